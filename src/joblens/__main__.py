@@ -1,0 +1,5 @@
+import sys
+
+from joblens.cli import main
+
+sys.exit(main())

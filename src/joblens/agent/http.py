@@ -1,0 +1,167 @@
+"""A small HTTP server in the agent's own loop: GET only, one page per request, bounded in all ways.
+
+The standard library's http.server costs 7 MB and 50 ms of start-up, which is more than the rest of the
+agent, and a thread.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
+
+from joblens.errors import ServerError, sentence
+
+_LARGEST_REQUEST = 16_384
+_MOST_CONNECTIONS = 64
+_PATIENCE = 60.0  # seconds that a silent connection is kept
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    headers: Dict[str, str]  # names in lower case
+
+
+class Response(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+
+
+Answer = Callable[[Request], Response]
+
+
+def parse_request(data: bytes) -> Optional[Request]:
+    """None if it is not HTTP. What follows the empty line is not read: a GET has no body."""
+    lines = data.split(b"\r\n\r\n", 1)[0].decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
+        return None
+    headers: Dict[str, str] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon:
+            return None
+        headers[name.strip().lower()] = value.strip()
+    return Request(words[0], words[1].partition("?")[0], headers)
+
+
+def render_response(response: Response, close: bool, head_only: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"
+        f"Content-Type: {response.content_type}\r\n"
+        f"Content-Length: {len(response.body)}\r\n"
+        f"Connection: {'close' if close else 'keep-alive'}\r\n"
+    )
+    if response.status == 401:
+        head += "WWW-Authenticate: Bearer\r\n"
+    return head.encode("latin-1") + b"\r\n" + (b"" if head_only else response.body)
+
+
+class _Connection:
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.incoming = b""
+        self.outgoing = b""
+        self.closing = False
+        self.active = time.monotonic()
+
+
+class Server:
+    def __init__(self, selector: selectors.BaseSelector, address: Tuple[str, int], answer: Answer) -> None:
+        self.selector, self.answer = selector, answer
+        self._connections: Dict[int, _Connection] = {}
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            self.listener = socket.create_server(address, family=family, backlog=_MOST_CONNECTIONS)
+        except (OSError, OverflowError) as error:
+            raise ServerError(f"cannot listen on {address[0]}:{address[1]}: {sentence(error)}") from None
+        self.listener.setblocking(False)
+        selector.register(self.listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def port(self) -> int:
+        return int(self.listener.getsockname()[1])
+
+    def close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self.selector.unregister(self.listener)
+        self.listener.close()
+
+    def drop_silent(self) -> None:
+        limit = time.monotonic() - _PATIENCE
+        for connection in [c for c in self._connections.values() if c.active < limit]:
+            self._drop(connection)
+
+    def _accept(self, events: int) -> None:
+        try:
+            channel, _ = self.listener.accept()
+        except OSError:  # given up by the other side meanwhile, or no descriptor left: it will be asked again
+            return
+        if len(self._connections) >= _MOST_CONNECTIONS:
+            self.drop_silent()
+        if len(self._connections) >= _MOST_CONNECTIONS:
+            channel.close()
+            return
+        channel.setblocking(False)
+        connection = _Connection(channel)
+        self._connections[channel.fileno()] = connection
+        self.selector.register(channel, selectors.EVENT_READ, lambda events: self._serve(connection, events))
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                self._receive(connection)
+            if connection.outgoing:
+                self._send(connection)
+        except BlockingIOError:
+            return
+        except OSError:  # the other side has hung up
+            connection.closing, connection.outgoing = True, b""
+        if connection.closing and not connection.outgoing:
+            self._drop(connection)
+
+    def _receive(self, connection: _Connection) -> None:
+        data = connection.channel.recv(_LARGEST_REQUEST)
+        connection.active = time.monotonic()
+        connection.incoming += data
+        if not data:
+            connection.closing = True
+            return
+        while b"\r\n\r\n" in connection.incoming and not connection.closing:
+            head, _, connection.incoming = connection.incoming.partition(b"\r\n\r\n")
+            self._respond(connection, parse_request(head))
+        if len(connection.incoming) > _LARGEST_REQUEST:
+            self._respond(connection, None)
+
+    def _respond(self, connection: _Connection, request: Optional[Request]) -> None:
+        if request is None:
+            response = Response(400, "text/plain", b"This is not a request that joblens understands.\n")
+        elif request.method not in ("GET", "HEAD"):
+            response = Response(405, "text/plain", b"Only GET is answered here.\n")
+        else:
+            response = self.answer(request)
+        wish = request.headers.get("connection", "").lower() if request else "close"
+        connection.closing = wish == "close" or response.status in (400, 405)
+        head_only = request is not None and request.method == "HEAD"
+        connection.outgoing += render_response(response, connection.closing, head_only)
+
+    def _send(self, connection: _Connection) -> None:
+        try:
+            sent = connection.channel.send(connection.outgoing)
+        except BlockingIOError:
+            sent = 0
+        connection.active = time.monotonic()
+        connection.outgoing = connection.outgoing[sent:]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
+        handler = self.selector.get_key(connection.channel).data
+        self.selector.modify(connection.channel, wanted, handler)
+
+    def _drop(self, connection: _Connection) -> None:
+        self._connections.pop(connection.channel.fileno(), None)
+        self.selector.unregister(connection.channel)
+        connection.channel.close()

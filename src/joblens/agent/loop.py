@@ -1,0 +1,182 @@
+"""The agent's one loop: a fixed grid of ticks, the metrics page, and signals."""
+
+from __future__ import annotations
+
+import gc
+import hmac
+import os
+import selectors
+import signal
+import socket
+import time
+from typing import Callable, Dict, List, Optional
+
+from joblens.agent.exposition import Exposition
+from joblens.agent.http import Request, Response, Server
+from joblens.agent.sampler import Log, Sampler
+from joblens.config import Settings, split_address
+from joblens.errors import ConfigError, JoblensError, sentence
+from joblens.host import Host
+from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
+
+OWN = Schema(
+    "agent",
+    (),
+    (
+        Column("cpu_seconds", COUNTER, "time on cores of the agent itself", divisor=1_000_000_000),
+        Column("resident_bytes", GAUGE, "memory of the agent in RAM"),
+        Column("ticks", COUNTER, "ticks of the grid at which was sampled"),
+        Column("ticks_missed", COUNTER, "ticks that passed while the agent was not running or too slow"),
+        Column("interval_seconds", GAUGE, "distance of the ticks", divisor=1_000_000),
+    ),
+)
+_PAGE = b"""joblens agent
+
+/metrics   what it sees, for Prometheus
+"""
+
+
+class Grid:
+    """Ticks at multiples of the interval in wall time, so that all nodes sample at the same moments.
+
+    The distance is kept by the monotonic clock: a jump of the wall clock moves no tick.
+    """
+
+    def __init__(self, interval: float, wall: float, monotonic: float) -> None:
+        self.interval = interval
+        self.tick = 0
+        self.missed = 0
+        self._first = monotonic + (-wall) % interval
+
+    def next_time(self) -> float:
+        return self._first + self.tick * self.interval
+
+    def advance(self, monotonic: float) -> None:
+        """To the first tick that is still to come; those passed over are counted."""
+        behind = int((monotonic - self.next_time()) // self.interval)
+        self.missed += max(behind, 0)
+        self.tick += max(behind, 0) + 1
+
+
+class Agent:
+    def __init__(self, host: Host, settings: Settings, log: Log) -> None:
+        self.host, self.settings, self.log = host, settings, log
+        self.sampler = Sampler(host, settings, log)
+        self.grid = Grid(settings.interval, time.time(), time.monotonic())
+        self.ticks = 0
+        self._missed_before = 0
+        self._token = read_token(settings.token_file)
+        self._expositions = {kind: Exposition(openmetrics=kind) for kind in (False, True)}
+        self._stopping = False
+
+    def sample(self) -> None:
+        self.sampler.sample(self.grid.tick)
+        self.ticks += 1
+
+    def render(self, openmetrics: bool = False) -> bytes:
+        hidden = () if self.settings.process_metrics else ("process", "thread", "cgroup")
+        sets = [rows for rows in self.sampler.known() if rows.schema.set not in hidden]
+        return self._expositions[openmetrics].render([*sets, self._own()])
+
+    def _own(self) -> Rows:
+        pages = int(self.host.read("proc/self/statm").split()[1])
+        missed = self._missed_before + self.grid.missed
+        values = [time.process_time_ns(), pages * self.host.page_size, self.ticks, missed]
+        return Rows(OWN, NO_KEY, [*values, round(self.settings.interval * 1_000_000)])
+
+    def answer(self, request: Request) -> Response:
+        if self._token and not hmac.compare_digest(
+            request.headers.get("authorization", "").encode("latin-1"), b"Bearer " + self._token
+        ):
+            return Response(401, "text/plain", b"A token is needed: Authorization: Bearer TOKEN\n")
+        if request.path == "/":
+            return Response(200, "text/plain", _PAGE)
+        if request.path != "/metrics":
+            return Response(404, "text/plain", b"There is nothing here; see /metrics.\n")
+        openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
+        return Response(200, self._expositions[openmetrics].content_type, self.render(openmetrics))
+
+    def run(self, reload: Callable[[], Settings], ready: Callable[[int], None]) -> None:
+        """Until SIGTERM or SIGINT. SIGHUP reads the settings again."""
+        selector = selectors.DefaultSelector()
+        signals = _Signals(selector, {signal.SIGTERM: self._stop, signal.SIGINT: self._stop})
+        server = Server(selector, split_address(self.settings.listen), self.answer)
+        signals.handlers[signal.SIGHUP] = lambda: self._reload(reload)
+        ready(server.port)
+        self.sample()  # so that the first to ask is answered
+        gc.freeze()  # what start-up made stays: the collector need not look at it again
+        try:
+            while not self._stopping:
+                wait = max(self.grid.next_time() - time.monotonic(), 0.0)
+                for key, events in selector.select(wait):
+                    key.data(events)
+                if time.monotonic() >= self.grid.next_time():
+                    self.sample()
+                    self.grid.advance(time.monotonic())
+                    if self.ticks % 1000 == 0:
+                        server.drop_silent()
+        finally:
+            server.close()
+            signals.close()
+            selector.close()
+            self.host.close()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _reload(self, reload: Callable[[], Settings]) -> None:
+        try:
+            settings = reload()
+            if settings.listen != self.settings.listen:
+                raise ConfigError("listen cannot change while the agent runs; restart it for that")
+            token = read_token(settings.token_file)
+            sampler = Sampler(self.host, settings, self.log)
+        except (JoblensError, OSError) as error:
+            self.log(f"settings not changed: {sentence(error)}")
+            return
+        self._missed_before += self.grid.missed
+        self.settings, self.sampler, self._token = settings, sampler, token
+        self.grid = Grid(settings.interval, time.time(), time.monotonic())
+        self.sample()
+        self.log("settings read again")
+
+
+class _Signals:
+    """Signals as events of the selector: the handlers run in the loop and not in between."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, handlers: Dict[signal.Signals, Callable[[], None]]
+    ) -> None:
+        self.handlers = handlers
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        selector.register(self._reader, selectors.EVENT_READ, self._dispatch)
+        self._before_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        wanted: List[signal.Signals] = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+        self._before = {number: signal.signal(number, lambda *_: None) for number in wanted}
+
+    def _dispatch(self, events: int) -> None:
+        for number in self._reader.recv(64):
+            handler = self.handlers.get(signal.Signals(number))
+            if handler:
+                handler()
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._before_fd)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._reader.close()
+        self._writer.close()
+
+
+def read_token(path: str) -> Optional[bytes]:
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        token = file.read(4096).strip()
+    if not token:
+        raise ConfigError("the token file is empty", path)
+    if os.stat(path).st_mode & 0o077:
+        raise ConfigError("others can read the token file; chmod 600 it", path)
+    return token

@@ -1,0 +1,160 @@
+"""Runs the collectors that are due, each on its own, and asks attribution whose the figures are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from joblens.attribution.owners import Owners
+from joblens.attribution.sums import Attribution
+from joblens.collectors import COLLECTORS, Collector, Read
+from joblens.config import CollectorSettings, Settings
+from joblens.errors import sentence
+from joblens.host import Host
+from joblens.model import COUNTER, GAUGE, Column, Rows, Sample, Schema
+
+Log = Callable[[str], None]
+
+HEALTH = Schema(
+    "collector",
+    ("collector",),
+    (
+        Column("success", GAUGE, "1 if the collector's last reading went well"),
+        Column("present", GAUGE, "1 if the kernel has what the collector reads"),
+        Column("duration_seconds", GAUGE, "what the last reading took", divisor=1_000_000_000),
+        Column("readings", COUNTER, "readings that went well"),
+        Column("failures", COUNTER, "readings that failed"),
+    ),
+)
+FAILING = Schema(
+    "collector_error",
+    ("collector", "error"),
+    (Column("", GAUGE, "1 for each collector whose last reading failed, with the reason"),),
+)
+# A source that is not there now may come with a module or a mount: ask again after so many turns.
+_ASK_AGAIN = 60
+
+
+class Running:
+    """A collector at work, and how it is doing."""
+
+    def __init__(self, collector: Collector, every: int, options: Dict[str, Any]) -> None:
+        self.collector, self.every, self.options = collector, every, options
+        self.read: Optional[Read] = None
+        self.present = True
+        self.error = ""
+        self.duration_ns = 0
+        self.readings = 0
+        self.failures = 0
+        self.not_before = 0
+
+    def sample(self, host: Host, tick: int, log: Log) -> Tuple[Rows, ...]:
+        if tick < self.not_before:
+            return ()
+        begin = time.perf_counter_ns()
+        try:
+            if self.read is None:
+                self.read = self.collector.open(host, **self.options)
+            rows = self.read()
+        except FileNotFoundError as error:
+            self._is_absent(error, tick, log)
+            rows = ()
+        except Exception as error:  # one collector's trouble is not the others'
+            self._has_failed(error, log)
+            rows = ()
+        else:
+            self.present, self.error = True, ""
+            self.readings += 1
+        self.duration_ns = time.perf_counter_ns() - begin
+        return rows
+
+    def _is_absent(self, error: Exception, tick: int, log: Log) -> None:
+        if self.present:
+            log(f"{self.collector.name}: not on this machine: {sentence(error)}")
+        self.present, self.read, self.error = False, None, ""
+        self.not_before = tick + _ASK_AGAIN * self.every
+
+    def _has_failed(self, error: Exception, log: Log) -> None:
+        message = sentence(error)
+        if message != self.error:
+            log(f"{self.collector.name}: {message}")
+        self.read, self.error = None, message  # begin anew: what it remembers may be the trouble
+        self.failures += 1
+
+
+class Sampler:
+    def __init__(self, host: Host, settings: Settings, log: Log) -> None:
+        self.host, self.log = host, log
+        self.running = [
+            Running(collector, every, options)
+            for collector in COLLECTORS
+            for every, options in [_plan(collector, settings)]
+            if every
+        ]
+        node = settings.node or host.name()
+        owners = Owners(host, settings.attribution, settings.cluster or node, node)
+        self.attribution = Attribution(host, owners)
+        self.latest: Dict[str, Sample] = {}
+        self._problems: Dict[str, str] = {}
+
+    def sample(self, tick: int) -> List[Sample]:
+        """What is due at this tick of the grid."""
+        found: List[Rows] = []
+        for running in self.running:
+            if tick % running.every:
+                continue
+            for rows in running.sample(self.host, tick, self.log):
+                if rows.schema.set == "process":
+                    found.append(self.attribution.take_processes(rows))
+                    continue
+                if rows.schema.set == "cgroup":
+                    self.attribution.take_groups(rows)
+                found.append(rows)
+        if any(rows.schema.set in ("process", "cgroup") for rows in found):
+            found += self.attribution.rows()
+            self._report_job_files()
+        now = self.host.now_ns()
+        samples = [Sample(now, rows) for rows in found]
+        for sample in samples:
+            self.latest[sample.rows.schema.set] = sample
+        return samples
+
+    def _report_job_files(self) -> None:
+        problems = self.attribution.owners.files.problems
+        for path, problem in problems.items():
+            if self._problems.get(path) != problem:
+                self.log(f"{path}: {problem}; it is not used")
+        self._problems = dict(problems)
+
+    def known(self) -> List[Rows]:
+        """All that is known now, for somebody who asks in between."""
+        jobs = {rows.schema.set: rows for rows in self.attribution.latest()}
+        sets = [jobs.pop(name, sample.rows) for name, sample in self.latest.items()]
+        return [*sets, *jobs.values(), self._health(), self._failing()]
+
+    def _health(self) -> Rows:
+        values: List[int] = []
+        for it in self.running:
+            values += [
+                int(not it.error and it.present),
+                int(it.present),
+                it.duration_ns,
+                it.readings,
+                it.failures,
+            ]
+        return Rows(HEALTH, tuple((it.collector.name,) for it in self.running), values)
+
+    def _failing(self) -> Rows:
+        keys = tuple((it.collector.name, it.error) for it in self.running if it.error)
+        return Rows(FAILING, keys, [1] * len(keys))
+
+
+def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]]:
+    """Every how many ticks it runs, 0 for never, and with which options."""
+    chosen = settings.collectors.get(collector.name, CollectorSettings())
+    options = {**collector.options, **dict(chosen.options)}
+    if not chosen.enabled:
+        return 0, options
+    if chosen.interval:
+        return max(round(chosen.interval / settings.interval), 1), options
+    return max(round(collector.every / settings.interval), 1), options

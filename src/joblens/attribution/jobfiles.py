@@ -1,0 +1,108 @@
+"""Job files: a scheduler's prolog or `joblens run` says in a file which processes are a job.
+
+A file is believed only if neither it nor its folder can be written by anybody but root, or by the
+agent's own user where the agent is not root.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from joblens.host import Host
+
+_LARGEST = 1 << 16
+_MOST_FILES = 4096
+
+
+class JobFile(NamedTuple):
+    id: str
+    uid: int
+    start: int = 0
+    cluster: str = ""
+    node: str = ""
+    step: str = ""
+    pid: int = 0  # this process and all that come from it
+    pid_start: int = 0  # its start in clock ticks after the boot
+    session: int = 0
+    # With neither, all processes of the user are meant, if the user has no second job on the node.
+
+
+class JobFiles:
+    """The job files of a folder, each parsed again only when it has changed."""
+
+    def __init__(self, host: Host, folder: str) -> None:
+        self.host = host
+        self.folder = folder.strip("/")
+        self.problems: Dict[str, str] = {}
+        self._known: Dict[str, Tuple[Tuple[int, int, int], Optional[JobFile]]] = {}
+
+    def load(self) -> List[JobFile]:
+        self.problems.clear()
+        try:
+            names = self.host.list(self.folder)[:_MOST_FILES]
+        except OSError:
+            return []
+        untrusted = distrust(self.host.stat(self.folder), self.host.uid, stat.S_ISDIR)
+        if untrusted:
+            self.problems[self.folder] = untrusted
+            return []
+        known, self._known = self._known, {}
+        found: List[JobFile] = []
+        for name in sorted(name for name in names if name.endswith(".json")):
+            job = self._load(f"{self.folder}/{name}", known)
+            if job is not None:
+                found.append(job)
+        return found
+
+    def _load(
+        self, path: str, known: Dict[str, Tuple[Tuple[int, int, int], Optional[JobFile]]]
+    ) -> Optional[JobFile]:
+        try:
+            status = self.host.stat(path)
+            untrusted = distrust(status, self.host.uid, stat.S_ISREG)
+            if untrusted:
+                self.problems[path] = untrusted
+                return None
+            version = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if path in known and known[path][0] == version:
+                self._known[path] = known[path]
+                return known[path][1]
+            job = parse_job_file(self.host.read_once(path))
+        except FileNotFoundError:  # the job has just ended
+            return None
+        except (OSError, ValueError) as error:
+            self.problems[path] = str(error)
+            return None
+        self._known[path] = (version, job)
+        return job
+
+
+def distrust(status: os.stat_result, uid: int, is_kind: Any) -> str:
+    """Why it is not believed, or nothing if it is."""
+    owners: Set[int] = {0, uid}
+    if not is_kind(status.st_mode):
+        return "it is not a plain file or folder"
+    if status.st_uid not in owners:
+        return f"it belongs to user {status.st_uid}, not to root"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others than its owner may write to it"
+    return "" if status.st_size <= _LARGEST or stat.S_ISDIR(status.st_mode) else "it is too large"
+
+
+def parse_job_file(data: bytes) -> JobFile:
+    """Raises ValueError with what is wrong."""
+    import json
+
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError("it holds no JSON object")
+    known = {name: value for name, value in found.items() if name in JobFile._fields}
+    for name, value in known.items():
+        wanted = JobFile.__annotations__[name]
+        if type(value).__name__ != (wanted if isinstance(wanted, str) else wanted.__name__):
+            raise ValueError(f"{name} is {value!r}")
+    if not known.get("id") or known.get("uid", -1) < 0:
+        raise ValueError("it does not say id and uid")
+    return JobFile(**known)

@@ -1,0 +1,139 @@
+"""Whose is a process? The first of these that has an answer:
+
+1. the cgroup that a scheduler put it in,
+2. a job file that names it, an ancestor, its session or its user,
+3. an ancestor that is Slurm's slurmstepd, where Slurm runs without cgroups,
+4. what 2 or 3 said of this process earlier: it stays its job's when its parents end,
+5. inference, for processes of people: the process group below a terminal, the session elsewhere.
+
+Otherwise it is nobody's. Nothing here reads what a user could forge: no environment, no command line
+but that of a process whose real user is root.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterable, List, Optional, Tuple
+
+from joblens.attribution.jobfiles import JobFile, JobFiles
+from joblens.attribution.paths import PathJob, parse_job_path
+from joblens.collectors.processes import ProcessKey
+from joblens.config import AttributionSettings
+from joblens.host import Host
+from joblens.model import Job, Owner
+
+_STEPD = re.compile(r"slurmstepd: \[(?P<job>[\w+]+)\.(?P<step>\w+)\]")
+_NOBODY_UID = 65534
+_TICKS = 100
+
+
+class Owners:
+    def __init__(self, host: Host, settings: AttributionSettings, cluster: str, node: str) -> None:
+        self.host, self.settings = host, settings
+        self.cluster, self.node = cluster, node
+        self.files = JobFiles(host, settings.job_files)
+        self._boot = host.boot_time()
+        self._paths: Dict[str, Optional[Owner]] = {}
+        self.inherited: Dict[Tuple[int, int], Owner] = {}
+        self._inferred: Dict[str, Owner] = {}
+
+    def of_path(self, path: str) -> Optional[Owner]:
+        if path not in self._paths:
+            if len(self._paths) > 10_000:
+                self._paths.clear()
+            self._paths[path] = self._owner_of_path(parse_job_path(path))
+        return self._paths[path]
+
+    def _owner_of_path(self, found: Optional[PathJob]) -> Optional[Owner]:
+        if found is None or (found.maker >= 0 and self.host.user(found.maker) != self.settings.flux_user):
+            return None
+        return Owner(Job(self.cluster, found.job, found.scheduler), found.step, found.node or self.node)
+
+    def of_processes(self, keys: Iterable[ProcessKey]) -> List[Optional[Owner]]:
+        """One answer per key, in the same order."""
+        keys = list(keys)
+        search = _Search(self, keys, self.files.load())
+        owners = [search.owner(key) for key in keys]
+        self.inherited = search.inherited
+        self._inferred = search.inferred
+        return owners
+
+    def infer(self, name: str, leader: ProcessKey) -> Owner:
+        """The leader's start is the job's. It stays so when the leader ends before the others."""
+        known = self._inferred.get(name)
+        if known is not None:
+            return known
+        start = self._boot + leader.start // _TICKS
+        return Owner(Job(self.cluster, name, "inferred", start), "", self.node)
+
+    def of_file(self, found: JobFile) -> Owner:
+        job = Job(found.cluster or self.cluster, found.id, "file", found.start)
+        return Owner(job, found.step, found.node or self.node)
+
+
+class _Search:
+    """One scan's worth of questions, so that what is found for a parent serves all its children."""
+
+    def __init__(self, owners: Owners, keys: List[ProcessKey], files: List[JobFile]) -> None:
+        self.owners = owners
+        self.by_pid = {key.pid: key for key in keys}
+        self.by_session = {file.session: file for file in files if file.session}
+        self.by_root = {file.pid: file for file in files if file.pid}
+        whole_user = [file for file in files if not file.session and not file.pid]
+        uids = [file.uid for file in whole_user]
+        self.by_user = {file.uid: file for file in whole_user if uids.count(file.uid) == 1}
+        self.inherited: Dict[Tuple[int, int], Owner] = {}
+        self.inferred: Dict[str, Owner] = {}
+        self._lineage: Dict[int, Optional[Owner]] = {}
+
+    def owner(self, key: ProcessKey) -> Optional[Owner]:
+        owner = self.owners.of_path(key.cgroup) if key.cgroup != "/" else None
+        if owner is not None:
+            return owner
+        owner = self._by_lineage(key)
+        if owner is not None:
+            self.inherited[(key.pid, key.start)] = owner
+            return owner
+        return self._infer(key)
+
+    def _by_lineage(self, key: ProcessKey) -> Optional[Owner]:
+        line: List[ProcessKey] = []
+        owner: Optional[Owner] = None
+        current: Optional[ProcessKey] = key
+        while current is not None and current.pid not in self._lineage and current not in line:
+            line.append(current)
+            owner = self._of_itself(current)
+            if owner is not None:
+                break
+            current = self.by_pid.get(current.parent)
+        if owner is None and current is not None:
+            owner = self._lineage.get(current.pid)
+        for passed in line:
+            self._lineage[passed.pid] = owner
+        return owner
+
+    def _of_itself(self, key: ProcessKey) -> Optional[Owner]:
+        root = self.by_root.get(key.pid)
+        if root is not None and root.pid_start not in (0, key.start):
+            root = None  # the process that was meant has ended, and another has its number
+        file = root or self.by_session.get(key.session) or self.by_user.get(key.uid)
+        if file is not None and key.uid in (file.uid, 0):
+            return self.owners.of_file(file)
+        if key.uid == 0 and key.name == "slurmstepd":
+            match = _STEPD.match(key.command)
+            if match:
+                job = Job(self.owners.cluster, match["job"], "slurm")
+                return Owner(job, match["step"], self.owners.node)
+        return self.owners.inherited.get((key.pid, key.start))
+
+    def _infer(self, key: ProcessKey) -> Optional[Owner]:
+        settings = self.owners.settings
+        if not settings.infer or key.uid < settings.first_uid or key.uid == _NOBODY_UID:
+            return None
+        # Of another pid namespace's processes, groups that are not seen from here are 0.
+        number = (key.group if key.terminal else key.session) or key.group or key.pid
+        name = f"{'g' if key.terminal else 's'}{number}"
+        owner = self.inferred.get(name)
+        if owner is None:
+            owner = self.inferred[name] = self.owners.infer(name, self.by_pid.get(number, key))
+        return owner

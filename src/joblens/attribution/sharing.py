@@ -1,0 +1,81 @@
+"""Memory of a group of processes, with what they share counted once.
+
+One process alone: its anonymous and shared parts. Several: the sum of their proportional shares (PSS),
+which the kernel counts page by page. That is dear, so a process is counted again only after a hundred
+times what it cost the last time; until then its share follows its RSS.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from joblens.collectors.processes import PROCESS, ProcessKey, Pss, read_pss
+from joblens.host import Host
+from joblens.model import ABSENT
+
+_RSS_ANON, _RSS_SHMEM = PROCESS.position("rss_anon_bytes"), PROCESS.position("rss_shmem_bytes")
+_RSS = PROCESS.position("rss_bytes")
+_PATIENCE = 100
+_KIB = 1024
+
+
+class Memory(NamedTuple):
+    bytes: int  # anonymous + shared
+    source: str  # rss: exact, of one process; pss: shares added; rss-sum: shared parts count repeatedly
+
+
+class _Share(NamedTuple):
+    part: float  # of anonymous and shared RSS that is its own share
+    again: float  # when to count next
+
+
+class SharedMemory:
+    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+        self.host = host
+        self.clock = clock
+        self._shares: Dict[Tuple[int, int], _Share] = {}
+
+    def measure(self, processes: List[Tuple[ProcessKey, List[int]]]) -> Optional[Memory]:
+        """None where no process tells its memory, such as zombies or on a very old kernel."""
+        sizes = [(key, size) for key, values in processes for size in [private(values)] if size is not None]
+        if not sizes:
+            return None
+        if len(sizes) == 1:
+            return Memory(sizes[0][1] * _KIB, "rss")
+        total, source = 0.0, "pss"
+        for key, size in sizes:
+            part = self._part(key, size)
+            if part is None:
+                part, source = 1.0, "rss-sum"
+            total += size * part
+        return Memory(round(total) * _KIB, source)
+
+    def forget(self, living: Iterable[Tuple[int, int]]) -> None:
+        kept = set(living)
+        self._shares = {key: share for key, share in self._shares.items() if key in kept}
+
+    def _part(self, key: ProcessKey, size: int) -> Optional[float]:
+        identity = (key.pid, key.start)
+        share = self._shares.get(identity)
+        begin = self.clock()
+        if share is None or begin >= share.again:
+            pss = read_pss(self.host, key.pid)
+            if pss is None:
+                return None if share is None else share.part
+            end = self.clock()
+            share = _Share(part_of(pss, size), end + _PATIENCE * (end - begin))
+            self._shares[identity] = share
+        return share.part
+
+
+def private(values: List[int]) -> Optional[int]:
+    """Anonymous and shared memory in KiB. Before Linux 4.5 only the whole RSS is known."""
+    anon, shmem = values[_RSS_ANON], values[_RSS_SHMEM]
+    if ABSENT not in (anon, shmem):
+        return anon + shmem
+    return None if values[_RSS] == ABSENT else values[_RSS]
+
+
+def part_of(pss: Pss, size: int) -> float:
+    return min((pss.anon + pss.shmem) / size, 1.0) if size > 0 else 1.0

@@ -1,0 +1,237 @@
+"""`job` and `step`: what each job, and each step of it, has used on this node so far.
+
+CPU time, memory and storage I/O come from the job's cgroup where it has one that tells them, and from
+its processes otherwise; `job_info` says which.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from joblens.attribution.ledger import Ledger, Used, knows_io
+from joblens.attribution.owners import Owners
+from joblens.attribution.sharing import Memory, SharedMemory
+from joblens.collectors.cgroups import SCHEMA as CGROUP
+from joblens.collectors.processes import PROCESS, ProcessKey
+from joblens.host import Host
+from joblens.model import ABSENT, COUNTER, GAUGE, Column, Job, Key, Owner, Rows, Schema
+
+
+def _micro(name: str, what: str) -> Column:
+    return Column(name + "_seconds", COUNTER, what, divisor=1_000_000)
+
+
+_COLUMNS = (
+    _micro("cpu", "time on cores"),
+    _micro("user", "time in programs"),
+    _micro("system", "time in the kernel"),
+    Column("memory_bytes", GAUGE, "anonymous and shared memory, what is shared counted once; no cache"),
+    Column("charged_bytes", GAUGE, "memory charged to the cgroup, cache included"),
+    Column("charged_peak_bytes", GAUGE, "the most that was ever charged, cache included"),
+    Column("memory_limit_bytes", GAUGE, "the limit of the cgroup's memory"),
+    Column("read_chars_bytes", COUNTER, "bytes read by system calls"),
+    Column("written_chars_bytes", COUNTER, "bytes written by system calls"),
+    Column("read_bytes", COUNTER, "bytes read from storage"),
+    Column("written_bytes", COUNTER, "bytes written to storage"),
+    Column("processes", GAUGE, "processes now"),
+    Column("threads", GAUGE, "threads now"),
+    Column("oom_kills", COUNTER, "processes killed because the cgroup's memory ran out"),
+    Column("cpus", GAUGE, "cores that the cgroup may use"),
+)
+JOB = Schema("job", ("cluster", "job", "node"), _COLUMNS)
+STEP = Schema("step", ("cluster", "job", "step", "node"), _COLUMNS)
+INFO = Schema(
+    "job_info",
+    ("cluster", "job", "node", "user", "uid", "source", "cpu_from", "memory_from", "io_from"),
+    (Column("", GAUGE, "1 for each job on the node, with what is known of it"),),
+)
+OWNED_PROCESS = Schema("process", ("cluster", "job", "step", "node", *PROCESS.labels), PROCESS.columns)
+_GROUP = {column.name: index for index, column in enumerate(CGROUP.columns)}
+_THREADS = PROCESS.position("threads")
+
+Processes = List[Tuple[ProcessKey, List[int]]]
+# Cluster, job, step ("" for the whole job) and node: on a node, at one time, that is enough.
+Name = Tuple[str, str, str, str]
+
+
+def _name(owner: Owner) -> Name:
+    return owner.job.cluster, owner.job.id, owner.step, owner.node
+
+
+class Account:
+    """What is known of one job, or one step, on this node."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.group: Optional[List[int]] = None
+        self.ledger = Ledger()
+        self.memory: Optional[Memory] = None
+        self.uid = -1
+        self.processes = 0
+        self.threads = 0
+        self.io_known = False
+
+    def take(self, processes: Processes, sharing: SharedMemory) -> None:
+        self.processes = len(processes)
+        self.threads = sum(values[_THREADS] for _, values in processes)
+        self.ledger.update(processes)
+        people = [(key, values) for key, values in processes if key.uid] or processes
+        if people:
+            self.uid = people[0][0].uid
+            self.io_known = all(knows_io(values) for _, values in people)
+        if self.of_group("anon_bytes") == ABSENT:
+            self.memory = sharing.measure(processes)
+
+    def of_group(self, name: str) -> int:
+        return ABSENT if self.group is None else self.group[_GROUP[name]]
+
+    def sources(self) -> Tuple[str, str, str]:
+        cpu = "cgroup" if self.of_group("cpu_seconds") != ABSENT else "processes"
+        if self.of_group("anon_bytes") != ABSENT:
+            memory = "cgroup"
+        else:
+            memory = self.memory.source if self.memory else "unknown"
+        if self.of_group("read_bytes") != ABSENT:
+            return cpu, memory, "cgroup"
+        return cpu, memory, "processes" if self.io_known else "unknown"
+
+    def values(self, processes_fresh: bool) -> List[int]:
+        used = self.ledger.used if processes_fresh else None
+        io = used if self.io_known else None
+        return [
+            *self._cpu(used),
+            self._memory(processes_fresh),
+            self.of_group("memory_bytes"),
+            self.of_group("memory_peak_bytes"),
+            self.of_group("memory_limit_bytes"),
+            io.read_chars if io else ABSENT,
+            io.written_chars if io else ABSENT,
+            _first_known(self.of_group("read_bytes"), io.read if io else ABSENT),
+            _first_known(self.of_group("written_bytes"), io.written if io else ABSENT),
+            self.processes if processes_fresh else ABSENT,
+            self.threads if processes_fresh else ABSENT,
+            self.of_group("oom_kills"),
+            self.of_group("cpus"),
+        ]
+
+    def _cpu(self, used: Optional[Used]) -> Tuple[int, int, int]:
+        whole = self.of_group("cpu_seconds")
+        if whole != ABSENT:
+            return whole, self.of_group("user_seconds"), self.of_group("system_seconds")
+        if used is None:
+            return ABSENT, ABSENT, ABSENT
+        return used.user + used.system, used.user, used.system
+
+    def _memory(self, processes_fresh: bool) -> int:
+        anon, shmem = self.of_group("anon_bytes"), self.of_group("shmem_bytes")
+        if anon != ABSENT:
+            return anon + (shmem if shmem != ABSENT else 0)
+        return self.memory.bytes if self.memory and processes_fresh else ABSENT
+
+
+def _first_known(*values: int) -> int:
+    return next((value for value in values if value != ABSENT), ABSENT)
+
+
+_NOBODY: Name = ("", "", "", "")
+
+
+class JobRows(NamedTuple):
+    jobs: Rows
+    steps: Rows
+
+
+class Attribution:
+    def __init__(self, host: Host, owners: Owners) -> None:
+        self.host, self.owners = host, owners
+        self.accounts: Dict[Name, Account] = {}
+        self._sharing = SharedMemory(host)
+        self._fresh = False
+        self._keys: Dict[str, Tuple[Key, ...]] = {}
+
+    def take_groups(self, groups: Rows) -> None:
+        seen: Dict[Name, List[int]] = {}
+        for number, key in enumerate(groups.keys):
+            owner = self.owners.of_path(str(key[0]))
+            if owner is not None:
+                self._account(owner)
+                seen[_name(owner)] = groups.row(number)
+        for name, account in self.accounts.items():
+            account.group = seen.get(name)
+        self._drop_ended()
+
+    def take_processes(self, processes: Rows) -> Rows:
+        """The same rows with their job in front of the key, for those that have one."""
+        keys = [key for key in processes.keys if isinstance(key, ProcessKey)]
+        owners = self.owners.of_processes(keys)
+        members: Dict[Name, Processes] = {}
+        labels: List[Key] = []
+        for number, (key, owner) in enumerate(zip(keys, owners)):
+            labels.append((*(_name(owner) if owner else _NOBODY), *key))
+            if owner is None:
+                continue
+            row = (key, processes.row(number))
+            for part in (owner._replace(step=""), owner) if owner.step else (owner,):
+                self._account(part)
+                members.setdefault(_name(part), []).append(row)
+        for name, account in self.accounts.items():
+            account.take(members.get(name, []), self._sharing)
+        self._sharing.forget((key.pid, key.start) for key in keys)
+        self._drop_ended()
+        self._fresh = True
+        return Rows(OWNED_PROCESS, self._same("process", tuple(labels)), processes.values)
+
+    def _account(self, owner: Owner) -> None:
+        """Make sure that there is one. Another start under the same name is another job."""
+        account = self.accounts.get(_name(owner))
+        if account is None or (account.job.start and owner.job.start not in (0, account.job.start)):
+            self.accounts[_name(owner)] = Account(owner.job)
+        elif owner.job.start:
+            account.job = owner.job
+
+    def _drop_ended(self) -> None:
+        ended = [name for name, a in self.accounts.items() if a.group is None and not a.processes]
+        for name in ended:
+            del self.accounts[name]
+
+    def rows(self) -> JobRows:
+        """As of now: what was not measured since the last call is absent."""
+        fresh, self._fresh = self._fresh, False
+        return self._rows(fresh)
+
+    def latest(self) -> Tuple[Rows, ...]:
+        """As last known, for somebody who looks once in a while."""
+        jobs, steps = self._rows(True)
+        whole = [(name, account) for name, account in self.accounts.items() if not name[2]]
+        keys = tuple(self._info_key(name, account) for name, account in whole)
+        return jobs, steps, Rows(INFO, self._same("job_info", keys), [1] * len(keys))
+
+    def _rows(self, fresh: bool) -> JobRows:
+        job_keys: List[Key] = []
+        step_keys: List[Key] = []
+        job_values: List[int] = []
+        step_values: List[int] = []
+        for name, account in self.accounts.items():
+            cluster, job, step, node = name
+            if step:
+                step_keys.append(name)
+                step_values += account.values(fresh)
+            else:
+                job_keys.append((cluster, job, node))
+                job_values += account.values(fresh)
+        return JobRows(
+            Rows(JOB, self._same("job", tuple(job_keys)), job_values),
+            Rows(STEP, self._same("step", tuple(step_keys)), step_values),
+        )
+
+    def _info_key(self, name: Name, account: Account) -> Key:
+        cluster, job, _, node = name
+        user = self.host.user(account.uid) if account.uid >= 0 else ""
+        uid = account.uid if account.uid >= 0 else ""
+        return (cluster, job, node, user, uid, account.job.source, *account.sources())
+
+    def _same(self, which: str, keys: Tuple[Key, ...]) -> Tuple[Key, ...]:
+        """The tuple of last time if it is equal, so that it is encoded and printed only once."""
+        if self._keys.get(which) != keys:
+            self._keys[which] = keys
+        return self._keys[which]

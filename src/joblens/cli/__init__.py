@@ -1,0 +1,59 @@
+"""The command line: one file per command, loaded only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from typing import List, Optional
+
+from joblens import __version__
+from joblens.errors import JoblensError, sentence
+
+# Name, and what it does; the rest is in joblens.cli.<name>.
+COMMANDS = (
+    ("agent", "watch this node and show it to Prometheus"),
+    ("record", "copy what the collectors read into a folder, for tests and bug reports"),
+)
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = _build_parser(words)
+    options = parser.parse_args(words)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 2
+    try:
+        return int(options.run(options))
+    except (JoblensError, OSError) as error:
+        print(f"joblens: {sentence(error)}", file=sys.stderr)
+        return error.exit_code if isinstance(error, JoblensError) else 3
+    except KeyboardInterrupt:
+        return 130
+
+
+def _build_parser(words: List[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="joblens",
+        description="See what a job really did, from one thread to the whole cluster.",
+        epilog="example:\n  joblens agent --once | grep joblens_job_",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"joblens {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    called = next((word for word in words if not word.startswith("-")), None)
+    for name, what in COMMANDS:
+        # Only the command that is called is loaded: the others need no more than their line in the help.
+        module = import_module(f"joblens.cli.{name}") if name == called else None
+        command = commands.add_parser(
+            name,
+            help=what,
+            description=what[0].upper() + what[1:] + ".",
+            epilog=module.EXAMPLE if module else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if module:
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser

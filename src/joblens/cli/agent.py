@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, Dict
+
+from joblens.agent.loop import Agent
+from joblens.collectors import COLLECTORS
+from joblens.config import Settings, load_settings, parse_settings
+from joblens.host import Host
+
+EXAMPLE = """example:
+  joblens agent --interval 1 --listen 127.0.0.1:9477
+  joblens agent --once"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--interval", type=float, metavar="S", help="seconds between two ticks (default 1)")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="where to serve /metrics (default 127.0.0.1:9477)"
+    )
+    parser.add_argument("--config", metavar="F", help="settings, a TOML file")
+    parser.add_argument("--once", action="store_true", help="print what is seen now and exit")
+    parser.add_argument(
+        "--root", default="/", metavar="DIR", help="a recording to look at instead of this machine"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    settings = _load(options)
+    agent = Agent(Host(options.root), settings, _log)
+    if options.once:
+        agent.sample()
+        sys.stdout.write(agent.render().decode("utf-8"))
+        return 0
+    if not settings.token_file and not settings.listen.startswith(("127.", "[::1]", "localhost")):
+        _log(f"{settings.listen} can be read by everybody who reaches it; set token_file to ask for a token")
+    agent.run(lambda: _load(options), lambda port: _log(f"metrics at {_address(settings.listen, port)}"))
+    return 0
+
+
+def _load(options: argparse.Namespace) -> Settings:
+    known = {collector.name: collector.options for collector in COLLECTORS}
+    settings = load_settings(options.config, known) if options.config else Settings()
+    chosen: Dict[str, Any] = {
+        name: getattr(options, name) for name in ("interval", "listen") if getattr(options, name) is not None
+    }
+    parse_settings(dict(chosen), "", known)  # the same checks as for the file
+    return settings._replace(**chosen)
+
+
+def _address(listen: str, port: int) -> str:
+    return f"http://{listen.rpartition(':')[0]}:{port}/metrics"
+
+
+def _log(message: str) -> None:
+    print(f"joblens agent: {message}", file=sys.stderr, flush=True)

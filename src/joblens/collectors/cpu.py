@@ -1,0 +1,106 @@
+"""`cpu` and `kernel`: time of each core in each state, and what else /proc/stat counts.
+
+See proc(5) and Documentation/filesystems/proc.rst, 1.7.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Tuple
+
+from joblens.errors import MalformedError
+from joblens.host import Host
+from joblens.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Key, Rows, Schema
+
+_PATH = "proc/stat"
+
+
+def _state(name: str, what: str) -> Column:
+    # USER_HZ is 100 on every architecture that joblens runs on, whatever HZ the kernel was built with.
+    return Column(name + "_seconds", COUNTER, what, divisor=100)
+
+
+STATES = (
+    _state("user", "time in programs, guests included"),
+    _state("nice", "time in programs of lowered priority"),
+    _state("system", "time in the kernel"),
+    _state("idle", "time with nothing to do"),
+    _state("iowait", "idle time while a task of this core waited for a disk"),
+    _state("irq", "time in hardware interrupts"),
+    _state("softirq", "time in soft interrupts"),
+    _state("steal", "time that the hypervisor gave to others"),
+    _state("guest", "time in virtual machines, also counted in user"),
+    _state("guest_nice", "time in virtual machines of lowered priority, also counted in nice"),
+)
+KERNEL = Schema(
+    "kernel",
+    (),
+    (
+        Column("interrupts", COUNTER, "interrupts served"),
+        Column("context_switches", COUNTER, "switches from one task to another"),
+        Column("forks", COUNTER, "processes and threads created"),
+        Column("softirqs", COUNTER, "soft interrupts served"),
+        Column("running", GAUGE, "tasks that run or could run"),
+        Column("blocked", GAUGE, "tasks that wait for a disk"),
+        Column("boot_time_seconds", GAUGE, "when the node was started, in seconds since 1970"),
+    ),
+)
+_KERNEL_LINES = (b"intr", b"ctxt", b"processes", b"softirq", b"procs_running", b"procs_blocked", b"btime")
+
+
+def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    names: List[bytes] = []
+    schema = Schema("cpu", ("cpu",), ())
+    keys: Tuple[Key, ...] = ()
+
+    def read() -> Tuple[Rows, ...]:
+        nonlocal names, schema, keys
+        data = host.read(_PATH)
+        # The line of interrupts has hundreds of numbers, one per possible interrupt: it is stepped over.
+        cores, _, rest = data.partition(b"\nintr ")
+        tokens = cores.split()
+        width = len(schema.columns) + 1
+        if tokens[::width] != names or len(tokens) != width * len(names):
+            names, schema = parse_layout(cores)
+            keys = tuple((_core(name),) for name in names)
+            width = len(schema.columns) + 1
+        del tokens[::width]
+        return (Rows(schema, keys, _integers(tokens)), parse_kernel(rest))
+
+    return read
+
+
+def parse_layout(cores: bytes) -> Tuple[List[bytes], Schema]:
+    lines = [line.split() for line in cores.split(b"\n")]
+    widths = {len(line) for line in lines}
+    if len(widths) != 1 or not all(line and line[0].startswith(b"cpu") for line in lines):
+        raise MalformedError(_PATH, "the lines of the cores are not alike")
+    states = STATES[: widths.pop() - 1]
+    if len(states) != len(lines[0]) - 1 or len(states) < 4:
+        raise MalformedError(_PATH, f"{len(lines[0]) - 1} states of a core, where 4 to 10 are known")
+    return [line[0] for line in lines], Schema("cpu", ("cpu",), states)
+
+
+def _core(name: bytes) -> str:
+    return name[3:].decode("ascii", "replace") or "total"
+
+
+def _integers(tokens: List[bytes]) -> List[int]:
+    try:
+        return list(map(int, tokens))
+    except ValueError as error:
+        raise MalformedError(_PATH, str(error)) from None
+
+
+def parse_kernel(rest: bytes) -> Rows:
+    """What follows the word `intr`: its total, the counts of each interrupt, then one line per figure."""
+    total = rest[: rest.find(b" ") if b" " in rest[:24] else rest.find(b"\n")]
+    found = {b"intr": total}
+    for line in rest[max(rest.find(b"\n"), 0) :].split(b"\n"):
+        fields = line.split(None, 2)
+        if len(fields) > 1:
+            found[fields[0]] = fields[1]
+    return Rows(KERNEL, NO_KEY, [_known(found.get(name)) for name in _KERNEL_LINES])
+
+
+def _known(text: Optional[bytes]) -> int:
+    return int(text) if text and text.isdigit() else ABSENT

@@ -1,0 +1,98 @@
+"""`disk`: /proc/diskstats for whole disks (Documentation/admin-guide/iostats.rst).
+
+Partitions are left out: their disk counts the same bytes again.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Callable, List, Optional, Sequence, Tuple
+
+from joblens.errors import MalformedError
+from joblens.host import Host
+from joblens.model import COUNTER, GAUGE, Column, Key, Rows, Schema
+
+_PATH = "proc/diskstats"
+_SECTOR = 512  # in this file always, whatever the disk's own sector is
+
+COLUMNS = (
+    Column("reads", COUNTER, "reads that ended"),
+    Column("reads_merged", COUNTER, "reads that were joined with a neighbour"),
+    Column("read_bytes", COUNTER, "bytes read", factor=_SECTOR),
+    Column("read_seconds", COUNTER, "time that all reads took together", divisor=1000),
+    Column("writes", COUNTER, "writes that ended"),
+    Column("writes_merged", COUNTER, "writes that were joined with a neighbour"),
+    Column("written_bytes", COUNTER, "bytes written", factor=_SECTOR),
+    Column("write_seconds", COUNTER, "time that all writes took together", divisor=1000),
+    Column("in_flight", GAUGE, "requests under way"),
+    Column("busy_seconds", COUNTER, "time with at least one request under way", divisor=1000),
+    Column("queue_seconds", COUNTER, "time of all requests together, those under way included", divisor=1000),
+    Column("discards", COUNTER, "discards that ended"),
+    Column("discards_merged", COUNTER, "discards that were joined with a neighbour"),
+    Column("discarded_bytes", COUNTER, "bytes discarded", factor=_SECTOR),
+    Column("discard_seconds", COUNTER, "time that all discards took together", divisor=1000),
+    Column("flushes", COUNTER, "flushes that ended"),
+    Column("flush_seconds", COUNTER, "time that all flushes took together", divisor=1000),
+)
+_IGNORED = ("ram", "loop", "zram", "fd")
+
+
+def disk(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    names: List[bytes] = []
+    width = 3
+    schema = Schema("disk", ("device",), ())
+    keys: Tuple[Key, ...] = ()
+    pick: Callable[[Sequence[bytes]], Tuple[bytes, ...]] = tuple
+
+    def read() -> Tuple[Rows, ...]:
+        nonlocal names, width, schema, keys, pick
+        data = host.read(_PATH)
+        tokens = data.split()
+        if tokens[2::width] != names or len(tokens) != width * len(names):
+            names, width = parse_layout(data)
+            schema = Schema("disk", ("device",), COLUMNS[: width - 3])
+            chosen = choose(names, _whole_disks(host))
+            keys = tuple((names[n].decode("utf-8", "replace"),) for n in chosen)
+            pick = _picker([n * width + 3 + c for n in chosen for c in range(len(schema.columns))])
+        try:
+            return (Rows(schema, keys, list(map(int, pick(tokens)))),)
+        except ValueError as error:
+            raise MalformedError(_PATH, str(error)) from None
+
+    return read
+
+
+def _picker(indices: List[int]) -> Callable[[Sequence[bytes]], Tuple[bytes, ...]]:
+    if not indices:
+        return lambda tokens: ()
+    return itemgetter(*indices)  # a width of at least 11 makes it return a tuple always
+
+
+def parse_layout(data: bytes) -> Tuple[List[bytes], int]:
+    lines = [line.split() for line in data.split(b"\n")]
+    if lines[-1]:
+        raise MalformedError(_PATH, "the last line is cut off")
+    widths = {len(line) for line in lines[:-1]} or {3 + len(COLUMNS)}
+    if len(widths) != 1 or min(widths) < 14:
+        raise MalformedError(_PATH, "the lines of the disks are not alike")
+    names = [line[2] for line in lines[:-1]]
+    if len(set(names)) < len(names):
+        raise MalformedError(_PATH, "a disk occurs twice")
+    return names, widths.pop()
+
+
+def _whole_disks(host: Host) -> Optional[List[str]]:
+    try:
+        return host.list("sys/block")
+    except OSError:
+        return None
+
+
+def choose(names: List[bytes], whole: Optional[List[str]]) -> List[int]:
+    """Which lines are whole disks. sysfs writes `!` where a device's name has a slash."""
+    texts = [name.decode("utf-8", "replace") for name in names]
+    return [
+        number
+        for number, text in enumerate(texts)
+        if not text.startswith(_IGNORED) and (whole is None or text.replace("/", "!") in whole)
+    ]

@@ -1,0 +1,74 @@
+"""`filesystems`: size and free space of the node's own file systems.
+
+File systems of other machines are left out: statvfs on a dead server never returns, and would take
+the agent with it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Dict, List, Tuple
+
+from joblens.host import Host
+from joblens.model import GAUGE, Column, Key, Rows, Schema
+
+_MOUNTS = "proc/self/mounts"
+_LOCAL = frozenset(
+    "bcachefs btrfs ext2 ext3 ext4 f2fs jfs overlay reiserfs tmpfs vfat xfs zfs".split()  # noqa: SIM905
+)
+_HIDDEN = ("/proc", "/sys", "/dev", "/run/credentials", "/run/user", "/var/lib/docker", "/snap")
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+SCHEMA = Schema(
+    "filesystems",
+    ("mountpoint", "device", "type"),
+    (
+        Column("size_bytes", GAUGE, "size of the file system"),
+        Column("free_bytes", GAUGE, "free space, that kept for root included"),
+        Column("available_bytes", GAUGE, "free space for users"),
+        Column("files", GAUGE, "files that it can hold"),
+        Column("files_free", GAUGE, "files that it can still take"),
+    ),
+)
+
+
+def filesystems(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    def read() -> Tuple[Rows, ...]:
+        keys: List[Key] = []
+        values: List[int] = []
+        for mountpoint, device, kind in parse_mounts(host.read_once(_MOUNTS)):
+            try:
+                space = host.space(mountpoint)
+            except OSError:  # unmounted since, or not ours to see: what cannot be measured is not listed
+                continue
+            if space is None:
+                continue
+            size = space.block_size
+            keys.append((mountpoint, device, kind))
+            values += (space.blocks * size, space.free * size, space.available * size)
+            values += (space.inodes, space.inodes_free)
+        return (Rows(SCHEMA, tuple(keys), values),)
+
+    return read
+
+
+def parse_mounts(data: bytes) -> List[Tuple[str, str, str]]:
+    """(mount point, device, type) of local file systems, each device once; see fstab(5) for the escapes."""
+    found: Dict[str, Tuple[str, str, str]] = {}
+    for line in data.split(b"\n"):
+        fields = line.split(b" ")
+        if len(fields) < 4:
+            continue
+        device, mountpoint, kind = (_unescape(field) for field in fields[:3])
+        if kind not in _LOCAL or mountpoint.startswith(_HIDDEN):
+            continue
+        identity = mountpoint if kind in ("tmpfs", "overlay") else device
+        if identity not in found or len(mountpoint) < len(found[identity][0]):
+            found[identity] = (mountpoint, device, kind)
+    mountpoints = {entry[0]: entry for entry in found.values()}  # the last mount covers those below it
+    return list(mountpoints.values())
+
+
+def _unescape(field: bytes) -> str:
+    return _ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 255]), field).decode(
+        "utf-8", "surrogateescape"
+    )

@@ -1,0 +1,38 @@
+"""`memory`: every line of /proc/meminfo (Documentation/filesystems/proc.rst)."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Tuple
+
+from joblens.collectors.wide import read_wide
+from joblens.host import Host
+from joblens.model import GAUGE, Column, Rows
+
+_HELP = {
+    "mem_total_bytes": "usable memory of the node",
+    "mem_free_bytes": "memory that nothing uses, not even as cache",
+    "mem_available_bytes": "the kernel's estimate of what a new program could get without swapping",
+    "buffers_bytes": "cache of raw block devices",
+    "cached_bytes": "page cache, with shared memory and tmpfs in it",
+    "shmem_bytes": "shared memory and tmpfs",
+    "anon_pages_bytes": "memory of programs that no file stands behind",
+    "slab_bytes": "the kernel's own objects",
+    "s_reclaimable_bytes": "the part of slab that can be given back",
+    "committed_as_bytes": "memory promised to programs, touched or not",
+    "dirty_bytes": "file data waiting to be written",
+}
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_NOT_NAME = re.compile(r"[^a-z0-9]+")
+
+
+def memory(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    return read_wide(host, "proc/meminfo", "memory", describe)
+
+
+def describe(name: str, in_kib: bool) -> Column:
+    words = _NOT_NAME.sub("_", _WORD_START.sub("_", name).lower()).strip("_")
+    if not in_kib:
+        return Column(words, GAUGE, f"{name} of /proc/meminfo, a number of pages")
+    column = words + "_bytes"
+    return Column(column, GAUGE, _HELP.get(column, f"{name} of /proc/meminfo"), factor=1024)

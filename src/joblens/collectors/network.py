@@ -1,0 +1,74 @@
+"""`network`: /proc/net/dev, bytes, packets and errors of each interface."""
+
+from __future__ import annotations
+
+from typing import Callable, List, Tuple
+
+from joblens.errors import MalformedError
+from joblens.host import Host
+from joblens.model import COUNTER, Column, Key, Rows, Schema
+
+_PATH = "proc/net/dev"
+_FIELDS = 16
+
+
+def _counter(name: str, what: str) -> Column:
+    return Column(name, COUNTER, what)
+
+
+SCHEMA = Schema(
+    "network",
+    ("interface",),
+    (
+        _counter("received_bytes", "bytes received"),
+        _counter("received_packets", "packets received"),
+        _counter("receive_errors", "packets received damaged"),
+        _counter("receive_drops", "packets received and thrown away for lack of room"),
+        _counter("receive_fifo_errors", "packets lost because the receive buffer ran over"),
+        _counter("receive_frame_errors", "packets received with a framing error"),
+        _counter("received_compressed", "compressed packets received"),
+        _counter("received_multicast", "multicast packets received"),
+        _counter("sent_bytes", "bytes sent"),
+        _counter("sent_packets", "packets sent"),
+        _counter("send_errors", "packets that could not be sent"),
+        _counter("send_drops", "packets thrown away before they were sent"),
+        _counter("send_fifo_errors", "packets lost because the send buffer ran over"),
+        _counter("collisions", "collisions on the wire"),
+        _counter("carrier_errors", "packets lost because the link was gone"),
+        _counter("sent_compressed", "compressed packets sent"),
+    ),
+)
+
+
+def network(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    names: List[bytes] = []
+    keys: Tuple[Key, ...] = ()
+
+    def read() -> Tuple[Rows, ...]:
+        nonlocal names, keys
+        tokens = parse_tokens(host.read(_PATH))
+        found = tokens[:: _FIELDS + 1]
+        if found != names:
+            keys = tuple((name.decode("utf-8", "replace"),) for name in found)
+            if len(set(keys)) < len(keys):
+                raise MalformedError(_PATH, "an interface occurs twice")
+            names = found
+        del tokens[:: _FIELDS + 1]
+        try:
+            return (Rows(SCHEMA, keys, list(map(int, tokens))),)
+        except ValueError as error:
+            raise MalformedError(_PATH, str(error)) from None
+
+    return read
+
+
+def parse_tokens(data: bytes) -> List[bytes]:
+    """Name and 16 numbers per interface. Old kernels write `eth0:123`; no name has a colon in it."""
+    head, _, rest = data.partition(b"\n")
+    titles, _, body = rest.partition(b"\n")
+    tokens = body.replace(b":", b" ").split()
+    if not head.startswith(b"Inter-") or data[-1:] != b"\n" or titles.count(b"|") != 2:
+        raise MalformedError(_PATH, "it does not begin with the two lines of titles")
+    if len(tokens) % (_FIELDS + 1) or body.count(b"\n") * (_FIELDS + 1) != len(tokens):
+        raise MalformedError(_PATH, f"an interface does not have {_FIELDS} numbers")
+    return tokens

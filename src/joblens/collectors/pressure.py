@@ -1,0 +1,50 @@
+"""`pressure`: /proc/pressure, time that tasks stood still for want of a resource.
+
+See Documentation/accounting/psi.rst.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, Tuple
+
+from joblens.errors import MalformedError
+from joblens.host import Host
+from joblens.model import ABSENT, COUNTER, Column, Rows, Schema
+
+_FOLDER = "proc/pressure"
+_KNOWN = ("cpu", "memory", "io", "irq")
+SCHEMA = Schema(
+    "pressure",
+    ("resource",),
+    (
+        Column("some_seconds", COUNTER, "time in which at least one task waited", divisor=1_000_000),
+        Column("full_seconds", COUNTER, "time in which all tasks waited", divisor=1_000_000),
+    ),
+)
+
+
+def pressure(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    there = [name for name in _KNOWN if name in host.list(_FOLDER)]
+    keys = tuple((name,) for name in there)
+
+    def read() -> Tuple[Rows, ...]:
+        values: List[int] = []
+        for name in there:
+            path = f"{_FOLDER}/{name}"
+            values += parse_pressure(path, host.read(path))
+        return (Rows(SCHEMA, keys, values),)
+
+    return read
+
+
+def parse_pressure(path: str, data: bytes) -> List[int]:
+    """`some avg10=0.36 avg60=0.09 avg300=0.29 total=2827681`, the total in microseconds."""
+    totals = {b"some": ABSENT, b"full": ABSENT}
+    for line in data.splitlines():
+        which, _, rest = line.partition(b" ")
+        _, _, total = rest.partition(b"total=")
+        if which in totals:
+            if not total.isdigit():
+                raise MalformedError(path, f"no total in {line[:80]!r}")
+            totals[which] = int(total)
+    return [totals[b"some"], totals[b"full"]]

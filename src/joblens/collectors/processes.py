@@ -1,0 +1,346 @@
+"""`process` and `thread`: what each process has used so far, from /proc/PID (proc(5)).
+
+A process is its pid and its start together: pids come round again. An open /proc/PID/stat belongs to
+one process for ever and says ESRCH once that is gone, so keeping it open is cheaper and safer both.
+Kernel threads are left out.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from joblens.errors import MalformedError
+from joblens.host import Host, read_all
+from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
+
+_PF_KTHREAD = 0x00200000  # include/linux/sched.h
+_LONGEST_COMMAND = 1024
+# Three files per process stay open, each with a page of the kernel's memory behind it, up to this many.
+_MOST_KEPT_OPEN = 3000
+# A process is moved to its cgroup before or shortly after it starts, and seldom later.
+_CGROUP_READ_AGAIN = 16
+
+
+class ProcessKey(NamedTuple):
+    pid: int
+    start: int  # in clock ticks after the boot, as in /proc/PID/stat
+    parent: int
+    group: int
+    session: int
+    terminal: int
+    uid: int  # the real one: /proc/PID belongs to root for a program that made itself undumpable
+    name: str
+    command: str
+    cgroup: str
+
+
+def _ticks(name: str, what: str) -> Column:
+    return Column(name + "_seconds", COUNTER, what, divisor=100)
+
+
+def _kib(name: str, what: str) -> Column:
+    return Column(name + "_bytes", GAUGE, what, factor=1024)
+
+
+PROCESS = Schema(
+    "process",
+    ProcessKey._fields,
+    (
+        _ticks("user", "time in the program, children not included"),
+        _ticks("system", "time in the kernel, children not included"),
+        _ticks("children_user", "user time of children that ended and were waited for, with theirs"),
+        _ticks("children_system", "system time of children that ended and were waited for, with theirs"),
+        Column("minor_faults", COUNTER, "page faults that needed no disk"),
+        Column("major_faults", COUNTER, "page faults that had to read from disk"),
+        Column("threads", GAUGE, "threads"),
+        Column("state", GAUGE, "state, as the ASCII code of its letter in /proc/PID/stat"),
+        _kib("rss", "memory in RAM: anonymous, file and shared parts together"),
+        _kib("rss_anon", "memory in RAM that no file stands behind"),
+        _kib("rss_file", "pages of files in RAM"),
+        _kib("rss_shmem", "shared memory in RAM"),
+        _kib("swap", "memory swapped out"),
+        Column("voluntary_switches", COUNTER, "times that it gave up the core to wait"),
+        Column("involuntary_switches", COUNTER, "times that the core was taken from it"),
+        Column("read_chars_bytes", COUNTER, "bytes read by system calls; waited-for children included"),
+        Column("written_chars_bytes", COUNTER, "bytes written by system calls; children as above"),
+        Column("read_calls", COUNTER, "system calls that read; children as above"),
+        Column("write_calls", COUNTER, "system calls that write; children as above"),
+        Column("read_bytes", COUNTER, "bytes fetched from storage; children as above"),
+        Column("written_bytes", COUNTER, "bytes sent to storage; children as above"),
+        Column("cancelled_write_bytes", COUNTER, "bytes not written after all; children as above"),
+    ),
+)
+THREAD = Schema(
+    "thread",
+    ("pid", "start", "tid", "name"),
+    (
+        _ticks("user", "time in the program"),
+        _ticks("system", "time in the kernel"),
+        Column("state", GAUGE, "state, as the ASCII code of its letter"),
+        Column("processor", GAUGE, "the core that it ran on last"),
+        Column("run_seconds", COUNTER, "time on a core", divisor=1_000_000_000),
+        Column("wait_seconds", COUNTER, "time ready to run, waiting for a core", divisor=1_000_000_000),
+    ),
+)
+_NO_IO = [ABSENT] * 7
+_STATUS = (
+    b"\nVmRSS:",
+    b"\nRssAnon:",
+    b"\nRssFile:",
+    b"\nRssShmem:",
+    b"\nVmSwap:",
+    b"\nvoluntary_ctxt_switches:",
+    b"\nnonvoluntary_ctxt_switches:",
+)
+
+
+class Stat(NamedTuple):
+    """The fields of /proc/PID/stat behind the name, by their position there."""
+
+    name: bytes
+    fields: List[bytes]
+
+    @property
+    def kernel_thread(self) -> bool:
+        return bool(int(self.fields[6]) & _PF_KTHREAD)
+
+
+def parse_stat(path: str, data: bytes) -> Stat:
+    """The name can hold anything, brackets and newlines too, so it ends at the last bracket."""
+    first, last = data.find(b"("), data.rfind(b")")
+    fields = data[last + 1 :].split()
+    if first < 0 or last < first or len(fields) < 22:
+        raise MalformedError(path, f"not the fields of a process: {data[:80]!r}")
+    return Stat(data[first + 1 : last], fields)
+
+
+def parse_status(data: bytes) -> Tuple[int, List[int]]:
+    """Real uid, then memory and context switches; what the kernel does not tell is ABSENT.
+
+    Searched for from where the one before was found: the file is long and its order fixed.
+    """
+    at = data.find(b"\nUid:")
+    uid = int(data[at + 5 : data.find(b"\t", at + 6)]) if at >= 0 else -1
+    found = []
+    for name in _STATUS:
+        place = data.find(name, at if at > 0 else 0)
+        if place < 0:
+            found.append(ABSENT)
+            continue
+        at = data.find(b"\n", place + 1)
+        found.append(int(data[place + len(name) : at if at > 0 else len(data)].rstrip(b" kB")))
+    return uid, found
+
+
+def parse_io(path: str, data: bytes) -> List[int]:
+    values = data.split()[1::2]
+    if len(values) != 7:
+        raise MalformedError(path, f"not the seven figures of I/O: {data[:80]!r}")
+    return list(map(int, values))
+
+
+def parse_cgroup(data: bytes) -> str:
+    """The path that says most: schedulers make groups in v1 controllers, in v2, or in both (cgroups(7))."""
+    best = b""
+    for line in data.splitlines():
+        _, _, path = line.partition(b":")[2].partition(b":")
+        if len(path) > len(best):
+            best = path
+    return best.decode("utf-8", "replace")
+
+
+class _Process:
+    """A process that is followed: its open files, and what of it is not read each time."""
+
+    __slots__ = ("cgroup_in", "files", "kernel", "key", "path", "stat_name")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.files: Dict[str, int] = {}
+        self.kernel = False
+        self.cgroup_in = 0
+        self.stat_name = b""
+        self.key: Optional[ProcessKey] = None
+
+    def read(self, host: Host, name: str, keep: bool) -> bytes:
+        fd = self.files.get(name)
+        if fd is None:
+            fd = host.open(f"{self.path}/{name}")
+            if not keep:
+                try:
+                    return read_all(fd)
+                finally:
+                    os.close(fd)
+            self.files[name] = fd
+        return os.pread(fd, 8192, 0)  # these files are single records: one read has all of it
+
+    def close(self) -> None:
+        for fd in self.files.values():
+            os.close(fd)
+        self.files.clear()
+
+
+class _Table:
+    def __init__(self, host: Host, threads: bool) -> None:
+        self.host = host
+        self.threads = threads
+        self.known: Dict[str, _Process] = {}
+        self.keys: Tuple[Key, ...] = ()
+        self.scans = 0
+
+    def read(self) -> Tuple[Rows, ...]:
+        self.scans += 1
+        pids = [pid for pid in self.host.list("proc") if pid.isdigit()]
+        for pid in self.known.keys() - set(pids):
+            self.known.pop(pid).close()
+        keys: List[Key] = []
+        values: List[int] = []
+        for pid in pids:
+            row = self._read_process(pid)
+            if row is not None:
+                keys.append(row[0])
+                values += row[1]
+        # The same tuple as before if nothing but values changed, so that it is encoded only once.
+        found = tuple(keys)
+        if found != self.keys:
+            self.keys = found
+        rows = Rows(PROCESS, self.keys, values)
+        return (rows, self._read_threads()) if self.threads else (rows,)
+
+    def _read_process(self, pid: str) -> Optional[Tuple[ProcessKey, List[int]]]:
+        """None for a kernel thread, and for a process that ends while it is read."""
+        process = self.known.get(pid)
+        if process is None:
+            process = self.known[pid] = _Process("proc/" + pid)
+        elif process.kernel and self.scans % 64:
+            return None
+        try:
+            return self._read_known(process)
+        except (FileNotFoundError, ProcessLookupError):
+            process.close()
+            del self.known[pid]
+            return None
+
+    def _read_known(self, process: _Process) -> Optional[Tuple[ProcessKey, List[int]]]:
+        host = self.host
+        keep = len(self.known) * 3 <= _MOST_KEPT_OPEN
+        stat = parse_stat(process.path, process.read(host, "stat", keep))
+        fields = stat.fields
+        process.kernel = stat.kernel_thread
+        if process.kernel:
+            process.close()
+            return None
+        uid, status = parse_status(process.read(host, "status", keep))
+        try:
+            io = parse_io(process.path, process.read(host, "io", keep))
+        except PermissionError:
+            io = _NO_IO
+        key = self._key(process, stat, uid)
+        user, system, children_user, children_system = map(int, fields[11:15])
+        values = [user, system, children_user, children_system, int(fields[7]), int(fields[9])]
+        values += (int(fields[17]), fields[0][0], *status, *io)
+        return key, values
+
+    def _key(self, process: _Process, stat: Stat, uid: int) -> ProcessKey:
+        """The key of last time while nothing in it changed; a new name means a new command."""
+        old, fields = process.key, stat.fields
+        parent, group, session, terminal = map(int, fields[1:5])
+        if old is None or stat.name != process.stat_name:
+            command, name = self._command(process), stat.name.decode("utf-8", "replace")
+            process.stat_name, process.cgroup_in = stat.name, 0
+        else:
+            command, name = old.command, old.name
+        process.cgroup_in -= 1
+        if old is None or process.cgroup_in < 0:
+            cgroup = self._cgroup(process)
+            process.cgroup_in = 1 if old is None else _CGROUP_READ_AGAIN
+        else:
+            cgroup = old.cgroup
+        pid, start = int(process.path[5:]), int(fields[19])
+        key = ProcessKey(pid, start, parent, group, session, terminal, uid, name, command, cgroup)
+        if key != old:
+            process.key = old = key
+        return old
+
+    def _command(self, process: _Process) -> str:
+        try:
+            data = process.read(self.host, "cmdline", keep=False)
+        except PermissionError:
+            return ""
+        words = data[:_LONGEST_COMMAND].rstrip(b"\0").replace(b"\0", b" ")
+        return words.decode("utf-8", "replace")
+
+    def _cgroup(self, process: _Process) -> str:
+        try:
+            return parse_cgroup(process.read(self.host, "cgroup", keep=False))
+        except (FileNotFoundError, PermissionError):
+            return ""
+
+    def _read_threads(self) -> Rows:
+        keys: List[Key] = []
+        values: List[int] = []
+        for process in self.known.values():
+            if process.key is None:
+                continue
+            for tid in self._list_threads(process):
+                try:
+                    row = self._read_thread(f"{process.path}/task/{tid}")
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                keys.append((process.key.pid, process.key.start, int(tid), row[0]))
+                values += row[1]
+        return Rows(THREAD, tuple(keys), values)
+
+    def _list_threads(self, process: _Process) -> List[str]:
+        try:
+            return self.host.list(process.path + "/task")
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+
+    def _read_thread(self, path: str) -> Tuple[str, List[int]]:
+        stat = parse_stat(path, self.host.read_once(path + "/stat"))
+        times = [int(field) for field in self.host.read_once(path + "/schedstat").split()[:2]]
+        if len(times) != 2:
+            times = [ABSENT, ABSENT]
+        fields = stat.fields
+        processor = int(fields[36]) if len(fields) > 36 else ABSENT
+        row = [int(fields[11]), int(fields[12]), fields[0][0], processor, *times]
+        return stat.name.decode("utf-8", "replace"), row
+
+
+def processes(host: Host, threads: bool = False) -> Callable[[], Tuple[Rows, ...]]:
+    return _Table(host, threads).read
+
+
+class Pss(NamedTuple):
+    """A process's share of the memory that it shares, in KiB."""
+
+    anon: int
+    shmem: int
+
+
+def read_pss(host: Host, pid: int) -> Optional[Pss]:
+    """None where the kernel is too old, the process gone, or not ours to look at.
+
+    It costs some 10 ms per GiB and holds the process's memory map while it counts: use it sparingly.
+    """
+    try:
+        data = host.read_once(f"proc/{pid}/smaps_rollup")
+    except OSError:
+        return None
+    return parse_pss(data)
+
+
+def parse_pss(data: bytes) -> Optional[Pss]:
+    found = {}
+    for line in data.splitlines():
+        name, _, rest = line.partition(b":")
+        if name in (b"Pss_Anon", b"Pss_Shmem"):
+            number = rest.split()[:1]
+            if not number or not number[0].isdigit():
+                return None
+            found[name] = int(number[0])
+    if len(found) != 2:
+        return None
+    return Pss(found[b"Pss_Anon"], found[b"Pss_Shmem"])

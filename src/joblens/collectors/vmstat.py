@@ -1,0 +1,36 @@
+"""`vmstat`: every line of /proc/vmstat, under the kernel's own names."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Tuple
+
+from joblens.collectors.wide import read_wide
+from joblens.host import Host
+from joblens.model import COUNTER, GAUGE, Column, Rows
+
+# Names that begin with nr_ are amounts of something now, but for those that count events (mm/vmstat.c).
+_NR_COUNTERS = re.compile(
+    r"nr_(dirtied|written|throttled_written|vmscan_\w+|foll_pin_\w+|tlb_\w+|active_file_\w+_fail)$"
+)
+_OTHER_GAUGES = frozenset(("workingset_nodes", "swap_cached"))
+_HELP = {
+    "pgfault": "page faults of all programs",
+    "pgmajfault": "page faults that had to read from disk",
+    "pgpgin": "KiB read from block devices",
+    "pgpgout": "KiB written to block devices",
+    "pswpin": "pages swapped in",
+    "pswpout": "pages swapped out",
+    "oom_kill": "processes killed because memory ran out",
+}
+_NOT_NAME = re.compile(r"[^a-zA-Z0-9_]+")
+
+
+def vmstat(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    return read_wide(host, "proc/vmstat", "vmstat", describe)
+
+
+def describe(name: str, in_kib: bool) -> Column:
+    amount = (name.startswith("nr_") and not _NR_COUNTERS.match(name)) or name in _OTHER_GAUGES
+    what = _HELP.get(name, f"{name} of /proc/vmstat")
+    return Column(_NOT_NAME.sub("_", name), GAUGE if amount else COUNTER, what)

@@ -1,0 +1,119 @@
+"""One TOML file into frozen settings. Every setting has a default that runs."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
+
+from joblens.errors import ConfigError
+from joblens.toml import parse_toml
+
+
+class AttributionSettings(NamedTuple):
+    job_files: str = "/run/joblens/jobs"
+    infer: bool = True
+    first_uid: int = 1000  # users below are the system's
+    flux_user: str = "flux"
+
+
+class CollectorSettings(NamedTuple):
+    enabled: bool = True
+    interval: float = 0.0  # 0: as the table of collectors says
+    options: Tuple[Tuple[str, Any], ...] = ()
+
+
+class Settings(NamedTuple):
+    interval: float = 1.0
+    listen: str = "127.0.0.1:9477"
+    token_file: str = ""
+    cluster: str = ""  # "": the node's name
+    node: str = ""  # "": the host's name
+    process_metrics: bool = False
+    collectors: Mapping[str, CollectorSettings] = {}
+    attribution: AttributionSettings = AttributionSettings()
+
+
+# Of each collector, by name, the options that it has beside `enabled` and `interval`, with defaults.
+Known = Mapping[str, Mapping[str, Any]]
+
+_SHORTEST = 0.01
+
+
+def load_settings(path: str, known: Known) -> Settings:
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except UnicodeDecodeError:
+        raise ConfigError("it is not UTF-8 text", path) from None
+    return parse_settings(parse_toml(text, path), path, known)
+
+
+def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
+    values = dict(found)
+    collectors = _table(values.pop("collectors", {}), path, "collectors")
+    attribution = _table(values.pop("attribution", {}), path, "attribution")
+    defaults = Settings()._asdict()
+    _check_names(values, [name for name in defaults if name not in ("collectors", "attribution")], path)
+    _check_names(collectors, known, path, "collectors.")
+    settings = Settings(
+        **{name: _typed(value, defaults[name], path, name) for name, value in values.items()},
+        collectors={
+            name: _collector(_table(table, path, "collectors." + name), path, name, known[name])
+            for name, table in collectors.items()
+        },
+        attribution=_attribution(attribution, path),
+    )
+    if settings.interval < _SHORTEST:
+        raise ConfigError(f"interval is {settings.interval}, the shortest is {_SHORTEST} s", path)
+    split_address(settings.listen, path)
+    return settings
+
+
+def split_address(text: str, path: str = "") -> Tuple[str, int]:
+    """`127.0.0.1:9477` and `[::1]:9477` into host and port."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"listen is {text!r}, and not HOST:PORT", path)
+    return host.strip("[]"), int(port)
+
+
+def _attribution(table: Dict[str, Any], path: str) -> AttributionSettings:
+    defaults = AttributionSettings()._asdict()
+    _check_names(table, defaults, path, "attribution.")
+    return AttributionSettings(
+        **{name: _typed(value, defaults[name], path, "attribution." + name) for name, value in table.items()}
+    )
+
+
+def _collector(table: Dict[str, Any], path: str, name: str, options: Mapping[str, Any]) -> CollectorSettings:
+    defaults = {"enabled": True, "interval": 0.0, **options}
+    where = f"collectors.{name}."
+    _check_names(table, defaults, path, where)
+    typed = {key: _typed(value, defaults[key], path, where + key) for key, value in table.items()}
+    if 0 < typed.get("interval", 0.0) < _SHORTEST or typed.get("interval", 0.0) < 0:
+        raise ConfigError(f"{where}interval is {typed['interval']}, the shortest is {_SHORTEST} s", path)
+    chosen = tuple((key, typed[key]) for key in options if key in typed)
+    return CollectorSettings(typed.get("enabled", True), typed.get("interval", 0.0), chosen)
+
+
+def _check_names(found: Iterable[str], known: Iterable[str], path: str, where: str = "") -> None:
+    known = list(known)
+    for name in found:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.0)
+            meant = f", did you mean {where}{near[0]}?" if near else ""
+            raise ConfigError(f"there is no setting {where}{name}{meant}", path)
+
+
+def _typed(value: Any, default: Any, path: str, name: str) -> Any:
+    if isinstance(default, float) and type(value) is int:
+        value = float(value)
+    if type(value) is not type(default):
+        raise ConfigError(f"{name} is {value!r}, where a value such as {default!r} is needed", path)
+    return value
+
+
+def _table(value: Any, path: str, name: str) -> Dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} is {value!r}, where a table is needed", path)
+    return value

@@ -1,0 +1,66 @@
+"""What can go wrong, as a tree.
+
+JoblensError               one sentence for the user, and an exit code
+├── UsageError        2    the command was called wrongly
+├── ConfigError       2    a setting is unknown or has a wrong value
+└── OutsideError      3    something outside joblens failed
+    ├── MalformedError     a file does not look as the kernel documents it
+    └── ServerError        an address cannot be listened on or reached
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+
+class JoblensError(Exception):
+    exit_code = 1
+
+
+class UsageError(JoblensError):
+    exit_code = 2
+
+
+class ConfigError(JoblensError):
+    exit_code = 2
+
+    def __init__(self, what: str, path: str = "", line: Optional[int] = None) -> None:
+        super().__init__(what)
+        self.what, self.path, self.line = what, path, line
+
+    def __str__(self) -> str:
+        where = self.path + (f":{self.line}" if self.line else "")
+        return f"{where}: {self.what}" if where else self.what
+
+
+class OutsideError(JoblensError):
+    exit_code = 3
+
+
+class MalformedError(OutsideError):
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(path, what)
+        self.path, self.what = path, what
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+class ServerError(OutsideError):
+    pass
+
+
+def sentence(error: BaseException) -> str:
+    """One line that says what failed and where, with the chain of causes."""
+    parts = []
+    current: Optional[BaseException] = error
+    while current is not None:
+        parts.append(_words(current))
+        current = current.__cause__
+    return ": ".join(parts).replace("\n", " ")
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,172 @@
+"""The one door to the machine: files, folders, clock and names below a root.
+
+`Host("/")` is this machine. Any other root is a recording made by `joblens record`; what cannot be
+a file there (clock, file system sizes, page size) comes from the recording's `facts.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+_CHUNK = 1 << 16
+# /proc/interrupts of a machine with a thousand cores is a few MiB. More than this is not a kernel file.
+_MOST = 1 << 26
+_FACTS = "facts.json"
+
+
+class Space(NamedTuple):
+    """A file system's size, as statvfs(3) has it."""
+
+    block_size: int
+    blocks: int
+    free: int
+    available: int
+    inodes: int
+    inodes_free: int
+
+
+class Host:
+    def __init__(self, root: str = "/") -> None:
+        self.root = root if root.endswith("/") else root + "/"
+        self.live = self.root == "/"
+        self._open: Dict[str, int] = {}
+        self._users: Dict[int, str] = {}
+        self._facts: Dict[str, Any] = {} if self.live else self._read_facts()
+        self.page_size = int(self._facts.get("page_size", 0)) or os.sysconf("SC_PAGE_SIZE")
+        self.uid = os.geteuid()
+
+    def read(self, path: str) -> bytes:
+        """The whole file, which stays open and is read again from its start the next time."""
+        fd = self._open.get(path)
+        if fd is None:
+            fd = self._open[path] = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_all(fd)
+        except OSError as error:
+            self.forget(path)
+            error.filename = self.root + path
+            raise
+
+    def read_once(self, path: str) -> bytes:
+        """The whole file, for those that are seldom needed or of which there are very many."""
+        fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_all(fd)
+        except OSError as error:
+            error.filename = self.root + path
+            raise
+        finally:
+            os.close(fd)
+
+    def open(self, path: str) -> int:
+        """A file descriptor that the caller closes."""
+        return os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def forget(self, path: str) -> None:
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def forget_below(self, folder: str) -> None:
+        """Close what was opened below a folder that is gone, such as a cgroup."""
+        for path in [p for p in self._open if p.startswith(folder + "/")]:
+            self.forget(path)
+
+    def close(self) -> None:
+        for path in list(self._open):
+            self.forget(path)
+
+    def list(self, path: str) -> List[str]:
+        return os.listdir(self.root + path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self.root + path)
+
+    def stat(self, path: str) -> os.stat_result:
+        """Of the entry itself: a link is not followed."""
+        return os.lstat(self.root + path)
+
+    def now_ns(self) -> int:
+        return time.time_ns() if self.live else int(self._facts.get("time_ns", 0))
+
+    def space(self, path: str) -> Optional[Space]:
+        if not self.live:
+            recorded = self._facts.get("space", {}).get(path)
+            return Space(*recorded) if recorded else None
+        found = os.statvfs(path)
+        return Space(
+            found.f_frsize, found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree
+        )
+
+    def name(self) -> str:
+        try:
+            return self.read("proc/sys/kernel/hostname").decode("utf-8", "replace").strip()
+        except OSError:
+            return "localhost"
+
+    def boot_id(self) -> str:
+        try:
+            return self.read("proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
+        except OSError:
+            return ""
+
+    def boot_time(self) -> int:
+        """In seconds since 1970, 0 if the kernel does not say."""
+        try:
+            _, _, rest = self.read("proc/stat").partition(b"\nbtime ")
+        except OSError:
+            return 0
+        digits = rest.partition(b"\n")[0]
+        return int(digits) if digits.isdigit() else 0
+
+    def user(self, uid: int) -> str:
+        """The user's name, or the number where there is none."""
+        name = self._users.get(uid)
+        if name is None:
+            name = self._users[uid] = self._find_user(uid)
+        return name
+
+    def _find_user(self, uid: int) -> str:
+        if self.live:
+            import pwd
+
+            try:
+                return pwd.getpwuid(uid).pw_name
+            except KeyError:
+                return str(uid)
+        try:
+            lines = self.read_once("etc/passwd").decode("utf-8", "replace").splitlines()
+        except OSError:
+            return str(uid)
+        for line in lines:
+            fields = line.split(":")
+            if len(fields) > 2 and fields[2] == str(uid):
+                return fields[0]
+        return str(uid)
+
+    def _read_facts(self) -> Dict[str, Any]:
+        import json
+
+        try:
+            facts = json.loads(self.read_once(_FACTS))
+        except FileNotFoundError:
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+
+def read_all(fd: int) -> bytes:
+    # A seq_file gives about a page per read however large the buffer is, so only an empty read is the end.
+    data = os.pread(fd, _CHUNK, 0)
+    if not data:
+        return data
+    more = os.pread(fd, _CHUNK, len(data))
+    if not more:
+        return data
+    parts, size = [data], len(data)
+    while more and size < _MOST:
+        parts.append(more)
+        size += len(more)
+        more = os.pread(fd, _CHUNK, size)
+    return b"".join(parts)

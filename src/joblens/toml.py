@@ -1,0 +1,119 @@
+"""TOML for Pythons without tomllib (before 3.11): the part of it that settings need.
+
+Tables, bare keys, strings on one line, numbers, booleans, and arrays of those on one line or several.
+What it reads, it reads as tomllib does; all else is an error with its line, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Dict, List, Tuple
+
+from joblens.errors import ConfigError
+
+_KEY = re.compile(r"\s*([A-Za-z0-9_-]+)\s*")
+_TABLE = re.compile(r"\[\s*([A-Za-z0-9_-]+(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*\]\s*(?:#.*)?$")
+_NUMBER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?(?![\w.:-])")
+_BASIC = re.compile(r'"((?:[^"\\\x00-\x08\x0a-\x1f\x7f]|\\["\\bfnrt])*)"(?!")')
+_LITERAL = re.compile(r"'([^'\x00-\x08\x0a-\x1f\x7f]*)'(?!')")
+_ESCAPES = {'"': '"', "\\": "\\", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def parse_toml(text: str, path: str) -> Dict[str, Any]:
+    if sys.version_info < (3, 11):
+        return parse_simple_toml(text, path)
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(error), path) from None
+
+
+def parse_simple_toml(text: str, path: str) -> Dict[str, Any]:
+    top: Dict[str, Any] = {}
+    table, seen = top, set()
+    lines = text.replace("\r\n", "\n").split("\n")
+    number = 0
+    while number < len(lines):
+        line = lines[number].strip(" \t")
+        number += 1
+        if not line or line.startswith("#"):
+            continue
+        where = (path, number)
+        match = _TABLE.match(line)
+        if match:
+            names = [name.strip() for name in match[1].split(".")]
+            if tuple(names) in seen:
+                raise ConfigError(f"the table {match[1]} occurs twice", *where)
+            seen.add(tuple(names))
+            table = _descend(top, names, where)
+            continue
+        match = _KEY.match(line)
+        if not match or line[match.end() : match.end() + 1] != "=":
+            raise ConfigError(f"not a setting: {line[:60]}", *where)
+        rest = line[match.end() + 1 :].lstrip(" \t")
+        while rest.startswith("[") and not _is_closed(rest) and number < len(lines):
+            rest += "\n" + lines[number]
+            number += 1
+        if match[1] in table:
+            raise ConfigError(f"{match[1]} occurs twice", *where)
+        table[match[1]] = _parse_whole(rest, where)
+    return top
+
+
+def _descend(table: Dict[str, Any], names: List[str], where: Tuple[str, int]) -> Dict[str, Any]:
+    for name in names:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name} is a value and a table", *where)
+    return table
+
+
+def _is_closed(text: str) -> bool:
+    bare = re.sub(r"#[^\n]*", "", _LITERAL.sub("", _BASIC.sub("", text)))
+    return bare.count("[") <= bare.count("]")
+
+
+def _parse_whole(text: str, where: Tuple[str, int]) -> Any:
+    value, rest = _parse_value(text, where)
+    if not re.fullmatch(r"[ \t]*(#[^\n]*)?", rest):
+        raise ConfigError(f"not understood: {rest.strip()[:60]}", *where)
+    return value
+
+
+def _parse_value(text: str, where: Tuple[str, int]) -> Tuple[Any, str]:
+    if text.startswith("["):
+        return _parse_array(text[1:], where)
+    match = _BASIC.match(text)
+    if match:
+        unescaped = re.sub(r"\\(.)", lambda escape: _ESCAPES[escape[1]], match[1])
+        return unescaped, text[match.end() :]
+    match = _LITERAL.match(text)
+    if match:
+        return match[1], text[match.end() :]
+    match = re.match(r"(true|false)(?!\w)", text)
+    if match:
+        return match[1] == "true", text[match.end() :]
+    match = _NUMBER.match(text)
+    if match:
+        value = float(match[0]) if match[1] or match[2] else int(match[0])
+        return value, text[match.end() :]
+    raise ConfigError(f"not a string, number, true, false or array: {text[:60]}", *where)
+
+
+def _parse_array(text: str, where: Tuple[str, int]) -> Tuple[List[Any], str]:
+    values: List[Any] = []
+    blank = re.compile(r"(?:[ \t\n]|#[^\n]*(?:\n|$))*")
+    while True:
+        text = text[blank.match(text).end() :]  # type: ignore[union-attr]  # it matches nothing at least
+        if text.startswith("]"):
+            return values, text[1:]
+        value, text = _parse_value(text, where)
+        values.append(value)
+        text = text[blank.match(text).end() :]  # type: ignore[union-attr]
+        if text.startswith(","):
+            text = text[1:]
+        elif not text.startswith("]"):
+            raise ConfigError("an array is not closed", *where)
