@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
 
 from joblens.errors import ConfigError
@@ -100,6 +99,8 @@ def _check_names(found: Iterable[str], known: Iterable[str], path: str, where: s
     known = list(known)
     for name in found:
         if name not in known:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, known, 1, 0.0)
             meant = f", did you mean {where}{near[0]}?" if near else ""
             raise ConfigError(f"there is no setting {where}{name}{meant}", path)

@@ -11,7 +11,7 @@ from joblens.collectors import COLLECTORS, Collector, Read
 from joblens.config import CollectorSettings, Settings
 from joblens.errors import sentence
 from joblens.host import Host
-from joblens.model import COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 
 Log = Callable[[str], None]
 
@@ -47,6 +47,7 @@ class Running:
         self.readings = 0
         self.failures = 0
         self.not_before = 0
+        self.sets: Tuple[Rows, ...] = ()
 
     def sample(self, host: Host, tick: int, log: Log) -> Tuple[Rows, ...]:
         if tick < self.not_before:
@@ -63,7 +64,7 @@ class Running:
             self._has_failed(error, log)
             rows = ()
         else:
-            self.present, self.error = True, ""
+            self.present, self.error, self.sets = True, "", rows
             self.readings += 1
         self.duration_ns = time.perf_counter_ns() - begin
         return rows
@@ -84,7 +85,7 @@ class Running:
 
 class Sampler:
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
-        self.host, self.log = host, log
+        self.host, self.log, self.interval = host, log, settings.interval
         self.running = [
             Running(collector, every, options)
             for collector in COLLECTORS
@@ -132,6 +133,41 @@ class Sampler:
         sets = [jobs.pop(name, sample.rows) for name, sample in self.latest.items()]
         return [*sets, *jobs.values(), self._health(), self._failing()]
 
+    def describe(self) -> Dict[str, Any]:
+        """What is sampled, how it is doing, and which jobs are seen, as plain data."""
+        jobs, _, infos = self.attribution.latest()
+        return {
+            "node": self.attribution.owners.node,
+            "sets": [found for it in self.running for found in self._describe(it)],
+            "jobs": [
+                {**dict(zip(infos.schema.labels, key)), **_base_units(jobs, number)}
+                for number, key in enumerate(infos.keys)
+            ],
+        }
+
+    def _describe(self, it: Running) -> List[Dict[str, Any]]:
+        state = "failing" if it.error else "ok" if it.present else "absent"
+        common: Dict[str, Any] = {
+            "collector": it.collector.name,
+            "state": state,
+            "error": it.error,
+            "interval_seconds": it.every * self.interval,
+            "duration_seconds": it.duration_ns / 1e9,
+        }
+        if not it.sets or state == "absent":
+            return [{**common, "set": it.collector.name, "rows": 0, "values": 0, "age_seconds": None}]
+        now = self.host.now_ns()
+        return [
+            {
+                **common,
+                "set": rows.schema.set,
+                "rows": len(rows.keys),
+                "values": len(rows.values),
+                "age_seconds": max(now - self.latest[rows.schema.set].time_ns, 0) / 1e9,
+            }
+            for rows in it.sets
+        ]
+
     def _health(self) -> Rows:
         values: List[int] = []
         for it in self.running:
@@ -147,6 +183,13 @@ class Sampler:
     def _failing(self) -> Rows:
         keys = tuple((it.collector.name, it.error) for it in self.running if it.error)
         return Rows(FAILING, keys, [1] * len(keys))
+
+
+def _base_units(rows: Rows, number: int) -> Dict[str, Any]:
+    return {
+        column.name: None if value == ABSENT else column.in_base_units(value)
+        for column, value in zip(rows.schema.columns, rows.row(number))
+    }
 
 
 def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]]:

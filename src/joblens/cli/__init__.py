@@ -13,6 +13,7 @@ from joblens.errors import JoblensError, sentence
 # Name, and what it does; the rest is in joblens.cli.<name>.
 COMMANDS = (
     ("agent", "watch this node and show it to Prometheus"),
+    ("ls", "list what an agent samples now, and the jobs that it sees"),
     ("record", "copy what the collectors read into a folder, for tests and bug reports"),
 )
 

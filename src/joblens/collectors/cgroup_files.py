@@ -61,6 +61,7 @@ _V1 = (
     _Source("oom_kills", "memory.oom_control", "oom_kill"),  # since Linux 4.13
     _Source("tasks", "pids.current"),
 )
+_BLKIO = (("service_bytes", "read_bytes", "written_bytes"), ("serviced", "reads", "writes"))
 
 
 def parse_mounts(data: bytes) -> Mounts:

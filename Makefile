@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help install run stop test lint services bench docs clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "joblens needs Python 3.11 or newer; say which with make PYTHON=python3.12 …" >&2; exit 2; }
+	@echo "installing joblens and what its tests need into $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable . --group dev --group bench
+	@touch $@
+
+install: $(VENV)/.installed ## install joblens into .venv
+
+run: install ## start the agent on this machine, show what it sees, print the address of its metrics
+	@JOBLENS=$(BIN)/joblens deploy/try
+
+stop: ## stop the agent that `make run` started
+	@deploy/try stop
+
+test: install services lint ## install what the tests need, check the code, run all tests
+	$(BIN)/pytest
+
+lint: install ## ruff, mypy --strict, and Python 3.9 for what the agent loads
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+services: # real Prometheus and the like, where root and apt are there
+	@tests/services/install
+
+bench: install ## measure cost side by side with what people would use instead
+	$(BIN)/python -m bench
+
+docs: install ## write docs/metrics.md anew from the code
+	$(BIN)/python -m joblens.metrics_page > docs/metrics.md
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .run .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

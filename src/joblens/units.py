@@ -1,0 +1,45 @@
+"""Numbers for people."""
+
+from __future__ import annotations
+
+_CLOCK = (
+    (3600, 60, 1, ("min", "s")),
+    (86_400, 3600, 60, ("h", "min")),
+    (float("inf"), 86_400, 3600, ("d", "h")),
+)
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def render_bytes(count: float) -> str:
+    """`38 GiB`: three digits at most, binary units."""
+    size = float(count)
+    for unit in _BYTES:
+        if abs(size) < 999.5 or unit == _BYTES[-1]:
+            break
+        size /= 1024
+    return f"{_three(size)} {unit}"
+
+
+def render_seconds(seconds: float) -> str:
+    """`2 h 14 min`: two units at most, the smaller one left out where it says nothing."""
+    if seconds == float("inf"):
+        return "forever"
+    if seconds < 0:
+        return "-" + render_seconds(-seconds)
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (0.9995, 1e3, "ms"), (59.95, 1.0, "s")):
+        if seconds < limit:
+            return f"{_three(seconds * factor)} {unit}"
+    for limit, large, small, names in _CLOCK:
+        rounded = round(seconds / small) * small
+        whole, rest = divmod(rounded, large)
+        if rounded < limit:
+            break
+    return f"{whole} {names[0]}" + (f" {rest // small} {names[1]}" if rest else "")
+
+
+def _three(number: float) -> str:
+    """Three digits that count: 1.23, 12.3, 123."""
+    if number == int(number):
+        return str(int(number))
+    size = abs(number)
+    return f"{number:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
