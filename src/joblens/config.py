@@ -35,7 +35,7 @@ class Settings(NamedTuple):
 # Of each collector, by name, the options that it has beside `enabled` and `interval`, with defaults.
 Known = Mapping[str, Mapping[str, Any]]
 
-_SHORTEST = 0.01
+_SHORTEST, _LONGEST = 0.01, 86_400.0
 
 
 def load_settings(path: str, known: Known) -> Settings:
@@ -62,8 +62,7 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
         },
         attribution=_attribution(attribution, path),
     )
-    if settings.interval < _SHORTEST:
-        raise ConfigError(f"interval is {settings.interval}, the shortest is {_SHORTEST} s", path)
+    _check_interval("interval", settings.interval, path)
     split_address(settings.listen, path)
     return settings
 
@@ -89,10 +88,15 @@ def _collector(table: Dict[str, Any], path: str, name: str, options: Mapping[str
     where = f"collectors.{name}."
     _check_names(table, defaults, path, where)
     typed = {key: _typed(value, defaults[key], path, where + key) for key, value in table.items()}
-    if 0 < typed.get("interval", 0.0) < _SHORTEST or typed.get("interval", 0.0) < 0:
-        raise ConfigError(f"{where}interval is {typed['interval']}, the shortest is {_SHORTEST} s", path)
+    if typed.get("interval"):
+        _check_interval(where + "interval", typed["interval"], path)
     chosen = tuple((key, typed[key]) for key in options if key in typed)
     return CollectorSettings(typed.get("enabled", True), typed.get("interval", 0.0), chosen)
+
+
+def _check_interval(name: str, seconds: float, path: str) -> None:
+    if not _SHORTEST <= seconds <= _LONGEST:  # so that "not a number" is refused too
+        raise ConfigError(f"{name} is {seconds}, it can be {_SHORTEST} to {_LONGEST} s", path)
 
 
 def _check_names(found: Iterable[str], known: Iterable[str], path: str, where: str = "") -> None:

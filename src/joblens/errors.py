@@ -57,7 +57,8 @@ def sentence(error: BaseException) -> str:
     while current is not None:
         parts.append(_words(current))
         current = current.__cause__
-    return ": ".join(parts).replace("\n", " ")
+    # Names from outside can be part of it: nothing in them may begin a line or move the cursor.
+    return "".join(letter if letter.isprintable() else "?" for letter in ": ".join(parts))
 
 
 def _words(error: BaseException) -> str:

@@ -29,12 +29,13 @@ def render_seconds(seconds: float) -> str:
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (0.9995, 1e3, "ms"), (59.95, 1.0, "s")):
         if seconds < limit:
             return f"{_three(seconds * factor)} {unit}"
-    for limit, large, small, names in _CLOCK:
-        rounded = round(seconds / small) * small
-        whole, rest = divmod(rounded, large)
-        if rounded < limit:
-            break
+    large, small, names = next(clock[1:] for clock in _CLOCK if _rounded(seconds, clock[2]) < clock[0])
+    whole, rest = divmod(_rounded(seconds, small), large)
     return f"{whole} {names[0]}" + (f" {rest // small} {names[1]}" if rest else "")
+
+
+def _rounded(seconds: float, unit: int) -> int:
+    return round(seconds / unit) * unit
 
 
 def _three(number: float) -> str:

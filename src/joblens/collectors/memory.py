@@ -18,11 +18,13 @@ _HELP = {
     "shmem_bytes": "shared memory and tmpfs",
     "anon_pages_bytes": "memory of programs that no file stands behind",
     "slab_bytes": "the kernel's own objects",
-    "s_reclaimable_bytes": "the part of slab that can be given back",
+    "sreclaimable_bytes": "the part of slab that can be given back",
     "committed_as_bytes": "memory promised to programs, touched or not",
     "dirty_bytes": "file data waiting to be written",
 }
-_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+# To Prometheus `_total` is the end of a counter's name, and `sec` a unit.
+_RENAMED = {"HugePages_Total": "HugePages", "SecPageTables": "SecondaryPageTables"}
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 _NOT_NAME = re.compile(r"[^a-z0-9]+")
 
 
@@ -31,7 +33,7 @@ def memory(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 
 
 def describe(name: str, in_kib: bool) -> Column:
-    words = _NOT_NAME.sub("_", _WORD_START.sub("_", name).lower()).strip("_")
+    words = _NOT_NAME.sub("_", _WORD_START.sub("_", _RENAMED.get(name, name)).lower()).strip("_")
     if not in_kib:
         return Column(words, GAUGE, f"{name} of /proc/meminfo, a number of pages")
     column = words + "_bytes"

@@ -23,6 +23,8 @@ _HELP = {
     "pswpout": "pages swapped out",
     "oom_kill": "processes killed because memory ran out",
 }
+# The kernel's own name has `sec` in it, which to Prometheus is a unit.
+_RENAMED = {"nr_sec_page_table_pages": "nr_secondary_page_table_pages"}
 _NOT_NAME = re.compile(r"[^a-zA-Z0-9_]+")
 
 
@@ -33,4 +35,4 @@ def vmstat(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 def describe(name: str, in_kib: bool) -> Column:
     amount = (name.startswith("nr_") and not _NR_COUNTERS.match(name)) or name in _OTHER_GAUGES
     what = _HELP.get(name, f"{name} of /proc/vmstat")
-    return Column(_NOT_NAME.sub("_", name), GAUGE if amount else COUNTER, what)
+    return Column(_NOT_NAME.sub("_", _RENAMED.get(name, name)), GAUGE if amount else COUNTER, what)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.collectors import COLLECTORS
+from joblens.config import Settings, load_settings, parse_settings, split_address
+from joblens.errors import ConfigError
+
+KNOWN = {collector.name: collector.options for collector in COLLECTORS}
+
+
+def test_all_settings(tmp_path: Path) -> None:
+    """Every kind of setting reaches the frozen settings."""
+    path = tmp_path / "agent.toml"
+    path.write_text(
+        'interval = 2\nlisten = "[::1]:9000"\ncluster = "fox"\nprocess_metrics = true\n'
+        "[collectors.interrupts]\nper_cpu = true\ninterval = 30\n[collectors.disk]\nenabled = false\n"
+        '[attribution]\ninfer = false\njob_files = "/x"\n'
+    )
+    settings = load_settings(str(path), KNOWN)
+    assert settings.interval == 2.0
+    assert (settings.listen, settings.cluster, settings.process_metrics) == ("[::1]:9000", "fox", True)
+    assert settings.collectors["interrupts"] == (True, 30.0, (("per_cpu", True),))
+    assert not settings.collectors["disk"].enabled
+    assert settings.attribution == ("/x", False, 1000, "flux")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"intervall": 1}, "there is no setting intervall, did you mean interval?"),
+        ({"collectors": {"memroy": {}}}, "did you mean collectors.memory?"),
+        ({"collectors": {"cpu": {"intervl": 1}}}, "did you mean collectors.cpu.interval?"),
+        ({"collectors": {"cpu": {"per_cpu": True}}}, "there is no setting collectors.cpu.per_cpu"),
+        ({"attribution": {"infr": 1}}, "did you mean attribution.infer?"),
+        ({"interval": "1"}, "interval is '1', where a value such as 1.0 is needed"),
+        ({"interval": 0}, "it can be 0.01 to 86400.0 s"),
+        ({"interval": float("nan")}, "it can be 0.01 to 86400.0 s"),
+        ({"interval": True}, "interval is True"),
+        ({"collectors": {"cpu": {"interval": -1}}}, "collectors.cpu.interval is -1.0"),
+        ({"listen": "9477"}, "and not HOST:PORT"),
+        ({"listen": "h:99999"}, "and not HOST:PORT"),
+        ({"attribution": 3}, "attribution is 3, where a table is needed"),
+    ],
+)
+def test_wrong_settings_get_a_sentence(found: dict[str, Any], said: str) -> None:
+    """A wrong setting is an error that says what, where, and what was probably meant."""
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(found, "agent.toml", KNOWN)
+    assert str(caught.value).startswith("agent.toml: ")
+    assert said in str(caught.value)
+
+
+def test_defaults_run() -> None:
+    """An empty file means the defaults."""
+    assert parse_settings({}, "", KNOWN) == Settings()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.dictionaries(st.text(), inner)
+    )
+)
+def test_any_document_is_read_or_refused(found: Any) -> None:
+    """Whatever stands in the file, there are settings or a ConfigError, never another exception."""
+    if isinstance(found, dict):
+        with suppress(ConfigError):
+            parse_settings(found, "x", KNOWN)
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    """A binary file is refused with its name."""
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_settings(str(path), KNOWN)
+
+
+def test_addresses() -> None:
+    """Host and port, IPv6 in brackets."""
+    assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
+    assert split_address("[::1]:80") == ("::1", 80)

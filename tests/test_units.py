@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.units import render_bytes, render_seconds
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1024, "1 KiB"),
+        (1536, "1.50 KiB"),
+        (1023 * 1024, "1.00 MiB"),
+        (38 * 2**30, "38 GiB"),
+        (2**70, "1024 EiB"),
+    ],
+)
+def test_bytes(count: int, text: str) -> None:
+    """Three digits at most, in binary units."""
+    assert render_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.000123, "123 µs"),
+        (0.05, "50 ms"),
+        (1, "1 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min"),
+        (3599.6, "1 h"),
+        (8040, "2 h 14 min"),
+        (86_399, "1 d"),
+        (10 * 86_400, "10 d"),
+        (-5, "-5 s"),
+    ],
+)
+def test_seconds(seconds: float, text: str) -> None:
+    """Two units at most, and never sixty of one."""
+    assert render_seconds(seconds) == text
+
+
+@given(st.floats(min_value=-1e15, max_value=1e15))
+def test_any_number_has_a_short_text(number: float) -> None:
+    """Whatever the number, the text fits a column of a table."""
+    assert len(render_bytes(number)) <= 10
+    assert len(render_seconds(number)) <= 20
