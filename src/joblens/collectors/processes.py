@@ -232,15 +232,22 @@ class _Table:
             process.close()
             return None
         uid, status = parse_status(process.read(host, "status", keep))
-        try:
-            io = parse_io(process.path, process.read(host, "io", keep))
-        except PermissionError:
-            io = _NO_IO
+        io = self._io(process, keep)
         key = self._key(process, stat, uid)
         user, system, children_user, children_system = map(int, fields[11:15])
         values = [user, system, children_user, children_system, int(fields[7]), int(fields[9])]
         values += (int(fields[17]), fields[0][0], *status, *io)
         return key, values
+
+    def _io(self, process: _Process, keep: bool) -> List[int]:
+        try:
+            return parse_io(process.path, process.read(self.host, "io", keep))
+        except PermissionError:
+            return _NO_IO
+        except FileNotFoundError:
+            if not self.host.exists(process.path + "/stat"):
+                raise
+            return _NO_IO  # a kernel without CONFIG_TASK_IO_ACCOUNTING
 
     def _key(self, process: _Process, stat: Stat, uid: int) -> ProcessKey:
         """The key of last time while nothing in it changed; a new name means a new command."""
