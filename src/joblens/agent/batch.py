@@ -22,6 +22,17 @@ MAGIC = b"JLB1"
 _WORD = 8
 _FULL = 1 << 64
 _LARGEST = 1 << 28
+# What reading a message that nobody of ours has written can raise.
+_WRONG = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+    zlib.error,
+)
 
 
 class Batch:
@@ -115,7 +126,7 @@ def decode(message: bytes) -> Tuple[Dict[str, Any], List[Sample]]:
         if not inflater.eof:
             raise MalformedError("batch", "it is cut off or too large")
         return _decode_body(body)
-    except (ValueError, KeyError, TypeError, IndexError, struct.error, zlib.error) as error:
+    except _WRONG as error:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 

@@ -14,6 +14,7 @@ from joblens.host import Host
 
 _LARGEST = 1 << 16
 _MOST_FILES = 4096
+_TEXTS = ("id", "cluster", "node", "step")  # the other fields are numbers
 
 
 class JobFile(NamedTuple):
@@ -95,14 +96,16 @@ def parse_job_file(data: bytes) -> JobFile:
     """Raises ValueError with what is wrong."""
     import json
 
-    found = json.loads(data)
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     if not isinstance(found, dict):
         raise ValueError("it holds no JSON object")
     known = {name: value for name, value in found.items() if name in JobFile._fields}
     for name, value in known.items():
-        wanted = JobFile.__annotations__[name]
-        if type(value).__name__ != (wanted if isinstance(wanted, str) else wanted.__name__):
-            raise ValueError(f"{name} is {value!r}")
+        if type(value) is not (str if name in _TEXTS else int):
+            raise ValueError(f"{name} is {value!r:.60}")
     if not known.get("id") or known.get("uid", -1) < 0:
         raise ValueError("it does not say id and uid")
     return JobFile(**known)

@@ -93,8 +93,7 @@ def _integers(tokens: List[bytes]) -> List[int]:
 
 def parse_kernel(rest: bytes) -> Rows:
     """What follows the word `intr`: its total, the counts of each interrupt, then one line per figure."""
-    total = rest[: rest.find(b" ") if b" " in rest[:24] else rest.find(b"\n")]
-    found = {b"intr": total}
+    found = {b"intr": b"".join(rest[:24].split(None, 1)[:1])}
     for line in rest[max(rest.find(b"\n"), 0) :].split(b"\n"):
         fields = line.split(None, 2)
         if len(fields) > 1:

@@ -1,0 +1,264 @@
+"""Each collector on a small machine, with values computed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joblens.collectors import COLLECTORS
+from joblens.errors import MalformedError
+from joblens.host import Host
+from joblens.model import ABSENT, COUNTER, GAUGE, Rows
+from kernel import DISKSTATS, INTERRUPTS, MEMINFO, NET_DEV, PROCESS_STAT, STAT, VMSTAT, make_machine
+
+OPEN = {collector.name: collector.open for collector in COLLECTORS}
+
+
+def read(name: str, root: Path, changes: dict[str, bytes | None] | None = None, **options: Any) -> list[Rows]:
+    return list(OPEN[name](Host(make_machine(root, changes)), **options)())
+
+
+def value(rows: Rows, column: str, *key: object) -> float:
+    """In base units."""
+    at = rows.schema.position(column)
+    return rows.schema.columns[at].in_base_units(rows.row(rows.keys.index(key))[at])
+
+
+def test_cpu(tmp_path: Path) -> None:
+    """Ticks of a hundredth of a second, per core and in total, and the figures of the whole kernel."""
+    cpu, kernel = read("cpu", tmp_path)
+    assert [key[0] for key in cpu.keys] == ["total", "0", "1"]
+    assert value(cpu, "user_seconds", "total") == 300 / 100
+    assert value(cpu, "idle_seconds", "1") == 2000 / 100
+    assert value(kernel, "interrupts") == 123456
+    assert value(kernel, "context_switches") == 9876
+    assert value(kernel, "boot_time_seconds") == 1700000000
+
+
+def test_cpu_of_an_old_kernel(tmp_path: Path) -> None:
+    """Seven states before Linux 2.6.11 and eight later: the others are not there, and not zero."""
+    old = b"cpu  1 2 3 4 5 6 7\ncpu0 1 2 3 4 5 6 7\nintr 5\nctxt 1\n"
+    cpu, kernel = read("cpu", tmp_path, {"proc/stat": old})
+    assert [column.name for column in cpu.schema.columns][-1] == "softirq_seconds"
+    assert value(kernel, "interrupts") == 5
+    assert kernel.values[-1] == ABSENT
+
+
+def test_a_core_goes_offline(tmp_path: Path) -> None:
+    """A core that is switched off is gone from the next reading on; the others stay right."""
+    host = Host(make_machine(tmp_path))
+    reading = OPEN["cpu"](host)
+    assert len(reading()[0].keys) == 3
+    without = b"\n".join(line for line in STAT.split(b"\n") if not line.startswith(b"cpu0"))
+    (tmp_path / "proc/stat").write_bytes(without)
+    assert reading()[0].keys == (("total",), ("1",))
+    assert value(reading()[0], "system_seconds", "1") == 100 / 100
+
+
+def test_memory(tmp_path: Path) -> None:
+    """Every line of meminfo, KiB as bytes, pages as numbers."""
+    (memory,) = read("memory", tmp_path)
+    assert value(memory, "mem_total_bytes") == 24682416 * 1024
+    assert value(memory, "active_anon_bytes") == 1404 * 1024
+    assert value(memory, "huge_pages") == 3
+    assert len(memory.values) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "text"), [("memory", "proc/meminfo", MEMINFO), ("vmstat", "proc/vmstat", VMSTAT)]
+)
+def test_what_changes_is_read_again(tmp_path: Path, name: str, path: str, text: bytes) -> None:
+    """A second reading gives the new number, in the same schema object; a new column gives a new one."""
+    host = Host(make_machine(tmp_path))
+    reading = OPEN[name](host)
+    (first,) = reading()
+    lines = text.split(b"\n")
+    lines[1] = lines[1].split()[0] + b" 77" + (b" kB" if b"kB" in lines[1] else b"")
+    (tmp_path / path).write_bytes(b"\n".join(lines))
+    (second,) = reading()
+    assert second.values == [first.values[0], 77, *first.values[2:]]
+    assert second.schema is first.schema
+    (tmp_path / path).write_bytes(b"Extra 5\n" + b"\n".join(lines[1:]))
+    (third,) = reading()
+    assert third.values == [5, 77, *first.values[2:]]
+    assert third.schema.columns[0].name.lower() == "extra"
+
+
+def test_vmstat(tmp_path: Path) -> None:
+    """Amounts are gauges, events are counters, whatever their names begin with."""
+    (vmstat,) = read("vmstat", tmp_path)
+    assert {column.name: column.kind for column in vmstat.schema.columns} == {
+        "nr_free_pages": GAUGE,
+        "nr_dirtied": COUNTER,
+        "pgfault": COUNTER,
+        "workingset_nodes": GAUGE,
+    }
+    assert value(vmstat, "pgfault") == 250001
+
+
+def test_load(tmp_path: Path) -> None:
+    """Loads in hundredths, tasks as they are."""
+    (load,) = read("load", tmp_path)
+    assert [value(load, name) for name in ("load1", "load5", "load15")] == [0.2, 1.18, 12.12]
+    assert load.values[3:] == [1, 80, 11206]
+
+
+def test_interrupts(tmp_path: Path) -> None:
+    """The sum over all cores; a count without core stands alone."""
+    (interrupts,) = read("interrupts", tmp_path)
+    assert value(interrupts, "served", "4", "ttyS0") == 1 + 6
+    assert value(interrupts, "served", "36", "virtio1-req.0") == 30764
+    assert value(interrupts, "served", "LOC", "Local timer interrupts") == 7854 + 10391
+    assert value(interrupts, "served", "ERR", "") == 9
+
+
+def test_interrupts_per_core(tmp_path: Path) -> None:
+    """On request each core for itself."""
+    (interrupts,) = read("interrupts", tmp_path, per_cpu=True)
+    assert value(interrupts, "served", "LOC", "Local timer interrupts", "1") == 10391
+    assert interrupts.row(interrupts.keys.index(("ERR", "", "1"))) == [ABSENT]
+
+
+def test_interrupts_change(tmp_path: Path) -> None:
+    """Only lines that changed are read again, and a device that comes or goes is seen."""
+    host = Host(make_machine(tmp_path))
+    reading = OPEN["interrupts"](host)
+    (first,) = reading()
+    (tmp_path / "proc/interrupts").write_bytes(INTERRUPTS.replace(b"30764", b"30770"))
+    (second,) = reading()
+    assert second.keys is first.keys
+    assert value(second, "served", "36", "virtio1-req.0") == 30770
+    (tmp_path / "proc/interrupts").write_bytes(INTERRUPTS.replace(b" 36:", b" 37:"))
+    assert ("37", "virtio1-req.0") in reading()[0].keys
+
+
+def test_disk(tmp_path: Path) -> None:
+    """Whole disks only: no partition, no loop device; sectors of 512 bytes, milliseconds."""
+    (disk,) = read("disk", tmp_path)
+    assert disk.keys == (("vda",),)
+    assert value(disk, "read_bytes", "vda") == 30000 * 512
+    assert value(disk, "busy_seconds", "vda") == 900 / 1000
+    assert value(disk, "flush_seconds", "vda") == 16 / 1000
+
+
+def test_disk_of_an_old_kernel(tmp_path: Path) -> None:
+    """Before Linux 4.18 there are no discards, and the columns are not there."""
+    lines = [b" ".join(line.split()[:14]) for line in DISKSTATS.splitlines()]
+    (disk,) = read("disk", tmp_path, {"proc/diskstats": b"\n".join(lines) + b"\n"})
+    assert disk.schema.columns[-1].name == "queue_seconds"
+    assert value(disk, "in_flight", "vda") == 1
+
+
+def test_network(tmp_path: Path) -> None:
+    """Also where an old kernel leaves no space behind the colon."""
+    (network,) = read("network", tmp_path)
+    assert value(network, "received_bytes", "eth0") == 100
+    assert value(network, "sent_bytes", "eth0") == 900
+    assert value(network, "sent_compressed", "lo") == 16
+
+
+def test_pressure(tmp_path: Path) -> None:
+    """Microseconds as seconds, for the resources that the kernel has."""
+    (pressure,) = read("pressure", tmp_path)
+    assert pressure.keys == (("cpu",), ("io",))
+    assert value(pressure, "some_seconds", "io") == 2.827681
+
+
+def test_filesystems(tmp_path: Path) -> None:
+    """Local file systems, names unescaped; those of other machines are not even asked."""
+    (found,) = read("filesystems", tmp_path)
+    assert [key[0] for key in found.keys] == ["/", "/data disk"]
+    assert value(found, "available_bytes", "/data disk", "/dev/vdb", "xfs") == 1400 * 4096
+
+
+def test_processes(tmp_path: Path) -> None:
+    """A name with brackets, spaces and a newline does not shift the fields behind it."""
+    (processes,) = read("processes", tmp_path)
+    (key,) = processes.keys
+    assert key[:7] == (4000, 12345, 1, 4000, 4000, 0, 1000)
+    assert key[7:] == ("a) R (b\n", "./a.out --x \ufffd", "/slurm/uid_1000/job_42/step_0")
+    assert value(processes, "user_seconds", *key) == 50 / 100
+    assert value(processes, "children_system_seconds", *key) == 5 / 100
+    assert value(processes, "threads", *key) == 7
+    assert value(processes, "state", *key) == ord("S")
+    assert value(processes, "rss_anon_bytes", *key) == 2000 * 1024
+    assert value(processes, "involuntary_switches", *key) == 7
+    assert value(processes, "written_bytes", *key) == 8192
+
+
+class Denied(Host):
+    """A machine where this user may not see the I/O of that process, which root always may."""
+
+    def open(self, path: str) -> int:
+        if path.endswith("/io"):
+            raise PermissionError(13, "Permission denied", path)
+        return super().open(path)
+
+
+def test_processes_of_others_have_no_io(tmp_path: Path) -> None:
+    """Where /proc/PID/io may not be read, I/O is unknown and not zero."""
+    (processes,) = OPEN["processes"](Denied(make_machine(tmp_path)))()
+    assert processes.row(0)[-7:] == [ABSENT] * 7
+
+
+def test_a_process_vanishes_between_two_reads(tmp_path: Path) -> None:
+    """One that ends while it is read is left out; the others are there."""
+    changes: dict[str, bytes | None] = {"proc/4001/stat": b"4001 " + PROCESS_STAT}
+    (processes,) = read("processes", tmp_path, changes)
+    assert [key[0] for key in processes.keys] == [4000]
+
+
+def test_kernel_threads_are_left_out(tmp_path: Path) -> None:
+    """A kernel thread is known by its flag PF_KTHREAD."""
+    thread = b"(kswapd0) S 2 0 0 0 -1 2129984 " + b"0 " * 44 + b"\n"
+    (processes,) = read("processes", tmp_path, {"proc/90/stat": b"90 " + thread})
+    assert [key[0] for key in processes.keys] == [4000]
+
+
+def test_threads_on_request(tmp_path: Path) -> None:
+    """Each thread with its own time on a core and waiting for one."""
+    changes: dict[str, bytes | None] = {
+        "proc/4000/task/4000/stat": b"4000 " + PROCESS_STAT,
+        "proc/4000/task/4000/schedstat": b"500000000 250000000 12\n",
+    }
+    _, threads = read("processes", tmp_path, changes, threads=True)
+    (key,) = threads.keys
+    assert key[:3] == (4000, 12345, 4000)
+    assert value(threads, "run_seconds", *key) == 0.5
+    assert value(threads, "wait_seconds", *key) == 0.25
+    assert value(threads, "processor", *key) == 1
+
+
+def test_cgroups(tmp_path: Path) -> None:
+    """What the job's group tells; what its controllers do not tell is unknown, "no limit" too."""
+    (groups,) = read("cgroups", tmp_path)
+    key = ("/slurm/uid_1000/job_42",)
+    assert groups.keys == (key,)
+    assert value(groups, "anon_bytes", *key) == 40960
+    assert value(groups, "memory_bytes", *key) == 50000
+    for name in ("cpu_seconds", "memory_limit_bytes", "read_bytes"):
+        assert groups.values[groups.schema.position(name)] == ABSENT
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "text"),
+    [
+        ("memory", "proc/meminfo", MEMINFO[:-9]),
+        ("memory", "proc/meminfo", b""),
+        ("memory", "proc/meminfo", MEMINFO + MEMINFO),
+        ("cpu", "proc/stat", b"cpu  1 2\n"),
+        ("cpu", "proc/stat", STAT.replace(b"cpu0 100", b"cpu0 x")),
+        ("load", "proc/loadavg", b"0.1\n"),
+        ("interrupts", "proc/interrupts", INTERRUPTS[:-3]),
+        ("disk", "proc/diskstats", DISKSTATS[:-20]),
+        ("network", "proc/net/dev", NET_DEV[:-4]),
+        ("pressure", "proc/pressure/cpu", b"some total=x\n"),
+    ],
+)
+def test_malformed_files_are_named(tmp_path: Path, name: str, path: str, text: bytes) -> None:
+    """A file that is cut off or not as documented is an error with its name, never a wrong number."""
+    with pytest.raises(MalformedError) as caught:
+        read(name, tmp_path, {path: text})
+    assert caught.value.path == path

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.agent.http import Request, Response, parse_request, render_response
+
+
+def test_requests() -> None:
+    """Method, path without its query, and headers in lower case."""
+    data = b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\nACCEPT:  text/plain \r\n\r\n"
+    assert parse_request(data) == Request("GET", "/metrics", {"host": "a", "accept": "text/plain"})
+
+
+@given(st.binary() | st.binary().map(lambda tail: b"GET / HTTP/1.1\r\n" + tail))
+def test_any_request(data: bytes) -> None:
+    """Whatever is sent, it is a request or not one."""
+    found = parse_request(data)
+    assert found is None or found.method.isalpha()
+
+
+def test_responses() -> None:
+    """Length and type are said; HEAD has no body; 401 says how to do it right."""
+    text = render_response(Response(401, "text/plain", b"no\n"), close=True, head_only=False)
+    assert text.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+    assert b"Content-Length: 3\r\n" in text
+    assert b"WWW-Authenticate: Bearer\r\n" in text
+    assert text.endswith(b"\r\n\r\nno\n")
+    assert render_response(Response(200, "text/plain", b"x"), False, True).endswith(b"\r\n\r\n")

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.attribution.jobfiles import JobFile, JobFiles, parse_job_file
+from joblens.attribution.owners import Owners
+from joblens.collectors.processes import ProcessKey
+from joblens.config import AttributionSettings
+from joblens.host import Host
+from joblens.model import Owner
+from kernel import make_machine
+
+SETTINGS = AttributionSettings(job_files="jobs")
+
+
+def key(pid: int, parent: int = 1, uid: int = 1000, **others: object) -> ProcessKey:
+    plain = ProcessKey(pid, pid * 100, parent, pid, pid, 0, uid, "a", "a", "/")
+    return plain._replace(**others)  # type: ignore[arg-type]
+
+
+def owners(root: Path, **settings: object) -> Owners:
+    chosen = SETTINGS._replace(**settings)  # type: ignore[arg-type]
+    return Owners(Host(make_machine(root)), chosen, "fox", "node1")
+
+
+def job_file(root: Path, name: str, content: dict[str, object] | bytes, mode: int = 0o644) -> None:
+    (root / "jobs").mkdir(exist_ok=True, mode=0o755)
+    (root / "jobs").chmod(0o755)
+    path = root / "jobs" / name
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    path.chmod(mode)
+
+
+def ids(found: list[Owner | None]) -> list[str]:
+    return [owner.job.id if owner else "" for owner in found]
+
+
+def test_the_cgroup_comes_first(tmp_path: Path) -> None:
+    """What root put into a scheduler's cgroup is that job's, whatever else claims it."""
+    job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10})
+    found = owners(tmp_path).of_processes([key(10, cgroup="/slurm/uid_1000/job_42/step_0")])
+    assert [(o.job.id, o.step, o.job.source) for o in found if o] == [("42", "0", "slurm")]
+
+
+def test_a_job_file_takes_all_that_come_from_its_process(tmp_path: Path) -> None:
+    """Descendants too, in other sessions too, and also after their parents have ended."""
+    job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10, "start": 5})
+    them = owners(tmp_path)
+    assert ids(them.of_processes([key(12, 11), key(11, 10), key(10), key(20)])) == ["7", "7", "7", "s20"]
+    assert ids(them.of_processes([key(12, parent=1)])) == ["7"]
+    assert ids(them.of_processes([key(12, parent=1, start=1)])) == ["s12"]
+
+
+def test_a_job_file_by_session_or_user(tmp_path: Path) -> None:
+    """A session, or all of a user's processes while the user has one job only."""
+    job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "session": 30})
+    job_file(tmp_path, "b.json", {"id": "8", "uid": 1001})
+    job_file(tmp_path, "c.json", {"id": "9", "uid": 1002})
+    job_file(tmp_path, "d.json", {"id": "10", "uid": 1002})
+    found = owners(tmp_path, infer=False).of_processes(
+        [key(31, session=30), key(40, uid=1001), key(50, uid=1002), key(32, uid=1003, session=30)]
+    )
+    assert ids(found) == ["7", "8", "", ""]
+
+
+def test_a_pid_that_comes_round_again_is_not_the_job(tmp_path: Path) -> None:
+    """With `pid_start`, another process under the old number is not taken for the job."""
+    job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10, "pid_start": 1000})
+    assert ids(owners(tmp_path).of_processes([key(10)])) == ["7"]
+    assert ids(owners(tmp_path).of_processes([key(10, start=1)])) == ["s10"]
+
+
+@pytest.mark.parametrize("how", ["writable file", "writable folder", "link", "stranger"])
+def test_job_files_that_anybody_could_write_are_not_believed(tmp_path: Path, how: str) -> None:
+    """A file or folder that others can write to, or a link, is reported and not used."""
+    job_file(
+        tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10}, 0o666 if how == "writable file" else 0o644
+    )
+    if how == "writable folder":
+        (tmp_path / "jobs").chmod(0o777)
+    if how == "link":
+        (tmp_path / "jobs" / "a.json").rename(tmp_path / "elsewhere.json")
+        (tmp_path / "jobs" / "a.json").symlink_to(tmp_path / "elsewhere.json")
+    if how == "stranger":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file to somebody else")
+        os.chown(tmp_path / "jobs" / "a.json", 1000, 1000)
+    them = owners(tmp_path)
+    assert ids(them.of_processes([key(10)])) == ["s10"]
+    assert len(them.files.problems) == 1
+
+
+def test_slurm_without_cgroups(tmp_path: Path) -> None:
+    """Children of root's slurmstepd are the job's; a user who calls a program so is not believed."""
+    title = "slurmstepd: [42.batch]"
+    real = key(10, uid=0, name="slurmstepd", command=title)
+    forged = key(20, uid=1000, name="slurmstepd", command=title.replace("42", "99"))
+    found = owners(tmp_path).of_processes([real, key(11, 10), forged, key(21, 20)])
+    assert ids(found) == ["42", "42", "s20", "s21"]
+    assert [o.step for o in found[:2] if o] == ["batch", "batch"]
+
+
+def test_flux_is_believed_only_under_its_own_user(tmp_path: Path) -> None:
+    """A user can make a unit of any name below the own service manager: that is no Flux job."""
+    path = "/user.slice/user-{0}.slice/user@{0}.service/imp-shell-0-fPY66.service"
+    (tmp_path / "etc").mkdir()
+    them = owners(tmp_path)
+    (tmp_path / "etc/passwd").write_text("flux:x:765:765::/:/bin/sh\nalice:x:1000:1000::/:/bin/sh\n")
+    found = them.of_processes([key(10, cgroup=path.format(765)), key(11, cgroup=path.format(1000))])
+    assert ids(found) == ["fPY66", "s11"]
+
+
+def test_inference(tmp_path: Path) -> None:
+    """Below a terminal the process group, elsewhere the session; the system's users are nobody's."""
+    found = owners(tmp_path).of_processes(
+        [
+            key(10, group=10, session=5, terminal=34816),
+            key(11, group=10, session=5, terminal=34816),
+            key(12, group=12, session=5),
+            key(13, uid=33),
+            key(14, uid=65534),
+            key(15, group=0, session=0),
+        ]
+    )
+    assert ids(found) == ["g10", "g10", "s5", "", "", "s15"]
+    assert found[0] is not None
+    assert found[0].job.start == 1700000000 + 1000 // 100
+
+
+def test_an_inferred_job_keeps_its_start(tmp_path: Path) -> None:
+    """When the leader ends before the others, the job is still the same."""
+    them = owners(tmp_path)
+    first = them.of_processes([key(10, session=10), key(20, session=10)])
+    assert them.of_processes([key(20, session=10)]) == [first[1]]
+
+
+def test_a_circle_of_parents_ends(tmp_path: Path) -> None:
+    """Two readings of a changing machine can show processes that are each other's parents."""
+    assert ids(owners(tmp_path, infer=False).of_processes([key(10, 11), key(11, 10)])) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"id": 7, "uid": 1}',
+        b'{"id": "7"}',
+        b'{"id": "7", "uid": -1}',
+        b'{"id": "7", "uid": true}',
+        b"\xff",
+    ],
+)
+def test_broken_job_files(tmp_path: Path, content: bytes) -> None:
+    """A broken job file is reported with its path, and the good ones count."""
+    job_file(tmp_path, "a.json", content)
+    job_file(tmp_path, "b.json", {"id": "8", "uid": 1000})
+    files = JobFiles(Host(str(tmp_path)), "jobs")
+    assert files.load() == [JobFile("8", 1000)]
+    assert list(files.problems) == ["jobs/a.json"]
+
+
+@given(st.binary())
+def test_any_job_file(data: bytes) -> None:
+    """Whatever a job file holds, it is a job or a ValueError."""
+    with suppress(ValueError):
+        assert parse_job_file(data).id

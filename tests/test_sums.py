@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.agent.sampler import Sampler
+from joblens.attribution.sharing import SharedMemory, part_of
+from joblens.collectors.processes import PROCESS, ProcessKey, Pss, parse_pss
+from joblens.config import Settings
+from joblens.host import Host
+from joblens.model import ABSENT, Rows
+from kernel import FILES, JOB, PROCESS_STAT, make_machine
+
+ROLLUP = b"""\
+00400000-7ffd [rollup]
+Rss:      3000 kB
+Pss:      1700 kB
+Pss_Anon:     1000 kB
+Pss_File:      550 kB
+Pss_Shmem:     150 kB
+"""
+
+
+def job_values(rows: Rows) -> dict[str, int]:
+    return dict(zip((column.name for column in rows.schema.columns), rows.row(0)))
+
+
+def test_memory_from_the_cgroup_and_the_rest_from_processes(tmp_path: Path) -> None:
+    """What the group tells is taken from it: anonymous and shared, no cache. CPU and I/O it does not tell."""
+    sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)
+    found = {sample.rows.schema.set: sample.rows for sample in sampler.sample(0)}
+    job = job_values(found["job"])
+    assert found["job"].keys == (("node1", "42", "node1"),)
+    assert found["step"].keys == (("node1", "42", "0", "node1"),)
+    assert job["memory_bytes"] == 40960 + 4096
+    assert job["charged_bytes"] == 50000
+    assert job["cpu_seconds"] == (50 + 10 + 25 + 5) * 10_000
+    assert job["written_bytes"] == 8192
+    assert (job["processes"], job["threads"]) == (1, 7)
+    info = sampler.attribution.latest()[2]
+    assert info.keys[0][3:] == ("alice", 1000, "slurm", "processes", "cgroup", "processes")
+    assert found["process"].keys[0][:4] == ("node1", "42", "0", "node1")
+
+
+def test_cpu_and_io_from_the_cgroup(tmp_path: Path) -> None:
+    """Where the group has CPU and I/O, these are taken and not the processes'."""
+    folder = "sys/fs/cgroup/cpu,cpuacct/slurm/uid_1000/job_42"
+    changes: dict[str, bytes | None] = {
+        folder + "/cgroup.procs": b"",
+        folder + "/cpuacct.usage": b"1234567890\n",
+        folder + "/cpuacct.stat": b"user 100\nsystem 20\n",
+    }
+    sampler = Sampler(Host(make_machine(tmp_path, changes)), Settings(), print)
+    found = {sample.rows.schema.set: sample.rows for sample in sampler.sample(0)}
+    job = job_values(found["job"])
+    assert (job["cpu_seconds"], job["user_seconds"]) == (1234567, 1_000_000)
+
+
+def test_what_was_not_measured_is_absent(tmp_path: Path) -> None:
+    """At a tick without process scan the job's row has what its cgroup tells, and no stale figures."""
+    sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)
+    sampler.sample(0)
+    found = {sample.rows.schema.set: sample.rows for sample in sampler.sample(1)}
+    job = job_values(found["job"])
+    assert "process" not in found
+    assert job["memory_bytes"] == 40960 + 4096
+    assert job["processes"] == job["cpu_seconds"] == ABSENT
+    assert job_values(sampler.attribution.latest()[0])["processes"] == 1
+
+
+def test_a_job_is_gone_after_its_end(tmp_path: Path) -> None:
+    """No group and no process left: no row."""
+    sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)
+    sampler.sample(0)
+    for folder in (JOB, "proc/4000"):
+        shutil.rmtree(tmp_path / folder)
+    found = {sample.rows.schema.set: sample.rows for sample in sampler.sample(5)}
+    assert found["job"].keys == found["step"].keys == ()
+
+
+def test_shared_memory_counts_once(tmp_path: Path) -> None:
+    """Two processes: the sum of their shares. One alone: all that it has."""
+    changes: dict[str, bytes | None] = {
+        "proc/4001/" + name: FILES["proc/4000/" + name] for name in ("status", "io")
+    }
+    changes["proc/4001/stat"] = b"4001 " + PROCESS_STAT
+    for pid in (4000, 4001):
+        changes[f"proc/{pid}/smaps_rollup"] = ROLLUP
+        changes[f"proc/{pid}/cgroup"] = b"1:name=x:/pbspro/5.server\n"
+    host = Host(make_machine(tmp_path, changes))
+    sampler = Sampler(host, Settings(), print)
+    found = {sample.rows.schema.set: sample.rows for sample in sampler.sample(0)}
+    rows = found["job"]
+    (job,) = (rows.row(number) for number, key in enumerate(rows.keys) if key[1] == "5.server")
+    assert job[rows.schema.position("memory_bytes")] == 2 * (1000 + 150) * 1024
+
+
+def test_counting_shares_is_not_repeated_at_once(tmp_path: Path) -> None:
+    """A process is counted again after a hundred times what that cost; until then its share follows RSS."""
+    host = Host(make_machine(tmp_path, {"proc/1/smaps_rollup": ROLLUP, "proc/2/smaps_rollup": ROLLUP}))
+    ticks = iter([0, 1, 1, 2, 50, 50, 102, 103, 103, 104])
+    memory = SharedMemory(host, lambda: float(next(ticks)))
+
+    def measure(kib: int) -> int:
+        values = [0] * len(PROCESS.columns)
+        values[PROCESS.position("rss_anon_bytes")] = kib
+        keys = [ProcessKey(pid, 1, 1, 1, 1, 0, 1000, "a", "a", "/") for pid in (1, 2)]
+        found = memory.measure([(key, values) for key in keys])
+        assert found is not None
+        return found.bytes
+
+    assert measure(2300) == 2 * 1150 * 1024
+    for pid in (1, 2):
+        (tmp_path / f"proc/{pid}/smaps_rollup").write_bytes(ROLLUP.replace(b"1000 kB", b"2150 kB"))
+    assert measure(4600) == 2 * 2300 * 1024  # the share of a half, of twice the RSS
+    assert measure(4600) == 2 * 2300 * 1024  # counted anew: 2150 + 150 of 4600
+
+
+@given(st.binary())
+def test_any_rollup(data: bytes) -> None:
+    """Whatever smaps_rollup holds, it is a share or none."""
+    found = parse_pss(data)
+    assert found is None or found.anon >= 0
+
+
+def test_a_share_is_a_part() -> None:
+    """The two files are read one after the other, so a share can seem larger than the whole."""
+    assert part_of(Pss(500, 500), 800) == 1.0
+    assert part_of(Pss(0, 0), 0) == 1.0
