@@ -42,7 +42,7 @@ bench: install ## measure cost side by side with what people would use instead
 	$(BIN)/python -m bench
 
 docs: install ## write docs/metrics.md anew from the code
-	$(BIN)/python -m joblens.metrics_page > docs/metrics.md
+	$(BIN)/python docs/generate.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .run .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

@@ -18,7 +18,7 @@ FLOW = (
     ("collectors",),
     ("attribution",),
     ("agent",),
-    ("record", "metrics_page"),
+    ("record",),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(FLOW) for name in names}

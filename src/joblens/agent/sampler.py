@@ -198,6 +198,4 @@ def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]
     options = {**collector.options, **dict(chosen.options)}
     if not chosen.enabled:
         return 0, options
-    if chosen.interval:
-        return max(round(chosen.interval / settings.interval), 1), options
-    return max(round(collector.every / settings.interval), 1), options
+    return max(round((chosen.interval or collector.pause) / settings.interval), 1), options

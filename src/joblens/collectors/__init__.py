@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, NamedTuple, Tuple
 
+from joblens.collectors.cgroups import SCHEMA as CGROUP
 from joblens.collectors.cgroups import cgroups
-from joblens.collectors.cpu import cpu
+from joblens.collectors.cpu import KERNEL, cpu
+from joblens.collectors.cpu import SCHEMA as CPU
+from joblens.collectors.disk import SCHEMA as DISK
 from joblens.collectors.disk import disk
+from joblens.collectors.filesystems import SCHEMA as FILESYSTEMS
 from joblens.collectors.filesystems import filesystems
+from joblens.collectors.interrupts import ALL_CORES as INTERRUPTS
 from joblens.collectors.interrupts import interrupts
+from joblens.collectors.load import SCHEMA as LOAD
 from joblens.collectors.load import load
+from joblens.collectors.memory import SCHEMA as MEMORY
 from joblens.collectors.memory import memory
+from joblens.collectors.network import SCHEMA as NETWORK
 from joblens.collectors.network import network
+from joblens.collectors.pressure import SCHEMA as PRESSURE
 from joblens.collectors.pressure import pressure
-from joblens.collectors.processes import processes
+from joblens.collectors.processes import PROCESS, THREAD, processes
+from joblens.collectors.vmstat import SCHEMA as VMSTAT
 from joblens.collectors.vmstat import vmstat
-from joblens.model import Rows
+from joblens.model import Rows, Schema
 
 Read = Callable[[], Tuple[Rows, ...]]
 
@@ -28,22 +38,23 @@ class Collector(NamedTuple):
     name: str
     open: Callable[..., Read]  # (host, **options) -> read
     reads: str
-    every: int = 1  # of the agent's interval, unless the configuration says otherwise
+    schemas: Tuple[Schema, ...]  # as documented; `memory` and `vmstat` have a column for every other line too
+    pause: float = 0.0  # seconds between two readings at the least, unless the configuration says otherwise
     options: Mapping[str, Any] = {}  # what else can be set, with its default
 
 
 COLLECTORS: Tuple[Collector, ...] = (
-    Collector("cpu", cpu, "/proc/stat"),
-    Collector("memory", memory, "/proc/meminfo"),
-    Collector("vmstat", vmstat, "/proc/vmstat"),
-    Collector("interrupts", interrupts, "/proc/interrupts", options={"per_cpu": False}),
-    Collector("load", load, "/proc/loadavg"),
-    Collector("disk", disk, "/proc/diskstats"),
-    Collector("network", network, "/proc/net/dev"),
-    Collector("pressure", pressure, "/proc/pressure"),
+    Collector("cpu", cpu, "/proc/stat", (CPU, KERNEL)),
+    Collector("memory", memory, "/proc/meminfo", (MEMORY,)),
+    Collector("vmstat", vmstat, "/proc/vmstat", (VMSTAT,)),
+    Collector("interrupts", interrupts, "/proc/interrupts", (INTERRUPTS,), options={"per_cpu": False}),
+    Collector("load", load, "/proc/loadavg", (LOAD,)),
+    Collector("disk", disk, "/proc/diskstats", (DISK,)),
+    Collector("network", network, "/proc/net/dev", (NETWORK,)),
+    Collector("pressure", pressure, "/proc/pressure", (PRESSURE,)),
     # Sizes change slowly, and a file system can take its time to answer.
-    Collector("filesystems", filesystems, "/proc/self/mounts, statvfs", every=60),
-    Collector("cgroups", cgroups, "/sys/fs/cgroup"),
+    Collector("filesystems", filesystems, "/proc/self/mounts, statvfs", (FILESYSTEMS,), pause=60.0),
+    Collector("cgroups", cgroups, "/sys/fs/cgroup", (CGROUP,)),
     # Costs some 30 µs per process, which on a node with thousands is much for every second.
-    Collector("processes", processes, "/proc/PID", every=5, options={"threads": False}),
+    Collector("processes", processes, "/proc/PID", (PROCESS, THREAD), pause=5.0, options={"threads": False}),
 )

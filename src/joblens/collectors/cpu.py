@@ -31,6 +31,7 @@ STATES = (
     _state("guest", "time in virtual machines, also counted in user"),
     _state("guest_nice", "time in virtual machines of lowered priority, also counted in nice"),
 )
+SCHEMA = Schema("cpu", ("cpu",), STATES)
 KERNEL = Schema(
     "kernel",
     (),
@@ -49,7 +50,7 @@ _KERNEL_LINES = (b"intr", b"ctxt", b"processes", b"softirq", b"procs_running", b
 
 def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     names: List[bytes] = []
-    schema = Schema("cpu", ("cpu",), ())
+    schema = SCHEMA
     keys: Tuple[Key, ...] = ()
 
     def read() -> Tuple[Rows, ...]:

@@ -34,6 +34,7 @@ COLUMNS = (
     Column("flushes", COUNTER, "flushes that ended"),
     Column("flush_seconds", COUNTER, "time that all flushes took together", divisor=1000),
 )
+SCHEMA = Schema("disk", ("device",), COLUMNS)
 _IGNORED = ("ram", "loop", "zram", "fd")
 
 

@@ -7,7 +7,7 @@ from typing import Callable, Tuple
 
 from joblens.collectors.wide import read_wide
 from joblens.host import Host
-from joblens.model import GAUGE, Column, Rows
+from joblens.model import GAUGE, Column, Rows, Schema
 
 _HELP = {
     "mem_total_bytes": "usable memory of the node",
@@ -24,6 +24,7 @@ _HELP = {
 }
 # To Prometheus `_total` is the end of a counter's name, and `sec` a unit.
 _RENAMED = {"HugePages_Total": "HugePages", "SecPageTables": "SecondaryPageTables"}
+SCHEMA = Schema("memory", (), tuple(Column(name, GAUGE, what, factor=1024) for name, what in _HELP.items()))
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 _NOT_NAME = re.compile(r"[^a-z0-9]+")
 

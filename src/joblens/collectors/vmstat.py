@@ -7,7 +7,7 @@ from typing import Callable, Tuple
 
 from joblens.collectors.wide import read_wide
 from joblens.host import Host
-from joblens.model import COUNTER, GAUGE, Column, Rows
+from joblens.model import COUNTER, GAUGE, Column, Rows, Schema
 
 # Names that begin with nr_ are amounts of something now, but for those that count events (mm/vmstat.c).
 _NR_COUNTERS = re.compile(
@@ -25,6 +25,7 @@ _HELP = {
 }
 # The kernel's own name has `sec` in it, which to Prometheus is a unit.
 _RENAMED = {"nr_sec_page_table_pages": "nr_secondary_page_table_pages"}
+SCHEMA = Schema("vmstat", (), tuple(Column(name, COUNTER, what) for name, what in _HELP.items()))
 _NOT_NAME = re.compile(r"[^a-zA-Z0-9_]+")
 
 

@@ -1,0 +1,67 @@
+"""Writes docs/metrics.md from the code: `make docs`. A test fails when the two differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from joblens.agent.exposition import series_name
+from joblens.agent.loop import OWN
+from joblens.agent.sampler import FAILING, HEALTH
+from joblens.attribution.sums import INFO, JOB, OWNED_PROCESS, STEP
+from joblens.collectors import COLLECTORS
+from joblens.collectors.processes import PROCESS
+from joblens.model import Schema
+
+PAGE = Path(__file__).with_name("metrics.md")
+HEAD = """\
+# Metrics
+
+Written by `make docs` from the code; do not edit.
+
+A *set* is one source sampled at one instant. On the metrics page a column is
+`joblens_<set>_<column>`, in base units, with `_total` behind counters. What is unknown is absent, never
+zero. Counters are raw: rates are made by whoever reads.
+
+`memory` and `vmstat` have one column for every line of the kernel's file; those listed here are the ones
+that most people ask for. `process`, `thread` and `cgroup` are shown only with `process_metrics = true`,
+because they are many.
+"""
+
+
+def render() -> str:
+    return HEAD + "".join(_render_all())
+
+
+def _render_all() -> Iterator[str]:
+    yield "\n## What the node does\n"
+    for collector in COLLECTORS:
+        options = ", ".join(f"`{name}`" for name in collector.options)
+        pace = f"every {collector.pause:g} s" if collector.pause else "at every tick"
+        yield f"\n### {collector.name}\n\nFrom `{collector.reads}`, {pace} by default"
+        yield f"; further options: {options}.\n" if options else ".\n"
+        for schema in collector.schemas:
+            yield _render_schema(OWNED_PROCESS if schema is PROCESS else schema)
+    yield "\n## What the jobs do\n"
+    for schema in (JOB, STEP, INFO):
+        yield _render_schema(schema)
+    yield "\n## How the agent is doing\n"
+    for schema in (OWN, HEALTH, FAILING):
+        yield _render_schema(schema)
+
+
+def _render_schema(schema: Schema) -> str:
+    labels = ", ".join(f"`{label}`" for label in schema.labels)
+    lines = [
+        f"\nSet `{schema.set}`" + (f", by {labels}" if labels else "") + ":\n",
+        "| metric | kind | meaning |",
+    ]
+    lines.append("|---|---|---|")
+    lines += [
+        f"| `{series_name(schema, column)}` | {column.kind} | {column.help} |" for column in schema.columns
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
