@@ -1,0 +1,79 @@
+"""What the documents say is what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from joblens.cli import COMMANDS
+from joblens.collectors import COLLECTORS
+
+TOP = Path(__file__).parent.parent
+TEXTS = sorted(path for path in TOP.glob("*.md")) + sorted((TOP / "docs").glob("*.md"))
+
+
+def test_metrics_page_is_up_to_date() -> None:
+    """docs/metrics.md is what `make docs` writes."""
+    spec = importlib.util.spec_from_file_location("generate", TOP / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (TOP / "docs" / "metrics.md").read_text() == module.render(), "run `make docs`"
+
+
+def test_readme_is_short() -> None:
+    """Command and output on the first screen, and under 120 lines."""
+    lines = (TOP / "README.md").read_text().splitlines()
+    assert len(lines) < 120
+    assert any("make run" in line for line in lines[:24])
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.name))
+def test_links_lead_somewhere(path: Path) -> None:
+    """Links to files of the repository are not broken."""
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_architecture_names_every_module() -> None:
+    """One line per module: a new one without a place in the flow is noticed."""
+    text = (TOP / "docs" / "architecture.md").read_text()
+    for module in sorted((TOP / "src" / "joblens").rglob("*.py")):
+        name = module.relative_to(TOP / "src" / "joblens").as_posix()
+        if (
+            module.name not in ("__init__.py", "__main__.py")
+            and "collectors/" not in name
+            and "cli/" not in name
+        ):
+            assert f"`{name}`" in text, name
+    for collector in COLLECTORS:
+        assert collector.name in text
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    """`joblens COMMAND --help` says what it does and ends in an example."""
+    import sys
+
+    for name, what in COMMANDS:
+        text = subprocess.run(
+            [sys.executable, "-m", "joblens", name, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        assert what[1:] in " ".join(text.split())
+        assert f"joblens {name}" in text.partition("example:")[2]
+
+
+def test_settings_example_is_complete() -> None:
+    """The commented example in docs/settings.md is read without error and names every setting."""
+    from joblens.config import AttributionSettings, Settings, parse_settings
+    from joblens.toml import parse_toml
+
+    (text,) = re.findall(r"```toml\n(.*?)```", (TOP / "docs" / "settings.md").read_text(), re.S)
+    known = {collector.name: collector.options for collector in COLLECTORS}
+    assert parse_settings(parse_toml(text, "example"), "example", known)
+    for name in (*Settings._fields, *AttributionSettings._fields):
+        assert re.search(rf"\b{name}\b", text), name
