@@ -1,0 +1,75 @@
+"""`python -m bench [NAME…] [--json FILE]`: all measurements, or those named, as one table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from typing import Callable
+
+from bench.agent import measure_agent
+from bench.exporter import measure_exporter
+from bench.interpreters import Interpreter, find_interpreters
+from bench.loops import measure_processes, measure_six_sets
+from bench.startup import measure_startup
+from bench.table import Section, as_data, render
+
+MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
+    "sixsets": measure_six_sets,
+    "exporter": measure_exporter,
+    "processes": measure_processes,
+    "agent": measure_agent,
+    "startup": measure_startup,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench",
+        description="Side by side with what people would use instead. All takes some three minutes.",
+        epilog="example:\n  python -m bench sixsets startup --json figures.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(MEASUREMENTS)}; all by default"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in MEASUREMENTS:
+            parser.error(f"there is no measurement {name!r}; there are {', '.join(MEASUREMENTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    pythons = find_interpreters()
+    head = _describe(pythons)
+    print(head, end="\n\n")
+    names = options.names or list(MEASUREMENTS)
+    sections = [section for name in names for section in _measure(name, pythons)]
+    print(render(sections), end="")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": head, "sections": as_data(sections)}, file, indent=1)
+    return 0
+
+
+def _measure(name: str, pythons: list[Interpreter]) -> list[Section]:
+    print(f"bench: {name}", file=sys.stderr, flush=True)
+    try:
+        return MEASUREMENTS[name](pythons)
+    except Exception as error:  # one measurement's trouble is not the others'
+        return [Section(name, [], [f"not measured: {type(error).__name__}: {error}"])]
+
+
+def _describe(pythons: list[Interpreter]) -> str:
+    known = ", ".join(f"{python.label} {python.version}" for python in pythons)
+    return (
+        f"joblens bench, {time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, "
+        f"Linux {platform.release()}, Python {known}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The running agent: time on a core per round, memory, ticks missed. By schedstat, never by the clock."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from typing import Iterator, NamedTuple
+
+from bench.children import (
+    BenchError,
+    Memory,
+    connect,
+    cpu_seconds,
+    free_port,
+    memory,
+    metric,
+    scrape,
+    started,
+)
+from bench.interpreters import Interpreter
+from bench.sixsets import SIX
+from bench.table import Line, Section, at_most
+from joblens.collectors import COLLECTORS
+
+_WARM_UP = 2.0
+_SLICES, _SLICE = 4, 5.0  # 20 s, in slices to see the spread
+_FAST = 0.1
+_PER_ROUND = 0.6e-3
+_RESIDENT = 20e6
+
+
+class Run(NamedTuple):
+    busy: list[float]  # seconds on a core per second, one figure per slice
+    floor: list[float]  # the same of the paced floor beside it, if there was one
+    missed: int
+    memory: Memory
+    bare: Memory
+
+
+def six_sets_config(interval: float, per_cpu: bool = False) -> str:
+    """Each collector's interval is said, for the table of collectors may have a longer one."""
+    text = [f"interval = {interval}"]
+    for collector in COLLECTORS:
+        wanted = f"interval = {interval}" if collector.name in SIX else "enabled = false"
+        text += [f"[collectors.{collector.name}]", wanted]
+        if collector.name == "interrupts" and per_cpu:
+            text.append("per_cpu = true")
+    return "\n".join(text) + "\n"
+
+
+def check_rounds(page: str) -> None:
+    """An agent that skips readings would look cheap: each of the six must be read at each tick."""
+    ticks = metric(page, "joblens_agent_ticks_total")
+    for name in SIX:
+        readings = metric(page, f'joblens_collector_readings_total{{collector="{name}"}}')
+        if abs(ticks - readings) > 1:
+            raise BenchError(f"{name} was read {readings:g} times in {ticks:g} ticks")
+
+
+@contextmanager
+def running_agent(python: str, config: str) -> Iterator[tuple[int, int]]:
+    """Its pid and port."""
+    port = free_port()
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(config)
+        file.flush()
+        listen = f"127.0.0.1:{port}"
+        command = [python, "-m", "joblens", "agent", "--listen", listen, "--config", file.name]
+        with started(command) as pid:
+            connect(port).close()
+            yield pid, port
+
+
+def observe(python: Interpreter, config: str, fast: bool) -> Run:
+    length = _WARM_UP + _SLICES * (_SLICE + 2 * _FAST)
+    with ExitStack() as stack:
+        pid, port = stack.enter_context(running_agent(python.path, config))
+        # Ended with the agent; the limits are for a bench that is killed.
+        bare = [python.path, "-c", f"import time; time.sleep({length + 30})"]
+        bare_pid = stack.enter_context(started(bare))
+        watched = [pid]
+        if fast:
+            paced = [python.path, "-m", "bench.paced", str(_FAST), str(length + 30)]
+            watched.append(stack.enter_context(started(paced)))
+        time.sleep(_WARM_UP)
+        slices = [_observe_slice(watched) for _ in range(_SLICES)]
+        connection = connect(port)
+        page = scrape(connection)
+        connection.close()
+        if fast:
+            check_rounds(page)
+        missed = int(metric(page, "joblens_agent_ticks_missed_total"))
+        floor = [busy[1] for busy in slices] if fast else []
+        return Run([busy[0] for busy in slices], floor, missed, memory(pid), memory(bare_pid))
+
+
+def _observe_slice(pids: list[int]) -> list[float]:
+    # A quarter of the fast grid away from a tick, so that each slice has whole rounds.
+    time.sleep(_FAST - time.time() % _FAST + _FAST / 4)
+    begin, before = time.monotonic(), [cpu_seconds(pid) for pid in pids]
+    time.sleep(_SLICE)
+    after, end = [cpu_seconds(pid) for pid in pids], time.monotonic()
+    return [(late - early) / (end - begin) for early, late in zip(before, after)]
+
+
+def measure_agent(pythons: list[Interpreter]) -> list[Section]:
+    rounds: list[Line] = []
+    sizes: list[Line] = []
+    peaks: list[str] = []
+    for python in pythons:
+        print(f"bench: agent of Python {python.version}, two runs of 23 s", file=sys.stderr, flush=True)
+        runs = {
+            "six sets": observe(python, six_sets_config(_FAST), fast=True),
+            "all": observe(python, "interval = 1.0\n", fast=False),
+        }
+        rounds += _describe_rounds(python.label, runs["six sets"], runs["all"])
+        for name, run in runs.items():
+            sizes += _describe_memory(python.label, name, run)
+            peaks.append(f"{python.label}, {name}: at its peak {run.memory.peak / 1e6:.1f} MB")
+    return [
+        Section(
+            "Running agent, time on a core; yardstick: wake up at 10 Hz and read the six files",
+            rounds,
+            ["LDMS 4.5 in C: 0.48 to 0.64 ms per round of six such sets; quoted, not measured here"],
+        ),
+        Section(
+            "Running agent, memory after 20 s and a scrape; yardstick: a bare interpreter that sleeps",
+            sizes,
+            ["MB is 10^6 bytes, MiB is 2^20", *peaks],
+        ),
+    ]
+
+
+def _describe_rounds(label: str, fast: Run, slow: Run) -> list[Line]:
+    ours, floor = ([busy * _FAST for busy in figures] for figures in (fast.busy, fast.floor))
+    percent = [100 * busy for busy in slow.busy]
+    return [
+        at_most("six sets at 10 Hz, per round", label, "seconds", ours, beside=floor, most=_PER_ROUND),
+        at_most("six sets at 10 Hz, ticks missed", label, "ticks", [fast.missed], most=0),
+        at_most("all collectors at 1 Hz, of one core", label, "percent", percent),
+        at_most("all collectors at 1 Hz, ticks missed", label, "ticks", [slow.missed], most=0),
+    ]
+
+
+def _describe_memory(label: str, name: str, run: Run) -> list[Line]:
+    own, bare = run.memory, run.bare
+    what = f"resident, {name} ({own.resident / 2**20:.1f} MiB)"
+    return [
+        at_most(what, label, "bytes", [own.resident], beside=[bare.resident], most=_RESIDENT),
+        at_most(f"its share (PSS), {name}", label, "bytes", [own.proportional], beside=[bare.proportional]),
+    ]

@@ -1,0 +1,54 @@
+"""Lines of the table for what is measured in tight loops: the six sets and the process scan."""
+
+from __future__ import annotations
+
+from bench.children import run_json
+from bench.interpreters import Interpreter
+from bench.sixsets import TICKS_PER_BATCH
+from bench.table import Line, Section, at_most, compare
+
+_LONGEST = 60.0
+_PER_PROCESS = 40e-6
+
+
+def measure_six_sets(pythons: list[Interpreter]) -> list[Section]:
+    lines: list[Line] = []
+    notes = [
+        f"the batch is encoded every {TICKS_PER_BATCH} ticks; only the cheaper of the two floors is judged",
+        "psutil has no interrupts, and of vmstat only swap in and out: six sets against it favours psutil",
+        "five sets: those without interrupts, the least that holds all of psutil's facts",
+    ]
+    for python in pythons:
+        found = run_json([python.path, "-m", "bench.sixsets"], _LONGEST)
+        ours, label = found["encoded"], python.label
+        floors = {"pread to the end": found["to_end"], "one pread per file": found["one_read"]}
+        cheaper = min(floors, key=lambda name: sorted(floors[name])[len(floors[name]) // 2])
+        for name, floor in floors.items():
+            goal = 2.0 if name == cheaper else None
+            lines.append(compare(f"six sets, encoded / {name}", label, ours, floor, goal))
+        lines.append(compare("six sets, values only / that floor", label, found["values"], floors[cheaper]))
+        if "psutil" in found:
+            theirs = found["psutil"]
+            lines.append(compare("six sets, values only / psutil", label, found["values"], theirs, 1 / 4))
+            lines.append(compare("five sets, values only / psutil", label, found["five"], theirs, 1 / 4))
+        else:
+            notes.append(f"{python.path} cannot import psutil")
+    return [Section("Six sets in a tight loop, CPU per round", lines, notes)]
+
+
+def measure_processes(pythons: list[Interpreter]) -> list[Section]:
+    lines: list[Line] = []
+    notes = [
+        "psutil is not asked for memory by kind, page faults, session or cgroup, which joblens reads too",
+        "joblens reads a command line again only when the name changes; psutil reads it each time",
+    ]
+    for python in pythons:
+        found = run_json([python.path, "-m", "bench.scan"], _LONGEST)
+        ours, label = found["scan"], python.label
+        lines.append(at_most("one scan / user processes seen", label, "seconds", ours, most=_PER_PROCESS))
+        if "psutil" in found:
+            lines.append(compare("one scan / psutil", label, ours, found["psutil"], 1 / 4))
+        else:
+            notes.append(f"{python.path} cannot import psutil")
+        notes.append(f"{label}: {found['count']} user processes, 300 of them made for it")
+    return [Section("Process scan, CPU per process", lines, notes)]

@@ -1,0 +1,59 @@
+"""Contenders take turns, and what counts is the ratio of two that ran one after the other.
+
+Time is time on a core. A machine that others use makes all contenders slower at the same moments, so the
+ratio within a round stays when the absolute figures do not.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from typing import Callable, Dict, List, NamedTuple, Sequence
+
+NS = 1_000_000_000
+
+
+class Spread(NamedTuple):
+    """Median and quartiles."""
+
+    low: float
+    middle: float
+    high: float
+
+    @property
+    def percent(self) -> float:
+        """Half the distance of the quartiles, in per cent of the median."""
+        return 50 * (self.high - self.low) / self.middle if self.middle else 0.0
+
+
+def spread(values: Sequence[float]) -> Spread:
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
+    return spread([one / other for one, other in zip(above, below)])
+
+
+def interleave(
+    contenders: Dict[str, Callable[[], object]], rounds: int, turns: int
+) -> Dict[str, List[float]]:
+    """Seconds on a core per call: for each contender one figure per round, each of so many turns."""
+    for call in contenders.values():  # opens the files and learns their layout
+        call()
+    gc.freeze()  # as the agent does after its start
+    found: Dict[str, List[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        order = list(contenders) if number % 2 else list(reversed(contenders))
+        for name in order:
+            found[name].append(_time(contenders[name], turns))
+    return found
+
+
+def _time(call: Callable[[], object], turns: int) -> float:
+    begin = time.process_time_ns()
+    for _ in range(turns):
+        call()
+    return (time.process_time_ns() - begin) / turns / NS
