@@ -77,7 +77,9 @@ class Account:
         self.ledger.update(processes)
         people = [(key, values) for key, values in processes if key.uid] or processes
         if people:
-            self.uid = people[0][0].uid
+            # Most, and not the first: Flux's own user has the process from which a job's come.
+            uids = [key.uid for key, _ in people]
+            self.uid = max(set(uids), key=lambda uid: (uids.count(uid), uid))
             self.io_known = all(knows_io(values) for _, values in people)
         if self.of_group("anon_bytes") == ABSENT:
             self.memory = sharing.measure(processes)
