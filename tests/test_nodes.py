@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -61,8 +64,8 @@ class Node(NamedTuple):
         return {int(pid): f"{job}/{step}@{node}" for pid, job, step, node in named if job}
 
 
-def look_at(tree: Path, settings: Settings) -> Node:
-    host, log = SortedHost(str(tree)), list[str]()
+def look_at(tree: Path, settings: Settings, kind: type[Host] = SortedHost) -> Node:
+    host, log = kind(str(tree)), list[str]()
     sampler = Sampler(host, settings, log.append)
     sampler.sample(0)
     host.close()
@@ -329,3 +332,33 @@ def test_plain(look: Callable[[str], Node]) -> None:
     assert node.value("joblens_job_memory_bytes", job="s16") == 23_288 * KIB
     assert node.value("joblens_job_processes", job="g26") == len([26, 27])
     assert node.value("joblens_process_rss_anon_bytes", pid="20", job="") == 108 * KIB  # nobody
+
+
+class SwitchedOffHost(Host):
+    def read(self, path: str) -> bytes:
+        if path.startswith("proc/pressure/"):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+        return super().read(path)
+
+
+def test_pressure_switched_off() -> None:
+    """A kernel with /proc/pressure that was started without psi=1 has nothing to tell, and nothing fails."""
+    node = look_at(NODES / "slurm-cgroup-v2", Settings(), SwitchedOffHost)
+    assert node.log == [
+        "pressure: not on this machine: proc/pressure/cpu: switched off, the kernel needs psi=1"
+    ]
+
+
+def test_more_processes_than_open_files(tmp_path: Path) -> None:
+    """With more processes than files may be open, all of them are read and files are left to others."""
+    shutil.copytree(NODES / "plain", tmp_path, dirs_exist_ok=True)
+    for pid in range(1000, 1200):
+        shutil.copytree(tmp_path / "proc" / "20", tmp_path / "proc" / str(pid))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
+    try:
+        node = look_at(tmp_path, Settings())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert node.log == []
+    assert len(node.sampler.latest["process"].rows.keys) == 200 + len((14, 16, 18, 20, 22, 25, 26, 27))

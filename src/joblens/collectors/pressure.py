@@ -5,6 +5,7 @@ See Documentation/accounting/psi.rst.
 
 from __future__ import annotations
 
+import errno
 from typing import Callable, List, Tuple
 
 from joblens.errors import MalformedError
@@ -31,10 +32,20 @@ def pressure(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         values: List[int] = []
         for name in there:
             path = f"{_FOLDER}/{name}"
-            values += parse_pressure(path, host.read(path))
+            values += parse_pressure(path, _read(host, path))
         return (Rows(SCHEMA, keys, values),)
 
     return read
+
+
+def _read(host: Host, path: str) -> bytes:
+    try:
+        return host.read(path)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        # Red Hat's kernels have the files, and count only if started with psi=1.
+        raise FileNotFoundError(errno.ENOENT, "switched off, the kernel needs psi=1", path) from None
 
 
 def parse_pressure(path: str, data: bytes) -> List[int]:

@@ -8,6 +8,7 @@ Kernel threads are left out.
 from __future__ import annotations
 
 import os
+import resource
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from joblens.errors import MalformedError
@@ -16,7 +17,8 @@ from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _LONGEST_COMMAND = 1024
-# Three files per process stay open, each with a page of the kernel's memory behind it, up to this many.
+# Three files per process stay open, each with a page of the kernel's memory behind it, up to this many,
+# and to half of what the agent may have open: the rest is for other collectors and for connections.
 _MOST_KEPT_OPEN = 3000
 # A process is moved to its cgroup before or shortly after it starts, and seldom later.
 _CGROUP_READ_AGAIN = 16
@@ -180,6 +182,8 @@ class _Process:
             os.close(fd)
         self.files.clear()
 
+    __del__ = close  # a table that failed is dropped as it is
+
 
 class _Table:
     def __init__(self, host: Host, threads: bool) -> None:
@@ -188,6 +192,8 @@ class _Table:
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
         self.scans = 0
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
 
     def read(self) -> Tuple[Rows, ...]:
         self.scans += 1
@@ -224,7 +230,7 @@ class _Table:
 
     def _read_known(self, process: _Process) -> Optional[Tuple[ProcessKey, List[int]]]:
         host = self.host
-        keep = len(self.known) * 3 <= _MOST_KEPT_OPEN
+        keep = len(self.known) * 3 <= self.most_kept
         stat = parse_stat(process.path, process.read(host, "stat", keep))
         fields = stat.fields
         process.kernel = stat.kernel_thread
