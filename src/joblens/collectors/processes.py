@@ -143,13 +143,19 @@ def parse_io(path: str, data: bytes) -> List[int]:
 
 
 def parse_cgroup(data: bytes) -> str:
-    """The path that says most: schedulers make groups in v1 controllers, in v2, or in both (cgroups(7))."""
-    best = b""
-    for line in data.splitlines():
-        _, _, path = line.partition(b":")[2].partition(b":")
-        if len(path) > len(best):
-            best = path
+    """The path that says most: schedulers make groups in v1 controllers, in v2, or in both (cgroups(7)).
+
+    Where a scheduler has no group the process stays in its daemon's, `/system.slice/slurmd.service`, which
+    can be longer but is not as deep, or not as special.
+    """
+    paths = [line.partition(b":")[2].partition(b":")[2] for line in data.splitlines()]
+    best = max(paths, key=_says, default=b"")
     return best.decode("utf-8", "replace")
+
+
+def _says(path: bytes) -> Tuple[int, bool, int]:
+    of_systemd = path.startswith((b"/system.slice/", b"/user.slice/"))
+    return path.rstrip(b"/").count(b"/"), not of_systemd, len(path)
 
 
 class _Process:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from joblens.collectors.processes import parse_cgroup
+
+
+@pytest.mark.parametrize(
+    ("lines", "path"),
+    [
+        (
+            b"4:memory:/system.slice/slurmd.service\n2:freezer:/slurm/uid_1/job_2/step_0\n",
+            "/slurm/uid_1/job_2/step_0",
+        ),
+        (b"4:memory:/pbspro/7.server\n1:name=systemd:/system.slice/pbs.service\n", "/pbspro/7.server"),
+        (
+            b"4:memory:/\n0::/user.slice/user-1000.slice/session-3.scope\n",
+            "/user.slice/user-1000.slice/session-3.scope",
+        ),
+        (b"0::/\n", "/"),
+        (b"", ""),
+    ],
+)
+def test_the_schedulers_group_is_the_one_that_counts(lines: bytes, path: str) -> None:
+    """A group that a scheduler made for the job stands before the longer name of the daemon's own."""
+    assert parse_cgroup(lines) == path
