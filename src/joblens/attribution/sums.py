@@ -1,7 +1,8 @@
 """`job` and `step`: what each job, and each step of it, has used on this node so far.
 
-CPU time, memory and storage I/O come from the job's cgroup where it has one that tells them, and from
-its processes otherwise; `job_info` says which.
+CPU time and memory come from the job's cgroup where it has one that tells them, and from its processes
+otherwise. Storage I/O is the larger of the two: a v1 group does not see buffered writes, no group sees
+network file systems, and processes can end unseen. `job_info` says which it was.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Account:
         else:
             memory = self.memory.source if self.memory else "unknown"
         if self.of_group("read_bytes") != ABSENT:
-            return cpu, memory, "cgroup"
+            return cpu, memory, "both" if self.io_known else "cgroup"
         return cpu, memory, "processes" if self.io_known else "unknown"
 
     def values(self, processes_fresh: bool) -> List[int]:
@@ -108,8 +109,8 @@ class Account:
             self.of_group("memory_limit_bytes"),
             io.read_chars if io else ABSENT,
             io.written_chars if io else ABSENT,
-            _first_known(self.of_group("read_bytes"), io.read if io else ABSENT),
-            _first_known(self.of_group("written_bytes"), io.written if io else ABSENT),
+            self._storage("read_bytes", self.ledger.used.read, io is not None),
+            self._storage("written_bytes", self.ledger.used.written, io is not None),
             self.processes if processes_fresh else ABSENT,
             self.threads if processes_fresh else ABSENT,
             self.of_group("oom_kills"),
@@ -124,15 +125,17 @@ class Account:
             return ABSENT, ABSENT, ABSENT
         return used.user + used.system, used.user, used.system
 
+    def _storage(self, name: str, of_processes: int, known: bool) -> int:
+        group = self.of_group(name)
+        if group != ABSENT:
+            return max(group, of_processes)
+        return of_processes if known else ABSENT
+
     def _memory(self, processes_fresh: bool) -> int:
         anon, shmem = self.of_group("anon_bytes"), self.of_group("shmem_bytes")
         if anon != ABSENT:
             return anon + (shmem if shmem != ABSENT else 0)
         return self.memory.bytes if self.memory and processes_fresh else ABSENT
-
-
-def _first_known(*values: int) -> int:
-    return next((value for value in values if value != ABSENT), ABSENT)
 
 
 _NOBODY: Name = ("", "", "", "")

@@ -141,9 +141,9 @@ def _read_v1(group: _Group) -> Dict[str, int]:
     ):
         # The figures with those of the groups below came with Linux 4.17 to the throttle policy.
         file = f"blkio.throttle.io_{what}"
-        data = group.text(file + "_recursive") or group.text(file)
-        if data:
-            facts[read], facts[write] = parse_blkio(data)
+        amounts = parse_blkio(group.text(file + "_recursive") or group.text(file))
+        if amounts is not None:
+            facts[read], facts[write] = amounts
     quota = parse_quota([group.text("cpu.cfs_quota_us").strip(), group.text("cpu.cfs_period_us").strip()])
     cpus = parse_cpu_list(group.text("cpuset.cpus"))
     return {**facts, **_known(cpu_limit_cores=quota, cpus=cpus)}
@@ -189,14 +189,20 @@ def parse_io_stat(data: bytes) -> Dict[str, int]:
     return dict(zip(("read_bytes", "written_bytes", "reads", "writes"), sums.values()))
 
 
-def parse_blkio(data: bytes) -> Tuple[int, int]:
-    """v1: `254:0 Read 4096` per device and operation, and a total."""
+def parse_blkio(data: bytes) -> Optional[Tuple[int, int]]:
+    """v1: `254:0 Read 4096` per device and operation, and a total.
+
+    None without a device: since Linux 6.10 nothing is counted on one that has no throttle configured, and
+    the total then says 0 whatever was read.
+    """
     sums = {b"Read": 0, b"Write": 0}
+    devices = False
     for line in data.split(b"\n"):
         fields = line.split()
         if len(fields) == 3 and fields[1] in sums and fields[2].isdigit():
             sums[fields[1]] += int(fields[2])
-    return sums[b"Read"], sums[b"Write"]
+            devices = True
+    return (sums[b"Read"], sums[b"Write"]) if devices else None
 
 
 def parse_cpu_list(data: bytes) -> Optional[int]:
