@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .running import Agent, Prometheus, running_agent, running_prometheus
+
+StartAgent = Callable[..., Agent]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[StartAgent]:
+    """Starts `joblens agent` with the text of a config and further words of its command line."""
+    with ExitStack() as stack:
+        started = iter(range(100))
+
+        def start(config: str = "", *words: str) -> Agent:
+            return stack.enter_context(running_agent(tmp_path / f"agent{next(started)}", config, *words))
+
+        yield start
+
+
+class Scraped(NamedTuple):
+    agent: Agent
+    prometheus: Prometheus
+    job_files: Path
+
+
+@pytest.fixture(scope="session")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """An agent and the Prometheus that scrapes it each second, one pair for all tests that only look."""
+    need("prometheus")
+    folder = tmp_path_factory.mktemp("scraped")
+    job_files = folder / "jobs"
+    job_files.mkdir(0o700)
+    config = f"""
+        interval = 0.5
+        cluster = "lab"
+        node = "c1"
+        [collectors.processes]
+        interval = 0.5
+        [attribution]
+        job_files = "{job_files}"
+        """
+    with (
+        running_agent(folder / "agent", config) as agent,
+        running_prometheus(folder / "prometheus", "{}:{}".format(*agent.address)) as prometheus,
+    ):
+        yield Scraped(agent, prometheus, job_files)
+
+
+def need(program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed; tests/services/install does it where it can")
