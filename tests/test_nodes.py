@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +21,12 @@ from joblens.agent.exposition import Exposition
 from joblens.agent.sampler import Sampler
 from joblens.config import CollectorSettings, Settings
 from joblens.host import Host
+from joblens.record import Recorder, record
 
 NODES = Path(__file__).parent / "nodes"
 NAMES = sorted(path.name for path in NODES.iterdir() if path.is_dir())
 NOT_OF_THE_NODE = ("collector", "collector_error")  # how the agent itself is doing
+SETTINGS = Settings(process_metrics=True, node="node1")
 KIB = 1024
 BOOT = 1767225600  # btime of the trees built by hand
 
@@ -79,10 +82,8 @@ def look(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Node]:
 
     def look(name: str) -> Node:
         if name not in known:
-            tree = NODES / name
-            if (tree / "run").exists():
-                tree = copy_with_modes(tree, tmp_path_factory.mktemp(name))
-            known[name] = look_at(tree, Settings(process_metrics=True, node="node1"))
+            tree = copy_with_modes(NODES / name, tmp_path_factory.mktemp(name))
+            known[name] = look_at(tree, SETTINGS)
         return known[name]
 
     return look
@@ -113,6 +114,14 @@ def test_collectors_succeed(name: str, look: Callable[[str], Node]) -> None:
     assert {it.error for it in running.values()} == {""}
     assert {collector for collector, it in running.items() if not it.present} == set(absent)
     assert [line.partition(":")[0] for line in node.log] == list(absent)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_again(name: str, look: Callable[[str], Node], tmp_path: Path) -> None:
+    """A recording of what was recorded shows the same node."""
+    machine = copy_with_modes(NODES / name, tmp_path / "machine")
+    record(Recorder(str(machine)), str(tmp_path / "recording"), lambda message: None)
+    assert look_at(tmp_path / "recording", SETTINGS).text == look(name).text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -354,11 +363,9 @@ def test_more_processes_than_open_files(tmp_path: Path) -> None:
     shutil.copytree(NODES / "plain", tmp_path, dirs_exist_ok=True)
     for pid in range(1000, 1200):
         shutil.copytree(tmp_path / "proc" / "20", tmp_path / "proc" / str(pid))
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
-    try:
-        node = look_at(tmp_path, Settings())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert node.log == []
-    assert len(node.sampler.latest["process"].rows.keys) == 200 + len((14, 16, 18, 20, 22, 25, 26, 27))
+    limited = ["sh", "-c", 'ulimit -n 128 && exec "$0" "$@"', sys.executable, "-m", "joblens"]
+    agent = subprocess.run(
+        [*limited, "agent", "--once", "--root", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert agent.stderr == ""
+    assert 'joblens_collector_success{collector="processes"} 1\n' in agent.stdout
