@@ -6,6 +6,7 @@ from bench.children import run_json
 from bench.interpreters import Interpreter
 from bench.sixsets import TICKS_PER_BATCH
 from bench.table import Line, Section, at_most, compare
+from bench.timing import spread
 
 _LONGEST = 60.0
 _PER_PROCESS = 40e-6
@@ -13,27 +14,35 @@ _PER_PROCESS = 40e-6
 
 def measure_six_sets(pythons: list[Interpreter]) -> list[Section]:
     lines: list[Line] = []
+    for python in pythons:
+        found = run_json([python.path, "-m", "bench.sixsets"], _LONGEST)
+        lines += _against_floor(python.label, found)
+        if "psutil" in found:
+            lines += _against_psutil(python.label, found)
     notes = [
         f"the batch is encoded every {TICKS_PER_BATCH} ticks; only the cheaper of the two floors is judged",
         "psutil has no interrupts, and of vmstat only swap in and out: six sets against it favours psutil",
-        "five sets: those without interrupts, the least that holds all of psutil's facts",
+        "five sets: without interrupts; four: without vmstat too, and psutil without swap_memory",
     ]
-    for python in pythons:
-        found = run_json([python.path, "-m", "bench.sixsets"], _LONGEST)
-        ours, label = found["encoded"], python.label
-        floors = {"pread to the end": found["to_end"], "one pread per file": found["one_read"]}
-        cheaper = min(floors, key=lambda name: sorted(floors[name])[len(floors[name]) // 2])
-        for name, floor in floors.items():
-            goal = 2.0 if name == cheaper else None
-            lines.append(compare(f"six sets, encoded / {name}", label, ours, floor, goal))
-        lines.append(compare("six sets, values only / that floor", label, found["values"], floors[cheaper]))
-        if "psutil" in found:
-            theirs = found["psutil"]
-            lines.append(compare("six sets, values only / psutil", label, found["values"], theirs, 1 / 4))
-            lines.append(compare("five sets, values only / psutil", label, found["five"], theirs, 1 / 4))
-        else:
-            notes.append(f"{python.path} cannot import psutil")
     return [Section("Six sets in a tight loop, CPU per round", lines, notes)]
+
+
+def _against_floor(label: str, found: dict[str, list[float]]) -> list[Line]:
+    floors = {"pread to the end": found["to_end"], "one pread per file": found["one_read"]}
+    cheaper = min(floors, key=lambda name: spread(floors[name]).middle)
+    judged = [
+        compare(f"six sets, encoded / {name}", label, found["encoded"], floor, 2 if name == cheaper else None)
+        for name, floor in floors.items()
+    ]
+    return [*judged, compare("six sets, values only / that floor", label, found["values"], floors[cheaper])]
+
+
+def _against_psutil(label: str, found: dict[str, list[float]]) -> list[Line]:
+    return [
+        compare("six sets, values only / psutil", label, found["values"], found["psutil"], 1 / 4),
+        compare("five sets, values only / psutil", label, found["five"], found["psutil"], 1 / 4),
+        compare("four sets, values only / psutil", label, found["four"], found["psutil_four"], 1 / 4),
+    ]
 
 
 def measure_processes(pythons: list[Interpreter]) -> list[Section]:
@@ -48,7 +57,5 @@ def measure_processes(pythons: list[Interpreter]) -> list[Section]:
         lines.append(at_most("one scan / user processes seen", label, "seconds", ours, most=_PER_PROCESS))
         if "psutil" in found:
             lines.append(compare("one scan / psutil", label, ours, found["psutil"], 1 / 4))
-        else:
-            notes.append(f"{python.path} cannot import psutil")
         notes.append(f"{label}: {found['count']} user processes, 300 of them made for it")
     return [Section("Process scan, CPU per process", lines, notes)]

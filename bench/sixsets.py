@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Callable, Dict, List
+from typing import Dict, List
 
 from bench import with_psutil
-from bench.timing import interleave
+from bench.timing import Work, interleave
 from joblens.agent.batch import Batch
 from joblens.collectors import COLLECTORS, Read
 from joblens.host import Host, read_all
@@ -24,42 +24,56 @@ _PREAD = 1 << 16
 _ROUNDS, _TURNS = 60, 50  # turns: a multiple of the ticks per batch
 
 
-def open_sets(host: Host, without: str = "") -> List[Read]:
-    return [c.open(host) for c in COLLECTORS if c.name in SIX and c.name != without]
+def open_sets(host: Host, *without: str) -> List[Read]:
+    return [c.open(host) for c in COLLECTORS if c.name in SIX and c.name not in without]
 
 
-def round_encoded(reads: List[Read]) -> Callable[[], None]:
+def round_encoded(reads: List[Read]) -> Work:
     """One tick of an agent that ships: collect, add to the batch, now and then encode it."""
     batch = Batch()
     tick = 0
 
-    def turn() -> None:
+    def turn() -> int:
         nonlocal tick
         now = time.time_ns()
         batch.add([Sample(now, rows) for read in reads for rows in read()])
         tick += 1
         if tick % TICKS_PER_BATCH == 0:
             batch.encode({"node": "bench", "boot": "0", "sequence": tick})
+        return 1
 
     return turn
 
 
-def round_values(reads: List[Read]) -> Callable[[], None]:
-    def turn() -> None:
+def round_values(reads: List[Read]) -> Work:
+    def turn() -> int:
         for read in reads:
             read()
+        return 1
 
     return turn
 
 
-def floor_to_end() -> Callable[[], object]:
+def floor_to_end() -> Work:
     files = open_files()
-    return lambda: [read_all(file) for file in files]
+
+    def turn() -> int:
+        for file in files:
+            read_all(file)
+        return 1
+
+    return turn
 
 
-def floor_one_read() -> Callable[[], object]:
+def floor_one_read() -> Work:
     files = open_files()
-    return lambda: [os.pread(file, _PREAD, 0) for file in files]
+
+    def turn() -> int:
+        for file in files:
+            os.pread(file, _PREAD, 0)
+        return 1
+
+    return turn
 
 
 def open_files() -> List[int]:
@@ -68,15 +82,17 @@ def open_files() -> List[int]:
 
 def main() -> None:
     host = Host("/")
-    contenders: Dict[str, Callable[[], object]] = {
+    contenders: Dict[str, Work] = {
         "encoded": round_encoded(open_sets(host)),
         "values": round_values(open_sets(host)),
-        "five": round_values(open_sets(host, without="interrupts")),
+        "five": round_values(open_sets(host, "interrupts")),
+        "four": round_values(open_sets(host, "interrupts", "vmstat")),
         "to_end": floor_to_end(),
         "one_read": floor_one_read(),
     }
     if with_psutil.AVAILABLE:
         contenders["psutil"] = with_psutil.read_sets
+        contenders["psutil_four"] = with_psutil.read_sets_without_vmstat
     print(json.dumps(interleave(contenders, _ROUNDS, _TURNS)))
 
 

@@ -12,6 +12,7 @@ import time
 from typing import Callable, Dict, List, NamedTuple, Sequence
 
 NS = 1_000_000_000
+Work = Callable[[], int]  # returns how many pieces of work it has just done
 
 
 class Spread(NamedTuple):
@@ -37,12 +38,10 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
     return spread([one / other for one, other in zip(above, below)])
 
 
-def interleave(
-    contenders: Dict[str, Callable[[], object]], rounds: int, turns: int
-) -> Dict[str, List[float]]:
-    """Seconds on a core per call: for each contender one figure per round, each of so many turns."""
-    for call in contenders.values():  # opens the files and learns their layout
-        call()
+def interleave(contenders: Dict[str, Work], rounds: int, turns: int) -> Dict[str, List[float]]:
+    """Seconds on a core per piece of work: one figure per contender and round, each of so many turns."""
+    for work in contenders.values():  # opens the files and learns their layout
+        work()
     gc.freeze()  # as the agent does after its start
     found: Dict[str, List[float]] = {name: [] for name in contenders}
     for number in range(rounds):
@@ -52,8 +51,9 @@ def interleave(
     return found
 
 
-def _time(call: Callable[[], object], turns: int) -> float:
+def _time(work: Work, turns: int) -> float:
+    done = 0
     begin = time.process_time_ns()
     for _ in range(turns):
-        call()
-    return (time.process_time_ns() - begin) / turns / NS
+        done += work()
+    return (time.process_time_ns() - begin) / done / NS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Callable, Set
+from typing import Set
+
+from bench.timing import Work
 
 try:
     import psutil  # type: ignore[import-untyped, unused-ignore]
@@ -12,28 +14,32 @@ except ImportError:  # the bench goes on without it
 AVAILABLE = psutil is not None
 
 
-def read_sets() -> None:
+def read_sets() -> int:
+    psutil.swap_memory()  # two of its figures are from /proc/vmstat
+    return read_sets_without_vmstat()
+
+
+def read_sets_without_vmstat() -> int:
     psutil.cpu_times(percpu=True)
     psutil.cpu_times()
     psutil.cpu_stats()
     psutil.virtual_memory()
-    psutil.swap_memory()
     psutil.getloadavg()
     psutil.disk_io_counters(perdisk=True)
+    return 1
 
 
-def scan(wanted: Set[int]) -> Callable[[], None]:
+def scan(wanted: Set[int]) -> Work:
     """Only those processes: kernel threads are passed over before anything of them is read."""
 
-    def turn() -> None:
-        for process in psutil.process_iter():
-            if process.pid in wanted:
-                _read_process(process)
+    def turn() -> int:
+        return sum(_read_process(process) for process in psutil.process_iter() if process.pid in wanted)
 
     return turn
 
 
-def _read_process(process: psutil.Process) -> None:
+def _read_process(process: psutil.Process) -> bool:
+    """False for a process that has ended."""
     try:
         with process.oneshot():
             process.cpu_times()
@@ -47,5 +53,8 @@ def _read_process(process: psutil.Process) -> None:
             process.ppid()
             process.uids()
             process.io_counters()  # last: of some, not even root may see it
-    except psutil.Error:
-        return
+    except psutil.AccessDenied:
+        return True
+    except psutil.NoSuchProcess:
+        return False
+    return True
