@@ -141,7 +141,7 @@ def test_empty_folders_and_names_survive(record_plain: Callable[[Edit], Path]) -
     def edit(machine: Path) -> None:
         shutil.rmtree(machine / "sys/block")
         (machine / "sys/block/vda").mkdir(parents=True)
-        (machine / "run/joblens/jobs").mkdir(parents=True)
+        (machine / "run/joblens/jobs").mkdir(0o755, parents=True)
 
     folder = record_plain(edit)
     assert os.listdir(folder / "sys/block") == ["vda"]

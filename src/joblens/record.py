@@ -296,13 +296,17 @@ def save(recording: Recording, folder: str) -> int:
     """Below the folder and nowhere else: what has `..` in its path no collector should have read."""
     os.makedirs(folder, exist_ok=True)
     for path in filter(_is_plain, recording.folders):
-        os.makedirs(f"{folder}/{path}", exist_ok=True)
+        os.makedirs(f"{folder}/{path}", 0o755, exist_ok=True)
     paths = list(filter(_is_plain, recording.files))
     for path in paths:
         os.makedirs(os.path.dirname(f"{folder}/{path}"), exist_ok=True)
-        with open(f"{folder}/{path}", "xb") as file:
+        with open(f"{folder}/{path}", "xb", opener=_open_own) as file:
             file.write(recording.files[path])
     return len(paths)
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o644)  # a job file that others may write would not be believed
 
 
 def _is_plain(path: str) -> bool:
