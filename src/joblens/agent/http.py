@@ -13,6 +13,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 from joblens.errors import ServerError, sentence
 
+_END = b"\r\n\r\n"
 _LARGEST_REQUEST = 16_384
 _MOST_CONNECTIONS = 64
 _PATIENCE = 60.0  # seconds that a silent connection is kept
@@ -36,7 +37,7 @@ Answer = Callable[[Request], Response]
 
 def parse_request(data: bytes) -> Optional[Request]:
     """None if it is not HTTP. What follows the empty line is not read: a GET has no body."""
-    lines = data.split(b"\r\n\r\n", 1)[0].decode("latin-1").split("\r\n")
+    lines = data.split(_END, 1)[0].decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
         return None
@@ -78,7 +79,8 @@ class Server:
         try:
             self.listener = socket.create_server(address, family=family, backlog=_MOST_CONNECTIONS)
         except (OSError, OverflowError) as error:
-            raise ServerError(f"cannot listen on {address[0]}:{address[1]}: {sentence(error)}") from None
+            why = sentence(error).partition(" (while attempting")[0]  # which only says the address again
+            raise ServerError(f"cannot listen on {address[0]}:{address[1]}: {why}") from None
         self.listener.setblocking(False)
         selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
@@ -102,40 +104,46 @@ class Server:
             channel, _ = self.listener.accept()
         except OSError:  # given up by the other side meanwhile, or no descriptor left: it will be asked again
             return
-        if len(self._connections) >= _MOST_CONNECTIONS:
-            self.drop_silent()
-        if len(self._connections) >= _MOST_CONNECTIONS:
-            channel.close()
-            return
+        if len(self._connections) >= _MOST_CONNECTIONS:  # idle ones must not keep others out
+            self._drop(min(self._connections.values(), key=lambda it: it.active))
         channel.setblocking(False)
         connection = _Connection(channel)
         self._connections[channel.fileno()] = connection
         self.selector.register(channel, selectors.EVENT_READ, lambda events: self._serve(connection, events))
 
     def _serve(self, connection: _Connection, events: int) -> None:
+        """One answer per turn, and no further one while that is not fetched: nothing piles up."""
         try:
             if events & selectors.EVENT_READ:
                 self._receive(connection)
+            if not connection.outgoing:
+                self._answer_next(connection)
             if connection.outgoing:
                 self._send(connection)
         except BlockingIOError:
-            return
+            pass
         except OSError:  # the other side has hung up
             connection.closing, connection.outgoing = True, b""
         if connection.closing and not connection.outgoing:
             self._drop(connection)
+            return
+        busy = connection.outgoing or _END in connection.incoming
+        wanted = selectors.EVENT_WRITE if busy else selectors.EVENT_READ
+        key = self.selector.get_key(connection.channel)
+        if key.events != wanted:
+            self.selector.modify(connection.channel, wanted, key.data)
 
     def _receive(self, connection: _Connection) -> None:
         data = connection.channel.recv(_LARGEST_REQUEST)
         connection.active = time.monotonic()
         connection.incoming += data
-        if not data:
-            connection.closing = True
-            return
-        while b"\r\n\r\n" in connection.incoming and not connection.closing:
-            head, _, connection.incoming = connection.incoming.partition(b"\r\n\r\n")
+        connection.closing = not data
+
+    def _answer_next(self, connection: _Connection) -> None:
+        if _END in connection.incoming:
+            head, _, connection.incoming = connection.incoming.partition(_END)
             self._respond(connection, parse_request(head))
-        if len(connection.incoming) > _LARGEST_REQUEST:
+        elif len(connection.incoming) > _LARGEST_REQUEST:
             self._respond(connection, None)
 
     def _respond(self, connection: _Connection, request: Optional[Request]) -> None:
@@ -148,18 +156,12 @@ class Server:
         wish = request.headers.get("connection", "").lower() if request else "close"
         connection.closing = wish == "close" or response.status in (400, 405)
         head_only = request is not None and request.method == "HEAD"
-        connection.outgoing += render_response(response, connection.closing, head_only)
+        connection.outgoing = render_response(response, connection.closing, head_only)
 
     def _send(self, connection: _Connection) -> None:
-        try:
-            sent = connection.channel.send(connection.outgoing)
-        except BlockingIOError:
-            sent = 0
+        sent = connection.channel.send(connection.outgoing)
         connection.active = time.monotonic()
         connection.outgoing = connection.outgoing[sent:]
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
-        handler = self.selector.get_key(connection.channel).data
-        self.selector.modify(connection.channel, wanted, handler)
 
     def _drop(self, connection: _Connection) -> None:
         self._connections.pop(connection.channel.fileno(), None)
