@@ -13,6 +13,7 @@ import pytest
 
 from .conftest import StartAgent
 from .running import Agent, count_open_files, run_joblens, running_agent, wait_for
+from .watched import Load, write_job_file
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -69,6 +70,33 @@ def test_sighup_leaves_no_files_open(tmp_path: Path) -> None:
             reload(started, "interval = 3600")
         assert count_open_files(started.process.pid) <= before + 20  # processes come and go
         assert started.stop() == 0
+
+
+def test_sighup_forgets_no_job(tmp_path: Path) -> None:
+    """What a job's ended processes have used stays in its totals when the settings are read again."""
+    jobs = tmp_path / "jobs"
+    jobs.mkdir(0o700)
+    config = f'interval = 0.1\n[collectors.processes]\ninterval = 0.1\n[attribution]\njob_files = "{jobs}"'
+    with ExitStack() as stack:
+        load = Load("ignored_children", tmp_path / "file", [])
+        stack.callback(load.close)
+        assert load.stands()
+        write_job_file(jobs, "1", load)
+        started = stack.enter_context(running_agent(tmp_path, config))
+        load.go()
+        assert load.stands()
+        wait_for("the load's children", lambda: job_cpu(started) > 2.3)
+        load.go()
+        assert load.stands()
+        before = job_cpu(started)
+        reload(started, config + "\n")
+        assert job_cpu(started) >= before
+        assert started.stop() == 0
+
+
+def job_cpu(started: Agent) -> float:
+    lines = started.series("joblens_job_cpu_seconds_total")
+    return next((float(line.split()[1]) for line in lines if 'job="1"' in line), 0.0)
 
 
 def test_token(agent: StartAgent, tmp_path: Path) -> None:

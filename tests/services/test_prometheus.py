@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -13,7 +12,7 @@ import pytest
 from .conftest import Scraped, StartAgent, need
 from .openmetrics import parse_openmetrics
 from .running import run_joblens, wait_for
-from .watched import Load
+from .watched import Load, write_job_file
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 NODES = sorted(path.parent for path in (Path(__file__).parents[1] / "nodes").glob("*/proc"))
@@ -75,8 +74,7 @@ def test_a_jobs_series_come_and_go(scraped: Scraped, tmp_path: Path) -> None:
     load = Load("short_children", tmp_path / "file", [])
     try:
         assert load.stands()
-        file = scraped.job_files / f"{job}.json"
-        file.write_text(json.dumps({"id": job, "uid": os.getuid(), "pid": load.process.pid, "start": 7}))
+        file = write_job_file(scraped.job_files, job, load)
         (info,) = ask.wait_for(f'joblens_job_info{{job="{job}",user!=""}}')
         ask.wait_for(f'joblens_job_processes{{job="{job}"}} == 1')
         load.go()

@@ -104,6 +104,15 @@ class Load:
         self.process.wait()
 
 
+def write_job_file(folder: Path, job: str, load: Load) -> Path:
+    """Whole or not at all, as somebody may look at any moment."""
+    file = folder / f"{job}.json"
+    unfinished = file.with_suffix(".new")
+    unfinished.touch(0o600)
+    unfinished.write_text(json.dumps({"id": job, "uid": os.getuid(), "pid": load.process.pid}))
+    return unfinished.rename(file)
+
+
 class Stand:
     """Where loads are started as one job: by a job file, or in the groups that a scheduler would make."""
 
@@ -118,8 +127,7 @@ class Stand:
         self._stack.callback(load.close)
         assert load.stands()
         if not self.groups:
-            told = {"id": self.job, "uid": os.getuid(), "pid": load.process.pid}
-            (jobs / "job.json").write_text(json.dumps(told))
+            write_job_file(jobs, self.job, load)
         watch = Watch(jobs, self.job)
         self._stack.callback(watch.host.close)
         watch.look()

@@ -133,6 +133,7 @@ class Agent:
                 raise ConfigError("listen cannot change while the agent runs; restart it for that")
             token = read_token(settings.token_file)
             sampler = Sampler(self.host, settings, self.log)
+            sampler.carry_on(self.sampler)
         except (JoblensError, OSError) as error:
             self.log(f"settings not changed: {sentence(error)}")
             return
