@@ -10,6 +10,7 @@ from bench.timing import spread
 
 _LONGEST = 60.0
 _PER_PROCESS = 40e-6
+_USUAL_FILES = 1024
 
 
 def measure_six_sets(pythons: list[Interpreter]) -> list[Section]:
@@ -50,12 +51,17 @@ def measure_processes(pythons: list[Interpreter]) -> list[Section]:
     notes = [
         "psutil is not asked for memory by kind, page faults, session or cgroup, which joblens reads too",
         "joblens reads a command line again only when the name changes; psutil reads it each time",
+        f"a shell's usual limit is {_USUAL_FILES} open files; joblens then keeps fewer of them open",
     ]
     for python in pythons:
-        found = run_json([python.path, "-m", "bench.scan"], _LONGEST)
-        ours, label = found["scan"], python.label
+        command, label = [python.path, "-m", "bench.scan"], python.label
+        found = run_json(command, _LONGEST)
+        few = run_json([*command, str(_USUAL_FILES)], _LONGEST)
+        ours = found["scan"]
         lines.append(at_most("one scan / user processes seen", label, "seconds", ours, most=_PER_PROCESS))
         if "psutil" in found:
             lines.append(compare("one scan / psutil", label, ours, found["psutil"], 1 / 4))
+            what = f"one scan, {_USUAL_FILES} files allowed / psutil"
+            lines.append(compare(what, label, few["scan"], few["psutil"]))
         notes.append(f"{label}: {found['count']} user processes, 300 of them made for it")
     return [Section("Process scan, CPU per process", lines, notes)]

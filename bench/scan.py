@@ -1,11 +1,12 @@
 """The process scan against psutil, on sleeping processes that are made for it.
 
-`python -m bench.scan` is the loop itself, as in sixsets.py.
+`python -m bench.scan [FILES]` is the loop itself, as in sixsets.py, with so many files open at most.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -63,6 +64,9 @@ def read_pids(host: Host) -> Set[int]:
 
 
 def main() -> None:
+    if len(sys.argv) > 1:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), hard))
     host = Host("/")
     with sleepers():
         wanted = read_pids(host)
