@@ -12,6 +12,7 @@ _PATH = "proc/interrupts"
 _COLUMNS = (Column("served", COUNTER, "how often the interrupt was served"),)
 ALL_CORES = Schema("interrupts", ("irq", "device"), _COLUMNS)
 PER_CORE = Schema("interrupts", ("irq", "device", "cpu"), _COLUMNS)
+_NO_LINE = b"\n"  # unlike any line, an empty one too
 
 
 def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ...]]:
@@ -26,7 +27,7 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
         new = host.read(_PATH).split(b"\n")
         if keys is None or len(new) != len(lines) or new[0] != lines[0]:
             cpus = parse_header(new)
-            lines, counts, keys = [b""] * len(new), [[] for _ in new], None
+            lines, counts, keys = [_NO_LINE] * len(new), [[] for _ in new], None
         # On a machine with many cores a line has a kilobyte, and most lines stay as they were.
         for number, line in enumerate(new[1:-1], 1):
             if line != lines[number]:
