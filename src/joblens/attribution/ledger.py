@@ -4,6 +4,9 @@ A parent that waits for a child inherits the child's time (cutime, cstime) and I
 the living, inherited parts included, is complete but for those that nobody inherited: children of a
 process that left the group, that ignores SIGCHLD, or that ended first. Their last known figures are
 kept as `orphaned`.
+
+A scan takes time. A child can end when its parent has been read already, and what the parent inherits
+then shows only at the next look: for so long it is `late`, and not yet orphaned.
 """
 
 from __future__ import annotations
@@ -66,34 +69,43 @@ class Ledger:
         self.used = NOTHING
         self.ever = 0
         self._living: Dict[Tuple[int, int], _Entry] = {}
+        self._late: Dict[Tuple[int, int], Used] = {}  # by heir
         self._orphaned = NOTHING
 
     def update(self, processes: Iterable[Tuple[ProcessKey, List[int]]]) -> Used:
         now = {(key.pid, key.start): entry(key, values) for key, values in processes}
         ended = {identity: old for identity, old in self._living.items() if identity not in now}
         self.ever += sum(identity not in self._living for identity in now)
-        if ended:
+        if ended or self._late:
             self._settle(ended, now)
         total = self._orphaned
         for process in now.values():
             total = total.plus(process.whole)
+        for late in self._late.values():
+            total = total.plus(late)
         self._living = now
         self.used = total.at_least(self.used)
         return self.used
 
     def _settle(self, ended: Dict[Tuple[int, int], _Entry], now: Dict[Tuple[int, int], _Entry]) -> None:
-        """Whoever should have inherited from the ended, and did not in full: the rest is orphaned."""
+        """Whoever should inherit from the ended has now, or will have at the next look; or it is orphaned."""
         by_pid = {old.key.pid: old for old in self._living.values()}
-        expected: Dict[Tuple[int, int], Used] = {}
-        for old in ended.values():
+        late, self._late = self._late, {}
+        due: Dict[Tuple[int, int], Used] = {}
+        for identity, old in ended.items():
+            left = old.whole.plus(late.pop(identity, NOTHING))
             heir = _heir(old, by_pid, now)
             if heir is None:
-                self._orphaned = self._orphaned.plus(old.whole)
+                self._orphaned = self._orphaned.plus(left)
             else:
-                expected[heir] = expected.get(heir, NOTHING).plus(old.whole)
-        for heir, due in expected.items():
+                due[heir] = due.get(heir, NOTHING).plus(left)
+        for heir in {*due, *late}:
             got = now[heir].inherited.minus(self._living[heir].inherited)
-            self._orphaned = self._orphaned.plus(due.minus(got))
+            overdue = late.get(heir, NOTHING)
+            self._orphaned = self._orphaned.plus(overdue.minus(got))
+            missing = due.get(heir, NOTHING).minus(got.minus(overdue))
+            if missing != NOTHING:
+                self._late[heir] = missing
 
 
 def _heir(

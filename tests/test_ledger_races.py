@@ -1,0 +1,88 @@
+"""Processes that end while they are being looked at: a scan takes time, and the kernel does not wait."""
+
+from __future__ import annotations
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from joblens.attribution.ledger import Ledger
+from joblens.collectors.processes import PROCESS, ProcessKey
+
+TICK = 10_000  # microseconds
+ROOT = 1
+
+
+class Kernel:
+    """Processes that all wait for their children, as far as accounting goes."""
+
+    def __init__(self) -> None:
+        self.parent = {ROOT: 0}
+        self.own = {ROOT: 0}
+        self.inherited = {ROOT: 0}
+        self.used = 0  # by all that ever were
+
+    def run(self, which: int) -> None:
+        self.own[self._pick(which)] += 7
+        self.used += 7
+
+    def fork(self, which: int) -> None:
+        pid, parent = len(self.parent) + 1, self._pick(which)
+        self.parent[pid] = parent
+        self.own[pid] = self.inherited[pid] = 0
+
+    def end(self, which: int) -> None:
+        """Of one that has no children left, but never of the root."""
+        pid = self._pick(which)
+        if pid == ROOT or any(self.parent[it] == pid for it in self.own):
+            return
+        self.inherited[self.parent[pid]] += self.own.pop(pid) + self.inherited.pop(pid)
+
+    def read(self, pid: int) -> tuple[ProcessKey, list[int]]:
+        values = [0] * len(PROCESS.columns)
+        values[PROCESS.position("user_seconds")] = self.own[pid]
+        values[PROCESS.position("children_user_seconds")] = self.inherited[pid]
+        return ProcessKey(pid, pid, self.parent[pid], 1, 1, 0, 1000, "a", "a", "/"), values
+
+    def _pick(self, which: int) -> int:
+        return sorted(self.own)[which % len(self.own)]
+
+
+class Scan:
+    """One look at all processes, parents first, that goes on by one process at a time."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.rows: list[tuple[ProcessKey, list[int]]] = []
+        self._left = sorted(kernel.own)
+
+    def read_next(self) -> bool:
+        pid = self._left.pop(0)
+        if pid in self.kernel.own:
+            self.rows.append(self.kernel.read(pid))
+        return bool(self._left)
+
+
+EVENTS = st.tuples(st.sampled_from(["run", "fork", "end", "read", "read", "read"]), st.integers(0, 9))
+# The child was seen before, and ends when only its parent has been read.
+BETWEEN_TWO = [("fork", 0), ("run", 1), ("read", 0), ("read", 0), ("read", 0), ("read", 0), ("end", 1)]
+
+
+@given(st.lists(EVENTS, max_size=60))
+@example(BETWEEN_TWO)
+@settings(max_examples=300)
+def test_nothing_counts_twice(events: list[tuple[str, int]]) -> None:
+    """No look finds more than was used, whatever ends in the middle of it; a quiet look finds all of it."""
+    kernel, ledger = Kernel(), Ledger()
+    scan = Scan(kernel)
+    for event, which in events:
+        if event != "read":
+            getattr(kernel, event)(which)
+        elif not scan.read_next():
+            assert ledger.update(scan.rows).user <= kernel.used * TICK
+            scan = Scan(kernel)
+    for _ in range(2):
+        while scan.read_next():
+            pass
+        found = ledger.update(scan.rows).user
+        scan = Scan(kernel)
+    assert found == kernel.used * TICK
