@@ -12,9 +12,9 @@ DOCKER = "/docker/" + "0123456789ab" * 5
 @pytest.mark.parametrize(
     ("path", "found"),
     [
-        ("/slurm/uid_1000/job_42", PathJob("slurm", "42", uid=1000)),
-        ("/slurm/uid_1000/job_42/step_batch/task_0", PathJob("slurm", "42", "batch", uid=1000)),
-        ("/slurm_c1/uid_1000/job_42/step_0", PathJob("slurm", "42", "0", "c1", 1000)),
+        ("/slurm/uid_1000/job_42", PathJob("slurm", "42")),
+        ("/slurm/uid_1000/job_42/step_batch/task_0", PathJob("slurm", "42", "batch")),
+        ("/slurm_c1/uid_1000/job_42/step_0", PathJob("slurm", "42", "0", "c1")),
         ("/system.slice/slurmstepd.scope/job_42/step_0/user/task_3", PathJob("slurm", "42", "0")),
         ("/system.slice/slurmstepd.scope/job_42/step_extern/slurm", PathJob("slurm", "42", "extern")),
         ("/system.slice/c1_slurmstepd.scope/job_42/step_0/user", PathJob("slurm", "42", "0", "c1")),
@@ -24,7 +24,8 @@ DOCKER = "/docker/" + "0123456789ab" * 5
             PathJob("slurm", "s5K1KKYAYG5D00", "0"),
         ),
         ("/system.slice/slurmstepd.scope/job_s5K1KKYAYG5D00", PathJob("slurm", "s5K1KKYAYG5D00")),
-        (DOCKER + "/slurm/uid_0/job_7/step_0", PathJob("slurm", "7", "0", uid=0)),
+        ("/hpc.slice/slurmstepd.scope/job_42", PathJob("slurm", "42")),
+        (DOCKER + "/slurm/uid_0/job_7/step_0", PathJob("slurm", "7", "0")),
         (
             "/user.slice/user-765.slice/user@765.service/imp-shell-450-fPY66riwfnP.service",
             PathJob("flux", "fPY66riwfnP", maker=765),
@@ -50,6 +51,7 @@ def test_forms(path: str, found: PathJob) -> None:
         "/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_99",
         "/user.slice/user-1000.slice/user@765.service/imp-shell-0-fPY66riwfnP.service",
         "/user.slice/docker/" + "0" * 64 + "/slurm/uid_0/job_99",
+        "/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_99",
         "/slurm/uid_x/job_1",
         "/slurmfake/uid_1/job_1",
     ],

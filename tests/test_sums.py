@@ -130,3 +130,15 @@ def test_a_share_is_a_part() -> None:
     """The two files are read one after the other, so a share can seem larger than the whole."""
     assert part_of(Pss(500, 500), 800) == 1.0
     assert part_of(Pss(0, 0), 0) == 1.0
+
+
+def test_a_new_job_is_not_left_without_its_user(tmp_path: Path) -> None:
+    """A cgroup that appears between two process scans brings the next scan forward."""
+    machine = {name: None for name in FILES if name.startswith((JOB, "proc/4000"))}
+    sampler = Sampler(Host(make_machine(tmp_path, dict(machine))), Settings(), print)
+    sampler.sample(0)
+    assert "process" not in {sample.rows.schema.set for sample in sampler.sample(1)}
+    make_machine(tmp_path)
+    assert "process" in {sample.rows.schema.set for sample in sampler.sample(2)}
+    assert sampler.attribution.latest()[2].keys[0][3] == "alice"
+    assert "process" not in {sample.rows.schema.set for sample in sampler.sample(3)}

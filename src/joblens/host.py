@@ -7,6 +7,7 @@ a file there (clock, file system sizes, page size) comes from the recording's `f
 from __future__ import annotations
 
 import os
+import resource
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -32,6 +33,8 @@ class Host:
         self.root = root if root.endswith("/") else root + "/"
         self.live = self.root == "/"
         self._open: Dict[str, int] = {}
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_open = max(allowed // 4, 64) if allowed > 0 else 4096
         self._users: Dict[int, str] = {}
         self._facts: Dict[str, Any] = {} if self.live else self._read_facts()
         self.page_size = int(self._facts.get("page_size", 0)) or os.sysconf("SC_PAGE_SIZE")
@@ -41,6 +44,8 @@ class Host:
         """The whole file, which stays open and is read again from its start the next time."""
         fd = self._open.get(path)
         if fd is None:
+            if len(self._open) >= self._most_open:
+                self.close()  # what is still needed is opened again
             fd = self._open[path] = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return read_all(fd)

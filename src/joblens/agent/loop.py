@@ -79,9 +79,8 @@ class Agent:
         return self._expositions[openmetrics].render([*sets, self._own()])
 
     def _own(self) -> Rows:
-        pages = int(self.host.read("proc/self/statm").split()[1])
         missed = self._missed_before + self.grid.missed
-        values = [time.process_time_ns(), pages * self.host.page_size, self.ticks, missed]
+        values = [time.process_time_ns(), _resident(), self.ticks, missed]
         return Rows(OWN, NO_KEY, [*values, round(self.settings.interval * 1_000_000)])
 
     def answer(self, request: Request) -> Response:
@@ -171,6 +170,11 @@ class _Signals:
             signal.signal(number, handler)
         self._reader.close()
         self._writer.close()
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", "rb") as file:  # this process's own, also when it looks at a recording
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _same(text: str, secret: bytes) -> bool:

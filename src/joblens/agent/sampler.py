@@ -112,7 +112,7 @@ class Sampler:
         """What is due at this tick of the grid."""
         found: List[Rows] = []
         for running in self.running:
-            if tick % running.every:
+            if tick % running.every and not self._is_wanted(running):
                 continue
             for rows in running.sample(self.host, tick, self.log):
                 if rows.schema.set == "process":
@@ -130,6 +130,10 @@ class Sampler:
             self.latest[sample.rows.schema.set] = sample
         return samples
 
+    def _is_wanted(self, running: Running) -> bool:
+        """A job that has just appeared is not left without its user until the next scan."""
+        return running.collector.name == "processes" and self.attribution.wants_processes()
+
     def _report_job_files(self) -> None:
         problems = self.attribution.owners.files.problems
         for path, problem in problems.items():
@@ -140,7 +144,8 @@ class Sampler:
     def known(self) -> List[Rows]:
         """All that is known now, for somebody who asks in between."""
         jobs = {rows.schema.set: rows for rows in self.attribution.latest()}
-        sets = [jobs.pop(name, sample.rows) for name, sample in self.latest.items()]
+        old = {rows.schema.set for it in self.running if it.error or not it.present for rows in it.sets}
+        sets = [jobs.pop(name, sample.rows) for name, sample in self.latest.items() if name not in old]
         return [*sets, *jobs.values(), self._health(), self._failing()]
 
     def describe(self) -> Dict[str, Any]:

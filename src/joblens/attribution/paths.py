@@ -13,12 +13,12 @@ from typing import NamedTuple, Optional
 _CONTAINER = r"(?:/docker/[0-9a-f]+|/system\.slice/docker-[0-9a-f]+\.scope|/kubepods[^/]*/[^/]+/[^/]+)?"
 
 _SLURM_V1 = re.compile(
-    _CONTAINER
-    + r"/slurm(?:_(?P<node>[^/]+))?/uid_(?P<uid>\d+)/job_(?P<job>\w+)(?:/step_(?P<step>[^/]+))?(?:/|$)"
+    _CONTAINER + r"/slurm(?:_(?P<node>[^/]+))?/uid_\d+/job_(?P<job>\w+)(?:/step_(?P<step>[^/]+))?(?:/|$)"
 )
 # Slurm 26.05 names the job's folder by its SLUID, `s5K1KKYAYG5D00`, unless CgroupJobIdPaths=yes.
 _SLURM_V2 = re.compile(
-    _CONTAINER + r"/system\.slice/(?:(?P<node>[^/]+)_)?slurmstepd\.scope"
+    # Under system.slice, or as cgroup.conf's CgroupSlice says; what users make lies below a .service.
+    _CONTAINER + r"(?:/[^/]+\.slice){1,3}/(?:(?P<node>[^/]+)_)?slurmstepd\.scope"
     r"/(?:job_(?P<job>\w+)|(?P<sluid>s[0-9A-Z]{13}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
 )
 # `imp-shell-RANK-JOBID.service`, the id in F58 with an ASCII f (flux-core, sdexec).
@@ -38,23 +38,22 @@ class PathJob(NamedTuple):
     job: str
     step: str = ""
     node: str = ""
-    uid: int = -1  # whose job it is, -1 where the path does not say
     maker: int = -1  # the user under whose service manager it lies, -1 for root's
 
 
 def parse_job_path(path: str) -> Optional[PathJob]:
-    if path.startswith(("/slurm", "/system", "/docker", "/kubepods")):
-        return _parse_slurm(path) or _parse_pbs(path)
-    if path.startswith("/user.slice/"):
-        match = _FLUX.match(path)
-        return PathJob("flux", match["job"], maker=int(match["owner"])) if match else None
-    return _parse_pbs(path) if path.startswith("/pbs") else None
+    return _parse_slurm(path) or _parse_pbs(path) or _parse_flux(path)
+
+
+def _parse_flux(path: str) -> Optional[PathJob]:
+    match = _FLUX.match(path)
+    return PathJob("flux", match["job"], maker=int(match["owner"])) if match else None
 
 
 def _parse_slurm(path: str) -> Optional[PathJob]:
     match = _SLURM_V1.match(path)
     if match:
-        return PathJob("slurm", match["job"], match["step"] or "", match["node"] or "", int(match["uid"]))
+        return PathJob("slurm", match["job"], match["step"] or "", match["node"] or "")
     match = _SLURM_V2.match(path)
     if match:
         return PathJob("slurm", match["job"] or match["sluid"], match["step"] or "", match["node"] or "")
@@ -67,8 +66,3 @@ def _parse_pbs(path: str) -> Optional[PathJob]:
         return None
     job = match["job"] or match["slice"] or match["old"]
     return PathJob("pbs", _SYSTEMD_ESCAPE.sub(lambda found: chr(int(found[1], 16)), job))
-
-
-def is_job_group(path: str) -> bool:
-    """Whether the path is that of a job or step itself, and not of something inside it."""
-    return path.rpartition("/")[2] not in ("user", "slurm") and "/task_" not in path

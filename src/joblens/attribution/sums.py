@@ -186,6 +186,10 @@ class Attribution:
         self._fresh = True
         return Rows(OWNED_PROCESS, self._same("process", tuple(labels)), processes.values)
 
+    def wants_processes(self) -> bool:
+        """Whether there is a job of which only its cgroup has been seen, so that its user is not known."""
+        return any(account.uid < 0 and account.of_group("tasks") != 0 for account in self.accounts.values())
+
     def _account(self, owner: Owner) -> None:
         """Make sure that there is one. Another start under the same name is another job."""
         account = self.accounts.get(_name(owner))

@@ -18,8 +18,8 @@ from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 PLACES = (
     "slurm*/uid_*/job_*",
     "slurm*/uid_*/job_*/step_*",
-    "system.slice/*slurmstepd.scope/*",
-    "system.slice/*slurmstepd.scope/*/step_*",
+    "*.slice/*slurmstepd.scope/*",
+    "*.slice/*slurmstepd.scope/*/step_*",
     "pbs*.service/jobid/*",
     "pbs*.slice/pbs*-*.slice",
     "pbspro/*",

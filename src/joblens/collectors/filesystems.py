@@ -13,9 +13,7 @@ from joblens.host import Host
 from joblens.model import GAUGE, Column, Key, Rows, Schema
 
 _MOUNTS = "proc/self/mounts"
-_LOCAL = frozenset(
-    "bcachefs btrfs ext2 ext3 ext4 f2fs jfs overlay reiserfs tmpfs vfat xfs zfs".split()  # noqa: SIM905
-)
+_LOCAL = frozenset("bcachefs btrfs ext2 ext3 ext4 f2fs jfs overlay reiserfs tmpfs vfat xfs zfs".split())
 _HIDDEN = ("/proc", "/sys", "/dev", "/run/credentials", "/run/user", "/var/lib/docker", "/snap")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 SCHEMA = Schema(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.errors import MalformedError
 from joblens.host import Host, read_all
@@ -192,9 +192,11 @@ class _Process:
 
 
 class _Table:
-    def __init__(self, host: Host, threads: bool) -> None:
+    def __init__(self, host: Host, threads: bool, below: int) -> None:
         self.host = host
         self.threads = threads
+        self.below = below
+        self.strangers: Set[str] = set()
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
         self.scans = 0
@@ -204,6 +206,8 @@ class _Table:
     def read(self) -> Tuple[Rows, ...]:
         self.scans += 1
         pids = [pid for pid in self.host.list("proc") if pid.isdigit()]
+        if self.below:
+            pids = self._descendants(pids)
         for pid in self.known.keys() - set(pids):
             self.known.pop(pid).close()
         keys: List[Key] = []
@@ -219,6 +223,32 @@ class _Table:
             self.keys = found
         rows = Rows(PROCESS, self.keys, values)
         return (rows, self._read_threads()) if self.threads else (rows,)
+
+    def _descendants(self, pids: List[str]) -> List[str]:
+        """Those that come from `below`, without that itself and without the reader.
+
+        Only pids that are new are looked at: a stranger stays one, and who was followed once stays so
+        when its parents end.
+        """
+        self.strangers = self.strangers.intersection(pids) if self.scans % 64 else set()
+        parents = {
+            pid: self._parent(pid) for pid in pids if pid not in self.known and pid not in self.strangers
+        }
+        family = {str(self.below), *self.known}
+        found = {""}
+        while found:
+            found = {pid for pid, parent in parents.items() if parent in family and pid not in family}
+            family |= found
+        family -= {str(self.below), str(os.getpid())}
+        self.strangers.update(pid for pid in parents if pid not in family)
+        return [pid for pid in pids if pid in family]
+
+    def _parent(self, pid: str) -> str:
+        try:
+            path = f"proc/{pid}"
+            return parse_stat(path, self.host.read_once(path + "/stat")).fields[1].decode("ascii", "replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
 
     def _read_process(self, pid: str) -> Optional[Tuple[ProcessKey, List[int]]]:
         """None for a kernel thread, and for a process that ends while it is read."""
@@ -328,8 +358,9 @@ class _Table:
         return stat.name.decode("utf-8", "replace"), row
 
 
-def processes(host: Host, threads: bool = False) -> Callable[[], Tuple[Rows, ...]]:
-    return _Table(host, threads).read
+def processes(host: Host, threads: bool = False, below: int = 0) -> Callable[[], Tuple[Rows, ...]]:
+    """All processes, or those that come from the process `below`; on request each of their threads."""
+    return _Table(host, threads, below).read
 
 
 class Pss(NamedTuple):
