@@ -9,7 +9,7 @@ from kernel import make_machine
 
 
 def test_a_failing_collector_shows_nothing(tmp_path: Path) -> None:
-    """Figures that can no longer be read are not shown as if they were of now; they come back with the file."""
+    """Figures that can no longer be read are not shown as if they were of now, until they can again."""
     sampler = Sampler(Host(make_machine(tmp_path)), Settings(), lambda words: None)
     file = Path(sampler.host.root) / "proc/loadavg"
     text = file.read_bytes()
