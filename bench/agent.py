@@ -89,8 +89,7 @@ def observe(python: Interpreter, config: str, fast: bool) -> Run:
         connection = connect(port)
         page = scrape(connection)
         connection.close()
-        if fast:
-            check_rounds(page)
+        check_rounds(page)
         missed = int(metric(page, "joblens_agent_ticks_missed_total"))
         floor = [busy[1] for busy in slices] if fast else []
         return Run([busy[0] for busy in slices], floor, missed, memory(pid), memory(bare_pid))

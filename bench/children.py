@@ -35,8 +35,12 @@ class Memory(NamedTuple):
 
 
 def environment(*more: str) -> dict[str, str]:
-    """With joblens and the bench in reach of an interpreter that has neither installed."""
-    return {**os.environ, "PYTHONPATH": ":".join([str(SOURCE), str(ROOT), *more])}
+    """With joblens and the bench in reach of an interpreter that has neither installed.
+
+    Without the settings of whoever runs the bench: PYTHONDONTWRITEBYTECODE would make every start compile.
+    """
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**plain, "PYTHONPATH": ":".join([str(SOURCE), str(ROOT), *more])}
 
 
 def run_json(command: Sequence[str], timeout: float) -> Any:
