@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joblens.attribution.ledger import Ledger
+from joblens.attribution.ledger import Ledger, knows_io
 from joblens.collectors.processes import PROCESS, ProcessKey
+from joblens.model import ABSENT
 
 TICK = 10_000  # microseconds
 ROOT = 1
@@ -86,3 +87,23 @@ def test_nothing_counts_twice(events: list[tuple[str, int]]) -> None:
         found = ledger.update(scan.rows).user
         scan = Scan(kernel)
     assert found == kernel.used * TICK
+
+
+def test_a_process_on_its_way_out_hides_its_io() -> None:
+    """What was known of a zombie's I/O stays, until a parent inherits it; only root is told more."""
+    hidden = [PROCESS.position(name) for name in ("rss_bytes", "read_chars_bytes", "written_bytes")]
+
+    def process(pid: int, parent: int, wrote: int) -> tuple[ProcessKey, list[int]]:
+        values = [0] * len(PROCESS.columns)
+        for position in hidden:
+            values[position] = wrote
+        return ProcessKey(pid, pid, parent, 1, 1, 0, 1000, "a", "a", "/"), values
+
+    ledger = Ledger()
+    looks = [
+        [process(1, 0, 10), process(2, 1, 500)],
+        [process(1, 0, 90), process(2, 1, ABSENT)],
+        [process(1, 0, 600)],
+    ]
+    assert [ledger.update(look).written for look in looks] == [510, 590, 600]
+    assert all(knows_io(values) for look in looks for _, values in look)

@@ -11,7 +11,7 @@ then shows only at the next look: for so long it is `late`, and not yet orphaned
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from joblens.collectors.processes import PROCESS, ProcessKey
 from joblens.model import ABSENT
@@ -20,6 +20,7 @@ _USER, _SYSTEM, _CHILD_USER, _CHILD_SYSTEM = (
     PROCESS.position(name + "_seconds") for name in ("user", "system", "children_user", "children_system")
 )
 _IO = [PROCESS.position(name + "_bytes") for name in ("read_chars", "written_chars", "read", "written")]
+_RSS = PROCESS.position("rss_bytes")
 _TICK = 10_000  # microseconds
 
 
@@ -50,9 +51,12 @@ class _Entry(NamedTuple):
     inherited: Used
 
 
-def entry(key: ProcessKey, values: List[int]) -> _Entry:
+def entry(key: ProcessKey, values: List[int], before: Optional[_Entry]) -> _Entry:
     child_user, child_system = values[_CHILD_USER] * _TICK, values[_CHILD_SYSTEM] * _TICK
-    io = [max(values[index], 0) for index in _IO]  # ABSENT is the least of all numbers
+    if values[_IO[0]] != ABSENT:
+        io = [values[index] for index in _IO]
+    else:  # users are not told that of a process on its way out: what was known stays
+        io = list((before.whole if before else NOTHING)[2:])
     return _Entry(
         key,
         Used(values[_USER] * _TICK + child_user, values[_SYSTEM] * _TICK + child_system, *io),
@@ -61,7 +65,8 @@ def entry(key: ProcessKey, values: List[int]) -> _Entry:
 
 
 def knows_io(values: List[int]) -> bool:
-    return values[_IO[0]] != ABSENT
+    """Who has no memory any more is on its way out: its I/O is done, whether that is told or not."""
+    return values[_IO[0]] != ABSENT or values[_RSS] == ABSENT
 
 
 class Ledger:
@@ -73,7 +78,11 @@ class Ledger:
         self._orphaned = NOTHING
 
     def update(self, processes: Iterable[Tuple[ProcessKey, List[int]]]) -> Used:
-        now = {(key.pid, key.start): entry(key, values) for key, values in processes}
+        now = {
+            identity: entry(key, values, self._living.get(identity))
+            for key, values in processes
+            for identity in [(key.pid, key.start)]
+        }
         ended = {identity: old for identity, old in self._living.items() if identity not in now}
         self.ever += sum(identity not in self._living for identity in now)
         if ended or self._late:
@@ -110,7 +119,7 @@ class Ledger:
 
 def _heir(
     ended: _Entry, by_pid: Dict[int, _Entry], now: Dict[Tuple[int, int], _Entry]
-) -> Tuple[int, int] | None:
+) -> Optional[Tuple[int, int]]:
     """The nearest ancestor that is still there and was there before."""
     seen = set()
     pid = ended.key.parent

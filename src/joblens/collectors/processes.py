@@ -273,8 +273,9 @@ class _Table:
         if process.kernel:
             process.close()
             return None
-        uid, status = parse_status(process.read(host, "status", keep))
+        # Once a process has given up its memory, users are not told its I/O; in this order the two agree.
         io = self._io(process, keep)
+        uid, status = parse_status(process.read(host, "status", keep))
         key = self._key(process, stat, uid)
         user, system, children_user, children_system = map(int, fields[11:15])
         values = [user, system, children_user, children_system, int(fields[7]), int(fields[9])]
