@@ -47,12 +47,24 @@ def run_json(command: Sequence[str], timeout: float) -> Any:
     """What it prints. It has psutil in reach as well, if the bench has."""
     found = find_spec("psutil")
     psutil = [str(Path(found.origin).parents[1])] if found and found.origin else []
-    done = subprocess.run(
-        command, env=environment(*psutil), stdout=subprocess.PIPE, timeout=timeout, check=False, cwd=ROOT
-    )
-    if done.returncode:
-        raise BenchError(f"{' '.join(command[1:])} ended with {done.returncode}")
-    return json.loads(done.stdout)
+    child = subprocess.Popen(command, env=environment(*psutil), stdout=subprocess.PIPE, cwd=ROOT)
+    try:
+        output, _ = child.communicate(timeout=timeout)
+    finally:
+        _end(child)
+    if child.returncode:
+        raise BenchError(f"{' '.join(command[1:])} ended with {child.returncode}")
+    return json.loads(output)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Asked first, so that it ends what it has started itself."""
+    child.terminate()
+    try:
+        child.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 @contextmanager
@@ -73,12 +85,7 @@ def started(command: Sequence[str]) -> Iterator[int]:
                 words.seek(0)
                 raise BenchError(f"{command[0]} ended: {words.read()[-200:].decode('utf-8', 'replace')}")
         finally:
-            child.terminate()
-            try:
-                child.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            _end(child)
 
 
 def free_port() -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -67,6 +68,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), hard))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the sleepers are ended
     host = Host("/")
     with sleepers():
         wanted = read_pids(host)
