@@ -106,6 +106,7 @@ def daemon() -> None:
     stage()
     may_end.open()
     ends.wait()
+    burn(1.0)
     stage()
 
 
@@ -130,6 +131,7 @@ def ignored_children() -> None:
     try:
         os.wait()  # comes back when the last one is gone, with nothing to tell
     except ChildProcessError:
+        burn(1.0)
         stage()
 
 
