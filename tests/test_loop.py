@@ -48,13 +48,13 @@ def test_pages(tmp_path: Path) -> None:
     agent = Agent(Host(make_machine(tmp_path)), Settings(), print)
     agent.sample()
     metrics = agent.answer(Request("GET", "/metrics", {}))
-    assert b'joblens_job_memory_bytes{cluster="node1",job="42",node="node1"} 45056\n' in metrics.body
+    assert b'joblens_job_memory_bytes{cluster="node1",jobid="42",node="node1"} 45056\n' in metrics.body
     assert b"joblens_process_" not in metrics.body
     opened = agent.answer(
         Request("GET", "/metrics", {"accept": "application/openmetrics-text;version=1.0.0"})
     )
     assert opened.body.endswith(b"# EOF\n")
-    assert b'"job": "42"' in agent.answer(Request("GET", "/sets", {})).body
+    assert b'"jobid": "42"' in agent.answer(Request("GET", "/sets", {})).body
     assert agent.answer(Request("GET", "/etc/passwd", {})).status == 404
 
 
@@ -62,7 +62,7 @@ def test_process_metrics_on_request(tmp_path: Path) -> None:
     """Series per process are many, so they are shown only if asked for."""
     agent = Agent(Host(make_machine(tmp_path)), Settings(process_metrics=True), print)
     agent.sample()
-    assert b'joblens_process_threads{cluster="node1",job="42",step="0"' in agent.render()
+    assert b'joblens_process_threads{cluster="node1",jobid="42",step="0"' in agent.render()
 
 
 def test_tokens(tmp_path: Path) -> None:

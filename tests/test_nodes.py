@@ -134,11 +134,11 @@ def test_provenance(name: str) -> None:
 def test_slurm_cgroup_v1(look: Callable[[str], Node]) -> None:
     """CPU time is cpuacct.usage, memory is rss and shmem of the whole group, and steps are told apart."""
     node = look("slurm-cgroup-v1")
-    assert node.value("joblens_job_cpu_seconds_total", job="4242") == 611_000_000_000 / 1e9
-    assert node.value("joblens_job_memory_bytes", job="4242") == (2_100_000 + 65_536) * KIB
-    assert node.value("joblens_step_user_seconds_total", job="4242", step="0") == 600_930_000_000 / 1e9
-    assert node.value("joblens_job_memory_limit_bytes", job="4243") == 1 << 30
-    assert node.value("joblens_job_cpus", job="4243") == len([4, 6])
+    assert node.value("joblens_job_cpu_seconds_total", jobid="4242") == 611_000_000_000 / 1e9
+    assert node.value("joblens_job_memory_bytes", jobid="4242") == (2_100_000 + 65_536) * KIB
+    assert node.value("joblens_step_user_seconds_total", jobid="4242", step="0") == 600_930_000_000 / 1e9
+    assert node.value("joblens_job_memory_limit_bytes", jobid="4243") == 1 << 30
+    assert node.value("joblens_job_cpus", jobid="4243") == len([4, 6])
     assert node.value("joblens_disk_read_bytes_total", device="sda") == 1_600_000 * 512
     assert node.owners() == {
         2000: "4242/batch@node1",
@@ -154,9 +154,9 @@ def test_slurm_cgroup_v1(look: Callable[[str], Node]) -> None:
 def test_slurm_cgroup_v2(look: Callable[[str], Node]) -> None:
     """CPU time is usage_usec, memory is anon and shmem, bytes read are those of all devices."""
     node = look("slurm-cgroup-v2")
-    assert node.value("joblens_job_cpu_seconds_total", job="100") == 465_750_000 / 1e6
-    assert node.value("joblens_job_memory_bytes", job="100") == (1_508_000 + 262_144) * KIB
-    assert node.value("joblens_job_read_bytes_total", job="100") == 3_000_000_000 + 1_000
+    assert node.value("joblens_job_cpu_seconds_total", jobid="100") == 465_750_000 / 1e6
+    assert node.value("joblens_job_memory_bytes", jobid="100") == (1_508_000 + 262_144) * KIB
+    assert node.value("joblens_job_read_bytes_total", jobid="100") == 3_000_000_000 + 1_000
     assert node.value("joblens_memory_mem_available_bytes") == 12_288_000 * KIB
     assert node.owners() == {
         3000: "100/extern@node1",
@@ -171,7 +171,7 @@ def test_slurm_cgroup_v2(look: Callable[[str], Node]) -> None:
 def test_slurm_sluid(look: Callable[[str], Node]) -> None:
     """From Slurm 26.05 on a job can be told by its SLUID."""
     node = look("slurm-sluid")
-    assert node.value("joblens_job_cpu_seconds_total", job="s5K1KKYAYG5D00") == 105_150_000 / 1e6
+    assert node.value("joblens_job_cpu_seconds_total", jobid="s5K1KKYAYG5D00") == 105_150_000 / 1e6
     assert node.value("joblens_step_memory_bytes", step="0") == (202_000 + 0) * KIB
     assert node.owners() == {4030: "s5K1KKYAYG5D00/0@node1", 4040: "s5K1KKYAYG5D00/0@node1"}
 
@@ -179,13 +179,13 @@ def test_slurm_sluid(look: Callable[[str], Node]) -> None:
 def test_several_slurmd(look: Callable[[str], Node]) -> None:
     """Real jobs on two nodes that are one machine each get their node's name, time and memory."""
     node = look("several-slurmd")
-    assert node.value("joblens_job_cpu_seconds_total", job="1", node="c1") == 6_086_865 / 1e6
-    assert node.value("joblens_job_memory_bytes", job="2", node="c2") == 70_504_448 + 16_777_216
-    assert node.value("joblens_job_memory_limit_bytes", job="3", node="c2") == 200 * KIB * KIB
+    assert node.value("joblens_job_cpu_seconds_total", jobid="1", node="c1") == 6_086_865 / 1e6
+    assert node.value("joblens_job_memory_bytes", jobid="2", node="c2") == 70_504_448 + 16_777_216
+    assert node.value("joblens_job_memory_limit_bytes", jobid="3", node="c2") == 200 * KIB * KIB
     assert node.value("joblens_process_user_seconds_total", pid="105") == 73 / 100
     assert node.value("joblens_process_rss_anon_bytes", pid="105") == 43_776 * KIB
     assert node.value("joblens_interrupts_served_total", irq="LOC") == 50_280 + 63_031
-    assert node.value("joblens_job_info", job="2", user="user2", uid="1002", cpu_from="cgroup") == 1
+    assert node.value("joblens_job_info", jobid="2", user="user2", uid="1002", cpu_from="cgroup") == 1
     assert node.owners() == {
         **dict.fromkeys((72, 86, 90, 93), "1/batch@c1"),
         **dict.fromkeys((100, 105, 106), "1/0@c1"),
@@ -197,7 +197,7 @@ def test_several_slurmd(look: Callable[[str], Node]) -> None:
 def test_several_slurmd_v2(look: Callable[[str], Node]) -> None:
     """With cgroup v2 the node's name stands in front of the scope."""
     node = look("several-slurmd-v2")
-    assert node.value("joblens_job_cpu_seconds_total", job="52", node="c2") == 105_150_001 / 1e6
+    assert node.value("joblens_job_cpu_seconds_total", jobid="52", node="c2") == 105_150_001 / 1e6
     group = "/system.slice/c2_slurmstepd.scope/job_52"
     assert node.value("joblens_cgroup_cpu_limit_cores", cgroup=group) == 150_000 / 100_000
     assert not node.find("joblens_job_charged_peak_bytes")  # memory.peak came with Linux 5.19
@@ -226,7 +226,7 @@ def test_cores_128(look: Callable[[str], Node]) -> None:
     assert node.value("joblens_interrupts_served_total", irq="123", device="nvme0q3") == 10_003 + 500
     assert node.value("joblens_interrupts_served_total", irq="MIS") == 4
     assert node.value("joblens_kernel_interrupts_total") == 123_456_789
-    assert node.value("joblens_job_cpus", job="900") == 32 + 32
+    assert node.value("joblens_job_cpus", jobid="900") == 32 + 32
     assert node.value("joblens_filesystems_available_bytes", mountpoint="/scratch") == 850_000_000 * 4096
     assert {line.split('"')[1] for line in node.find("joblens_disk_reads_total")} == {"nvme0n1", "nvme1n1"}
     assert node.owners() == {70000: "900/0@node1", 70010: "900/0@node1"}
@@ -235,9 +235,9 @@ def test_cores_128(look: Callable[[str], Node]) -> None:
 def test_container(look: Callable[[str], Node]) -> None:
     """Processes below /docker/ID and groups below the container's own top are found to be one job."""
     node = look("container")
-    assert node.value("joblens_job_cpu_seconds_total", job="5") == 27_630_000_000 / 1e9
-    assert node.value("joblens_job_memory_bytes", job="5") == 52_000 * KIB
-    assert node.value("joblens_job_processes", job="5") == len([40, 44])
+    assert node.value("joblens_job_cpu_seconds_total", jobid="5") == 27_630_000_000 / 1e9
+    assert node.value("joblens_job_memory_bytes", jobid="5") == 52_000 * KIB
+    assert node.value("joblens_job_processes", jobid="5") == len([40, 44])
     assert not node.find("joblens_job_memory_limit_bytes")  # about 2^63 stands for none
     assert len(node.find("joblens_disk_reads_total")) == 2  # without /sys a partition cannot be told
     assert node.owners() == {40: "5/batch@node1", 44: "5/batch@node1", 60: "g60/@node1"}
@@ -247,9 +247,9 @@ def test_container_namespace(look: Callable[[str], Node]) -> None:
     """Who came from outside has no session here and is a job of its own; memory is the sum of shares."""
     node = look("container-namespace")
     assert node.owners() == {1: "s1/@node1", 8: "s1/@node1", 15: "s15/@node1"}
-    assert node.value("joblens_job_memory_bytes", job="s1") == (100 + (70_000 - 80 // 2)) * KIB
-    assert node.value("joblens_job_cpu_seconds_total", job="s1") == (4000 + 100) / 100
-    assert node.value("joblens_job_info", job="s1", user="1001", memory_from="pss") == 1
+    assert node.value("joblens_job_memory_bytes", jobid="s1") == (100 + (70_000 - 80 // 2)) * KIB
+    assert node.value("joblens_job_cpu_seconds_total", jobid="s1") == (4000 + 100) / 100
+    assert node.value("joblens_job_info", jobid="s1", user="1001", memory_from="pss") == 1
     accounts = node.sampler.attribution.accounts
     assert accounts["node1", "s15", "", "node1"].job.start == BOOT + 510_000 // 100
 
@@ -257,13 +257,13 @@ def test_container_namespace(look: Callable[[str], Node]) -> None:
 def test_old_kernel(look: Callable[[str], Node]) -> None:
     """What Linux 3.10 does not tell is left out and not zero; what it tells otherwise is taken from there."""
     node = look("old-kernel")
-    assert node.value("joblens_job_user_seconds_total", job="77") == 20_005 / 100
-    assert node.value("joblens_job_cpu_seconds_total", job="77") == 207_130_000_000 / 1e9
-    assert node.value("joblens_job_memory_bytes", job="77") == 403_000 * KIB
-    assert node.value("joblens_job_cpu_seconds_total", job="s3000") == (40 + 20 + 900 + 80 + 100 + 10) / 100
+    assert node.value("joblens_job_user_seconds_total", jobid="77") == 20_005 / 100
+    assert node.value("joblens_job_cpu_seconds_total", jobid="77") == 207_130_000_000 / 1e9
+    assert node.value("joblens_job_memory_bytes", jobid="77") == 403_000 * KIB
+    assert node.value("joblens_job_cpu_seconds_total", jobid="s3000") == (40 + 20 + 900 + 80 + 100 + 10) / 100
     whole_rss = (1_000 + 1_500) + (30_000 + 9_000)
-    assert node.value("joblens_job_memory_bytes", job="s3000") == whole_rss * KIB
-    assert node.value("joblens_job_info", job="s3000", memory_from="rss-sum") == 1
+    assert node.value("joblens_job_memory_bytes", jobid="s3000") == whole_rss * KIB
+    assert node.value("joblens_job_info", jobid="s3000", memory_from="rss-sum") == 1
     assert node.value("joblens_disk_queue_seconds_total", device="sda") == 39_000 / 1000
     for series in ("process_rss_anon_bytes", "memory_mem_available_bytes", "disk_discards_total"):
         assert not node.find("joblens_" + series)
@@ -279,19 +279,19 @@ def test_flux(look: Callable[[str], Node]) -> None:
     """A unit of Flux's own systemd is a Flux job, of the user that it runs as; one of a user's is none."""
     node = look("flux")
     job = "fPY66riwfnP"
-    assert node.value("joblens_job_cpu_seconds_total", job=job) == 71_020_000 / 1e6
-    assert node.value("joblens_job_memory_bytes", job=job) == (309_300 + 4_096) * KIB
-    assert node.value("joblens_job_info", job=job, source="flux", user="user2", io_from="unknown") == 1
+    assert node.value("joblens_job_cpu_seconds_total", jobid=job) == 71_020_000 / 1e6
+    assert node.value("joblens_job_memory_bytes", jobid=job) == (309_300 + 4_096) * KIB
+    assert node.value("joblens_job_info", jobid=job, source="flux", user="user2", io_from="unknown") == 1
     assert node.owners() == {**dict.fromkeys((800, 801, 805), f"{job}/@node1"), 900: "s900/@node1"}
-    assert node.value("joblens_job_info", job="s900", source="inferred", user="user1") == 1
+    assert node.value("joblens_job_info", jobid="s900", source="inferred", user="user1") == 1
 
 
 def test_pbs(look: Callable[[str], Node]) -> None:
     """PBS names a group by the whole id of the job; somebody's login beside it is another."""
     node = look("pbs")
-    assert node.value("joblens_job_cpu_seconds_total", job="123.server") == 909_050_000_000 / 1e9
-    assert node.value("joblens_job_memory_bytes", job="123.server") == 800_700 * KIB
-    assert node.value("joblens_job_read_chars_bytes_total", job="123.server") == 700_000_000 + 40_000
+    assert node.value("joblens_job_cpu_seconds_total", jobid="123.server") == 909_050_000_000 / 1e9
+    assert node.value("joblens_job_memory_bytes", jobid="123.server") == 800_700 * KIB
+    assert node.value("joblens_job_read_chars_bytes_total", jobid="123.server") == 700_000_000 + 40_000
     assert node.owners() == {
         700: "123.server/@node1",
         710: "123.server/@node1",
@@ -307,9 +307,9 @@ def test_job_file(look: Callable[[str], Node]) -> None:
         16: "8/0@c3",
         **dict.fromkeys((22, 25, 26, 27), "7/@node1"),
     }
-    assert node.value("joblens_job_cpu_seconds_total", job="7") == (0 + 50 + 154 + 0 + 0) / 100
-    assert node.value("joblens_job_memory_bytes", job="7") == (544 + 33_520 + 112 + 112) * KIB
-    assert node.value("joblens_job_info", job="8", cluster="lab", source="file", user="user2") == 1
+    assert node.value("joblens_job_cpu_seconds_total", jobid="7") == (0 + 50 + 154 + 0 + 0) / 100
+    assert node.value("joblens_job_memory_bytes", jobid="7") == (544 + 33_520 + 112 + 112) * KIB
+    assert node.value("joblens_job_info", jobid="8", cluster="lab", source="file", user="user2") == 1
 
 
 def test_linuxproc(look: Callable[[str], Node]) -> None:
@@ -320,10 +320,10 @@ def test_linuxproc(look: Callable[[str], Node]) -> None:
         **dict.fromkeys((67, 68), "s67/@node1"),
     }
     ticks = (0 + 1) + (0 + 0 + 0 + 1) + (57 + 147)  # slurmstepd; the script with a child of it; Python
-    assert node.value("joblens_job_cpu_seconds_total", job="42") == ticks / 100
-    assert node.value("joblens_job_memory_bytes", job="42") == (1_148 + 284 + 68_344) * KIB
-    assert node.value("joblens_job_info", job="42", source="slurm", user="user1", cpu_from="processes") == 1
-    assert not node.find("joblens_job_info", job="43")
+    assert node.value("joblens_job_cpu_seconds_total", jobid="42") == ticks / 100
+    assert node.value("joblens_job_memory_bytes", jobid="42") == (1_148 + 284 + 68_344) * KIB
+    assert node.value("joblens_job_info", jobid="42", source="slurm", user="user1", cpu_from="processes") == 1
+    assert not node.find("joblens_job_info", jobid="43")
 
 
 def test_plain(look: Callable[[str], Node]) -> None:
@@ -337,10 +337,10 @@ def test_plain(look: Callable[[str], Node]) -> None:
         26: "g26/@node1",
         27: "g26/@node1",
     }
-    assert node.value("joblens_job_cpu_seconds_total", job="g25") == (50 + 154) / 100
-    assert node.value("joblens_job_memory_bytes", job="s16") == 23_288 * KIB
-    assert node.value("joblens_job_processes", job="g26") == len([26, 27])
-    assert node.value("joblens_process_rss_anon_bytes", pid="20", job="") == 108 * KIB  # nobody
+    assert node.value("joblens_job_cpu_seconds_total", jobid="g25") == (50 + 154) / 100
+    assert node.value("joblens_job_memory_bytes", jobid="s16") == 23_288 * KIB
+    assert node.value("joblens_job_processes", jobid="g26") == len([26, 27])
+    assert node.value("joblens_process_rss_anon_bytes", pid="20", jobid="") == 108 * KIB  # nobody
 
 
 class SwitchedOffHost(Host):

@@ -144,7 +144,6 @@ _PROMETHEUS = """
 global: {{scrape_interval: 1s}}
 scrape_configs:
   - job_name: joblens
-    honor_labels: true # `job` is the batch system's, and not the name above
     static_configs: [{{targets: ["{target}"]}}]
 """
 

@@ -96,7 +96,7 @@ def test_sighup_forgets_no_job(tmp_path: Path) -> None:
 
 def job_cpu(started: Agent) -> float:
     lines = started.series("joblens_job_cpu_seconds_total")
-    return next((float(line.split()[1]) for line in lines if 'job="1"' in line), 0.0)
+    return next((float(line.split()[1]) for line in lines if 'jobid="1"' in line), 0.0)
 
 
 def test_token(agent: StartAgent, tmp_path: Path) -> None:

@@ -75,11 +75,11 @@ def test_a_jobs_series_come_and_go(scraped: Scraped, tmp_path: Path) -> None:
     try:
         assert load.stands()
         file = write_job_file(scraped.job_files, job, load)
-        (info,) = ask.wait_for(f'joblens_job_info{{job="{job}",user!=""}}')
-        ask.wait_for(f'joblens_job_processes{{job="{job}"}} == 1')
+        (info,) = ask.wait_for(f'joblens_job_info{{jobid="{job}",user!=""}}')
+        ask.wait_for(f'joblens_job_processes{{jobid="{job}"}} == 1')
         load.go()
         assert load.stands()
-        used = f'joblens_job_cpu_seconds_total{{job="{job}"}}'
+        used = f'joblens_job_cpu_seconds_total{{jobid="{job}"}}'
         ask.wait_for(f"{used} > 2.9")
         load.end()
         ended = time.time()

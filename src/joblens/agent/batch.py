@@ -1,19 +1,19 @@
 """A batch: the samples of some ticks as one message, numbers only once what they mean has been said.
 
-After four bytes of magic, all is deflated: the length of a JSON header (32 bits, little-endian), the
-header, then one block per entry of `header["sets"]`. A block is the entry's `times` (64-bit nanoseconds)
-followed by its rows; a row is `keys * columns` 64-bit integers. Every time and row after the first is
-the difference to the one before, taken as one long little-endian integer: one subtraction for a whole
-row, which leaves mostly zero bytes. Bytes of equal weight then stand together, so that zeros run on.
-docs/formats.md has the long form.
+Four bytes of magic, then sections, each with its length in front (32 bits, little-endian) and deflated
+on its own. The first is the sender's header in JSON. Then come two per entry, an entry being one schema
+with one list of keys: what they are, in JSON, which is made and deflated once and then only copied; and
+the numbers. docs/formats.md has the layout.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from array import array
-from typing import Any, Dict, Iterable, Iterator, List, Tuple
+from itertools import accumulate
+from typing import Any, Dict, Iterable, List, Tuple
 
 from joblens.errors import MalformedError
 from joblens.model import Column, Rows, Sample, Schema
@@ -21,7 +21,9 @@ from joblens.model import Column, Rows, Sample, Schema
 MAGIC = b"JLB1"
 _WORD = 8
 _FULL = 1 << 64
+_HALF = 1 << 63
 _LARGEST = 1 << 28
+_LEVEL, _WINDOW, _MEMORY = 1, 13, 5
 # What reading a message that nobody of ours has written can raise.
 _WRONG = (
     ValueError,
@@ -30,90 +32,127 @@ _WRONG = (
     AttributeError,
     OverflowError,
     RecursionError,
+    IndexError,
     struct.error,
     zlib.error,
 )
+
+
+class _Entry:
+    """The samples of one schema and one list of keys."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.times: List[int] = []
+        self.values: List[array[int]] = []
 
 
 class Batch:
     """Collects samples; `encode` gives the message and begins a new batch."""
 
     def __init__(self) -> None:
-        # By identity: schema and keys stay the same objects while nothing but values changes.
-        self._entries: Dict[Tuple[int, int], Tuple[Rows, List[int], List[bytes]]] = {}
+        # By identity: schema and keys stay the same objects while nothing but values changes. The objects
+        # are kept beside, so that no other can come to have the same identity.
+        self._entries: Dict[Tuple[int, int], _Entry] = {}
+        self._described: Dict[Tuple[int, int], Tuple[Rows, bytes]] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
+        entries = self._entries
         for time_ns, rows in samples:
             name = (id(rows.schema), id(rows.keys))
-            entry = self._entries.get(name)
+            entry = entries.get(name)
             if entry is None:
-                entry = self._entries[name] = (rows, [], [])
-            entry[1].append(time_ns)
-            entry[2].append(_pack(rows.values))
+                entry = entries[name] = _Entry(rows)
+            entry.times.append(time_ns)
+            entry.values.append(_pack(rows.values))
 
     def encode(self, head: Dict[str, Any]) -> bytes:
         import json
 
-        entries, self._entries = list(self._entries.values()), {}
-        sets = [_describe(rows, len(times)) for rows, times, _ in entries]
-        header = json.dumps({**head, "sets": sets}, separators=(",", ":")).encode()
-        parts = [struct.pack("<I", len(header)), header]
-        for _, times, rows in entries:
-            parts.append(_shuffle(_differences([_pack([time]) for time in times])))
-            parts.append(_shuffle(_differences(rows)))
-        return MAGIC + zlib.compress(b"".join(parts), 1)
+        entries, self._entries = self._entries, {}
+        before, self._described = self._described, {}
+        parts = [MAGIC, _section(json.dumps(head, separators=(",", ":")).encode())]
+        for name, entry in entries.items():
+            described = before.get(name) or (entry.rows, _section(_describe(entry.rows)))
+            self._described[name] = described
+            parts.append(described[1])
+            parts.append(_section(_encode_numbers(entry.times, entry.values)))
+        return b"".join(parts)
 
 
-def _pack(values: List[int]) -> bytes:
+def _pack(values: List[int]) -> array[int]:
     try:
-        return array("q", values).tobytes()
+        return array("q", values)
     except OverflowError:  # the kernel prints some negative amounts as unsigned
-        return array("Q", [value % _FULL for value in values]).tobytes()
+        return array("q", [(value + _HALF) % _FULL - _HALF for value in values])
 
 
-def _describe(rows: Rows, count: int) -> Dict[str, Any]:
+def _describe(rows: Rows) -> bytes:
+    import json
+
     schema = rows.schema
-    return {
+    described = {
         "set": schema.set,
         "labels": schema.labels,
         "columns": [(c.name, c.kind, c.factor, c.divisor) for c in schema.columns],
         "keys": rows.keys,
-        "count": count,
     }
+    return json.dumps(described, separators=(",", ":")).encode()
 
 
-def _differences(rows: List[bytes]) -> bytes:
-    size = len(rows[0])
-    modulus = 1 << (8 * size)
-    before = int.from_bytes(rows[0], "little")
-    parts = [rows[0]]
+def _section(data: bytes) -> bytes:
+    # Small tables: making the usual ones ready costs more than deflating a batch.
+    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW, _MEMORY)
+    packed = deflater.compress(data) + deflater.flush()
+    return struct.pack("<I", len(packed)) + packed
+
+
+def _encode_numbers(times: List[int], rows: List[array[int]]) -> bytes:
+    changed = _changed(rows)
+    gaps = [later - earlier for earlier, later in zip(times, times[1:])]
+    first = array("q", [*changed, times[0], *gaps, *rows[0]])
+    later = array(
+        "Q",
+        [(row[place] - before[place]) % _FULL for place in changed for before, row in zip(rows, rows[1:])],
+    )
+    sizes = struct.pack("<III", len(times), len(rows[0]), len(changed))
+    return sizes + _shuffle(_little(first)) + _shuffle(_little(later))
+
+
+def _changed(rows: List[array[int]]) -> List[int]:
+    """The places of a row at which any row differs from the first: found with whole rows as integers."""
+    first = int.from_bytes(rows[0].tobytes(), "little")
+    differences = 0
     for row in rows[1:]:
-        now = int.from_bytes(row, "little")
-        parts.append(((now - before) % modulus).to_bytes(size, "little"))
-        before = now
-    return b"".join(parts)
+        differences |= int.from_bytes(row.tobytes(), "little") ^ first
+    if not differences:
+        return []
+    words = array("Q", differences.to_bytes(len(rows[0]) * _WORD, "little"))
+    return [place for place, word in enumerate(words) if word]
 
 
-def _sums(data: bytes, size: int) -> List[bytes]:
-    modulus = 1 << (8 * size)
-    total = 0
-    rows = []
-    for at in range(0, len(data), size):
-        total = (total + int.from_bytes(data[at : at + size], "little")) % modulus
-        rows.append(total.to_bytes(size, "little"))
-    return rows
+def _little(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def _shuffle(data: bytes) -> bytes:
+    """Bytes of equal weight stand together, so that zeros run on."""
     return b"".join([data[byte::_WORD] for byte in range(_WORD)])
 
 
-def _unshuffle(data: bytes) -> bytes:
+def _unshuffle(data: bytes) -> array[int]:
+    if len(data) % _WORD:
+        raise ValueError("not whole words")
     plain = bytearray(len(data))
     words = len(data) // _WORD
     for byte in range(_WORD):
         plain[byte::_WORD] = data[byte * words : (byte + 1) * words]
-    return bytes(plain)
+    numbers = array("q", bytes(plain))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 def decode(message: bytes) -> Tuple[Dict[str, Any], List[Sample]]:
@@ -121,47 +160,60 @@ def decode(message: bytes) -> Tuple[Dict[str, Any], List[Sample]]:
     if message[: len(MAGIC)] != MAGIC:
         raise MalformedError("batch", "it does not begin as one")
     try:
-        inflater = zlib.decompressobj()
-        body = inflater.decompress(message[len(MAGIC) :], _LARGEST)
-        if not inflater.eof:
-            raise MalformedError("batch", "it is cut off or too large")
-        return _decode_body(body)
+        return _decode(_sections(message))
     except _WRONG as error:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
-def _decode_body(body: bytes) -> Tuple[Dict[str, Any], List[Sample]]:
+def _sections(message: bytes) -> List[bytes]:
+    found: List[bytes] = []
+    at, room = len(MAGIC), _LARGEST
+    while at < len(message):
+        (length,) = struct.unpack_from("<I", message, at)
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(message[at + 4 : at + 4 + length], room)
+        if not inflater.eof or inflater.unused_data:
+            raise ValueError("a section is cut off or too large")
+        found.append(data)
+        room = max(room - len(data), 1)
+        at += 4 + length
+    return found
+
+
+def _decode(sections: List[bytes]) -> Tuple[Dict[str, Any], List[Sample]]:
     import json
 
-    (length,) = struct.unpack_from("<I", body)
-    header = json.loads(body[4 : 4 + length])
-    at = 4 + length
+    header = json.loads(sections[0])
+    if not isinstance(header, dict) or len(sections) % 2 == 0:
+        raise ValueError("the header or a section is missing")
     samples: List[Sample] = []
-    for entry in header.pop("sets"):
+    for described, numbers in zip(sections[1::2], sections[2::2]):
+        entry = json.loads(described)
         schema = Schema(
-            entry["set"],
-            tuple(entry["labels"]),
-            tuple(
-                Column(name, kind, "", factor, divisor) for name, kind, factor, divisor in entry["columns"]
-            ),
+            str(entry["set"]),
+            tuple(map(str, entry["labels"])),
+            tuple(Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"]),
         )
         keys = tuple(tuple(key) for key in entry["keys"])
-        count, size = int(entry["count"]), len(keys) * len(schema.columns) * _WORD
-        times = _block(body, at, count, _WORD)
-        at += count * _WORD
-        rows = _block(body, at, count, size)
-        at += count * size
-        for (time_ns,), values in zip(times, rows):
-            samples.append(Sample(time_ns, Rows(schema, keys, values)))
-    if at != len(body):
-        raise MalformedError("batch", f"{len(body) - at} bytes too many")
+        width = len(keys) * len(schema.columns)
+        samples += [Sample(t, Rows(schema, keys, row)) for t, row in _decode_numbers(numbers, width)]
     return header, samples
 
 
-def _block(body: bytes, at: int, count: int, size: int) -> Iterator[List[int]]:
-    if count < 1 or at + count * size > len(body):
-        raise MalformedError("batch", "a block is cut off")
-    if size == 0:
-        return iter([[] for _ in range(count)])
-    rows = _sums(_unshuffle(body[at : at + count * size]), size)
-    return (array("q", row).tolist() for row in rows)
+def _decode_numbers(data: bytes, width: int) -> List[Tuple[int, List[int]]]:
+    """Undoes _encode_numbers."""
+    count, size, moving = struct.unpack_from("<III", data)
+    begin, middle = 12, 12 + _WORD * (moving + count + size)
+    if size != width or count < 1 or moving > size or len(data) != middle + _WORD * moving * (count - 1):
+        raise ValueError("the numbers do not fit what they are said to be")
+    first, later = _unshuffle(data[begin:middle]), _unshuffle(data[middle:])
+    times = list(accumulate(first[moving : moving + count]))
+    rows = [list(first[moving + count :]) for _ in range(count)]
+    for order, place in enumerate(first[:moving]):
+        if not 0 <= place < size:
+            raise ValueError("a place outside the row")
+        value = rows[0][place]
+        for step in range(count - 1):
+            value = (value + later[order * (count - 1) + step] + _HALF) % _FULL - _HALF
+            rows[step + 1][place] = value
+    return list(zip(times, rows))

@@ -39,14 +39,15 @@ _COLUMNS = (
     Column("oom_kills", COUNTER, "processes killed because the cgroup's memory ran out"),
     Column("cpus", GAUGE, "cores that the cgroup may use"),
 )
-JOB = Schema("job", ("cluster", "job", "node"), _COLUMNS)
-STEP = Schema("step", ("cluster", "job", "step", "node"), _COLUMNS)
+# `jobid` and not `job`, which Prometheus puts on every series itself.
+JOB = Schema("job", ("cluster", "jobid", "node"), _COLUMNS)
+STEP = Schema("step", ("cluster", "jobid", "step", "node"), _COLUMNS)
 INFO = Schema(
     "job_info",
-    ("cluster", "job", "node", "user", "uid", "source", "cpu_from", "memory_from", "io_from"),
+    ("cluster", "jobid", "node", "user", "uid", "source", "cpu_from", "memory_from", "io_from"),
     (Column("", GAUGE, "1 for each job on the node, with what is known of it"),),
 )
-OWNED_PROCESS = Schema("process", ("cluster", "job", "step", "node", *PROCESS.labels), PROCESS.columns)
+OWNED_PROCESS = Schema("process", ("cluster", "jobid", "step", "node", *PROCESS.labels), PROCESS.columns)
 _GROUP = {column.name: index for index, column in enumerate(CGROUP.columns)}
 _THREADS = PROCESS.position("threads")
 

@@ -78,7 +78,7 @@ def render(found: dict[str, Any]) -> list[str]:
         return [*lines, "no job is running here"]
     jobs = [
         (
-            job["job"],
+            job["jobid"],
             job["user"] or "?",
             job["source"],
             "-" if job["cpu_seconds"] is None else render_seconds(job["cpu_seconds"]),

@@ -94,11 +94,10 @@ def _integers(tokens: List[bytes]) -> List[int]:
 
 def parse_kernel(rest: bytes) -> Rows:
     """What follows the word `intr`: its total, the counts of each interrupt, then one line per figure."""
-    found = {b"intr": b"".join(rest[:24].split(None, 1)[:1])}
-    for line in rest[max(rest.find(b"\n"), 0) :].split(b"\n"):
-        fields = line.split(None, 2)
-        if len(fields) > 1:
-            found[fields[0]] = fields[1]
+    end = max(rest.find(b"\n"), 0)
+    words = rest[end:].split(None, 12)
+    found = dict(zip(words[:12:2], words[1:12:2]))  # the last of the lines, softirq, has more numbers
+    found[b"intr"] = b"".join(rest[:24].split(None, 1)[:1])
     return Rows(KERNEL, NO_KEY, [_known(found.get(name)) for name in _KERNEL_LINES])
 
 

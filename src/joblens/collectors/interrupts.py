@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import compress
+from operator import ne
 from typing import Callable, List, Optional, Tuple
 
 from joblens.errors import MalformedError
@@ -16,28 +18,35 @@ _NO_LINE = b"\n"  # unlike any line, an empty one too
 
 
 def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ...]]:
-    parse_line = parse_each if per_cpu else parse_sum
+    schema = PER_CORE if per_cpu else ALL_CORES
     lines: List[bytes] = []
-    counts: List[List[int]] = []
     cpus: List[str] = []
+    names: List[Tuple[str, str]] = []
     keys: Optional[Tuple[Key, ...]] = None
+    values: List[int] = []
 
     def read() -> Tuple[Rows, ...]:
-        nonlocal lines, counts, cpus, keys
+        nonlocal lines, cpus, names, keys, values
         new = host.read(_PATH).split(b"\n")
         if keys is None or len(new) != len(lines) or new[0] != lines[0]:
-            cpus = parse_header(new)
-            lines, counts, keys = [_NO_LINE] * len(new), [[] for _ in new], None
+            cpus, keys = parse_header(new), None
+            width = len(cpus) if per_cpu else 1
+            lines, names = [new[0], *[_NO_LINE] * (len(new) - 2), b""], [("", "")] * (len(new) - 2)
+            values = [0] * (len(names) * width)
+        width = len(cpus) if per_cpu else 1
+        values = values.copy()
         # On a machine with many cores a line has a kilobyte, and most lines stay as they were.
-        for number, line in enumerate(new[1:-1], 1):
-            if line != lines[number]:
-                counts[number] = parse_line(line, len(cpus))
-                if _name(line) != _name(lines[number]):
-                    keys = None
+        for number in compress(range(len(new)), map(ne, new, lines)):
+            name, counts = parse_line(new[number], len(cpus))
+            values[(number - 1) * width : number * width] = (
+                _per_core(counts, width) if per_cpu else [sum(counts)]
+            )
+            if name != names[number - 1]:
+                names[number - 1], keys = name, None
         lines = new
         if keys is None:
-            keys = parse_keys(lines[1:-1], cpus, per_cpu)
-        return (Rows(PER_CORE if per_cpu else ALL_CORES, keys, [c for line in counts for c in line]),)
+            keys = make_keys(names, cpus if per_cpu else None)
+        return (Rows(schema, keys, values),)
 
     return read
 
@@ -51,40 +60,25 @@ def parse_header(lines: List[bytes]) -> List[str]:
     return [cpu[3:] for cpu in cpus]
 
 
-def parse_sum(line: bytes, cpus: int) -> List[int]:
-    return [sum(_counts(line, cpus))]
+def parse_line(line: bytes, cpus: int) -> Tuple[Tuple[str, str], List[int]]:
+    """` 36:  0  30764  PCI-MSIX-0000:00:02.0  1-edge  virtio1-req.0` is 36 of virtio1-req.0."""
+    irq, colon, rest = line.partition(b":")
+    fields = rest.split(None, cpus)
+    counts = [int(field) for field in fields[:cpus] if field.isdigit()]
+    # ERR and MIS have one count for the whole machine, and no device.
+    if not colon or (len(counts) != cpus and len(fields) != len(counts)):
+        raise MalformedError(_PATH, f"not a count per core: {line[:80]!r}")
+    what = fields[cpus].decode("utf-8", "replace").strip() if len(fields) > cpus else ""
+    name = irq.strip().decode("utf-8", "replace")
+    return (name, what.rpartition("  ")[2] if name.isdigit() else what), counts
 
 
-def parse_each(line: bytes, cpus: int) -> List[int]:
-    """ERR and MIS have one count for the whole machine: it stands at the first core."""
-    found = _counts(line, cpus)
-    return found + [ABSENT] * (cpus - len(found))
+def _per_core(counts: List[int], cpus: int) -> List[int]:
+    """A count without core stands at the first."""
+    return counts + [ABSENT] * (cpus - len(counts))
 
 
-def _counts(line: bytes, cpus: int) -> List[int]:
-    fields = line.split(None, cpus + 1)[1 : cpus + 1]
-    try:
-        return [int(field) for field in fields if len(fields) == cpus or field.isdigit()]
-    except ValueError:
-        raise MalformedError(_PATH, f"not a count per core: {line[:80]!r}") from None
-
-
-def _name(line: bytes) -> bytes:
-    return line[: line.find(b":")]
-
-
-def parse_keys(lines: List[bytes], cpus: List[str], per_cpu: bool) -> Tuple[Key, ...]:
-    names = [_names(line, len(cpus)) for line in lines]
+def make_keys(names: List[Tuple[str, str]], cpus: Optional[List[str]]) -> Tuple[Key, ...]:
     if len(set(names)) < len(names):
         raise MalformedError(_PATH, "an interrupt occurs twice")
-    return tuple((*name, cpu) for name in names for cpu in cpus) if per_cpu else tuple(names)
-
-
-def _names(line: bytes, cpus: int) -> Tuple[str, str]:
-    """` 36:  0  30764  PCI-MSIX-0000:00:02.0  1-edge  virtio1-req.0` is 36 of virtio1-req.0."""
-    irq, _, rest = line.partition(b":")
-    words = [word for word in rest.split(None, cpus) if not word.isdigit()]
-    what = words[-1].decode("utf-8", "replace") if words else ""
-    if irq.strip().isdigit():
-        what = what.rpartition("  ")[2]
-    return irq.strip().decode("utf-8", "replace"), what.strip()
+    return tuple(names) if cpus is None else tuple((*name, cpu) for name in names for cpu in cpus)

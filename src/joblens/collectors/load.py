@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Tuple
+from typing import Callable, Optional, Tuple
 
 from joblens.errors import MalformedError
 from joblens.host import Host
@@ -24,8 +24,15 @@ SCHEMA = Schema(
 
 
 def load(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    before: Optional[bytes] = None
+    rows: Tuple[Rows, ...] = ()
+
     def read() -> Tuple[Rows, ...]:
-        return (parse_load(host.read(_PATH)),)
+        nonlocal before, rows
+        data = host.read(_PATH)
+        if data != before:
+            rows, before = (parse_load(data),), data
+        return rows
 
     return read
 
