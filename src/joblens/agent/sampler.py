@@ -109,25 +109,28 @@ class Sampler:
         return owners.settings, owners.cluster, owners.node, sources
 
     def sample(self, tick: int) -> List[Sample]:
-        """What is due at this tick of the grid."""
-        found: List[Rows] = []
+        """What is due at this tick of the grid, all of it with the time at which the tick began."""
+        now = self.host.now_ns()
+        samples: List[Sample] = []
+        attributable = False
         for running in self.running:
             if tick % running.every and not self._is_wanted(running):
                 continue
             for rows in running.sample(self.host, tick, self.log):
-                if rows.schema.set == "process":
-                    found.append(self.attribution.take_processes(rows))
-                    continue
-                if rows.schema.set == "cgroup":
+                name = rows.schema.set
+                sample = Sample(now, rows)
+                if name == "process":
+                    sample, attributable = Sample(now, self.attribution.take_processes(rows)), True
+                elif name == "cgroup":
                     self.attribution.take_groups(rows)
-                found.append(rows)
-        if any(rows.schema.set in ("process", "cgroup") for rows in found):
-            found += self.attribution.rows()
+                    attributable = True
+                self.latest[name] = sample
+                samples.append(sample)
+        if attributable:
+            for rows in self.attribution.rows():
+                self.latest[rows.schema.set] = sample = Sample(now, rows)
+                samples.append(sample)
             self._report_job_files()
-        now = self.host.now_ns()
-        samples = [Sample(now, rows) for rows in found]
-        for sample in samples:
-            self.latest[sample.rows.schema.set] = sample
         return samples
 
     def _is_wanted(self, running: Running) -> bool:

@@ -5,7 +5,7 @@ See proc(5) and Documentation/filesystems/proc.rst, 1.7.
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Tuple
 
 from joblens.errors import MalformedError
 from joblens.host import Host
@@ -38,14 +38,15 @@ KERNEL = Schema(
     (
         Column("interrupts", COUNTER, "interrupts served"),
         Column("context_switches", COUNTER, "switches from one task to another"),
+        Column("boot_time_seconds", GAUGE, "when the node was started, in seconds since 1970"),
         Column("forks", COUNTER, "processes and threads created"),
-        Column("softirqs", COUNTER, "soft interrupts served"),
         Column("running", GAUGE, "tasks that run or could run"),
         Column("blocked", GAUGE, "tasks that wait for a disk"),
-        Column("boot_time_seconds", GAUGE, "when the node was started, in seconds since 1970"),
+        Column("softirqs", COUNTER, "soft interrupts served"),
     ),
 )
-_KERNEL_LINES = (b"intr", b"ctxt", b"processes", b"softirq", b"procs_running", b"procs_blocked", b"btime")
+# The lines behind that of the interrupts, in the order that they have had since Linux 2.6.31.
+_KERNEL_LINES = [b"ctxt", b"btime", b"processes", b"procs_running", b"procs_blocked", b"softirq"]
 
 
 def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
@@ -94,12 +95,14 @@ def _integers(tokens: List[bytes]) -> List[int]:
 
 def parse_kernel(rest: bytes) -> Rows:
     """What follows the word `intr`: its total, the counts of each interrupt, then one line per figure."""
-    end = max(rest.find(b"\n"), 0)
+    end = rest.find(b"\n")
     words = rest[end:].split(None, 12)
-    found = dict(zip(words[:12:2], words[1:12:2]))  # the last of the lines, softirq, has more numbers
-    found[b"intr"] = b"".join(rest[:24].split(None, 1)[:1])
-    return Rows(KERNEL, NO_KEY, [_known(found.get(name)) for name in _KERNEL_LINES])
-
-
-def _known(text: Optional[bytes]) -> int:
-    return int(text) if text and text.isdigit() else ABSENT
+    names, values = words[:12:2], words[1:12:2]
+    if names != _KERNEL_LINES:
+        found = dict(zip(names, values))
+        values = [found.get(name, b"") for name in _KERNEL_LINES]
+    values.insert(0, b"".join(rest[:24].split(None, 1)[:1]))
+    try:
+        return Rows(KERNEL, NO_KEY, list(map(int, values)))
+    except ValueError:
+        return Rows(KERNEL, NO_KEY, [int(value) if value.isdigit() else ABSENT for value in values])
