@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 from typing import Any, Dict
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     settings = _load(options)
+    _allow_open_files()
     agent = Agent(Host(options.root), settings, _log)
     if options.once:
         agent.sample()
@@ -37,6 +39,14 @@ def run(options: argparse.Namespace) -> int:
         _log(f"{settings.listen} can be read by everybody who reaches it; set token_file to ask for a token")
     agent.run(lambda: _load(options), lambda port: _log(f"metrics at {_address(settings.listen, port)}"))
     return 0
+
+
+def _allow_open_files() -> None:
+    """As many as may be: those of processes and cgroups stay open, and the usual limit is a shell's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _load(options: argparse.Namespace) -> Settings:
