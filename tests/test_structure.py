@@ -14,15 +14,24 @@ SOURCE = Path(__file__).parent.parent / "src" / "joblens"
 
 # From left to right; what stands in one row may import from its own row and from those above.
 FLOW = (
-    ("errors", "model", "units", "toml", "config", "host"),
+    ("errors", "model", "units", "toml", "config", "files", "host"),
     ("collectors",),
     ("attribution",),
     ("agent",),
-    ("record",),
+    ("run",),
+    ("store",),
+    ("analysis",),
+    ("reports", "api", "record"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(FLOW) for name in names}
-AGENT = ("joblens.agent.loop", "joblens.agent.batch", "joblens.cli.agent")
+AGENT = (
+    "joblens.agent.loop",
+    "joblens.agent.batch",
+    "joblens.cli.agent",
+    "joblens.run.supervise",
+    "joblens.run.facts",
+)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -56,7 +65,7 @@ def rank(module: str) -> int:
 def test_imports_point_left(module: str) -> None:
     """A module imports only from its own part of the flow and from those before it."""
     for imported in imports(MODULES[module]):
-        if imported in MODULES and imported != "joblens":
+        if imported in MODULES and "joblens" not in (imported, module):
             assert rank(imported) <= rank(module), f"{module} imports {imported}"
 
 
@@ -67,7 +76,7 @@ def closure(starts: tuple[str, ...]) -> set[str]:
         if module in found:
             continue
         found.add(module)
-        if module in MODULES:
+        if module in MODULES and module != "joblens":  # whose one import is behind joblens.open()
             waiting += [name for name in imports(MODULES[module]) if name in MODULES or "." not in name]
             waiting += [module.rpartition(".")[0]] if "." in module else []
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module
 from typing import List, Optional
@@ -12,6 +13,10 @@ from joblens.errors import JoblensError, sentence
 
 # Name, and what it does; the rest is in joblens.cli.<name>.
 COMMANDS = (
+    ("run", "run a command as a job, and tell what it did"),
+    ("jobs", "list the jobs that are stored"),
+    ("job", "tell what a job did"),
+    ("db", "look after the store: info, compact, retain"),
     ("agent", "watch this node and show it to Prometheus"),
     ("ls", "list what an agent samples now, and the jobs that it sees"),
     ("record", "copy what the collectors read into a folder, for tests and bug reports"),
@@ -27,6 +32,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return 2
     try:
         return int(options.run(options))
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (JoblensError, OSError) as error:
         print(f"joblens: {sentence(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, JoblensError) else 3

@@ -3,10 +3,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
+from joblens.cli.table import plain, render_table
 from joblens.config import Settings, split_address
 from joblens.errors import ServerError, UsageError, sentence
 from joblens.units import render_bytes, render_seconds
@@ -71,8 +71,8 @@ def render(found: dict[str, Any]) -> list[str]:
         )
         for item in found["sets"]
     ]
-    lines = [f"node {_plain(found['node'])}", ""]
-    lines += _table(("set", "rows", "values", "every", "age", "took", "state"), sets, left=(0, 6))
+    lines = [f"node {plain(found['node'])}", ""]
+    lines += render_table(("set", "rows", "values", "every", "age", "took", "state"), sets, left=(0, 6))
     lines.append("")
     if not found["jobs"]:
         return [*lines, "no job is running here"]
@@ -87,24 +87,6 @@ def render(found: dict[str, Any]) -> list[str]:
         )
         for job in found["jobs"]
     ]
-    return lines + _table(
+    return lines + render_table(
         ("job", "user", "known from", "CPU time", "memory", "processes"), jobs, left=(0, 1, 2)
     )
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: tuple[int, ...]) -> list[str]:
-    cells = [head, *[tuple(_plain(cell) for cell in row) for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in cells
-    ]
-
-
-def _plain(text: str) -> str:
-    """Names come from outside: nothing in them may move the cursor or fill the screen."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in str(text))
-    return shown if len(shown) <= 60 else shown[:59] + "…"

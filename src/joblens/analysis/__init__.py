@@ -1,0 +1,1 @@
+"""From samples to what they mean: plain data, which every report shows."""

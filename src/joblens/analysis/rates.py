@@ -1,0 +1,31 @@
+"""Rates from raw counters: the one place where resets and gaps are handled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def rates(times: Sequence[float], counter: Sequence[float | None], longest: float) -> list[float | None]:
+    """Per second, from each point to the next: one value less than points.
+
+    A counter that goes back has begun anew, so what it shows now is what was added since. Over a gap
+    longer than `longest` nothing is said, although the mean would be known: it is no rate of any moment.
+    """
+    found: list[float | None] = []
+    for number in range(1, len(times)):
+        before, now = counter[number - 1], counter[number]
+        elapsed = times[number] - times[number - 1]
+        if before is None or now is None or elapsed <= 0 or elapsed > longest:
+            found.append(None)
+        else:
+            found.append((now - before if now >= before else now) / elapsed)
+    return found
+
+
+def gaps(times: Sequence[float], start: float, end: float, longest: float) -> list[tuple[float, float]]:
+    """Stretches without any sample, also before the first and after the last one."""
+    found = []
+    for before, after in zip((start, *times), (*times, end)):
+        if after - before > longest:
+            found.append((before, after))
+    return found

@@ -1,0 +1,64 @@
+"""What the rules look at: a job, what it asked for and used, and how that went over time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Point(NamedTuple):
+    """A stretch of the job. Unknown is None."""
+
+    start: float
+    end: float
+    cores: float | None  # in use, mean
+    system: float | None  # of these, in the kernel
+    memory: float | None  # bytes, at most
+    read: float | None  # bytes per second from storage
+    written: float | None
+    threads: float | None
+    processes: float | None
+    io_pressure: float | None  # part of the time in which something on the node waited for storage
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class Finding(NamedTuple):
+    rule: str
+    start: float
+    end: float
+    evidence: str
+    advice: str
+    weight: float  # how much of the job it concerns, 0 to 1: the heaviest comes first
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "from": self.start,
+            "to": self.end,
+            "evidence": self.evidence,
+            "advice": self.advice,
+            "weight": round(self.weight, 3),
+        }
+
+
+class View(NamedTuple):
+    job: dict[str, Any]
+    asked: dict[str, Any]
+    used: dict[str, Any]
+    points: list[Point]
+
+    @property
+    def duration(self) -> float:
+        return float(self.used["duration_seconds"])
+
+    @property
+    def cores(self) -> float:
+        return float(self.asked["cores"] or 0)
+
+
+def mean(values: list[tuple[float, float]]) -> float | None:
+    """Weighted by the second of each pair."""
+    weight = sum(w for _, w in values)
+    return sum(v * w for v, w in values) / weight if weight > 0 else None

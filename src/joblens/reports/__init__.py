@@ -1,0 +1,1 @@
+"""Reports: the plain data of a job, shown."""

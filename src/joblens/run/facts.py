@@ -1,0 +1,110 @@
+"""What is known of a job when `joblens run` starts it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import Any, Dict, List, Optional
+
+from joblens import __version__
+from joblens.collectors.cgroup_files import parse_mounts, read_group
+from joblens.errors import UsageError
+from joblens.host import Host
+
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that look like others
+_LONGEST_NAME = 256
+_LONGEST_COMMAND = 4096
+# Secrets live in the environment, so only what says how the job was laid out is kept.
+_KEPT_VARIABLES = frozenset(
+    "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES MKL_NUM_THREADS OMP_NUM_THREADS "
+    "OMP_PLACES OMP_PROC_BIND OPENBLAS_NUM_THREADS CONDA_DEFAULT_ENV LOADEDMODULES "
+    "SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_PARTITION SLURM_STEP_ID SLURM_NTASKS SLURM_CPUS_PER_TASK "
+    "FLUX_JOB_ID PBS_JOBID PBS_QUEUE".split()
+)
+
+
+def new_job_id(now: Optional[float] = None) -> str:
+    """Sorts by time, is short to type, and needs nobody to hand it out: `r` + seconds + three at random."""
+    seconds = int(time.time() if now is None else now)
+    digits = ""
+    while seconds:
+        seconds, digit = divmod(seconds, 32)
+        digits = _DIGITS[digit] + digits
+    return "r" + digits + "".join(secrets.choice(_DIGITS) for _ in range(3))
+
+
+def parse_tags(texts: List[str]) -> Dict[str, str]:
+    """`k:v`, or several as `k:v;k:v`."""
+    tags: Dict[str, str] = {}
+    for text in texts:
+        for part in filter(None, text.split(";")):
+            name, colon, value = part.partition(":")
+            if not colon or not name.strip():
+                raise UsageError(f"a tag is written name:value, and not {part!r}")
+            tags[name.strip()] = value.strip()
+    return tags
+
+
+def collect(
+    host: Host, command: List[str], name: str, tags: Dict[str, str], interval: float
+) -> Dict[str, Any]:
+    uid = os.getuid()
+    node = host.name()
+    return {
+        "id": new_job_id(),
+        "cluster": node,
+        "node": node,
+        "boot": host.boot_id(),
+        "source": "run",
+        "name": (name or os.path.basename(command[0]))[:_LONGEST_NAME],
+        "user": host.user(uid),
+        "uid": uid,
+        "command": " ".join(command)[:_LONGEST_COMMAND],
+        "folder": _folder(),
+        "tags": tags,
+        "start": time.time(),
+        "interval": interval,
+        "cores": cores(host),
+        "memory": memory(host),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k in _KEPT_VARIABLES},
+        "joblens": __version__,
+    }
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return ""
+
+
+def cores(host: Host) -> float:
+    """That the command may use: by its affinity, or less by a quota of its cgroup."""
+    allowed = float(len(os.sched_getaffinity(0)))
+    quota = _group(host).get("cpu_limit_cores")
+    return min(allowed, quota / 1000) if quota else allowed
+
+
+def memory(host: Host) -> Optional[int]:
+    """Bytes that the command may use: those of the node, or less by its cgroup."""
+    limits = [limit for limit in (_group(host).get("memory_limit_bytes"), _node_memory(host)) if limit]
+    return min(limits, default=None)
+
+
+def _node_memory(host: Host) -> Optional[int]:
+    fields = host.read_once("proc/meminfo").split(None, 2)
+    return int(fields[1]) * 1024 if len(fields) > 1 and fields[1].isdigit() else None
+
+
+def _group(host: Host) -> Dict[str, int]:
+    try:
+        mounts = parse_mounts(host.read_once("proc/self/mounts"))
+        lines = host.read_once("proc/self/cgroup").decode("utf-8", "replace").splitlines()
+    except OSError:
+        return {}
+    facts: Dict[str, int] = {}
+    for path in {line.split(":", 2)[2].strip("/") for line in lines if line.count(":") >= 2}:
+        for name, value in read_group(host, mounts, path).items():
+            facts[name] = min(value, facts.get(name, value)) if "limit" in name else value
+    return facts
