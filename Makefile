@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml
 
 install: $(VENV)/.installed ## install joblens into .venv
 
-run: install ## start the agent on this machine, show what it sees, print the address of its metrics
+run: install ## start the agent, run a small job, tell what it did, print where to look further
 	@JOBLENS=$(BIN)/joblens deploy/try
 
 stop: ## stop the agent that `make run` started
