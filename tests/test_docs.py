@@ -77,3 +77,17 @@ def test_settings_example_is_complete() -> None:
     assert parse_settings(parse_toml(text, "example"), "example", known)
     for name in (*Settings._fields, *AttributionSettings._fields):
         assert re.search(rf"\b{name}\b", text), name
+
+
+def test_the_collector_in_the_guide_works(tmp_path: Path) -> None:
+    """Who copies the example of docs/adding-a-collector.md has a collector."""
+    from joblens.host import Host
+
+    (code,) = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adding-a-collector.md").read_text(), re.S)
+    found: dict[str, object] = {}
+    exec(code, found)  # noqa: S102 (it is our own document)
+    path = tmp_path / "proc/sys/kernel/random/entropy_avail"
+    path.parent.mkdir(parents=True)
+    path.write_text("256\n")
+    reading = found["entropy"](Host(str(tmp_path)))  # type: ignore[operator]
+    assert reading()[0].values == [256]
