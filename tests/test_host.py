@@ -35,6 +35,14 @@ def test_files_of_a_folder_that_is_gone_are_closed(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before - 2
 
 
+def test_a_host_that_is_dropped_leaves_no_file_open(tmp_path: Path) -> None:
+    """Who looks at many machines, one after the other, does not run out of descriptors."""
+    (tmp_path / "x").write_bytes(b"1")
+    before = len(os.listdir("/proc/self/fd"))
+    Host(str(tmp_path)).read("x")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_recording_has_its_own_clock_and_names(tmp_path: Path) -> None:
     """What cannot be a file comes from facts.json; users come from the recorded passwd."""
     host = Host(make_machine(tmp_path))

@@ -30,9 +30,9 @@ class Space(NamedTuple):
 
 class Host:
     def __init__(self, root: str = "/") -> None:
+        self._open: Dict[str, int] = {}
         self.root = root if root.endswith("/") else root + "/"
         self.live = self.root == "/"
-        self._open: Dict[str, int] = {}
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = max(allowed // 4, 64) if allowed > 0 else 4096
         self._users: Dict[int, str] = {}
@@ -82,6 +82,8 @@ class Host:
     def close(self) -> None:
         for path in list(self._open):
             self.forget(path)
+
+    __del__ = close
 
     def list(self, path: str) -> List[str]:
         return os.listdir(self.root + path)

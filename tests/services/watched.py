@@ -72,7 +72,9 @@ class Load:
     def stands(self, wait: float = PATIENCE) -> bool:
         """Whether it has come to its next stage."""
         assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], wait)[0]:
+        poll = select.poll()  # select() itself takes no descriptor above 1023
+        poll.register(self.process.stdout, select.POLLIN)
+        if not poll.poll(wait * 1000):
             return False
         assert self.process.stdout.read(1) == b".", "the load has failed"
         return True
