@@ -11,7 +11,17 @@ from joblens.collectors import COLLECTORS
 from joblens.errors import MalformedError
 from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, GAUGE, Rows
-from kernel import DISKSTATS, INTERRUPTS, MEMINFO, NET_DEV, PROCESS_STAT, STAT, VMSTAT, make_machine
+from kernel import (
+    DISKSTATS,
+    INTERRUPTS,
+    MEMINFO,
+    NET_DEV,
+    PROCESS_STAT,
+    PROCESS_STATUS,
+    STAT,
+    VMSTAT,
+    make_machine,
+)
 
 OPEN = {collector.name: collector.open for collector in COLLECTORS}
 
@@ -189,18 +199,47 @@ def test_processes(tmp_path: Path) -> None:
 
 
 class Denied(Host):
-    """A machine where this user may not see the I/O of that process, which root always may."""
+    """A machine where this user may not see some files, which root always may."""
+
+    def __init__(self, root: str, denied: str) -> None:
+        super().__init__(root)
+        self.denied = denied
 
     def open(self, path: str) -> int:
-        if path.endswith("/io"):
+        if path.endswith(self.denied):
             raise PermissionError(13, "Permission denied", path)
         return super().open(path)
 
 
 def test_processes_of_others_have_no_io(tmp_path: Path) -> None:
     """Where /proc/PID/io may not be read, I/O is unknown and not zero."""
-    (processes,) = OPEN["processes"](Denied(make_machine(tmp_path)))()
+    (processes,) = OPEN["processes"](Denied(make_machine(tmp_path), "/io"))()
     assert processes.row(0)[-7:] == [ABSENT] * 7
+
+
+def test_processes_that_are_not_ours_to_see(tmp_path: Path) -> None:
+    """With hidepid=1 others' processes are listed and cannot be read; one's own are seen all the same."""
+    host = Denied(make_machine(tmp_path, {"proc/1/stat": b"1 " + PROCESS_STAT}), "proc/1/stat")
+    (processes,) = OPEN["processes"](host)()
+    assert [key[0] for key in processes.keys] == [4000]
+
+
+def test_a_user_in_a_thousand_groups(tmp_path: Path) -> None:
+    """They all stand in /proc/PID/status, in front of the memory, which is not lost behind them."""
+    groups = b"Groups:\t" + b"1234567 " * 1200 + b"\nVmRSS:"
+    (processes,) = read(
+        "processes", tmp_path, {"proc/4000/status": PROCESS_STATUS.replace(b"VmRSS:", groups)}
+    )
+    assert value(processes, "rss_bytes", *processes.keys[0]) == 3000 * 1024
+
+
+def test_a_process_that_gives_itself_a_title(tmp_path: Path) -> None:
+    """slurmstepd says whose it is shortly after its start, under the same name as before."""
+    reading = OPEN["processes"](Host(make_machine(tmp_path)))
+    reading()
+    (tmp_path / "proc/4000/cmdline").write_bytes(b"slurmstepd: [42.batch]\0")
+    keys = [reading()[0].keys[0] for _ in range(2)]
+    assert keys[-1][8] == "slurmstepd: [42.batch]"
 
 
 def test_a_process_vanishes_between_two_reads(tmp_path: Path) -> None:

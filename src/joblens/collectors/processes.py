@@ -20,8 +20,10 @@ _LONGEST_COMMAND = 1024
 # Three files per process stay open, each with a page of the kernel's memory behind it, up to this many,
 # and to half of what the agent may have open: the rest is for other collectors and for connections.
 _MOST_KEPT_OPEN = 3000
-# A process is moved to its cgroup before or shortly after it starts, and seldom later.
-_CGROUP_READ_AGAIN = 16
+_RECORD = 8192
+# A process is moved to its cgroup, and gives itself a title, before or shortly after it starts, and seldom
+# later.
+_READ_AGAIN = 16
 
 
 class ProcessKey(NamedTuple):
@@ -161,13 +163,13 @@ def _says(path: bytes) -> Tuple[int, bool, int]:
 class _Process:
     """A process that is followed: its open files, and what of it is not read each time."""
 
-    __slots__ = ("cgroup_in", "files", "kernel", "key", "path", "stat_name")
+    __slots__ = ("again_in", "files", "kernel", "key", "path", "stat_name")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.files: Dict[str, int] = {}
         self.kernel = False
-        self.cgroup_in = 0
+        self.again_in = 0
         self.stat_name = b""
         self.key: Optional[ProcessKey] = None
 
@@ -181,7 +183,8 @@ class _Process:
                 finally:
                     os.close(fd)
             self.files[name] = fd
-        return os.pread(fd, 8192, 0)  # these files are single records: one read has all of it
+        data = os.pread(fd, _RECORD, 0)  # these files are single records: one read has all of it,
+        return data if len(data) < _RECORD else read_all(fd)  # unless its user is in a thousand groups
 
     def close(self) -> None:
         for fd in self.files.values():
@@ -247,11 +250,14 @@ class _Table:
         try:
             path = f"proc/{pid}"
             return parse_stat(path, self.host.read_once(path + "/stat")).fields[1].decode("ascii", "replace")
-        except (FileNotFoundError, ProcessLookupError):
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             return ""
 
     def _read_process(self, pid: str) -> Optional[Tuple[ProcessKey, List[int]]]:
-        """None for a kernel thread, and for a process that ends while it is read."""
+        """None for a kernel thread, a process that ends while it is read, and one that is not ours to see.
+
+        Where /proc is mounted with hidepid=1, those of others are listed and cannot be read.
+        """
         process = self.known.get(pid)
         if process is None:
             process = self.known[pid] = _Process("proc/" + pid)
@@ -259,7 +265,7 @@ class _Table:
             return None
         try:
             return self._read_known(process)
-        except (FileNotFoundError, ProcessLookupError):
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             process.close()
             del self.known[pid]
             return None
@@ -296,17 +302,13 @@ class _Table:
         """The key of last time while nothing in it changed; a new name means a new command."""
         old, fields = process.key, stat.fields
         parent, group, session, terminal = map(int, fields[1:5])
-        if old is None or stat.name != process.stat_name:
-            command, name = self._command(process), stat.name.decode("utf-8", "replace")
-            process.stat_name, process.cgroup_in = stat.name, 0
+        process.again_in -= 1
+        if old is None or stat.name != process.stat_name or process.again_in < 0:
+            name, process.stat_name = stat.name.decode("utf-8", "replace"), stat.name
+            command, cgroup = self._command(process), self._cgroup(process)
+            process.again_in = 1 if old is None else _READ_AGAIN
         else:
-            command, name = old.command, old.name
-        process.cgroup_in -= 1
-        if old is None or process.cgroup_in < 0:
-            cgroup = self._cgroup(process)
-            process.cgroup_in = 1 if old is None else _CGROUP_READ_AGAIN
-        else:
-            cgroup = old.cgroup
+            name, command, cgroup = old.name, old.command, old.cgroup
         pid, start = int(process.path[5:]), int(fields[19])
         key = ProcessKey(pid, start, parent, group, session, terminal, uid, name, command, cgroup)
         if key != old:
