@@ -34,6 +34,13 @@ class Memory(NamedTuple):
     peak: int
 
 
+class Usage(NamedTuple):
+    """In seconds."""
+
+    wall: float
+    cpu: float
+
+
 def environment(*more: str) -> dict[str, str]:
     """With joblens and the bench in reach of an interpreter that has neither installed.
 
@@ -41,6 +48,31 @@ def environment(*more: str) -> dict[str, str]:
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**plain, "PYTHONPATH": ":".join([str(SOURCE), str(ROOT), *more])}
+
+
+def run_usage(command: Sequence[str], cwd: str | Path = ROOT, **variables: str) -> Usage:
+    """Of a command that ends, with all descendants that it waited for. What it prints is not shown."""
+    with tempfile.TemporaryFile() as words:
+        begin = time.monotonic()
+        child = subprocess.Popen(
+            command,
+            env={**environment(), **variables},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+        )
+        try:
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            _end(child)
+        wall = time.monotonic() - begin
+        if child.returncode:
+            words.seek(0)
+            said = words.read()[-200:].decode("utf-8", "replace")
+            raise BenchError(f"{' '.join(command)} ended with {child.returncode}: {said}")
+    return Usage(wall, usage.ru_utime + usage.ru_stime)
 
 
 def run_json(command: Sequence[str], timeout: float) -> Any:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from typing import Sequence
-
-from bench.children import ROOT, BenchError, environment
+from bench.children import run_usage
 from bench.interpreters import Interpreter
 from bench.table import Line, Section, at_most
 
 _RUNS = 20
 _IMPORTS = 60e-3
-
-
-def _cpu_of(command: Sequence[str]) -> float:
-    child = subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise BenchError(f"{' '.join(command)} ended with {child.returncode}")
-    return usage.ru_utime + usage.ru_stime
 
 
 def measure_startup(pythons: list[Interpreter]) -> list[Section]:
@@ -32,11 +19,11 @@ def measure_startup(pythons: list[Interpreter]) -> list[Section]:
             "once": [python.path, "-m", "joblens", "agent", "--once"],
         }
         for command in commands.values():  # the first run writes and caches compiled files
-            _cpu_of(command)
+            run_usage(command)
         found: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(_RUNS):
             for name, command in commands.items():
-                found[name].append(_cpu_of(command))
+                found[name].append(run_usage(command).cpu)
         # The best run is the fair one: what adds to it is the machine, and never the program.
         bare, imports, once = (min(found[name]) for name in commands)
         label = python.label

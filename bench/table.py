@@ -106,7 +106,9 @@ def _ratio(value: float) -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{value * 1e6:.3g} µs" if value < 1e-3 else f"{value * 1e3:.3g} ms"
+    if abs(value) >= 1:
+        return f"{value:.3g} s"
+    return f"{value * 1e6:.3g} µs" if abs(value) < 1e-3 else f"{value * 1e3:.3g} ms"
 
 
 _UNITS: dict[str, Callable[[float], str]] = {
@@ -114,4 +116,6 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "bytes": lambda value: f"{value / 1e6:.3g} MB",
     "percent": lambda value: f"{value:.2g} %",
     "ticks": lambda value: f"{value:g}",
+    "per_value": lambda value: f"{value:.3g} B",
+    "per_second": lambda value: f"{value / 1e3:.3g} k/s",
 }
