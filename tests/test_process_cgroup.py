@@ -17,10 +17,18 @@ from joblens.collectors.processes import parse_cgroup
             b"4:memory:/\n0::/user.slice/user-1000.slice/session-3.scope\n",
             "/user.slice/user-1000.slice/session-3.scope",
         ),
+        (
+            b"6:freezer:/slurm/uid_1/job_2/step_0\n1:name=x:/user.slice/user-1.slice/user@1.service/a/b/c/d\n",
+            "/slurm/uid_1/job_2/step_0",
+        ),
+        (
+            b"4:memory:/pbspro/7.server\n0::/user.slice/user-1000.slice/session-3.scope\n",
+            "/pbspro/7.server",
+        ),
         (b"0::/\n", "/"),
         (b"", ""),
     ],
 )
 def test_the_schedulers_group_is_the_one_that_counts(lines: bytes, path: str) -> None:
-    """A group that a scheduler made for the job stands before the longer name of the daemon's own."""
+    """A group that a scheduler made for the job stands before those of systemd, and what users make there."""
     assert parse_cgroup(lines) == path

@@ -147,17 +147,18 @@ def parse_io(path: str, data: bytes) -> List[int]:
 def parse_cgroup(data: bytes) -> str:
     """The path that says most: schedulers make groups in v1 controllers, in v2, or in both (cgroups(7)).
 
-    Where a scheduler has no group the process stays in its daemon's, `/system.slice/slurmd.service`, which
-    can be longer but is not as deep, or not as special.
+    Where a scheduler has no group the process stays in one of systemd's, `/system.slice/slurmd.service` or
+    a user's session. Below `user@UID.service` users make groups as deep as they like, and with v1 move there
+    without leaving the scheduler's: so one that is not systemd's stands before all of these.
     """
     paths = [line.partition(b":")[2].partition(b":")[2] for line in data.splitlines()]
     best = max(paths, key=_says, default=b"")
     return best.decode("utf-8", "replace")
 
 
-def _says(path: bytes) -> Tuple[int, bool, int]:
-    of_systemd = path.startswith((b"/system.slice/", b"/user.slice/"))
-    return path.rstrip(b"/").count(b"/"), not of_systemd, len(path)
+def _says(path: bytes) -> Tuple[bool, int, int]:
+    of_systemd = path.startswith((b"/system.slice", b"/user.slice", b"/init.scope")) or path == b"/"
+    return not of_systemd, path.count(b"/"), len(path)
 
 
 class _Process:
