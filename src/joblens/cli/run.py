@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from pathlib import Path
@@ -53,34 +54,57 @@ def _prepare(
 
 
 def _run_alone(command: list[str]) -> int:
+    from joblens.run.start import NotStartedError, become
+
     try:
-        os.execvp(command[0], command)  # noqa: S606 (a shell would change what the user typed)
-    except OSError as error:
+        become(command)
+    except NotStartedError as error:
         return _not_started(error)
+    return 0  # never: this process is the command by now
 
 
 def _not_started(error: OSError) -> int:
     """As a shell says it: 127 if there is no such command, 126 if it cannot be run."""
     _say(sentence(error))
-    return 127 if isinstance(error, FileNotFoundError) else 126
+    return 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
 
 
 def _run_watched(command: list[str], facts: dict[str, Any], folder: Path, home: Any, quiet: bool) -> int:
+    from joblens.run.start import NoRoomError, NotStartedError
     from joblens.run.supervise import end_as, supervise
-    from joblens.store.ingest import Incoming, finish, remove
+    from joblens.store.ingest import Incoming, remove
 
     try:
         ended = supervise(command, facts, str(folder))
-    except OSError as error:
+    except NotStartedError as error:
         remove(Incoming(folder, facts, None))
         return _not_started(error)
-    try:
-        end = describe_end(ended)
-        finish(folder, end)
-        _report(home, Incoming(folder, facts, end), quiet)
-    except Exception as error:  # the command has ended: its code comes through whatever fails here
-        _say(f"job {facts['id']} is not stored yet: {sentence(error)}")
+    except NoRoomError as error:
+        remove(Incoming(folder, facts, None))
+        _say(f"not watched: {sentence(error)}")
+        return _run_alone(command)
+    _store(home, Incoming(folder, facts, describe_end(ended)), quiet)
     return end_as(ended.status)
+
+
+def _store(home: Any, found: Any, quiet: bool) -> None:
+    """The command has ended: its code comes through whatever fails here."""
+    from joblens.run.apart import do_apart
+
+    job = found.facts["id"]
+
+    def work() -> None:
+        from joblens.store.ingest import finish
+
+        try:
+            finish(found.folder, found.end)
+            _report(home, found, quiet)
+        except BaseException as error:
+            _say(f"job {job} is not stored: {sentence(error)}; `joblens jobs` will try again")
+
+    ended_by = do_apart(work)
+    if ended_by:
+        _say(f"job {job} is not stored: signal {ended_by} ended that; `joblens jobs` will try again")
 
 
 def describe_end(ended: Any) -> dict[str, Any]:
@@ -98,24 +122,27 @@ def describe_end(ended: Any) -> dict[str, Any]:
 def _report(home: Any, found: Any, quiet: bool) -> None:
     from joblens.analysis.complete import complete
 
-    progress = _progress if sys.stderr.isatty() else None
-    record = complete(home, found, progress)
+    terminal = os.isatty(2)
+    record = complete(home, found, _progress if terminal else None)
     if quiet:
         return
     from joblens.reports.text import Style, render_report
 
-    colours = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    sys.stderr.write("\n" + render_report(record, Style(colours)))
-    sys.stderr.flush()
+    _write("\n" + render_report(record, Style(terminal and "NO_COLOR" not in os.environ)))
 
 
 def _progress(done: int, whole: int) -> None:
     if whole > 50 and (done % 10 == 0 or done == whole):
-        sys.stderr.write(
-            f"\rjoblens: storing {done} of {whole} batches" + ("\r\x1b[K" if done == whole else "")
-        )
-        sys.stderr.flush()
+        _write(f"\rjoblens: storing {done} of {whole} batches" + ("\r\x1b[K" if done == whole else ""))
 
 
 def _say(text: str) -> None:
-    print(f"joblens run: {text}", file=sys.stderr, flush=True)
+    _write(f"joblens run: {text}\n")
+
+
+def _write(text: str) -> None:
+    """Straight to the stream: what Python cannot write when it ends would change our exit code."""
+    from joblens.run.streams import write_all
+
+    if sys.stderr is not None:  # else it was closed when we began
+        write_all(2, text.encode(sys.stderr.encoding, "replace"))

@@ -82,29 +82,37 @@ def _folder() -> str:
 def cores(host: Host) -> float:
     """That the command may use: by its affinity, or less by a quota of its cgroup."""
     allowed = float(len(os.sched_getaffinity(0)))
-    quota = _group(host).get("cpu_limit_cores")
+    quota = _limit(host, "cpu_limit_cores")
     return min(allowed, quota / 1000) if quota else allowed
 
 
 def memory(host: Host) -> Optional[int]:
     """Bytes that the command may use: those of the node, or less by its cgroup."""
-    limits = [limit for limit in (_group(host).get("memory_limit_bytes"), _node_memory(host)) if limit]
+    limits = [limit for limit in (_limit(host, "memory_limit_bytes"), _node_memory(host)) if limit]
     return min(limits, default=None)
 
 
 def _node_memory(host: Host) -> Optional[int]:
-    fields = host.read_once("proc/meminfo").split(None, 2)
+    try:
+        fields = host.read_once("proc/meminfo").split(None, 2)
+    except OSError:
+        return None
     return int(fields[1]) * 1024 if len(fields) > 1 and fields[1].isdigit() else None
 
 
-def _group(host: Host) -> Dict[str, int]:
+def _limit(host: Host, name: str) -> Optional[int]:
+    """The lowest of our cgroup and all above it: a scheduler limits the job, and not each leaf of it."""
     try:
         mounts = parse_mounts(host.read_once("proc/self/mounts"))
         lines = host.read_once("proc/self/cgroup").decode("utf-8", "replace").splitlines()
     except OSError:
-        return {}
-    facts: Dict[str, int] = {}
-    for path in {line.split(":", 2)[2].strip("/") for line in lines if line.count(":") >= 2}:
-        for name, value in read_group(host, mounts, path).items():
-            facts[name] = min(value, facts.get(name, value)) if "limit" in name else value
-    return facts
+        return None
+    paths = {line.split(":", 2)[2].strip("/") for line in lines if line.count(":") >= 2}
+    groups = {above for path in paths for above in _with_those_above(path)}
+    limits = [read_group(host, mounts, group).get(name) for group in groups]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _with_those_above(path: str) -> List[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:length]) for length in range(len(parts) + 1)]

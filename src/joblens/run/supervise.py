@@ -9,37 +9,20 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import signal
-import sys
-import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
-from joblens.collectors.processes import parse_io
 from joblens.errors import sentence
-from joblens.run.watch import GROUP_SIGNALS, Pipes, watch
+from joblens.run.clock import Clock, start_clock
+from joblens.run.start import spawn
+from joblens.run.streams import let_go
+from joblens.run.totals import Totals, difference, read_io
+from joblens.run.watcher import Watcher, passed_signals, try_to_watch
 
-_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
-_SI_KERNEL = 0x80  # sigaction(2): the terminal sent it, to the whole foreground group
-_WITNESS_SECONDS = 0.05
-_LAST_WORDS_SECONDS = 10.0
-_WAITED = (signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGALRM, *GROUP_SIGNALS)
-# The terminal's stop signals are left to the command: if it stops, so do we.
-_HELD = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-
-
-class Totals(NamedTuple):
-    """What the kernel accounts to the children that were waited for, and to theirs."""
-
-    user_seconds: float
-    system_seconds: float
-    largest_rss_bytes: Optional[int]  # of the one process that had most, pages of files included
-    minor_faults: int
-    major_faults: int
-    voluntary_switches: int
-    involuntary_switches: int
-    reaped: int  # our own children: the command, and orphans that were handed to us
-    io: Optional[Dict[str, int]]
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36  # prctl(2)
+_SI_KERNEL = 0x80  # sigaction(2)
+# A write of ours may not stop us when the terminal is another's.
+_HELD = (signal.SIGTTIN, signal.SIGTTOU)
 
 
 class Ended(NamedTuple):
@@ -51,66 +34,81 @@ class Ended(NamedTuple):
 
 
 def supervise(command: List[str], facts: Dict[str, Any], folder: str) -> Ended:
-    """Raises OSError if the command cannot be started."""
-    return _Supervisor(command, facts, folder).run()
+    """Raises NotStartedError if the command cannot be run, and NoRoomError if it cannot be run beside us."""
+    return _Supervisor(facts, folder).run(command)
 
 
 class _Supervisor:
-    def __init__(self, command: List[str], facts: Dict[str, Any], folder: str) -> None:
-        self.command, self.facts, self.folder = command, facts, folder
-        self.watcher = 0
+    def __init__(self, facts: Dict[str, Any], folder: str) -> None:
+        self.facts, self.folder = facts, folder
+        self.waited: Set[int] = {signal.SIGCHLD, *passed_signals()}
         self.child = 0
         self.status: Optional[int] = None
-        self.usages: List[resource.struct_rusage] = []
+        self.totals = Totals()
         self.problems: List[str] = []
         self._of_watcher: Dict[str, int] = {}
+        self.watcher: Optional[Watcher] = None
 
-    def run(self) -> Ended:
-        _adopt_orphans()
-        before_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*_WAITED, *_HELD))
-        stop_reader, self.stop = os.pipe()
-        self.heard, heard_writer = os.pipe()
-        words_reader, words_writer = os.pipe()
-        parent = os.getpid()
-        self.watcher = os.fork()
-        if self.watcher == 0:
-            for end in (self.stop, self.heard, words_reader):
-                os.close(end)
-            _be_the_watcher(Pipes(stop_reader, heard_writer), words_writer, parent, self.facts, self.folder)
-        for end in (stop_reader, heard_writer, words_writer):
-            os.close(end)
-        io_before = _read_io()
-        start = time.time()
+    def run(self, command: List[str]) -> Ended:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours and not init's, and so stay the job's
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self.waited, *_HELD})
+        clock = start_clock()
+        self.watcher = try_to_watch(self.facts, self.folder, clock, self.problems)
+        io_before = read_io()
+        start = clock.now()
         try:
-            self.child = _start(self.command, before_mask)
+            self.child = spawn(command, mask)
         except OSError:
-            self._end_watcher(words_reader)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before_mask)
+            self._end_watcher()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             raise
-        self._say_begun()
-        _let_go_of_streams()
-        self._wait()
-        end_time = time.time()
-        io = _difference(_read_io(), io_before, self._of_watcher)
-        self._end_watcher(words_reader)
-        return Ended(self.status or 0, start, end_time, _add(self.usages, io), self.problems)
-
-    def _say_begun(self) -> None:
+        if self.watcher:
+            self.watcher.say_begun()
+        let_go((0, 1), keep=self.watcher.words if self.watcher else ())
         try:
-            os.write(self.stop, b"+")
-        except BrokenPipeError:  # it has ended already, which _reap will tell
-            return
+            self._wait()
+        except Exception as error:  # whatever is wrong with us, the command's end is waited for
+            self.problems.append(f"{type(error).__name__} in joblens: {sentence(error)}")
+            self._wait_plainly()
+        end = clock.now()
+        io = difference(read_io(), io_before, self._of_watcher)
+        self._end_watcher()
+        return Ended(
+            self.status or 0, start, end, self.totals._replace(io=io), self.problems + _clock_problem(clock)
+        )
 
     def _wait(self) -> None:
         while self.status is None:
-            info = signal.sigwaitinfo(_WAITED)
+            info = signal.sigwaitinfo(self.waited)
             if info.si_signo == signal.SIGCHLD:
                 self._reap()
-            elif info.si_signo in (signal.SIGCONT, signal.SIGWINCH):
-                self._send(info.si_signo)  # twice does no harm
-            elif info.si_code != _SI_KERNEL and not self._went_to_all(info.si_signo):
+            elif not self._has_already(info):
                 self._send(info.si_signo)
         self._reap()
+
+    def _wait_plainly(self) -> None:
+        if self.status is None:
+            _, self.status, usage = os.wait4(self.child, 0)
+            self.totals = self.totals.plus(usage)
+
+    def _has_already(self, info: signal.struct_siginfo) -> bool:
+        """Whether the command got the signal without us, as one of its process group.
+
+        The kernel sends what is typed at the terminal to the whole group. Only of a terminal that is
+        gone it tells the leader of the session alone.
+        """
+        number = info.si_signo
+        to_leader = number in (signal.SIGHUP, signal.SIGCONT) and os.getsid(0) == os.getpid()
+        if info.si_code == _SI_KERNEL and not to_leader:
+            return True
+        heard = self.watcher is not None and self.watcher.has_heard(number)
+        return heard and self._shares_our_group()
+
+    def _shares_our_group(self) -> bool:
+        try:
+            return os.getpgid(self.child) == os.getpgid(0)
+        except ProcessLookupError:
+            return True
 
     def _reap(self) -> None:
         while True:
@@ -121,140 +119,64 @@ class _Supervisor:
                 return
             if seen is None:
                 return
-            before = _read_io() if seen.si_pid == self.watcher else None
+            before = read_io() if self.watcher and seen.si_pid == self.watcher.pid else None
             pid, status, usage = os.wait4(seen.si_pid, os.WUNTRACED | os.WNOHANG)
             if pid == 0:
                 continue
             if os.WIFSTOPPED(status):
                 if pid == self.child:
-                    os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees the job stop
-            elif pid == self.watcher:
-                self.problems.append("the process that looks on has ended early")
-                self._of_watcher = _difference(_read_io(), before, {}) or {}
-                self.watcher = 0
+                    _stop_as(os.WSTOPSIG(status))
+            elif self.watcher and pid == self.watcher.pid:
+                self._of_watcher = difference(read_io(), before, {}) or {}
+                self._lose_watcher(status)
             else:
-                self.usages.append(usage)
+                self.totals = self.totals.plus(usage)
                 if pid == self.child:
                     self.status = status
+
+    def _lose_watcher(self, status: int) -> None:
+        if self.watcher:
+            how = (
+                f"was ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "has ended early"
+            )
+            self.problems.append(f"the process that looks on {how}: there are no samples from then on")
+            self.watcher.lost = True
 
     def _send(self, number: int) -> None:
         try:
             os.kill(self.child, number)
         except ProcessLookupError:  # it has just ended; the next SIGCHLD says so
             return
+        except PermissionError as error:  # it has become another user's
+            self.problems.append(f"signal {number} could not be passed on: {sentence(error)}")
 
-    def _went_to_all(self, number: int) -> bool:
-        """Whether the watcher got it too: then it was for the whole group, and the command has it already."""
-        until = time.monotonic() + _WITNESS_SECONDS
-        while time.monotonic() < until:
-            if not select.select([self.heard], [], [], max(until - time.monotonic(), 0))[0]:
-                return False
-            heard = os.read(self.heard, 512)
-            if not heard or number in heard:
-                return bool(heard)
-        return False
-
-    def _end_watcher(self, words: int) -> None:
-        os.close(self.stop)
+    def _end_watcher(self) -> None:
         if self.watcher:
-            if select.select([words], [], [], _LAST_WORDS_SECONDS)[0]:
-                said = b"".join(iter(lambda: os.read(words, 65536), b""))
-                self.problems += said.decode("utf-8", "replace").splitlines()
-            else:
-                os.kill(self.watcher, signal.SIGKILL)
-                self.problems.append("the process that looks on did not end, and was ended")
-            os.waitpid(self.watcher, 0)
-        os.close(words)
-        os.close(self.heard)
+            self.problems += self.watcher.end()
 
 
-def _adopt_orphans() -> None:
-    """A process whose parent ends becomes ours and not init's, so that it stays the job's."""
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _be_the_watcher(pipes: Pipes, words: int, parent: int, facts: Dict[str, Any], folder: str) -> None:
-    """Never returns, and never writes to the command's streams."""
+def _prctl(option: int, value: int) -> None:
     try:
-        _let_go_of_streams(stderr=True)
-        problems = watch(pipes, parent, facts, folder)
-    except BaseException as error:  # whatever it is, the command must not see it
-        problems = [f"looking on failed: {type(error).__name__}: {sentence(error)}"]
-    try:
-        os.write(words, "\n".join(problems).encode("utf-8", "replace")[:60_000])
-    finally:
-        os._exit(0)
+        import ctypes
+    except ImportError:  # a Python without libffi: orphans are then followed as far as samples see them
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _let_go_of_streams(stderr: bool = False) -> None:
-    """A pipe that the command reads or writes must not be kept open by us."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2) if stderr else (0, 1):
-        os.dup2(null, stream)
-    if null > 2:
-        os.close(null)
+def _stop_as(number: int) -> None:
+    """By the signal that stopped the command, so that the shell says the same of us."""
+    os.kill(os.getpid(), number)
+    if number != signal.SIGSTOP:
+        signal.signal(number, signal.SIG_DFL)
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(command: List[str], mask: Set[Any]) -> int:
-    """The command's pid. The pipe closes when it has begun, or brings why it has not."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            os.execvp(command[0], command)  # noqa: S606 (a shell would change what the user typed)
-        except OSError as error:
-            os.write(writer, str(error.errno).encode())
-        finally:
-            os._exit(127)
-    os.close(writer)
-    said = os.read(reader, 16)
-    os.close(reader)
-    if said:
-        os.waitpid(child, 0)
-        raise OSError(int(said), os.strerror(int(said)), command[0])
-    return child
-
-
-def _read_io() -> Optional[Dict[str, int]]:
-    try:
-        with open("/proc/self/io", "rb") as file:
-            read_chars, written_chars, _, _, read, written, _ = parse_io("proc/self/io", file.read())
-    except OSError:
-        return None
-    return {"read_chars": read_chars, "written_chars": written_chars, "read": read, "written": written}
-
-
-def _difference(
-    after: Optional[Dict[str, int]], before: Optional[Dict[str, int]], others: Dict[str, int]
-) -> Optional[Dict[str, int]]:
-    if after is None or before is None:
-        return None
-    return {name: max(after[name] - before[name] - others.get(name, 0), 0) for name in after}
-
-
-def _add(usages: List[resource.struct_rusage], io: Optional[Dict[str, int]]) -> Totals:
-    def total(figure: Callable[[resource.struct_rusage], float]) -> float:
-        return sum(figure(usage) for usage in usages)
-
-    # A child begins as a copy of us, and the kernel counts that: what is not larger says nothing.
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    largest = max((usage.ru_maxrss * 1024 for usage in usages), default=0)
-    return Totals(
-        user_seconds=total(lambda usage: usage.ru_utime),
-        system_seconds=total(lambda usage: usage.ru_stime),
-        largest_rss_bytes=largest if largest > own else None,
-        minor_faults=int(total(lambda usage: usage.ru_minflt)),
-        major_faults=int(total(lambda usage: usage.ru_majflt)),
-        voluntary_switches=int(total(lambda usage: usage.ru_nvcsw)),
-        involuntary_switches=int(total(lambda usage: usage.ru_nivcsw)),
-        reaped=len(usages),
-        io=io,
-    )
+def _clock_problem(clock: Clock) -> List[str]:
+    jump = clock.jump()
+    if jump is None:
+        return []
+    return [f"the clock was set by {jump:+.0f} s meanwhile: times are by the clock as it was at the start"]
 
 
 def end_as(status: int) -> int:
@@ -262,11 +184,10 @@ def end_as(status: int) -> int:
     if not os.WIFSIGNALED(status):
         return os.WEXITSTATUS(status)
     number = os.WTERMSIG(status)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core file is the command's
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    _prctl(_PR_SET_DUMPABLE, 0)  # the core file is the command's; a program that takes cores knows no limit
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     return 128 + number

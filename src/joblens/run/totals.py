@@ -1,0 +1,53 @@
+"""What the kernel accounts to the children that were waited for, and to theirs."""
+
+from __future__ import annotations
+
+import resource
+from typing import Dict, NamedTuple, Optional
+
+from joblens.collectors.processes import parse_io
+
+
+class Totals(NamedTuple):
+    user_seconds: float = 0.0
+    system_seconds: float = 0.0
+    largest_rss_bytes: Optional[int] = None  # of the one process that had most, pages of files included
+    minor_faults: int = 0
+    major_faults: int = 0
+    voluntary_switches: int = 0
+    involuntary_switches: int = 0
+    reaped: int = 0  # our own children: the command, and orphans that were handed to us
+    io: Optional[Dict[str, int]] = None
+
+    def plus(self, usage: resource.struct_rusage) -> Totals:
+        # A child begins as a part of us, and the kernel counts that: what is not larger says nothing.
+        rss = usage.ru_maxrss * 1024
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return Totals(
+            self.user_seconds + usage.ru_utime,
+            self.system_seconds + usage.ru_stime,
+            max(self.largest_rss_bytes or 0, rss if rss > own else 0) or None,
+            self.minor_faults + usage.ru_minflt,
+            self.major_faults + usage.ru_majflt,
+            self.voluntary_switches + usage.ru_nvcsw,
+            self.involuntary_switches + usage.ru_nivcsw,
+            self.reaped + 1,
+        )
+
+
+def read_io() -> Optional[Dict[str, int]]:
+    """Ours, and that of all children that we have waited for. None where the kernel does not tell."""
+    try:
+        with open("/proc/self/io", "rb") as file:
+            read_chars, written_chars, _, _, read, written, _ = parse_io("proc/self/io", file.read())
+    except OSError:
+        return None
+    return {"read_chars": read_chars, "written_chars": written_chars, "read": read, "written": written}
+
+
+def difference(
+    after: Optional[Dict[str, int]], before: Optional[Dict[str, int]], others: Dict[str, int]
+) -> Optional[Dict[str, int]]:
+    if after is None or before is None:
+        return None
+    return {name: max(after[name] - before[name] - others.get(name, 0), 0) for name in after}

@@ -1,0 +1,167 @@
+"""The supervisor's hold on the process that looks on: starts it, asks it for signals, ends it.
+
+It is the witness of signals: it shares the command's process group, so what it got too was sent to
+the whole group, and the command has it already.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Set
+
+from joblens.errors import sentence
+from joblens.run.clock import Clock
+from joblens.run.streams import let_go, pipe, wait_readable, write_all
+from joblens.run.watch import Told, watch
+
+# Those that say that we did something wrong ourselves, or that we have a child or a terminal.
+_OWN_SIGNALS = frozenset(
+    "SIGKILL SIGSTOP SIGCHLD SIGTTIN SIGTTOU SIGPIPE SIGXFSZ SIGSEGV SIGBUS SIGFPE SIGILL SIGTRAP "
+    "SIGSYS".split()
+)
+# Between the first and the last process of a group that somebody signals one by one.
+_ALL_SECONDS = 0.05
+_PENDING_SECONDS = 2.0
+_LAST_WORDS_SECONDS = 10.0
+_MOST_WORDS = 60_000  # what a pipe takes without a reader
+
+
+def passed_signals() -> Set[int]:
+    """Those that are meant for the command when we get them."""
+    return {int(number) for number in signal.valid_signals() if _name(number) not in _OWN_SIGNALS}
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        return ""
+
+
+class Words(NamedTuple):
+    """The supervisor's ends of the pipes."""
+
+    tell: int  # a byte says that the command has begun; its end, that it has ended
+    heard: int  # each signal that came, as a byte
+    last: int  # what went wrong, as lines
+
+
+class Watcher:
+    def __init__(self, pid: int, words: Words) -> None:
+        self.pid, self.words = pid, words
+        self.lost = False
+        self._heard: Set[int] = set()
+
+    def say_begun(self) -> None:
+        try:
+            os.write(self.words.tell, b"+")
+        except BrokenPipeError:  # it has ended already, and whoever waits for it will tell
+            return
+
+    def has_heard(self, number: int) -> bool:
+        """Whether the signal came to it too, waiting for it to come while it may be under way."""
+        begin = time.monotonic()
+        while not self.lost:
+            self._listen()
+            if number in self._heard:
+                self._heard.discard(number)
+                return True
+            passed = time.monotonic() - begin
+            if passed > (_PENDING_SECONDS if _is_pending(self.pid, number) else _ALL_SECONDS):
+                return False
+            wait_readable([self.words.heard], 0.005)
+        return False
+
+    def _listen(self) -> None:
+        """A set and no list: two of a kind that came while we were stopped are one for us as well."""
+        while wait_readable([self.words.heard], 0):
+            heard = os.read(self.words.heard, 512)
+            if not heard:
+                self.lost = True
+                return
+            self._heard.update(heard)
+
+    def end(self) -> List[str]:
+        """Lets it finish. What it has to say."""
+        os.close(self.words.tell)
+        said = self._last_words() if not self.lost else []
+        os.close(self.words.last)
+        os.close(self.words.heard)
+        return said
+
+    def _last_words(self) -> List[str]:
+        os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it
+        if wait_readable([self.words.last], _LAST_WORDS_SECONDS):
+            said = b"".join(iter(lambda: os.read(self.words.last, 65536), b""))
+            problems = said.decode("utf-8", "replace").splitlines()
+        else:
+            os.kill(self.pid, signal.SIGKILL)
+            problems = ["the process that looks on did not end, and was ended"]
+        os.waitpid(self.pid, 0)
+        return problems
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    """Sent to it, and not seen by it yet, because others have the cores (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def start_watcher(facts: Dict[str, Any], folder: str, clock: Clock) -> Watcher:
+    told, tell = pipe()
+    heard, hears = pipe()
+    last, says = pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        let_go((0, 1, 2), keep=(told, hears, says))
+        _be_the_watcher(Told(told, hears), says, parent, facts, folder, clock)
+    for end in (told, hears, says):
+        os.close(end)
+    return Watcher(pid, Words(tell, heard, last))
+
+
+def _be_the_watcher(
+    told: Told, says: int, parent: int, facts: Dict[str, Any], folder: str, clock: Clock
+) -> None:
+    """Never returns."""
+    try:
+        _rename(f"jl-watch {facts['id']}")
+        problems = watch(told, passed_signals(), parent, facts, folder, clock)
+    except BaseException as error:  # whatever it is, the command must not see it
+        problems = [f"looking on failed: {type(error).__name__}: {sentence(error)}"]
+    try:
+        write_all(says, "\n".join(problems).encode("utf-8", "replace")[:_MOST_WORDS])
+    finally:
+        os._exit(0)
+
+
+def _rename(title: str) -> None:
+    """As ps and pkill see it: who ends the job by the name of `joblens run` means the supervisor alone."""
+    import ctypes
+
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
+    if begin and end > begin:
+        ctypes.memmove(begin, title.encode("ascii", "replace").ljust(end - begin, b"\0"), end - begin)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, title.encode("ascii", "replace")[:15], 0, 0, 0)
+
+
+_PR_SET_NAME = 15  # prctl(2)
+
+
+def try_to_watch(facts: Dict[str, Any], folder: str, clock: Clock, problems: List[str]) -> Optional[Watcher]:
+    """None where there is no room for a further process or pipe: then the command runs unseen."""
+    try:
+        return start_watcher(facts, folder, clock)
+    except OSError as error:
+        problems.append(f"nothing was sampled: {sentence(error)}")
+        return None
