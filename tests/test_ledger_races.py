@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joblens.attribution.ledger import Ledger, knows_io
+from joblens.attribution.ledger import Estates, Ledger, Member, knows_io
 from joblens.collectors.processes import PROCESS, ProcessKey
 from joblens.model import ABSENT
 
@@ -85,6 +85,38 @@ def test_nothing_counts_twice(events: list[tuple[str, int]]) -> None:
         while scan.read_next():
             pass
         found = ledger.update(scan.rows).user
+        scan = Scan(kernel)
+    assert found == kernel.used * TICK
+
+
+@given(st.lists(EVENTS, max_size=60), st.lists(st.integers(0, 2), min_size=60))
+@example([("fork", 0), ("run", 1), ("read", 0), ("read", 0), ("read", 0), ("end", 1)], [0, 0, 1] * 20)
+@settings(max_examples=300)
+def test_nothing_counts_in_two_jobs(events: list[tuple[str, int]], jobs: list[int]) -> None:
+    """What a process has used is its job's, also when a parent inherits it that is another job's."""
+    kernel, estates = Kernel(), Estates()
+    ledgers = {("", str(job), "", ""): Ledger() for job in range(3)}
+    scan = Scan(kernel)
+
+    def look() -> float:
+        members = [Member(*row, (("", str(jobs[row[0].pid]), "", ""),)) for row in scan.rows]
+        left = estates.update(members)
+        for name, ledger in ledgers.items():
+            own = [(key, values) for key, values, names in members if names == (name,)]
+            ledger.expect(left.get(name, {}))
+            ledger.update(own)
+        return sum(ledger.used.user for ledger in ledgers.values())
+
+    for event, which in events:
+        if event != "read":
+            getattr(kernel, event)(which)
+        elif not scan.read_next():
+            look()
+            scan = Scan(kernel)
+    for _ in range(3):
+        while scan.read_next():
+            pass
+        found = look()
         scan = Scan(kernel)
     assert found == kernel.used * TICK
 

@@ -12,7 +12,7 @@ from joblens.collectors.processes import PROCESS, ProcessKey, Pss, parse_pss
 from joblens.config import Settings
 from joblens.host import Host
 from joblens.model import ABSENT, Rows
-from kernel import FILES, JOB, PROCESS_STAT, make_machine
+from kernel import FILES, JOB, PROCESS_STAT, PROCESS_STATUS, make_machine
 
 ROLLUP = b"""\
 00400000-7ffd [rollup]
@@ -142,3 +142,24 @@ def test_a_new_job_is_not_left_without_its_user(tmp_path: Path) -> None:
     assert "process" in {sample.rows.schema.set for sample in sampler.sample(2)}
     assert sampler.attribution.latest()[2].keys[0][3] == "alice"
     assert "process" not in {sample.rows.schema.set for sample in sampler.sample(3)}
+
+
+def test_a_shell_does_not_have_what_its_commands_used(tmp_path: Path) -> None:
+    """They are jobs of their own. What was used behind the last look is in no other account, and stays."""
+
+    def stat(pid: int, parent: int, user: int, inherited: int) -> bytes:
+        return b"%d (a) S %d %d 5000 34816 -1 0 0 0 0 0 %d 0 %d " % (pid, parent, pid, user, inherited) + (
+            b"0 20 0 1 0 %d " % pid + b"0 " * 30 + b"\n"
+        )
+
+    machine: dict[str, bytes | None] = {f"proc/{pid}/status": PROCESS_STATUS for pid in (5000, 5001)}
+    machine.update({f"proc/{pid}/cmdline": b"a" for pid in (5000, 5001)})
+    machine["proc/5000/stat"], machine["proc/5001/stat"] = stat(5000, 1, 2, 0), stat(5001, 5000, 300, 0)
+    sampler = Sampler(Host(make_machine(tmp_path, machine)), Settings(), print)
+    sampler.sample(0)
+    shutil.rmtree(tmp_path / "proc/5001")
+    (tmp_path / "proc/5000/stat").write_bytes(stat(5000, 1, 3, 340))
+    sampler.sample(5)
+    jobs = sampler.attribution.latest()[0]
+    cpu = {key[1]: jobs.row(number)[0] for number, key in enumerate(jobs.keys)}
+    assert cpu["g5000"] == (3 + 340 - 300) * 10_000

@@ -5,13 +5,16 @@ the living, inherited parts included, is complete but for those that nobody inhe
 process that left the group, that ignores SIGCHLD, or that ended first. Their last known figures are
 kept as `orphaned`.
 
+A parent inherits also from children that were another group's, such as a shell from the commands that
+were run in it. They are counted there already, so that what they leave is `foreign` here.
+
 A scan takes time. A child can end when its parent has been read already, and what the parent inherits
 then shows only at the next look: for so long it is `late`, and not yet orphaned.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from joblens.collectors.processes import PROCESS, ProcessKey
 from joblens.model import ABSENT
@@ -22,6 +25,10 @@ _USER, _SYSTEM, _CHILD_USER, _CHILD_SYSTEM = (
 _IO = [PROCESS.position(name + "_bytes") for name in ("read_chars", "written_chars", "read", "written")]
 _RSS = PROCESS.position("rss_bytes")
 _TICK = 10_000  # microseconds
+
+Identity = Tuple[int, int]  # pid and start
+# Cluster, job, step ("" for the whole job) and node: on a node, at one time, that is enough.
+Name = Tuple[str, str, str, str]
 
 
 class Used(NamedTuple):
@@ -40,6 +47,9 @@ class Used(NamedTuple):
 
     def at_least(self, other: Used) -> Used:
         return Used(*map(max, self, other))
+
+    def at_most(self, other: Used) -> Used:
+        return Used(*map(min, self, other))
 
 
 NOTHING = Used(0, 0, 0, 0, 0, 0)
@@ -73,9 +83,16 @@ class Ledger:
     def __init__(self) -> None:
         self.used = NOTHING
         self.ever = 0
-        self._living: Dict[Tuple[int, int], _Entry] = {}
-        self._late: Dict[Tuple[int, int], Used] = {}  # by heir
+        self._living: Dict[Identity, _Entry] = {}
+        self._late: Dict[Identity, Used] = {}  # by heir
         self._orphaned = NOTHING
+        self._foreign = NOTHING
+        self._foreign_due: Mapping[Identity, Used] = {}  # by heir
+        self._foreign_late: Dict[Identity, Used] = {}  # by heir
+
+    def expect(self, foreign: Mapping[Identity, Used]) -> None:
+        """What processes of other groups, ended since the last look, leave to these: see Estates."""
+        self._foreign_due = foreign
 
     def update(self, processes: Iterable[Tuple[ProcessKey, List[int]]]) -> Used:
         now = {
@@ -85,7 +102,7 @@ class Ledger:
         }
         ended = {identity: old for identity, old in self._living.items() if identity not in now}
         self.ever += sum(identity not in self._living for identity in now)
-        if ended or self._late:
+        if ended or self._late or self._foreign_due or self._foreign_late:
             self._settle(ended, now)
         total = self._orphaned
         for process in now.values():
@@ -93,41 +110,88 @@ class Ledger:
         for late in self._late.values():
             total = total.plus(late)
         self._living = now
-        self.used = total.at_least(self.used)
+        self.used = total.minus(self._foreign).at_least(self.used)
         return self.used
 
-    def _settle(self, ended: Dict[Tuple[int, int], _Entry], now: Dict[Tuple[int, int], _Entry]) -> None:
+    def _settle(self, ended: Dict[Identity, _Entry], now: Dict[Identity, _Entry]) -> None:
         """Whoever should inherit from the ended has now, or will have at the next look; or it is orphaned."""
-        by_pid = {old.key.pid: old for old in self._living.values()}
+        by_pid = {old.key.pid: old.key for old in self._living.values()}
         late, self._late = self._late, {}
-        due: Dict[Tuple[int, int], Used] = {}
+        foreign, self._foreign_due = self._foreign_due, {}
+        foreign_late, self._foreign_late = self._foreign_late, {}
+        due: Dict[Identity, Used] = {}
         for identity, old in ended.items():
             left = old.whole.plus(late.pop(identity, NOTHING))
-            heir = _heir(old, by_pid, now)
+            others = foreign_late.pop(identity, NOTHING)
+            heir = find_heir(old.key, by_pid, now)
             if heir is None:
                 self._orphaned = self._orphaned.plus(left)
-            else:
-                due[heir] = due.get(heir, NOTHING).plus(left)
-        for heir in {*due, *late}:
+                continue
+            due[heir] = due.get(heir, NOTHING).plus(left)
+            if others != NOTHING:
+                foreign_late[heir] = foreign_late.get(heir, NOTHING).plus(others)
+        for heir in {*due, *late, *foreign, *foreign_late}:
+            if heir not in now or heir not in self._living:
+                continue
             got = now[heir].inherited.minus(self._living[heir].inherited)
+            fresh = foreign.get(heir, NOTHING)
+            others = fresh.plus(foreign_late.get(heir, NOTHING))
+            theirs = got.at_most(others)
+            self._foreign = self._foreign.plus(theirs)
+            _keep(self._foreign_late, heir, others.minus(theirs).at_most(fresh))
+            got = got.minus(theirs)
             overdue = late.get(heir, NOTHING)
             self._orphaned = self._orphaned.plus(overdue.minus(got))
-            missing = due.get(heir, NOTHING).minus(got.minus(overdue))
-            if missing != NOTHING:
-                self._late[heir] = missing
+            _keep(self._late, heir, due.get(heir, NOTHING).minus(got.minus(overdue)))
 
 
-def _heir(
-    ended: _Entry, by_pid: Dict[int, _Entry], now: Dict[Tuple[int, int], _Entry]
-) -> Optional[Tuple[int, int]]:
+def _keep(amounts: Dict[Identity, Used], heir: Identity, amount: Used) -> None:
+    if amount != NOTHING:
+        amounts[heir] = amount
+
+
+def find_heir(
+    ended: ProcessKey, by_pid: Mapping[int, ProcessKey], now: Mapping[Identity, Any]
+) -> Optional[Identity]:
     """The nearest ancestor that is still there and was there before."""
     seen = set()
-    pid = ended.key.parent
+    pid = ended.parent
     while pid in by_pid and pid not in seen:
         seen.add(pid)
-        ancestor = by_pid[pid].key
+        ancestor = by_pid[pid]
         identity = (ancestor.pid, ancestor.start)
         if identity in now:
             return identity
         pid = ancestor.parent
     return None
+
+
+class Member(NamedTuple):
+    key: ProcessKey
+    values: List[int]
+    names: Tuple[Name, ...]  # of its job and its step; none for nobody's, which count with their heir's
+
+
+class Estates:
+    """What processes that ended leave to a parent that is another job's, or another step's.
+
+    A ledger sees its own processes only. Here all are seen, and each ledger is told.
+    """
+
+    def __init__(self) -> None:
+        self._before: Dict[Identity, Member] = {}
+
+    def update(self, members: Iterable[Member]) -> Dict[Name, Dict[Identity, Used]]:
+        """By job or step, and heir, from all that have ended since the last look."""
+        now = {(member.key.pid, member.key.start): member for member in members}
+        before, self._before = self._before, now
+        ended = [member for identity, member in before.items() if member.names and identity not in now]
+        by_pid = {member.key.pid: member.key for member in before.values()} if ended else {}
+        left: Dict[Name, Dict[Identity, Used]] = {}
+        for key, values, names in ended:
+            heir = find_heir(key, by_pid, now)
+            for name in before[heir].names if heir else ():
+                if heir and name not in names:
+                    to = left.setdefault(name, {})
+                    to[heir] = to.get(heir, NOTHING).plus(entry(key, values, None).whole)
+        return left

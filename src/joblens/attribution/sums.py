@@ -7,9 +7,9 @@ network file systems, and processes can end unseen. `job_info` says which it was
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from joblens.attribution.ledger import Ledger, Used, knows_io
+from joblens.attribution.ledger import Estates, Identity, Ledger, Member, Name, Used, knows_io
 from joblens.attribution.owners import Owners
 from joblens.attribution.sharing import Memory, SharedMemory
 from joblens.collectors.cgroups import SCHEMA as CGROUP
@@ -52,8 +52,6 @@ _GROUP = {column.name: index for index, column in enumerate(CGROUP.columns)}
 _THREADS = PROCESS.position("threads")
 
 Processes = List[Tuple[ProcessKey, List[int]]]
-# Cluster, job, step ("" for the whole job) and node: on a node, at one time, that is enough.
-Name = Tuple[str, str, str, str]
 
 
 def _name(owner: Owner) -> Name:
@@ -73,9 +71,12 @@ class Account:
         self.threads = 0
         self.io_known = False
 
-    def take(self, processes: Processes, sharing: SharedMemory) -> None:
+    def take(
+        self, processes: Processes, sharing: SharedMemory, foreign: Mapping[Identity, Used] = {}
+    ) -> None:
         self.processes = len(processes)
         self.threads = sum(values[_THREADS] for _, values in processes)
+        self.ledger.expect(foreign)
         self.ledger.update(processes)
         people = [(key, values) for key, values in processes if key.uid] or processes
         if people:
@@ -151,6 +152,7 @@ class Attribution:
     def __init__(self, host: Host, owners: Owners) -> None:
         self.host, self.owners = host, owners
         self.accounts: Dict[Name, Account] = {}
+        self._estates = Estates()
         self._sharing = SharedMemory(host)
         self._fresh = False
         self._keys: Dict[str, Tuple[Key, ...]] = {}
@@ -170,22 +172,31 @@ class Attribution:
         """The same rows with their job in front of the key, for those that have one."""
         keys = [key for key in processes.keys if isinstance(key, ProcessKey)]
         owners = self.owners.of_processes(keys)
-        members: Dict[Name, Processes] = {}
-        labels: List[Key] = []
-        for number, (key, owner) in enumerate(zip(keys, owners)):
-            labels.append((*(_name(owner) if owner else _NOBODY), *key))
-            if owner is None:
-                continue
-            row = (key, processes.row(number))
-            for part in (owner._replace(step=""), owner) if owner.step else (owner,):
-                self._account(part)
-                members.setdefault(_name(part), []).append(row)
+        members = [
+            Member(key, processes.row(number), self._accounts_of(owner))
+            for number, (key, owner) in enumerate(zip(keys, owners))
+        ]
+        left = self._estates.update(members)
+        of_account: Dict[Name, Processes] = {}
+        for key, values, names in members:
+            for name in names:
+                of_account.setdefault(name, []).append((key, values))
         for name, account in self.accounts.items():
-            account.take(members.get(name, []), self._sharing)
+            account.take(of_account.get(name, []), self._sharing, left.get(name, {}))
         self._sharing.forget((key.pid, key.start) for key in keys)
         self._drop_ended()
         self._fresh = True
-        return Rows(OWNED_PROCESS, self._same("process", tuple(labels)), processes.values)
+        labels = tuple((*(_name(owner) if owner else _NOBODY), *key) for key, owner in zip(keys, owners))
+        return Rows(OWNED_PROCESS, self._same("process", labels), processes.values)
+
+    def _accounts_of(self, owner: Optional[Owner]) -> Tuple[Name, ...]:
+        """Of the job, and of its step if there is one; nobody has none."""
+        if owner is None:
+            return ()
+        parts = (owner._replace(step=""), owner) if owner.step else (owner,)
+        for part in parts:
+            self._account(part)
+        return tuple(map(_name, parts))
 
     def wants_processes(self) -> bool:
         """Whether there is a job of which only its cgroup has been seen, so that its user is not known."""
