@@ -18,6 +18,7 @@ def test_ticks_lie_on_multiples_of_the_interval() -> None:
     """All nodes sample at the same moments of wall time."""
     grid = Grid(5.0, wall=1003.0, monotonic=50.0)
     assert grid.next_time() == 52.0  # 1005 in wall time
+    assert grid.tick == 1005 / 5  # of which every twelfth is the full minute's, on all of them
     grid.advance(52.001)
     assert grid.next_time() == 57.0
 

@@ -71,6 +71,17 @@ def test_what_was_not_measured_is_absent(tmp_path: Path) -> None:
     assert job_values(sampler.attribution.latest()[0])["processes"] == 1
 
 
+def test_a_missed_tick_is_made_up_for(tmp_path: Path) -> None:
+    """An agent that is too slow for its grid scans processes as often as it should, at another tick."""
+    sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)
+    scanned = [
+        tick
+        for tick in range(1, 40, 2)
+        if "process" in {sample.rows.schema.set for sample in sampler.sample(tick)}
+    ]
+    assert scanned == [1, 5, 11, 15, 21, 25, 31, 35]
+
+
 def test_a_job_is_gone_after_its_end(tmp_path: Path) -> None:
     """No group and no process left: no row."""
     sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)

@@ -39,17 +39,19 @@ _PAGE = b"""joblens agent
 class Grid:
     """Ticks at multiples of the interval in wall time, so that all nodes sample at the same moments.
 
-    The distance is kept by the monotonic clock: a jump of the wall clock moves no tick.
+    They are counted from 1970, so that what is sampled at every fifth is so too. The distance is kept by the
+    monotonic clock: a jump of the wall clock moves no tick.
     """
 
     def __init__(self, interval: float, wall: float, monotonic: float) -> None:
         self.interval = interval
-        self.tick = 0
+        wait = (-wall) % interval
+        self.tick = self._first = round((wall + wait) / interval)
         self.missed = 0
-        self._first = monotonic + (-wall) % interval
+        self._first_time = monotonic + wait
 
     def next_time(self) -> float:
-        return self._first + self.tick * self.interval
+        return self._first_time + (self.tick - self._first) * self.interval
 
     def advance(self, monotonic: float) -> None:
         """To the first tick that is still to come; those passed over are counted."""

@@ -47,9 +47,15 @@ class Running:
         self.readings = 0
         self.failures = 0
         self.not_before = 0
+        self.turn = -1
         self.sets: Tuple[Rows, ...] = ()
 
+    def is_due(self, tick: int) -> bool:
+        """Also if the tick that would have been its own was missed."""
+        return tick % self.every == 0 or tick // self.every != self.turn
+
     def sample(self, host: Host, tick: int, log: Log) -> Tuple[Rows, ...]:
+        self.turn = tick // self.every
         if tick < self.not_before:
             return ()
         begin = time.perf_counter_ns()
@@ -114,7 +120,7 @@ class Sampler:
         samples: List[Sample] = []
         attributable = False
         for running in self.running:
-            if tick % running.every and not self._is_wanted(running):
+            if not running.is_due(tick) and not self._is_wanted(running):
                 continue
             for rows in running.sample(self.host, tick, self.log):
                 name = rows.schema.set
