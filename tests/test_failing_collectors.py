@@ -19,3 +19,19 @@ def test_a_failing_collector_shows_nothing(tmp_path: Path) -> None:
         sampler.sample(0)
         shown.append("load" in [rows.schema.set for rows in sampler.known()])
     assert shown == [True, False, True]
+
+
+def test_jobs_are_not_shown_while_processes_cannot_be_read(tmp_path: Path) -> None:
+    """What is known from processes is gone with them, and comes back whole; cgroups tell what they told."""
+    root = Path(make_machine(tmp_path))
+    (root / "proc/4000/cgroup").write_bytes(b"0::/\n")
+    sampler = Sampler(Host(str(root)), Settings(), lambda words: None)
+    file = root / "proc/4000/stat"
+    text = file.read_bytes()
+    shown = []
+    for tick, content in enumerate((text, b"nonsense\n", text)):
+        file.write_bytes(content)
+        sampler.sample(tick * 5)
+        jobs = next(rows for rows in sampler.known() if rows.schema.set == "job")
+        shown.append([key[1] for key in jobs.keys])
+    assert shown == [["42", "s4000"], ["42"], ["42", "s4000"]]

@@ -155,6 +155,14 @@ def test_a_new_job_is_not_left_without_its_user(tmp_path: Path) -> None:
     assert "process" not in {sample.rows.schema.set for sample in sampler.sample(3)}
 
 
+def test_a_group_without_processes_brings_one_scan_forward_and_no_more(tmp_path: Path) -> None:
+    """Slurm can leave an empty group behind; processes are not scanned at every tick for its sake."""
+    machine = {name: None for name in FILES if name.startswith("proc/4000")}
+    sampler = Sampler(Host(make_machine(tmp_path, dict(machine))), Settings(), print)
+    scans = ["process" in {sample.rows.schema.set for sample in sampler.sample(tick)} for tick in range(6)]
+    assert scans == [True, False, False, False, False, True]
+
+
 def test_a_shell_does_not_have_what_its_commands_used(tmp_path: Path) -> None:
     """They are jobs of their own. What was used behind the last look is in no other account, and stays."""
 

@@ -152,14 +152,14 @@ class Sampler:
 
     def known(self) -> List[Rows]:
         """All that is known now, for somebody who asks in between."""
-        jobs = {rows.schema.set: rows for rows in self.attribution.latest()}
+        jobs = {rows.schema.set: rows for rows in self._jobs()}
         old = {rows.schema.set for it in self.running if it.error or not it.present for rows in it.sets}
         sets = [jobs.pop(name, sample.rows) for name, sample in self.latest.items() if name not in old]
         return [*sets, *jobs.values(), self._health(), self._failing()]
 
     def describe(self) -> Dict[str, Any]:
         """What is sampled, how it is doing, and which jobs are seen, as plain data."""
-        jobs, _, infos = self.attribution.latest()
+        jobs, _, infos = self._jobs()
         return {
             "node": self.attribution.owners.node,
             "sets": [found for it in self.running for found in self._describe(it)],
@@ -168,6 +168,10 @@ class Sampler:
                 for number, key in enumerate(infos.keys)
             ],
         }
+
+    def _jobs(self) -> Tuple[Rows, ...]:
+        known = all(not it.error and it.present for it in self.running if it.collector.name == "processes")
+        return self.attribution.latest(known)
 
     def _describe(self, it: Running) -> List[Dict[str, Any]]:
         state = "failing" if it.error else "ok" if it.present else "absent"

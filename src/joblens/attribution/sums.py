@@ -70,10 +70,12 @@ class Account:
         self.processes = 0
         self.threads = 0
         self.io_known = False
+        self.looked_for = False
 
     def take(
         self, processes: Processes, sharing: SharedMemory, foreign: Mapping[Identity, Used] = {}
     ) -> None:
+        self.looked_for = True
         self.processes = len(processes)
         self.threads = sum(values[_THREADS] for _, values in processes)
         self.ledger.expect(foreign)
@@ -200,7 +202,7 @@ class Attribution:
 
     def wants_processes(self) -> bool:
         """Whether there is a job of which only its cgroup has been seen, so that its user is not known."""
-        return any(account.uid < 0 and account.of_group("tasks") != 0 for account in self.accounts.values())
+        return not all(account.looked_for for account in self.accounts.values())
 
     def _account(self, owner: Owner) -> None:
         """Make sure that there is one. Another start under the same name is another job."""
@@ -218,21 +220,25 @@ class Attribution:
     def rows(self) -> JobRows:
         """As of now: what was not measured since the last call is absent."""
         fresh, self._fresh = self._fresh, False
-        return self._rows(fresh)
+        return self._rows(self.accounts, fresh)
 
-    def latest(self) -> Tuple[Rows, ...]:
-        """As last known, for somebody who looks once in a while."""
-        jobs, steps = self._rows(True)
-        whole = [(name, account) for name, account in self.accounts.items() if not name[2]]
+    def latest(self, processes_known: bool = True) -> Tuple[Rows, ...]:
+        """As last known, for somebody who looks once in a while.
+
+        While processes cannot be read, a job of which there is nothing else may have ended long ago.
+        """
+        accounts = {name: it for name, it in self.accounts.items() if processes_known or it.group is not None}
+        jobs, steps = self._rows(accounts, processes_known)
+        whole = [(name, account) for name, account in accounts.items() if not name[2]]
         keys = tuple(self._info_key(name, account) for name, account in whole)
         return jobs, steps, Rows(INFO, self._same("job_info", keys), [1] * len(keys))
 
-    def _rows(self, fresh: bool) -> JobRows:
+    def _rows(self, accounts: Mapping[Name, Account], fresh: bool) -> JobRows:
         job_keys: List[Key] = []
         step_keys: List[Key] = []
         job_values: List[int] = []
         step_values: List[int] = []
-        for name, account in self.accounts.items():
+        for name, account in accounts.items():
             cluster, job, step, node = name
             if step:
                 step_keys.append(name)
