@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -166,6 +167,44 @@ def test_broken_job_files(tmp_path: Path, content: bytes) -> None:
     files = JobFiles(Host(str(tmp_path)), "jobs")
     assert files.load() == [JobFile("8", 1000)]
     assert list(files.problems) == ["jobs/a.json"]
+
+
+class Removing(Host):
+    """A machine where the last job's end removes the folder as soon as it has been asked for."""
+
+    def list(self, path: str) -> list[str]:
+        names = super().list(path)
+        shutil.rmtree(self.root + path, ignore_errors=True)
+        return names
+
+    def stat(self, path: str) -> os.stat_result:
+        found = super().stat(path)
+        shutil.rmtree(self.root + path, ignore_errors=True)
+        return found
+
+
+def test_a_folder_that_goes_while_it_is_looked_at(tmp_path: Path) -> None:
+    """There is no job file then, and that is all."""
+    job_file(tmp_path, "a.json", {"id": "8", "uid": 1000})
+    files = JobFiles(Removing(str(tmp_path)), "jobs")
+    assert (files.load(), files.problems) == ([], {})
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    """A setting that names something else is reported, and not taken for a machine without jobs."""
+    (tmp_path / "jobs").write_bytes(b"")
+    (tmp_path / "jobs").chmod(0o644)
+    files = JobFiles(Host(str(tmp_path)), "jobs")
+    assert (files.load(), list(files.problems)) == ([], ["jobs"])
+
+
+def test_more_job_files_than_are_read(tmp_path: Path) -> None:
+    """Those beyond the limit are reported."""
+    for number in range(4098):
+        job_file(tmp_path, f"{number:04}.json", {"id": "8", "uid": 1000})
+    files = JobFiles(Host(str(tmp_path)), "jobs")
+    assert len(files.load()) == 4096
+    assert list(files.problems) == ["jobs/4096.json", "jobs/4097.json"]
 
 
 @given(st.binary())

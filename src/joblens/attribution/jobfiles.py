@@ -41,21 +41,28 @@ class JobFiles:
 
     def load(self) -> List[JobFile]:
         self.problems.clear()
-        try:
-            names = self.host.list(self.folder)[:_MOST_FILES]
-        except OSError:
-            return []
-        untrusted = distrust(self.host.stat(self.folder), self.host.uid, stat.S_ISDIR)
-        if untrusted:
-            self.problems[self.folder] = untrusted
-            return []
         known, self._known = self._known, {}
         found: List[JobFile] = []
-        for name in sorted(name for name in names if name.endswith(".json")):
+        for name in self._list():
             job = self._load(f"{self.folder}/{name}", known)
             if job is not None:
                 found.append(job)
         return found
+
+    def _list(self) -> List[str]:
+        try:
+            untrusted = distrust(self.host.stat(self.folder), self.host.uid, stat.S_ISDIR)
+            names = [] if untrusted else self.host.list(self.folder)
+        except FileNotFoundError:  # nobody declares jobs here
+            return []
+        except OSError as error:
+            untrusted, names = error.strerror or str(error), []
+        if untrusted:
+            self.problems[self.folder] = untrusted
+        names = sorted(name for name in names if name.endswith(".json"))
+        for name in names[_MOST_FILES:]:
+            self.problems[f"{self.folder}/{name}"] = f"there are more than {_MOST_FILES} job files"
+        return names[:_MOST_FILES]
 
     def _load(
         self, path: str, known: Dict[str, Tuple[Tuple[int, int, int], Optional[JobFile]]]
