@@ -71,6 +71,15 @@ def test_a_job_file_by_session_or_user(tmp_path: Path) -> None:
     assert ids(found) == ["7", "8", "", ""]
 
 
+def test_a_users_job_ends_with_its_file(tmp_path: Path) -> None:
+    """What the user had running before the job, and has still, does not keep the job alive."""
+    job_file(tmp_path, "a.json", {"id": "8", "uid": 1000})
+    them = owners(tmp_path)
+    assert ids(them.of_processes([key(10), key(11, 10, uid=0)])) == ["8", "8"]
+    (tmp_path / "jobs/a.json").unlink()
+    assert ids(them.of_processes([key(10), key(11, 10, uid=0)])) == ["s10", ""]
+
+
 def test_a_pid_that_comes_round_again_is_not_the_job(tmp_path: Path) -> None:
     """With `pid_start`, another process under the old number is not taken for the job."""
     job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10, "pid_start": 1000})

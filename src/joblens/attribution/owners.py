@@ -82,6 +82,7 @@ class _Search:
         whole_user = [file for file in files if not file.session and not file.pid]
         uids = [file.uid for file in whole_user]
         self.by_user = {file.uid: file for file in whole_user if uids.count(file.uid) == 1}
+        self.of_users = {owners.of_file(file) for file in self.by_user.values()}
         self.inherited: Dict[Tuple[int, int], Owner] = {}
         self.inferred: Dict[str, Owner] = {}
         self._lineage: Dict[int, Optional[Owner]] = {}
@@ -92,7 +93,10 @@ class _Search:
             return owner
         owner = self._by_lineage(key)
         if owner is not None:
-            self.inherited[(key.pid, key.start)] = owner
+            # A file that means all of a user's processes says nothing of them once it is gone: those that
+            # were there before and go on, such as a terminal, are not the job's.
+            if owner not in self.of_users:
+                self.inherited[(key.pid, key.start)] = owner
             return owner
         return self._infer(key)
 
