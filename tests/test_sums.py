@@ -110,10 +110,10 @@ def test_shared_memory_counts_once(tmp_path: Path) -> None:
 
 
 def test_counting_shares_is_not_repeated_at_once(tmp_path: Path) -> None:
-    """A process is counted again after a hundred times what that cost; until then its share follows RSS."""
+    """Counting takes a hundredth of the time; until a process is counted again its share follows RSS."""
     host = Host(make_machine(tmp_path, {"proc/1/smaps_rollup": ROLLUP, "proc/2/smaps_rollup": ROLLUP}))
-    ticks = iter([0, 1, 1, 2, 50, 50, 102, 103, 103, 104])
-    memory = SharedMemory(host, lambda: float(next(ticks)))
+    ticks = iter([0, 1, 1, 2, 50, 50, 210, 211, 211, 212])
+    memory = SharedMemory(host, lambda: next(ticks) / 1000)
 
     def measure(kib: int) -> int:
         values = [0] * len(PROCESS.columns)
@@ -128,6 +128,40 @@ def test_counting_shares_is_not_repeated_at_once(tmp_path: Path) -> None:
         (tmp_path / f"proc/{pid}/smaps_rollup").write_bytes(ROLLUP.replace(b"1000 kB", b"2150 kB"))
     assert measure(4600) == 2 * 2300 * 1024  # the share of a half, of twice the RSS
     assert measure(4600) == 2 * 2300 * 1024  # counted anew: 2150 + 150 of 4600
+
+
+class Slow(Host):
+    """A machine where counting takes its time: 70 ms for each process, as for some GiB."""
+
+    now = 0.0
+    counted = 0.0
+
+    def read_once(self, path: str) -> bytes:
+        if not path.endswith("/smaps_rollup"):
+            return super().read_once(path)
+        self.now += 0.07
+        self.counted += 0.07
+        return ROLLUP
+
+
+def test_many_large_processes(tmp_path: Path) -> None:
+    """Their memory is counted little by little, and the agent is never busy with that for long."""
+    values = [0] * len(PROCESS.columns)
+    values[PROCESS.position("rss_anon_bytes")] = 2300
+    processes = [(ProcessKey(pid, 1, 1, 1, 1, 0, 1000, "a", "a", "/"), values) for pid in range(1, 129)]
+    host = Slow(str(tmp_path))
+    memory = SharedMemory(host, lambda: host.now)
+    spent = []
+    for scan in range(240):
+        host.now = scan * 5.0
+        before = host.counted
+        found = memory.measure(processes)
+        spent.append(host.counted - before)
+    assert max(spent) < 0.5
+    assert sum(spent) < 0.06 * 240 * 5
+    assert sum(spent[120:]) < 0.015 * 120 * 5
+    assert found is not None
+    assert (found.source, found.bytes) == ("pss", 128 * 1150 * 1024)
 
 
 @given(st.binary())
