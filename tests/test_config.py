@@ -46,6 +46,12 @@ def test_all_settings(tmp_path: Path) -> None:
         ({"collectors": {"cpu": {"interval": -1}}}, "collectors.cpu.interval is -1.0"),
         ({"listen": "9477"}, "and not HOST:PORT"),
         ({"listen": "h:99999"}, "and not HOST:PORT"),
+        ({"listen": "h:²"}, "and not HOST:PORT"),
+        ({"interval": 10**400}, "interval is 1000"),
+        (
+            {"attribution": {"job_files": "a\0b"}},
+            "attribution.job_files is 'a\\x00b', which cannot be printed",
+        ),
         ({"attribution": 3}, "attribution is 3, where a table is needed"),
     ],
 )
@@ -64,7 +70,8 @@ def test_defaults_run() -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.dictionaries(st.text(), inner)
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.dictionaries(st.text(), inner),
     )
 )
 def test_any_document_is_read_or_refused(found: Any) -> None:
@@ -79,6 +86,15 @@ def test_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
+        load_settings(str(path), KNOWN)
+
+
+@pytest.mark.parametrize("text", ["interval = 1" + "0" * 5000, "x = " + "[" * 100_000])
+def test_too_much_of_a_thing(tmp_path: Path, text: str) -> None:
+    """A number or a nesting without end is a sentence too."""
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
         load_settings(str(path), KNOWN)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
 
 from joblens.errors import ConfigError
@@ -67,11 +68,11 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     return settings
 
 
-def split_address(text: str, path: str = "") -> Tuple[str, int]:
+def split_address(text: str, path: str = "", name: str = "listen") -> Tuple[str, int]:
     """`127.0.0.1:9477` and `[::1]:9477` into host and port."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"listen is {text!r}, and not HOST:PORT", path)
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise ConfigError(f"{name} is {text!r}, and not HOST:PORT", path)
     return host.strip("[]"), int(port)
 
 
@@ -111,10 +112,12 @@ def _check_names(found: Iterable[str], known: Iterable[str], path: str, where: s
 
 
 def _typed(value: Any, default: Any, path: str, name: str) -> Any:
-    if isinstance(default, float) and type(value) is int:
+    if isinstance(default, float) and type(value) is int and abs(value) <= _LONGEST:
         value = float(value)
     if type(value) is not type(default):
-        raise ConfigError(f"{name} is {value!r}, where a value such as {default!r} is needed", path)
+        raise ConfigError(f"{name} is {value!r:.60}, where a value such as {default!r} is needed", path)
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"{name} is {value!r:.60}, which cannot be printed", path)
     return value
 
 

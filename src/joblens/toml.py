@@ -27,8 +27,10 @@ def parse_toml(text: str, path: str) -> Dict[str, Any]:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a number of thousands of digits is one that is no TOMLDecodeError
         raise ConfigError(str(error), path) from None
+    except RecursionError:
+        raise ConfigError("it is nested too deep", path) from None
 
 
 def parse_simple_toml(text: str, path: str) -> Dict[str, Any]:
