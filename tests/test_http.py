@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,22 @@ def test_requests() -> None:
     """Method, path without its query, and headers in lower case."""
     data = b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\nACCEPT:  text/plain \r\n\r\n"
     assert parse_request(data) == Request("GET", "/metrics", {"host": "a", "accept": "text/plain"})
+
+
+@pytest.mark.parametrize(
+    ("line", "header", "keep"),
+    [
+        ("HTTP/1.1", "Host: a", True),
+        ("HTTP/1.1", "Connection: TE, Close", False),
+        ("HTTP/1.0", "Host: a", False),
+        ("HTTP/1.0", "Connection: keep-alive", True),
+    ],
+)
+def test_who_ends_the_connection(line: str, header: str, keep: bool) -> None:
+    """HTTP/1.1 keeps it unless told otherwise; an older client waits for its end."""
+    found = parse_request(f"GET / {line}\r\n{header}\r\n\r\n".encode())
+    assert found is not None
+    assert found.keep is keep
 
 
 @given(st.binary() | st.binary().map(lambda tail: b"GET / HTTP/1.1\r\n" + tail))

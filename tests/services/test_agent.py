@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import StartAgent
-from .running import Agent, count_open_files, run_joblens, running_agent, wait_for
+from .running import PATIENCE, Agent, count_open_files, fetch, free_port, run_joblens, running_agent, wait_for
 from .watched import Load, write_job_file
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -202,6 +204,28 @@ def test_a_client_that_asks_and_never_reads(agent: StartAgent, clients: ExitStac
 def resident(started: Agent) -> float:
     (line,) = started.series("joblens_agent_resident_bytes")
     return float(line.split()[1])
+
+
+def test_nowhere_to_log_to() -> None:
+    """A full disk under its log, or nobody who reads it, is no reason for the agent to end."""
+    port = free_port()
+    command = [sys.executable, "-m", "joblens", "agent", "--listen", f"127.0.0.1:{port}"]
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(command, stderr=full)
+    try:
+        wait_for("the agent", lambda: process.poll() is not None or is_served(port))
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_served(port: int) -> bool:
+    try:
+        return fetch(f"http://127.0.0.1:{port}/metrics").status == 200
+    except OSError:
+        return False
 
 
 def test_a_port_that_is_taken() -> None:

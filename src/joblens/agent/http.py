@@ -24,6 +24,7 @@ class Request(NamedTuple):
     method: str
     path: str
     headers: Dict[str, str]  # names in lower case
+    keep: bool = True  # the connection, for a next request
 
 
 class Response(NamedTuple):
@@ -47,7 +48,10 @@ def parse_request(data: bytes) -> Optional[Request]:
         if not colon:
             return None
         headers[name.strip().lower()] = value.strip()
-    return Request(words[0], words[1].partition("?")[0], headers)
+    wishes = [wish.strip() for wish in headers.get("connection", "").lower().split(",")]
+    # RFC 9112, 9.3: until HTTP/1.1 the end of the connection was the end of the answer.
+    keep = "keep-alive" in wishes if words[2] == "HTTP/1.0" else "close" not in wishes
+    return Request(words[0], words[1].partition("?")[0], headers, keep)
 
 
 def render_response(response: Response, close: bool, head_only: bool) -> bytes:
@@ -153,8 +157,7 @@ class Server:
             response = Response(405, "text/plain", b"Only GET is answered here.\n")
         else:
             response = self.answer(request)
-        wish = request.headers.get("connection", "").lower() if request else "close"
-        connection.closing = wish == "close" or response.status in (400, 405)
+        connection.closing = request is None or not request.keep or response.status in (400, 405)
         head_only = request is not None and request.method == "HEAD"
         connection.outgoing = render_response(response, connection.closing, head_only)
 

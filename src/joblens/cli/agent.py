@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import resource
 import sys
+from contextlib import suppress
 from typing import Any, Dict
 
 from joblens.agent.loop import Agent
@@ -64,4 +65,6 @@ def _address(listen: str, port: int) -> str:
 
 
 def _log(message: str) -> None:
-    print(f"joblens agent: {message}", file=sys.stderr, flush=True)
+    # Nobody may be left who reads it, or its disk be full: no reason to stop.
+    with suppress(OSError):
+        print(f"joblens agent: {message}", file=sys.stderr, flush=True)
