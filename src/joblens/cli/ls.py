@@ -34,16 +34,20 @@ def run(options: argparse.Namespace) -> int:
         json.dump(found, sys.stdout, indent=2)
         print()
     else:
-        print("\n".join(render(found)))
+        try:
+            lines = render(found)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ServerError(f"{options.address} answers otherwise than a joblens agent") from error
+        print("\n".join(lines))
     return 0
 
 
 def fetch(address: str, token_file: str | None) -> dict[str, Any]:
     headers = {}
     if token_file:
-        with open(token_file, encoding="ascii") as file:
+        with open(token_file, encoding="latin-1") as file:  # as it stands in a header
             headers["Authorization"] = f"Bearer {file.read().strip()}"
-    connection = HTTPConnection(*split_address(address), timeout=10)
+    connection = HTTPConnection(*split_address(address, name="the address"), timeout=10)
     try:
         connection.request("GET", "/sets", headers=headers)
         answer = connection.getresponse()
