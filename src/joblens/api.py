@@ -1,11 +1,6 @@
 """The Python interface: `joblens.open()` gives jobs, series and processes as plain data.
 
->>> import joblens
->>> store = joblens.open()                                   # doctest: +SKIP
->>> [job["name"] for job in store.jobs(limit=3)]             # doctest: +SKIP
-['make', 'train', 'train']
->>> store.job("last")["used"]["cpu_seconds"]                 # doctest: +SKIP
-12.5
+docs/api.md shows how it is used.
 """
 
 from __future__ import annotations
@@ -13,29 +8,38 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from joblens.analysis.complete import recover
-from joblens.store import records
-from joblens.store.catalog import Catalog, JobFilter
-from joblens.store.home import find_home, make_home
-from joblens.store.ingest import running
-from joblens.store.lake import Lake, list_folder
+from joblens.errors import UsageError
+from joblens.store import ingest, records
+from joblens.store.catalog import Catalog
+from joblens.store.compact import compact
+from joblens.store.folder import list_folder
+from joblens.store.home import Home, find_home, make_home
+from joblens.store.lake import Lake
+from joblens.store.listing import JobFilter
 from joblens.store.reader import LakeReader, Series, Span
+from joblens.store.retain import retain
 
 if TYPE_CHECKING:
     import pandas
 
 
 class Store:
-    """What `joblens.open` returns."""
+    """What `joblens.open` returns. What went wrong on the way is in `problems`, a sentence each."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self.home = make_home(find_home(path))
-        self.problems = recover(self.home)
+    def __init__(self, path: str | os.PathLike[str] | Home | None = None) -> None:
+        self.home = make_home(path if isinstance(path, Home) else find_home(path))
+        self._problems = recover(self.home) + ingest.problems(self.home)
         self._catalog = Catalog(self.home)
-        self.problems += self._catalog.problems
-        self._reader = LakeReader(Lake(self.home.lake))
+        self._lake = Lake(self.home.lake)
+        self._reader = LakeReader(self._lake)
+
+    @property
+    def problems(self) -> list[str]:
+        return self._problems + self._catalog.problems + self._lake.problems
 
     def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[dict[str, Any]]:
         """Jobs, the newest first unless sorted otherwise; filters are the fields of JobFilter."""
@@ -45,72 +49,110 @@ class Store:
         """All that is known of one job, by its id, its beginning, or `last`. LookupError if there is none."""
         found = self._catalog.find(name)
         if not found:
-            raise LookupError(f"there is no job {name!r} in {self.home.path}")
+            raise LookupError(self._why_unknown(name))
         if len(found) > 1:
-            raise LookupError(f"{name!r} can be " + ", ".join(identity[1] for identity in found[:5]))
+            some = ", ".join(identity[1] for identity in found[:5]) + (", …" if len(found) > 5 else "")
+            raise LookupError(f"several jobs begin with {name!r}: {some}")
         return self._catalog.report(found[0])
+
+    def _why_unknown(self, name: str) -> str:
+        if name == "last":
+            return f"no job is stored in {self.home.path} yet; begin with: joblens run -- CMD"
+        under_way = [found for found in self.running() if name and found.startswith(name)]
+        if under_way:
+            return f"job {under_way[0]} has not ended yet, or not been stored yet"
+        return f"there is no job {name!r:.100} in {self.home.path}"
+
+    def running(self) -> list[str]:
+        """The ids of the jobs that have not ended, or that nobody has completed yet."""
+        return sorted(str(found.facts["id"]) for found in ingest.list_incoming(self.home))
 
     def series(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
     ) -> Series:
         """The samples of a set over the job's time, as at most so many points."""
         span = self._span(name)
-        chosen = columns or self._value_columns(span, set_name)
-        return self._reader.series(span, set_name, chosen, points)
+        return self._reader.series(span, set_name, columns or self._reader.measured(span, set_name), points)
 
     def processes(self, name: str) -> list[dict[str, Any]]:
         """Every process that sampling saw."""
         return [process._asdict() for process in self._reader.processes(self._span(name))]
 
+    def _span(self, name: str) -> Span:
+        job = self.job(name)["job"]
+        return Span(job["id"], job["start"], max(job["end"] or 0.0, job["start"]) + 1.0)
+
+    # As DataFrames
+
+    def jobs_frame(self, wanted: JobFilter | None = None, **filters: Any) -> pandas.DataFrame:
+        """The jobs, with their times as such."""
+        pd = _pandas()
+        frame = pd.DataFrame(self.jobs(wanted, **filters))
+        for name in {"start", "end"} & set(frame.columns):
+            frame[name] = pd.to_datetime(frame[name], unit="s", utc=True)
+        return frame
+
     def series_frame(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
     ) -> pandas.DataFrame:
-        """The same as a DataFrame: counters as they stood, gauges as their mean."""
-        import pandas
-
+        """By time: each column as it stood at the end of its point."""
+        pd = _pandas()
         series = self.series(name, set_name, columns, points)
-        index = pandas.to_datetime(series.times, unit="s", utc=True)
-        return pandas.DataFrame(series.last, index=index)
+        return pd.DataFrame(series.last, index=pd.to_datetime(series.times, unit="s", utc=True))
 
-    def jobs_frame(self, **filters: Any) -> pandas.DataFrame:
-        import pandas
+    def processes_frame(self, name: str) -> pandas.DataFrame:
+        return _pandas().DataFrame(self.processes(name))
 
-        return pandas.DataFrame(self.jobs(**filters))
+    # Looking after it
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> int:
-        """Many small files into few. Jobs that are not finished stay as they are."""
-        done = Lake(self.home.lake).compact(running(self.home), progress)
+        """Many small files into few, and away with what crashes have left. How many files went in."""
+        ingest.remove_leftovers(self.home)
+        records.remove_leftovers(self.home.records)
+        done = compact(self._lake, lambda: ingest.unfinished(self.home), progress)
         today = time.strftime("%Y-%m-%d", time.gmtime())
         days = [day for day, _ in records.list_days(self.home.records) if day != today]
         return done + sum(records.compact_day(self.home.records, day) for day in days)
 
     def retain(self, days: int) -> int:
         """Removes what is older than so many days."""
-        return Lake(self.home.lake).retain(days) + records.retain(self.home.records, days)
+        if days < 1:
+            raise UsageError(f"at least one day has to stay, and not {days}")
+        return retain(self.home, days)
 
     def info(self) -> dict[str, Any]:
-        files = [path for folder in self.home.lake.glob("set=*/date=*") for path in list_folder(folder)]
+        files = [path for folder in self.home.lake.glob("set=*/date=*") for path in list_folder(folder).files]
+        sizes = [path.stat().st_size for path in files if path.exists()]
         return {
             "path": str(self.home.path),
             "filesystem": self.home.filesystem,
             "shared": self.home.shared,
-            "catalog": str(self.home.catalog),
+            "about": self.home.describe(),
             "jobs": self._catalog.count(),
-            "running": sorted(running(self.home)),
-            "files": len(files),
-            "bytes": sum(path.stat().st_size for path in files),
+            "running": self.running(),
+            "files": len(sizes),
+            "bytes": sum(sizes),
             "problems": self.problems,
         }
 
-    def _span(self, name: str) -> Span:
-        job = self.job(name)["job"]
-        return Span(job["id"], job["start"], (job["end"] or job["start"]) + 1.0)
-
-    def _value_columns(self, span: Span, set_name: str) -> tuple[str, ...]:
-        return self._reader.value_columns(span, set_name)
-
     def close(self) -> None:
         self._catalog.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("DataFrames need pandas, which is not installed: pip install pandas") from None
+    return pandas
 
 
 def open_store(path: str | os.PathLike[str] | None = None) -> Store:

@@ -4,23 +4,76 @@ from __future__ import annotations
 
 import os
 
+UNFINISHED = ".tmp"  # how the name of a file ends that is being written, or that a crash left behind
+
 
 def write_whole(path: str, data: bytes) -> None:
-    """Under another name, onto the disk, then renamed: a crash or a full disk leaves nothing half-written."""
-    unfinished = f"{path}.{os.getpid()}.tmp"
+    """A crash or a full disk leaves nothing half-written; on return it is on the disk."""
+    unfinished = unfinished_name(path)
     try:
         with open(unfinished, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(unfinished, path)
-    except OSError:
+        publish(unfinished, path)
+    except BaseException:
         _remove(unfinished)
         raise
+
+
+def unfinished_name(path: str) -> str:
+    """In the same folder, and nobody else's: two hosts can write to one folder."""
+    return f"{path}.{os.urandom(6).hex()}{UNFINISHED}"
+
+
+def publish(unfinished: str, path: str) -> None:
+    """Data onto the disk, then the name, then the name onto the disk."""
+    sync(unfinished)
+    os.rename(unfinished, path)
+    sync_folder(path)
+
+
+def publish_once(unfinished: str, path: str) -> bool:
+    """As `publish`, but False if that name is taken: of several writers, on any host, one gets it."""
+    sync(unfinished)
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        # A server that has done it can still be asked again and then say no: link(2), NFS.
+        if os.stat(unfinished).st_nlink != 2:
+            return False
+    finally:
+        _remove(unfinished)
+    sync_folder(path)
+    return True
+
+
+def sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folder(path: str) -> None:
+    """The folder that a file is in. Some file systems cannot, and keep order in another way."""
+    try:
+        sync(os.path.dirname(path) or ".")
+    except OSError:
+        return
 
 
 def _remove(path: str) -> None:
     try:
         os.unlink(path)
-    except OSError:  # it was not even made
+    except OSError:  # it was not even made, or has its name by now
         return
+
+
+def now_at(folder: str) -> float:
+    """The time by the clock that stamps the files there: a file server's can differ from ours."""
+    path = unfinished_name(os.path.join(folder, "now"))
+    try:
+        with open(path, "wb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    finally:
+        _remove(path)

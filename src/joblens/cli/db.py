@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+from joblens.cli.table import tell, write
 from joblens.units import render_bytes
 
 EXAMPLE = """example:
@@ -18,29 +19,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info.add_argument("--json", action="store_true", help="as JSON")
     actions.add_parser("compact", help="put the many small files of each day into one; readers do not notice")
     retain = actions.add_parser("retain", help="remove samples and jobs of days that are older")
-    retain.add_argument("--days", type=int, required=True, metavar="N")
+    retain.add_argument("--days", type=int, required=True, metavar="N", help="how many stay")
 
 
 def run(options: argparse.Namespace) -> int:
     from joblens.api import open_store
 
-    store = open_store()
-    for problem in store.problems:
-        print(f"joblens: {problem}", file=sys.stderr)
-    if options.action == "compact":
-        done = store.compact(_progress if sys.stderr.isatty() else None)
-        print(f"{done} files compacted", file=sys.stderr)
-    elif options.action == "retain":
-        removed = store.retain(options.days)
-        print(f"{removed} files removed", file=sys.stderr)
-    elif options.json:
-        json.dump(store.info(), sys.stdout, indent=2)
-        print()
-    else:
-        info = store.info()
-        print(store.home.describe())
-        print(f"{info['jobs']} jobs, {info['files']} files of samples, {render_bytes(info['bytes'])}")
+    with open_store() as store:
+        if options.action == "compact":
+            done = store.compact(_progress if sys.stderr.isatty() else None)
+            print(f"{_count(done, 'file')} compacted", file=sys.stderr)
+        elif options.action == "retain":
+            print(f"{_count(store.retain(options.days), 'file')} removed", file=sys.stderr)
+        else:
+            info = store.info()
+            write(json.dumps(info, indent=2) + "\n" if options.json else render(info))
+        tell(store.problems)
     return 0
+
+
+def render(info: dict[str, object]) -> str:
+    from joblens.reports.text import wrap
+
+    size = render_bytes(int(str(info["bytes"])))
+    held = f"{_count(info['jobs'], 'job')}, {_count(info['files'], 'file')} of samples, {size}"
+    under_way = info["running"]
+    if isinstance(under_way, list) and under_way:
+        held += f"; {len(under_way)} under way: {', '.join(map(str, under_way[:5]))}"
+    return "\n".join([*wrap("", str(info["about"])), *wrap("", held)]) + "\n"
+
+
+def _count(number: object, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _progress(done: int, whole: int) -> None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 
+from joblens.cli.table import tell, write
 from joblens.errors import JoblensError
 
 EXAMPLE = """example:
@@ -20,19 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from joblens.api import open_store
 
-    store = open_store()
-    try:
-        record = store.job(options.id)
-    except LookupError as error:
-        raise JoblensError(str(error.args[0])) from None
-    finally:
-        for problem in store.problems:
-            print(f"joblens: {problem}", file=sys.stderr)
+    with open_store() as store:
+        try:
+            record = store.job(options.id)
+        except LookupError as error:
+            raise JoblensError(str(error.args[0])) from None
+        finally:
+            tell(store.problems)
     if options.json:
-        json.dump(record, sys.stdout, indent=2)
-        print()
+        write(json.dumps(record, indent=2) + "\n")
     else:
         from joblens.reports.text import Style, render_report
 
-        sys.stdout.write(render_report(record, Style(sys.stdout.isatty() and "NO_COLOR" not in os.environ)))
+        write(render_report(record, Style.of(sys.stdout)))
     return 0

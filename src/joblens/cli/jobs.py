@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import sys
 import time
 from typing import Any
 
-from joblens.cli.table import render_table
+from joblens.cli.table import render_table, tell, write
 from joblens.errors import UsageError
 from joblens.run.facts import parse_tags
 from joblens.units import render_bytes, render_seconds
@@ -21,7 +22,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from joblens.store.catalog import SORTS
+    from joblens.store.listing import SORTS
 
     parser.add_argument("--user", metavar="U")
     parser.add_argument("--name", metavar="PATTERN", help="with * and ?")
@@ -39,34 +40,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from joblens.api import open_store
-    from joblens.store.catalog import JobFilter
+    from joblens.store.listing import JobFilter
 
-    store = open_store()
-    found = store.jobs(
-        JobFilter(
-            options.user,
-            options.name,
-            options.state,
-            parse_time(options.since),
-            parse_time(options.until),
-            tuple(parse_tags(options.tag).items()),
-            options.sort,
-            options.reverse,
-            options.limit,
-        )
+    if options.limit < 0:
+        raise UsageError(f"--limit is {options.limit}; it can be 0 for all, or more")
+    wanted = JobFilter(
+        options.user,
+        options.name,
+        options.state,
+        parse_time(options.since),
+        parse_time(options.until),
+        tuple(parse_tags(options.tag).items()),
+        options.sort,
+        options.reverse,
+        options.limit,
     )
-    for problem in store.problems:
-        print(f"joblens: {problem}", file=sys.stderr)
+    with open_store() as store:
+        found = store.jobs(wanted)
+        empty = not found and not store.jobs(limit=1)
+        tell(store.problems)
     if options.json:
-        json.dump(found, sys.stdout, indent=2)
-        print()
+        write(json.dumps(found, indent=2) + "\n")
     elif options.csv:
-        writer = csv.DictWriter(sys.stdout, list(found[0]) if found else ["id"])
-        writer.writeheader()
-        writer.writerows(found)
+        write(render_csv(found))
+    elif found:
+        write("\n".join(render(found)) + "\n")
     else:
-        print("\n".join(render(found)))
+        none = "no job is stored yet; begin with: joblens run -- CMD" if empty else "no job is like that"
+        print(f"joblens: {none}", file=sys.stderr)
     return 0
+
+
+def render_csv(found: list[dict[str, Any]]) -> str:
+    from joblens.store.listing import COLUMNS
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return text.getvalue()
 
 
 def parse_time(text: str | None) -> float | None:
@@ -84,21 +96,29 @@ def parse_time(text: str | None) -> float | None:
 
 
 def render(found: list[dict[str, Any]]) -> list[str]:
-    if not found:
-        return ["no job is stored here yet; begin with: joblens run -- CMD"]
+    users = len({job["user"] for job in found}) > 1
     rows = [
         (
             job["id"],
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(job["start"])),
+            _when(job["start"]),
+            *([job["user"]] if users else []),
             job["name"],
             _known(job["duration_seconds"], render_seconds),
             _cores(job),
             _known(job["memory_peak_bytes"], render_bytes),
-            job["state"] if job["state"] != "FAILED" else f"FAILED ({job['exit_code']})",
+            job["state"] if job["state"] != "FAILED" else f"FAILED {job['exit_code']}",
         )
         for job in found
     ]
-    return render_table(("job", "start", "name", "took", "cores", "memory", "state"), rows, left=(0, 1, 2, 6))
+    head = ("job", "start", *(["user"] if users else []), "name", "took", "cores", "memory", "state")
+    name = head.index("name")
+    return render_table(head, rows, left=(*range(name + 1), len(head) - 1), shrink=name)
+
+
+def _when(moment: float) -> str:
+    """As `ls -l` has it: the time for what is recent, else the year."""
+    recent = -86_400 < time.time() - moment < 180 * 86_400
+    return time.strftime("%d %b %H:%M" if recent else "%d %b %Y", time.localtime(moment))
 
 
 def _known(value: Any, show: Any) -> str:

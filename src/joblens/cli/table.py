@@ -1,26 +1,54 @@
-"""Tables of the listings."""
+"""Output of the listings: tables, and what is common to all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import sys
+from collections.abc import Iterable, Sequence
+
+from joblens.reports import width as screen
 
 _LONGEST = 60
+_SCREEN = 80
 
 
-def render_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """Columns named in `left` begin at the left, the others end at the right."""
-    cells = [tuple(head), *[tuple(plain(cell) for cell in row) for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+def render_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int], shrink: int | None = None
+) -> list[str]:
+    """Columns named in `left` begin at the left, the others end at the right.
+
+    The column `shrink` gives way where a line would not fit the screen.
+    """
+    cells = [list(head), *[[plain(cell) for cell in row] for row in rows]]
+    widths = [max(screen.display_width(row[column]) for row in cells) for column in range(len(head))]
+    if shrink is not None:
+        rest = sum(widths) - widths[shrink] + 2 * (len(head) - 1)
+        widths[shrink] = min(widths[shrink], max(_SCREEN - rest, len(head[shrink])))
+        for row in cells:
+            row[shrink] = screen.plain(row[shrink], widths[shrink])
     return [
         "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
+            (screen.left if column in left else screen.right)(cell, width)
             for column, (cell, width) in enumerate(zip(row, widths))
         ).rstrip()
         for row in cells
     ]
 
 
-def plain(text: str) -> str:
+def plain(text: object) -> str:
     """Names come from outside: nothing in them may move the cursor or fill the screen."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in str(text))
-    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
+    return screen.plain(text, _LONGEST)
+
+
+def write(text: str) -> None:
+    """Data, to stdout: at once, so that a closed pipe is noticed, and in what letters it knows."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def tell(problems: Iterable[str]) -> None:
+    """A line each, to stderr."""
+    for problem in problems:
+        print(f"joblens: {screen.plain(problem, 1000)}", file=sys.stderr)

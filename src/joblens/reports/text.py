@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TextIO
 
+from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
+from joblens.reports.width import display_width, plain
 from joblens.units import render_bytes, render_seconds
 
 WIDTH = 80
 _BAR = 26
-_SPARKS = "▁▂▃▄▅▆▇█"
+_MOST_GAPS = 3
+_UNDER = " " * 13
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -21,23 +25,23 @@ class Style:
     def __init__(self, colours: bool) -> None:
         self.colours = colours
 
+    @classmethod
+    def of(cls, stream: TextIO) -> Style:
+        """Colours on a terminal that has them, unless NO_COLOR says otherwise (no-color.org)."""
+        wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        return cls(wanted and stream.isatty())
+
     def __call__(self, text: str, *names: str) -> str:
         if not self.colours or not text:
             return text
         return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
 
-def plain(text: object, limit: int = 10_000) -> str:
-    """Names come from outside: nothing in them may move the cursor, begin a line or fill the screen."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in str(text))
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
-
-
 def render_report(record: dict[str, Any], style: Style) -> str:
     parts = [
         _head(record, style),
         _bars(record, style),
-        _timeline(record, style),
+        render_timeline(record, WIDTH, style),
         _findings(record, style),
         _processes(record, style),
         _data(record, style),
@@ -46,57 +50,67 @@ def render_report(record: dict[str, Any], style: Style) -> str:
 
 
 def _head(record: dict[str, Any], style: Style) -> list[str]:
-    job, used = record["job"], record["used"]
-    state = job["state"]
+    job = record["job"]
+    state = job["state"] or "UNKNOWN"
     if state == "FAILED":
         state += f" (signal {job['signal']})" if job.get("signal") else f" ({job['exit_code']})"
-    colour = {"COMPLETED": "green", "FAILED": "red"}.get(job["state"], "yellow")
-    words = [
-        style("job " + plain(job["id"], 24), "bold"),
-        plain(job["name"], 24),
-        plain(job["user"], 16),
-        plain(job["node"] or "", 20),
-        render_seconds(used["duration_seconds"]),
-        style(state, colour),
-    ]
-    return ["  ".join(words), record["verdict"]]
+    colour = {"COMPLETED": "green", "FAILED": "red"}.get(state.partition(" ")[0], "yellow")
+    took = plain(_known(record["used"]["duration_seconds"], render_seconds) or "?", 14)
+    last = [took, plain(state, 24)]
+    room = WIDTH - sum(display_width(word) + 2 for word in last)
+    first, *others = _fitted(["job " + plain(job["id"]), job["name"], job["user"], job["node"] or ""], room)
+    words = [style(first, "bold"), *filter(None, others), took, style(last[1], colour)]
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["start"]))
+    tags = "".join(f"  {name}:{value}" for name, value in (job.get("tags") or {}).items())
+    lines = ["  ".join(words), *wrap("", record["verdict"])]
+    lines += [style(plain(f"{began}  $ {job['command'] or job['name']}", WIDTH), "dim")]
+    return lines + ([style(plain(f"tags{tags}", WIDTH), "dim")] if tags else [])
+
+
+def _fitted(words: list[str], room: int) -> list[str]:
+    """Two blanks apart in so many columns: the widest gives way first."""
+    shown = [plain(word, room) for word in words]
+    while sum(display_width(word) + 2 for word in shown) - 2 > room:
+        widest = max(range(len(shown)), key=lambda number: display_width(shown[number]))
+        shown[widest] = plain(words[widest], display_width(shown[widest]) - 1)
+    return shown
 
 
 def _bars(record: dict[str, Any], style: Style) -> list[str]:
     asked, used = record["asked"], record["used"]
-    rows = [("", "may use", "used", "peak", None)]
+    lines = [_bar_line("", "may use", "used", "peak")]
     if used["cores_mean"] is not None:
         part = used["cores_mean"] / asked["cores"] if asked["cores"] else None
-        rows.append(
-            ("CPU", _cores(asked["cores"]), f"{used['cores_mean']:.1f}", _number(used["cores_peak"]), part)
-        )
-    if used["memory_peak_bytes"] is not None:
-        limit = asked["memory_bytes"]
-        rows.append(
-            (
-                "Memory",
-                render_bytes(limit) if limit else "",
-                render_bytes(used["memory_mean_bytes"]) if used["memory_mean_bytes"] is not None else "",
-                render_bytes(used["memory_peak_bytes"]),
-                used["memory_peak_bytes"] / limit if limit else None,
-            )
-        )
+        mean, peak = _known(used["cores_mean"], _number), _known(used["cores_peak"], _number)
+        colour = "green" if (part or 0) >= 0.7 else "yellow" if (part or 0) >= 0.3 else "red"
+        lines.append(_bar_line("CPU", _cores(asked["cores"]), mean, peak) + _bar(part, colour, style))
+    peak_bytes, limit = used["memory_peak_bytes"], asked["memory_bytes"]
+    if peak_bytes is not None:
+        part = peak_bytes / limit if limit else None
+        mean = _known(used["memory_mean_bytes"], render_bytes)
+        line = _bar_line("Memory", _known(limit, render_bytes), mean, render_bytes(peak_bytes))
+        lines.append(line + _bar(part, "red" if (part or 0) >= 0.95 else "cyan", style))
     for title, name in (("Read", "read_bytes"), ("Written", "written_bytes")):
         if used[name]:
-            rows.append((title, "", render_bytes(used[name]), "", None))
-    cpu = used["cpu_seconds"]
-    rows.append(("CPU time", "", render_seconds(cpu) if cpu is not None else "unknown", "", None))
-    return [_bar_line(*row, style) for row in rows]
+            lines.append(_bar_line(title, "", render_bytes(used[name]), ""))
+    cpu = _known(used["cpu_seconds"], render_seconds) or "unknown"
+    return [line.rstrip() for line in [*lines, _bar_line("CPU time", "", cpu, "")]]
 
 
-def _bar_line(title: str, asked: str, used: str, peak: str, part: float | None, style: Style) -> str:
-    line = f" {title:<9}{asked:>11}{used:>13}{peak:>11}"
+def _bar_line(title: str, asked: str, used: str, peak: str) -> str:
+    return f" {title:<9}{plain(asked, 11):>11}{plain(used, 12):>13}{plain(peak, 10):>11}"
+
+
+def _bar(part: float | None, colour: str, style: Style) -> str:
     if part is None:
-        return line.rstrip()
+        return ""
     filled = min(round(part * _BAR), _BAR)
-    colour = "green" if part >= 0.7 else "yellow" if part >= 0.3 else "red"
     bar = style("█" * filled, colour) + style("░" * (_BAR - filled), "dim")
-    return f"{line}   {bar} {part:>4.0%}"
+    return f"   {bar} {min(part, 99):>4.0%}"
+
+
+def _known(value: float | None, show: Callable[[float], str]) -> str:
+    return "" if value is None else show(value)
 
 
 def _cores(cores: float | None) -> str:
@@ -105,69 +119,8 @@ def _cores(cores: float | None) -> str:
     return f"{cores:g} core" + ("" if cores == 1 else "s")
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
-
-
-def _timeline(record: dict[str, Any], style: Style) -> list[str]:
-    points = record["timeline"]
-    start, end = record["job"]["start"], record["job"]["end"]
-    if len(points) < 4 or end - start < 1:
-        return []
-    width = WIDTH - 24
-    lines = [" " * 9 + _axis(start, end, width)]
-    cores = record["asked"]["cores"]
-    for title, name, top, show in (
-        ("CPU", "cores", cores, lambda most: f"{most:.1f} cores"),
-        ("memory", "memory", None, render_bytes),
-        ("read", "read", None, lambda most: render_bytes(most) + "/s"),
-        ("written", "written", None, lambda most: render_bytes(most) + "/s"),
-        ("threads", "threads", None, lambda most: f"{most:.0f}"),
-    ):
-        values = resample(points, name, start, end, width)
-        most = max((value for value in values if value is not None), default=0.0)
-        if most > 0 and (name != "threads" or most > 1):
-            scale = max(top or 0.0, most)
-            lines.append(f" {title:<8}{style(sparks(values, scale), 'cyan')} {style(show(most), 'dim')}")
-    return lines if len(lines) > 1 else []
-
-
-def _axis(start: float, end: float, width: int) -> str:
-    form = "%H:%M:%S" if end - start < 3 * 3600 else "%H:%M" if end - start < 86_400 else "%d %b %H:%M"
-    marks = [time.strftime(form, time.localtime(moment)) for moment in (start, (start + end) / 2, end)]
-    gap = width - sum(map(len, marks))
-    return marks[0] + " " * (gap // 2) + marks[1] + " " * (gap - gap // 2) + marks[2]
-
-
-def resample(
-    points: Sequence[dict[str, Any]], name: str, start: float, end: float, width: int
-) -> list[float | None]:
-    """The mean of what overlaps each column, None where nothing is known."""
-    found: list[float | None] = []
-    step = (end - start) / width
-    first = 0
-    for column in range(width):
-        left, right = start + column * step, start + (column + 1) * step
-        total = weight = 0.0
-        while first < len(points) - 1 and points[first]["end"] <= left:
-            first += 1
-        for point in points[first:]:
-            if point["start"] >= right:
-                break
-            overlap = min(point["end"], right) - max(point["start"], left)
-            if point[name] is not None and overlap > 0:
-                total += point[name] * overlap
-                weight += overlap
-        found.append(total / weight if weight else None)
-    return found
-
-
-def sparks(values: Iterable[float | None], most: float) -> str:
-    """One letter each; a gap is a blank, for nothing is known there."""
-    return "".join(
-        " " if value is None else _SPARKS[min(int(value / most * len(_SPARKS)), len(_SPARKS) - 1)]
-        for value in values
-    )
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value >= 0.095 or value == 0 else f"{value:.1g}"
 
 
 def _findings(record: dict[str, Any], style: Style) -> list[str]:
@@ -177,29 +130,46 @@ def _findings(record: dict[str, Any], style: Style) -> list[str]:
     lines = [style("What to change", "bold")]
     for number, finding in enumerate(found, 1):
         when = _when(finding, record["job"])
-        lines += _wrap(f" {number} {when}  ", finding["rule"] + ": " + finding["evidence"])
-        lines += [style(line, "green") for line in _wrap("   → ", finding["advice"])]
+        lines += wrap(f" {number} {when}  ", finding["rule"] + ": " + finding["evidence"])
+        lines += [style(line, "green") for line in wrap("   → ", finding["advice"])]
     return lines
 
 
-def _when(finding: dict[str, Any], job: dict[str, Any]) -> str:
-    if finding["from"] <= job["start"] + 1 and finding["to"] >= job["end"] - 1:
+def _when(stretch: dict[str, Any], job: dict[str, Any]) -> str:
+    end = job["end"] or job["start"]
+    if stretch["from"] <= job["start"] + 1 and stretch["to"] >= end - 1:
         return "whole job"
-    form = "%H:%M:%S"
-    return "–".join(time.strftime(form, time.localtime(finding[name])) for name in ("from", "to"))
+    return "–".join(clock(stretch[name], end - job["start"]) for name in ("from", "to"))
 
 
-def _wrap(head: str, text: str) -> list[str]:
-    import textwrap
+def wrap(head: str, text: str) -> list[str]:
+    """Lines of at most the screen's width, by what the letters take there."""
+    lines, line = [], head
+    for word in plain(text).split(" "):
+        for piece in _pieces(word, WIDTH - display_width(head)):
+            blank = "" if not line.strip() or line == head else " "
+            if display_width(line + blank + piece) > WIDTH:
+                lines.append(line)
+                line, blank = " " * display_width(head), ""
+            line += blank + piece
+    return [*lines, line]
 
-    return textwrap.wrap(plain(text), WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word that is wider than a line, in parts."""
+    found = [""]
+    for letter in word:
+        if display_width(found[-1] + letter) > width:
+            found.append("")
+        found[-1] += letter
+    return found
 
 
 def _processes(record: dict[str, Any], style: Style) -> list[str]:
     rows = render_tree(record["processes"], WIDTH)
     if not rows:
         return []
-    return [style("Processes", "bold") + f"    {record['used']['processes']} seen", *rows]
+    return [style("Processes", "bold") + f"    {record['used']['processes'] or len(rows)} seen", *rows]
 
 
 def _data(record: dict[str, Any], style: Style) -> list[str]:
@@ -207,11 +177,16 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
     exact = "totals from the kernel" if data["exact"] else "no totals from the kernel: sampled only"
     lost = sum(gap["to"] - gap["from"] for gap in gaps)
     missing = f"{len(gaps)} gap{'s' if len(gaps) > 1 else ''}, {render_seconds(lost)}" if gaps else "no gap"
-    samples = f"{data['samples']} sample{'' if data['samples'] == 1 else 's'}"
-    lines = [style("Data", "bold") + f"         {samples}, {missing}, {exact}"]
-    source = record["used"].get("memory_from")
+    samples = f"{data['samples'] or 0} sample{'' if data['samples'] == 1 else 's'}"
+    first, *lines = wrap("Data".ljust(len(_UNDER)), f"{samples}, {missing}, {exact}")
+    lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]
+    told = [f"nothing is known of {_when(gap, record['job'])}" for gap in gaps[:_MOST_GAPS]]
+    told += [f"and of {len(gaps) - _MOST_GAPS} more, see --json"] if len(gaps) > _MOST_GAPS else []
+    source = record["used"]["memory_from"]
     if source and source != "samples" and record["used"]["memory_peak_bytes"] is not None:
-        lines += _wrap("             ", f"memory peak: {source}")
-    for problem in data["problems"]:
-        lines += [style(line, "yellow") for line in _wrap("             ", problem)]
+        told.append(f"memory peak: {source}")
+    for text in told:
+        lines += wrap(_UNDER, text)
+    for problem in data["problems"] or []:
+        lines += [style(line, "yellow") for line in wrap(_UNDER, problem)]
     return lines

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from joblens.reports.width import left, plain
 from joblens.units import render_bytes, render_seconds
 
 _MOST_LINES = 12
+_MOST_PROCESSES = 200
 
 
 class _Node:
@@ -14,9 +16,13 @@ class _Node:
         self.process = process
         self.children: list[_Node] = []
         self.count = 1
-        self.cpu = float(process["cpu_seconds"])
+        self.cpu = float(process["cpu_seconds"] or 0)
         self.memory = int(process["memory_peak_bytes"] or 0)
         self.threads = int(process["threads"] or 0)
+
+    @property
+    def birth(self) -> tuple[int, int]:
+        return self.process["start"], self.process["pid"]
 
     @property
     def weight(self) -> float:
@@ -32,17 +38,25 @@ class _Node:
 
 
 def render_tree(processes: list[dict[str, Any]], width: int) -> list[str]:
-    nodes = {(process["node"], process["pid"]): _Node(process) for process in processes}
-    tops: list[_Node] = []
-    for (node, _), found in nodes.items():
-        parent = nodes.get((node, found.process["parent"]))
-        (parent.children if parent is not None and parent is not found else tops).append(found)
     lines: list[str] = []
-    _render(_merged(tops), "", lines, width, top=True)
+    _render(_merged(_grow(processes[:_MOST_PROCESSES])), "", lines, width, top=True)
     if len(lines) > _MOST_LINES:
-        left = len(lines) - _MOST_LINES + 1
-        lines = [*lines[: _MOST_LINES - 1], f" … and {left} more, see --json"]
+        rest = len(lines) - _MOST_LINES + 1
+        lines = [*lines[: _MOST_LINES - 1], f" … and {rest} more, see --json"]
     return lines
+
+
+def _grow(processes: list[dict[str, Any]]) -> list[_Node]:
+    """Those at the top. A pid comes round again: the parent is who had it last before the child was born."""
+    nodes = sorted((_Node(process) for process in processes), key=lambda node: node.birth)
+    living: dict[tuple[str, int], _Node] = {}
+    tops: list[_Node] = []
+    for node in nodes:
+        place = node.process["node"]
+        parent = living.get((place, node.process["parent"]))
+        (parent.children if parent else tops).append(node)
+        living[place, node.process["pid"]] = node
+    return tops
 
 
 def _merged(nodes: list[_Node]) -> list[_Node]:
@@ -60,21 +74,22 @@ def _merged(nodes: list[_Node]) -> list[_Node]:
 
 def _title(process: dict[str, Any]) -> str:
     """What was typed, without the folders of the program."""
-    words = str(process["command"] or process["name"]).split(" ")
-    return " ".join([words[0].rpartition("/")[2] or words[0], *words[1:]])
+    program, blank, rest = plain(process["command"] or process["name"]).partition(" ")
+    return (program.rpartition("/")[2] or program) + blank + rest
 
 
 def _render(nodes: list[_Node], indent: str, lines: list[str], width: int, top: bool) -> None:
     for number, node in enumerate(nodes):
         last = number == len(nodes) - 1
-        branch = "" if top else ("└ " if last else "├ ")
+        head = f" {indent}" + ("" if top else ("└ " if last else "├ "))
         count = f" (×{node.count})" if node.count > 1 else ""
-        figures = f"{render_seconds(node.cpu):>11} CPU {render_bytes(node.memory):>9}"
-        figures += f" {node.threads:>4} threads" if node.threads > 1 else " " * 13
-        room = width - len(figures) - 2
-        title = "".join(letter if letter.isprintable() else "?" for letter in _title(node.process))
-        head = f" {indent}{branch}"
-        space = room - len(head) - len(count)
-        title = title if len(title) <= space else title[: max(space - 1, 1)] + "…"
-        lines.append(f"{head}{title}{count}".ljust(room + 1) + figures.rstrip())
+        figures = f"{_seconds(node.cpu):>11} CPU {render_bytes(node.memory):>9}"
+        figures += f" {plain(node.threads, 4):>4} threads" if node.threads > 1 else " " * 13
+        room = width - len(figures) - 1
+        title = plain(_title(node.process), max(room - len(head) - len(count), 4))
+        lines.append(f"{left(f'{head}{title}{count}', room)} {figures}".rstrip())
         _render(node.children, indent + ("" if top else "  " if last else "│ "), lines, width, top=False)
+
+
+def _seconds(seconds: float) -> str:
+    return plain(render_seconds(seconds), 11) if seconds else "0 s"

@@ -1,6 +1,7 @@
-"""The catalog: an index of the job records in SQLite, made from them and kept up to date on opening.
+"""The catalog: an index of the job records in SQLite, made from them and kept up to date.
 
 It can be thrown away at any time. Numbered migrations bring an older one up; a newer one is left alone.
+Where the file cannot be used, the same index is made in memory.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from joblens.errors import MalformedError
+from joblens.errors import OutsideError, sentence
 from joblens.store import records
 from joblens.store.home import Home
+from joblens.store.listing import COLUMNS, JobFilter, select, storable
 
 MIGRATIONS = (
     """
@@ -37,210 +39,210 @@ MIGRATIONS = (
     CREATE TABLE days (day TEXT PRIMARY KEY, changed INTEGER NOT NULL);
     CREATE TABLE files (day TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (day, name));
     """,
+    """
+    ALTER TABLE jobs ADD COLUMN day TEXT NOT NULL DEFAULT '';
+    ALTER TABLE jobs ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
+    UPDATE jobs SET day = date(start, 'unixepoch');
+    CREATE INDEX jobs_by_day ON jobs (day);
+    """,
 )
-_COLUMNS = (
-    "cluster, id, start, end, name, user, node, source, state, exit_code, duration_seconds, cpu_seconds, "
-    "cores, memory_peak_bytes, processes, verdict"
-).split(", ")
-SORTS = {
-    "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
-    "user": "user", "name": "name",
-}  # fmt: skip
-# A folder's time is coarse: what changed this recently is looked at again.
+# A folder's time is coarse, and a file server's clock not ours: what changed so recently is looked at again.
 _FRESH_NS = 3_000_000_000
+_FRESH_SHARED_NS = 120_000_000_000
+_ANEW = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # errors of what is in the file
 
 
-class JobFilter(NamedTuple):
-    user: str | None = None
-    name: str | None = None  # with * and ?
-    state: str | None = None
-    since: float | None = None
-    until: float | None = None
-    tags: tuple[tuple[str, str], ...] = ()
-    sort: str = "start"
-    reverse: bool = False
-    limit: int = 20
+class _NewerError(Exception):
+    pass
 
 
 class Catalog:
     def __init__(self, home: Home) -> None:
         self.home = home
         self.problems: list[str] = []
-        self.database = self._open(home.catalog)
-        self._refresh()
+        self.database = self._open()
 
     def close(self) -> None:
         self.database.close()
 
-    def _open(self, path: Path) -> sqlite3.Connection:
-        try:
-            database = _connect(str(path))
-            return self._migrate(database, path)
-        except sqlite3.OperationalError as error:
-            self.problems.append(f"{path}: {error}; jobs are read from the records instead")
-        except sqlite3.DatabaseError as error:
-            self.problems.append(f"{path}: damaged ({error}); made anew from the records")
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{path}{suffix}").unlink(missing_ok=True)
-            return self._migrate(_connect(str(path)), path)
-        return self._migrate(_connect(":memory:"), path)
-
-    def _migrate(self, database: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
-            self.problems.append(
-                f"{path}: made by a newer joblens (version {version}, this one knows {len(MIGRATIONS)}); "
-                "it is left alone, and jobs are read from the records instead"
-            )
-            database.close()
-            return self._migrate(_connect(":memory:"), path)
-        if version < len(MIGRATIONS):
-            database.execute("BEGIN IMMEDIATE")
-            (version,) = database.execute("PRAGMA user_version").fetchone()  # another may have been faster
-            for number in range(version, len(MIGRATIONS)):
-                for statement in filter(str.strip, MIGRATIONS[number].split(";\n")):
-                    database.execute(statement)
-                database.execute(f"PRAGMA user_version = {number + 1}")
-            database.execute("COMMIT")
-        return database
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self.database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self.database.execute("ROLLBACK")
-            raise
-        self.database.execute("COMMIT")
-
-    def _refresh(self) -> None:
-        """Takes in the records that have come since the last time."""
-        known = dict(self.database.execute("SELECT day, changed FROM days").fetchall())
-        days = records.list_days(self.home.records)
-        for day, changed in days:
-            if known.get(day) != changed:
-                self._take_day(day, changed)
-        for gone in known.keys() - {day for day, _ in days}:
-            with self._transaction():
-                self.database.execute("DELETE FROM jobs WHERE date(start, 'unixepoch') = ?", (gone,))
-                self.database.execute("DELETE FROM tags WHERE date(start, 'unixepoch') = ?", (gone,))
-                self.database.execute("DELETE FROM days WHERE day = ?", (gone,))
-                self.database.execute("DELETE FROM files WHERE day = ?", (gone,))
-
-    def _take_day(self, day: str, changed: int) -> None:
-        done = {name for (name,) in self.database.execute("SELECT name FROM files WHERE day = ?", (day,))}
-        names = records.list_records(self.home.records, day)
-        fresh = time.time_ns() - changed < _FRESH_NS
-        with self._transaction():
-            for name in names:
-                if name not in done:
-                    self._take_file(day, name)
-            self.database.execute("REPLACE INTO days VALUES (?, ?)", (day, 0 if fresh else changed))
-
-    def _take_file(self, day: str, name: str) -> None:
-        try:
-            for record in records.load_records(self.home.records / day / name):
-                self._take(record)
-        except (MalformedError, OSError) as error:
-            self.problems.append(str(error))
-        else:
-            self.database.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (day, name))
-
-    def _take(self, record: dict[str, Any]) -> None:
-        row = job_row(record)
-        marks = ", ".join("?" * (len(_COLUMNS) + 1))
-        self.database.execute(
-            f"REPLACE INTO jobs ({', '.join(map(_quoted, _COLUMNS))}, report) VALUES ({marks})",
-            [*row.values(), json.dumps(record)],
-        )
-        identity = (row["cluster"], row["id"], row["start"])
-        self.database.execute("DELETE FROM tags WHERE (cluster, id, start) = (?, ?, ?)", identity)
-        for tag, value in dict(record["job"].get("tags") or {}).items():
-            self.database.execute(
-                "INSERT INTO tags VALUES (?, ?, ?, ?, ?)", (*identity, str(tag), str(value))
-            )
-
     # Asking
 
     def jobs(self, wanted: JobFilter) -> list[dict[str, Any]]:
-        conditions: list[str] = []
-        values: list[Any] = []
-        for condition, value in (
-            ("user = ?", wanted.user),
-            ("name GLOB ?", wanted.name),
-            ("state = ?", wanted.state),
-            ("start >= ?", wanted.since),
-            ("start <= ?", wanted.until),
-        ):
-            if value is not None:
-                conditions.append(condition)
-                values.append(value)
-        for name, value in wanted.tags:
-            conditions.append(
-                "(cluster, id, start) IN (SELECT cluster, id, start FROM tags WHERE name = ? AND value = ?)"
-            )
-            values += [name, value]
-        where = " AND ".join(conditions) or "1"
-        # The newest and the largest are what people look for, names are read from A to Z.
-        upwards = (wanted.sort in ("user", "name")) != wanted.reverse
-        order = f"{SORTS[wanted.sort]} {'ASC' if upwards else 'DESC'}, start DESC"
-        columns = ", ".join(map(_quoted, _COLUMNS))
-        rows = self.database.execute(
-            f"SELECT {columns} FROM jobs WHERE {where} ORDER BY {order} LIMIT ?",
-            [*values, wanted.limit if wanted.limit > 0 else -1],
-        ).fetchall()
-        return [dict(zip(_COLUMNS, row)) for row in rows]
+        chosen, values = select(wanted)
+        rows = self._ask(f"SELECT {_quoted(COLUMNS)} FROM jobs {chosen}", values)
+        return [dict(zip(COLUMNS, row)) for row in rows]
 
     def count(self) -> int:
-        (number,) = self.database.execute("SELECT count(*) FROM jobs").fetchone()
-        return int(number)
+        return int(self._ask("SELECT count(*) FROM jobs")[0][0])
 
     def find(self, text: str) -> list[tuple[str, str, float]]:
         """Jobs with that id, or else whose id begins so, the newest first; `last` is the newest of all."""
+        newest = "ORDER BY start DESC, id DESC LIMIT"
+        identity = "SELECT cluster, id, start FROM jobs"
         if text == "last":
-            return self._identities("1 = ?", (1,), 1)
-        found = self._identities("id = ?", (text,), 1)
+            return self._ask(f"{identity} {newest} 1")
+        wanted = storable(text)
+        found = self._ask(f"{identity} WHERE id = ? {newest} 1", [wanted])
         if found or not text:
             return found
-        end = text[:-1] + chr(ord(text[-1]) + 1)
-        return self._identities("id >= ? AND id < ?", (text, end), 20)
-
-    def _identities(self, where: str, values: Iterable[Any], limit: int) -> list[tuple[str, str, float]]:
-        query = f"SELECT cluster, id, start FROM jobs WHERE {where} ORDER BY start DESC LIMIT {limit}"
-        return [(str(c), str(i), float(s)) for c, i, s in self.database.execute(query, tuple(values))]
+        return self._ask(f"{identity} WHERE id > ? AND id < ? {newest} 20", [wanted, wanted + "\U0010ffff"])
 
     def report(self, identity: tuple[str, str, float]) -> dict[str, Any]:
-        query = "SELECT report FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
-        (text,) = self.database.execute(query, identity).fetchone()
+        ((text,),) = self._ask("SELECT report FROM jobs WHERE (cluster, id, start) = (?, ?, ?)", identity)
         return dict(json.loads(text))
 
+    def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            self._refresh(self.database)
+            return self.database.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            self._report(
+                f"{self.home.path}: the catalog failed ({error}); jobs are read from the records instead"
+            )
+        self.database = self._opened(":memory:")
+        return self.database.execute(query, values).fetchall()
 
-def _connect(path: str) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=10, isolation_level=None)
-    if path != ":memory:":
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")  # it can be made anew: it need only not be torn
-    return database
+    # Opening
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            path = str(self.home.catalog)
+        except OutsideError as error:
+            self._report(f"{error}; jobs are read from the records instead")
+            return self._opened(":memory:")
+        for _ in range(2):
+            try:
+                return self._opened(path)
+            except _NewerError as error:
+                self._report(f"{path}: {error}; it is left alone, and jobs are read from the records instead")
+                break
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _ANEW:
+                    self._report(f"{path}: {error}; jobs are read from the records instead")
+                    break
+                self._report(f"{path}: damaged ({error}); made anew from the records")
+                for suffix in ("", "-wal", "-shm"):
+                    Path(path + suffix).unlink(missing_ok=True)
+        return self._opened(":memory:")
+
+    def _opened(self, path: str) -> sqlite3.Connection:
+        database = sqlite3.connect(path, timeout=10, isolation_level=None)
+        try:
+            migrate(database)
+            if path != ":memory:":
+                database.execute("PRAGMA journal_mode = WAL")
+                database.execute(
+                    "PRAGMA synchronous = NORMAL"
+                )  # it can be made anew: it need only not be torn
+            self._refresh(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    # Keeping it up to date
+
+    def _refresh(self, database: sqlite3.Connection) -> None:
+        """Takes in the records that have come since the last time."""
+        known = dict(database.execute("SELECT day, changed FROM days").fetchall())
+        days = records.list_days(self.home.records)
+        for day, changed in days:
+            if known.get(day) != changed:
+                self._take_day(database, day, changed, day in known)
+        for gone in known.keys() - {day for day, _ in days}:
+            with _transaction(database):
+                identities = "SELECT cluster, id, start FROM jobs WHERE day = ?"
+                database.execute(f"DELETE FROM tags WHERE (cluster, id, start) IN ({identities})", (gone,))
+                for table in ("jobs", "days", "files"):
+                    database.execute(f"DELETE FROM {table} WHERE day = ?", (gone,))
+
+    def _take_day(self, database: sqlite3.Connection, day: str, changed: int, seen: bool) -> None:
+        done = {name for (name,) in database.execute("SELECT name FROM files WHERE day = ?", (day,))}
+        names = set(records.list_records(self.home.records, day))
+        settled = time.time_ns() - changed >= (_FRESH_SHARED_NS if self.home.shared else _FRESH_NS)
+        if done == names and seen and not settled:
+            return
+        with _transaction(database):
+            # What vanishes while it is read has been compacted: then there is another file that has it.
+            while new := sorted(names - done):
+                taken = [name for name in new if self._take_file(database, day, name)]
+                database.executemany("INSERT OR IGNORE INTO files VALUES (?, ?)", [(day, n) for n in taken])
+                settled = settled and len(taken) == len(new)
+                done.update(new)
+                names = set(records.list_records(self.home.records, day))
+            gone = [(day, name) for name in done - names]
+            database.executemany("DELETE FROM files WHERE day = ? AND name = ?", gone)
+            database.execute("REPLACE INTO days VALUES (?, ?)", (day, changed if settled else 0))
+
+    def _take_file(self, database: sqlite3.Connection, day: str, name: str) -> bool:
+        """False if it has to be looked at again the next time."""
+        problems: list[str] = []
+        try:
+            for record in records.load_records(self.home.records / day / name, problems):
+                _take(database, day, record)
+        except OSError as error:
+            problems += [] if isinstance(error, FileNotFoundError) else [sentence(error)]
+            return False
+        finally:
+            self._report(*problems)
+        return not problems
+
+    def _report(self, *problems: str) -> None:
+        self.problems += [problem for problem in problems if problem not in self.problems]
 
 
-def _quoted(name: str) -> str:
-    return f'"{name}"'
+def migrate(database: sqlite3.Connection) -> None:
+    """Brings it to the newest version, whatever version it has; a newer one is an error."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version == len(MIGRATIONS):
+        return
+    with _transaction(database):
+        (version,) = database.execute("PRAGMA user_version").fetchone()  # another may have been faster
+        if version > len(MIGRATIONS):
+            raise _NewerError(
+                f"made by a newer joblens (version {version}, this one knows {len(MIGRATIONS)})"
+            )
+        for number in range(version, len(MIGRATIONS)):
+            for statement in filter(str.strip, MIGRATIONS[number].split(";\n")):
+                database.execute(statement)
+        database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
-def job_row(record: dict[str, Any]) -> dict[str, Any]:
-    """What of a record stands in columns of its own."""
-    job, used = record["job"], record.get("used") or {}
-    found = {
-        **{name: job.get(name) for name in _COLUMNS},
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
+
+
+def _take(database: sqlite3.Connection, day: str, record: dict[str, Any]) -> None:
+    """Unless a record of that job which was written later is there already."""
+    job, used = record["job"], record["used"]
+    row = {
+        **{name: job.get(name) for name in COLUMNS},
         **{
-            name: used.get(name)
-            for name in ("duration_seconds", "cpu_seconds", "memory_peak_bytes", "processes")
+            name: used[name] for name in ("duration_seconds", "cpu_seconds", "memory_peak_bytes", "processes")
         },
-        "cores": (record.get("asked") or {}).get("cores"),
-        "verdict": record.get("verdict"),
+        "cores": record["asked"]["cores"],
+        "verdict": record["verdict"],
     }
-    for name, value in found.items():
-        if not isinstance(value, (str, int, float, type(None))):
-            raise MalformedError(str(job["id"]), f"{name} is {value!r:.60}")
-    return {name: found[name] for name in _COLUMNS}
+    identity = (job["cluster"], job["id"], job["start"])
+    newer = "SELECT 1 FROM jobs WHERE (cluster, id, start) = (?, ?, ?) AND written > ?"
+    if database.execute(newer, (*identity, record["written"])).fetchone():
+        return
+    marks = ", ".join("?" * (len(COLUMNS) + 3))
+    database.execute(
+        f"REPLACE INTO jobs ({_quoted(COLUMNS)}, day, written, report) VALUES ({marks})",
+        [*(row[name] for name in COLUMNS), day, record["written"], json.dumps(record, ensure_ascii=False)],
+    )
+    database.execute("DELETE FROM tags WHERE (cluster, id, start) = (?, ?, ?)", identity)
+    tags = [(*identity, name, value) for name, value in (job["tags"] or {}).items()]
+    database.executemany("INSERT INTO tags VALUES (?, ?, ?, ?, ?)", tags)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

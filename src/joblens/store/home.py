@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from joblens.errors import OutsideError
 
-# File systems on which SQLite's locks or shared memory cannot be relied on, because several machines
-# share them or a program stands in for the kernel.
-_SHARED = re.compile(
-    r"(nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse|pvfs|orangefs|panfs|wekafs)"
+# File systems of one machine, on which SQLite's locks and shared memory work. Any other may be shared by
+# several machines (nfs, lustre, gpfs, beegfs, cephfs, dvs, …) or be a program's (fuse), and is taken so.
+_LOCAL = frozenset(
+    "bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs msdos nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs "
+    "ubifs vfat xfs zfs".split()
 )
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_LONGEST_NAME = 100
 
 
 class Home(NamedTuple):
@@ -37,28 +38,48 @@ class Home(NamedTuple):
         return self.path / "records"
 
     @property
+    def damaged(self) -> Path:
+        return self.path / "damaged"
+
+    @property
     def catalog(self) -> Path:
         """On a shared file system the index is this machine's own, and lies where its locks work."""
         if not self.shared:
             return self.path / "catalog.sqlite"
-        name = hashlib.sha256(str(self.path).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         return local_folder() / f"catalog-{name}.sqlite"
 
     def describe(self) -> str:
         if not self.shared:
-            return f"{self.path} is on {self.filesystem}: the catalog lies beside the data"
+            return (
+                f"The store {self.path} is on {self.filesystem}, a file system of this machine; "
+                "the catalog lies beside the data."
+            )
         return (
-            f"{self.path} is on {self.filesystem}, which several machines may share: the data lies there, "
-            f"and the catalog, made from it, is this machine's own in {self.catalog}"
+            f"The store {self.path} is on {self.filesystem}, which several machines may share. The data lies "
+            "there and can be written from all of them at once; nothing relies on its locks. "
+            f"The catalog, made from the data, is this machine's own: {_or_why_not(self)}."
         )
 
 
-def find_home(chosen: str | os.PathLike[str] | None = None) -> Home:
+def _or_why_not(home: Home) -> str:
+    try:
+        return str(home.catalog)
+    except OutsideError as error:
+        return f"it is in memory only, because {error}"
+
+
+def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None = None) -> Home:
+    """Of the path that was chosen, else JOBLENS_HOME, else the user's data folder."""
     path = Path(chosen or os.environ.get("JOBLENS_HOME") or _data_folder() / "joblens").absolute()
-    if set(str(path)) & set("*?[]{}"):
-        raise OutsideError(f"the store {path} cannot be used: DuckDB takes *?[]{{}} in a path as a pattern")
-    kind = filesystem_of(path, _read_mounts())
-    return Home(path, kind, bool(_SHARED.match(kind)))
+    try:
+        str(path).encode()
+        path.exists()  # an automounter mounts it now, if that is what is there
+        real = Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:
+        raise OutsideError(f"the store {str(path)!r} cannot be used: {error}") from None
+    kind = filesystem_of(real, _read_mounts() if mounts is None else mounts)
+    return Home(path, kind, kind not in _LOCAL)
 
 
 def make_home(home: Home) -> Home:
@@ -79,17 +100,19 @@ def _data_folder() -> Path:
 
 def local_folder() -> Path:
     """A folder of this user's on this machine, which nobody else can write to."""
+    import tempfile
+
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    parent = (
-        Path(runtime)
-        if runtime.startswith("/") and os.access(runtime, os.W_OK)
-        else Path(tempfile.gettempdir())
-    )
-    folder = parent / f"joblens-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
-        raise OutsideError(f"{folder} is not this user's alone; it is not used")
+    usable = runtime.startswith("/") and os.access(runtime, os.W_OK)
+    folder = Path(runtime if usable else tempfile.gettempdir()) / f"joblens-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise OutsideError(f"{folder} cannot be made: {error.strerror}") from None
+    # A link has the mode 0777, so that one that somebody else has put there is refused too.
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise OutsideError(f"{folder} is not this user's alone, so it is not used")
     return folder
 
 
@@ -103,10 +126,11 @@ def _read_mounts() -> str:
 def filesystem_of(path: Path, mounts: str) -> str:
     """The type of the file system that holds the path: the last of the longest mount points wins."""
     best, kind = -1, "unknown"
-    for line in mounts.splitlines():
+    for line in mounts.split("\n"):
         fields = line.split(" ")
         if len(fields) < 3:
             continue
+        # proc_mounts(5): space, tab, newline and backslash are written in octal.
         point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[1]))
         if (point == path or point in path.parents) and len(point.parts) >= best:
             best, kind = len(point.parts), fields[2]
@@ -114,10 +138,13 @@ def filesystem_of(path: Path, mounts: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A file name for any text: letters, digits, `_` and `-` stay, all else is written as %XX."""
-    name = "".join(
-        chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape")
-    )
-    if len(name) <= 100 and name:
+    """A file name for any text, and no two texts have the same.
+
+    Letters, digits, `_` and `-` stay, all else is written as %XX; of a long text the beginning and a digest.
+    """
+    # Not surrogateescape: it writes some texts as the same bytes.
+    data = text.encode("utf-8", "surrogatepass")
+    name = "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in data)
+    if 0 < len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[:60]}%~{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:24]}"
+    return f"{name[:60]}%~{hashlib.sha256(data).hexdigest()[:32]}"

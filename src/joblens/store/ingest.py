@@ -1,25 +1,31 @@
-"""From the batches of a job to the lake, and from what is known of it to its record."""
+"""Jobs on their way into the store: from the batches that are written while a job runs to the lake."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.agent.batch import decode
 from joblens.errors import MalformedError
-from joblens.files import write_whole
+from joblens.files import UNFINISHED, now_at, sync_folder, write_whole
 from joblens.model import Sample
+from joblens.store.columns import check
+from joblens.store.folder import GRACE_SECONDS
 from joblens.store.home import Home, safe_name
 from joblens.store.lake import Lake
+from joblens.store.records import LARGEST, render_record
+from joblens.store.shape import check_end, check_facts
 
 _FACTS, _END = "job.json", "end.json"
-# So many values are held in memory and go into one file.
+# So many values are held in memory and go into one file. Whoever does it again after a crash must come to
+# the same files, so it decides by what is in the batches alone.
 _CHUNK_VALUES = 3_000_000
+# A batch comes every half a minute: without one for so long, a job on another node has lost its joblens.
 _ABANDONED_SECONDS = 600.0
 
 
@@ -35,44 +41,73 @@ def begin(home: Home, facts: dict[str, Any]) -> Path:
     """The folder for the batches of a job that starts."""
     folder = home.incoming / safe_name(facts["id"])
     folder.mkdir(mode=0o700)
-    write_whole(str(folder / _FACTS), json.dumps(facts).encode("utf-8", "replace"))
+    sync_folder(str(folder))
+    write_whole(str(folder / _FACTS), render_record(facts))
     return folder
 
 
 def finish(folder: Path, end: dict[str, Any]) -> None:
-    write_whole(str(folder / _END), json.dumps(end).encode("utf-8", "replace"))
+    write_whole(str(folder / _END), render_record(end))
 
 
 def list_incoming(home: Home) -> Iterator[Incoming]:
-    for folder in sorted(home.incoming.iterdir()) if home.incoming.exists() else []:
-        facts = _load(folder / _FACTS)
-        if facts is not None:
-            yield Incoming(folder, facts, _load(folder / _END))
+    """Those that can be completed; `problems` tells of the others."""
+    for folder in _folders(home):
+        try:
+            found = _load_incoming(folder)
+        except (MalformedError, OSError):
+            continue
+        if found is not None:
+            yield found
 
 
-def running(home: Home) -> set[str]:
-    """The jobs that are not finished yet, by their ids."""
-    return {str(found.facts["id"]) for found in list_incoming(home)}
+def problems(home: Home) -> list[str]:
+    """Jobs on their way of which not even the facts can be read."""
+    found = []
+    for folder in _folders(home):
+        try:
+            _load_incoming(folder)
+        except (MalformedError, OSError) as error:
+            found.append(f"{error}; its samples stay in {folder}")
+    return found
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def unfinished(home: Home) -> set[str]:
+    """The jobs that may still be written to the lake, by the names of their folders."""
+    return {folder.name for folder in _folders(home)}
+
+
+def _folders(home: Home) -> list[Path]:
     try:
-        found = json.loads(path.read_bytes())
+        return sorted(path for path in home.incoming.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def _load_incoming(folder: Path) -> Incoming | None:
+    facts = _load(folder / _FACTS, check_facts)
+    return None if facts is None else Incoming(folder, facts, _load(folder / _END, check_end))
+
+
+def _load(path: Path, checked: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | None:
+    try:
+        with path.open("rb") as file:
+            return checked(json.loads(file.read(LARGEST)))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
-        raise MalformedError(str(path), str(error)) from None
-    return found if isinstance(found, dict) else None
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(str(path), f"damaged: {type(error).__name__}: {error!s:.200}") from None
 
 
 def is_abandoned(found: Incoming, node: str, boot: str, now: float | None = None) -> bool:
-    """Whether nobody will finish it: it has ended, or its joblens has."""
-    if found.end is not None:
-        return True
-    if found.facts.get("node") == node:
+    """Whether nobody else will complete it: its joblens has gone, or does not show any more."""
+    if found.facts["node"] == node:
         return found.facts.get("boot") != boot or not _lives(found.facts.get("supervisor"))
-    newest = max((path.stat().st_mtime for path in found.folder.iterdir()), default=0.0)
-    return (time.time() if now is None else now) - newest > _ABANDONED_SECONDS
+    try:
+        newest = max(path.stat().st_mtime for path in (found.folder, *found.folder.iterdir()))
+        return (now_at(str(found.folder.parent)) if now is None else now) - newest > _ABANDONED_SECONDS
+    except OSError:  # it has just been completed, or nothing can be written here anyway
+        return False
 
 
 def _lives(supervisor: Any) -> bool:
@@ -81,26 +116,29 @@ def _lives(supervisor: Any) -> bool:
         pid, start = supervisor
         with open(f"/proc/{int(pid)}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19]) == int(start)
-    except (OSError, ValueError, TypeError, IndexError):
+    except (OSError, ValueError, TypeError, IndexError, OverflowError):
         return False
 
 
 def save_samples(
     lake: Lake, found: Incoming, progress: Callable[[int, int], None] | None = None
 ) -> list[str]:
-    """Into the lake, in chunks. What could not be read is said and stays where it is."""
-    problems: list[str] = []
+    """Into the lake, in chunks. What cannot be read is said, and put into the folder `damaged`."""
+    said: list[str] = []
     paths = sorted(found.folder.glob("*.batch"))
+    if _load(found.folder / _FACTS, check_facts) is None:
+        return said  # completed by another, so what was just listed need not be all
     chunk: dict[int, list[Sample]] = {}
     values = 0
     for number, path in enumerate(paths, 1):
         try:
-            header, samples = decode(path.read_bytes())
-            chunk[int(header["sequence"])] = samples
-        except (MalformedError, KeyError, ValueError, TypeError) as error:
-            problems.append(f"{path}: {error}")
-            continue
-        values += sum(len(sample.rows.values) for sample in samples)
+            sequence, samples = _load_batch(path, found.facts["id"])
+            chunk[sequence] = samples
+            values += sum(len(sample.rows.values) for sample in samples)
+        except MalformedError as error:
+            said.append(f"{path}: {error}; kept as {_put_aside(path)}")
+        except FileNotFoundError:  # completed by another meanwhile: all of it is in the lake
+            return said
         if values >= _CHUNK_VALUES:
             lake.save(found.facts["id"], found.facts["node"], chunk)
             chunk, values = {}, 0
@@ -108,13 +146,44 @@ def save_samples(
             progress(number, len(paths))
     if chunk:
         lake.save(found.facts["id"], found.facts["node"], chunk)
-    return problems
+    return said
+
+
+def _load_batch(path: Path, job: str) -> tuple[int, list[Sample]]:
+    header, samples = decode(path.read_bytes())
+    check(samples)
+    sequence = header.get("sequence")
+    if type(sequence) is not int or path.stem != f"{sequence:08d}" or header.get("id") != job:
+        raise MalformedError("batch", "it is another one than its name and folder say")
+    return sequence, samples
+
+
+def _put_aside(path: Path) -> Path:
+    folder = path.parent.parent.parent / "damaged"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    target = folder / f"{path.parent.name}.{path.name}"
+    with suppress(FileNotFoundError):  # done by another
+        path.rename(target)
+    return target
 
 
 def remove(found: Incoming) -> None:
     """Once its record is there. The facts go first: without them nobody takes it for a job."""
     (found.folder / _FACTS).unlink(missing_ok=True)
     shutil.rmtree(found.folder, ignore_errors=True)
+
+
+def remove_leftovers(home: Home) -> None:
+    """What a crash has left: of jobs that were completed or never began, and half-written files."""
+    now = now_at(str(home.incoming))
+    for folder in _folders(home):
+        with suppress(FileNotFoundError):  # it is just being removed
+            if now - folder.stat().st_mtime < GRACE_SECONDS:
+                continue
+            if not (folder / _FACTS).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            for path in folder.glob("*" + UNFINISHED):
+                path.unlink(missing_ok=True)
 
 
 def own_start() -> int:

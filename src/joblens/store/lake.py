@@ -1,60 +1,47 @@
 """The lake: samples as Parquet files, written and read with DuckDB.
 
-A file is `lake/set=S/date=D/JOB.FIRST-LAST.parquet`: the batches FIRST to LAST of a job. Files are
-written under another name and renamed. Compaction puts many into one and switches over by renaming a
-single small file, the manifest, which names what it replaces; what was replaced is removed later.
+A file is `lake/set=S/date=D/NAME.parquet`; joblens.store.folder says which of them count. Whatever columns
+and types the files have, a query names those that it needs and gets them, with NULL where there are none.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import re
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from joblens.errors import MalformedError, OutsideError
-from joblens.files import write_whole
-from joblens.model import ABSENT, Sample
+from joblens.errors import OutsideError
+from joblens.files import publish, sync_folder, unfinished_name
+from joblens.model import Sample
+from joblens.store.columns import TIME, identifier, tables
+from joblens.store.folder import JobFile, job_file, list_folder
 from joblens.store.home import safe_name
 
 if TYPE_CHECKING:
     import duckdb
 
-_TIME = "time"
-_COMPACTED = "compacted-"
-_GRACE_SECONDS = 3600.0  # a reader that listed the files before they were replaced can still open them
-_FORMAT = "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd"
+# USE_TMP_FILE: the name to write to is not the final one already.
+_FORMAT = "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, USE_TMP_FILE false"
 # Rows of one thing one after the other: its counters then change little from row to row.
-_ORDER = ("cluster", "jobid", "step", "node", "pid", "start", "cpu", "device", "interface", "resource", _TIME)
-_SCALES = {1: 0, 10: 1, 100: 2, 1000: 3, 1_000_000: 6, 1_000_000_000: 9}
+_ORDER = ("cluster", "jobid", "step", "node", "pid", "start", "cpu", "device", "interface", "resource", TIME)
 
-
-class Part(NamedTuple):
-    """The samples of one set that go into one file."""
-
-    set: str
-    date: str
-    samples: list[Sample]
+Answer = TypeVar("Answer")
 
 
 def connect() -> duckdb.DuckDBPyConnection:
+    """One thread and little memory: a login node is not ours to fill, and the files are small."""
+    import tempfile
+
     import duckdb
 
     connection = duckdb.connect()
-    # One thread: a login node is not ours to fill, and the files are small.
     connection.execute("SET threads = 1; SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+    connection.execute("SET memory_limit = '2GB'")
+    # Else what does not fit goes into a folder of the command's working folder.
+    connection.execute(f"SET temp_directory = {literal(tempfile.gettempdir())}")
     return connection
-
-
-def parts_of(samples: Iterable[Sample]) -> list[Part]:
-    parts: dict[tuple[str, str], list[Sample]] = {}
-    for sample in samples:
-        date = time.strftime("%Y-%m-%d", time.gmtime(sample.time_ns / 1e9))
-        parts.setdefault((sample.rows.schema.set, date), []).append(sample)
-    return [Part(set_name, date, found) for (set_name, date), found in sorted(parts.items())]
 
 
 class Lake:
@@ -71,255 +58,153 @@ class Lake:
 
     # Writing
 
-    def save(self, job: str, node: str, batches: dict[int, list[Sample]]) -> None:
+    def save(self, job: str, node: str, batches: Mapping[int, Iterable[Sample]]) -> None:
         """The samples of some batches, by their numbers. What is there already is not written again."""
-        parts: dict[tuple[str, str], dict[int, list[Sample]]] = {}
-        for number, samples in batches.items():
-            for part in parts_of(samples):
-                parts.setdefault((part.set, part.date), {})[number] = part.samples
+        parts: dict[tuple[str, str], list[Sample]] = {}
+        for _, samples in sorted(batches.items()):
+            for sample in samples:
+                date = time.strftime("%Y-%m-%d", time.gmtime(sample.time_ns // 10**9))
+                parts.setdefault((sample.rows.schema.set, date), []).append(sample)
         for (set_name, date), found in sorted(parts.items()):
-            folder = self.path / f"set={set_name}" / f"date={date}"
+            folder = self.path / f"set={safe_name(set_name)}" / f"date={date}"
+            file = JobFile(safe_name(job), min(batches), max(batches))
+            if not list_folder(folder).has(file):
+                self._make_folder(folder)
+                self._write(folder / file.name, found, job, node)
+
+    def _make_folder(self, folder: Path) -> None:
+        if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
-            there = saved_batches(folder, job)
-            missing = sorted(number for number in found if number not in there)
-            if missing:
-                name = f"{safe_name(job)}.{missing[0]}-{missing[-1]}.parquet"
-                self._write(folder / name, [s for n in missing for s in found[n]], job, node)
+            sync_folder(str(folder))
+            sync_folder(str(folder.parent))
 
     def _write(self, path: Path, samples: list[Sample], job: str, node: str) -> None:
-        groups = list(_same_columns(samples))
-        tables = [_table(group, job, node) for group in groups]
-        for number, (_, columns) in enumerate(tables):
-            self.connection.register(f"part{number}", columns)
-        query = " UNION ALL BY NAME ".join(
-            f"SELECT {select} FROM part{number}" for number, (select, _) in enumerate(tables)
-        )
-        there = {_TIME, "jobid", "node"}.union(*(group[0].rows.schema.labels for group in groups))
-        order = ", ".join(_identifier(column) for column in _ORDER if column in there)
-        self._copy(f"SELECT * FROM ({query}) ORDER BY {order}", path)
-        for number in range(len(tables)):
-            self.connection.unregister(f"part{number}")
-
-    def _copy(self, query: str, path: Path) -> None:
         import duckdb
 
-        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        parts = tables(samples, job, node)
+        if not parts:
+            return
+        for number, part in enumerate(parts):
+            self.connection.register(f"part{number}", part.columns)
+        queries = [f"SELECT {part.select} FROM part{number}" for number, part in enumerate(parts)]
+        there = {"jobid", "node", TIME}.union(*(part.labels for part in parts))
         try:
-            self.connection.execute(f"COPY ({query}) TO '{_quoted(unfinished)}' ({_FORMAT})")
-            with unfinished.open("rb") as file:
-                os.fsync(file.fileno())
-            unfinished.rename(path)
+            self.copy(f"({' UNION ALL BY NAME '.join(queries)})", there, path)
         except (duckdb.Error, OSError) as error:
-            unfinished.unlink(missing_ok=True)
-            raise OutsideError(f"{path}: cannot be written: {_first_line(error)}") from None
+            raise OutsideError(f"{path} cannot be written: {self._reason(error)}") from None
+        finally:
+            for number in range(len(parts)):
+                self.connection.unregister(f"part{number}")
+
+    def copy(self, source: str, columns: Iterable[str], path: Path) -> None:
+        """Rows into a file, which is there with all of them or not at all. Raises duckdb.Error or OSError."""
+        order = ", ".join(identifier(column) for column in _ORDER if column in columns)
+        unfinished = unfinished_name(str(path))
+        try:
+            query = f"SELECT * FROM {source} ORDER BY {order}"
+            self.connection.execute(f"COPY ({query}) TO {literal(unfinished)} ({_FORMAT})")
+            publish(unfinished, str(path))
+        except BaseException:
+            Path(unfinished).unlink(missing_ok=True)
+            raise
 
     # Reading
 
-    def files(self, set_name: str, dates: Iterable[str] | None = None, job: str | None = None) -> list[Path]:
-        """Those to read, each sample in one of them only; of one job, those that can have it."""
-        top = self.path / f"set={safe_name(set_name)}"
-        folders = (
-            [top / f"date={date}" for date in dates] if dates is not None else sorted(top.glob("date=*"))
-        )
+    def files(
+        self, set_name: str, dates: tuple[str, str] = ("0000", "9999"), job: str | None = None
+    ) -> list[Path]:
+        """Of these dates, each sample in one of them only; of one job, those that can have it."""
         found: list[Path] = []
-        prefix = safe_name(job) + "." if job is not None else ""
-        for folder in folders:
-            found += [
-                path
-                for path in list_folder(folder)
-                if path.name.startswith(prefix) or path.name.startswith(_COMPACTED)
-            ]
+        for folder in sorted((self.path / f"set={safe_name(set_name)}").glob("date=*")):
+            if dates[0] <= folder.name.removeprefix("date=") <= dates[1]:
+                listing = list_folder(folder)
+                self.report(*listing.problems)
+                found += [path for path in listing.files if job is None or _can_have(path, job)]
         return found
 
-    def query(self, files: list[Path], text: str, values: Any = ()) -> list[tuple[Any, ...]]:
-        """With the files as the table {lake}, whatever columns each has; of damaged ones it is told."""
+    def schema(self, files: list[Path]) -> dict[str, str]:
+        """Every column that any of the files has, and its type."""
+
+        def ask(sound: list[Path]) -> dict[str, str]:
+            rows = self.connection.execute(f"DESCRIBE SELECT * FROM {as_table(sound)}").fetchall()
+            return {str(row[0]): str(row[1]) for row in rows}
+
+        return self.attempt(files, ask, {})
+
+    def query(
+        self, files: list[Path], columns: Mapping[str, str], text: str, values: Any = None
+    ) -> list[tuple[Any, ...]]:
+        """With the files as the table {lake}, which has these columns by name and type."""
+
+        def ask(sound: list[Path]) -> list[tuple[Any, ...]]:
+            table = _typed(sound, columns, self.schema(sound))
+            return self.connection.execute(text.replace("{lake}", table), values or {}).fetchall()
+
+        return self.attempt(files, ask, [])
+
+    def attempt(self, files: list[Path], ask: Callable[[list[Path]], Answer], otherwise: Answer) -> Answer:
+        """With the files, or if that fails with those that can be read. Of damaged ones it is told."""
         import duckdb
 
         if not files:
-            return []
+            return otherwise
         try:
-            return self.connection.execute(text.replace("{lake}", _as_table(files)), values).fetchall()
-        except (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException) as error:
-            sound = [path for path in files if self._is_sound(path)]
-            if len(sound) == len(files):
-                raise OutsideError(f"the lake cannot be read: {_first_line(error)}") from None
-            return self.query(sound, text, values)
+            return ask(files)
+        except duckdb.Error as error:
+            reason = self._reason(error)
+        sound = [path for path in files if self._is_sound(path)]
+        if len(sound) == len(files):
+            raise OutsideError(f"the samples in {files[0].parent} cannot be read or put together: {reason}")
+        return self.attempt(sound, ask, otherwise)
 
     def _is_sound(self, path: Path) -> bool:
         import duckdb
 
         try:
-            self.connection.execute(f"SELECT * FROM {_as_table([path])}").fetchall()
+            everything = f"SELECT bit_xor(hash(COLUMNS(*))) FROM {as_table([path])}"
+            self.connection.execute(everything).fetchall()
+            return True
         except duckdb.Error as error:
-            if path.exists():
-                self.problems.append(f"{path}: damaged, and left out: {_first_line(error)}")
-            return False
-        return True
+            reason = self._reason(error)
+        if path.exists():  # it may have been removed since it was listed
+            self.report(f"{path} is damaged and left out: {reason}")
+        return False
 
-    def columns(self, files: list[Path]) -> list[str]:
-        """Every column that any of the files has."""
-        return [str(row[0]) for row in self.query(files, "DESCRIBE SELECT * FROM {lake}")]
+    def _reason(self, error: BaseException) -> str:
+        import duckdb
 
-    # Keeping it small
+        if isinstance(error, (duckdb.InternalException, duckdb.FatalException)):
+            self._connection = None  # it is of no use after these
+        return " ".join(str(error).partition("\n")[0].split())[:200]
 
-    def compact(self, keep: set[str], progress: Callable[[int, int], None] | None = None) -> int:
-        """Puts the files of each day into one; those of the jobs in `keep` stay. How many went in."""
-        done = 0
-        kept = tuple(safe_name(job) + "." for job in keep)
-        folders = sorted(self.path.glob("set=*/date=*"))
-        for number, folder in enumerate(folders, 1):
-            remove_replaced(folder)
-            files = [path for path in list_folder(folder) if not path.name.startswith(kept)]
-            if len(files) > 1:
-                self._compact(folder, files)
-                done += len(files)
-            if progress:
-                progress(number, len(folders))
-        return done
-
-    def _compact(self, folder: Path, files: list[Path]) -> None:
-        sound = [path for path in files if self._is_sound(path)]
-        if len(sound) < 2:
-            return
-        name = f"{_COMPACTED}{uuid.uuid4().hex}"
-        there = self.columns(sound)
-        order = ", ".join(_identifier(column) for column in _ORDER if column in there)
-        self._copy(f"SELECT * FROM {_as_table(sound)} ORDER BY {order}", folder / f"{name}.parquet")
-        replaced = {"replaces": [path.name for path in sound], "made": time.time()}
-        write_whole(str(folder / f"{name}.manifest"), json.dumps(replaced).encode())
-
-    def retain(self, days: int, now: float | None = None) -> int:
-        """Removes the days that are older. How many files went."""
-        limit = time.strftime("%Y-%m-%d", time.gmtime((time.time() if now is None else now) - days * 86_400))
-        removed = 0
-        for folder in sorted(self.path.glob("set=*/date=*")):
-            if folder.name.removeprefix("date=") < limit:
-                for path in sorted(folder.iterdir()):
-                    path.unlink(missing_ok=True)
-                    removed += path.suffix == ".parquet"
-                folder.rmdir()
-        return removed
+    def report(self, *problems: str) -> None:
+        self.problems += [problem for problem in problems if problem not in self.problems]
 
 
-def saved_batches(folder: Path, job: str) -> set[int]:
-    """The numbers of a job's batches of which this day and set has the samples."""
-    prefix, suffix = safe_name(job) + ".", ".parquet"
-    found: set[int] = set()
-    for name in os.listdir(folder):
-        if name.startswith(prefix) and name.endswith(suffix):
-            first, _, last = name[len(prefix) : -len(suffix)].partition("-")
-            found.update(range(int(first), int(last) + 1))
-    return found
+def _can_have(path: Path, job: str) -> bool:
+    found = job_file(path.name)
+    return found is None or found.job == safe_name(job)
 
 
-def list_folder(folder: Path) -> list[Path]:
-    """The files of a day that count: compacted ones with a manifest, and those that none replaces."""
-    try:
-        names = set(os.listdir(folder))
-    except OSError:
-        return []
-    replaced: set[str] = set()
-    found = {name for name in names if name.endswith(".parquet") and not name.startswith((".", _COMPACTED))}
-    for name in names:
-        if name.startswith(_COMPACTED) and name.endswith(".manifest"):
-            replaced.update(read_manifest(folder / name)["replaces"])
-            found.add(name.removesuffix(".manifest") + ".parquet")
-    return [folder / name for name in sorted(found - replaced)]
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-        return {"replaces": [str(name) for name in found["replaces"]], "made": float(found["made"])}
-    except FileNotFoundError:  # replaced itself since it was listed
-        return {"replaces": [], "made": 0.0}
-    except (ValueError, KeyError, TypeError) as error:
-        raise MalformedError(str(path), f"not a manifest: {error}") from None
-
-
-def remove_replaced(folder: Path, now: float | None = None) -> None:
-    """What was replaced long enough ago, and what a crash has left behind."""
-    moment = time.time() if now is None else now
-    manifests = list(folder.glob(_COMPACTED + "*.manifest"))
-    for manifest in manifests:
-        found = read_manifest(manifest)
-        if moment - found["made"] < _GRACE_SECONDS:
-            continue
-        for name in found["replaces"]:
-            (folder / safe_file(name)).unlink(missing_ok=True)
-            if name.startswith(_COMPACTED):
-                (folder / safe_file(name)).with_suffix(".manifest").unlink(missing_ok=True)
-    with_manifest = {manifest.stem for manifest in folder.glob(_COMPACTED + "*.manifest")}
-    for path in folder.iterdir():
-        orphan = (
-            path.suffix == ".parquet" and path.name.startswith(_COMPACTED) and path.stem not in with_manifest
-        )
-        if (orphan or path.suffix == ".tmp") and moment - path.stat().st_mtime > _GRACE_SECONDS:
-            path.unlink(missing_ok=True)
-
-
-def safe_file(name: str) -> str:
-    """A manifest lies in a folder that others of the group may write to: it names files, not paths."""
-    if "/" in name or name in ("", ".", ".."):
-        raise MalformedError(name, "not the name of a file")
-    return name
-
-
-def _same_columns(samples: list[Sample]) -> Iterator[list[Sample]]:
-    groups: dict[tuple[Any, ...], list[Sample]] = {}
-    for sample in samples:
-        schema = sample.rows.schema
-        groups.setdefault((schema.labels, schema.columns), []).append(sample)
-    return iter(groups.values())
-
-
-def _table(samples: list[Sample], job: str, node: str) -> tuple[str, dict[str, Any]]:
-    """What to select, and the columns to select it from. Sets that are the node's get job and node too."""
-    import numpy
-
-    schema = samples[0].rows.schema
-    width = len(schema.columns)
-    heights = [len(sample.rows.keys) for sample in samples]
-    times = numpy.repeat(numpy.array([sample.time_ns for sample in samples], dtype=numpy.int64), heights)
-    values = numpy.concatenate([numpy.array(s.rows.values, dtype=numpy.int64) for s in samples]).reshape(
-        -1, width
-    )
-    columns: dict[str, Any] = {_TIME: times}
-    selected = [f"make_timestamp_ns({_TIME}) AS {_TIME}"]
-    for name, text in (("jobid", job), ("node", node)):
-        if name not in schema.labels:
-            columns[name] = numpy.full(len(times), text, dtype=object)
-            selected.append(_identifier(name))
-    for number, name in enumerate(schema.labels):
-        cells = [key[number] for sample in samples for key in sample.rows.keys]
-        columns[name] = numpy.array(cells, dtype=numpy.int64 if cells and type(cells[0]) is int else object)
-        selected.append(_identifier(name))
-    for number, column in enumerate(schema.columns):
-        raw = f"c{number}"
-        columns[raw] = numpy.ascontiguousarray(values[:, number])
-        known = f"nullif({raw}, {ABSENT + 1} - 1)"
-        if column.factor != 1:
-            known = f"{known} * {column.factor}"
-        if column.divisor != 1:
-            scale = _SCALES[column.divisor]
-            known = f"({known}::DECIMAL(18, 0) * {1 / column.divisor:.{scale}f})::DECIMAL(18, {scale})"
-        selected.append(f"{known} AS {_identifier(column.name)}")
-    return ", ".join(selected), columns
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _as_table(files: list[Path]) -> str:
-    names = ", ".join(f"'{_quoted(path)}'" for path in files)
+def as_table(files: list[Path]) -> str:
+    names = ", ".join(literal(_no_pattern(str(path))) for path in files)
     return f"read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
 
 
-def _quoted(path: Path) -> str:
-    # DuckDB takes *, ? and [ in a file's name as a pattern; safe_name writes them as %XX.
-    return str(path).replace("'", "''")
+def _typed(files: list[Path], columns: Mapping[str, str], known: Mapping[str, str]) -> str:
+    """Columns that were renamed, retyped or came later are no error: what is not there is NULL."""
+    there = {name.lower() for name in known}
+    selected = (
+        f"TRY_CAST({identifier(name) if name.lower() in there else 'NULL'} AS {kind}) AS {identifier(name)}"
+        for name, kind in columns.items()
+    )
+    return f"(SELECT {', '.join(selected)} FROM {as_table(files)})"
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
+def _no_pattern(path: str) -> str:
+    """DuckDB takes these letters in a name that is read as a pattern."""
+    return re.sub(r"([*?\[])", r"[\1]", path)
+
+
+def literal(text: object) -> str:
+    return "'" + str(text).replace("'", "''") + "'"

@@ -9,9 +9,21 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from joblens.store.columns import identifier
 from joblens.store.lake import Lake
 
-_KEYS = frozenset("pid start parent group session terminal uid tid".split())
+# The columns that name what was measured, and the numbers among those that only describe it.
+_KEYS = frozenset("time pid start parent group session terminal uid tid state".split())
+_NUMBERS = ("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT", "INTEGER", "FLOAT")
+_WITHIN = "jobid = $job AND time BETWEEN make_timestamp_ns($first) AND make_timestamp_ns($last)"
+_SAMPLE = {"time": "TIMESTAMP_NS", "jobid": "VARCHAR"}
+_PROCESS = _SAMPLE | dict.fromkeys(("node", "name", "command"), "VARCHAR") | dict.fromkeys(
+    (
+        "pid", "start", "parent", "threads", "state", "rss_anon_bytes", "rss_shmem_bytes", "rss_file_bytes",
+        "read_bytes", "written_bytes",
+    ),
+    "BIGINT",
+) | dict.fromkeys(("user_seconds", "system_seconds"), "DOUBLE")  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -21,9 +33,13 @@ class Span(NamedTuple):
     start: float
     end: float
 
-    def dates(self) -> list[str]:
-        first, last = int(self.start // 86_400), int(self.end // 86_400)
-        return [time.strftime("%Y-%m-%d", time.gmtime(day * 86_400)) for day in range(first, last + 1)]
+    def dates(self) -> tuple[str, str]:
+        """The first and the last."""
+        first, last = (time.strftime("%Y-%m-%d", time.gmtime(max(t, 0))) for t in (self.start, self.end))
+        return first, last
+
+    def nanoseconds(self) -> dict[str, int]:
+        return {"first": int(self.start * 1e9), "last": int(self.end * 1e9)}
 
 
 class Series(NamedTuple):
@@ -60,6 +76,8 @@ class ProcessUse(NamedTuple):
 class Reader(Protocol):
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series: ...
 
+    def measured(self, span: Span, set_name: str) -> tuple[str, ...]: ...
+
     def processes(self, span: Span) -> list[ProcessUse]: ...
 
     def sample_times(self, span: Span) -> list[float]: ...
@@ -71,68 +89,64 @@ class LakeReader:
 
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
         files = self.lake.files(set_name, span.dates(), span.job)
-        known = self.lake.columns(files)
-        chosen = [name for name in columns if name in known]
+        known = self.lake.schema(files)
+        chosen = [name for name in dict.fromkeys(columns) if name in known]
         if not chosen:
             return Series([], {}, {}, {})
-        width = max((span.end - span.start) / points, 1e-6)
         # Over keys (devices, interfaces) the values of one moment are added up first.
-        sums = ", ".join(f"sum({name})::DOUBLE AS {name}" for name in map(_quoted, chosen))
-        folded = ", ".join(f"arg_max({name}, t), avg({name}), max({name})" for name in map(_quoted, chosen))
+        sums = ", ".join(f"sum({name}) AS {name}" for name in map(identifier, chosen))
+        folded = ", ".join(
+            f"arg_max({name}, t), avg({name}), max({name})" for name in map(identifier, chosen)
+        )
         rows = self.lake.query(
             files,
+            dict.fromkeys(chosen, "DOUBLE") | _SAMPLE,
             f"SELECT max(t), {folded} FROM ("
-            f" SELECT epoch_ns(time) / 1e9 AS t, {sums} FROM {{lake}} WHERE jobid = $job"
-            " AND time BETWEEN make_timestamp_ns($first) AND make_timestamp_ns($last) GROUP BY time"
+            f" SELECT epoch_ns(time) / 1e9 AS t, {sums} FROM {{lake}} WHERE {_WITHIN} GROUP BY time"
             ") GROUP BY floor((t - $start) / $width) ORDER BY 1",
             {
                 "job": span.job,
-                "first": int(span.start * 1e9),
-                "last": int(span.end * 1e9),
+                **span.nanoseconds(),
                 "start": span.start,
-                "width": width,
+                "width": max((span.end - span.start) / max(points, 1), 1e-6),
             },
         )
-        times = [float(row[0]) for row in rows]
         return Series(
-            times,
+            [float(row[0]) for row in rows],
             *(
                 {name: [row[1 + 3 * number + which] for row in rows] for number, name in enumerate(chosen)}
                 for which in range(3)
             ),
         )
 
-    def value_columns(self, span: Span, set_name: str) -> tuple[str, ...]:
+    def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
         """Of a set, the columns that hold numbers to be measured, and not keys."""
-        files = self.lake.files(set_name, span.dates(), span.job)
-        rows = self.lake.query(files, "DESCRIBE SELECT * FROM {lake}")
-        return tuple(
-            str(name)
-            for name, kind, *_ in rows
-            if str(kind).startswith(("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT")) and name not in _KEYS
-        )
+        known = self.lake.schema(self.lake.files(set_name, span.dates(), span.job))
+        return tuple(n for n, kind in known.items() if kind.startswith(_NUMBERS) and n not in _KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
+        # The last look comes after the end.
+        around = Span(span.job, span.start - 60, span.end + 60)
         rows = self.lake.query(
-            self.lake.files("process", span.dates(), span.job),
-            "SELECT pid, start, arg_min(parent, time), arg_max(name, time), arg_max(command, time), node, "
-            "epoch_ns(min(time)) / 1e9, epoch_ns(max(time)) / 1e9, max(user_seconds)::DOUBLE, "
-            "max(system_seconds)::DOUBLE, max(rss_anon_bytes + rss_shmem_bytes), max(threads), "
+            self.lake.files("process", around.dates(), span.job),
+            _PROCESS,
+            "SELECT pid, start, arg_min(parent, time), coalesce(arg_max(name, time), ''), "
+            "coalesce(arg_max(command, time), ''), coalesce(node, ''), "
+            "epoch_ns(min(time)) / 1e9, epoch_ns(max(time)) / 1e9, max(user_seconds), max(system_seconds), "
+            "max(rss_anon_bytes + rss_shmem_bytes), max(threads), "
             "max(read_bytes), max(written_bytes), max(rss_file_bytes), "
-            "count(*), count(*) FILTER (state = 68) "
-            "FROM {lake} WHERE jobid = $job GROUP BY node, pid, start ORDER BY min(time), pid",
-            {"job": span.job},
+            "count(*), count(*) FILTER (state = 68) "  # the letter D of proc_pid_stat(5)
+            f"FROM {{lake}} WHERE {_WITHIN} AND pid IS NOT NULL AND start IS NOT NULL "
+            "GROUP BY ALL ORDER BY min(time), pid",
+            {"job": span.job, **around.nanoseconds()},
         )
         return [ProcessUse(*row) for row in rows]
 
     def sample_times(self, span: Span) -> list[float]:
         rows = self.lake.query(
             self.lake.files("job", span.dates(), span.job),
-            "SELECT DISTINCT epoch_ns(time) / 1e9 AS t FROM {lake} WHERE jobid = $job ORDER BY t",
-            {"job": span.job},
+            _SAMPLE,
+            f"SELECT DISTINCT epoch_ns(time) / 1e9 AS t FROM {{lake}} WHERE {_WITHIN} ORDER BY t",
+            {"job": span.job, **span.nanoseconds()},
         )
         return [float(row[0]) for row in rows]
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -1,42 +1,80 @@
 """Job records: what is known of each job that has ended, one JSON file each, never changed.
 
-A later record of the same job (a tag, an annotation) is another file; the newest of each fact wins.
+    records/DAY/JOB.NUMBER.json          by the day on which the job began
+    records/DAY/compacted.NUMBER.jsonl   those of many files, one per line
+
+A record can be there more than once, and a later one of the same job (made anew, a tag, an annotation) is
+another file: of several the one that was written last counts.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from joblens.errors import MalformedError
-from joblens.files import write_whole
+from joblens.files import UNFINISHED, now_at, publish, sync_folder, unfinished_name, write_whole
+from joblens.store.folder import GRACE_SECONDS
 from joblens.store.home import safe_name
+from joblens.store.shape import check_record
 
 VERSION = 1
-_LARGEST = 1 << 26
+LARGEST = 1 << 26  # bytes
 
 
 def save_record(folder: Path, record: dict[str, Any]) -> Path:
-    """`records/DATE/JOB.TIME.json`, by the day on which the job began."""
-    date = time.strftime("%Y-%m-%d", time.gmtime(record["job"]["start"]))
-    day = folder / date
-    day.mkdir(mode=0o700, exist_ok=True)
-    path = day / f"{safe_name(record['job']['id'])}.{time.time_ns()}.json"
-    write_whole(str(path), json.dumps({"version": VERSION, **record}).encode("utf-8", "replace"))
+    now = time.time_ns()
+    day = folder / time.strftime("%Y-%m-%d", time.gmtime(record["job"]["start"]))
+    if not day.is_dir():
+        day.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(str(day))
+    path = day / f"{safe_name(record['job']['id'])}.{now}.json"
+    write_whole(str(path), render_record({"version": VERSION, "written": now, **record}))
     return path
+
+
+def render_record(record: dict[str, Any]) -> bytes:
+    """JSON that any program can read: text that is not UTF-8 has question marks, no NaN and no infinity."""
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(found) for name, found in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(found) for found in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def list_days(folder: Path) -> list[tuple[str, int]]:
     """Each day's name and when something last changed in it."""
     try:
         with os.scandir(folder) as entries:
-            return sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_dir())
+            names = sorted(entry.name for entry in entries if entry.is_dir())
     except FileNotFoundError:
         return []
+    return [(name, changed) for name in names if (changed := _last_change(folder / name)) is not None]
+
+
+def _last_change(folder: Path) -> int | None:
+    # nfs(5), close-to-open: opened, a folder is asked for anew, while stat(2) alone may answer from a cache.
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.fstat(fd).st_mtime_ns
+    finally:
+        os.close(fd)
 
 
 def list_records(folder: Path, day: str) -> list[str]:
@@ -46,34 +84,43 @@ def list_records(folder: Path, day: str) -> list[str]:
         return []
 
 
-def load_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Of one file: a record, or one per line in a compacted one. Raises MalformedError."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:  # compacted or removed since it was listed
-        return
-    lines = data.splitlines() if path.suffix == ".jsonl" else [data]
-    for line in lines:
-        yield parse_record(str(path), line)
+def load_records(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Of one file, as many as there are. Adds to `problems` what cannot be read. FileNotFoundError."""
+    one_each = path.suffix == ".jsonl"
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(LARGEST + 1) if one_each else file.read(LARGEST + 1):
+            number += 1
+            try:
+                yield parse_record(f"{path}:{number}" if one_each else str(path), line)
+            except MalformedError as error:
+                problems.append(str(error))
+            while len(line) > LARGEST and not line.endswith(b"\n"):  # the rest of what is too long
+                line = file.readline(LARGEST + 1)
+            if not one_each:
+                return
+        if number == 0:
+            problems.append(f"{path}: not a job's record: it is empty")
 
 
 def parse_record(path: str, data: bytes) -> dict[str, Any]:
-    if len(data) > _LARGEST:
-        raise MalformedError(path, "it is too large for a job's record")
+    """Raises MalformedError for all that reports and the catalog could not deal with."""
+    if len(data) > LARGEST:
+        raise MalformedError(path, "not a job's record: it is too large")
     try:
-        record = json.loads(data)
-        if record["version"] > VERSION:
-            raise MalformedError(
-                path, f"written by a newer joblens (record {record['version']}); update this one"
-            )
-        job = record["job"]
-        wrong = [n for n in ("id", "cluster", "user", "name") if not isinstance(job[n], str)]
-        wrong += [n for n in ("start", "end") if type(job[n]) not in (int, float, type(None))]
+        record = json.loads(data, parse_constant=_refuse)
+        if b"\\ud" in data.lower():  # half a letter, which no output could write
+            record = json.loads(render_record(record))
+        version = record["version"]
+        if type(version) is int and version > VERSION:
+            raise MalformedError(path, f"written by a newer joblens (record {version}); update this one")
+        return check_record(record)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedError(path, f"not a job's record: {type(error).__name__}: {error}") from None
-    if wrong or job["start"] is None:
-        raise MalformedError(path, f"not a job's record: {', '.join(wrong) or 'start'} is missing")
-    return dict(record)
+        raise MalformedError(path, f"not a job's record: {type(error).__name__}: {error!s:.200}") from None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def compact_day(folder: Path, day: str) -> int:
@@ -81,31 +128,38 @@ def compact_day(folder: Path, day: str) -> int:
     names = list_records(folder, day)
     if len(names) < 2:
         return 0
-    lines: list[bytes] = []
-    taken: list[str] = []
-    for name in names:
-        try:
-            lines += [json.dumps(record).encode() for record in load_records(folder / day / name)]
-        except MalformedError:  # it stays as it is, and is reported by whoever reads it
-            continue
-        taken.append(name)
-    if len(taken) < 2:
-        return 0
-    # The catalog counts a job's record once however often it finds it, so both may stand side by side.
-    write_whole(str(folder / day / f"compacted.{time.time_ns()}.jsonl"), b"\n".join(lines) + b"\n")
-    for name in taken:
-        (folder / day / name).unlink(missing_ok=True)
+    target = str(folder / day / f"compacted.{time.time_ns()}-{os.urandom(4).hex()}.jsonl")
+    unfinished = unfinished_name(target)
+    try:
+        with open(unfinished, "wb") as file:
+            taken = [path for path in (folder / day / name for name in names) if _append(path, file)]
+        if len(taken) < 2:
+            return 0
+        # From here on they are there twice, which whoever reads them takes for once.
+        publish(unfinished, target)
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+    for path in taken:
+        path.unlink(missing_ok=True)
     return len(taken)
 
 
-def retain(folder: Path, days: int, now: float | None = None) -> int:
-    """Removes the records of days that are older. How many files went."""
-    limit = time.strftime("%Y-%m-%d", time.gmtime((time.time() if now is None else now) - days * 86_400))
-    removed = 0
+def _append(path: Path, file: BinaryIO) -> bool:
+    """Unless some of it cannot be read: then it stays as it is, and is reported by whoever reads it."""
+    problems: list[str] = []
+    try:
+        lines = [render_record(record) + b"\n" for record in load_records(path, problems)]
+    except FileNotFoundError:  # another has compacted it
+        return False
+    if not problems:
+        file.writelines(lines)
+    return not problems
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a crash has left behind while it was being written."""
     for day, _ in list_days(folder):
-        if day < limit:
-            for path in sorted((folder / day).iterdir()):
+        unfinished = [name for name in os.listdir(folder / day) if name.endswith(UNFINISHED)]
+        for path in [folder / day / name for name in unfinished]:
+            if now_at(str(folder)) - path.stat().st_mtime > GRACE_SECONDS:
                 path.unlink(missing_ok=True)
-                removed += 1
-            (folder / day).rmdir()
-    return removed

@@ -1,0 +1,81 @@
+"""How it went over time: one line of sparks per resource."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from joblens.reports.width import plain
+from joblens.units import render_bytes
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_TITLE, _PEAK = 9, 15  # columns left and right of the sparks
+_LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("CPU", "cores", lambda most: f"{most:.1f} cores"),
+    ("memory", "memory", render_bytes),
+    ("read", "read", lambda most: render_bytes(most) + "/s"),
+    ("written", "written", lambda most: render_bytes(most) + "/s"),
+    ("threads", "threads", lambda most: f"{most:.0f}"),
+)
+
+
+def render_timeline(record: dict[str, Any], width: int, style: Callable[..., str]) -> list[str]:
+    """Nothing for a job that is too short for it."""
+    points = record["timeline"]
+    start, end = record["job"]["start"], record["job"]["end"] or 0.0
+    if len(points) < 4 or end - start < 1:
+        return []
+    columns = width - _TITLE - _PEAK
+    lines = []
+    for title, name, show in _LINES:
+        values = resample(points, name, start, end, columns)
+        most = max((value for value in values if value is not None), default=0.0)
+        if most > 0 and (name != "threads" or most > 1):
+            top = record["asked"]["cores"] if name == "cores" else None
+            line = style(sparks(values, max(top or 0.0, most)), "cyan")
+            lines.append(f" {title:<{_TITLE - 1}}{line} {style(plain(show(most), _PEAK - 1), 'dim')}")
+    return [" " * _TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
+
+
+def clock(moment: float, duration: float) -> str:
+    """A time of day, as exact as a job of that duration needs it."""
+    form = "%H:%M:%S" if duration < 3 * 3600 else "%H:%M" if duration < 86_400 else "%d %b %H:%M"
+    return time.strftime(form, time.localtime(moment))
+
+
+def _axis(start: float, end: float, width: int) -> str:
+    marks = [clock(moment, end - start) for moment in (start, (start + end) / 2, end)]
+    gap = width - sum(map(len, marks))
+    return marks[0] + " " * (gap // 2) + marks[1] + " " * (gap - gap // 2) + marks[2]
+
+
+def resample(
+    points: Sequence[dict[str, Any]], name: str, start: float, end: float, width: int
+) -> list[float | None]:
+    """The mean of what overlaps each column, None where nothing is known."""
+    found: list[float | None] = []
+    step = (end - start) / width
+    first = 0
+    for column in range(width):
+        left, right = start + column * step, start + (column + 1) * step
+        total = weight = 0.0
+        while first < len(points) - 1 and points[first]["end"] <= left:
+            first += 1
+        for point in points[first:]:
+            if point["start"] >= right:
+                break
+            overlap = min(point["end"], right) - max(point["start"], left)
+            if point[name] is not None and overlap > 0:
+                total += point[name] * overlap
+                weight += overlap
+        found.append(total / weight if weight else None)
+    return found
+
+
+def sparks(values: Iterable[float | None], most: float) -> str:
+    """One letter each; a gap is a blank, for nothing is known there."""
+    return "".join(
+        " " if value is None else _SPARKS[min(int(value / most * len(_SPARKS)), len(_SPARKS) - 1)]
+        for value in values
+    )

@@ -1,0 +1,61 @@
+"""Which jobs are meant, and in which order: from a filter to SQL."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from joblens.errors import UsageError
+
+COLUMNS = (
+    "cluster", "id", "start", "end", "name", "user", "node", "source", "state", "exit_code",
+    "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes", "verdict",
+)  # fmt: skip
+SORTS = {
+    "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
+    "user": "user", "name": "name",
+}  # fmt: skip
+
+
+class JobFilter(NamedTuple):
+    user: str | None = None
+    name: str | None = None  # with * and ?
+    state: str | None = None
+    since: float | None = None
+    until: float | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    sort: str = "start"
+    reverse: bool = False
+    limit: int = 20  # 0 for all
+
+
+def select(wanted: JobFilter) -> tuple[str, list[Any]]:
+    """What follows FROM jobs, and the values that it needs."""
+    if wanted.sort not in SORTS:
+        raise UsageError(f"jobs can be sorted by {', '.join(SORTS)}, and not by {wanted.sort!r}")
+    conditions: list[str] = []
+    values: list[Any] = []
+    for condition, value in (
+        ("user = ?", wanted.user),
+        ("name GLOB ?", None if wanted.name is None else wanted.name.replace("[", "[[]")),
+        ("state = ?", wanted.state),
+        ("start >= ?", wanted.since),
+        ("start <= ?", wanted.until),
+    ):
+        if value is not None:
+            conditions.append(condition)
+            values.append(storable(value) if isinstance(value, str) else value)
+    for name, value in wanted.tags:
+        conditions.append(
+            "(cluster, id, start) IN (SELECT cluster, id, start FROM tags WHERE name = ? AND value = ?)"
+        )
+        values += [storable(name), storable(value)]
+    # The newest and the largest are what people look for, names are read from A to Z.
+    upwards = (wanted.sort in ("user", "name")) != wanted.reverse
+    order = f"{SORTS[wanted.sort]} {'ASC' if upwards else 'DESC'} NULLS LAST, start DESC, id DESC"
+    values.append(wanted.limit if wanted.limit > 0 else -1)
+    return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY {order} LIMIT ?", values
+
+
+def storable(text: str) -> str:
+    """As records have it: what the shell gave us need not be UTF-8."""
+    return text.encode("utf-8", "replace").decode()

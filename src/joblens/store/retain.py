@@ -1,0 +1,28 @@
+"""No more than so many days of samples and records."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from joblens.store.home import Home
+
+
+def retain(home: Home, days: int, now: float | None = None) -> int:
+    """Removes the days that are older. How many files went."""
+    moment = (time.time() if now is None else now) - days * 86_400
+    oldest = time.strftime("%Y-%m-%d", time.gmtime(max(moment, 0)))
+    folders = [*home.lake.glob("set=*/date=*"), *home.records.glob("*-*-*")]
+    return sum(_remove(folder) for folder in sorted(folders) if folder.name.removeprefix("date=") < oldest)
+
+
+def _remove(folder: Path) -> int:
+    # Data before manifests: what a manifest has replaced must not come back to life.
+    names = sorted(os.listdir(folder), key=lambda name: (name.endswith(".manifest"), name))
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # somebody has just written to it
+        folder.rmdir()
+    return sum(name.endswith((".parquet", ".json", ".jsonl")) for name in names)

@@ -1,0 +1,145 @@
+"""What a job's record and the facts of one on its way must look like for others to rely on it.
+
+What is missing is unknown and becomes None; what has another type than it should is an error; what is not
+known here is left as it is, for a later joblens may have more to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_LATEST = 253_402_300_800  # the year 10000, which no calendar here can show
+Check = Callable[[Any], bool]
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and -(2.0**63) < value < 2.0**63
+
+
+def _amount(value: Any) -> bool:
+    return _number(value) and value >= 0
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and _number(value)
+
+
+def _moment(value: Any) -> bool:
+    return _number(value) and 0 <= value < _LATEST
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _named_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_text, value.values()))
+
+
+def _shape(check: Check, names: str) -> dict[str, Check]:
+    return dict.fromkeys(names.split(), check)
+
+
+_NAMES = _shape(_text, "id cluster user name") | _shape(_moment, "start")
+_JOB = (
+    _shape(_moment, "end")
+    | _shape(_text, "state node source command folder")
+    | _shape(_whole, "exit_code signal uid")
+    | _shape(_named_texts, "tags")
+)
+_ASKED = _shape(_amount, "cores memory_bytes time_seconds")
+_USED = _shape(_text, "memory_from") | _shape(
+    _amount,
+    "duration_seconds cpu_seconds cores_mean cores_peak memory_peak_bytes memory_mean_bytes read_bytes "
+    "written_bytes processes threads_peak",
+)
+_FINDING = _shape(_text, "rule evidence advice") | _shape(_moment, "from to")
+_GAP = _shape(_moment, "from to")
+_POINT_TIMES = _shape(_moment, "start end")
+_POINT = _shape(_amount, "cores memory read written threads")
+_PROCESS_NAMES = _shape(_whole, "pid start parent") | _shape(_text, "name command node")
+_PROCESS = _shape(_amount, "cpu_seconds memory_peak_bytes threads")
+_DATA = _shape(_whole, "samples") | _shape(_flag, "exact") | _shape(_texts, "problems")
+_FACTS_NEEDED = _NAMES | _shape(_text, "node") | _shape(_amount, "interval")
+_FACTS = (
+    _shape(_text, "source command folder")
+    | _shape(_amount, "cores memory")
+    | _shape(_whole, "uid")
+    | _shape(_named_texts, "tags")
+)
+_END_TIMES = _shape(_moment, "start end")
+_END = _shape(_whole, "exit_code signal") | _shape(_texts, "problems")
+_TOTALS = _shape(
+    _amount,
+    "user_seconds system_seconds largest_rss_bytes minor_faults major_faults voluntary_switches "
+    "involuntary_switches reaped",
+)
+_IO = _shape(_amount, "read_chars written_chars read written")
+
+
+def check_record(record: Any) -> dict[str, Any]:
+    """The record with all of its parts. Raises ValueError that names the part which is wrong."""
+    found = dict(_section("the record", record))
+    if not _text(found.setdefault("verdict", "")):
+        raise ValueError("verdict is no text")
+    written = found.setdefault("written", 0)
+    if not _whole(written):
+        raise ValueError("written is no number")
+    found["job"] = _filled("job", found.get("job"), _NAMES, _JOB)
+    found["asked"] = _filled("asked", found.get("asked") or {}, {}, _ASKED)
+    found["used"] = _filled("used", found.get("used") or {}, {}, _USED)
+    found["findings"] = _list("findings", found.get("findings"), _FINDING, {})
+    found["timeline"] = _list("timeline", found.get("timeline"), _POINT_TIMES, _POINT)
+    found["processes"] = _list("processes", found.get("processes"), _PROCESS_NAMES, _PROCESS)
+    found["gaps"] = _list("gaps", found.get("gaps"), _GAP, {})
+    found["data"] = _filled("data", found.get("data") or {}, {}, _DATA)
+    return found
+
+
+def check_facts(facts: Any) -> dict[str, Any]:
+    """What `joblens run` knew at the start."""
+    return _filled("job.json", facts, _FACTS_NEEDED, _FACTS)
+
+
+def check_end(end: Any) -> dict[str, Any]:
+    """What the kernel told at the end."""
+    found = _filled("end.json", end, _END_TIMES, _END)
+    totals = _filled("totals", found.get("totals") or {}, {}, _TOTALS)
+    io = totals.get("io")
+    if io is not None:
+        _filled("io", io, {}, _IO)
+    return found
+
+
+def _list(what: str, value: Any, needed: Mapping[str, Check], known: Mapping[str, Check]) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError(f"{what} is no list")
+    return [_filled(what, found, needed, known) for found in value]
+
+
+def _filled(what: str, value: Any, needed: Mapping[str, Check], known: Mapping[str, Check]) -> dict[str, Any]:
+    found = dict(_section(what, value))
+    for name, check in needed.items():
+        if name not in found or not check(found[name]):
+            raise ValueError(f"{name} of {what} is {found.get(name)!r:.60}")
+    for name, check in known.items():
+        if found.setdefault(name, None) is not None and not check(found[name]):
+            raise ValueError(f"{name} of {what} is {found[name]!r:.60}")
+    return found
+
+
+def _section(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is {value!r:.60}")
+    return value
