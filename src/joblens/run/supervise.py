@@ -21,6 +21,7 @@ from joblens.run.watcher import Watcher, passed_signals, try_to_watch
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36  # prctl(2)
 _SI_KERNEL = 0x80  # sigaction(2)
+_TYPED = frozenset((signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH))
 # A write of ours may not stop us when the terminal is another's.
 _HELD = (signal.SIGTTIN, signal.SIGTTOU)
 
@@ -94,12 +95,11 @@ class _Supervisor:
     def _has_already(self, info: signal.struct_siginfo) -> bool:
         """Whether the command got the signal without us, as one of its process group.
 
-        The kernel sends what is typed at the terminal to the whole group. Only of a terminal that is
-        gone it tells the leader of the session alone.
+        Of what the terminal sends we need not ask: it goes to the whole group. Only that the terminal is
+        gone (SIGHUP), and an alarm that was set before we began, come from the kernel to us alone.
         """
         number = info.si_signo
-        to_leader = number in (signal.SIGHUP, signal.SIGCONT) and os.getsid(0) == os.getpid()
-        if info.si_code == _SI_KERNEL and not to_leader:
+        if info.si_code == _SI_KERNEL and number in _TYPED:
             return True
         heard = self.watcher is not None and self.watcher.has_heard(number)
         return heard and self._shares_our_group()

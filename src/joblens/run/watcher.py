@@ -23,7 +23,6 @@ _OWN_SIGNALS = frozenset(
 )
 # Between the first and the last process of a group that somebody signals one by one.
 _ALL_SECONDS = 0.05
-_PENDING_SECONDS = 2.0
 _LAST_WORDS_SECONDS = 10.0
 _MOST_WORDS = 60_000  # what a pipe takes without a reader
 
@@ -53,6 +52,7 @@ class Watcher:
         self.pid, self.words = pid, words
         self.lost = False
         self._heard: Set[int] = set()
+        self._owed: Set[int] = set()  # known to be sent to it: when it tells them, that is no news
 
     def say_begun(self) -> None:
         try:
@@ -61,15 +61,17 @@ class Watcher:
             return
 
     def has_heard(self, number: int) -> bool:
-        """Whether the signal came to it too, waiting for it to come while it may be under way."""
-        begin = time.monotonic()
+        """Whether the signal came to it too; sent and not seen yet, because others have the cores, counts."""
+        until = time.monotonic() + _ALL_SECONDS
         while not self.lost:
             self._listen()
             if number in self._heard:
                 self._heard.discard(number)
                 return True
-            passed = time.monotonic() - begin
-            if passed > (_PENDING_SECONDS if _is_pending(self.pid, number) else _ALL_SECONDS):
+            if _is_pending(self.pid, number):
+                self._owed.add(number)
+                return True
+            if time.monotonic() > until:
                 return False
             wait_readable([self.words.heard], 0.005)
         return False
@@ -77,11 +79,12 @@ class Watcher:
     def _listen(self) -> None:
         """A set and no list: two of a kind that came while we were stopped are one for us as well."""
         while wait_readable([self.words.heard], 0):
-            heard = os.read(self.words.heard, 512)
+            heard = set(os.read(self.words.heard, 512))
             if not heard:
                 self.lost = True
                 return
-            self._heard.update(heard)
+            self._heard |= heard - self._owed
+            self._owed -= heard
 
     def end(self) -> List[str]:
         """Lets it finish. What it has to say."""
@@ -104,7 +107,7 @@ class Watcher:
 
 
 def _is_pending(pid: int, number: int) -> bool:
-    """Sent to it, and not seen by it yet, because others have the cores (proc(5))."""
+    """Sent to it and not taken by it (proc(5))."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             lines = file.read().splitlines()

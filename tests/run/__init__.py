@@ -1,0 +1,1 @@
+"""The real `joblens run`: truth, exit codes, signals, terminals, and what happens when joblens fails."""

@@ -1,0 +1,116 @@
+"""Exit codes and deaths come through as if joblens were not there."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from .running import Stand
+
+
+@pytest.mark.parametrize("code", [0, 7, 137])
+def test_exit_codes(stand: Stand, code: int) -> None:
+    """The command's exit code is ours, also one that looks like a signal."""
+    assert stand.run(["sh", "-c", f"exit {code}"], "--quiet").returncode == code
+    job = stand.job()["job"]
+    assert (job["exit_code"], job["signal"]) == (code, None)
+    assert job["state"] == ("FAILED" if code else "COMPLETED")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT, signal.SIGUSR1, signal.SIGRTMIN],
+)
+def test_death_by_a_signal(stand: Stand, number: signal.Signals) -> None:
+    """Whoever waits for us sees the same death."""
+    assert stand.run(["sh", "-c", f"kill -{int(number)} $$"], "--quiet").returncode == -number
+    job = stand.job()["job"]
+    assert (job["exit_code"], job["signal"]) == (128 + number, number)
+
+
+def test_one_core_file(stand: Stand) -> None:
+    """The command may leave a core file; joblens, which dies the same death, leaves none beside it."""
+
+    def allow_cores() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+
+    crash = ["sh", "-c", "kill -SEGV $$"]
+    alone, beside = stand.folder / "alone", stand.folder / "beside"
+    for folder in (alone, beside):
+        folder.mkdir()
+    pid = os.fork()
+    if pid == 0:
+        allow_cores()
+        os.chdir(alone)
+        os.execvp(crash[0], crash)  # noqa: S606
+    os.waitpid(pid, 0)
+    assert stand.run(crash, "--quiet", cwd=beside, preexec_fn=allow_cores).returncode == -signal.SIGSEGV
+    assert len(os.listdir(beside)) == len(os.listdir(alone))
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("no-such-command", 127, "no-such-command: No such file or directory"),
+        ("./not-executable", 126, "./not-executable: Permission denied"),
+        ("./folder", 126, "./folder: Permission denied"),
+    ],
+)
+def test_command_that_cannot_be_started(stand: Stand, command: str, code: int, said: str) -> None:
+    """One sentence and the code that a shell gives; no job is stored."""
+    (stand.folder / "not-executable").touch(0o600)
+    (stand.folder / "folder").mkdir()
+    ended = stand.run([command])
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"joblens run: {said}\n")
+    assert list((stand.home / "incoming").iterdir()) == []
+    assert list(stand.home.glob("records/*/*")) == []
+
+
+def test_script_without_a_first_line(stand: Stand) -> None:
+    """A text without #! is run by the shell, as execvp(3) does it."""
+    script = stand.folder / "script"
+    script.write_text("echo $0 $1; exit 3\n")
+    script.chmod(0o700)
+    ended = stand.run(["./script", "word"], "--quiet")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "./script word\n", "")
+
+
+def test_script_found_on_the_path(stand: Stand) -> None:
+    """The command is looked for where a shell would look for it."""
+    folder = stand.folder / "bin"
+    folder.mkdir()
+    script = folder / "its-name"
+    script.write_text("#!/bin/sh\necho $1\n")
+    script.chmod(0o700)
+    stand.environment["PATH"] = f"{folder}:{stand.environment['PATH']}"
+    assert stand.run(["its-name", "word"], "--quiet").stdout == "word\n"
+
+
+@pytest.mark.parametrize("words", [["--interval", "0"], ["--tag", "none"], ["--interval", "nan"]])
+def test_wrong_use_runs_nothing(stand: Stand, words: list[str]) -> None:
+    """Options that make no sense are said before anything is started."""
+    touched = stand.folder / "touched"
+    ended = stand.run(["touch", str(touched)], *words)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert not touched.exists()
+
+
+def test_the_environment_is_the_commands(stand: Stand) -> None:
+    """Every variable is as it was, in the C locale too, in which Python adds one for itself."""
+    stand.environment.update(LC_ALL="", LANG="C", HOSTILE="a\nb=c")
+    stand.environment.pop("LC_CTYPE", None)
+    ended = stand.run(["env", "-0"], "--quiet")
+    shown = dict(entry.split("=", 1) for entry in ended.stdout.split("\0") if entry)
+    assert shown == stand.environment
+
+
+def test_folder_and_umask_are_the_commands(stand: Stand) -> None:
+    """It runs where it was started, and makes files as it would have."""
+    ended = stand.run(["sh", "-c", "pwd; umask"], "--quiet", preexec_fn=lambda: os.umask(0o027) and None)
+    assert ended.stdout == f"{Path(stand.folder).resolve()}\n0027\n"

@@ -1,0 +1,155 @@
+"""What the report says of a job of known size, against what the kernel accounts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from .running import PATIENCE, Stand, load
+
+OFTEN = ("--quiet", "--interval", "0.05")
+
+
+def near(truth: float) -> object:
+    return pytest.approx(truth, rel=0.03)
+
+
+def run(stand: Stand, *words: object, options: tuple[str, ...] = OFTEN) -> dict[str, Any]:
+    ended = stand.run(load(*map(str, words)), *options)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    found = stand.job()
+    assert found["data"]["problems"] == []
+    return found
+
+
+def test_cpu_of_one_process(stand: Stand) -> None:
+    """CPU time is what the kernel gives for the process."""
+    used = run(stand, "cpu", 1.5)["used"]
+    assert used["cpu_seconds"] == near(stand.told()["cpu"])
+    assert used["duration_seconds"] >= used["cpu_seconds"]
+
+
+def test_cpu_of_an_identical_run(stand: Stand) -> None:
+    """A command takes no more CPU time under joblens than wait4(2) tells of it without."""
+    command = ["sh", "-c", "i=0; while [ $i -lt 150000 ]; do i=$((i+1)); done"]
+    alone = min(cpu_alone(command) for _ in range(2))
+    beside = []
+    for _ in range(2):
+        assert stand.run(command, "--quiet").returncode == 0
+        beside.append(stand.job()["used"]["cpu_seconds"])
+    # The least of some runs of each: what else the machine does makes the same work dearer.
+    assert min(beside) == pytest.approx(alone, rel=0.1)
+
+
+def cpu_alone(command: list[str]) -> float:
+    pid = os.posix_spawnp(command[0], command, os.environ)
+    usage = os.wait4(pid, 0)[2]
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_five_thousand_short_children(stand: Stand) -> None:
+    """Children too short to be seen are all in the CPU time."""
+    used = run(stand, "short_children", 5000, options=("--quiet",))["used"]
+    assert used["cpu_seconds"] == near(stand.told()["cpu"])
+
+
+def test_orphans(stand: Stand) -> None:
+    """Thirty processes that left session and group, and whose parents ended first, are in it too."""
+    used = run(stand, "orphans", 30)["used"]
+    assert used["cpu_seconds"] == near(stand.told()["cpu"])
+
+
+def test_children_that_nobody_waits_for(stand: Stand) -> None:
+    """Where SIGCHLD is ignored the kernel adds nothing up: what was seen of the children is kept."""
+    used = run(stand, "ignored_children")["used"]
+    assert used["cpu_seconds"] == near(stand.told()["cpu"])
+    assert used["cpu_seconds_exact"] < used["cpu_seconds"] / 2
+    assert used["processes"] == 4
+
+
+def test_daemon_that_ends_first(stand: Stand) -> None:
+    """A daemon that ends while the job runs is waited for, and its totals are the kernel's."""
+    used = run(stand, "daemon", "no")["used"]
+    assert used["cpu_seconds"] == near(stand.told()["cpu"])
+    assert used["cpu_seconds"] == used["cpu_seconds_exact"]
+
+
+def test_daemon_that_outlives_the_job(stand: Stand) -> None:
+    """A daemon that still runs when the command ends counts with what it has used by then."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w"):
+        ended = subprocess.run(
+            stand.words(load("daemon", "yes"), *OFTEN),
+            env=stand.environment,
+            cwd=stand.folder,
+            stdin=reader,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert ended.returncode == 0
+        used = stand.job()["used"]
+    assert used["cpu_seconds"] == near(stand.told()["cpu"])
+
+
+def test_private_memory(stand: Stand) -> None:
+    """The peak is what a process has touched."""
+    used = run(stand, "private_memory", 150)["used"]
+    assert used["memory_peak_bytes"] == near(stand.told()["memory"])
+
+
+def test_memory_that_is_freed_between_two_looks(stand: Stand) -> None:
+    """A peak that no look saw is the kernel's mark, and the report says so."""
+    used = run(stand, "freed_memory", 300, options=("--quiet", "--interval", "3600"))["used"]
+    assert stand.told()["looks"] == 0
+    assert used["memory_peak_bytes"] == near(stand.told()["memory"])
+    assert "mark" in used["memory_from"]
+
+
+@pytest.mark.parametrize("how", ["shared", "copied"])
+def test_memory_of_two_counts_once(stand: Stand, how: str) -> None:
+    """Pages that two processes have, by MAP_SHARED or since a fork, are counted once."""
+    used = run(stand, "two_with_memory", how, 150)["used"]
+    assert used["memory_peak_bytes"] == near(stand.told()["memory"])
+    assert used["memory_peak_bytes"] < 250 << 20
+
+
+def test_file_cache_is_not_memory(stand: Stand) -> None:
+    """A file of 300 MiB that was written, read and mapped is not the job's memory."""
+    used = run(stand, "file_cache", 300)["used"]
+    assert used["memory_peak_bytes"] == pytest.approx(stand.told()["memory"], abs=4 << 20)
+
+
+def test_bytes_read_and_written(stand: Stand) -> None:
+    """Bytes of system calls and to storage are those of the job, children included, and no others."""
+    used = run(stand, "files", 20_000_003, 7_000_001, 1_000_007)["used"]
+    told = stand.told()
+    few = 16_384  # what is read and written when it has told that already
+    assert told["written_chars"] >= 21_000_010
+    assert used["written_chars_bytes"] == pytest.approx(told["written_chars"], abs=few)
+    assert used["read_chars_bytes"] == pytest.approx(told["read_chars"], abs=few)
+    assert used["written_bytes"] == near(told["written"])
+    assert used["read_bytes"] == pytest.approx(told["read"], abs=1 << 20)
+
+
+def test_processes_are_counted(stand: Stand) -> None:
+    """Every process that lived through a look is counted, once, and nothing of joblens is among them."""
+    found = run(stand, "family", 5)
+    assert found["used"]["processes"] == 6
+    assert len({process["pid"] for process in found["processes"]}) == 6
+    parents = {process["parent"] for process in found["processes"]}
+    assert len(parents) == 2  # the command, and joblens, which is not shown
+
+
+def test_a_job_of_fifty_milliseconds(stand: Stand) -> None:
+    """It gets a report, with exact totals and the processes that were there."""
+    ended = stand.run(["sleep", "0.05"])
+    assert ended.returncode == 0
+    found = stand.job()
+    assert f"job {found['job']['id']}" in ended.stderr
+    assert "totals from the kernel" in ended.stderr
+    assert found["used"]["duration_seconds"] >= 0.05
+    assert found["used"]["processes"] == 1
+    assert [process["command"] for process in found["processes"]] in (["sleep 0.05"], [])
