@@ -108,10 +108,12 @@ FILES = {
 
 
 def make_machine(root: Path, changes: dict[str, bytes | None] | None = None) -> str:
-    """The files below `root`, some replaced, or left out where the change is None."""
+    """The files below `root`, some replaced, or left out where the change is None, also from an earlier call."""
     for name, content in {**FILES, **(changes or {})}.items():
-        if content is not None:
-            path = root / name
+        path = root / name
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
     return str(root)
