@@ -108,7 +108,7 @@ FILES = {
 
 
 def make_machine(root: Path, changes: dict[str, bytes | None] | None = None) -> str:
-    """The files below `root`, some replaced, or left out where the change is None, also from an earlier call."""
+    """The files below `root`, some replaced, and none where the change is None."""
     for name, content in {**FILES, **(changes or {})}.items():
         path = root / name
         if content is None:
