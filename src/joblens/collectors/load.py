@@ -6,7 +6,7 @@ from typing import Callable, Optional, Tuple
 
 from joblens.errors import MalformedError
 from joblens.host import Host
-from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
+from joblens.model import GAUGE, NO_KEY, Column, Rows, Schema
 
 _PATH = "proc/loadavg"
 SCHEMA = Schema(
@@ -18,7 +18,7 @@ SCHEMA = Schema(
         Column("load15", GAUGE, "the same, mean of fifteen minutes", divisor=100),
         Column("running", GAUGE, "tasks that run or could run"),
         Column("tasks", GAUGE, "processes and threads"),
-        Column("last_pid", COUNTER, "the process id given last"),
+        Column("last_pid", GAUGE, "the process id given last; ids come round again"),
     ),
 )
 
