@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -125,6 +126,18 @@ def test_flux_is_believed_only_under_its_own_user(tmp_path: Path) -> None:
     (tmp_path / "etc/passwd").write_text("flux:x:765:765::/:/bin/sh\nalice:x:1000:1000::/:/bin/sh\n")
     found = them.of_processes([key(10, cgroup=path.format(765)), key(11, cgroup=path.format(1000))])
     assert ids(found) == ["fPY66", "s11"]
+
+
+def test_jobs_that_come_and_go_leave_no_memory_behind(tmp_path: Path) -> None:
+    """A node that has seen ten thousand jobs needs no more memory than one that has seen a thousand."""
+    them = owners(tmp_path)
+    tracemalloc.start()
+    try:
+        for job in range(10_000):
+            assert them.of_path(f"/slurm/uid_1000/job_{job}/step_0")
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_inference(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from joblens.model import Job, Owner
 _STEPD = re.compile(r"slurmstepd: \[(?P<job>[\w+]+)\.(?P<step>\w+)\]")
 _NOBODY_UID = 65534
 _TICKS = 100
+_MOST_PATHS = 1000  # that are remembered: some 300 bytes each, and a few µs to find out again
 
 
 class Owners:
@@ -39,7 +40,7 @@ class Owners:
 
     def of_path(self, path: str) -> Optional[Owner]:
         if path not in self._paths:
-            if len(self._paths) > 10_000:
+            if len(self._paths) >= _MOST_PATHS:
                 self._paths.clear()
             self._paths[path] = self._owner_of_path(parse_job_path(path))
         return self._paths[path]
