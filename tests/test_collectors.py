@@ -270,6 +270,14 @@ def test_threads_on_request(tmp_path: Path) -> None:
     assert value(threads, "processor", *key) == 1
 
 
+def test_a_cgroup_hierarchy_that_is_mounted_later(tmp_path: Path) -> None:
+    """An agent that was there before slurmd finds the hierarchies that slurmd mounts."""
+    reading = OPEN["cgroups"](Host(make_machine(tmp_path, {"proc/self/mounts": b""})))
+    assert reading()[0].keys == ()
+    make_machine(tmp_path)
+    assert [reading() for _ in range(64)][-1][0].keys == (("/slurm/uid_1000/job_42",),)
+
+
 def test_cgroups(tmp_path: Path) -> None:
     """What the job's group tells; what its controllers do not tell is unknown, "no limit" too."""
     (groups,) = read("cgroups", tmp_path)

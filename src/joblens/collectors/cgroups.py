@@ -92,17 +92,22 @@ SCHEMA = Schema(
     ),
 )
 _NAMES = tuple(column.name for column in SCHEMA.columns)
+_MOUNTS_READ_AGAIN = 64  # slurmd, which may be started after the agent, can mount what is missing
 _LIKELY = ("memory", "cpuacct", "freezer", "cpuset")  # v1 controllers in which Slurm or PBS make groups
 
 
 def cgroups(host: Host) -> Callable[[], Tuple[Rows, ...]]:
-    mounts = parse_mounts(host.read_once("proc/self/mounts"))
+    mounts = Mounts({}, None)
     top = _build_top()
+    readings = 0
     known: List[str] = []
     keys: Tuple[Key, ...] = ()
 
     def read() -> Tuple[Rows, ...]:
-        nonlocal known, keys
+        nonlocal mounts, readings, known, keys
+        if readings % _MOUNTS_READ_AGAIN == 0:
+            mounts = parse_mounts(host.read_once("proc/self/mounts"))
+        readings += 1
         groups = sorted(_find(host, mounts, top))
         if groups != known:
             for gone in set(known) - set(groups):
