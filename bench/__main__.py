@@ -15,7 +15,9 @@ from bench.agent import measure_agent
 from bench.exporter import measure_exporter
 from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
+from bench.run import measure_run
 from bench.startup import measure_startup
+from bench.store import measure_store
 from bench.table import Section, as_data, render
 
 MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
@@ -24,6 +26,8 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "processes": measure_processes,
     "agent": measure_agent,
     "startup": measure_startup,
+    "run": measure_run,
+    "store": measure_store,
 }
 
 

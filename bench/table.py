@@ -116,6 +116,6 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "bytes": lambda value: f"{value / 1e6:.3g} MB",
     "percent": lambda value: f"{value:.2g} %",
     "ticks": lambda value: f"{value:g}",
-    "per_value": lambda value: f"{value:.3g} B",
-    "per_second": lambda value: f"{value / 1e3:.3g} k/s",
+    "each": lambda value: f"{value:.3g} B",
+    "per_second": lambda value: f"{value / 1e3:.0f} k/s",
 }
