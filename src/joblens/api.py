@@ -19,6 +19,7 @@ from joblens.store.compact import compact
 from joblens.store.folder import list_folder
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake import Lake
+from joblens.store.leftovers import remove_leftovers
 from joblens.store.listing import JobFilter
 from joblens.store.reader import LakeReader, Series, Span
 from joblens.store.retain import retain
@@ -107,8 +108,7 @@ class Store:
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> int:
         """Many small files into few, and away with what crashes have left. How many files went in."""
-        ingest.remove_leftovers(self.home)
-        records.remove_leftovers(self.home.records)
+        remove_leftovers(self.home)
         done = compact(self._lake, lambda: ingest.unfinished(self.home), progress)
         today = time.strftime("%Y-%m-%d", time.gmtime())
         days = [day for day, _ in records.list_days(self.home.records) if day != today]

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from joblens.agent.batch import decode
 from joblens.errors import MalformedError
-from joblens.files import UNFINISHED, now_at, sync_folder, write_whole
+from joblens.files import now_at, sync_folder, write_whole
 from joblens.model import Sample
 from joblens.store.columns import check
-from joblens.store.folder import GRACE_SECONDS
 from joblens.store.home import Home, safe_name
 from joblens.store.lake import Lake
 from joblens.store.records import LARGEST, render_record
@@ -52,7 +51,7 @@ def finish(folder: Path, end: dict[str, Any]) -> None:
 
 def list_incoming(home: Home) -> Iterator[Incoming]:
     """Those that can be completed; `problems` tells of the others."""
-    for folder in _folders(home):
+    for folder in folders(home):
         try:
             found = _load_incoming(folder)
         except (MalformedError, OSError):
@@ -64,7 +63,7 @@ def list_incoming(home: Home) -> Iterator[Incoming]:
 def problems(home: Home) -> list[str]:
     """Jobs on their way of which not even the facts can be read."""
     found = []
-    for folder in _folders(home):
+    for folder in folders(home):
         try:
             _load_incoming(folder)
         except (MalformedError, OSError) as error:
@@ -74,10 +73,10 @@ def problems(home: Home) -> list[str]:
 
 def unfinished(home: Home) -> set[str]:
     """The jobs that may still be written to the lake, by the names of their folders."""
-    return {folder.name for folder in _folders(home)}
+    return {folder.name for folder in folders(home)}
 
 
-def _folders(home: Home) -> list[Path]:
+def folders(home: Home) -> list[Path]:
     try:
         return sorted(path for path in home.incoming.iterdir() if path.is_dir())
     except FileNotFoundError:
@@ -173,17 +172,9 @@ def remove(found: Incoming) -> None:
     shutil.rmtree(found.folder, ignore_errors=True)
 
 
-def remove_leftovers(home: Home) -> None:
-    """What a crash has left: of jobs that were completed or never began, and half-written files."""
-    now = now_at(str(home.incoming))
-    for folder in _folders(home):
-        with suppress(FileNotFoundError):  # it is just being removed
-            if now - folder.stat().st_mtime < GRACE_SECONDS:
-                continue
-            if not (folder / _FACTS).exists():
-                shutil.rmtree(folder, ignore_errors=True)
-            for path in folder.glob("*" + UNFINISHED):
-                path.unlink(missing_ok=True)
+def never_began(folder: Path) -> bool:
+    """Or was completed: a crash has left the folder without the facts."""
+    return not (folder / _FACTS).exists()
 
 
 def own_start() -> int:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from joblens.errors import MalformedError
-from joblens.files import UNFINISHED, now_at, publish, sync_folder, unfinished_name, write_whole
-from joblens.store.folder import GRACE_SECONDS
+from joblens.files import publish, sync_folder, unfinished_name, write_whole
 from joblens.store.home import safe_name
 from joblens.store.shape import check_record
 
@@ -154,12 +153,3 @@ def _append(path: Path, file: BinaryIO) -> bool:
     if not problems:
         file.writelines(lines)
     return not problems
-
-
-def remove_leftovers(folder: Path) -> None:
-    """What a crash has left behind while it was being written."""
-    for day, _ in list_days(folder):
-        unfinished = [name for name in os.listdir(folder / day) if name.endswith(UNFINISHED)]
-        for path in [folder / day / name for name in unfinished]:
-            if now_at(str(folder)) - path.stat().st_mtime > GRACE_SECONDS:
-                path.unlink(missing_ok=True)

@@ -1,0 +1,201 @@
+"""Writers that are killed, and what must hold afterwards. A program of its own, so that it can fork.
+
+    python -m store.crash random FOLDER SEED KILLS     at random moments
+    python -m store.crash points FOLDER                before each single change of a folder
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb  # noqa: F401 (loaded once, before forking)
+import numpy  # noqa: F401
+
+from joblens.analysis.complete import complete
+from joblens.api import Store
+from joblens.host import Host
+from joblens.store import ingest
+from joblens.store.home import Home
+
+from .made import begin_job, grow_old, make_end, make_facts, new_home, rows_by_batch, whole
+
+_BATCHES = 2
+_CHANGES = ("os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir")
+
+
+def main(mode: str, folder: str, *rest: str) -> None:
+    if mode == "random":
+        kill_at_random(Path(folder), int(rest[0]), int(rest[1]))
+    else:
+        kill_at_every_point(Path(folder))
+
+
+# What is killed: each step says what is durable once it is.
+
+
+def say(word: str, what: str) -> None:
+    os.write(1, f"{word} {what}\n".encode())
+
+
+def write_job(home: Home, job: str) -> None:
+    host = Host()
+    facts = make_facts(job, node=host.name(), boot=host.boot_id())
+    facts["supervisor"] = [os.getpid(), ingest.own_start()]
+    folder = begin_job(home, facts, _BATCHES)
+    say("batches", job)
+    end = make_end()
+    ingest.finish(folder, end)
+    complete(home, ingest.Incoming(folder, facts, end))
+    say("job", job)
+
+
+def compact(home: Home) -> None:
+    with Store(home) as store:
+        store.compact()
+
+
+def work(home: Home, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(1000):
+        if chance.random() < 0.6:
+            write_job(home, f"job-{seed}-{number}")
+        else:
+            if chance.random() < 0.3:
+                grow_old(home.lake)
+            compact(home)
+
+
+def all_steps(home: Home) -> None:
+    write_job(home, "first")
+    compact(home)
+    grow_old(home.lake)
+    write_job(home, "second")
+    compact(home)
+    grow_old(home.lake)
+    compact(home)
+
+
+# Who kills
+
+
+def kill_at_random(top: Path, seed: int, kills: int) -> None:
+    chance = random.Random(seed)
+    home = new_home(top)
+    acknowledged: set[str] = set()
+    killed = 0
+    for number in range(kills):
+        child, said = forked(lambda number=number: work(home, seed + number))  # type: ignore[misc]
+        time.sleep(chance.uniform(0.0, 0.25))
+        os.kill(child, signal.SIGKILL)
+        acknowledged |= {line.split()[1] for line in heard(said)}
+        killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        in_a_child(lambda: check(home, acknowledged))
+    print(f"{killed} of {kills} were killed, {len(acknowledged)} jobs acknowledged")
+
+
+def kill_at_every_point(top: Path) -> None:
+    point = 0
+    while True:
+        point += 1
+        home = new_home(top / str(point))
+        child, said = forked(lambda home=home, point=point: dying(home, point))  # type: ignore[misc]
+        acknowledged = {line.split()[1] for line in heard(said)}
+        _, status = os.waitpid(child, 0)
+        in_a_child(lambda home=home, done=acknowledged: check(home, done))  # type: ignore[misc]
+        in_a_child(lambda home=home, done=acknowledged: check_old(home, done))  # type: ignore[misc]
+        shutil.rmtree(home.path)
+        if not os.WIFSIGNALED(status):
+            break
+    print(f"{point - 1} points")
+
+
+def dying(home: Home, point: int) -> None:
+    left = point
+
+    def before(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in _CHANGES:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(before)
+    all_steps(home)
+
+
+def forked(run: Callable[[], None]) -> tuple[int, int]:
+    """The child, and the end of a pipe from which comes what it says."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.dup2(writer, 1)
+            os.close(reader)
+            os.close(writer)
+            run()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writer)
+    return child, reader
+
+
+def heard(pipe: int) -> list[str]:
+    with open(pipe, "rb") as file:
+        return file.read().decode().splitlines()
+
+
+def in_a_child(run: Callable[[], None]) -> None:
+    child, said = forked(run)
+    heard(said)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(1)
+
+
+# What must hold
+
+
+def check(home: Home, acknowledged: set[str]) -> None:
+    """The store opens, and all that was acknowledged is there, entirely and once."""
+    with Store(home) as store:
+        assert store.problems == [], store.problems
+        jobs = [job["id"] for job in store.jobs(limit=0)]
+    assert len(jobs) == len(set(jobs)), jobs
+    assert acknowledged <= set(jobs), acknowledged - set(jobs)
+    rows = rows_by_batch(home)
+    for job in acknowledged:
+        assert rows[job] == whole(_BATCHES), (job, rows[job])
+    for job, found in rows.items():
+        assert found.items() <= whole(_BATCHES).items(), (job, found)
+    assert set(rows) <= set(jobs), set(rows) - set(jobs)
+
+
+def check_old(home: Home, acknowledged: set[str]) -> None:
+    """The same after the time of grace; and nothing is left of what was under way."""
+    for _ in range(3):
+        grow_old(home.path)
+        compact(home)
+    check(home, acknowledged)
+    names = [path.name for path in home.path.rglob("*")]
+    assert not [name for name in names if name.endswith(".tmp")], names
+    assert not list(home.incoming.iterdir()), names
+    for folder in home.lake.glob("set=*/date=*"):
+        compacted, manifests = list(folder.glob("compacted-*")), list(folder.glob("*.manifest"))
+        assert len(compacted) == len(manifests) <= 1, sorted(folder.iterdir())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,76 @@
+"""A joblens that is killed, whenever that is, loses nothing that it has acknowledged."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from joblens.api import Store
+from joblens.files import unfinished_name
+from joblens.store.home import Home
+
+from .made import all_files, grow_old, rows_by_batch, store_job, whole
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def quick_folder() -> Iterator[Path]:
+    """In memory where that is possible: a kill is no power cut, so the disk has no part in it."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix="joblens-test-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def crash(*words: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "store.crash", *words], cwd=TESTS, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, f"{words}: {result.stdout}{result.stderr}"
+    return result.stdout
+
+
+def test_a_hundred_kills(quick_folder: Path) -> None:
+    """Killed at a hundred random moments of writing and compacting, the store has all, and once."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    assert crash("random", str(quick_folder), str(seed), "100").startswith("100 of 100")
+
+
+def test_a_kill_before_every_change(quick_folder: Path) -> None:
+    """The same before each single change of a folder; and what was under way is cleared away later."""
+    points = int(crash("points", str(quick_folder)).split()[0])
+    assert points > 50
+
+
+def test_leftovers_stay_for_an_hour(home: Home) -> None:
+    """What is half-written may be another's work: it is not read, and removed only when it is old."""
+    for number in range(3):
+        store_job(home, f"j{number}")
+    before = rows_by_batch(home)
+    lake, records = home.lake / "set=job" / "date=2026-01-02", home.records / "2026-01-02"
+    data = (lake / "j0.1-2.parquet").read_bytes()
+    (lake / f"compacted-00000001-{'ab' * 8}.parquet").write_bytes(data)
+    leftovers = [unfinished_name(str(path / "x")) for path in (lake, records, home.incoming)]
+    for path in leftovers:
+        Path(path).write_bytes(data)
+    (home.incoming / "empty").mkdir()
+    assert rows_by_batch(home) == before
+    Store(home).compact()
+    assert all(map(os.path.exists, leftovers))
+    assert rows_by_batch(home) == before
+    grow_old(home.path)
+    Store(home).compact()
+    assert not any(name.endswith(".tmp") for name in all_files(home.path))
+    assert not (lake / f"compacted-00000001-{'ab' * 8}.parquet").exists()
+    assert not (home.incoming / "empty").exists()
+    assert rows_by_batch(home) == before == {f"j{number}": whole(2) for number in range(3)}
