@@ -15,6 +15,7 @@ from bench.agent import measure_agent
 from bench.exporter import measure_exporter
 from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
+from bench.reports import measure_reports
 from bench.run import measure_run
 from bench.startup import measure_startup
 from bench.store import measure_store
@@ -28,6 +29,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "startup": measure_startup,
     "run": measure_run,
     "store": measure_store,
+    "reports": measure_reports,
 }
 
 

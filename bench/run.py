@@ -15,7 +15,7 @@ from bench.project import clean_project, make_project
 from bench.table import Line, Section, at_most, compare
 from bench.timing import spread
 
-_ENOUGH_SECONDS, _LEAST_ROUNDS = 130.0, 2
+_ENOUGH_SECONDS, _LEAST_ROUNDS = 100.0, 2
 _OVERHEAD = 1.0
 _RUNS = 10
 
