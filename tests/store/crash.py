@@ -1,7 +1,7 @@
 """Writers that are killed, and what must hold afterwards. A program of its own, so that it can fork.
 
-    python -m store.crash random FOLDER SEED KILLS     at random moments
-    python -m store.crash points FOLDER                before each single change of a folder
+python -m store.crash random FOLDER SEED KILLS     at random moments
+python -m store.crash points FOLDER                before each single change of a folder
 """
 
 from __future__ import annotations

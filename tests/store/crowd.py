@@ -1,7 +1,7 @@
 """Writers, readers and one who compacts, each a process of its own on one store.
 
-    python -m store.crowd write FOLDER NODE JOBS
-    python -m store.crowd read|compact FOLDER          until the file `enough` is there
+python -m store.crowd write FOLDER NODE JOBS
+python -m store.crowd read|compact FOLDER          until the file `enough` is there
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from typing import Any
 
 from joblens.errors import OutsideError, sentence
 from joblens.store import records
+from joblens.store.columns import storable
 from joblens.store.home import Home
-from joblens.store.listing import COLUMNS, JobFilter, select, storable
+from joblens.store.listing import COLUMNS, JobFilter, select
 
 MIGRATIONS = (
     """

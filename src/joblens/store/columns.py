@@ -87,7 +87,7 @@ def _table(samples: list[Sample], job: str, node: str) -> Table:
     selected = [f"make_timestamp_ns({TIME}) AS {TIME}"]
     for name, text in (("jobid", job), ("node", node)):
         if name not in schema.labels:
-            columns[name] = numpy.full(len(times), _storable(text), dtype=object)
+            columns[name] = numpy.full(len(times), storable(text), dtype=object)
             selected.append(identifier(name))
     for number, name in enumerate(schema.labels):
         columns[name] = _label([key[number] for sample in samples for key in sample.rows.keys])
@@ -104,10 +104,10 @@ def _label(cells: list[Any]) -> numpy.ndarray[Any, Any]:
 
     if all(type(cell) is int for cell in cells):
         return numpy.array(cells, dtype=numpy.int64)
-    return numpy.array([_storable(str(cell)) for cell in cells], dtype=object)
+    return numpy.array([storable(str(cell)) for cell in cells], dtype=object)
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Parquet's text is UTF-8, which a name of the kernel's need not be."""
     return text.encode("utf-8", "replace").decode()
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.agent.batch import decode
-from joblens.errors import MalformedError
+from joblens.errors import MalformedError, OutsideError
 from joblens.files import now_at, sync_folder, write_whole
 from joblens.model import Sample
-from joblens.store.columns import check
+from joblens.store.columns import check, storable
 from joblens.store.home import Home, safe_name
 from joblens.store.lake import Lake
 from joblens.store.records import LARGEST, render_record
@@ -38,6 +38,8 @@ class Incoming(NamedTuple):
 
 def begin(home: Home, facts: dict[str, Any]) -> Path:
     """The folder for the batches of a job that starts."""
+    if storable(facts["id"]) != facts["id"]:
+        raise OutsideError(f"{facts['id']!r:.60} cannot be the id of a job: it is no UTF-8")
     folder = home.incoming / safe_name(facts["id"])
     folder.mkdir(mode=0o700)
     sync_folder(str(folder))

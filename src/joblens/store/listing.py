@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from joblens.errors import UsageError
+from joblens.store.columns import storable
 
 COLUMNS = (
     "cluster", "id", "start", "end", "name", "user", "node", "source", "state", "exit_code",
@@ -54,8 +55,3 @@ def select(wanted: JobFilter) -> tuple[str, list[Any]]:
     order = f"{SORTS[wanted.sort]} {'ASC' if upwards else 'DESC'} NULLS LAST, start DESC, id DESC"
     values.append(wanted.limit if wanted.limit > 0 else -1)
     return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY {order} LIMIT ?", values
-
-
-def storable(text: str) -> str:
-    """As records have it: what the shell gave us need not be UTF-8."""
-    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joblens.api import Store
+from joblens.errors import UsageError
+from joblens.store import records
+from joblens.store.catalog import MIGRATIONS, Catalog, migrate
+from joblens.store.home import Home
+from joblens.store.listing import JobFilter
+
+from .made import START, store_job
+
+DAY = "2026-01-02"
+
+
+def listed(home: Home, **filters: Any) -> list[str]:
+    with Store(home) as store:
+        assert store.problems == []
+        return [job["id"] for job in store.jobs(**filters)]
+
+
+@pytest.fixture
+def several(home: Home) -> Home:
+    """Four jobs, by hand, so that every figure is known."""
+    made = store_job(home, "a1", name="train-1", user="alice", tags={"model": "x", "run": "1"})
+    for number, (job, name, user, state, cpu, tags) in enumerate(
+        [
+            ("a2", "train-2", "bob", "FAILED", 50.0, {"model": "x"}),
+            ("b1", "t[1]", "bob", "COMPLETED", None, {"model": "y"}),
+            ("b2", "Test", "alice", "UNKNOWN", 5.0, {}),
+        ],
+        1,
+    ):
+        facts = {"id": job, "name": name, "user": user, "state": state, "tags": tags, "exit_code": number}
+        copy = {**made, "job": {**made["job"], **facts, "start": START + number * 3600}}
+        copy["used"] = {**made["used"], "cpu_seconds": cpu, "memory_peak_bytes": 100 - number}
+        records.save_record(home.records, copy)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({}, ["b2", "b1", "a2", "a1"]),
+        ({"reverse": True}, ["a1", "a2", "b1", "b2"]),
+        ({"limit": 2}, ["b2", "b1"]),
+        ({"limit": 0}, ["b2", "b1", "a2", "a1"]),
+        ({"user": "bob"}, ["b1", "a2"]),
+        ({"name": "train*"}, ["a2", "a1"]),
+        ({"name": "train-?"}, ["a2", "a1"]),
+        ({"name": "t[1]"}, ["b1"]),
+        ({"name": "test"}, []),
+        ({"state": "FAILED"}, ["a2"]),
+        ({"since": START + 3600}, ["b2", "b1", "a2"]),
+        ({"until": START + 3600}, ["a2", "a1"]),
+        ({"tags": (("model", "x"),)}, ["a2", "a1"]),
+        ({"tags": (("model", "x"), ("run", "1"))}, ["a1"]),
+        ({"sort": "cpu"}, ["a2", "a1", "b2", "b1"]),
+        ({"sort": "cpu", "reverse": True}, ["b2", "a1", "a2", "b1"]),
+        ({"sort": "memory", "limit": 1}, ["a1"]),
+        ({"sort": "name"}, ["b2", "b1", "a1", "a2"]),
+        ({"sort": "user"}, ["b2", "a1", "b1", "a2"]),
+        ({"user": "\udce9", "name": "'; DROP TABLE jobs; --"}, []),
+    ],
+)
+def test_filters_and_orders(several: Home, filters: dict[str, Any], expected: list[str]) -> None:
+    """Jobs are chosen by user, name, state, time and tags; sorted; unknown figures come last."""
+    assert listed(several, **filters) == expected
+
+
+def test_unknown_order_is_one_sentence(home: Home) -> None:
+    """A way to sort that there is not is named, with those that there are."""
+    with pytest.raises(UsageError, match="sorted by start, duration, cpu"):
+        Catalog(home).jobs(JobFilter(sort="x; DROP TABLE jobs"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a1", ["a1"]),
+        ("last", ["b2"]),
+        ("a", ["a2", "a1"]),
+        ("zz", []),
+        ("", []),
+        ("\U0010ffff", []),
+        ("a\ud7ff", []),
+        ("\udce9", []),
+        ("%", []),
+    ],
+)
+def test_finding_a_job(several: Home, text: str, expected: list[str]) -> None:
+    """By its id, by how that begins, or as the last one; whatever was typed."""
+    assert [identity[1] for identity in Catalog(several).find(text)] == expected
+
+
+def test_an_id_that_comes_round_again(home: Home) -> None:
+    """Of two jobs with the same id the newer one is meant, and both are listed."""
+    store_job(home, "7", name="old")
+    store_job(home, "7", name="new", start=START + 86_400)
+    store_job(home, "77")
+    with Store(home) as store:
+        assert store.job("7")["job"]["name"] == "new"
+        assert len(store.jobs()) == 3
+
+
+def test_a_store_that_stays_open_sees_new_jobs(home: Home) -> None:
+    """As a notebook does."""
+    with Store(home) as store:
+        assert store.jobs() == []
+        store_job(home, "j1")
+        assert [job["id"] for job in store.jobs()] == ["j1"]
+        assert store.job("last")["job"]["id"] == "j1"
+
+
+def test_jobs_are_seen_while_records_are_compacted(home: Home) -> None:
+    """A catalog that knows none of the files yet misses no job when they vanish while it reads them."""
+    for number in range(3):
+        store_job(home, f"j{number}")
+
+    class Slow(Catalog):
+        """Somebody compacts just after it has listed the files."""
+
+        def _take_file(self, database: sqlite3.Connection, day: str, name: str) -> bool:
+            records.compact_day(home.records, DAY)
+            return super()._take_file(database, day, name)
+
+    catalog = Slow(home)
+    assert len(catalog.jobs(JobFilter())) == 3
+    assert catalog.problems == []
+
+
+# Versions
+
+
+def schema(database: sqlite3.Connection) -> list[Any]:
+    return database.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+
+
+@pytest.mark.parametrize("version", range(len(MIGRATIONS) + 1))
+def test_migrations(version: int, home: Home) -> None:
+    """A catalog of any older version is brought up to date, keeps its jobs, and takes in new ones."""
+    database = sqlite3.connect(home.catalog, isolation_level=None)
+    for statements in MIGRATIONS[:version]:
+        database.executescript(statements)
+    database.execute(f"PRAGMA user_version = {version}")
+    if version:
+        database.execute(
+            "INSERT INTO jobs (cluster, id, start, name, user, report) VALUES ('c', 'old', ?, 'n', 'u', '{}')",
+            (START,),
+        )
+        database.execute("INSERT INTO days VALUES (?, 0)", (DAY,))
+    database.close()
+    store_job(home, "new")
+    assert listed(home) == (["old", "new"] if version else ["new"])
+    fresh = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(fresh)
+    assert schema(sqlite3.connect(home.catalog)) == schema(fresh)
+
+
+def test_a_newer_catalog(home: Home) -> None:
+    """It is left as it is, which is said in one sentence, and jobs are read from the records."""
+    store_job(home, "j1")
+    database = sqlite3.connect(home.catalog)
+    database.execute("CREATE TABLE future (x)")
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    before = home.catalog.read_bytes()
+    with Store(home) as store:
+        assert [job["id"] for job in store.jobs()] == ["j1"]
+        (problem,) = store.problems
+    assert problem.startswith(f"{home.catalog}: made by a newer joblens (version 99, ")
+    assert home.catalog.read_bytes() == before
+
+
+# Damage
+
+
+def break_garbage(path: Path) -> None:
+    path.write_bytes(b"this is no database, whatever its name says\n" * 200)
+
+
+def break_cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9000])
+
+
+def break_page(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+
+
+def break_tables(path: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("DROP TABLE days")
+    database.execute("ALTER TABLE jobs RENAME TO sboj")
+    database.close()
+
+
+@pytest.mark.parametrize("harm", [break_garbage, break_cut, break_page, break_tables])
+def test_damaged_catalog(harm: Any, home: Home) -> None:
+    """One sentence, all jobs are there, and the next time there is nothing to say."""
+    made = store_job(home, "j0", batches=1)
+    for number in range(1, 30):
+        records.save_record(home.records, {**made, "job": {**made["job"], "id": f"j{number}"}})
+    with Store(home) as store:
+        assert len(store.jobs(limit=0)) == 30
+    harm(home.catalog)
+    with Store(home) as store:
+        assert len(store.jobs(limit=0)) == 30
+        assert store.job("j7")["job"]["id"] == "j7"
+        (problem,) = store.problems
+    assert str(home.path) in problem
+    with Store(home) as store:
+        assert len(store.jobs(limit=0)) == 30
+        assert store.problems == []
+
+
+def test_catalog_that_breaks_while_it_is_used(home: Home) -> None:
+    """A question that its file cannot answer any more is answered from the records."""
+    store_job(home, "j1")
+    with Store(home) as store:
+        other = sqlite3.connect(home.catalog)
+        other.execute("DROP TABLE jobs")
+        other.close()
+        assert [job["id"] for job in store.jobs()] == ["j1"]
+        assert "jobs are read from the records instead" in store.problems[0]
+
+
+def test_catalog_that_another_holds(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever for a process that has locked it and does not go on."""
+    store_job(home, "j1")
+    Store(home).close()
+    store_job(home, "j2")
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, timeout=0, **k: real(*a, timeout=0.1, **k))
+    other = real(home.catalog, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with Store(home) as store:
+        assert len(store.jobs()) == 2
+        (problem,) = store.problems
+    assert problem == f"{home.catalog}: database is locked; jobs are read from the records instead"
+    other.close()
+
+
+def test_a_folder_in_its_place(home: Home) -> None:
+    """A catalog that cannot be opened is one sentence."""
+    store_job(home, "j1")
+    home.catalog.mkdir()
+    with Store(home) as store:
+        assert len(store.jobs()) == 1
+        (problem,) = store.problems
+    assert "jobs are read from the records instead" in problem

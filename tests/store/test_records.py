@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joblens.api import Store
+from joblens.errors import MalformedError
+from joblens.reports.text import Style, render_report
+from joblens.reports.width import display_width
+from joblens.store import records
+from joblens.store.catalog import Catalog
+from joblens.store.home import Home
+from joblens.store.listing import JobFilter
+
+from .made import START, new_home, store_job
+
+DAY = "2026-01-02"
+JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False),
+        st.text(st.characters(), max_size=5),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of a job that was really stored, findings and gaps added."""
+    made = store_job(new_home(tmp_path_factory.mktemp("store")), "j1", tags={"a": "b"})
+    stretch = {"from": START + 1, "to": START + 4}
+    finding = {"rule": "idle cores", "evidence": "few", "advice": "fewer", **stretch}
+    return {"version": 1, "written": 5, **made, "findings": [finding], "gaps": [stretch]}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value of a record."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *[found for name, part in inner for found in places(part, (*path, name))]]
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_any_value_anywhere(record: dict[str, Any], data: st.DataObject) -> None:
+    """A record with anything in any place is refused, or can be listed and shown on 80 columns."""
+    path = data.draw(st.sampled_from(places(record)))
+    text = json.dumps(changed(record, path, data.draw(JSON))).encode()
+    try:
+        found = records.parse_record("r.json", text)
+    except MalformedError:
+        return
+    take(found)
+    for line in render_report(found, Style(False)).splitlines():
+        assert display_width(line) <= 80, line
+
+
+def take(record: dict[str, Any]) -> None:
+    """Into a catalog that lies in memory."""
+    from joblens.store import catalog
+
+    database = catalog.sqlite3.connect(":memory:", isolation_level=None)
+    catalog.migrate(database)
+    catalog._take(database, DAY, record)
+    assert database.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
+    database.close()
+
+
+@given(st.one_of(st.binary(), JSON.map(lambda value: json.dumps(value).encode())))
+def test_any_bytes(data: bytes) -> None:
+    """Whatever stands in a file, it is a record or a MalformedError."""
+    with pytest.raises(MalformedError):
+        records.parse_record("r.json", data)
+
+
+DAMAGES: dict[str, bytes] = {
+    "garbage": b"\xff\xfe\0",
+    "empty": b"",
+    "no record": b"{}",
+    "newer": b'{"version": 2, "anything": []}',
+    "wrong types": b'{"version": 1, "job": {"id": 7, "cluster": [], "user": {}, "name": null, "start": "x"}}',
+    "no time": b'{"version": 1, "job": {"id": "x", "cluster": "c", "user": "u", "name": "n", "start": 1e300}}',
+    "not a number": b'{"version": 1, "job": {"id": "x", "cluster": "c", "user": "u", "name": "n", "start": NaN}}',
+    "deep": b"[" * 200_000,
+    "huge": b'"' + b"x" * (records.LARGEST + 10),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_record(kind: str, home: Home) -> None:
+    """One sentence that names the file, each time; all other jobs are there; compaction leaves it alone."""
+    for job in ("j1", "j2", "j3"):
+        store_job(home, job)
+    path = home.records / DAY / "bad.1.json"
+    path.write_bytes(DAMAGES[kind])
+    for _ in range(2):
+        with Store(home) as store:
+            assert {job["id"] for job in store.jobs()} == {"j1", "j2", "j3"}
+            store.compact()
+            (problem,) = store.problems
+        assert problem.startswith(f"{path}: ")
+        assert ("newer joblens" in problem) == (kind == "newer")
+        assert len(problem) < 400
+    assert path.exists()
+
+
+def test_a_damaged_line_of_many(home: Home) -> None:
+    """In a compacted file the other lines are still read."""
+    for job in ("j1", "j2", "j3"):
+        store_job(home, job)
+    records.compact_day(home.records, DAY)
+    (path,) = (home.records / DAY).iterdir()
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:100] + b"\n" + third)
+    with Store(home) as store:
+        assert {job["id"] for job in store.jobs()} == {"j1", "j3"}
+        (problem,) = store.problems
+    assert problem.startswith(f"{path}:2: not a job's record")
+
+
+def test_names_of_any_letters(home: Home) -> None:
+    """A name of 10 kB with control characters, quotes, newlines and broken UTF-8 is stored and shown."""
+    name = "n\x1b[31m\r\n\t'\"\\;%\udce9\ud800文\u202e" * 700
+    store_job(home, "j1", name=name, user=name, node=name, command=name, tags={name: name})
+    with Store(home) as store:
+        assert store.problems == []
+        found = store.job("j1")
+        json.dumps(found, ensure_ascii=False).encode()
+        text = render_report(found, Style(False))
+    assert all(letter.isprintable() for letter in text.replace("\n", ""))
+    assert all(display_width(line) <= 80 for line in text.splitlines())
+
+
+def test_no_infinity_in_a_file(home: Home) -> None:
+    """What is no number in JSON is unknown, and not a record that nobody can read."""
+    made = store_job(home, "j1")
+    made["used"]["cores_peak"] = float("inf")
+    made["timeline"][0]["cores"] = float("nan")
+    path = records.save_record(home.records, made)
+    (found,) = records.load_records(path, [])
+    assert (found["used"]["cores_peak"], found["timeline"][0]["cores"]) == (None, None)
+
+
+def test_the_last_record_counts(home: Home) -> None:
+    """Of several records of a job the one written last counts, in whatever order the files are read."""
+    made = store_job(home, "4242", name="first")
+    store_job(home, "other")
+    made["job"]["name"] = "second"
+    records.save_record(home.records, made)
+    records.compact_day(home.records, DAY)
+    made["job"]["name"] = "third"
+    path = records.save_record(home.records, made)
+    assert path.name < "compacted"
+    for _ in range(2):
+        catalog = Catalog(home)
+        assert sorted(job["name"] for job in catalog.jobs(JobFilter())) == ["made", "third"]
+        catalog.close()
+        home.catalog.unlink()
+        records.compact_day(home.records, DAY)
+
+
+def test_compacting_records(home: Home) -> None:
+    """Many files become one with the same records, and again with those that come later."""
+    for number in range(5):
+        store_job(home, f"j{number}")
+    assert records.compact_day(home.records, DAY) == 5
+    assert records.compact_day(home.records, DAY) == 0
+    store_job(home, "late")
+    assert records.compact_day(home.records, DAY) == 2
+    assert len(list((home.records / DAY).iterdir())) == 1
+    assert len(Catalog(home).jobs(JobFilter())) == 6
+
+
+def test_two_who_compact_records(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If another has taken the files away meanwhile, nothing is lost and nothing wrong is written."""
+    for number in range(3):
+        store_job(home, f"j{number}")
+    names = records.list_records(home.records, DAY)
+    records.compact_day(home.records, DAY)
+    (compacted,) = (home.records / DAY).iterdir()
+    monkeypatch.setattr(records, "list_records", lambda folder, day: names)
+    assert records.compact_day(home.records, DAY) == 0
+    assert list((home.records / DAY).iterdir()) == [compacted]
+
+
+def test_older_records_are_filled_up() -> None:
+    """What a record does not say is unknown: every name that is promised is there."""
+    job = {"id": "x", "cluster": "c", "user": "u", "name": "n", "start": START}
+    found = records.parse_record("r.json", json.dumps({"version": 1, "job": job, "more": [1]}).encode())
+    assert found["job"]["exit_code"] is None
+    assert found["used"]["cpu_seconds"] is None
+    assert (found["findings"], found["processes"], found["gaps"], found["more"]) == ([], [], [], [1])
+    assert render_report(found, Style(False)).startswith("job x  n  u  ?  UNKNOWN\n")
