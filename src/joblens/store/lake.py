@@ -6,6 +6,7 @@ and types the files have, a query names those that it needs and gets them, with 
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -49,6 +50,7 @@ class Lake:
         self.path = path
         self.problems: list[str] = []
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._last_schema: tuple[list[Path], dict[str, str]] = [], {}
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -129,7 +131,9 @@ class Lake:
             rows = self.connection.execute(f"DESCRIBE SELECT * FROM {as_table(sound)}").fetchall()
             return {str(row[0]): str(row[1]) for row in rows}
 
-        return self.attempt(files, ask, {})
+        if self._last_schema[0] != files:  # most are asked for twice in a row, and files do not change
+            self._last_schema = list(files), self.attempt(files, ask, {})
+        return self._last_schema[1]
 
     def query(
         self, files: list[Path], columns: Mapping[str, str], text: str, values: Any = None
@@ -151,10 +155,10 @@ class Lake:
         try:
             return ask(files)
         except duckdb.Error as error:
-            reason = self._reason(error)
+            why = self._reason(error)
         sound = [path for path in files if self._is_sound(path)]
         if len(sound) == len(files):
-            raise OutsideError(f"the samples in {files[0].parent} cannot be read or put together: {reason}")
+            raise OutsideError(f"the samples in {files[0].parent} cannot be read or put together: {why}")
         return self.attempt(sound, ask, otherwise)
 
     def _is_sound(self, path: Path) -> bool:
@@ -165,9 +169,9 @@ class Lake:
             self.connection.execute(everything).fetchall()
             return True
         except duckdb.Error as error:
-            reason = self._reason(error)
+            why = self._reason(error)
         if path.exists():  # it may have been removed since it was listed
-            self.report(f"{path} is damaged and left out: {reason}")
+            self.report(f"{path} is damaged and left out: {why}")
         return False
 
     def _reason(self, error: BaseException) -> str:
@@ -175,10 +179,17 @@ class Lake:
 
         if isinstance(error, (duckdb.InternalException, duckdb.FatalException)):
             self._connection = None  # it is of no use after these
-        return " ".join(str(error).partition("\n")[0].split())[:200]
+        return reason(str(error))
 
     def report(self, *problems: str) -> None:
         self.problems += [problem for problem in problems if problem not in self.problems]
+
+
+def reason(text: str) -> str:
+    """Of what DuckDB says, which can be an error in an error and name our file once more."""
+    for inner in re.findall(r'"exception_message":("(?:[^"\\]|\\.)*")', text):
+        text = json.loads(inner, strict=False)
+    return re.sub(r'^.*\bfile "[^"]*": ', "", " ".join(text.partition("\n")[0].split()))[:200]
 
 
 def _can_have(path: Path, job: str) -> bool:
