@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-PATIENCE = 60.0  # seconds after which a thing that did not happen will not happen
+PATIENCE = 20.0  # seconds after which a thing that did not happen will not happen
 LOAD = Path(__file__).with_name("load.py")
 JOBLENS = [sys.executable, "-m", "joblens"]
 Found = TypeVar("Found")

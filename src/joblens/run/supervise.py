@@ -16,6 +16,7 @@ from joblens.errors import sentence
 from joblens.run.clock import Clock, start_clock
 from joblens.run.start import spawn
 from joblens.run.streams import let_go
+from joblens.run.terminal import bring_to_front, foreground
 from joblens.run.totals import Totals, difference, read_io
 from joblens.run.watcher import Watcher, passed_signals, try_to_watch
 
@@ -125,7 +126,7 @@ class _Supervisor:
                 continue
             if os.WIFSTOPPED(status):
                 if pid == self.child:
-                    _stop_as(os.WSTOPSIG(status))
+                    self._stop_as(os.WSTOPSIG(status))
             elif self.watcher and pid == self.watcher.pid:
                 self._of_watcher = difference(read_io(), before, {}) or {}
                 self._lose_watcher(status)
@@ -134,12 +135,23 @@ class _Supervisor:
                 if pid == self.child:
                     self.status = status
 
+    def _stop_as(self, number: int) -> None:
+        """By the signal that stopped the command, so that the shell says the same of us."""
+        group = os.getpgid(self.child)
+        had_terminal = group != os.getpgid(0) and group == foreground()
+        os.kill(os.getpid(), number)
+        if number != signal.SIGSTOP:
+            signal.signal(number, signal.SIG_DFL)
+            before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # A shell that goes on in front has given the terminal to our group, as it knows no other.
+        if had_terminal and foreground() == os.getpgid(0):
+            bring_to_front(group)
+
     def _lose_watcher(self, status: int) -> None:
         if self.watcher:
-            how = (
-                f"was ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "has ended early"
-            )
-            self.problems.append(f"the process that looks on {how}: there are no samples from then on")
+            how = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "early"
+            self.problems.append(f"the process that looks on ended {how}: no samples from then on")
             self.watcher.lost = True
 
     def _send(self, number: int) -> None:
@@ -161,15 +173,6 @@ def _prctl(option: int, value: int) -> None:
     except ImportError:  # a Python without libffi: orphans are then followed as far as samples see them
         return
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def _stop_as(number: int) -> None:
-    """By the signal that stopped the command, so that the shell says the same of us."""
-    os.kill(os.getpid(), number)
-    if number != signal.SIGSTOP:
-        signal.signal(number, signal.SIG_DFL)
-        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _clock_problem(clock: Clock) -> List[str]:
