@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,17 +21,17 @@ def home(tmp_path: Path) -> Home:
     return new_home(tmp_path / "store")
 
 
+def run_joblens(home: Home, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "joblens", *words],
+        env={**os.environ, "JOBLENS_HOME": str(home.path), "TZ": "UTC", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.fixture
 def joblens(home: Home) -> Joblens:
     """The command, with the store of the test."""
-
-    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "joblens", *words],
-            env={**os.environ, "JOBLENS_HOME": str(home.path), "TZ": "UTC", **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return run
+    return partial(run_joblens, home)

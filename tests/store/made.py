@@ -17,7 +17,7 @@ from joblens.store import ingest
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake import Lake
 
-START = 1_767_312_000.0  # 2026-01-02 00:00 UTC
+START = 1_577_923_200.0  # 2020-01-02 00:00 UTC
 LOOKS = 5  # samples in a batch
 _JOB_PLACES = {column.name: place for place, column in enumerate(JOB.columns)}
 _PROCESS_PLACES = {column.name: place for place, column in enumerate(OWNED_PROCESS.columns)}

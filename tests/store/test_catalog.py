@@ -15,7 +15,7 @@ from joblens.store.listing import JobFilter
 
 from .made import START, store_job
 
-DAY = "2026-01-02"
+DAY = "2020-01-02"
 
 
 def listed(home: Home, **filters: Any) -> list[str]:

@@ -57,7 +57,7 @@ def test_leftovers_stay_for_an_hour(home: Home) -> None:
     for number in range(3):
         store_job(home, f"j{number}")
     before = rows_by_batch(home)
-    lake, records = home.lake / "set=job" / "date=2026-01-02", home.records / "2026-01-02"
+    lake, records = home.lake / "set=job" / "date=2020-01-02", home.records / "2020-01-02"
     data = (lake / "j0.1-2.parquet").read_bytes()
     (lake / f"compacted-00000001-{'ab' * 8}.parquet").write_bytes(data)
     leftovers = [unfinished_name(str(path / "x")) for path in (lake, records, home.incoming)]

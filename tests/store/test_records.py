@@ -18,7 +18,7 @@ from joblens.store.listing import JobFilter
 
 from .made import START, new_home, store_job
 
-DAY = "2026-01-02"
+DAY = "2020-01-02"
 JSON = st.recursive(
     st.one_of(
         st.none(),

@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+import re
 import sys
 import time
 from typing import Any
@@ -85,8 +86,9 @@ def parse_time(text: str | None) -> float | None:
     """Seconds since 1970, from a date, a date and time, or how long ago."""
     if text is None:
         return None
-    if text[-1:] in _UNITS and text[:-1].replace(".", "", 1).isdigit():
-        return time.time() - float(text[:-1]) * _UNITS[text[-1]]
+    ago = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])", text)
+    if ago:
+        return time.time() - float(ago[1]) * _UNITS[ago[2]]
     for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
         try:
             return time.mktime(time.strptime(text, form))
