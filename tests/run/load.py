@@ -288,21 +288,23 @@ def phases() -> None:
 
 
 def screen() -> None:
-    """A program that has the whole terminal: shows its size, types keys back, ends at q."""
-    import curses
+    """A program that has the whole terminal: tells its size, types keys back, ends at q."""
+    import termios
+    import tty
 
-    def show(window: curses.window) -> None:
-        while True:
-            rows, columns = window.getmaxyx()
-            window.addstr(1, 0, f"size {rows}x{columns} ")
-            window.refresh()
-            key = window.getch()
-            if key == ord("q"):
-                return
-            if key != curses.KEY_RESIZE:
-                window.addstr(0, 0, f"key {chr(key)}.")
+    def show_size(*_: object) -> None:
+        columns, rows = os.get_terminal_size(0)
+        os.write(1, f"size {rows}x{columns} ".encode())
 
-    curses.wrapper(show)
+    before = termios.tcgetattr(0)
+    signal.signal(signal.SIGWINCH, show_size)
+    tty.setraw(0)
+    os.write(1, b"\x1b[?1049h")  # the second screen, on which a program may draw
+    show_size()
+    while (key := os.read(0, 1)) != b"q":
+        os.write(1, b"key " + key + b".")
+    os.write(1, b"\x1b[?1049l")
+    termios.tcsetattr(0, termios.TCSAFLUSH, before)
 
 
 JOBS = (

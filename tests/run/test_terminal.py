@@ -21,8 +21,13 @@ def terminal(stand: Stand) -> Iterator[Terminal]:
 
 
 def begin_cat(terminal: Terminal) -> None:
-    """Waits until it reads: what is typed comes back a second time."""
-    terminal.run("joblens cat\none", r"\none\none\n")
+    terminal.type("joblens cat\n")
+    type_to_cat(terminal, "one")
+
+
+def type_to_cat(terminal: Terminal, word: str) -> None:
+    """The terminal shows it when it is typed, and again when the command has read it."""
+    terminal.run(word, rf"(?s){word}\n.*{word}\n")
 
 
 def test_ctrl_c(terminal: Terminal) -> None:
@@ -59,7 +64,7 @@ def test_stop_and_go_on(terminal: Terminal) -> None:
         terminal.expect(r"\[1\]\+  Stopped  ")
         terminal.run("jobs", r"\[1\]\+  Stopped  +\S.*cat")
         terminal.run("fg", r"\nfg\n|fg\n")
-        terminal.run(word, rf"\n{word}\n")
+        type_to_cat(terminal, word)
     terminal.type(CTRL_D)
     assert terminal.status() == 0
 
@@ -92,7 +97,7 @@ def test_to_the_background_and_back(terminal: Terminal) -> None:
     terminal.run("bg", r"\[1\]\+ .*cat.* &")
     wait_for("the stop", lambda: "(tty input)" in terminal.run("jobs -l", r"\[1\]\+.*\n")[0])
     terminal.run("fg", r"fg\n")
-    terminal.run("two", r"\ntwo\n")
+    type_to_cat(terminal, "two")
     terminal.type(CTRL_C)
     terminal.expect(r"\$ ")
     assert terminal.status() == 130
@@ -108,7 +113,8 @@ def test_a_shell_inside(terminal: Terminal) -> None:
     terminal.type(CTRL_Z)
     terminal.expect(r"\[1\]\+  Stopped +sleep 50")
     terminal.run("kill %1; wait %1; echo gone=$?", r"\ngone=1\d\d\n")
-    terminal.run("cat\nword", r"\nword\nword\n")
+    terminal.type("cat\n")
+    type_to_cat(terminal, "word")
     terminal.type(CTRL_C)
     terminal.expect(r"inner> ")
     terminal.run("exit 3", r"\n\$ ")
@@ -143,7 +149,7 @@ def test_a_program_that_has_the_screen(terminal: Terminal) -> None:
     terminal.type("x")
     terminal.expect(r"key x\.")
     terminal.resize(30, 100)
-    terminal.expect(r"30x10")
+    terminal.expect(r"size 30x100")
     terminal.type("q")
     terminal.expect(r"\$ ")
     assert terminal.status() == 0
