@@ -66,7 +66,7 @@ def _run_job(python: Interpreter, home: str) -> None:
 
 
 def _describe_first(label: str, first: Usage, bare: list[Usage]) -> list[Line]:
-    beside = [usage.cpu for usage in bare]
+    beside = [min(usage.cpu for usage in bare)]
     return [
         at_most("first call, makes the catalog, CPU", label, "seconds", [first.cpu], beside=beside),
         at_most("first call, makes the catalog, wall", label, "seconds", [first.wall]),

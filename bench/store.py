@@ -47,7 +47,7 @@ def _measure_sizes(label: str, sizes: Any, batches: dict[int, list[Sample]]) -> 
     notes = [f"{values_in(everything)} values of this machine under load, 20 minutes at 1 Hz"]
     for what, ours, samples in (
         ("all sets", sizes["all"], everything),
-        ("no processes", sizes["node"], node),
+        ("node only", sizes["node"], node),
     ):
         values = values_in(samples)
         peers = {name: _try(fill, samples, values, notes) for name, fill in _PEERS.items()}
