@@ -98,7 +98,7 @@ def kill_at_random(top: Path, seed: int, kills: int) -> None:
         os.kill(child, signal.SIGKILL)
         acknowledged |= {line.split()[1] for line in heard(said)}
         killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        in_a_child(lambda: check(home, acknowledged))
+        in_a_child(lambda done=acknowledged: check(home, done))  # type: ignore[misc]
     print(f"{killed} of {kills} were killed, {len(acknowledged)} jobs acknowledged")
 
 

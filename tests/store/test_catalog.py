@@ -150,7 +150,7 @@ def test_migrations(version: int, home: Home) -> None:
     database.execute(f"PRAGMA user_version = {version}")
     if version:
         database.execute(
-            "INSERT INTO jobs (cluster, id, start, name, user, report) VALUES ('c', 'old', ?, 'n', 'u', '{}')",
+            "INSERT INTO jobs (cluster, id, start, name, user, report) VALUES ('c', 'old', ?, '', '', '{}')",
             (START,),
         )
         database.execute("INSERT INTO days VALUES (?, 0)", (DAY,))
@@ -236,9 +236,8 @@ def test_catalog_that_another_holds(home: Home, monkeypatch: pytest.MonkeyPatch)
     store_job(home, "j1")
     Store(home).close()
     store_job(home, "j2")
-    real = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *a, timeout=0, **k: real(*a, timeout=0.1, **k))
-    other = real(home.catalog, isolation_level=None)
+    monkeypatch.setattr("joblens.store.catalog._PATIENCE_SECONDS", 0.1)
+    other = sqlite3.connect(home.catalog, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     with Store(home) as store:
         assert len(store.jobs()) == 2

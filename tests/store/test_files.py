@@ -13,8 +13,8 @@ def test_whole_or_not_there(tmp_path: Path) -> None:
     write_whole(str(tmp_path / "a"), b"1")
     with pytest.raises(OSError, match="nowhere"):
         write_whole(str(tmp_path / "nowhere" / "a"), b"1")
+    (tmp_path / "b").mkdir()
     with pytest.raises(IsADirectoryError):
-        (tmp_path / "b").mkdir()
         write_whole(str(tmp_path / "b"), b"1")
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 

@@ -150,7 +150,7 @@ def test_odd_paths(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["caf\udce9", "a\0b", "x" * 5000])
 def test_paths_that_cannot_be(name: str, tmp_path: Path) -> None:
     """A path that is no text, or no path, is one sentence."""
-    with pytest.raises(OutsideError, match="^the store "):
+    with pytest.raises(OutsideError, match=r"^the store "):
         make_home(find_home(str(tmp_path / name)))
 
 

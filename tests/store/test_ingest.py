@@ -141,14 +141,14 @@ def test_large_jobs_go_in_chunks(home: Home, monkeypatch: pytest.MonkeyPatch) ->
     folder = begin_job(home, facts, batches=9)
     found = ingest.Incoming(folder, facts, None)
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     def kill(done: int, whole: int) -> None:
         if done == 5:
-            raise Killed
+            raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         ingest.save_samples(Lake(home.lake), found, kill)
     assert 0 < len(rows_by_batch(home)["j1"]) < 9
     ingest.save_samples(Lake(home.lake), found)

@@ -15,6 +15,7 @@ from joblens.units import render_bytes, render_seconds
 WIDTH = 80
 _BAR = 26
 _MOST_GAPS = 3
+_LONGEST = 300  # of a sentence
 _UNDER = " " * 13
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -145,7 +146,7 @@ def _when(stretch: dict[str, Any], job: dict[str, Any]) -> str:
 def wrap(head: str, text: str) -> list[str]:
     """Lines of at most the screen's width, by what the letters take there."""
     lines, line = [], head
-    for word in plain(text).split(" "):
+    for word in plain(text, _LONGEST).split(" "):
         for piece in _pieces(word, WIDTH - display_width(head)):
             blank = "" if not line.strip() or line == head else " "
             if display_width(line + blank + piece) > WIDTH:
@@ -174,9 +175,11 @@ def _processes(record: dict[str, Any], style: Style) -> list[str]:
 
 def _data(record: dict[str, Any], style: Style) -> list[str]:
     data, gaps = record["data"], record["gaps"]
-    exact = "totals from the kernel" if data["exact"] else "no totals from the kernel: sampled only"
-    lost = sum(gap["to"] - gap["from"] for gap in gaps)
-    missing = f"{len(gaps)} gap{'s' if len(gaps) > 1 else ''}, {render_seconds(lost)}" if gaps else "no gap"
+    exact = "totals from the kernel" if data["exact"] else "no exact totals"
+    lost = render_seconds(sum(gap["to"] - gap["from"] for gap in gaps))
+    missing = (
+        f"{len(gaps)} gaps of {lost} together" if len(gaps) > 1 else f"a gap of {lost}" if gaps else "no gap"
+    )
     samples = f"{data['samples'] or 0} sample{'' if data['samples'] == 1 else 's'}"
     first, *lines = wrap("Data".ljust(len(_UNDER)), f"{samples}, {missing}, {exact}")
     lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]

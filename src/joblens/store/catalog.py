@@ -47,6 +47,7 @@ MIGRATIONS = (
     CREATE INDEX jobs_by_day ON jobs (day);
     """,
 )
+_PATIENCE_SECONDS = 10.0  # for another that is just taking records in
 # A folder's time is coarse, and a file server's clock not ours: what changed so recently is looked at again.
 _FRESH_NS = 3_000_000_000
 _FRESH_SHARED_NS = 120_000_000_000
@@ -127,7 +128,7 @@ class Catalog:
         return self._opened(":memory:")
 
     def _opened(self, path: str) -> sqlite3.Connection:
-        database = sqlite3.connect(path, timeout=10, isolation_level=None)
+        database = sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
         try:
             migrate(database)
             if path != ":memory:":

@@ -1,0 +1,334 @@
+"""Reports of known records, line by line: `--update-golden` writes tests/store/reports/ anew."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.reports.text import Style, render_report
+from joblens.reports.timeline import resample, sparks
+from joblens.reports.tree import render_tree
+from joblens.reports.width import display_width, plain
+from joblens.store.shape import check_record
+
+from .made import START
+
+GOLDEN = Path(__file__).parent / "reports"
+GIB = 1 << 30
+HOSTILE = "x\x1b[2J\r\n\t'\"\\\u202e文e\u0301\udce9" * 30
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def make_record(seconds: float, points: int, **others: Any) -> dict[str, Any]:
+    """Of a job with half of its cores in use, up and down."""
+    step = seconds / max(points, 1)
+    timeline = [
+        {
+            "start": START + n * step, "end": START + (n + 1) * step, "cores": 4 + 3.5 * math.sin(n / 5),
+            "memory": (n + 1) * 0.1 * GIB, "read": 1e6 * (n % 10), "written": None, "threads": 8.0,
+        }
+        for n in range(points)
+    ]  # fmt: skip
+    job = {
+        "id": "r1nfmcxdbry", "cluster": "here", "name": "train-resnet", "user": "alice", "node": "c1",
+        "command": "python train.py --epochs 90", "start": START, "end": START + seconds,
+        "state": "COMPLETED", "exit_code": 0, "tags": {},
+    }  # fmt: skip
+    used = {
+        "duration_seconds": seconds, "cpu_seconds": 4 * seconds, "cores_mean": 4.0, "cores_peak": 7.5,
+        "memory_peak_bytes": points * 0.1 * GIB, "memory_mean_bytes": points * 0.05 * GIB,
+        "read_bytes": 45e6, "written_bytes": 0, "processes": 3, "memory_from": "samples",
+    }  # fmt: skip
+    record = {
+        "version": 1,
+        "job": {**job, **others.pop("job", {})},
+        "asked": {"cores": 8.0, "memory_bytes": 16 * GIB},
+        "used": {**used, **others.pop("used", {})},
+        "verdict": "It used 4.0 of 8 cores.",
+        "timeline": timeline,
+        "processes": [process(10, 1, "/usr/bin/python train.py"), process(11, 10, "python loader")],
+        "data": {"samples": points, "exact": True, "problems": []},
+        **others,
+    }
+    return check_record(record)
+
+
+def process(pid: int, parent: int, command: str, cpu: float = 50.0, **others: Any) -> dict[str, Any]:
+    known = {
+        "pid": pid,
+        "start": pid,
+        "parent": parent,
+        "name": command[:15],
+        "command": command,
+        "node": "c1",
+    }
+    return {**known, "cpu_seconds": cpu, "memory_peak_bytes": GIB, "threads": 4, **others}
+
+
+def stretch(first: float, last: float, **others: Any) -> dict[str, Any]:
+    return {"from": START + first, "to": START + last, **others}
+
+
+RECORDS = {
+    "ordinary": make_record(600, 60),
+    "ten-days": make_record(
+        864_000,
+        120,
+        findings=[
+            stretch(
+                90_000,
+                180_000,
+                rule="serial phase",
+                evidence="one core of 8 in use",
+                advice="make it parallel",
+            )
+        ],
+        job={"tags": {"model": "resnet", "run": "7"}},
+    ),
+    "one-sample": make_record(
+        0.05,
+        1,
+        verdict="It was too short to judge how it used what it had.",
+        used={"cpu_seconds": 0.031, "cores_mean": 0.62, "cores_peak": None, "read_bytes": 0, "processes": 1},
+        processes=[process(10, 1, "true", 0.0, memory_peak_bytes=0, threads=1)],
+    ),
+    "no-sample": make_record(
+        0.002,
+        0,
+        used={
+            "cpu_seconds": 0.001,
+            "cores_mean": None,
+            "cores_peak": None,
+            "memory_peak_bytes": 3 << 20,
+            "memory_mean_bytes": None,
+            "read_bytes": None,
+            "processes": 1,
+            "memory_from": "the kernel's mark of the largest process",
+        },
+        processes=[],
+    ),
+    "failed": make_record(
+        7.5,
+        12,
+        job={"state": "FAILED", "exit_code": 139, "signal": 11},
+        verdict="It failed with signal 11 before it did much.",
+        findings=[
+            stretch(
+                0,
+                7.5,
+                rule="failed early",
+                evidence="it ended with signal 11 after 7.50 s",
+                advice="it crashed (segmentation fault): run it in a debugger",
+            )
+        ],
+    ),
+    "gaps-and-findings": make_record(
+        3600,
+        60,
+        job={"state": "UNKNOWN", "exit_code": None, "node": "c[1-2]"},
+        verdict="How it ended is not known: joblens was stopped before it.",
+        findings=[
+            stretch(
+                0,
+                3600,
+                rule="idle cores",
+                evidence="4.0 of 8 cores in use on average, 7.5 at most",
+                advice="--cpus-per-task=4, or let it use more threads",
+            ),
+            stretch(
+                600,
+                3000,
+                rule="memory growth",
+                evidence="memory grew by 205 MiB a minute, to 6 GiB; at this pace 16 GiB are full in 50 min",
+                advice="look for what is kept and never freed, or ask for more memory before it runs out",
+            ),
+        ],
+        gaps=[stretch(n * 100, n * 100 + 60) for n in range(5)],
+        data={
+            "samples": 3300,
+            "exact": False,
+            "problems": [
+                "/store/incoming/r1/00000007.batch: batch: it does not begin as one; kept as /store/damaged"
+            ],
+        },
+    ),
+    "many-processes": make_record(
+        60,
+        60,
+        processes=[
+            process(1, 0, "make -j8", 1.0, memory_peak_bytes=1 << 20, threads=1),
+            *[process(n, 1, "cc1 -O2", 2.0, threads=1) for n in range(2, 40)],
+            *[process(n, n - 1, f"nested {n}", 1.0) for n in range(50, 70)],
+        ],
+        used={"processes": 1234},
+    ),
+    "hostile-names": make_record(
+        60,
+        60,
+        job={
+            "id": "../../etc/x" * 20,
+            "name": HOSTILE,
+            "user": HOSTILE,
+            "node": HOSTILE,
+            "command": HOSTILE,
+            "tags": {HOSTILE: HOSTILE},
+        },
+        verdict=HOSTILE,
+        findings=[stretch(1, 2, rule=HOSTILE, evidence=HOSTILE, advice="x" * 300)],
+        processes=[process(1, 0, HOSTILE), process(2, 1, "/" * 50, threads=10**9, cpu=1e17)],
+        data={"samples": 10**18, "exact": True, "problems": [HOSTILE]},
+    ),
+    "numbers-out-of-range": make_record(
+        60,
+        60,
+        asked={"cores": 1e18, "memory_bytes": 1},
+        used=dict.fromkeys(
+            ("cpu_seconds", "cores_mean", "cores_peak", "memory_peak_bytes", "read_bytes"), 9e18
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_report(name: str, update_golden: bool) -> None:
+    """The whole text is as it was looked at and found good; no line is wider than a screen."""
+    text = render_report(RECORDS[name], Style(False))
+    for line in text.splitlines():
+        assert display_width(line) <= 80, line
+        assert line.isprintable(), line
+    path = GOLDEN / f"{name}.txt"
+    if update_golden:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_colours_change_nothing_else(name: str) -> None:
+    """Without its colours the coloured report is the plain one."""
+    import re
+
+    coloured = render_report(RECORDS[name], Style(True))
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render_report(RECORDS[name], Style(False))
+    assert "\x1b[" in coloured
+
+
+def test_report_by_hand() -> None:
+    """Three figures of the ordinary report, worked out on paper."""
+    lines = render_report(RECORDS["ordinary"], Style(False)).splitlines()
+    assert lines[0] == "job r1nfmcxdbry  train-resnet  alice  c1  10 min  COMPLETED"
+    assert " CPU          8 cores          4.0        7.5   █████████████░░░░░░░░░░░░░  50%" in lines
+    assert " Memory        16 GiB        3 GiB      6 GiB   ██████████░░░░░░░░░░░░░░░░  38%" in lines
+
+
+# The parts
+
+
+def test_gaps_are_blank() -> None:
+    """Where nothing is known nothing is drawn; zero is drawn."""
+    points: list[dict[str, Any]] = [
+        {"start": 0, "end": 1, "v": 0.0},
+        {"start": 1, "end": 2, "v": None},
+        {"start": 3, "end": 4, "v": 8.0},
+    ]
+    assert resample(points, "v", 0, 4, 4) == [0.0, None, None, 8.0]
+    assert sparks([0.0, None, None, 8.0], 8.0) == "▁  █"
+
+
+POINTS = st.builds(
+    lambda start, length, value: {"start": start, "end": start + length, "v": value},
+    st.floats(0, 100),
+    st.floats(0, 50),
+    st.one_of(st.none(), st.floats(0, 1e9)),
+)
+
+
+@given(st.lists(POINTS), st.integers(1, 80))
+def test_resampling_anything(points: list[dict[str, Any]], width: int) -> None:
+    """Points in any order give as many values as there are columns, none beyond what there was."""
+    values = resample(points, "v", 0, 100, width)
+    assert len(values) == width
+    most = max((point["v"] for point in points if point["v"] is not None), default=0.0)
+    assert all(value is None or -1e-6 <= value <= most * (1 + 1e-9) for value in values)
+
+
+def test_like_siblings_stand_together() -> None:
+    """CPU time adds up, of memory the largest is shown, and the heaviest comes first."""
+    found = render_tree(
+        [
+            process(1, 0, "sh -c x", 1.0, threads=1),
+            process(2, 1, "/opt/bin/light", 2.0, threads=1),
+            process(3, 1, "heavy", 3.0, threads=1),
+            process(4, 1, "heavy", 4.0, threads=1, memory_peak_bytes=2 * GIB),
+        ],
+        80,
+    )
+    assert [" ".join(line.split()) for line in found] == [
+        "sh -c x 1 s CPU 1 GiB",
+        "├ heavy (×2) 7 s CPU 2 GiB",
+        "└ light 2 s CPU 1 GiB",
+    ]
+
+
+def test_a_pid_that_comes_round_again() -> None:
+    """Is two processes; a child belongs to the one that was there when it began; no process is lost."""
+    found = render_tree(
+        [
+            process(10, 0, "first", start=1),
+            process(20, 10, "child of first", start=2),
+            process(10, 20, "second", start=3),
+            process(30, 10, "child of second", start=4),
+        ],
+        80,
+    )
+    depth = {
+        line[: line.index("50 s")].strip(" └├│"): line.index("└") if "└" in line else 0 for line in found
+    }
+    assert depth == {"first": 0, "child of first": 1, "second": 3, "child of second": 5}
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda pid, parent, start, cpu: process(pid, parent, f"p{pid}.{start}", cpu, start=start),
+            st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.floats(0, 1e18),
+        ),
+        max_size=11,
+        unique_by=lambda found: (found["pid"], found["start"]),
+    )
+)  # fmt: skip
+def test_any_tree(processes: list[dict[str, Any]]) -> None:
+    """Whoever is said to be whose parent, every process stands there once, and all lines fit."""
+    lines = render_tree(processes, 80)
+    assert len(lines) == len(processes)
+    assert all(display_width(line) <= 80 for line in lines)
+
+
+@given(st.text(st.characters()), st.integers(1, 30))
+def test_plain(text: str, width: int) -> None:
+    """No text is wider than allowed, has more than one line or moves the cursor."""
+    found = plain(text, width)
+    assert display_width(found) <= width
+    assert found.isprintable()
+    assert len(found) <= 2 * width + 1
+
+
+@pytest.mark.parametrize(("text", "width"), [("abc", 3), ("文字", 4), ("e\u0301", 1), ("█", 1), ("", 0)])
+def test_width(text: str, width: int) -> None:
+    """Ideographs take two columns, combining marks none."""
+    assert display_width(text) == width
