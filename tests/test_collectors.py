@@ -56,6 +56,14 @@ def test_cpu_of_an_old_kernel(tmp_path: Path) -> None:
     assert kernel.values[-1] == ABSENT
 
 
+def test_cpu_without_its_last_number(tmp_path: Path) -> None:
+    """A file that is cut off behind a name has no number for it; the others are there."""
+    _, kernel = read("cpu", tmp_path, {"proc/stat": STAT.partition(b" 555")[0]})
+    assert len(kernel.values) == len(kernel.schema.columns)
+    assert value(kernel, "blocked") == 1
+    assert kernel.values[-1] == ABSENT
+
+
 def test_a_core_goes_offline(tmp_path: Path) -> None:
     """A core that is switched off is gone from the next reading on; the others stay right."""
     host = Host(make_machine(tmp_path))

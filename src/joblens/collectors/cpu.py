@@ -98,7 +98,7 @@ def parse_kernel(rest: bytes) -> Rows:
     end = rest.find(b"\n")
     words = rest[end:].split(None, 12)
     names, values = words[:12:2], words[1:12:2]
-    if names != _KERNEL_LINES:
+    if names != _KERNEL_LINES or len(values) != len(names):  # the last one can be cut off
         found = dict(zip(names, values))
         values = [found.get(name, b"") for name in _KERNEL_LINES]
     values.insert(0, b"".join(rest[:24].split(None, 1)[:1]))
