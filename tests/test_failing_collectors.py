@@ -21,6 +21,19 @@ def test_a_failing_collector_shows_nothing(tmp_path: Path) -> None:
     assert shown == [True, False, True]
 
 
+def test_a_file_that_is_another_one_now(tmp_path: Path) -> None:
+    """A collector that begins anew reads the file that is there, and not one that was kept open."""
+    sampler = Sampler(Host(make_machine(tmp_path)), Settings(), lambda words: None)
+    file = Path(sampler.host.root) / "proc/loadavg"
+    text = file.read_bytes()
+    file.write_bytes(b"nonsense\n")
+    sampler.sample(0)
+    file.unlink()
+    file.write_bytes(text)
+    sampler.sample(1)
+    assert "load" in [rows.schema.set for rows in sampler.known()]
+
+
 def test_jobs_are_not_shown_while_processes_cannot_be_read(tmp_path: Path) -> None:
     """What is known from processes is gone with them, and comes back whole; cgroups tell what they told."""
     root = Path(make_machine(tmp_path))

@@ -68,6 +68,7 @@ class Running:
             rows = ()
         except Exception as error:  # one collector's trouble is not the others'
             self._has_failed(error, log)
+            host.close()  # what is kept open may be the trouble too
             rows = ()
         else:
             self.present, self.error, self.sets = True, "", rows
