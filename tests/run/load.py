@@ -281,10 +281,24 @@ def stand_still(code: str) -> None:
 
 def phases() -> None:
     """Two cores, then one."""
-    pid = fork(lambda: burn(2.0))
-    burn(2.0)
+    pid = fork(lambda: burn(1.0))
+    burn(1.0)
     os.waitpid(pid, 0)
-    burn(6.0)
+    tell(alone=time.time())
+    burn(5.5)
+
+
+def many_orphans(count: str) -> None:
+    """What the supervisor has in memory, before and after it has waited for them."""
+
+    def make(number: int) -> None:
+        for _ in range(number):
+            os.waitpid(fork(lambda: fork(lambda: None)), 0)
+
+    make(100)
+    tell(before=fields(f"/proc/{SUPERVISOR}/status")["VmRSS:"])
+    make(int(count))
+    tell(after=fields(f"/proc/{SUPERVISOR}/status")["VmRSS:"])
 
 
 def screen() -> None:
@@ -309,7 +323,8 @@ def screen() -> None:
 
 JOBS = (
     cpu, short_children, orphans, ignored_children, daemon, private_memory, freed_memory, two_with_memory,
-    file_cache, files, family, count_signals, stand_still, phases, screen,
+    file_cache, files, family, count_signals, stand_still, phases,
+    many_orphans, screen,
 )  # fmt: skip
 
 if __name__ == "__main__":

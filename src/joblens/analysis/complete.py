@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from joblens.analysis.summary import summarise
-from joblens.errors import JoblensError, sentence
+from joblens.errors import sentence
 from joblens.host import Host
 from joblens.store import ingest
 from joblens.store.home import Home
@@ -37,6 +37,6 @@ def recover(home: Home) -> list[str]:
         if ingest.is_abandoned(found, node, boot):
             try:
                 complete(home, found)
-            except (JoblensError, OSError) as error:
+            except Exception as error:  # one job's trouble is not the others'
                 problems.append(f"job {found.facts.get('id')} could not be completed: {sentence(error)}")
     return problems

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable
 
+from joblens.analysis.points import steady
 from joblens.analysis.view import Finding, Point, View, mean
 from joblens.units import render_bytes, render_seconds
 
 # Shorter jobs say little about how they use what they have.
 _WORTH_SECONDS = 5.0
+_EARLY_SECONDS = 60.0
+_AFTER_SIGNAL: dict[int, str] = {
+    signal.SIGKILL: "was it out of memory or over its time? see dmesg, or ask the scheduler",
+    signal.SIGTERM: "who ended it: a limit of time, timeout, scancel, or somebody by kill?",
+    signal.SIGSEGV: "it crashed: run it in a debugger, or look at its core file",
+    signal.SIGBUS: "it crashed: is a file that it maps too short, or a disk full?",
+    signal.SIGABRT: "it gave up by itself: its last lines of output say why",
+    signal.SIGXCPU: "it used more CPU time than it may, see ulimit -t",
+    signal.SIGXFSZ: "it wrote a larger file than it may, see ulimit -f",
+}
 
 
 def find(view: View) -> list[Finding]:
@@ -19,32 +31,49 @@ def find(view: View) -> list[Finding]:
 
 def failed_early(view: View) -> Finding | None:
     """It ended with an error before it can have done much."""
-    code = view.job.get("exit_code")
-    if not code or view.duration >= 60:
+    if not view.job["exit_code"] or view.duration >= _EARLY_SECONDS:
         return None
-    signal = view.job.get("signal")
-    how = f"signal {signal}" if signal else f"exit code {code}"
+    if _death(view) in (signal.SIGINT, signal.SIGPIPE):  # the user, or the next in a pipeline, had enough
+        return None
     return Finding(
-        "failed early",
-        view.job["start"],
-        view.job["end"],
-        f"it ended with {how} after {render_seconds(view.duration)}",
-        _why_failed(code, signal),
-        1.0,
+        "failed early", view.job["start"], view.job["end"], how_it_ended(view), _what_to_do(view), 1.0
     )
 
 
-def _why_failed(code: int, signal: int | None) -> str:
-    reasons = {
-        9: "killed: was memory or time exceeded? see dmesg or the scheduler",
-        11: "it crashed (segmentation fault): run it in a debugger",
-        6: "it aborted itself: its last lines of output say why",
-    }
-    if signal:
-        return reasons.get(signal, "somebody or something ended it by a signal")
-    return {126: "the file is not executable", 127: "a command was not found: is a module loaded?"}.get(
-        code, "its last lines of output say why"
-    )
+def how_it_ended(view: View) -> str:
+    after = f"after {render_seconds(view.duration)}"
+    code, number = view.job["exit_code"], view.job["signal"]
+    if number:
+        return f"it was ended by {_signal_name(number)} {after}"
+    if _death(view):
+        return f"exit code {code} {after}, so something in it was ended by {_signal_name(code - 128)}"
+    return f"exit code {code} {after}"
+
+
+def _death(view: View) -> int:
+    """The signal that ended it, or by its exit code something in it, as shells tell that; else 0."""
+    code = view.job["exit_code"] or 0
+    return int(view.job["signal"] or (code - 128 if 128 < code <= 128 + signal.SIGRTMAX else 0))
+
+
+def was_stopped_by_user(view: View) -> bool:
+    return _death(view) == signal.SIGINT
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _what_to_do(view: View) -> str:
+    if _death(view):
+        return _AFTER_SIGNAL.get(_death(view), "find out who sends this signal")
+    return {
+        126: "is the file that it calls executable, and for this machine?",
+        127: "a command in it was not found: is a module to be loaded, or PATH to be set?",
+    }.get(view.job["exit_code"], "its last lines of output say why")
 
 
 def idle_cores(view: View) -> Finding | None:
@@ -54,27 +83,33 @@ def idle_cores(view: View) -> Finding | None:
     used, most = view.used["cores_mean"], view.used["cores_peak"]
     if used is None or most is None or used > 0.5 * view.cores or most > 0.75 * view.cores:
         return None
-    wanted = max(math.ceil(most - 0.2), 1)
+    enough = max(math.ceil(most - 0.2), 1)
+    more = "let it work on more at once (threads, processes, -j)"
     return Finding(
         "idle cores",
         view.job["start"],
         view.job["end"],
         f"{used:.1f} of {view.cores:g} cores in use on average, {most:.1f} at most",
-        f"--cpus-per-task={wanted}, or let it use more threads",
+        f"ask for {enough} (--cpus-per-task={enough}), or {more}" if _in_slurm(view) else more,
         1 - used / view.cores,
     )
+
+
+def _in_slurm(view: View) -> bool:
+    return "SLURM_JOB_ID" in (view.job.get("environment") or {})
 
 
 def serial_phase(view: View) -> Finding | None:
     """A stretch on one core in a job that elsewhere uses several."""
     if view.cores < 2 or view.duration < _WORTH_SECONDS:
         return None
-    if not any(point.cores is not None and point.cores > 1.6 for point in view.points):
+    points = steady(view.points)
+    if not any(point.cores is not None and point.cores > 1.6 for point in points):
         return None
-    run = _longest(view.points, lambda point: point.cores is not None and 0.5 <= point.cores <= 1.25)
+    run = _longest(points, lambda point: point.cores is not None and 0.5 <= point.cores <= 1.25)
     if not run:
         return None
-    start, end = run[0].start, run[-1].end
+    start, end = run[0].start, min(run[-1].end, view.job["end"])
     part = (end - start) / view.duration
     if end - start < _WORTH_SECONDS or part < 0.1:
         return None
@@ -83,62 +118,60 @@ def serial_phase(view: View) -> Finding | None:
         start,
         end,
         f"one core of {view.cores:g} in use for {render_seconds(end - start)}, {part:.0%} of the time",
-        "make this part parallel, or run it as a job of its own with one core",
+        "do this part in parallel too, or as a job of its own with one core",
         part * (1 - 1 / view.cores),
     )
 
 
 def memory_growth(view: View) -> Finding | None:
     """Memory that grows steadily to the end: a leak, or data that piles up."""
-    points = [point for point in view.points if point.memory is not None and point.memory > 0]
+    points = [point for point in view.points if point.memory]
     late = points[len(points) // 4 :]
     if len(late) < 8 or late[-1].end - late[0].start < 2 * _WORTH_SECONDS:
         return None
-    times = [point.end for point in late]
     sizes = [point.memory or 0.0 for point in late]
-    slope, fit = _line(times, sizes)
+    slope, fit = fit_line([point.end for point in late], sizes)
     growth = sizes[-1] - sizes[0]
     if fit < 0.95 or growth < 0.2 * sizes[-1] or growth < 32 * 2**20:
         return None
     limit = view.asked.get("memory_bytes")
-    rest = ""
-    if limit and limit > sizes[-1]:
-        rest = (
-            f"; at this pace {render_bytes(limit)} are full in {render_seconds((limit - sizes[-1]) / slope)}"
-        )
+    full = f"; {render_bytes(limit)} would be full {_later(limit, sizes[-1], slope)}" if limit else ""
     return Finding(
         "memory growth",
         late[0].start,
-        late[-1].end,
-        f"memory grew by {render_bytes(slope * 60)} a minute, to {render_bytes(sizes[-1])}{rest}",
-        "look for what is kept and never freed, or ask for more memory before it runs out",
+        min(late[-1].end, view.job["end"]),
+        f"memory grew by {render_bytes(slope * 60)} a minute, to {render_bytes(sizes[-1])}{full}",
+        "look for what is kept and never freed, or make sure that the job ends before it is full",
         min(growth / sizes[-1], 1.0) * 0.8,
     )
 
 
+def _later(limit: float, size: float, slope: float) -> str:
+    return f"{render_seconds((limit - size) / slope)} later" if limit > size else "already"
+
+
 def io_wait(view: View) -> Finding | None:
-    """The job waited for storage instead of computing."""
-    waiting = view.used.get("io_wait_part")
-    cores = view.used["cores_mean"]
-    if waiting is None or cores is None or waiting < 0.25 or view.duration < _WORTH_SECONDS:
+    """A process of the job waited for storage instead of computing."""
+    wait, cores = view.used["io_wait"], view.used["cores_mean"]
+    if wait is None or cores is None or view.duration < _WORTH_SECONDS:
         return None
-    if cores > 0.75 * max(view.cores, 1):
+    if wait["part"] < 0.25 or wait["looks"] < 5 or cores > 0.75 * max(view.cores, 1.0):
         return None
-    read, written = view.used.get("read_bytes") or 0, view.used.get("written_bytes") or 0
+    read, written = view.used["read_bytes"] or 0, view.used["written_bytes"] or 0
     return Finding(
         "I/O wait",
-        view.job["start"],
-        view.job["end"],
-        f"in {waiting:.0%} of the looks a process waited for storage; "
+        wait["from"],
+        min(wait["to"], view.job["end"]),
+        f"{wait['process']} was waiting for storage in {wait['part']:.0%} of the looks at the job; "
         f"{render_bytes(read)} read, {render_bytes(written)} written",
-        "use fewer and larger files, a faster file system, or copy the data to the node first",
-        min(waiting, 1.0) * 0.9,
+        "read and write in larger pieces and fewer files, or copy the data to a faster disk first",
+        min(wait["part"], 1.0) * 0.9,
     )
 
 
 def too_many_threads(view: View) -> Finding | None:
     """More threads want to run than there are cores, and push each other off."""
-    switches = view.used.get("involuntary_switches")
+    switches = view.used["involuntary_switches"]
     if not view.cores or view.duration < _WORTH_SECONDS or switches is None:
         return None
     threads = mean([(p.threads, p.seconds) for p in view.points if p.threads is not None])
@@ -148,12 +181,14 @@ def too_many_threads(view: View) -> Finding | None:
     pace = switches / view.duration / view.cores
     if pace < 10:
         return None
+    count = max(int(view.cores), 1)
     return Finding(
         "more threads than cores",
         view.job["start"],
         view.job["end"],
-        f"{threads:.0f} threads on {view.cores:g} cores; each pushed one off {pace:.0f} times a second",
-        f"OMP_NUM_THREADS={max(int(view.cores), 1)}, or ask for more cores",
+        f"{threads:.0f} threads on {view.cores:g} cores; on each a thread had to make way for another "
+        f"{pace:.0f} times a second",
+        f"start as many as there are cores (OMP_NUM_THREADS={count}, -j{count}), or ask for more cores",
         0.4,
     )
 
@@ -178,7 +213,7 @@ def _longest(points: list[Point], holds: Callable[[Point], bool]) -> list[Point]
     return best
 
 
-def _line(xs: list[float], ys: list[float]) -> tuple[float, float]:
+def fit_line(xs: list[float], ys: list[float]) -> tuple[float, float]:
     """Slope, and how well a line fits (the square of the correlation)."""
     count = len(xs)
     x_mean, y_mean = sum(xs) / count, sum(ys) / count

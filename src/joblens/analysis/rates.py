@@ -23,9 +23,6 @@ def rates(times: Sequence[float], counter: Sequence[float | None], longest: floa
 
 
 def gaps(times: Sequence[float], start: float, end: float, longest: float) -> list[tuple[float, float]]:
-    """Stretches without any sample, also before the first and after the last one."""
-    found = []
-    for before, after in zip((start, *times), (*times, end)):
-        if after - before > longest:
-            found.append((before, after))
-    return found
+    """Stretches of the job without any sample, also before the first and after the last one."""
+    within = sorted(time for time in times if start < time < end)
+    return [(a, b) for a, b in zip((start, *within), (*within, end)) if b - a > longest]

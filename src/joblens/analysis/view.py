@@ -17,7 +17,6 @@ class Point(NamedTuple):
     written: float | None
     threads: float | None
     processes: float | None
-    io_pressure: float | None  # part of the time in which something on the node waited for storage
 
     @property
     def seconds(self) -> float:

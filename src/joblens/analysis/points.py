@@ -1,0 +1,72 @@
+"""A job's time as a row of stretches, from raw samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from joblens.analysis.rates import rates
+from joblens.analysis.view import Point, mean
+from joblens.store.reader import Series
+
+# In 20 ms one tick of the kernel's clock is half a core: shorter stretches say nothing about cores.
+_STEADY_SECONDS = 0.25
+
+
+def make_points(start: float, end: float, series: Series, longest: float) -> list[Point]:
+    """Each from one moment to the next. A job's counters are zero at its start, so that is the first."""
+    if not series.times:
+        return []
+    times = [start, *series.times]
+    unknown: list[float | None] = [None] * len(series.times)
+
+    def rate(name: str) -> list[float | None]:
+        counter = series.last.get(name)
+        return rates(times, [0.0, *counter], longest) if counter else unknown
+
+    columns = (
+        *(rate(name) for name in ("cpu_seconds", "system_seconds")),
+        series.peak.get("memory_bytes") or unknown,
+        *(rate(name) for name in ("read_bytes", "written_bytes")),
+        *(series.peak.get(name) or unknown for name in ("threads", "processes")),
+    )
+    return [
+        Point._make([times[n], times[n + 1], *(column[n] for column in columns)])
+        for n in range(len(series.times))
+        if times[n] < times[n + 1] and times[n] < end
+    ]
+
+
+def steady(points: Iterable[Point]) -> list[Point]:
+    """Short ones put together, so that cores in use are a figure that counts. Gaps stay as they are."""
+    found: list[Point] = []
+    waiting: list[Point] = []
+    for point in points:
+        if point.cores is None:
+            found += [*_joined(waiting), point]
+            waiting = []
+            continue
+        waiting.append(point)
+        if point.end - waiting[0].start >= _STEADY_SECONDS:
+            found += _joined(waiting)
+            waiting = []
+    return [*found, *_joined(waiting)]
+
+
+def _joined(points: list[Point]) -> list[Point]:
+    if len(points) < 2:
+        return points
+    first, last = points[0], points[-1]
+
+    def level(name: str) -> float | None:
+        known = [(getattr(point, name), point.seconds) for point in points]
+        return mean([(value, seconds) for value, seconds in known if value is not None])
+
+    def most(name: str) -> float | None:
+        return max((v for v in (getattr(point, name) for point in points) if v is not None), default=None)
+
+    return [
+        Point(
+            first.start, last.end, level("cores"), level("system"), most("memory"), level("read"),
+            level("written"), most("threads"), most("processes"),
+        )
+    ]  # fmt: skip

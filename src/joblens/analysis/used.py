@@ -1,0 +1,87 @@
+"""What a job has used: the kernel's totals where it gave them, else what sampling saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from joblens.analysis.points import steady
+from joblens.analysis.view import Point, mean
+from joblens.store.reader import ProcessUse, Series
+
+_MARK = "the kernel's mark of the largest process"
+
+
+def find_used(
+    duration: float,
+    totals: dict[str, Any],
+    series: Series,
+    points: list[Point],
+    processes: list[ProcessUse],
+    looks: int,
+) -> dict[str, Any]:
+    """Both are bounds from below (the kernel does not count who was not waited for): the larger holds."""
+    io = totals.get("io") or {}
+    exact = (totals.get("user_seconds") or 0.0) + (totals.get("system_seconds") or 0.0) if totals else None
+    cpu = _largest(exact, _last(series, "cpu_seconds"))
+    return {
+        "duration_seconds": duration,
+        "cpu_seconds": cpu,
+        "cpu_seconds_exact": exact,
+        "user_seconds": totals.get("user_seconds"),
+        "system_seconds": totals.get("system_seconds"),
+        "cores_mean": cpu / duration if cpu is not None and duration > 0 else None,
+        "cores_peak": max((p.cores for p in steady(points) if p.cores is not None), default=None),
+        **find_memory_peak(totals.get("largest_rss_bytes"), points, processes),
+        "memory_mean_bytes": mean([(p.memory, p.seconds) for p in points if p.memory is not None]),
+        "read_bytes": _largest(io.get("read"), _last(series, "read_bytes")),
+        "written_bytes": _largest(io.get("written"), _last(series, "written_bytes")),
+        "read_chars_bytes": _largest(io.get("read_chars"), _last(series, "read_chars_bytes")),
+        "written_chars_bytes": _largest(io.get("written_chars"), _last(series, "written_chars_bytes")),
+        "major_faults": totals.get("major_faults"),
+        "involuntary_switches": totals.get("involuntary_switches"),
+        "processes": max(len(processes), 1 if totals else 0),
+        "threads_peak": max((p.threads for p in points if p.threads is not None), default=None),
+        "io_wait": find_io_wait(processes, looks),
+    }
+
+
+def find_memory_peak(
+    mark: int | None, points: list[Point], processes: list[ProcessUse]
+) -> dict[str, int | str | None]:
+    """Anonymous and shared memory. A peak between two looks shows in the kernel's mark for one process.
+
+    Pages of files are in the mark and are not memory used. What the largest process had of them is taken
+    off; where they are a large part, what a higher mark has on top may be files as well.
+    """
+    seen = max((point.memory for point in points if point.memory is not None), default=None)
+    largest = max(processes, key=lambda process: process.memory_peak_bytes or 0, default=None)
+    of_files = (largest.file_peak_bytes or 0) if largest else 0
+    if mark is not None and seen is not None and (mark - of_files <= seen or of_files > mark / 4):
+        mark = None
+    if mark is not None:
+        return {"memory_peak_bytes": max(mark - of_files, 0), "memory_from": _MARK}
+    if seen is not None:
+        return {"memory_peak_bytes": int(seen), "memory_from": "samples"}
+    return {"memory_peak_bytes": None, "memory_from": "unknown"}
+
+
+def find_io_wait(processes: list[ProcessUse], looks: int) -> dict[str, Any] | None:
+    """The process that most looks found waiting for storage, and in which part of all looks."""
+    found = max(processes, key=lambda process: process.looks_waiting, default=None)
+    if found is None or not found.looks_waiting or not looks:
+        return None
+    return {
+        "part": found.looks_waiting / max(looks, found.looks),
+        "looks": found.looks_waiting,
+        "process": found.name,
+        "from": found.first,
+        "to": found.last,
+    }
+
+
+def _largest(*values: float | None) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _last(series: Series, name: str) -> float | None:
+    return next((value for value in reversed(series.last.get(name, [])) if value is not None), None)

@@ -1,0 +1,283 @@
+"""Each rule on a made-up job: it speaks where it should, and is silent next to that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from joblens.analysis import findings
+from joblens.analysis.points import steady
+from joblens.analysis.verdict import verdict
+from joblens.analysis.view import Finding, Point, View
+
+START = 1000.0
+MIB = float(1 << 20)
+
+
+def made(
+    cores: Sequence[float | None] = (),
+    memory: Sequence[float | None] = (),
+    threads: float | None = 1,
+    seconds: float = 1.0,
+    may: float = 8,
+    **used: Any,
+) -> View:
+    """A job of so many points, each of `seconds`; what is given in `used` takes the place of what follows."""
+    count = max(len(cores), len(memory))
+    levels, sizes = [*cores] or [1.0] * count, [*memory] or [MIB] * count
+    points = [
+        Point(START + n * seconds, START + (n + 1) * seconds, levels[n], 0.0, sizes[n], 0.0, 0.0, threads, 1)
+        for n in range(count)
+    ]
+    known = [level for level in levels if level is not None]
+    duration = count * seconds
+    job = {"start": START, "end": START + duration, "exit_code": 0, "signal": None, "state": "COMPLETED"}
+    figures = {
+        "duration_seconds": duration,
+        "cores_mean": sum(known) / len(known) if known else None,
+        "cores_peak": max(known, default=None),
+        "involuntary_switches": 0,
+        "io_wait": None,
+        "read_bytes": 0,
+        "written_bytes": 0,
+        **used,
+    }
+    return View({**job, "environment": {}}, {"cores": may, "memory_bytes": 4096 * MIB}, figures, points)
+
+
+def failed(code: int, signal: int | None = None, seconds: float = 3) -> View:
+    view = made([1.0], seconds=seconds)
+    view.job.update(exit_code=code, signal=signal, state="FAILED")
+    return view
+
+
+def only(view: View) -> Finding:
+    (finding,) = findings.find(view)
+    return finding
+
+
+def rules(view: View) -> list[str]:
+    return [finding.rule for finding in findings.find(view)]
+
+
+def test_a_job_that_uses_all_it_has() -> None:
+    """Nothing is found where nothing is to be changed."""
+    view = made([7.5] * 60, threads=8)
+    assert findings.find(view) == []
+    assert verdict(view, []) == "It used 7.5 of 8 cores: well."
+
+
+def test_idle_cores() -> None:
+    """Interval, evidence and advice of a job on one core of eight."""
+    finding = only(made([1.0] * 60))
+    assert (finding.rule, finding.start, finding.end) == ("idle cores", START, START + 60)
+    assert finding.evidence == "1.0 of 8 cores in use on average, 1.0 at most"
+    assert finding.weight == pytest.approx(7 / 8)
+    assert finding.advice == "let it work on more at once (threads, processes, -j)"
+
+
+def test_idle_cores_in_slurm() -> None:
+    """Where cores were asked for, how to ask for fewer comes first."""
+    view = made([2.9] * 60)
+    view.job["environment"] = {"SLURM_JOB_ID": "7"}
+    assert only(view).advice.startswith("ask for 3 (--cpus-per-task=3), or ")
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        made([1.0] * 60, may=1),
+        made([1.0] * 4),
+        made([4.2] * 60),
+        made([0.5] * 50 + [7.0] * 10),
+        made([None] * 60),
+    ],
+    ids=["one core", "too short", "more than half", "needed at times", "nothing known"],
+)
+def test_no_idle_cores(view: View) -> None:
+    """Silent where there is one core, the job is short, the cores are needed at times, or nobody knows."""
+    assert "idle cores" not in rules(view)
+
+
+def test_serial_phase() -> None:
+    """The longest stretch on one core, in a job that elsewhere uses more."""
+    finding = only(made([8.0] * 20 + [1.0] * 20 + [8.0] * 20 + [1.0] * 5))
+    assert (finding.rule, finding.start, finding.end) == ("serial phase", START + 20, START + 40)
+    assert finding.evidence == "one core of 8 in use for 20 s, 31% of the time"
+    assert finding.weight == pytest.approx(20 / 65 * 7 / 8)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        made([8.0] * 56 + [1.0] * 4),
+        made([8.0] * 300 + [1.0] * 20),
+        made([1.2] * 60, may=2),
+        made([8.0] * 20 + [0.1] * 20),
+        made([8.0] * 20 + [1.0, 1.0, None] * 8),
+        made([1.9] + [1.0] * 600, may=2, seconds=0.02),
+    ],
+    ids=["short", "a small part", "nowhere parallel", "waiting", "gaps in it", "a tick of the clock"],
+)
+def test_no_serial_phase(view: View) -> None:
+    """Silent where it is short, a small part, broken by gaps, or where only noise looks parallel."""
+    assert "serial phase" not in rules(view)
+
+
+def test_memory_growth() -> None:
+    """Growth per minute, the size at the end, and when the limit would be reached."""
+    view = made([8.0] * 60, memory=[(100 + 10 * n) * MIB for n in range(60)], threads=8)
+    finding = only(view)
+    assert (finding.rule, finding.start, finding.end) == ("memory growth", START + 15, START + 60)
+    assert finding.evidence == (
+        "memory grew by 600 MiB a minute, to 690 MiB; 4 GiB would be full 5 min 41 s later"
+    )
+    assert verdict(view, ["memory growth"]) == "It used 8.0 of 8 cores, and its memory grew to the end."
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        [(100 + 10 * min(n, 14)) * MIB for n in range(60)],
+        [(100 + 300 * (n % 2)) * MIB for n in range(60)],
+        [(1 + 0.1 * n) * MIB for n in range(60)],
+        [(1000 + n) * MIB for n in range(60)],
+        [(100 + 10 * n) * MIB for n in range(9)],
+        [None] * 60,
+        [(100 + 300 * (n > 40)) * MIB for n in range(60)],
+    ],
+    ids=["only at first", "up and down", "little", "a small part", "too short", "nothing known", "one step"],
+)
+def test_no_memory_growth(memory: list[float | None]) -> None:
+    """Silent where memory is filled at first, goes up and down, grows by little, or in one step."""
+    assert "memory growth" not in rules(made([8.0] * len(memory), memory=memory, threads=8))
+
+
+WAIT = {"part": 0.6, "looks": 36, "process": "dd", "from": START + 10, "to": START + 50}
+
+
+def test_io_wait() -> None:
+    """Who waited, when, in how many looks, and how much was moved."""
+    finding = only(made([0.4] * 60, may=1, io_wait=WAIT, read_bytes=3 * 2**30, written_bytes=0))
+    assert (finding.rule, finding.start, finding.end) == ("I/O wait", START + 10, START + 50)
+    assert finding.evidence == (
+        "dd was waiting for storage in 60% of the looks at the job; 3 GiB read, 0 B written"
+    )
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        made([0.4] * 60, may=1, io_wait={**WAIT, "part": 0.2}),
+        made([0.4] * 60, may=1, io_wait={**WAIT, "looks": 4}),
+        made([0.9] * 60, may=1, io_wait=WAIT),
+        made([0.4] * 4, may=1, io_wait=WAIT),
+        made([0.4] * 60, may=1, io_wait=None),
+    ],
+    ids=["seldom", "few looks", "computes meanwhile", "too short", "never"],
+)
+def test_no_io_wait(view: View) -> None:
+    """Silent where it is seldom, hardly seen, or others of the job compute meanwhile."""
+    assert findings.find(view) == []
+
+
+def test_more_threads_than_cores() -> None:
+    """How many threads, and how often they push each other off."""
+    finding = only(made([7.9] * 60, threads=32, involuntary_switches=60 * 8 * 50))
+    assert (finding.rule, finding.start, finding.end) == ("more threads than cores", START, START + 60)
+    assert finding.evidence == (
+        "32 threads on 8 cores; on each a thread had to make way for another 50 times a second"
+    )
+    assert "OMP_NUM_THREADS=8" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        made([7.9] * 60, threads=32, involuntary_switches=60 * 8 * 5),
+        made([4.5] * 60, threads=32, involuntary_switches=60 * 8 * 50),
+        made([7.9] * 60, threads=12, involuntary_switches=60 * 8 * 50),
+        made([7.9] * 60, threads=32, involuntary_switches=None),
+        made([7.9] * 60, threads=None, involuntary_switches=60 * 8 * 50),
+        made([7.9] * 4, threads=32, involuntary_switches=60 * 8 * 50),
+    ],
+    ids=["they wait", "cores are free", "few threads", "not counted", "not known", "too short"],
+)
+def test_no_more_threads_than_cores(view: View) -> None:
+    """Silent where threads sleep, cores are free, or nobody counted."""
+    assert findings.find(view) == []
+
+
+@pytest.mark.parametrize(
+    ("view", "evidence", "advice"),
+    [
+        (failed(1), "exit code 1 after 3 s", "its last lines of output"),
+        (failed(127), "exit code 127 after 3 s", "not found"),
+        (failed(126), "exit code 126 after 3 s", "executable"),
+        (failed(139, 11), "it was ended by SIGSEGV after 3 s", "crashed"),
+        (failed(137), "exit code 137 after 3 s, so something in it was ended by SIGKILL", "memory"),
+        (failed(163, 35), "it was ended by signal 35 after 3 s", "who sends"),
+        (failed(255), "exit code 255 after 3 s", "its last lines of output"),
+    ],
+)
+def test_failed_early(view: View, evidence: str, advice: str) -> None:
+    """How it ended, in words, and where to look."""
+    finding = only(view)
+    assert (finding.rule, finding.start, finding.end) == ("failed early", START, START + 3)
+    assert finding.evidence == evidence
+    assert advice in finding.advice
+    assert verdict(view, ["failed early"]) == f"It failed: {evidence}."
+
+
+@pytest.mark.parametrize(
+    "view",
+    [failed(0), failed(1, seconds=61), failed(130, 2), failed(130), failed(141, 13)],
+    ids=["it did not", "late", "Ctrl-C", "Ctrl-C in a script", "the end of a pipeline"],
+)
+def test_did_not_fail_early(view: View) -> None:
+    """Silent where it succeeded, worked for long, or was ended by who had seen enough."""
+    assert "failed early" not in rules(view)
+
+
+def test_the_heaviest_comes_first() -> None:
+    """What concerns most of the job leads."""
+    view = made([1.0] * 60, memory=[(100 + 10 * n) * MIB for n in range(60)])
+    found = findings.find(view)
+    assert [finding.rule for finding in found] == ["idle cores", "memory growth"]
+    assert found[0].weight > found[1].weight
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        (failed(130, 2), "It was ended by Ctrl-C, and used 1.0 of 8 cores."),
+        (failed(1, seconds=90), "It failed, and used 1.0 of 8 cores."),
+        (made([1.0], seconds=0.05), "It was too short to judge how it used what it had."),
+        (made([None] * 9), "It was too short to judge how it used what it had."),
+    ],
+)
+def test_verdict(view: View, said: str) -> None:
+    """One sentence, how it ended first."""
+    assert verdict(view, []) == said
+
+
+def test_verdict_of_an_unknown_end() -> None:
+    """Nothing is made up where joblens itself was stopped."""
+    view = made([1.0] * 9)
+    view.job["state"] = "UNKNOWN"
+    assert verdict(view, []).startswith("How it ended is not known")
+
+
+def test_steady() -> None:
+    """Short stretches are put together, weighted by their time, and a gap is not bridged."""
+    view = made([0.0, 2.0, 4.0, None, 1.0, 1.0], seconds=0.1, memory=[1, 5, 2, None, 3, 3], may=2)
+    found = steady(view.points)
+    assert [(round(p.start - START, 1), round(p.end - START, 1)) for p in found] == [
+        (0, 0.3),
+        (0.3, 0.4),
+        (0.4, 0.6),
+    ]
+    assert [point.cores for point in found] == [pytest.approx(2.0), None, pytest.approx(1.0)]
+    assert [point.memory for point in found] == [5, None, 3]

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from joblens.analysis.points import make_points
+from joblens.analysis.summary import summarise
+from joblens.analysis.used import find_io_wait, find_memory_peak
+from joblens.analysis.view import Point
+from joblens.store.reader import ProcessUse, Series, Span
+
+MIB = 1 << 20
+FACTS = {
+    "id": "r1", "cluster": "c", "node": "n", "name": "make", "user": "u", "uid": 1, "source": "run",
+    "command": "make -j", "folder": "/", "tags": {}, "environment": {}, "start": 99.9, "interval": 1.0,
+    "cores": 4.0, "memory": 1024 * MIB,
+}  # fmt: skip
+TOTALS = {
+    "user_seconds": 9.0, "system_seconds": 1.0, "largest_rss_bytes": 200 * MIB, "involuntary_switches": 3,
+    "major_faults": 1, "io": {"read_chars": 7, "written_chars": 8, "read": 5, "written": 6},
+}  # fmt: skip
+END = {"start": 100.0, "end": 110.0, "exit_code": 0, "signal": None, "totals": TOTALS, "problems": ["one"]}
+
+
+def process(pid: int, **figures: Any) -> ProcessUse:
+    known = {
+        "pid": pid, "start": pid, "parent": 1, "name": f"p{pid}", "command": f"p{pid} x", "node": "n",
+        "first": 101.0, "last": 109.0, "user_seconds": 1.0, "system_seconds": 0.5,
+        "memory_peak_bytes": 90 * MIB, "threads": 1, "read_bytes": 0, "written_bytes": 0,
+        "file_peak_bytes": 10 * MIB, "looks": 9, "looks_waiting": 0,
+    }  # fmt: skip
+    return ProcessUse(**{**known, **figures})
+
+
+class Samples:
+    """A reader over samples that were made up: at 101, 102 … one core in use."""
+
+    def __init__(
+        self, times: Sequence[float] = range(101, 111), processes: Sequence[ProcessUse] = ()
+    ) -> None:
+        self.times, self.found = [float(time) for time in times], list(processes)
+
+    def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
+        assert (set_name, span.job) == ("job", "r1")
+        used = [time - 100 for time in self.times]
+        sizes: list[float | None] = [80.0 * MIB] * len(used)
+        last: dict[str, list[float | None]] = {"cpu_seconds": [*used], "read_bytes": [4.0] * len(used)}
+        return Series(self.times, last, {}, {"memory_bytes": sizes, "threads": [2.0] * len(used)})
+
+    def processes(self, span: Span) -> list[ProcessUse]:
+        return self.found
+
+    def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
+        return ()
+
+    def sample_times(self, span: Span) -> list[float]:
+        return self.times
+
+
+def test_totals_and_samples() -> None:
+    """The kernel's totals where there are any; memory between two looks is its mark, without files."""
+    found = summarise(FACTS, END, Samples(processes=[process(5)]))
+    used = found["used"]
+    assert (used["cpu_seconds"], used["cpu_seconds_exact"], used["duration_seconds"]) == (10, 10, 10)
+    assert (used["cores_mean"], used["cores_peak"]) == (1, 1)
+    assert (used["memory_peak_bytes"], used["memory_mean_bytes"]) == (190 * MIB, 80 * MIB)
+    assert (used["read_bytes"], used["written_bytes"], used["read_chars_bytes"]) == (5, 6, 7)
+    assert (found["job"]["state"], found["job"]["exit_code"]) == ("COMPLETED", 0)
+    assert (found["gaps"], found["data"]["problems"], found["data"]["exact"]) == ([], ["one"], True)
+
+
+def test_without_an_end() -> None:
+    """A job whose joblens was killed ends with its last sample, and its figures are the sampled ones."""
+    found = summarise(FACTS, None, Samples(times=range(101, 106)))
+    assert (found["job"]["state"], found["job"]["exit_code"]) == ("UNKNOWN", None)
+    assert (found["job"]["start"], found["job"]["end"]) == (99.9, 105)
+    assert found["used"]["cpu_seconds"] == 5
+    assert found["used"]["cpu_seconds_exact"] is None
+    assert found["used"]["memory_peak_bytes"] == 80 * MIB
+    assert not found["data"]["exact"]
+
+
+def test_without_samples() -> None:
+    """A job that was over before it was looked at has its totals; what only samples tell is unknown."""
+    found = summarise(FACTS, END, Samples(times=()))
+    assert found["used"]["cpu_seconds"] == 10
+    assert found["used"]["cores_peak"] is None
+    assert found["used"]["processes"] == 1
+    assert found["timeline"] == []
+    assert found["gaps"] == [{"from": 100, "to": 110}]
+
+
+def test_gaps_are_within_the_job() -> None:
+    """The last look comes after the end, and makes no gap there."""
+    found = summarise(FACTS, END, Samples(times=[101, 102, 106, 110.5]))
+    assert found["gaps"] == [{"from": 102, "to": 106}, {"from": 106, "to": 110}]
+
+
+def test_more_processes_than_are_shown() -> None:
+    """All are counted; those that used most are kept, with their parents, in the order of their begin."""
+    many = [process(pid, parent=pid - 1, user_seconds=float(pid)) for pid in range(2, 402)]
+    found = summarise(FACTS, END, Samples(processes=many))
+    assert found["used"]["processes"] == 400
+    pids = [shown["pid"] for shown in found["processes"]]
+    assert pids == list(range(202, 402))
+
+
+def point(memory: float | None) -> list[Point]:
+    return [Point(0, 1, 1.0, 0.0, memory, 0.0, 0.0, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("mark", "seen", "of_files", "peak", "source"),
+    [
+        (200, 80, 10, 190, "the kernel's mark of the largest process"),
+        (85, 80, 10, 80, "samples"),
+        (300, 80, 150, 80, "samples"),
+        (None, 80, 10, 80, "samples"),
+        (200, None, 0, 200, "the kernel's mark of the largest process"),
+        (None, None, 0, None, "unknown"),
+    ],
+    ids=["between looks", "seen", "files", "no mark", "never seen", "nothing"],
+)
+def test_memory_peak(
+    mark: int | None, seen: int | None, of_files: int, peak: int | None, source: str
+) -> None:
+    """Pages of files are never taken for memory, as far as that can be told apart."""
+    processes = [process(5, memory_peak_bytes=seen * MIB, file_peak_bytes=of_files * MIB)] if seen else []
+    found = find_memory_peak(mark * MIB if mark else None, point(seen * MIB if seen else None), processes)
+    assert found == {"memory_peak_bytes": peak * MIB if peak else None, "memory_from": source}
+
+
+def test_io_wait_is_of_one_process() -> None:
+    """A shell that waits for its child beside it does not halve the part."""
+    found = find_io_wait([process(1, looks=20), process(2, looks=20, looks_waiting=15)], 20)
+    assert found == {"part": 0.75, "looks": 15, "process": "p2", "from": 101, "to": 109}
+    assert find_io_wait([process(1)], 20) is None
+    assert find_io_wait([], 0) is None
+
+
+def test_points_begin_with_the_job() -> None:
+    """A job's counters are zero at its start; what comes behind its end is no stretch of it."""
+    series = Series([1.0, 2.0, 9.0, 9.5], {"cpu_seconds": [1.0, 3.0, 4.0, 4.0]}, {}, {})
+    found = make_points(0.0, 9.0, series, longest=5)
+    assert [(p.start, p.end, p.cores) for p in found] == [(0, 1, 1), (1, 2, 2), (2, 9, None)]
