@@ -44,7 +44,7 @@ def damage(draw: st.DrawFn) -> dict[str, bytes | None]:
     return changes
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(damage(), damage())
 def test_damaged_files(before: dict[str, bytes | None], after: dict[str, bytes | None]) -> None:
     """Damage at the start or between two readings: no exception leaves the sampler, rows fit their schema."""
