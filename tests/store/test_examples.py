@@ -100,7 +100,7 @@ def test_store_page(names: dict[str, Any], run_store: Home) -> None:
                 (
                     job["id"],
                     len(series.times),
-                    max(series.last["cpu_seconds"]),
+                    max(filter(None, series.last["cpu_seconds"])),
                     max(filter(None, series.peak["memory_bytes"])),
                 )
                 for job in sorted(store.jobs(), key=lambda job: str(job["id"]))
