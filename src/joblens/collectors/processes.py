@@ -21,8 +21,8 @@ _LONGEST_COMMAND = 1024
 # and to half of what the agent may have open: the rest is for other collectors and for connections.
 _MOST_KEPT_OPEN = 3000
 _RECORD = 8192
-# A process is moved to its cgroup, and gives itself a title, before or shortly after it starts, and seldom
-# later.
+# A process is moved to its cgroup before or shortly after it starts, and seldom later. Shortly after its
+# start it may also give itself a title; later it is asked for that only when its name has changed.
 _READ_AGAIN = 16
 
 
@@ -164,13 +164,14 @@ def _says(path: bytes) -> Tuple[bool, int, int]:
 class _Process:
     """A process that is followed: its open files, and what of it is not read each time."""
 
-    __slots__ = ("again_in", "files", "kernel", "key", "path", "stat_name")
+    __slots__ = ("again_in", "files", "kernel", "key", "path", "settled", "stat_name")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.files: Dict[str, int] = {}
         self.kernel = False
         self.again_in = 0
+        self.settled = False
         self.stat_name = b""
         self.key: Optional[ProcessKey] = None
 
@@ -304,10 +305,14 @@ class _Table:
         old, fields = process.key, stat.fields
         parent, group, session, terminal = map(int, fields[1:5])
         process.again_in -= 1
-        if old is None or stat.name != process.stat_name or process.again_in < 0:
+        if old is None or stat.name != process.stat_name:
             name, process.stat_name = stat.name.decode("utf-8", "replace"), stat.name
             command, cgroup = self._command(process), self._cgroup(process)
-            process.again_in = 1 if old is None else _READ_AGAIN
+            process.again_in, process.settled = 1, False
+        elif process.again_in < 0:
+            name, cgroup = old.name, self._cgroup(process)
+            command = old.command if process.settled else self._command(process)
+            process.again_in, process.settled = _READ_AGAIN, True
         else:
             name, command, cgroup = old.name, old.command, old.cgroup
         pid, start = int(process.path[5:]), int(fields[19])
