@@ -18,7 +18,7 @@ from joblens.host import Host
 from joblens.model import Sample
 
 _SETS = "cpu memory vmstat interrupts load disk network pressure".split()
-_TICKS, _INTERVAL = 1200, 0.05
+_TICKS, _INTERVAL = 900, 0.05
 _TICKS_PER_BATCH = 60
 JOB, NODE = "bench1", "node1"
 

@@ -14,7 +14,7 @@ from bench.run import joblens, newest_record
 from bench.table import Line, Section, at_most
 
 _JOBS = 100_000
-_ROUNDS = 10
+_ROUNDS = 7
 _REPORT, _HELP = 0.3, 0.1
 _COMMAND = ("sh", "-c", "for i in 1 2 3 4; do sleep 0.5; done")
 

@@ -17,7 +17,7 @@ from bench.timing import spread
 
 _ENOUGH_SECONDS, _LEAST_ROUNDS = 100.0, 2
 _OVERHEAD = 1.0
-_RUNS = 10
+_RUNS = 8
 
 
 class Round(NamedTuple):

@@ -27,7 +27,7 @@ _PEERS: dict[str, Callable[[list[Sample], int], Filled]] = {
 def measure_store(pythons: list[Interpreter]) -> list[Section]:
     python = pythons[0]  # the one with duckdb
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as folder:
-        print("bench: store, sampling for a minute", file=sys.stderr, flush=True)
+        print("bench: store, sampling for 45 s", file=sys.stderr, flush=True)
         record(Path(folder))
         saving = run_json([python.path, "-m", "bench.saving", folder], _LONGEST)
         sizes = run_json([python.path, "-m", "bench.sizes", folder], _LONGEST)
@@ -44,7 +44,7 @@ def _measure_sizes(label: str, sizes: Any, batches: dict[int, list[Sample]]) -> 
     node = [sample for samples in without_processes(batches).values() for sample in samples]
     lines: list[Line] = []
     costs: list[Line] = []
-    notes = [f"{values_in(everything)} values of this machine under load, 20 minutes at 1 Hz"]
+    notes = [f"{values_in(everything)} values of this machine under load, 15 minutes at 1 Hz"]
     for what, ours, samples in (
         ("all sets", sizes["all"], everything),
         ("node only", sizes["node"], node),

@@ -48,6 +48,7 @@ def interleave(contenders: Dict[str, Work], rounds: int, turns: int) -> Dict[str
         order = list(contenders) if number % 2 else list(reversed(contenders))
         for name in order:
             found[name].append(_time(contenders[name], turns))
+    gc.unfreeze()  # DuckDB complains of what is left at the end
     return found
 
 
