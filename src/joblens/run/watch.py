@@ -11,7 +11,6 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from joblens.attribution.sharing import SharedMemory
 from joblens.attribution.sums import JOB, OWNED_PROCESS, Account
 from joblens.collectors.cpu import cpu
 from joblens.collectors.disk import disk
@@ -26,7 +25,7 @@ from joblens.model import Job, Key, Rows, Sample
 from joblens.run.batches import Batches
 from joblens.run.clock import Clock, start_clock
 from joblens.run.heir import Heir
-from joblens.run.peaks import Peaks
+from joblens.run.memory import JobMemory
 from joblens.run.streams import wait_readable
 
 # Short jobs are looked at more often in their first second.
@@ -50,8 +49,7 @@ class Watch:
         self.heir = Heir(host, parent)
         self.account = Account(self.job)
         self.problems: List[str] = []
-        self._sharing = SharedMemory(host)
-        self._peaks = Peaks(self._sharing)
+        self._memory = JobMemory(host)
         self._processes = processes(host, below=parent)
         self._node_sets: List[Callable[[], Tuple[Rows, ...]]] = []
         for collector in (cpu, memory, load, disk, network, pressure):
@@ -88,10 +86,9 @@ class Watch:
         self.heir.look()
         (rows,) = self._processes()
         members = [(key, rows.row(n)) for n, key in enumerate(rows.keys) if isinstance(key, ProcessKey)]
-        self.account.take([*self.heir.entries, *members], self._sharing)
+        self.account.take([*self.heir.entries, *members], self._memory)
         self.account.processes = len(members)
-        self.account.memory = self._peaks.check(members, self.account.memory)
-        self._sharing.forget((key.pid, key.start) for key, _ in members)
+        self._memory.forget((key.pid, key.start) for key, _ in members)
         keys = tuple((self.job.cluster, self.job.id, "", self.node, *key) for key in rows.keys)
         if keys != self._process_keys:
             self._process_keys = keys

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from joblens.collectors.processes import PROCESS, ProcessKey
+from joblens.host import Host
+from joblens.model import ABSENT
+from joblens.run.memory import JobMemory
+
+Member = tuple[ProcessKey, list[int]]
+
+
+def members(**sizes: int) -> list[Member]:
+    """Processes with so many KiB of shared memory, by their pids: p5, p6."""
+    found = []
+    for name, size in sizes.items():
+        values = [ABSENT] * len(PROCESS.columns)
+        values[PROCESS.position("rss_anon_bytes")] = 0
+        values[PROCESS.position("rss_shmem_bytes")] = size
+        found.append((ProcessKey(int(name[1:]), 1, 1, 1, 1, 0, 0, "p", "p", ""), values))
+    return found
+
+
+def write_shares(folder: Path, **shares: int) -> None:
+    for name, share in shares.items():
+        process = folder / "proc" / name[1:]
+        process.mkdir(parents=True, exist_ok=True)
+        (process / "smaps_rollup").write_text(f"Pss_Anon: 0 kB\nPss_Shmem: {share} kB\n")
+
+
+def slow() -> Callable[[], float]:
+    """A clock on which each count takes so long that none is made soon again."""
+    return iter(map(float, range(10**6))).__next__
+
+
+def test_one_process(tmp_path: Path) -> None:
+    """Alone it has what it has: nothing is to be counted."""
+    assert JobMemory(Host(str(tmp_path))).measure(members(p5=100)) == (100 * 1024, "rss")
+    assert JobMemory(Host(str(tmp_path))).measure([]) is None
+
+
+def test_a_new_peak_is_counted(tmp_path: Path) -> None:
+    """Two that fill the same pages: what would follow from the first count is twice the truth."""
+    memory = JobMemory(Host(str(tmp_path)), slow())
+    write_shares(tmp_path, p5=100, p6=100)
+    assert memory.measure(members(p5=100, p6=100)) == (200 * 1024, "pss")
+    write_shares(tmp_path, p5=500, p6=500)
+    assert memory.measure(members(p5=1000, p6=1000)) == (1000 * 1024, "pss")
+
+
+def test_what_is_no_peak_is_followed(tmp_path: Path) -> None:
+    """Counting is dear: below an earlier peak the shares of the last count hold for a while."""
+    memory = JobMemory(Host(str(tmp_path)), slow())
+    write_shares(tmp_path, p5=500, p6=500)
+    assert memory.measure(members(p5=1000, p6=1000)) == (1000 * 1024, "pss")
+    write_shares(tmp_path, p5=1, p6=1)
+    assert memory.measure(members(p5=1000, p6=900)) == (950 * 1024, "pss")
+
+
+def test_counted_again_when_there_is_time(tmp_path: Path) -> None:
+    """A count that cost nothing is made at each look."""
+    memory = JobMemory(Host(str(tmp_path)), lambda: 0.0)
+    write_shares(tmp_path, p5=500, p6=500)
+    assert memory.measure(members(p5=1000, p6=1000)) == (1000 * 1024, "pss")
+    write_shares(tmp_path, p5=300, p6=300)
+    assert memory.measure(members(p5=1000, p6=1000)) == (600 * 1024, "pss")
+
+
+def test_processes_that_are_not_ours_to_count(tmp_path: Path) -> None:
+    """Their RSS is added up, and the source says so; one that can be counted is."""
+    memory = JobMemory(Host(str(tmp_path)))
+    assert memory.measure(members(p5=100, p6=100)) == (200 * 1024, "rss-sum")
+    write_shares(tmp_path, p6=50)
+    assert memory.measure(members(p5=100, p6=100)) == (150 * 1024, "pss")
+    memory.forget([(5, 1)])
+    (tmp_path / "proc/6/smaps_rollup").unlink()
+    assert memory.measure(members(p5=100, p6=100)) == (200 * 1024, "rss-sum")
