@@ -353,6 +353,22 @@ def test_randomly_damaged_parquet(home: Home) -> None:
         assert len(LakeReader(lake).processes(Span("j2", START, START + 30))) == 1
 
 
+def test_after_an_internal_error(home: Home) -> None:
+    """DuckDB refuses all that comes after one of its own errors, so a new connection is made."""
+    store_job(home, "j1")
+    lake = Lake(home.lake)
+    connection = lake.connection
+
+    def ask(files: list[Path]) -> int:
+        if lake.connection is connection:
+            raise duckdb.InternalException("a pointer was NULL")
+        return len(files)
+
+    with pytest.raises(OutsideError, match="a pointer was NULL"):
+        lake.attempt(lake.files("job"), ask, 0)
+    assert lake.attempt(lake.files("job"), ask, 0) == 1
+
+
 MANIFESTS = {
     "garbage": b"\0\1\2",
     "empty": b"",

@@ -54,13 +54,8 @@ class Manifest(NamedTuple):
 
 class Listing(NamedTuple):
     files: list[Path]  # that count
-    reach: dict[Key, int]  # how far they go
-    closed: set[Key]  # those in compacted files, to which nothing can be added
     next_manifest: str
     problems: list[str]
-
-    def has(self, found: JobFile) -> bool:
-        return found.key in self.closed or self.reach.get(found.key, -1) >= found.last
 
 
 def job_file(name: str) -> JobFile | None:
@@ -75,12 +70,12 @@ def list_folder(folder: Path) -> Listing:
         names = []
     manifests, problems = _load_manifests(folder, names)
     replaced = {name for manifest in manifests for name in manifest.replaces}
-    closed, reach = _keys(replaced), _reach(names)
-    files = {JobFile(*key, last).name for key, last in reach.items() if key not in closed}
+    closed = _keys(replaced)
+    files = {JobFile(*key, last).name for key, last in _reach(names).items() if key not in closed}
     files |= {manifest.file for manifest in manifests} - replaced
     numbers = [int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match]
     following = f"{max(numbers, default=0) + 1:08d}.manifest"
-    return Listing([folder / name for name in sorted(files)], reach, closed, following, problems)
+    return Listing([folder / name for name in sorted(files)], following, problems)
 
 
 def _keys(names: Iterable[str]) -> set[Key]:

@@ -61,18 +61,17 @@ class Lake:
     # Writing
 
     def save(self, job: str, node: str, batches: Mapping[int, Iterable[Sample]]) -> None:
-        """The samples of some batches, by their numbers. What is there already is not written again."""
+        """The samples of some batches, by their numbers. Done again, it comes to the same files."""
         parts: dict[tuple[str, str], list[Sample]] = {}
         for _, samples in sorted(batches.items()):
             for sample in samples:
                 date = time.strftime("%Y-%m-%d", time.gmtime(sample.time_ns // 10**9))
                 parts.setdefault((sample.rows.schema.set, date), []).append(sample)
+        name = JobFile(safe_name(job), min(batches, default=0), max(batches, default=0)).name
         for (set_name, date), found in sorted(parts.items()):
             folder = self.path / f"set={safe_name(set_name)}" / f"date={date}"
-            file = JobFile(safe_name(job), min(batches), max(batches))
-            if not list_folder(folder).has(file):
-                self._make_folder(folder)
-                self._write(folder / file.name, found, job, node)
+            self._make_folder(folder)
+            self._write(folder / name, found, job, node)
 
     def _make_folder(self, folder: Path) -> None:
         if not folder.is_dir():

@@ -114,9 +114,9 @@ def check_end(end: Any) -> dict[str, Any]:
     """What the kernel told at the end."""
     found = _filled("end.json", end, _END_TIMES, _END)
     totals = _filled("totals", found.get("totals") or {}, {}, _TOTALS)
-    io = totals.get("io")
-    if io is not None:
-        _filled("io", io, {}, _IO)
+    if totals.get("io") is not None:
+        totals["io"] = _filled("io", totals["io"], {}, _IO)
+    found["totals"] = {name: value for name, value in totals.items() if value is not None}
     return found
 
 
