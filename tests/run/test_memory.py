@@ -36,8 +36,8 @@ def slow() -> Callable[[], float]:
 
 def test_one_process(tmp_path: Path) -> None:
     """Alone it has what it has: nothing is to be counted."""
-    assert JobMemory(Host(str(tmp_path))).measure(members(p5=100)) == (100 * 1024, "rss")
-    assert JobMemory(Host(str(tmp_path))).measure([]) is None
+    assert JobMemory(Host(str(tmp_path)), lambda: 0.0).measure(members(p5=100)) == (100 * 1024, "rss")
+    assert JobMemory(Host(str(tmp_path)), lambda: 0.0).measure([]) is None
 
 
 def test_a_new_peak_is_counted(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_counted_again_when_there_is_time(tmp_path: Path) -> None:
 
 def test_processes_that_are_not_ours_to_count(tmp_path: Path) -> None:
     """Their RSS is added up, and the source says so; one that can be counted is."""
-    memory = JobMemory(Host(str(tmp_path)))
+    memory = JobMemory(Host(str(tmp_path)), lambda: 0.0)
     assert memory.measure(members(p5=100, p6=100)) == (200 * 1024, "rss-sum")
     write_shares(tmp_path, p6=50)
     assert memory.measure(members(p5=100, p6=100)) == (150 * 1024, "pss")
