@@ -54,6 +54,7 @@ def write_job(home: Home, job: str) -> None:
     say("batches", job)
     end = make_end()
     ingest.finish(folder, end)
+    say("end", job)
     complete(home, ingest.Incoming(folder, facts, end))
     say("job", job)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from joblens.api import Store
 from joblens.store.home import Home
@@ -16,14 +19,21 @@ TESTS = Path(__file__).parent.parent
 JOBS = 12
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "store.crowd", *words],
-        cwd=TESTS,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts one of the crowd; whoever is left at the end is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "store.crowd", *words]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, cwd=TESTS, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        with process:
+            process.kill()
 
 
 def finished(process: subprocess.Popen[str]) -> str:
@@ -32,7 +42,9 @@ def finished(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def test_two_writers_three_readers_and_two_who_compact(home: Home, joblens: Joblens) -> None:
+def test_two_writers_three_readers_and_two_who_compact(
+    home: Home, joblens: Joblens, start: Callable[..., subprocess.Popen[str]]
+) -> None:
     """On two nodes jobs are stored, meanwhile others read and compact: nobody sees an error, misses a
     job that was acknowledged, or gets a sample twice; and the command line works."""
     (home.path.parent / "acknowledged").write_text("")

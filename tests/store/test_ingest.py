@@ -189,6 +189,7 @@ def test_damaged_facts(name: str, data: bytes, home: Home) -> None:
     (folder / name).write_bytes(data)
     begin_job(home, here("j2"))
     for _ in range(2):
+        grow_old(home.incoming)
         with Store(home) as store:
             assert {job["id"] for job in store.jobs()} == {"stored", "j2"}
             store.compact()

@@ -41,7 +41,7 @@ def compact_folder(lake: Lake, folder: Path, unfinished: Callable[[], set[str]])
     def put_together(sound: list[Path]) -> int:
         return _put_together(lake, listing, sound) if len(sound) > 1 else 0
 
-    return lake.attempt(files, put_together, 0) if len(files) > 1 else 0
+    return lake.attempt(files, put_together, 0, lake.read_through) if len(files) > 1 else 0
 
 
 def _put_together(lake: Lake, listing: Listing, files: list[Path]) -> int:

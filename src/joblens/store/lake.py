@@ -145,8 +145,14 @@ class Lake:
 
         return self.attempt(files, ask, [])
 
-    def attempt(self, files: list[Path], ask: Callable[[list[Path]], Answer], otherwise: Answer) -> Answer:
-        """With the files, or if that fails with those that can be read. Of damaged ones it is told."""
+    def attempt(
+        self,
+        files: list[Path],
+        ask: Callable[[list[Path]], Answer],
+        otherwise: Answer,
+        alone: Callable[[list[Path]], Any] | None = None,
+    ) -> Answer:
+        """With the files, or if that fails with those that go `alone`. Of damaged ones it is told."""
         import duckdb
 
         if not files:
@@ -155,23 +161,30 @@ class Lake:
             return ask(files)
         except duckdb.Error as error:
             why = self._reason(error)
-        sound = [path for path in files if self._is_sound(path)]
-        if len(sound) == len(files):
+            ours = isinstance(
+                error, (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
+            )
+        failed = {path: found for path in files if (found := self._fails(path, alone or ask))}
+        if not failed or (ours and len(failed) == len(files)):
             raise OutsideError(f"the samples in {files[0].parent} cannot be read or put together: {why}")
-        return self.attempt(sound, ask, otherwise)
+        # What is not there any more has been removed since it was listed.
+        self.report(
+            *(f"{path} is damaged and left out: {why}" for path, why in failed.items() if path.exists())
+        )
+        return self.attempt([path for path in files if path not in failed], ask, otherwise, alone)
 
-    def _is_sound(self, path: Path) -> bool:
+    def _fails(self, path: Path, alone: Callable[[list[Path]], Any]) -> str:
         import duckdb
 
         try:
-            everything = f"SELECT bit_xor(hash(COLUMNS(*))) FROM {as_table([path])}"
-            self.connection.execute(everything).fetchall()
-            return True
+            alone([path])
         except duckdb.Error as error:
-            why = self._reason(error)
-        if path.exists():  # it may have been removed since it was listed
-            self.report(f"{path} is damaged and left out: {why}")
-        return False
+            return self._reason(error) or "for an unknown reason"
+        return ""
+
+    def read_through(self, files: list[Path]) -> None:
+        """Every value of them: raises duckdb.Error if any of it is damaged."""
+        self.connection.execute(f"SELECT bit_xor(hash(COLUMNS(*))) FROM {as_table(files)}").fetchall()
 
     def _reason(self, error: BaseException) -> str:
         import duckdb
