@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ NAMES = [number.name for number in SENT]
 
 
 def ready(stand: Stand, *names: str) -> subprocess.Popen[str]:
-    """A job that tells each signal as a line and ends at USR2."""
+    """A job that tells each signal as a line and ends at RTMIN."""
     process = stand.start(load("count_signals", *names), "--quiet")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -24,10 +25,11 @@ def ready(stand: Stand, *names: str) -> subprocess.Popen[str]:
 
 
 def told(process: subprocess.Popen[str], signals: int) -> list[str]:
-    """The lines that came. Signals are passed on one after the other, so nothing comes behind the last."""
+    """The lines that came. Of signals that wait the kernel gives the lowest number first, so that nothing
+    is still to be passed on behind the last one."""
     assert process.stdout is not None
     lines = [process.stdout.readline().strip() for _ in range(signals)]
-    process.send_signal(signal.SIGUSR2)
+    process.send_signal(signal.SIGRTMIN)
     rest, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     return lines + rest.split()
@@ -41,7 +43,7 @@ def test_sent_to_joblens_alone(stand: Stand) -> None:
     for number in SENT:
         process.send_signal(number)
         lines.append(process.stdout.readline().strip())
-    assert lines + told(process, 0) == [*NAMES, "SIGUSR2"]
+    assert lines + told(process, 0) == [*NAMES, "SIGRTMIN"]
 
 
 def test_sent_to_the_whole_group(stand: Stand) -> None:
@@ -52,7 +54,7 @@ def test_sent_to_the_whole_group(stand: Stand) -> None:
     for number in SENT:
         os.killpg(process.pid, number)
         lines.append(process.stdout.readline().strip())
-    assert lines + told(process, 0) == [*NAMES, "SIGUSR2"]
+    assert lines + told(process, 0) == [*NAMES, "SIGRTMIN"]
 
 
 def test_two_kinds_at_once_to_the_group(stand: Stand) -> None:
@@ -60,7 +62,7 @@ def test_two_kinds_at_once_to_the_group(stand: Stand) -> None:
     process = ready(stand, *NAMES)
     os.killpg(process.pid, signal.SIGTERM)
     os.killpg(process.pid, signal.SIGHUP)
-    assert sorted(told(process, 2)) == ["SIGHUP", "SIGTERM", "SIGUSR2"]
+    assert sorted(told(process, 2)) == ["SIGHUP", "SIGRTMIN", "SIGTERM"]
 
 
 def test_to_the_group_while_the_witness_gets_no_core(stand: Stand) -> None:
@@ -68,9 +70,10 @@ def test_to_the_group_while_the_witness_gets_no_core(stand: Stand) -> None:
     process = ready(stand, *NAMES)
     watcher = wait_for("the watcher", lambda: watcher_of(process.pid))
     os.kill(watcher, signal.SIGSTOP)
+    wait_for("the stop", lambda: "State:\tT" in Path(f"/proc/{watcher}/status").read_text())
     os.killpg(process.pid, signal.SIGTERM)
     lines = told(process, 1)
-    assert lines == ["SIGTERM", "SIGUSR2"]
+    assert lines == ["SIGTERM", "SIGRTMIN"]
     assert stand.job()["data"]["problems"] == []
 
 
@@ -78,10 +81,13 @@ def test_first_to_the_group_then_alone(stand: Stand) -> None:
     """One that went to all does not hide a later one that went to joblens only."""
     process = ready(stand, *NAMES)
     assert process.stdout is not None
+    lines = []
     os.killpg(process.pid, signal.SIGTERM)
-    first = process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    assert [first.strip(), *told(process, 1)] == ["SIGTERM", "SIGTERM", "SIGUSR2"]
+    lines.append(process.stdout.readline().strip())
+    for number in (signal.SIGWINCH, signal.SIGTERM):  # when the first has come, the one to the group is done
+        process.send_signal(number)
+        lines.append(process.stdout.readline().strip())
+    assert lines + told(process, 0) == ["SIGTERM", "SIGWINCH", "SIGTERM", "SIGRTMIN"]
 
 
 def test_command_in_a_group_of_its_own(stand: Stand) -> None:
@@ -91,7 +97,7 @@ def test_command_in_a_group_of_its_own(stand: Stand) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGTERM)
-    assert told(process, 1) == ["SIGTERM", "SIGUSR2"]
+    assert told(process, 1) == ["SIGTERM", "SIGRTMIN"]
 
 
 def dispositions(command: list[str], stand: Stand) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,8 +45,8 @@ def test_ctrl_c_comes_once(terminal: Terminal, stand: Stand) -> None:
     terminal.type(CTRL_C)
     terminal.expect(r"SIGINT\n")
     group = os.tcgetpgrp(terminal.fd)
-    os.kill(group, 12)
-    assert terminal.expect(r"((SIG.*\n)+)")[1] == "SIGUSR2\n"
+    os.kill(group, signal.SIGRTMIN)
+    assert terminal.expect(r"((SIG.*\n)+)")[1] == "SIGRTMIN\n"
     assert terminal.status() == 0
 
 
@@ -69,12 +70,12 @@ def test_stop_and_go_on(terminal: Terminal) -> None:
     assert terminal.status() == 0
 
 
-@pytest.mark.parametrize("signal", ["STOP", "TSTP", "TTIN"])
-def test_stopped_by_itself(terminal: Terminal, signal: str) -> None:
+@pytest.mark.parametrize("name", ["STOP", "TSTP", "TTIN"])
+def test_stopped_by_itself(terminal: Terminal, name: str) -> None:
     """What the shell says of a stopped job is what it says without joblens."""
     said = []
     for joblens in ("", "joblens "):
-        terminal.type(f"{joblens}sh -c 'kill -{signal} $$; exit 5'\n")
+        terminal.type(f"{joblens}sh -c 'kill -{name} $$; exit 5'\n")
         terminal.expect(r"Stopped.*\n\$ ")
         said.append(terminal.run("jobs -l", r"\[1\]\+ +\d+ (Stopped.*?)   ")[1])
         terminal.run("fg", r"fg\n")
