@@ -440,9 +440,17 @@ def test_foreign_files_do_not_matter(home: Home) -> None:
     assert set(before) <= set(all_files(home.lake / DAY))
 
 
-def test_unreadable_lake_is_one_sentence(home: Home) -> None:
-    """If a query itself is wrong, that is an error with its reason, and not a damaged file."""
+def test_files_that_do_not_go_together(home: Home) -> None:
+    """Where each can be read but not all at once, that is an error with its reason."""
     store_job(home, "j1")
+    store_job(home, "j2")
     lake = Lake(home.lake)
-    with pytest.raises(OutsideError, match="cannot be read"):
-        lake.query(lake.files("job"), {}, "SELECT nonsense FROM {lake}")
+
+    def ask(files: list[Path]) -> int:
+        if len(files) > 1:
+            raise duckdb.IOException("too many open files")
+        return 1
+
+    with pytest.raises(OutsideError, match="cannot be read or put together: too many open files"):
+        lake.attempt(lake.files("job"), ask, 0)
+    assert lake.problems == []

@@ -161,11 +161,8 @@ class Lake:
             return ask(files)
         except duckdb.Error as error:
             why = self._reason(error)
-            ours = isinstance(
-                error, (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
-            )
         failed = {path: found for path in files if (found := self._fails(path, alone or ask))}
-        if not failed or (ours and len(failed) == len(files)):
+        if not failed:
             raise OutsideError(f"the samples in {files[0].parent} cannot be read or put together: {why}")
         # What is not there any more has been removed since it was listed.
         self.report(
