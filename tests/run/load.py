@@ -84,6 +84,13 @@ def cpu(seconds: str) -> None:
     tell_cpu()
 
 
+def waited(*command: str) -> None:
+    pid = os.posix_spawnp(command[0], command, os.environ)
+    usage = os.wait4(pid, 0)[2]
+    tell(cpu=usage.ru_utime + usage.ru_stime)
+    tell_cpu()
+
+
 def short_children(count: str) -> None:
     for _ in range(int(count)):
         os.waitpid(fork(lambda: None), 0)
@@ -323,9 +330,8 @@ def screen() -> None:
 
 
 JOBS = (
-    cpu, short_children, orphans, ignored_children, daemon, private_memory, freed_memory, two_with_memory,
-    file_cache, files, family, count_signals, stand_still, phases,
-    many_orphans, screen,
+    cpu, waited, short_children, orphans, ignored_children, daemon, private_memory, freed_memory,
+    two_with_memory, file_cache, files, family, count_signals, stand_still, phases, many_orphans, screen,
 )  # fmt: skip
 
 if __name__ == "__main__":

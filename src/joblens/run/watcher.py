@@ -24,6 +24,7 @@ _OWN_SIGNALS = frozenset(
 # Between the first and the last process of a group that somebody signals one by one.
 _ALL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 10.0
+_PR_SET_NAME = 15  # prctl(2)
 _MOST_WORDS = 60_000  # what a pipe takes without a reader
 
 
@@ -148,17 +149,18 @@ def _be_the_watcher(
 
 def _rename(title: str) -> None:
     """As ps and pkill see it: who ends the job by the name of `joblens run` means the supervisor alone."""
-    import ctypes
+    try:
+        import ctypes
 
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (ImportError, OSError):  # a Python without libffi, or no /proc: then it has the same name
+        return
+    name = title.encode("ascii", "replace")
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
     if begin and end > begin:
-        ctypes.memmove(begin, title.encode("ascii", "replace").ljust(end - begin, b"\0"), end - begin)
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, title.encode("ascii", "replace")[:15], 0, 0, 0)
-
-
-_PR_SET_NAME = 15  # prctl(2)
+        ctypes.memmove(begin, name[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
 
 
 def try_to_watch(facts: Dict[str, Any], folder: str, clock: Clock, problems: List[str]) -> Optional[Watcher]:
