@@ -82,7 +82,14 @@ def test_idle_cores_in_slurm() -> None:
     """Where cores were asked for, how to ask for fewer comes first."""
     view = made([2.9] * 60)
     view.job["environment"] = {"SLURM_JOB_ID": "7"}
-    assert only(view).advice.startswith("ask for 3 (--cpus-per-task=3), or ")
+    assert only(view).advice.startswith("ask for 3 (--cpus-per-task=3); ")
+
+
+def test_idle_cores_of_a_job_that_waits() -> None:
+    """More threads would not help who hardly uses one core."""
+    view = made([0.1] * 60)
+    assert only(view).advice.startswith("it waited most of the time")
+    assert verdict(view, ["idle cores"]) == "It used 0.1 of 8 cores; it waited most of the time."
 
 
 @pytest.mark.parametrize(

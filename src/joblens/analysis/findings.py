@@ -13,6 +13,7 @@ from joblens.units import render_bytes, render_seconds
 # Shorter jobs say little about how they use what they have.
 _WORTH_SECONDS = 5.0
 _EARLY_SECONDS = 60.0
+WAITING_CORES = 0.5  # who uses less than half of one is not computing
 _AFTER_SIGNAL: dict[int, str] = {
     signal.SIGKILL: "was it out of memory or over its time? see dmesg, or ask the scheduler",
     signal.SIGTERM: "who ended it: a limit of time, timeout, scancel, or somebody by kill?",
@@ -84,13 +85,15 @@ def idle_cores(view: View) -> Finding | None:
     if used is None or most is None or used > 0.5 * view.cores or most > 0.75 * view.cores:
         return None
     enough = max(math.ceil(most - 0.2), 1)
-    more = "let it work on more at once (threads, processes, -j)"
+    change = "let it work on more at once (threads, processes, -j)"
+    if used < WAITING_CORES:
+        change = "it waited most of the time: find out for what (input, network, a lock, a sleep)"
     return Finding(
         "idle cores",
         view.job["start"],
         view.job["end"],
         f"{used:.1f} of {view.cores:g} cores in use on average, {most:.1f} at most",
-        f"ask for {enough} (--cpus-per-task={enough}), or {more}" if _in_slurm(view) else more,
+        f"ask for {enough} (--cpus-per-task={enough}); {change}" if _in_slurm(view) else change,
         1 - used / view.cores,
     )
 

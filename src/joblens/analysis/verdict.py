@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from joblens.analysis.findings import how_it_ended, was_stopped_by_user
+from joblens.analysis.findings import WAITING_CORES, how_it_ended, was_stopped_by_user
 from joblens.analysis.view import View
 
 
@@ -24,9 +24,10 @@ def _use(view: View, rules: list[str]) -> str:
     if used is None or view.duration < 1:
         return "was too short to judge how it used what it had."
     share = f"{used:.1f} of {cores:g} cores" if cores else f"{used:.1f} cores"
+    idle = "it waited most of the time." if used < WAITING_CORES else "the others had nothing to do."
     sayings = {
         "I/O wait": f"waited for storage much of the time and used {share}.",
-        "idle cores": f"used {share}; the others had nothing to do.",
+        "idle cores": f"used {share}; {idle}",
         "memory growth": f"used {share}, and its memory grew to the end.",
         "serial phase": f"used {share}; for a part of the time only one worked.",
         "more threads than cores": f"used {share}, with more threads than these can run.",
