@@ -27,14 +27,18 @@ from joblens.store.retain import retain
 if TYPE_CHECKING:
     import pandas
 
+Progress = Callable[[int, int], None]
+
 
 class Store:
     """What `joblens.open` returns. What went wrong on the way is in `problems`, a sentence each."""
 
-    def __init__(self, path: str | os.PathLike[str] | Home | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | Home | None = None, progress: Progress | None = None
+    ) -> None:
         self.home = make_home(path if isinstance(path, Home) else find_home(path))
         self._problems = recover(self.home) + ingest.problems(self.home)
-        self._catalog = Catalog(self.home)
+        self._catalog = Catalog(self.home, progress)
         self._lake = Lake(self.home.lake)
         self._reader = LakeReader(self._lake)
 
@@ -106,7 +110,7 @@ class Store:
 
     # Looking after it
 
-    def compact(self, progress: Callable[[int, int], None] | None = None) -> int:
+    def compact(self, progress: Progress | None = None) -> int:
         """Many small files into few, and away with what crashes have left. How many files went in."""
         remove_leftovers(self.home)
         done = compact(self._lake, lambda: ingest.unfinished(self.home), progress)
@@ -153,7 +157,3 @@ def _pandas() -> Any:
     except ImportError:
         raise ImportError("DataFrames need pandas, which is not installed: pip install pandas") from None
     return pandas
-
-
-def open_store(path: str | os.PathLike[str] | None = None) -> Store:
-    return Store(path)

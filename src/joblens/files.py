@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import List
 
 UNFINISHED = ".tmp"  # how the name of a file ends that is being written, or that a crash left behind
 
@@ -44,6 +45,14 @@ def publish_once(unfinished: str, path: str) -> bool:
         _remove(unfinished)
     sync_folder(path)
     return True
+
+
+def list_names(folder: str) -> List[str]:
+    """In order. None of a folder that is not there: others may take it away while we look."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def sync(path: str) -> None:

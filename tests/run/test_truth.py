@@ -98,6 +98,14 @@ def test_memory_that_is_freed_between_two_looks(stand: Stand) -> None:
     assert "mark" in used["memory_from"]
 
 
+def test_memory_mark_beside_a_large_parent(stand: Stand) -> None:
+    """Started by something larger than the job, as from a notebook: the mark is still the job's."""
+    large = b"x" * (400 << 20)
+    used = run(stand, "freed_memory", 200, options=("--quiet", "--interval", "3600"))["used"]
+    assert used["memory_peak_bytes"] == near(stand.told()["memory"])
+    assert len(large) > used["memory_peak_bytes"]
+
+
 @pytest.mark.parametrize("how", ["shared", "copied"])
 def test_memory_of_two_counts_once(stand: Stand, how: str) -> None:
     """Pages that two processes have, by MAP_SHARED or since a fork, are counted once."""

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from joblens.cli.table import tell, write
+from joblens.cli.table import progress, tell, write
 from joblens.units import render_bytes
 
 EXAMPLE = """example:
@@ -23,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.api import open_store
+    from joblens.api import Store
 
-    with open_store() as store:
+    with Store(progress=progress("days of records")) as store:
         if options.action == "compact":
-            done = store.compact(_progress if sys.stderr.isatty() else None)
+            done = store.compact(progress("folders"))
             print(f"{_count(done, 'file')} compacted", file=sys.stderr)
         elif options.action == "retain":
             print(f"{_count(store.retain(options.days), 'file')} removed", file=sys.stderr)
@@ -51,8 +51,3 @@ def render(info: dict[str, object]) -> str:
 
 def _count(number: object, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
-
-
-def _progress(done: int, whole: int) -> None:
-    sys.stderr.write(f"\rjoblens: {done} of {whole} folders" + ("\r\x1b[K" if done == whole else ""))
-    sys.stderr.flush()

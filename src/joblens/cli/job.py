@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from joblens.cli.table import tell, write
+from joblens.cli.table import progress, tell, write
 from joblens.errors import JoblensError
 
 EXAMPLE = """example:
@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.api import open_store
+    from joblens.api import Store
 
-    with open_store() as store:
+    with Store(progress=progress("days of records")) as store:
         try:
             record = store.job(options.id)
         except LookupError as error:

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from joblens.cli.table import render_table, tell, write
+from joblens.cli.table import progress, render_table, tell, write
 from joblens.errors import UsageError
 from joblens.run.facts import parse_tags
 from joblens.units import render_bytes, render_seconds
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.api import open_store
+    from joblens.api import Store
     from joblens.store.listing import JobFilter
 
     if options.limit < 0:
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         options.reverse,
         options.limit,
     )
-    with open_store() as store:
+    with Store(progress=progress("days of records")) as store:
         found = store.jobs(wanted)
         empty = not found and not store.jobs(limit=1)
         tell(store.problems)

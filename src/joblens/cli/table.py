@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from joblens.reports import width as screen
 
 _LONGEST = 60
 _SCREEN = 80
+_WORTH_SHOWING = 10
 
 
 def render_table(
@@ -52,3 +53,16 @@ def tell(problems: Iterable[str]) -> None:
     """A line each, to stderr."""
     for problem in problems:
         print(f"joblens: {screen.plain(problem, 1000)}", file=sys.stderr)
+
+
+def progress(what: str) -> Callable[[int, int], None] | None:
+    """Of long work, for people: how many of how many, on a line that goes away."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, whole: int) -> None:
+        if whole >= _WORTH_SHOWING:
+            sys.stderr.write(f"\rjoblens: {done} of {whole} {what}" + ("\r\x1b[K" if done == whole else ""))
+            sys.stderr.flush()
+
+    return show

@@ -308,11 +308,12 @@ class _Table:
         if old is None or stat.name != process.stat_name:
             name, process.stat_name = stat.name.decode("utf-8", "replace"), stat.name
             command, cgroup = self._command(process), self._cgroup(process)
-            process.again_in, process.settled = 1, False
+            # In the middle of an exec there are no words yet.
+            process.again_in, process.settled = 1 if command else 0, False
         elif process.again_in < 0:
             name, cgroup = old.name, self._cgroup(process)
             command = old.command if process.settled else self._command(process)
-            process.again_in, process.settled = _READ_AGAIN, True
+            process.again_in, process.settled = _READ_AGAIN, bool(command)
         else:
             name, command, cgroup = old.name, old.command, old.cgroup
         pid, start = int(process.path[5:]), int(fields[19])

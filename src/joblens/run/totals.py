@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from typing import Dict, NamedTuple, Optional
 
@@ -22,7 +23,7 @@ class Totals(NamedTuple):
     def plus(self, usage: resource.struct_rusage) -> Totals:
         # A child begins as a part of us, and the kernel counts that: what is not larger says nothing.
         rss = usage.ru_maxrss * 1024
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        own = read_own_mark()
         return Totals(
             self.user_seconds + usage.ru_utime,
             self.system_seconds + usage.ru_stime,
@@ -33,6 +34,16 @@ class Totals(NamedTuple):
             self.involuntary_switches + usage.ru_nivcsw,
             self.reaped + 1,
         )
+
+
+def read_own_mark() -> int:
+    """The largest that this program has been. What getrusage(2) tells of us has our parent's in it."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            found = re.search(rb"^VmHWM:\s*(\d+) kB$", file.read(), re.MULTILINE)
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def read_io() -> Optional[Dict[str, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,8 @@ class _NewerError(Exception):
 
 
 class Catalog:
-    def __init__(self, home: Home) -> None:
-        self.home = home
+    def __init__(self, home: Home, progress: Callable[[int, int], None] | None = None) -> None:
+        self.home, self._progress = home, progress
         self.problems: list[str] = []
         self.database = self._open()
 
@@ -148,9 +148,11 @@ class Catalog:
         """Takes in the records that have come since the last time."""
         known = dict(database.execute("SELECT day, changed FROM days").fetchall())
         days = records.list_days(self.home.records)
-        for day, changed in days:
-            if known.get(day) != changed:
-                self._take_day(database, day, changed, day in known)
+        new = [(day, changed) for day, changed in days if known.get(day) != changed]
+        for number, (day, changed) in enumerate(new, 1):
+            self._take_day(database, day, changed, day in known)
+            if self._progress:
+                self._progress(number, len(new))
         for gone in known.keys() - {day for day, _ in days}:
             with _transaction(database):
                 identities = "SELECT cluster, id, start FROM jobs WHERE day = ?"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.errors import MalformedError
-from joblens.files import UNFINISHED, sync_folder
+from joblens.files import UNFINISHED, list_names, sync_folder
 
 GRACE_SECONDS = 3600.0  # a reader that listed the files before they were replaced can still open them
 _JOB_FILE = re.compile(r"([\w%~-]+)\.(0|[1-9]\d{0,17})-(0|[1-9]\d{0,17})\.parquet", re.ASCII)
@@ -64,10 +64,7 @@ def job_file(name: str) -> JobFile | None:
 
 
 def list_folder(folder: Path) -> Listing:
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:  # nothing of that day, or not any more
-        names = []
+    names = list_names(str(folder))
     manifests, problems = _load_manifests(folder, names)
     replaced = {name for manifest in manifests for name in manifest.replaces}
     closed = _keys(replaced)
@@ -130,7 +127,7 @@ def _is_replaceable(name: object) -> bool:
 
 def remove_replaced(folder: Path, now: float) -> None:
     """What was replaced long enough ago, and what a crash has left behind. `now` is the file system's."""
-    names = sorted(os.listdir(folder))
+    names = list_names(str(folder))
     manifests, problems = _load_manifests(folder, names)
     old = {name for name in names if now - _changed(folder / name, now) > GRACE_SECONDS}
     due = [manifest for manifest in manifests if manifest.name in old]

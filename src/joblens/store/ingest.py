@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from joblens.agent.batch import decode
 from joblens.errors import MalformedError, OutsideError
-from joblens.files import now_at, sync_folder, write_whole
+from joblens.files import list_names, now_at, sync_folder, write_whole
 from joblens.model import Sample
 from joblens.store.columns import check, storable
 from joblens.store.home import Home, safe_name
@@ -79,10 +79,8 @@ def unfinished(home: Home) -> set[str]:
 
 
 def folders(home: Home) -> list[Path]:
-    try:
-        return sorted(path for path in home.incoming.iterdir() if path.is_dir())
-    except FileNotFoundError:
-        return []
+    found = (home.incoming / name for name in list_names(str(home.incoming)))
+    return [path for path in found if path.is_dir()]
 
 
 def _load_incoming(folder: Path) -> Incoming | None:
@@ -126,7 +124,8 @@ def save_samples(
 ) -> list[str]:
     """Into the lake, in chunks. What cannot be read is said, and put into the folder `damaged`."""
     said: list[str] = []
-    paths = sorted(found.folder.glob("*.batch"))
+    names = list_names(str(found.folder))
+    paths = [found.folder / name for name in names if name.endswith(".batch")]
     if _load(found.folder / _FACTS, check_facts) is None:
         return said  # completed by another, so what was just listed need not be all
     chunk: dict[int, list[Sample]] = {}

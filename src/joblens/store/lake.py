@@ -31,17 +31,13 @@ _ORDER = ("cluster", "jobid", "step", "node", "pid", "start", "cpu", "device", "
 Answer = TypeVar("Answer")
 
 
-def connect() -> duckdb.DuckDBPyConnection:
+def connect(spill: str) -> duckdb.DuckDBPyConnection:
     """One thread and little memory: a login node is not ours to fill, and the files are small."""
-    import tempfile
-
     import duckdb
 
     connection = duckdb.connect()
     connection.execute("SET threads = 1; SET TimeZone = 'UTC'; SET enable_progress_bar = false")
-    connection.execute("SET memory_limit = '2GB'")
-    # Else what does not fit goes into a folder of the command's working folder.
-    connection.execute(f"SET temp_directory = {literal(tempfile.gettempdir())}")
+    connection.execute(f"SET memory_limit = '2GB'; SET temp_directory = {literal(spill)}")
     return connection
 
 
@@ -55,7 +51,8 @@ class Lake:
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
         if self._connection is None:
-            self._connection = connect()
+            # What does not fit into memory is the user's too: it goes where only they can read it.
+            self._connection = connect(unfinished_name(str(self.path / "spill")))
         return self._connection
 
     # Writing

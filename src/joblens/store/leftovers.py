@@ -6,7 +6,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from joblens.files import UNFINISHED, now_at
+from joblens.files import UNFINISHED, list_names, now_at
 from joblens.store import ingest
 from joblens.store.folder import GRACE_SECONDS
 from joblens.store.home import Home
@@ -14,15 +14,24 @@ from joblens.store.home import Home
 
 def remove_leftovers(home: Home) -> None:
     now = now_at(str(home.incoming))
-    unfinished = (
-        home.path.glob(f"{where}*{UNFINISHED}") for where in ("incoming/", "incoming/*/", "records/*/")
-    )
-    for path in [path for found in unfinished for path in found]:
-        if _is_old(path, now):
-            path.unlink(missing_ok=True)
+    for folder in (home.lake, home.incoming, *_below(home.incoming), *_below(home.records)):
+        for path in _below(folder):
+            if path.name.endswith(UNFINISHED) and _is_old(path, now):
+                _remove(path)
     for folder in ingest.folders(home):
         if ingest.never_began(folder) and _is_old(folder, now):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+def _below(folder: Path) -> list[Path]:
+    return [folder / name for name in list_names(str(folder))]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_old(path: Path, now: float) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from joblens.files import list_names
 from joblens.store.home import Home
 
 
@@ -20,7 +20,7 @@ def retain(home: Home, days: int, now: float | None = None) -> int:
 
 def _remove(folder: Path) -> int:
     # Data before manifests: what a manifest has replaced must not come back to life.
-    names = sorted(os.listdir(folder), key=lambda name: (name.endswith(".manifest"), name))
+    names = sorted(list_names(str(folder)), key=lambda name: name.endswith(".manifest"))
     for name in names:
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):  # somebody has just written to it
