@@ -77,7 +77,7 @@ class Running:
         return rows
 
     def _is_absent(self, error: Exception, tick: int, log: Log) -> None:
-        if self.present:
+        if self.present and not self.collector.optional:
             log(f"{self.collector.name}: not on this machine: {sentence(error)}")
         self.present, self.read, self.error = False, None, ""
         self.not_before = tick + _ASK_AGAIN * self.every

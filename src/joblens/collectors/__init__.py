@@ -16,6 +16,9 @@ from joblens.collectors.disk import SCHEMA as DISK
 from joblens.collectors.disk import disk
 from joblens.collectors.filesystems import SCHEMA as FILESYSTEMS
 from joblens.collectors.filesystems import filesystems
+from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
+from joblens.collectors.gpus import DRIVER as GPU_DRIVER
+from joblens.collectors.gpus import gpus
 from joblens.collectors.interrupts import ALL_CORES as INTERRUPTS
 from joblens.collectors.interrupts import interrupts
 from joblens.collectors.load import SCHEMA as LOAD
@@ -41,6 +44,7 @@ class Collector(NamedTuple):
     schemas: Tuple[Schema, ...]  # as documented; `memory` and `vmstat` have a column for every other line too
     pause: float = 0.0  # seconds between two readings at the least, unless the configuration says otherwise
     options: Mapping[str, Any] = {}  # what else can be set, with its default
+    optional: bool = False  # hardware that most machines do not have: nothing is said where it is not there
 
 
 COLLECTORS: Tuple[Collector, ...] = (
@@ -57,4 +61,5 @@ COLLECTORS: Tuple[Collector, ...] = (
     Collector("cgroups", cgroups, "/sys/fs/cgroup", (CGROUP,)),
     # Costs some 30 µs per process, which on a node with thousands is much for every second.
     Collector("processes", processes, "/proc/PID", (PROCESS, THREAD), pause=5.0, options={"threads": False}),
+    Collector("gpu", gpus, "NVML, /sys/class/drm", (GPU, GPU_PROCESS, GPU_DRIVER), optional=True),
 )

@@ -1,0 +1,94 @@
+"""`gpu` and `gpu_process`: the same columns for every vendor; what a card does not tell is absent.
+
+Each vendor's driver is asked by a file of its own. A vendor's trouble is not the others': it is told in the
+set `gpu_driver`.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Tuple
+
+from joblens.collectors.gpu_amd import open_amd
+from joblens.collectors.gpu_intel import open_intel
+from joblens.collectors.gpu_jetson import open_jetson
+from joblens.collectors.gpu_nvidia import open_nvidia
+from joblens.collectors.gpu_reading import GPU, GPU_PROCESS, Device, Reading, Use
+from joblens.errors import sentence
+from joblens.host import Host
+from joblens.model import ABSENT, GAUGE, Column, Key, Rows, Schema
+
+DRIVER = Schema(
+    "gpu_driver",
+    ("vendor", "error"),
+    (Column("up", GAUGE, "1 if the vendor's driver answers, with the reason if it does not"),),
+)
+_VENDORS: Tuple[Tuple[str, Callable[[Host], Callable[[], Reading]]], ...] = (
+    ("nvidia", open_nvidia),
+    ("amd", open_amd),
+    ("intel", open_intel),
+    ("jetson", open_jetson),
+)
+_GPU_COLUMNS = tuple(column.name for column in GPU.columns)
+_USE_COLUMNS = tuple(column.name for column in GPU_PROCESS.columns)
+_ASK_AGAIN = 60  # a vendor that is not here now may come with a driver: asked again after so many readings
+
+
+class _Vendor:
+    def __init__(self, name: str, open: Callable[[Host], Callable[[], Reading]]) -> None:
+        self.name, self.open = name, open
+        self.read: Optional[Callable[[], Reading]] = None
+        self.wait = 0
+        self.error = ""
+        self.present = False
+
+    def look(self, host: Host) -> Optional[Reading]:
+        self.wait -= 1
+        if self.read is None and self.wait > 0:
+            return None
+        try:
+            if self.read is None:
+                self.read = self.open(host)
+            found = self.read()
+        except FileNotFoundError:
+            self.read, self.present, self.error, self.wait = None, False, "", _ASK_AGAIN
+        except Exception as error:  # one vendor's trouble is not the others'
+            self.read, self.present, self.error, self.wait = None, True, sentence(error), 0
+        else:
+            self.present, self.error = True, ""
+            return found
+        return None
+
+
+def gpus(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    vendors = [_Vendor(name, open) for name, open in _VENDORS]
+    keys: Dict[str, Tuple[Key, ...]] = {}
+
+    def same(name: str, found: Tuple[Key, ...]) -> Tuple[Key, ...]:
+        if keys.get(name) != found:
+            keys[name] = found
+        return keys[name]
+
+    def read() -> Tuple[Rows, ...]:
+        readings = [found for vendor in vendors for found in [vendor.look(host)] if found]
+        present = [vendor for vendor in vendors if vendor.present]
+        if not present:
+            raise FileNotFoundError(2, "no driver of a GPU", "/dev")
+        devices = [device for found in readings for device in found.devices]
+        uses = [use for found in readings for use in found.uses]
+        health = [int(not vendor.error) for vendor in present]
+        return (
+            Rows(GPU, same("gpu", tuple(device.key for device in devices)), _device_values(devices)),
+            Rows(GPU_PROCESS, same("use", tuple((use.gpu, use.pid) for use in uses)), _use_values(uses)),
+            Rows(DRIVER, same("driver", tuple((it.name, it.error) for it in present)), health),
+            *(rows for found in readings for rows in found.extras),
+        )
+
+    return read
+
+
+def _device_values(devices: List[Device]) -> List[int]:
+    return [device.values.get(name, ABSENT) for device in devices for name in _GPU_COLUMNS]
+
+
+def _use_values(uses: List[Use]) -> List[int]:
+    return [use.values.get(name, ABSENT) for use in uses for name in _USE_COLUMNS]
