@@ -23,10 +23,14 @@ from joblens.store.home import safe_name
 if TYPE_CHECKING:
     import duckdb
 
-# USE_TMP_FILE: the name to write to is not the final one already.
-_FORMAT = "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, USE_TMP_FILE false"
+# USE_TMP_FILE: the name to write to is not the final one already. DICTIONARY_SIZE_LIMIT: values that differ
+# little from row to row are smaller as differences than as numbers into a dictionary (bench/README.md).
+_FORMAT = "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, DICTIONARY_SIZE_LIMIT 1, USE_TMP_FILE false"
 # Rows of one thing one after the other: its counters then change little from row to row.
-_ORDER = ("cluster", "jobid", "step", "node", "pid", "start", "cpu", "device", "interface", "resource", TIME)
+_ORDER = (
+    "cluster", "jobid", "step", "node", "pid", "start", "tid", "cpu", "irq", "device", "interface", "resource",
+    "mountpoint", "cgroup", TIME,
+)  # fmt: skip
 
 Answer = TypeVar("Answer")
 
