@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,27 @@ def test_threads_on_request(tmp_path: Path) -> None:
     assert value(threads, "run_seconds", *key) == 0.5
     assert value(threads, "wait_seconds", *key) == 0.25
     assert value(threads, "processor", *key) == 1
+
+
+def test_shares_on_request(tmp_path: Path) -> None:
+    """The proportional share and its parts; what an older kernel does not tell is absent."""
+    rollup = b"55a0-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9000 kB\nPss: 4500 kB\nPss_Anon: 4000 kB\nCut"
+    _, shares = read("processes", tmp_path, {"proc/4000/smaps_rollup": rollup}, pss=True)
+    assert shares.keys == ((4000, 12345),)
+    assert value(shares, "pss_bytes", 4000, 12345) == 4500 * 1024
+    assert value(shares, "pss_anon_bytes", 4000, 12345) == 4000 * 1024
+    assert shares.values.count(ABSENT) == 5
+
+
+def test_shares_of_this_machine() -> None:
+    """Our own share is what the kernel tells, as far as it stands still meanwhile."""
+    _, shares = OPEN["processes"](Host(), pss=True)()
+    own = [number for number, key in enumerate(shares.keys) if key[0] == os.getpid()]
+    if not own:
+        pytest.skip("a kernel without smaps_rollup")
+    pss, anon, file, shmem, *_ = shares.row(own[0])
+    assert pss > 1000
+    assert pss == pytest.approx(anon + file + shmem, abs=8)
 
 
 def test_a_cgroup_hierarchy_that_is_mounted_later(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from joblens.agent.sampler import Sampler
 from joblens.config import Settings
 from joblens.host import Host
@@ -48,3 +50,26 @@ def test_jobs_are_not_shown_while_processes_cannot_be_read(tmp_path: Path) -> No
         jobs = next(rows for rows in sampler.known() if rows.schema.set == "job")
         shown.append([key[1] for key in jobs.keys])
     assert shown == [["42", "s4000"], ["42"], ["42", "s4000"]]
+
+
+def test_attribution_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in attribution is told like a collector's; the figures of the node and of its processes go on,
+    as nobody's, and the jobs are back when it is over."""
+    log: list[str] = []
+    sampler = Sampler(Host(make_machine(tmp_path)), Settings(), log.append)
+    shown, owned, errors = [], [], []
+    for tick in range(3):
+        with monkeypatch.context() as patch:
+            if tick == 1:
+                patch.setattr("joblens.attribution.sums.Account.take", lambda *_: 1 // 0)
+            sets = {sample.rows.schema.set for sample in sampler.sample(tick * 5)}
+        shown.append({"load", "process", "job"} & sets)
+        owned.append(sampler.latest["process"].rows.keys[0][1])
+        errors.append(
+            [key[0] for rows in sampler.known() if rows.schema.set == "collector_error" for key in rows.keys]
+        )
+    assert shown == [{"load", "process", "job"}, {"load", "process"}, {"load", "process", "job"}]
+    assert owned == ["42", "", "42"]
+    assert errors == [[], ["attribution"], []]
+    assert len(log) == 1
+    assert "attribution: " in log[0]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import pwd
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,39 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nothing") as caught:
         Host(str(tmp_path)).read("proc/nothing")
     assert caught.value.filename == f"{tmp_path}/proc/nothing"
+
+
+def test_slow_directory_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it does not answer, the number stands for the user; once it has, the name does."""
+    answered = threading.Event()
+
+    def getpwuid(uid: int) -> pwd.struct_passwd:
+        answered.wait(30)
+        return pwd.struct_passwd(("alice", "x", uid, 100, "", "/", "/bin/sh"))
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    host = Host()
+    assert host.user(4321) == "4321"
+    answered.set()
+    for _ in range(3000):
+        if host.user(4321) != "4321":
+            break
+        time.sleep(0.01)
+    assert host.user(4321) == "alice"
+
+
+def test_user_that_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number without a name is asked for again after a while, and not each time."""
+    asked: list[int] = []
+
+    def getpwuid(uid: int) -> pwd.struct_passwd:
+        asked.append(uid)
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    host = Host()
+    assert [host.user(4321) for _ in range(3)] == ["4321"] * 3
+    assert asked == [4321]
+    monkeypatch.setattr("joblens.host._LOOK_UP_AGAIN_SECONDS", -1.0)
+    host.user(4321)
+    assert asked == [4321, 4321]

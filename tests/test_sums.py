@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from joblens.agent.sampler import Sampler
 from joblens.attribution.sharing import SharedMemory, part_of
-from joblens.collectors.processes import PROCESS, ProcessKey, Pss, parse_pss
+from joblens.collectors.processes import PROCESS, ProcessKey
+from joblens.collectors.pss import Pss, parse_pss, parse_rollup
 from joblens.config import Settings
 from joblens.host import Host
 from joblens.model import ABSENT, Rows
@@ -167,7 +168,7 @@ def test_many_large_processes(tmp_path: Path) -> None:
 @given(st.binary())
 def test_any_rollup(data: bytes) -> None:
     """Whatever smaps_rollup holds, it is a share or none."""
-    found = parse_pss(data)
+    found = parse_pss(parse_rollup(data))
     assert found is None or found.anon >= 0
 
 

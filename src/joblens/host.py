@@ -15,6 +15,8 @@ _CHUNK = 1 << 16
 # /proc/interrupts of a machine with a thousand cores is a few MiB. More than this is not a kernel file.
 _MOST = 1 << 26
 _FACTS = "facts.json"
+_LOOK_UP_SECONDS = 0.2
+_LOOK_UP_AGAIN_SECONDS = 300.0
 
 
 class Space(NamedTuple):
@@ -36,6 +38,7 @@ class Host:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = max(allowed // 4, 64) if allowed > 0 else 4096
         self._users: Dict[int, str] = {}
+        self._look_ups: Dict[int, _LookUp] = {}
         self._facts: Dict[str, Any] = {} if self.live else self._read_facts()
         self.page_size = int(self._facts.get("page_size", 0)) or os.sysconf("SC_PAGE_SIZE")
         self.uid = os.geteuid()
@@ -129,20 +132,21 @@ class Host:
         return int(digits) if digits.isdigit() else 0
 
     def user(self, uid: int) -> str:
-        """The user's name, or the number where there is none."""
+        """The user's name, or the number where there is none, or none yet: a directory server can be slow."""
         name = self._users.get(uid)
-        if name is None:
-            name = self._users[uid] = self._find_user(uid)
-        return name
+        if name is not None:
+            return name
+        if not self.live:
+            name = self._users[uid] = self._recorded_user(uid)
+            return name
+        look_up = self._look_ups.get(uid)
+        if look_up is None or look_up.is_over():
+            look_up = self._look_ups[uid] = _LookUp(uid)
+        if look_up.name:
+            self._users[uid] = look_up.name
+        return look_up.name or str(uid)
 
-    def _find_user(self, uid: int) -> str:
-        if self.live:
-            import pwd
-
-            try:
-                return pwd.getpwuid(uid).pw_name
-            except KeyError:
-                return str(uid)
+    def _recorded_user(self, uid: int) -> str:
         try:
             lines = self.read_once("etc/passwd").decode("utf-8", "replace").splitlines()
         except OSError:
@@ -161,6 +165,34 @@ class Host:
         except FileNotFoundError:
             return {}
         return facts if isinstance(facts, dict) else {}
+
+
+class _LookUp:
+    """Whose number is it? Asked in a thread, since nothing says how long the answer takes."""
+
+    def __init__(self, uid: int) -> None:
+        import threading
+
+        self.name = ""
+        self._begun = time.monotonic()
+        thread = threading.Thread(target=self._look_up, args=(uid,), daemon=True)
+        try:
+            thread.start()
+            thread.join(_LOOK_UP_SECONDS)
+        except RuntimeError:  # no room for a thread
+            return
+
+    def _look_up(self, uid: int) -> None:
+        import pwd
+
+        try:
+            self.name = pwd.getpwuid(uid).pw_name
+        except (KeyError, OSError, OverflowError):  # nobody's, or nobody answers
+            return
+
+    def is_over(self) -> bool:
+        """Without a name for so long that it may be worth asking again."""
+        return not self.name and time.monotonic() - self._begun > _LOOK_UP_AGAIN_SECONDS
 
 
 def read_all(fd: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from joblens import __version__
 from joblens.agent.sampler import Log, Sampler
-from joblens.collectors.processes import read_pss
+from joblens.collectors.pss import read_pss
 from joblens.config import AttributionSettings, CollectorSettings, Settings
 from joblens.errors import UsageError
 from joblens.host import Host, Space, read_all

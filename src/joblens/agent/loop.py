@@ -60,6 +60,10 @@ class Grid:
         self.tick += max(behind, 0) + 1
 
 
+# Sets with a series for each process or cgroup: many, and others' command lines among them.
+_BY_PROCESS = ("process", "thread", "process_pss", "gpu_process", "cgroup")
+
+
 class Agent:
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
         self.host, self.settings, self.log = host, settings, log
@@ -76,7 +80,11 @@ class Agent:
         self.ticks += 1
 
     def render(self, openmetrics: bool = False) -> bytes:
-        hidden = () if self.settings.process_metrics else ("process", "thread", "cgroup")
+        hidden = (
+            ()
+            if self.settings.process_metrics
+            else ("process", "thread", "process_pss", "gpu_process", "cgroup")
+        )
         sets = [rows for rows in self.sampler.known() if rows.schema.set not in hidden]
         return self._expositions[openmetrics].render([*sets, self._own()])
 

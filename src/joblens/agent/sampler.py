@@ -35,17 +35,40 @@ FAILING = Schema(
 _ASK_AGAIN = 60
 
 
-class Running:
-    """A collector at work, and how it is doing."""
+class Health:
+    """How a part of the work is doing."""
 
-    def __init__(self, collector: Collector, every: int, options: Dict[str, Any]) -> None:
-        self.collector, self.every, self.options = collector, every, options
-        self.read: Optional[Read] = None
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.present = True
         self.error = ""
         self.duration_ns = 0
         self.readings = 0
         self.failures = 0
+
+    def has_succeeded(self) -> None:
+        self.present, self.error = True, ""
+        self.readings += 1
+
+    def has_failed(self, error: Exception, log: Log) -> None:
+        message = sentence(error)
+        if message != self.error:
+            log(f"{self.name}: {message}")
+        self.error = message
+        self.failures += 1
+
+    def values(self) -> List[int]:
+        success = int(not self.error and self.present)
+        return [success, int(self.present), self.duration_ns, self.readings, self.failures]
+
+
+class Running(Health):
+    """A collector at work."""
+
+    def __init__(self, collector: Collector, every: int, options: Dict[str, Any]) -> None:
+        super().__init__(collector.name)
+        self.collector, self.every, self.options = collector, every, options
+        self.read: Optional[Read] = None
         self.not_before = 0
         self.turn = -1
         self.sets: Tuple[Rows, ...] = ()
@@ -67,12 +90,13 @@ class Running:
             self._is_absent(error, tick, log)
             rows = ()
         except Exception as error:  # one collector's trouble is not the others'
-            self._has_failed(error, log)
+            self.has_failed(error, log)
+            self.read = None  # begin anew: what it remembers may be the trouble
             host.close()  # what is kept open may be the trouble too
             rows = ()
         else:
-            self.present, self.error, self.sets = True, "", rows
-            self.readings += 1
+            self.has_succeeded()
+            self.sets = rows
         self.duration_ns = time.perf_counter_ns() - begin
         return rows
 
@@ -81,13 +105,6 @@ class Running:
             log(f"{self.collector.name}: not on this machine: {sentence(error)}")
         self.present, self.read, self.error = False, None, ""
         self.not_before = tick + _ASK_AGAIN * self.every
-
-    def _has_failed(self, error: Exception, log: Log) -> None:
-        message = sentence(error)
-        if message != self.error:
-            log(f"{self.collector.name}: {message}")
-        self.read, self.error = None, message  # begin anew: what it remembers may be the trouble
-        self.failures += 1
 
 
 class Sampler:
@@ -102,6 +119,7 @@ class Sampler:
         node = settings.node or host.name()
         owners = Owners(host, settings.attribution, settings.cluster or node, node)
         self.attribution = Attribution(host, owners)
+        self.jobs = Health("attribution")
         self.latest: Dict[str, Sample] = {}
         self._problems: Dict[str, str] = {}
 
@@ -118,31 +136,36 @@ class Sampler:
     def sample(self, tick: int) -> List[Sample]:
         """What is due at this tick of the grid, all of it with the time at which the tick began."""
         now = self.host.now_ns()
-        samples: List[Sample] = []
-        attributable = False
-        for running in self.running:
-            if not running.is_due(tick) and not self._is_wanted(running):
-                continue
-            for rows in running.sample(self.host, tick, self.log):
-                name = rows.schema.set
-                sample = Sample(now, rows)
-                if name == "process":
-                    sample, attributable = Sample(now, self.attribution.take_processes(rows)), True
-                elif name == "cgroup":
-                    self.attribution.take_groups(rows)
-                    attributable = True
-                self.latest[name] = sample
-                samples.append(sample)
-        if attributable:
-            for rows in self.attribution.rows():
-                self.latest[rows.schema.set] = sample = Sample(now, rows)
-                samples.append(sample)
-            self._report_job_files()
+        due = [running for running in self.running if running.is_due(tick)]
+        found = [rows for running in due for rows in running.sample(self.host, tick, self.log)]
+        samples = [Sample(now, rows) for rows in self._attribute(found, tick)]
+        self.latest.update((sample.rows.schema.set, sample) for sample in samples)
         return samples
 
-    def _is_wanted(self, running: Running) -> bool:
-        """A job that has just appeared is not left without its user until the next scan."""
-        return running.collector.name == "processes" and self.attribution.wants_processes()
+    def _attribute(self, found: List[Rows], tick: int) -> List[Rows]:
+        """The same, with the jobs' own sets. Trouble here is not that of the collectors."""
+        if not any(rows.schema.set in self.attribution.takes for rows in found):
+            return found
+        begin = time.perf_counter_ns()
+        try:
+            known = [self.attribution.take(rows) for rows in found]
+            if self.attribution.wants_processes():
+                known += [self.attribution.take(rows) for rows in self._read_processes(tick)]
+            known += self.attribution.rows()
+        except Exception as error:
+            self.jobs.has_failed(error, self.log)
+            self.attribution = Attribution(self.host, self.attribution.owners)  # as a collector begins anew
+            known = [self.attribution.disown(rows) for rows in found]
+        else:
+            self.jobs.has_succeeded()
+            self._report_job_files()
+        self.jobs.duration_ns = time.perf_counter_ns() - begin
+        return known
+
+    def _read_processes(self, tick: int) -> List[Rows]:
+        """Though it is not their turn: a job that just appeared is not left without its user until then."""
+        scans = [it for it in self.running if it.name == "processes" and not it.is_due(tick)]
+        return [rows for scan in scans for rows in scan.sample(self.host, tick, self.log)]
 
     def _report_job_files(self) -> None:
         problems = self.attribution.owners.files.problems
@@ -198,19 +221,12 @@ class Sampler:
         ]
 
     def _health(self) -> Rows:
-        values: List[int] = []
-        for it in self.running:
-            values += [
-                int(not it.error and it.present),
-                int(it.present),
-                it.duration_ns,
-                it.readings,
-                it.failures,
-            ]
-        return Rows(HEALTH, tuple((it.collector.name,) for it in self.running), values)
+        parts = [*self.running, self.jobs]
+        keys = tuple((part.name,) for part in parts)
+        return Rows(HEALTH, keys, [value for part in parts for value in part.values()])
 
     def _failing(self) -> Rows:
-        keys = tuple((it.collector.name, it.error) for it in self.running if it.error)
+        keys = tuple((part.name, part.error) for part in [*self.running, self.jobs] if part.error)
         return Rows(FAILING, keys, [1] * len(keys))
 
 

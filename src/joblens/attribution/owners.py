@@ -39,14 +39,18 @@ class Owners:
         self._inferred: Dict[str, Owner] = {}
 
     def of_path(self, path: str) -> Optional[Owner]:
-        if path not in self._paths:
-            if len(self._paths) >= _MOST_PATHS:
-                self._paths.clear()
-            self._paths[path] = self._owner_of_path(parse_job_path(path))
-        return self._paths[path]
+        if path in self._paths:
+            return self._paths[path]
+        if len(self._paths) >= _MOST_PATHS:
+            self._paths.clear()
+        found = parse_job_path(path)
+        owner = self._owner_of_path(found) if found else None
+        if owner or not found:  # else its maker may only not be known yet
+            self._paths[path] = owner
+        return owner
 
-    def _owner_of_path(self, found: Optional[PathJob]) -> Optional[Owner]:
-        if found is None or (found.maker >= 0 and self.host.user(found.maker) != self.settings.flux_user):
+    def _owner_of_path(self, found: PathJob) -> Optional[Owner]:
+        if found.maker >= 0 and self.host.user(found.maker) != self.settings.flux_user:
             return None
         return Owner(Job(self.cluster, found.job, found.scheduler), found.step, found.node or self.node)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.processes import PROCESS, ProcessKey, Pss, read_pss
+from joblens.collectors.processes import PROCESS, ProcessKey
+from joblens.collectors.pss import Pss, read_pss
 from joblens.host import Host
 from joblens.model import ABSENT
 

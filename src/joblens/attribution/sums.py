@@ -151,6 +151,8 @@ class JobRows(NamedTuple):
 
 
 class Attribution:
+    takes = frozenset(("process", "cgroup"))
+
     def __init__(self, host: Host, owners: Owners) -> None:
         self.host, self.owners = host, owners
         self.accounts: Dict[Name, Account] = {}
@@ -158,6 +160,20 @@ class Attribution:
         self._sharing = SharedMemory(host)
         self._fresh = False
         self._keys: Dict[str, Tuple[Key, ...]] = {}
+
+    def take(self, rows: Rows) -> Rows:
+        """The rows as they are told: those of processes have their job in front of their keys."""
+        if rows.schema.set == "process":
+            return self.take_processes(rows)
+        if rows.schema.set == "cgroup":
+            self.take_groups(rows)
+        return rows
+
+    def disown(self, rows: Rows) -> Rows:
+        """The same as `take` while nothing is known of jobs."""
+        if rows.schema.set != "process":
+            return rows
+        return Rows(OWNED_PROCESS, tuple((*_NOBODY, *key) for key in rows.keys), rows.values)
 
     def take_groups(self, groups: Rows) -> None:
         seen: Dict[Name, List[int]] = {}

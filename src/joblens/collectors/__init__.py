@@ -30,6 +30,7 @@ from joblens.collectors.network import network
 from joblens.collectors.pressure import SCHEMA as PRESSURE
 from joblens.collectors.pressure import pressure
 from joblens.collectors.processes import PROCESS, THREAD, processes
+from joblens.collectors.pss import PROCESS_PSS
 from joblens.collectors.vmstat import SCHEMA as VMSTAT
 from joblens.collectors.vmstat import vmstat
 from joblens.model import Rows, Schema
@@ -60,6 +61,13 @@ COLLECTORS: Tuple[Collector, ...] = (
     Collector("filesystems", filesystems, "/proc/self/mounts, statvfs", (FILESYSTEMS,), pause=60.0),
     Collector("cgroups", cgroups, "/sys/fs/cgroup", (CGROUP,)),
     # Costs some 30 µs per process, which on a node with thousands is much for every second.
-    Collector("processes", processes, "/proc/PID", (PROCESS, THREAD), pause=5.0, options={"threads": False}),
+    Collector(
+        "processes",
+        processes,
+        "/proc/PID",
+        (PROCESS, THREAD, PROCESS_PSS),
+        pause=5.0,
+        options={"threads": False, "pss": False},
+    ),
     Collector("gpu", gpus, "NVML, /sys/class/drm", (GPU, GPU_PROCESS, GPU_DRIVER), optional=True),
 )

@@ -11,6 +11,7 @@ import os
 import resource
 from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from joblens.collectors.pss import read_shares
 from joblens.errors import MalformedError
 from joblens.host import Host, read_all
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
@@ -197,9 +198,8 @@ class _Process:
 
 
 class _Table:
-    def __init__(self, host: Host, threads: bool, below: int) -> None:
+    def __init__(self, host: Host, below: int) -> None:
         self.host = host
-        self.threads = threads
         self.below = below
         self.strangers: Set[str] = set()
         self.known: Dict[str, _Process] = {}
@@ -208,7 +208,7 @@ class _Table:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
 
-    def read(self) -> Tuple[Rows, ...]:
+    def read(self) -> Rows:
         self.scans += 1
         pids = [pid for pid in self.host.list("proc") if pid.isdigit()]
         if self.below:
@@ -226,8 +226,10 @@ class _Table:
         found = tuple(keys)
         if found != self.keys:
             self.keys = found
-        rows = Rows(PROCESS, self.keys, values)
-        return (rows, self._read_threads()) if self.threads else (rows,)
+        return Rows(PROCESS, self.keys, values)
+
+    def identities(self) -> List[Tuple[int, int]]:
+        return [(process.key.pid, process.key.start) for process in self.known.values() if process.key]
 
     def _descendants(self, pids: List[str]) -> List[str]:
         """Those that come from `below`, without that itself and without the reader.
@@ -336,7 +338,7 @@ class _Table:
         except (FileNotFoundError, PermissionError):
             return ""
 
-    def _read_threads(self) -> Rows:
+    def read_threads(self) -> Rows:
         keys: List[Key] = []
         values: List[int] = []
         for process in self.known.values():
@@ -368,39 +370,18 @@ class _Table:
         return stat.name.decode("utf-8", "replace"), row
 
 
-def processes(host: Host, threads: bool = False, below: int = 0) -> Callable[[], Tuple[Rows, ...]]:
+def processes(
+    host: Host, threads: bool = False, pss: bool = False, below: int = 0
+) -> Callable[[], Tuple[Rows, ...]]:
     """All processes, or those that come from the process `below`; on request each of their threads."""
-    return _Table(host, threads, below).read
+    table = _Table(host, below)
 
+    def read() -> Tuple[Rows, ...]:
+        found = [table.read()]
+        if threads:
+            found.append(table.read_threads())
+        if pss:
+            found.append(read_shares(host, table.identities()))
+        return tuple(found)
 
-class Pss(NamedTuple):
-    """A process's share of the memory that it shares, in KiB."""
-
-    anon: int
-    shmem: int
-
-
-def read_pss(host: Host, pid: int) -> Optional[Pss]:
-    """None where the kernel is too old, the process gone, or not ours to look at.
-
-    It costs some 10 ms per GiB and holds the process's memory map while it counts: use it sparingly.
-    """
-    try:
-        data = host.read_once(f"proc/{pid}/smaps_rollup")
-    except OSError:
-        return None
-    return parse_pss(data)
-
-
-def parse_pss(data: bytes) -> Optional[Pss]:
-    found = {}
-    for line in data.splitlines():
-        name, _, rest = line.partition(b":")
-        if name in (b"Pss_Anon", b"Pss_Shmem"):
-            number = rest.split()[:1]
-            if not number or not number[0].isdigit():
-                return None
-            found[name] = int(number[0])
-    if len(found) != 2:
-        return None
-    return Pss(found[b"Pss_Anon"], found[b"Pss_Shmem"])
+    return read

@@ -12,7 +12,8 @@ import time
 from typing import Callable, Dict, Iterable, List, Optional, Tuple
 
 from joblens.attribution.sharing import Memory, SharedMemory, private
-from joblens.collectors.processes import ProcessKey, read_pss
+from joblens.collectors.processes import ProcessKey
+from joblens.collectors.pss import read_pss
 from joblens.host import Host
 
 _HIGHER = 1.02
