@@ -8,11 +8,12 @@ from pathlib import Path
 from joblens.agent.exposition import series_name
 from joblens.agent.loop import OWN
 from joblens.agent.sampler import FAILING, HEALTH
+from joblens.attribution.devices import JOB_GPU, OWNED_GPU_PROCESS
 from joblens.attribution.sums import INFO, JOB, OWNED_PROCESS, STEP
 from joblens.collectors import COLLECTORS
-from joblens.collectors.processes import PROCESS
 from joblens.model import Schema
 
+_OWNED = {"process": OWNED_PROCESS, "gpu_process": OWNED_GPU_PROCESS}  # attribution puts the job in front
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """\
 # Metrics
@@ -24,8 +25,8 @@ A *set* is one source sampled at one instant. On the metrics page a column is
 zero. Counters are raw: rates are made by whoever reads.
 
 `memory` and `vmstat` have one column for every line of the kernel's file; those listed here are the ones
-that most people ask for. `process`, `thread` and `cgroup` are shown only with `process_metrics = true`,
-because they are many.
+that most people ask for. The sets with a row for each process or cgroup are shown only with
+`process_metrics = true`, because they are many.
 """
 
 
@@ -41,9 +42,9 @@ def _render_all() -> Iterator[str]:
         yield f"\n### {collector.name}\n\nFrom `{collector.reads}`, {pace} by default"
         yield f"; further options: {options}.\n" if options else ".\n"
         for schema in collector.schemas:
-            yield _render_schema(OWNED_PROCESS if schema is PROCESS else schema)
+            yield _render_schema(_OWNED.get(schema.set, schema))
     yield "\n## What the jobs do\n"
-    for schema in (JOB, STEP, INFO):
+    for schema in (JOB, STEP, INFO, JOB_GPU):
         yield _render_schema(schema)
     yield "\n## How the agent is doing\n"
     for schema in (OWN, HEALTH, FAILING):

@@ -178,6 +178,8 @@ class Sampler:
         """All that is known now, for somebody who asks in between."""
         jobs = {rows.schema.set: rows for rows in self._jobs()}
         old = {rows.schema.set for it in self.running if it.error or not it.present for rows in it.sets}
+        if "gpu" in old:
+            old.add("job_gpu")
         sets = [jobs.pop(name, sample.rows) for name, sample in self.latest.items() if name not in old]
         return [*sets, *jobs.values(), self._health(), self._failing()]
 

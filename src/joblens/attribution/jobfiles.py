@@ -27,6 +27,7 @@ class JobFile(NamedTuple):
     pid: int = 0  # this process and all that come from it
     pid_start: int = 0  # its start in clock ticks after the boot
     session: int = 0
+    gpus: Tuple[str, ...] = ()  # that the job was given: UUID, index or bus address
     # With neither, all processes of the user are meant, if the user has no second job on the node.
 
 
@@ -99,6 +100,12 @@ def distrust(status: os.stat_result, uid: int, is_kind: Any) -> str:
     return "" if status.st_size <= _LARGEST or stat.S_ISDIR(status.st_mode) else "it is too large"
 
 
+def _parse_gpus(value: Any) -> Tuple[str, ...]:
+    if not isinstance(value, list) or any(type(it) not in (str, int) for it in value):
+        raise ValueError(f"gpus is {value!r:.60}")
+    return tuple(map(str, value))
+
+
 def parse_job_file(data: bytes) -> JobFile:
     """Raises ValueError with what is wrong."""
     import json
@@ -110,8 +117,9 @@ def parse_job_file(data: bytes) -> JobFile:
     if not isinstance(found, dict):
         raise ValueError("it holds no JSON object")
     known = {name: value for name, value in found.items() if name in JobFile._fields}
+    known["gpus"] = _parse_gpus(known.get("gpus", []))
     for name, value in known.items():
-        if type(value) is not (str if name in _TEXTS else int):
+        if name != "gpus" and type(value) is not (str if name in _TEXTS else int):
             raise ValueError(f"{name} is {value!r:.60}")
     if not known.get("id") or known.get("uid", -1) < 0:
         raise ValueError("it does not say id and uid")

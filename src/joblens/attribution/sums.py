@@ -7,12 +7,14 @@ network file systems, and processes can end unseen. `job_info` says which it was
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
+from joblens.attribution.devices import OWNED_GPU_PROCESS, DeviceLists, Given, JobName, share_gpus
 from joblens.attribution.ledger import Estates, Identity, Ledger, Member, Name, Used, knows_io
 from joblens.attribution.owners import Owners
 from joblens.attribution.sharing import Memory, SharedMemory
 from joblens.collectors.cgroups import SCHEMA as CGROUP
+from joblens.collectors.gpu_reading import GPU_PROCESS
 from joblens.collectors.processes import PROCESS, ProcessKey
 from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Job, Key, Owner, Rows, Schema
@@ -64,6 +66,7 @@ class Account:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.group: Optional[List[int]] = None
+        self.path = ""  # of the cgroup
         self.ledger = Ledger()
         self.memory: Optional[Memory] = None
         self.uid = -1
@@ -145,13 +148,8 @@ class Account:
 _NOBODY: Name = ("", "", "", "")
 
 
-class JobRows(NamedTuple):
-    jobs: Rows
-    steps: Rows
-
-
 class Attribution:
-    takes = frozenset(("process", "cgroup"))
+    takes = frozenset(("process", "cgroup", "gpu"))
 
     def __init__(self, host: Host, owners: Owners) -> None:
         self.host, self.owners = host, owners
@@ -159,28 +157,37 @@ class Attribution:
         self._estates = Estates()
         self._sharing = SharedMemory(host)
         self._fresh = False
+        self._devices = DeviceLists(host)
+        self._gpus: Optional[Rows] = None
+        self._uses: Optional[Rows] = None
+        self._of_pid: Dict[int, Name] = {}
         self._keys: Dict[str, Tuple[Key, ...]] = {}
 
     def take(self, rows: Rows) -> Rows:
         """The rows as they are told: those of processes have their job in front of their keys."""
         if rows.schema.set == "process":
             return self.take_processes(rows)
+        if rows.schema.set == "gpu_process":
+            return self.take_uses(rows)
         if rows.schema.set == "cgroup":
             self.take_groups(rows)
+        elif rows.schema.set == "gpu":
+            self._gpus = rows
         return rows
 
     def disown(self, rows: Rows) -> Rows:
         """The same as `take` while nothing is known of jobs."""
-        if rows.schema.set != "process":
+        schema = {"process": OWNED_PROCESS, "gpu_process": OWNED_GPU_PROCESS}.get(rows.schema.set)
+        if schema is None:
             return rows
-        return Rows(OWNED_PROCESS, tuple((*_NOBODY, *key) for key in rows.keys), rows.values)
+        return Rows(schema, tuple((*_NOBODY, *key) for key in rows.keys), rows.values)
 
     def take_groups(self, groups: Rows) -> None:
         seen: Dict[Name, List[int]] = {}
         for number, key in enumerate(groups.keys):
             owner = self.owners.of_path(str(key[0]))
             if owner is not None:
-                self._account(owner)
+                self._account(owner).path = str(key[0])
                 seen[_name(owner)] = groups.row(number)
         for name, account in self.accounts.items():
             account.group = seen.get(name)
@@ -204,8 +211,15 @@ class Attribution:
         self._sharing.forget((key.pid, key.start) for key in keys)
         self._drop_ended()
         self._fresh = True
+        self._of_pid = {key.pid: _name(owner) for key, owner in zip(keys, owners) if owner}
         labels = tuple((*(_name(owner) if owner else _NOBODY), *key) for key, owner in zip(keys, owners))
         return Rows(OWNED_PROCESS, self._same("process", labels), processes.values)
+
+    def take_uses(self, uses: Rows) -> Rows:
+        """Processes on GPUs, with their job in front of the key."""
+        self._uses = uses
+        keys = tuple((*self._of_pid.get(int(key[1]), _NOBODY), *key) for key in uses.keys)
+        return Rows(OWNED_GPU_PROCESS, self._same("gpu_process", keys), uses.values)
 
     def _accounts_of(self, owner: Optional[Owner]) -> Tuple[Name, ...]:
         """Of the job, and of its step if there is one; nobody has none."""
@@ -220,23 +234,49 @@ class Attribution:
         """Whether there is a job of which only its cgroup has been seen, so that its user is not known."""
         return not all(account.looked_for for account in self.accounts.values())
 
-    def _account(self, owner: Owner) -> None:
+    def _account(self, owner: Owner) -> Account:
         """Make sure that there is one. Another start under the same name is another job."""
         account = self.accounts.get(_name(owner))
         if account is None or (account.job.start and owner.job.start not in (0, account.job.start)):
-            self.accounts[_name(owner)] = Account(owner.job)
+            account = self.accounts[_name(owner)] = Account(owner.job)
         elif owner.job.start:
             account.job = owner.job
+        return account
 
     def _drop_ended(self) -> None:
         ended = [name for name, a in self.accounts.items() if a.group is None and not a.processes]
         for name in ended:
             del self.accounts[name]
 
-    def rows(self) -> JobRows:
+    def rows(self) -> List[Rows]:
         """As of now: what was not measured since the last call is absent."""
         fresh, self._fresh = self._fresh, False
-        return self._rows(self.accounts, fresh)
+        gpus = self._job_gpus()
+        self._gpus = self._uses = None
+        return [*self._rows(self.accounts, fresh), *gpus]
+
+    def _job_gpus(self) -> List[Rows]:
+        if self._gpus is None:
+            return []
+        uses = self._uses or Rows(GPU_PROCESS, (), [])
+        found = share_gpus(self._gpus, uses, self._job_of, self._given())
+        return [Rows(found.schema, self._same("job_gpu", found.keys), found.values)]
+
+    def _job_of(self, pid: int) -> Optional[JobName]:
+        found = self._of_pid.get(pid)
+        return (found[0], found[1], found[3]) if found else None
+
+    def _given(self) -> Dict[JobName, Given]:
+        found: Dict[JobName, Given] = {}
+        for (cluster, job, step, node), account in self.accounts.items():
+            devices = self._devices.of_group(account.path) if account.path and not step else None
+            if devices is not None:
+                found[(cluster, job, node)] = Given(devices, "cgroup")
+        for file in self.owners.files.load():
+            if file.gpus:
+                owner = self.owners.of_file(file)
+                found[(owner.job.cluster, owner.job.id, owner.node)] = Given(frozenset(file.gpus), "file")
+        return found
 
     def latest(self, processes_known: bool = True) -> Tuple[Rows, ...]:
         """As last known, for somebody who looks once in a while.
@@ -249,7 +289,7 @@ class Attribution:
         keys = tuple(self._info_key(name, account) for name, account in whole)
         return jobs, steps, Rows(INFO, self._same("job_info", keys), [1] * len(keys))
 
-    def _rows(self, accounts: Mapping[Name, Account], fresh: bool) -> JobRows:
+    def _rows(self, accounts: Mapping[Name, Account], fresh: bool) -> Tuple[Rows, Rows]:
         job_keys: List[Key] = []
         step_keys: List[Key] = []
         job_values: List[int] = []
@@ -262,7 +302,7 @@ class Attribution:
             else:
                 job_keys.append((cluster, job, node))
                 job_values += account.values(fresh)
-        return JobRows(
+        return (
             Rows(JOB, self._same("job", tuple(job_keys)), job_values),
             Rows(STEP, self._same("step", tuple(step_keys)), step_values),
         )
