@@ -6,8 +6,10 @@ a file there (clock, file system sizes, page size) comes from the recording's `f
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import stat
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -15,6 +17,9 @@ _CHUNK = 1 << 16
 # /proc/interrupts of a machine with a thousand cores is a few MiB. More than this is not a kernel file.
 _MOST = 1 << 26
 _FACTS = "facts.json"
+_KMSG = os.makedev(1, 11)  # Documentation/admin-guide/devices.txt
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every kernel
+_MOST_RECORDS = 10_000  # of a log at one look
 _LOOK_UP_SECONDS = 0.2
 _LOOK_UP_AGAIN_SECONDS = 300.0
 
@@ -72,6 +77,23 @@ class Host:
         """A file descriptor that the caller closes."""
         return os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
 
+    def open_log(self, path: str, at_end: bool = False) -> int:
+        """The kernel's log, for `read_new`; the caller closes it.
+
+        In a container a terminal or a pipe can have its name: what is read there would be missed by others.
+        """
+        fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) and found.st_rdev != _KMSG:
+                raise FileNotFoundError(errno.ENOENT, "not the kernel's log", self.root + path)
+            if at_end:
+                os.lseek(fd, 0, os.SEEK_END)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
     def forget(self, path: str) -> None:
         fd = self._open.pop(path, None)
         if fd is not None:
@@ -100,6 +122,21 @@ class Host:
 
     def now_ns(self) -> int:
         return time.time_ns() if self.live else int(self._facts.get("time_ns", 0))
+
+    def since_boot_ns(self) -> int:
+        """As the kernel's log counts: without the time that the machine slept."""
+        if self.live:
+            return time.monotonic_ns()
+        return max(self.now_ns() - self.boot_time() * 1_000_000_000, 0)
+
+    def counts_pids_as_kernel(self) -> bool:
+        """Whether a pid in the kernel's log is that pid here, and not of another namespace."""
+        if not self.live:
+            return True
+        try:
+            return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+        except OSError:
+            return False
 
     def space(self, path: str) -> Optional[Space]:
         if not self.live:
@@ -208,4 +245,20 @@ def read_all(fd: int) -> bytes:
         parts.append(more)
         size += len(more)
         more = os.pread(fd, _CHUNK, size)
+    return b"".join(parts)
+
+
+def read_new(fd: int) -> bytes:
+    """What the kernel's log has since the last time; what was overwritten meanwhile is not in it."""
+    parts: List[bytes] = []
+    while len(parts) < _MOST_RECORDS:
+        try:
+            data = os.read(fd, 8192)  # a whole record always fits
+        except BlockingIOError:
+            break
+        except BrokenPipeError:  # overrun: the next read goes on with the oldest that is left
+            continue
+        if not data:
+            break
+        parts.append(data)
     return b"".join(parts)

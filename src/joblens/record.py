@@ -13,10 +13,11 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from joblens import __version__
 from joblens.agent.sampler import Log, Sampler
+from joblens.collectors.kernel_log import blot_out
 from joblens.collectors.pss import read_pss
 from joblens.config import AttributionSettings, CollectorSettings, Settings
 from joblens.errors import UsageError
-from joblens.host import Host, Space, read_all
+from joblens.host import Host, Space, read_all, read_new
 
 _FIRST_PERSON, _NOBODY = 1000, 65534
 # Words that a tree's folders are made of. A user of that name would otherwise take it apart.
@@ -29,6 +30,9 @@ _KEPT = re.compile(
 _NUMBERS = re.compile(r"sys/|proc/[a-z]+$|proc/(net|pressure)/")
 _COMMAND = re.compile(r"proc/\d+/cmdline")
 _MOUNTS = re.compile(r"proc/[^/]+/mounts")
+_MOUNTSTATS = re.compile(r"proc/[^/]+/mountstats")
+# The other lines name servers, their makers and addresses.
+_COUNTED = re.compile(rb"\s+(bytes:|events:|per-op statistics|[A-Z_0-9]+:)[\d\s]*")
 _HOME = re.compile(rb"/home/([^/\s:]+)")
 _UID = re.compile(rb"\nUid:\t(\d+)")
 _STEPD_TITLE = re.compile(rb"slurmstepd: \[[\w+.]+\]")  # without it nobody's job could be told
@@ -64,6 +68,12 @@ class Recorder(Host):
             os.close(fd)
             raise
         return fd
+
+    def open_log(self, path: str, at_end: bool = False) -> int:
+        fd = super().open_log(path)
+        self.files[path] = blot_out(read_new(fd))
+        os.close(fd)
+        return super().open_log(path, at_end)
 
     def list(self, path: str) -> List[str]:
         names = super().list(path)
@@ -213,6 +223,9 @@ class Replacer:
             return self.names(first_word(data))
         if _MOUNTS.fullmatch(path):
             return b"".join(self._mount(line) for line in data.splitlines())
+        if _MOUNTSTATS.fullmatch(path):
+            exports: Dict[bytes, bytes] = {}
+            return b"".join(self._statistics(line, exports) for line in data.splitlines(keepends=True))
         return _ADDRESS.sub(b"192.0.2.1", self.names(data))
 
     def _mount(self, line: bytes) -> bytes:
@@ -227,6 +240,15 @@ class Replacer:
         if not kind.startswith(b"cgroup"):
             options = options.partition(b",")[0]
         return b" ".join((device, mountpoint, kind, options, b"0", b"0")) + b"\n"
+
+    def _statistics(self, line: bytes, exports: Dict[bytes, bytes]) -> bytes:
+        """Exports stay apart from each other: a second mount of the same one is not counted."""
+        fields = line.split(b" ")
+        if line.startswith(b"device ") and len(fields) > 7 and b":" in fields[1]:
+            mountpoint = _escape(self.names(_unescape(fields[4])))
+            export = exports.setdefault(fields[1], b"server:/export%d" % (len(exports) + 1))
+            return b" ".join((b"device", export, *fields[2:4], mountpoint, *fields[5:]))
+        return line if _COUNTED.fullmatch(line.rstrip(b"\n")) else b""
 
 
 def _any_of(names: Iterable[bytes]) -> bytes:

@@ -14,23 +14,36 @@ from joblens.collectors.cpu import KERNEL, cpu
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.disk import SCHEMA as DISK
 from joblens.collectors.disk import disk
+from joblens.collectors.energy import energy
+from joblens.collectors.energy_reading import SCHEMA as ENERGY
 from joblens.collectors.filesystems import SCHEMA as FILESYSTEMS
 from joblens.collectors.filesystems import filesystems
 from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
 from joblens.collectors.gpus import DRIVER as GPU_DRIVER
 from joblens.collectors.gpus import gpus
+from joblens.collectors.infiniband import SCHEMA as INFINIBAND
+from joblens.collectors.infiniband import infiniband
 from joblens.collectors.interrupts import ALL_CORES as INTERRUPTS
 from joblens.collectors.interrupts import interrupts
+from joblens.collectors.kernel_log import EVENT_COUNT as KERNEL_EVENT
+from joblens.collectors.kernel_log import LOG as KERNEL_LOG
+from joblens.collectors.kernel_log import kernel_log
 from joblens.collectors.load import SCHEMA as LOAD
 from joblens.collectors.load import load
+from joblens.collectors.lustre import SCHEMA as LUSTRE
+from joblens.collectors.lustre import lustre
 from joblens.collectors.memory import SCHEMA as MEMORY
 from joblens.collectors.memory import memory
 from joblens.collectors.network import SCHEMA as NETWORK
 from joblens.collectors.network import network
+from joblens.collectors.nfs import NFS, nfs
+from joblens.collectors.nfs import OPERATION as NFS_OPERATION
 from joblens.collectors.pressure import SCHEMA as PRESSURE
 from joblens.collectors.pressure import pressure
 from joblens.collectors.processes import PROCESS, THREAD, processes
 from joblens.collectors.pss import PROCESS_PSS
+from joblens.collectors.slingshot import SCHEMA as SLINGSHOT
+from joblens.collectors.slingshot import slingshot
 from joblens.collectors.vmstat import SCHEMA as VMSTAT
 from joblens.collectors.vmstat import vmstat
 from joblens.model import Rows, Schema
@@ -69,5 +82,25 @@ COLLECTORS: Tuple[Collector, ...] = (
         pause=5.0,
         options={"threads": False, "pss": False},
     ),
+    Collector("kernel_log", kernel_log, "/dev/kmsg", (KERNEL_LOG, KERNEL_EVENT), optional=True),
     Collector("gpu", gpus, "NVML, /sys/class/drm", (GPU, GPU_PROCESS, GPU_DRIVER), optional=True),
+    Collector(
+        "energy",
+        energy,
+        "/sys/class/powercap, /sys/class/hwmon, /sys/cray/pm_counters",
+        (ENERGY,),
+        optional=True,
+    ),
+    # For every counter the driver asks the adapter's firmware, and some nodes have ten adapters.
+    Collector("infiniband", infiniband, "/sys/class/infiniband", (INFINIBAND,), pause=5.0, optional=True),
+    # Fifty files per adapter, each of which is read from the card.
+    Collector("slingshot", slingshot, "/sys/class/cxi", (SLINGSHOT,), pause=5.0, optional=True),
+    Collector(
+        "lustre",
+        lustre,
+        "/sys/kernel/debug/lustre/llite or /proc/fs/lustre/llite",
+        (LUSTRE,),
+        optional=True,
+    ),
+    Collector("nfs", nfs, "/proc/self/mountstats", (NFS, NFS_OPERATION), optional=True),
 )

@@ -1,0 +1,256 @@
+"""`kernel_log` and `kernel_event`: what the kernel's log tells of processes killed and hardware that fails.
+
+/dev/kmsg gives one record per read (Documentation/ABI/testing/dev-kmsg). Only what the kernel itself says
+counts: a line that a program has written there has another facility.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+
+from joblens.errors import MalformedError
+from joblens.host import Host, read_new
+from joblens.model import COUNTER, NO_KEY, Column, Key, Rows, Schema
+
+_PATH = "dev/kmsg"
+LOG = Schema(
+    "kernel_log",
+    (),
+    (
+        Column("records", COUNTER, "records of the kernel's log that were read"),
+        Column("lost", COUNTER, "records that the kernel had overwritten before they could be read"),
+    ),
+)
+EVENT_COUNT = Schema(
+    "kernel_event",
+    ("kind", "device"),
+    (
+        Column(
+            "", COUNTER, "events that the kernel's log tells of, since the oldest record that it still had"
+        ),
+    ),
+)
+_MOST_EVENTS = 1000
+_MOST_KEYS = 500  # what more devices have is counted without their names
+_LONGEST_TEXT = 200
+
+_RECORD = re.compile(rb"(?m)^(\d{1,5}),(\d{1,18}),(\d{1,18}),[^;\n]*;([^\n]*)((?:\n [^\n]*)*)\n?")
+_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
+_DEVICE = re.compile(rb"\n DEVICE=\+pci:([0-9a-f:.]+)")
+_AMD = r"(?:amdgpu (?P<device>[0-9a-f:.]+): (?:amdgpu: )?|\[drm:amdgpu_\w+ \[amdgpu\]\] )(?:\*ERROR\* )? ?"
+# The beginning of a record is the kernel's or the driver's own word; names of processes come behind it.
+_RULES = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("oom_cgroup", r"Memory cgroup out of memory: Killed process (?P<pid>\d+) "),
+        ("oom_global", r"Out of memory(?: \([a-z_]+\))?: Killed process (?P<pid>\d+) "),
+        ("oom_before_5", r"Killed process (?P<pid>\d+) "),
+        ("xid", r"NVRM: Xid \((?:PCI:)?(?P<device>[\w:.]+)\): (?P<code>\d{1,4})\b(?:, pid='?(?P<pid>\d+))?"),
+        ("amdgpu_timeout", _AMD + r"ring \S+ timeout,"),
+        ("amdgpu_process", _AMD + r"Process (?:information: process )?.{0,15} pid (?P<pid>\d+) thread "),
+        ("amdgpu_reset", _AMD + r"GPU reset begin!"),
+        (
+            "machine_check",
+            r"mce: \[Hardware Error\]: (?:(?P<device>CPU \d+): Machine Check|Machine check events logged)",
+        ),
+        ("memory_corrected", r"EDAC (?P<device>MC\d+): \d+ CE "),
+        ("memory_uncorrected", r"EDAC (?P<device>MC\d+): \d+ UE "),
+        ("hardware_error", r"\{\d+\}\[Hardware Error\]: Hardware error from APEI"),
+        ("pcie_error", r"\S+ (?P<device>[0-9a-f:.]{7,}): (?:AER: )?PCIe Bus Error: severity="),
+        ("nfs_not_responding", r"(?:nfs4?|lockd): server (?P<device>\S+) not responding, "),
+        ("lustre_evicted", r"LustreError: (?:\w+-\w+: )?\S+: This client was evicted by (?P<device>[^;\s]+)"),
+        ("lustre_evicted", r"Lustre: (?:\S+: )?Evicted from (?P<device>\S+)"),
+        ("filesystem_read_only", r"EXT[234]-fs \((?P<device>[^)]+)\): Remounting filesystem read-only"),
+        ("filesystem_read_only", r"FAT-fs \((?P<device>[^)]+)\): Filesystem has been set read-only"),
+        ("filesystem_read_only", r"BTRFS \w+ \(device (?P<device>[^)\s]+)[^)]*\): forced readonly"),
+        ("filesystem_read_only", r"XFS \((?P<device>[^)]+)\): .*Shutting down filesystem"),
+        (
+            "link_down",
+            r"\S+ \S+ (?P<device>\S{1,15}): (?:\w+: \S+ )?(?:NIC (?:\w+ )?)?[Ll]ink (?:is )?[Dd]own\b",
+        ),
+        ("link_down", r"\w+: (?P<device>\S{1,15}) NIC Link is Down"),
+        ("link_down", r"(?P<device>[\w.@-]{1,15}): [Ll]ink (?:is )?[Dd]own\b"),
+    )
+)
+# Comes before the kill, and tells more of it. A process gives itself its name, at most 15 letters.
+_SUMMARY = re.compile(
+    r"oom-kill:constraint=CONSTRAINT_\w+,.*?task_memcg=(?P<cgroup>.*?),task=.{0,15},pid=(?P<pid>\d+),uid=\d+$"
+)
+# The same of kernels before 5.0.
+_OLD_CGROUP = re.compile(r"Task in (?P<cgroup>.*?) killed as a result of limit of ")
+_OLD_REASON = re.compile(r"(?P<group>Memory cgroup o|O)ut of memory: Kill process ")
+_NOTHING_SAID = ("oom_global", 0, "")
+
+
+class Event(NamedTuple):
+    """A fact with a time. What the record does not name is empty."""
+
+    time_ns: int
+    kind: str
+    text: str
+    device: str = ""
+    pid: int = 0  # as the first pid namespace counts; 0 where none is named
+    cgroup: str = ""
+
+
+class Record(NamedTuple):
+    sequence: int
+    time_us: int  # since the boot, by the kernel's own clock
+    text: str  # "" where not the kernel itself has written it
+    device: str  # bus address, where the driver gave it along
+
+
+class KernelLog:
+    """Reads what is new at each look. Events wait in `events`, the oldest give way."""
+
+    def __init__(
+        self, host: Host, now_ns: Optional[Callable[[], int]] = None, only_new: bool = False
+    ) -> None:
+        self.host, self.now_ns = host, now_ns or host.now_ns
+        self.events: Deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self.counts: Dict[Tuple[str, str], int] = {("oom_cgroup", ""): 0, ("oom_global", ""): 0}
+        self.records = self.lost = 0
+        self._fd = -1
+        self._fd = _open(host, only_new)
+        self._last = -1
+        self._looked_ns = 0
+        self._keys: Tuple[Key, ...] = ()
+        self._oom = Oom()
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def read(self) -> Tuple[Rows, ...]:
+        self.look()
+        keys = tuple(sorted(self.counts))
+        if keys != self._keys:
+            self._keys = keys
+        return (
+            Rows(LOG, NO_KEY, [self.records, self.lost]),
+            Rows(EVENT_COUNT, self._keys, [self.counts[key] for key in keys]),
+        )
+
+    def look(self) -> None:
+        now = self.now_ns()
+        booted = now - self.host.since_boot_ns()
+        for record in parse_records(read_new(self._fd)):
+            if self._last >= 0:
+                self.lost = min(self.lost + max(record.sequence - self._last - 1, 0), 1 << 62)
+            self._last = record.sequence
+            self.records += 1
+            found = self._oom.complete(find_event(record))
+            if found is None:
+                self._oom.remember(record.text)
+                continue
+            # The kernel's clock for its log drifts from ours: what is new is not from before our last look.
+            when = min(max(booted + record.time_us * 1000, self._looked_ns), now)
+            self.events.append(found._replace(time_ns=when))
+            self._count(found)
+        self._looked_ns = now
+
+    def take(self) -> List[Event]:
+        taken = list(self.events)
+        self.events.clear()
+        return taken
+
+    def _count(self, event: Event) -> None:
+        key = (event.kind, event.device)
+        if key not in self.counts and len(self.counts) >= _MOST_KEYS:
+            key = (event.kind, "")
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+
+class Oom:
+    """What was said before a process was killed for want of memory, until it is."""
+
+    def __init__(self) -> None:
+        self.kind, self.pid, self.cgroup = _NOTHING_SAID
+
+    def remember(self, text: str) -> None:
+        summary, old = _SUMMARY.match(text), _OLD_CGROUP.match(text)
+        if summary:
+            self.pid, self.cgroup = _pid(summary["pid"]), summary["cgroup"]
+        elif old:
+            self.pid, self.cgroup = 0, old["cgroup"]
+        reason = _OLD_REASON.match(text)
+        if reason:
+            self.kind = "oom_global" if reason["group"] == "O" else "oom_cgroup"
+
+    def complete(self, event: Optional[Event]) -> Optional[Event]:
+        """The summary can be left out where there are many: it must be of the process that was killed."""
+        if event is None or not event.kind.startswith("oom_"):
+            return event
+        cgroup = self.cgroup if self.pid in (0, event.pid) else ""
+        kind = self.kind if event.kind == "oom_before_5" else event.kind
+        self.kind, self.pid, self.cgroup = _NOTHING_SAID
+        return event._replace(kind=kind, cgroup=cgroup)
+
+
+def kernel_log(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    return KernelLog(host).read
+
+
+def _open(host: Host, at_end: bool) -> int:
+    try:
+        return host.open_log(_PATH, at_end)
+    except PermissionError as error:
+        # Most users may not read it, and nothing is wrong with that.
+        raise FileNotFoundError(error.errno, "only root may read the kernel's log", _PATH) from None
+
+
+def parse_records(data: bytes) -> List[Record]:
+    """One that cannot be read is passed over; if that is so of all of them, it is no kernel's log."""
+    found = [record for match in _RECORD.finditer(data) for record in [_record(match)]]
+    if data.strip() and not found:
+        raise MalformedError(_PATH, f"not a record of the kernel's log: {data[:80]!r}")
+    return found
+
+
+def _record(match: re.Match[bytes]) -> Record:
+    priority, sequence, time_us = (int(match[number]) for number in (1, 2, 3))
+    device = _DEVICE.search(match[5])
+    text = _text(match[4]) if priority < 8 else ""
+    return Record(sequence, time_us, text, device[1].decode() if device else "")
+
+
+def _text(data: bytes) -> str:
+    plain = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), data).decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in plain)
+
+
+def find_event(record: Record) -> Optional[Event]:
+    """Its time is still that of the kernel's log."""
+    for kind, pattern in _RULES:
+        match = pattern.match(record.text)
+        if match:
+            named = match.groupdict()
+            return Event(
+                record.time_us * 1000,
+                f"{kind}_{int(named['code'])}" if "code" in named else kind,
+                record.text[:_LONGEST_TEXT],
+                named.get("device") or record.device,
+                _pid(named.get("pid")),
+            )
+    return None
+
+
+def _pid(digits: Optional[str]) -> int:
+    """The largest that a kernel can be told to use is 2**22."""
+    return int(digits) if digits and len(digits) < 8 else 0
+
+
+def blot_out(data: bytes) -> bytes:
+    """A log of which only that is left which makes events: the rest need not be handed on."""
+    return _RECORD.sub(_blotted, data)
+
+
+def _blotted(match: re.Match[bytes]) -> bytes:
+    record = _record(match)
+    whole = match[0].rstrip(b"\n") + b"\n"
+    if find_event(record) or any(it.match(record.text) for it in (_SUMMARY, _OLD_CGROUP, _OLD_REASON)):
+        return whole
+    return whole.partition(b";")[0] + b";\n"
