@@ -19,6 +19,7 @@ COMMANDS = (
     ("db", "look after the store: info, compact, retain"),
     ("agent", "watch this node and show it to Prometheus"),
     ("ls", "list what an agent samples now, and the jobs that it sees"),
+    ("prometheus-config", "print a configuration with which Prometheus scrapes agents"),
     ("record", "copy what the collectors read into a folder, for tests and bug reports"),
 )
 
@@ -54,7 +55,7 @@ def _build_parser(words: List[str]) -> argparse.ArgumentParser:
     called = next((word for word in words if not word.startswith("-")), None)
     for name, what in COMMANDS:
         # Only the command that is called is loaded: the others need no more than their line in the help.
-        module = import_module(f"joblens.cli.{name}") if name == called else None
+        module = import_module("joblens.cli." + name.replace("-", "_")) if name == called else None
         command = commands.add_parser(
             name,
             help=what,
