@@ -11,13 +11,15 @@ from joblens import __version__
 from joblens.collectors.cgroup_files import parse_mounts, read_group
 from joblens.errors import UsageError
 from joblens.host import Host
+from joblens.run.gpus import given_gpus
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that look like others
 _LONGEST_NAME = 256
 _LONGEST_COMMAND = 4096
 # Secrets live in the environment, so only what says how the job was laid out is kept.
 _KEPT_VARIABLES = frozenset(
-    "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES MKL_NUM_THREADS OMP_NUM_THREADS "
+    "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK SLURM_JOB_GPUS "
+    "SLURM_STEP_GPUS MKL_NUM_THREADS OMP_NUM_THREADS "
     "OMP_PLACES OMP_PROC_BIND OPENBLAS_NUM_THREADS CONDA_DEFAULT_ENV LOADEDMODULES "
     "SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_PARTITION SLURM_STEP_ID SLURM_NTASKS SLURM_CPUS_PER_TASK "
     "FLUX_JOB_ID PBS_JOBID PBS_QUEUE".split()
@@ -67,6 +69,7 @@ def collect(
         "interval": interval,
         "cores": cores(host),
         "memory": memory(host),
+        "gpus": given_gpus(os.environ),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k in _KEPT_VARIABLES},
         "joblens": __version__,
     }

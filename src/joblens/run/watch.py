@@ -24,6 +24,7 @@ from joblens.host import Host
 from joblens.model import Job, Key, Rows, Sample
 from joblens.run.batches import Batches
 from joblens.run.clock import Clock, start_clock
+from joblens.run.gpus import JobGpus
 from joblens.run.heir import Heir
 from joblens.run.memory import JobMemory
 from joblens.run.streams import wait_readable
@@ -57,13 +58,15 @@ class Watch:
                 self._node_sets.append(collector(host))
             except OSError:  # not on this machine
                 continue
+        self._gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.get("gpus"))
+        self._pids: Set[int] = set()
         self._job_keys: Tuple[Key, ...] = ((self.job.cluster, self.job.id, self.node),)
         self._process_keys: Tuple[Key, ...] = ()
         self._total_key: Tuple[Key, ...] = (("total",),)
 
     def sample(self) -> List[Sample]:
         now = self.clock.now_ns()
-        found = self._read(self._sample_job)
+        found = self._read(self._sample_job) + self._read(lambda: self._gpus.read(self._pids))
         for read in list(self._node_sets):
             rows = self._read(read)
             if not rows:
@@ -88,6 +91,7 @@ class Watch:
         members = [(key, rows.row(n)) for n, key in enumerate(rows.keys) if isinstance(key, ProcessKey)]
         self.account.take([*self.heir.entries, *members], self._memory)
         self.account.processes = len(members)
+        self._pids = {key.pid for key, _ in members}
         self._memory.forget((key.pid, key.start) for key, _ in members)
         keys = tuple((self.job.cluster, self.job.id, "", self.node, *key) for key in rows.keys)
         if keys != self._process_keys:
