@@ -25,6 +25,8 @@ FLOW = (
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(FLOW) for name in names}
+# What a module may load late and only where it is installed. It goes on without.
+OPTIONAL = {"joblens.collectors.gpu_nvml": "pynvml"}
 AGENT = (
     "joblens.agent.loop",
     "joblens.agent.batch",
@@ -83,13 +85,32 @@ def closure(starts: tuple[str, ...]) -> set[str]:
 
 
 def test_agent_needs_the_standard_library_only() -> None:
-    """Nodes are not ours to fill: what the agent loads is joblens itself and the standard library."""
+    """Nodes are not ours to fill: what the agent loads is joblens itself and the standard library.
+
+    NVIDIA's binding is the one exception: asked for by one module, inside a function.
+    """
     outside = {
-        name.split(".")[0]
-        for name in closure(AGENT)
+        (module, name)
+        for module in closure(AGENT) & MODULES.keys()
+        for name in imports(MODULES[module])
         if name.split(".")[0] not in (sys.stdlib_module_names | {"joblens"})
     }
-    assert not outside
+    assert outside == set(OPTIONAL.items())
+
+
+@pytest.mark.parametrize("module", OPTIONAL)
+def test_optional_imports_are_late(module: str) -> None:
+    """What is not installed everywhere is not imported when the module is."""
+    tree = ast.parse(MODULES[module].read_text())
+    inside = [
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+    ]
+    late = {alias.name for node in inside if isinstance(node, ast.Import) for alias in node.names}
+    top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    assert OPTIONAL[module] in late - top
 
 
 def test_agent_loads_nothing_else_when_it_runs() -> None:

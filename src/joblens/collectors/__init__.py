@@ -18,6 +18,7 @@ from joblens.collectors.energy import energy
 from joblens.collectors.energy_reading import SCHEMA as ENERGY
 from joblens.collectors.filesystems import SCHEMA as FILESYSTEMS
 from joblens.collectors.filesystems import filesystems
+from joblens.collectors.gpu_nvidia_extras import GPU_NVIDIA
 from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
 from joblens.collectors.gpus import DRIVER as GPU_DRIVER
 from joblens.collectors.gpus import gpus
@@ -83,7 +84,14 @@ COLLECTORS: Tuple[Collector, ...] = (
         options={"threads": False, "pss": False},
     ),
     Collector("kernel_log", kernel_log, "/dev/kmsg", (KERNEL_LOG, KERNEL_EVENT), optional=True),
-    Collector("gpu", gpus, "NVML, /sys/class/drm", (GPU, GPU_PROCESS, GPU_DRIVER), optional=True),
+    Collector(
+        "gpu",
+        gpus,
+        "NVML, /sys/class/drm",
+        (GPU, GPU_PROCESS, GPU_DRIVER, GPU_NVIDIA),
+        options={"pcie": False},
+        optional=True,
+    ),
     Collector(
         "energy",
         energy,

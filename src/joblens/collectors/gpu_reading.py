@@ -86,3 +86,4 @@ class Reading(NamedTuple):
     devices: List[Device]
     uses: List[Use]
     extras: Tuple[Rows, ...] = ()  # sets that only this vendor has, named gpu_VENDOR…
+    error: str = ""  # trouble that leaves rows worth showing, be it with `up` 0

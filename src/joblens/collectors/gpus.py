@@ -6,6 +6,7 @@ set `gpu_driver`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Callable, Dict, List, Optional, Tuple
 
 from joblens.collectors.gpu_amd import open_amd
@@ -54,13 +55,16 @@ class _Vendor:
         except Exception as error:  # one vendor's trouble is not the others'
             self.read, self.present, self.error, self.wait = None, True, sentence(error), 0
         else:
-            self.present, self.error = True, ""
+            self.present, self.error = True, found.error
             return found
         return None
 
 
-def gpus(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+def gpus(host: Host, pcie: bool = False) -> Callable[[], Tuple[Rows, ...]]:
+    """`pcie`: also ask NVIDIA's cards how much goes over the bus, for which older ones make us wait."""
     vendors = [_Vendor(name, open) for name, open in _VENDORS]
+    if pcie:
+        vendors[0].open = partial(open_nvidia, pcie=True)
     keys: Dict[str, Tuple[Key, ...]] = {}
 
     def same(name: str, found: Tuple[Key, ...]) -> Tuple[Key, ...]:

@@ -1,0 +1,65 @@
+"""Reads the `gpu` collector once per line on stdin, and prints what came as one line of JSON.
+
+A process of its own, because the loader looks for libnvidia-ml.so.1 in an environment that it reads once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import sys
+from typing import Any
+
+from joblens.host import Host
+from joblens.model import ABSENT, Rows
+
+# By its name: the package has a function of the same name.
+frame: Any = importlib.import_module("joblens.collectors.gpus")
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    tree = options.pop("amd", None)
+    if tree:  # the other vendor's own code, on a tree in place of this machine's
+        vendors = dict(frame._VENDORS)
+        amd = vendors["amd"]
+        frame._VENDORS = tuple({**vendors, "amd": lambda _: amd(Host(tree))}.items())
+    read, last = frame.gpus(Host("/"), **options), None
+    for _ in sys.stdin:
+        try:
+            sets = read()
+        except FileNotFoundError as error:
+            print(json.dumps({"absent": str(error)}), flush=True)
+            continue
+        kept = last is not None and [(rows.schema, rows.keys) for rows in sets] == last
+        same = kept and all(rows.keys is keys for rows, (_, keys) in zip(sets, last or []))
+        last = [(rows.schema, rows.keys) for rows in sets]
+        found = {"sets": {rows.schema.set: as_data(rows) for rows in sets}, "same": same, "alive": alive()}
+        print(json.dumps(found), flush=True)
+
+
+def as_data(rows: Rows) -> list[dict[str, Any]]:
+    return [
+        {
+            **dict(zip(rows.schema.labels, key)),
+            **{
+                column.name: column.in_base_units(value)
+                for column, value in zip(rows.schema.columns, rows.row(number))
+                if value != ABSENT
+            },
+        }
+        for number, key in enumerate(rows.keys)
+    ]
+
+
+def alive() -> int:
+    """What the stand-in has given out and not got back."""
+    try:
+        return int(ctypes.CDLL("libnvidia-ml.so.1").standin_alive())
+    except (OSError, AttributeError):
+        return 0
+
+
+if __name__ == "__main__":
+    main()
