@@ -67,7 +67,7 @@ def share(
     *,
     exclusive: bool = False,
     idle_joules: float = 0.0,
-    cores_held: float = 0.0,
+    cores_held: Optional[float] = None,
     job_accelerator_joules: float = 0.0,
     accelerator_joules: float = 0.0,
     covers: str = "node",
@@ -75,32 +75,25 @@ def share(
     """One job's part of what a node used in the same time, or nothing where there is no ground for any.
 
     `idle_joules` is what the node would have used doing nothing, `cores_held` the job's part of its cores
-    from 0 to 1. `accelerator_joules` is what all accelerators used, where that is in `node_joules`:
-    accelerators are held by one job each, so theirs is known and not shared.
+    from 0 to 1; only with both is the idle part told apart. `accelerator_joules` is what all accelerators
+    used, where that is in `node_joules`: one job holds each of them, so theirs is known and not shared.
     """
     if exclusive:
         return Share(node_joules, f"all of the {covers}'s energy, as the job had the node alone")
     rest = max(node_joules - accelerator_joules, 0.0)
-    idle = min(max(idle_joules, 0.0), rest)
+    idle = min(max(idle_joules, 0.0), rest) if cores_held is not None else 0.0
+    held = min(max(cores_held or 0.0, 0.0), 1.0)
     own = min(max(job_accelerator_joules, 0.0), max(accelerator_joules, 0.0))
-    held = min(max(cores_held, 0.0), 1.0)
-    if not busy_cpu_seconds > 0:
-        return Share(own + idle * held, _how(covers, "", held, own)) if idle * held or own else None
     # The two are read one after the other, so a job can seem to have had more than the node.
-    busy = min(max(job_cpu_seconds, 0.0) / busy_cpu_seconds, 1.0)
-    if not (idle and held):
-        return Share(own + rest * busy, _how(covers, "busy", 0.0, own))
-    return Share(own + idle * held + (rest - idle) * busy, _how(covers, "busy", held, own))
+    busy = min(max(job_cpu_seconds, 0.0) / busy_cpu_seconds, 1.0) if busy_cpu_seconds > 0 else None
+    how = _how(covers, busy is not None, idle > 0, own > 0)
+    return Share(own + idle * held + (rest - idle) * (busy or 0.0), how) if how else None
 
 
-def _how(covers: str, busy: str, held: float, own: float) -> str:
+def _how(covers: str, busy: bool, idle: bool, own: bool) -> str:
     parts = ["that of the job's own accelerators"] if own else []
-    if held and busy:
-        parts.append(
-            f"the {covers}'s idle energy by share of cores held and the rest by share of busy core time"
-        )
-    elif held:
+    if idle:
         parts.append(f"the {covers}'s idle energy by share of cores held")
-    elif busy:
-        parts.append(f"the {covers}'s energy by share of busy core time")
+    if busy:
+        parts.append(f"the {covers}'s {'other ' if idle else ''}energy by share of busy core time")
     return ", ".join(parts)
