@@ -149,9 +149,10 @@ scrape_configs:
 
 
 @contextmanager
-def running_prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+def running_prometheus(folder: Path, target: str = "", config: str = "") -> Iterator[Prometheus]:
+    """One that scrapes the target each second, or does what the configuration says."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "prometheus.yml").write_text(_PROMETHEUS.format(target=target))
+    (folder / "prometheus.yml").write_text(config or _PROMETHEUS.format(target=target))
     listen = f"127.0.0.1:{free_port()}"
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(

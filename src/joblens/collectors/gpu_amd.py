@@ -10,7 +10,17 @@ import re
 import struct
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.gpu_drm import Card, Files, Fleet, SameKeys, known, list_folder, read_word, times
+from joblens.collectors.gpu_drm import (
+    Card,
+    Files,
+    Fleet,
+    SameKeys,
+    fitting,
+    known,
+    list_folder,
+    read_word,
+    times,
+)
 from joblens.collectors.gpu_fdinfo import Clients, Place
 from joblens.collectors.gpu_reading import Device, Reading, Use
 from joblens.errors import MalformedError
@@ -158,7 +168,7 @@ def parse_levels(path: str, data: bytes) -> Optional[int]:
 
 def _fan(files: Files, hwmon: str) -> Optional[int]:
     turns, most = files.number(hwmon + "fan1_input"), files.number(hwmon + "fan1_max", of_the_chip=False)
-    return None if turns is None or not most or most < 0 else turns * 10_000 // most
+    return None if turns is None or not most or most < 0 else fitting(turns * 10_000 // most)
 
 
 def _errors(files: Files, path: str) -> Dict[str, Optional[int]]:
@@ -222,7 +232,7 @@ def parse_gpu_metrics(path: str, data: bytes) -> Optional[Metrics]:
 def _old_metrics(fields: Tuple[int, ...]) -> Metrics:
     energy, hbm, status = fields[13], fields[36:40], fields[-1]
     # Of all cards with this version those with HBM (MI200) count in this unit; of others it is not known.
-    counted = energy != _NONE_64 and any(it not in (0, _NONE_16) for it in hbm)
+    counted = any(it not in (0, _NONE_16) for it in hbm)
     bits: Tuple[Optional[int], Optional[int], Optional[int]] = (None, None, None)
     if status != _NONE_64:
         other = status & ~_POWER_BITS & ~_HEAT_BITS
@@ -235,20 +245,20 @@ def _linked_metrics(minor: int, fields: Tuple[int, ...]) -> Metrics:
     begin = _RESIDENCIES_AT.get(minor)
     residencies = fields[begin : begin + 6] if begin else ()
     return Metrics(
-        energy=None if energy == _NONE_64 else _microjoules(energy),
+        energy=_microjoules(energy),
         received=_kibibytes(fields[-16:-8]),
         sent=_kibibytes(fields[-8:]),
         residencies=() if _NONE_32 in residencies[:1] else residencies,
     )
 
 
-def _microjoules(count: int) -> int:
-    return count * 15_625 >> 10  # in units of 2^-16 J
+def _microjoules(count: int) -> Optional[int]:
+    return None if count == _NONE_64 else fitting(count * 15_625 >> 10)  # in units of 2^-16 J
 
 
 def _kibibytes(counts: Tuple[int, ...]) -> Optional[int]:
     sizes = [count for count in counts if count != _NONE_64]
-    return sum(sizes) * 1024 if sizes else None
+    return fitting(sum(sizes) * 1024) if sizes else None
 
 
 def compare_residencies(

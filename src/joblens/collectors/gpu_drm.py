@@ -18,6 +18,7 @@ _CARD = re.compile(r"card\d+")
 _RENDER = re.compile(r"renderD\d+")
 _DEVICE = re.compile(rb"\d+:\d+")
 _NUMBER = re.compile(rb"-?\d{1,18}")
+_TOO_LARGE = 1 << 63
 
 
 class Card(NamedTuple):
@@ -138,8 +139,13 @@ def known(values: Dict[str, Optional[int]]) -> Dict[str, int]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def fitting(value: Optional[int]) -> Optional[int]:
+    """None for what no column can hold: of that size nothing real is."""
+    return None if value is None or abs(value) >= _TOO_LARGE else value
+
+
 def times(value: Optional[int], factor: int) -> Optional[int]:
-    return None if value is None else value * factor
+    return None if value is None else fitting(value * factor)
 
 
 class Fleet:

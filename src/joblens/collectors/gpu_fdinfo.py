@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from joblens.collectors.gpu_drm import known
+from joblens.collectors.gpu_drm import fitting, known
 from joblens.host import Host
 
 _AT_FIRST = 20_000  # files looked at by the first reading, some 0.2 s, so that it tells all
@@ -203,7 +203,7 @@ def _add(user: _User, bus: str, clients: List[Client]) -> Dict[str, int]:
     sizes = [client.memory for client in clients if client.memory is not None]
     return known(
         {
-            "memory_bytes": sum(sizes) if sizes else None,
+            "memory_bytes": fitting(sum(sizes)) if sizes else None,
             "busy_seconds": _busy_time(user, bus, clients),
             "busy_ratio": _busy_part(user, bus, clients),
         }
@@ -217,7 +217,7 @@ def _busy_time(user: _User, bus: str, clients: List[Client]) -> Optional[int]:
             key = bus, client.id, engine
             user.busy[key] = max(user.busy.get(key, 0), time)
     times = [time for (place, _, _), time in user.busy.items() if place == bus]
-    return sum(times) if times else None
+    return fitting(sum(times)) if times else None
 
 
 def _busy_part(user: _User, bus: str, clients: List[Client]) -> Optional[int]:

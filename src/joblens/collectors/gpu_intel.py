@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.gpu_drm import Card, Files, Fleet, SameKeys, known, list_folder, times
+from joblens.collectors.gpu_drm import Card, Files, Fleet, SameKeys, fitting, known, list_folder, times
 from joblens.collectors.gpu_fdinfo import Clients
 from joblens.collectors.gpu_reading import Device, Reading, Use
 from joblens.host import Host
@@ -82,7 +82,7 @@ class _Intel:
         sizes = [files.number(path, of_the_chip=False) for path in parts.memory]
         return known(
             {
-                "memory_total_bytes": sum(it for it in sizes if it) or None,
+                "memory_total_bytes": fitting(sum(it for it in sizes if it)) or None,
                 "power_limit_watts": _limit(files, hwmon),
                 "energy_joules": _first(
                     files.number(hwmon + it) for it in ("energy1_input", "energy2_input")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.gpu_drm import Files, SameKeys, known, list_folder, read_word, times
+from joblens.collectors.gpu_drm import Files, SameKeys, fitting, known, list_folder, read_word, times
 from joblens.collectors.gpu_reading import Device, Reading, Use
 from joblens.errors import MalformedError
 from joblens.host import Host
@@ -40,8 +40,8 @@ _OLD_LABEL = re.compile(r"rail_name_(\d)")
 # Rails that feed the GPU and no processor. VDD_GPU_SOC feeds some of the rest of the chip too.
 _GPU_RAILS = ("VDD_GPU", "GPU", "VDD_SYS_GPU", "POM_5V_GPU", "VDD_GPU_SOC")
 _MEMORY_LINE = re.compile(rb"^(MemTotal|NvMapMemUsed): +(\d{1,15}) kB$", re.MULTILINE)
-_CLIENT = re.compile(rb"\S+\s+.*?(\d{1,9})\s+(\d{1,15})([KMG]?)\s*")
-_TOTAL = re.compile(rb"total\s+(\d{1,15})([KMG]?)\s*")
+_CLIENT = re.compile(rb"\S+\s+(?:.*\s)?(\d{1,9})\s+(\d{1,12})([KMG]?)")
+_TOTAL = re.compile(rb"total\s+(\d{1,12})([KMG]?)")
 _UNITS = {b"": 1, b"K": 1 << 10, b"M": 1 << 20, b"G": 1 << 30}
 
 
@@ -81,14 +81,17 @@ class _Jetson:
         memory = parse_memory(self._host.read("proc/meminfo"))
         values: Dict[str, Optional[int]] = {
             "busy_ratio": times(busy, 10),
-            "memory_used_bytes": memory.get("NvMapMemUsed", total),
+            "memory_used_bytes": memory.get("NvMapMemUsed", fitting(total)),
             "memory_total_bytes": memory.get("MemTotal"),
             "power_watts": _first([power.get(rail) for rail in _GPU_RAILS]),
             "clock_hertz": clock,
             "temperature_celsius": _first([it for zone, it in heat.items() if _GPU_ZONE.fullmatch(zone)]),
         }
         device = self._device._replace(values={"up": 0} if silent else {"up": 1, **known(values)})
-        uses = [Use(device.uuid, pid, {"memory_bytes": size}) for pid, size in sorted(clients.items())]
+        uses = [
+            Use(device.uuid, pid, known({"memory_bytes": fitting(size)}))
+            for pid, size in sorted(clients.items())
+        ]
         extras = (
             Rows(RAIL, self._rail_keys(tuple((name,) for name in power)), list(power.values())),
             Rows(ZONE, self._zone_keys(tuple((name,) for name in heat)), list(heat.values())),
@@ -100,13 +103,12 @@ class _Jetson:
         return known({zone: self._files.number(path) for zone, path in self._zones.items()})
 
     def _read_rails(self) -> Dict[str, int]:
-        found: Dict[str, int] = {}
+        found: Dict[str, Optional[int]] = {}
         for rail in self._rails:
-            numbers = [self._files.number(path) for path in rail.factors if path]
-            if None not in numbers:
-                first, second = (*numbers, 1000)[:2]
-                found[rail.name] = (first or 0) * (second or 0)
-        return found
+            first = self._files.number(rail.factors[0])
+            second = self._files.number(rail.factors[1]) if rail.factors[1] else 1000
+            found[rail.name] = None if second is None else times(first, second)
+        return known(found)
 
     def _read_clients(self) -> Tuple[Optional[int], Dict[int, int]]:
         """Only root may, and not every kernel has it."""
