@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.collectors.gpu_jetson import open_jetson, parse_clients, parse_memory
-from joblens.collectors.gpus import gpus
+from joblens.collectors.gpu_reading import Device, Use
+from joblens.collectors.gpus import gpus, one_of_a_jetson
 from joblens.errors import MalformedError
 from joblens.host import Host
 
@@ -122,6 +123,29 @@ def test_a_jetson_nano(tree: Path) -> None:
     (device,) = open_jetson(Host(str(tree)))().devices
     assert (device.uuid, device.values["busy_ratio"]) == ("jetson-gpu.0", 2500)
     assert device.values["power_watts"] == 310_000
+
+
+def test_the_same_gpu_through_nvml() -> None:
+    """On JetPack 6 NVIDIA's library shows it a second time: one row is left, with what only that one knew."""
+    board = Device("jetson-17000000.gpu", "0", "", "", "jetson", "Jetson", "", {"up": 1, "busy_ratio": 5000})
+    values = {"up": 1, "busy_ratio": 1, "ecc_corrected": 3}
+    twin = Device("GPU-1", "0", "", "", "nvidia", "Orin (nvgpu)", "", values)
+    card = Device("GPU-2", "1", "0005:01:00.0", "195:1", "nvidia", "NVIDIA RTX A6000", "", {"up": 1})
+    uses = [
+        Use("GPU-1", 7, {"memory_bytes": 1}),
+        Use("GPU-1", 8, {"memory_bytes": 2}),
+        Use(board.uuid, 8, {"memory_bytes": 4}),
+        Use("GPU-2", 9, {}),
+    ]
+    devices, left = one_of_a_jetson([twin, card, board], uses)
+    assert devices == [card, board._replace(values={"up": 1, "busy_ratio": 5000, "ecc_corrected": 3})]
+    assert [(use.gpu, use.pid, use.values.get("memory_bytes")) for use in left] == [
+        (board.uuid, 7, 1),
+        (board.uuid, 8, 4),
+        ("GPU-2", 9, None),
+    ]
+    assert one_of_a_jetson([card, board], []) == ([card, board], [])
+    assert one_of_a_jetson([twin, card], uses) == ([twin, card], uses)
 
 
 @pytest.mark.parametrize("compatible", [b"rockchip,rk3588\0", b"", None])

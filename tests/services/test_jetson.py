@@ -28,7 +28,7 @@ class Board:
         self._file = tree / "proc/meminfo"
 
     def use(self, ram: int, gpu: int) -> None:
-        """In KiB. Written in place and in one go: the agent keeps the file open, and reads it at any moment."""
+        """In KiB. Written in place and in one go: the agent keeps it open and reads at any moment."""
         text = self._file.read_text()
         for name, size in (("MemAvailable", 16_384_000 - ram), ("NvMapMemUsed", gpu)):
             text, count = re.subn(rf"(?m)^({name}:) *\d+ kB$", rf"\g<1>{size:>15} kB", text)

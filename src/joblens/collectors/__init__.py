@@ -1,7 +1,8 @@
 """The table of collectors: one source of the kernel's is one file here is one line below.
 
 A collector is a function that takes a host and returns the function that reads it once. What it may
-not do: run commands, need root silently, know about jobs or stores, turn counters into rates.
+not do: run commands, need root silently, know about jobs or stores, turn counters into rates. What a site
+wants beyond that it can have from a script of its own, see `external.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from joblens.collectors.energy import energy
 from joblens.collectors.energy_reading import SCHEMA as ENERGY
 from joblens.collectors.filesystems import SCHEMA as FILESYSTEMS
 from joblens.collectors.filesystems import filesystems
+from joblens.collectors.gpu_amd import AMD as GPU_AMD
+from joblens.collectors.gpu_intel import INTEL as GPU_INTEL
+from joblens.collectors.gpu_jetson import RAIL as JETSON_RAIL
+from joblens.collectors.gpu_jetson import ZONE as JETSON_ZONE
 from joblens.collectors.gpu_nvidia_extras import GPU_NVIDIA
 from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
 from joblens.collectors.gpus import DRIVER as GPU_DRIVER
@@ -88,7 +93,7 @@ COLLECTORS: Tuple[Collector, ...] = (
         "gpu",
         gpus,
         "NVML, /sys/class/drm",
-        (GPU, GPU_PROCESS, GPU_DRIVER, GPU_NVIDIA),
+        (GPU, GPU_PROCESS, GPU_DRIVER, GPU_NVIDIA, GPU_AMD, GPU_INTEL, JETSON_RAIL, JETSON_ZONE),
         options={"pcie": False},
         optional=True,
     ),

@@ -6,6 +6,7 @@ set `gpu_driver`.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Callable, Dict, List, Optional, Tuple
 
@@ -31,6 +32,7 @@ _VENDORS: Tuple[Tuple[str, Callable[[Host], Callable[[], Reading]]], ...] = (
 )
 _GPU_COLUMNS = tuple(column.name for column in GPU.columns)
 _USE_COLUMNS = tuple(column.name for column in GPU_PROCESS.columns)
+_IN_THE_CHIP = re.compile(r"\(nvgpu\)|\bThor\b")  # its names: `Orin (nvgpu)`, `NVIDIA Thor`
 _ASK_AGAIN = 60  # a vendor that is not here now may come with a driver: asked again after so many readings
 
 
@@ -77,8 +79,10 @@ def gpus(host: Host, pcie: bool = False) -> Callable[[], Tuple[Rows, ...]]:
         present = [vendor for vendor in vendors if vendor.present]
         if not present:
             raise FileNotFoundError(2, "no driver of a GPU", "/dev")
-        devices = [device for found in readings for device in found.devices]
-        uses = [use for found in readings for use in found.uses]
+        devices, uses = one_of_a_jetson(
+            [device for found in readings for device in found.devices],
+            [use for found in readings for use in found.uses],
+        )
         health = [int(not vendor.error) for vendor in present]
         return (
             Rows(GPU, same("gpu", tuple(device.key for device in devices)), _device_values(devices)),
@@ -88,6 +92,24 @@ def gpus(host: Host, pcie: bool = False) -> Callable[[], Tuple[Rows, ...]]:
         )
 
     return read
+
+
+def one_of_a_jetson(devices: List[Device], uses: List[Use]) -> Tuple[List[Device], List[Use]]:
+    """On newer boards NVIDIA's library sees the GPU in the chip too: that is no second one.
+
+    It knows little of it, so its row goes, and what only it knows goes into the other.
+    """
+    board = next((device for device in devices if device.vendor == "jetson"), None)
+    twin = next((it for it in devices if it.vendor == "nvidia" and _IN_THE_CHIP.search(it.model)), None)
+    if board is None or twin is None:
+        return devices, uses
+    joined = board._replace(values={**twin.values, **board.values})
+    known = {use.pid for use in uses if use.gpu == board.uuid}
+    rest = [use for use in uses if use.gpu != twin.uuid or use.pid not in known]
+    return (
+        [joined if it is board else it for it in devices if it is not twin],
+        [use._replace(gpu=board.uuid) if use.gpu == twin.uuid else use for use in rest],
+    )
 
 
 def _device_values(devices: List[Device]) -> List[int]:
