@@ -260,6 +260,47 @@ def test_several_meters_are_not_the_node(tmp_path: Path) -> None:
     assert node_energy(rows, "power_watts") == NodeEnergy((), "", False)
 
 
+@pytest.mark.parametrize("named", ["name", "device/name"])
+def test_meters_of_older_kernels(tmp_path: Path, named: str) -> None:
+    """There the files of a meter are in its device's folder, at times its name too."""
+    files: dict[str, str | int] = {
+        f"{HWMON}/hwmon3/{named}": "power_meter",
+        f"{HWMON}/hwmon3/device/power1_average": 77_000_000,
+    }
+    rows = read(plant(tmp_path, files))
+    assert rows.keys == (("acpi", "node", "hwmon3:power1", ""),)
+    assert value(rows, "power_watts", "hwmon3:power1") == 77
+
+
+def grace(number: int, label: str, watts: int) -> dict[str, str | int]:
+    top = f"{HWMON}/hwmon{number}"
+    return {
+        f"{top}/device/name": "power_meter",
+        f"{top}/device/power1_oem_info": label,
+        f"{top}/device/power1_average": watts * 1_000_000,
+    }
+
+
+def test_grace_hopper(tmp_path: Path) -> None:
+    """A module has processor and GPU in it, a processor its cores: of eight meters two can be added."""
+    files: dict[str, str | int] = {}
+    for socket in range(2):
+        for number, kind in enumerate(("Module", "Grace", "CPU", "SysIO")):
+            files.update(grace(4 * socket + number, f"{kind} Power Socket {socket}", 1000 >> number))
+    rows = read(plant(tmp_path, files))
+    above = [name.removesuffix(":power1") for name in part_of(rows).values()]
+    assert above == ["", "hwmon0", "hwmon1", "hwmon1", "", "hwmon4", "hwmon5", "hwmon5"]
+    assert node_energy(rows, "power_watts") == NodeEnergy((0, 4), "module", True)
+    assert node_energy(rows).rows == ()
+
+
+def test_grace_alone(tmp_path: Path) -> None:
+    """Without a GPU there is no module, and a lone named meter is not the node's."""
+    rows = read(plant(tmp_path, grace(0, "Grace Power Socket 0", 200)))
+    assert rows.keys == (("acpi", "package", "hwmon0:power1", ""),)
+    assert node_energy(rows, "power_watts") == NodeEnergy((0,), "CPU", False)
+
+
 class RenewedHost(Host):
     """Whose meters are renewed while they are being read, so many times."""
 
@@ -368,7 +409,7 @@ def test_two_sources_of_the_same() -> None:
     assert node_energy(rows) == NodeEnergy((0,), "CPU", False)
 
 
-DOMAINS = ("platform", "package", "core", "dram", "cpu", "memory", "accelerator", "meter")
+DOMAINS = ("platform", "module", "package", "core", "dram", "cpu", "memory", "accelerator", "meter")
 
 
 @given(

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.energy_reading import CPU, DRAM, MEMORY, NODE, PACKAGE, PLATFORM
+from joblens.collectors.energy_reading import CPU, DRAM, MEMORY, MODULE, NODE, PACKAGE, PLATFORM
 from joblens.model import ABSENT, Rows
 
 # Domains that are no mere fraction of a processor, and in which words they are told.
-_WORDS = {PLATFORM: "platform", PACKAGE: "CPU", CPU: "CPU", DRAM: "memory", MEMORY: "memory"}
+_WORDS = {
+    PLATFORM: "platform",
+    MODULE: "module",
+    PACKAGE: "CPU",
+    CPU: "CPU",
+    DRAM: "memory",
+    MEMORY: "memory",
+}
 
 
 class NodeEnergy(NamedTuple):
     """Numbers of the rows that can be added: no joule is in two of them."""
 
     rows: Tuple[int, ...]
-    covers: str  # node, platform, CPU and memory, CPU
+    covers: str  # node, platform, module, CPU and memory, CPU
     accelerators: bool  # whether those are in it already, so that theirs must not be added
 
 
@@ -39,8 +46,8 @@ def node_energy(rows: Rows, column: str = "energy_joules") -> NodeEnergy:
     # Two sources that both know of processors mean the same ones.
     chosen = [number for number in chosen if rows.keys[number][0] == rows.keys[chosen[0]][0]]
     words = list(dict.fromkeys(_WORDS[domains[number]] for number in chosen))
-    # The platform's counter has in it what the board feeds, and nobody says which cards it does.
-    return NodeEnergy(tuple(chosen), " and ".join(words), "platform" in words)
+    # A module has a GPU on it. The platform's counter has what the board feeds, and nobody says which cards.
+    return NodeEnergy(tuple(chosen), " and ".join(words), "platform" in words or "module" in words)
 
 
 def _is_inside(rows: Rows, number: int, others: List[int]) -> bool:

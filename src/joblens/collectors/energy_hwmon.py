@@ -1,4 +1,4 @@
-"""Meters in /sys/class/hwmon: ACPI's of the whole machine, and AMD's of a socket.
+"""Meters in /sys/class/hwmon: ACPI's of the whole machine or of NVIDIA's Grace, and AMD's of a socket.
 
 Other drivers' power files are those of parts (a card, a supply, a disk), which others measure too.
 See Documentation/hwmon/acpi_power_meter.rst and amd_energy.rst.
@@ -7,16 +7,22 @@ See Documentation/hwmon/acpi_power_meter.rst and amd_energy.rst.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Pattern
+from typing import Dict, Iterator, List, NamedTuple, Pattern
 
-from joblens.collectors.energy_reading import METER, NODE, PACKAGE, Source
+from joblens.collectors.energy_reading import METER, MODULE, NODE, PACKAGE, Source
 from joblens.collectors.number_files import NOT_TOLD, parse_number
 from joblens.host import Host
-from joblens.model import ABSENT
+from joblens.model import ABSENT, Key
 
 FOLDER = "sys/class/hwmon"
 _POWER = re.compile(r"(power\d+)_(?:average|input)")
 _ENERGY = re.compile(r"(energy\d+)_input")
+
+
+# What NVIDIA's Grace calls its meters, what each is of, and in which other one it lies.
+_GRACE = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")
+_DOMAINS = {"Module": MODULE, "Grace": PACKAGE, "CPU": "core", "SysIO": "uncore"}
+_ABOVE = {"Grace": "Module", "CPU": "Grace", "SysIO": "Grace"}
 
 
 class File(NamedTuple):
@@ -26,11 +32,23 @@ class File(NamedTuple):
 
 
 def find_meters(host: Host, names: List[str], node: str) -> Source:
-    """One meter is the machine's. Several may be supplies, or one behind another: they cannot be added."""
     files = _find(host, names, "power_meter", _POWER)
-    domain = NODE if len(files) == 1 else METER
-    keys = tuple(("acpi", domain, file.sensor, node) for file in files)
+    keys = tuple(make_keys(files, node))
     return Source(keys, lambda: [value for file in files for value in _read(host, file.path, False)])
+
+
+def make_keys(files: List[File], node: str) -> Iterator[Key]:
+    """One meter is the machine's. Several may be supplies, or one behind another: they cannot be added."""
+    parts = {file.label: file.sensor for file in files if _GRACE.fullmatch(file.label)}
+    domain = NODE if len(files) - len(parts) == 1 else METER
+    for file in files:
+        grace = _GRACE.fullmatch(file.label)
+        if not grace:
+            yield "acpi", domain, file.sensor, node
+            continue
+        kind, socket = grace.groups()
+        above = parts.get(f"{_ABOVE.get(kind)} Power Socket {socket}", node)
+        yield "acpi", _DOMAINS[kind], file.sensor, above
 
 
 def find_sockets(host: Host, names: List[str], node: str) -> Source:
@@ -43,14 +61,15 @@ def find_sockets(host: Host, names: List[str], node: str) -> Source:
 def _find(host: Host, names: List[str], driver: str, pattern: Pattern[str]) -> List[File]:
     found: Dict[str, File] = {}
     for name in names:
-        folder = f"{FOLDER}/{name}"
-        if _text(host, folder + "/name") != driver:
+        top = f"{FOLDER}/{name}"
+        if (_text(host, top + "/name") or _text(host, top + "/device/name")) != driver:
             continue
-        for match in filter(None, map(pattern.fullmatch, sorted(_list(host, folder)))):
-            sensor = f"{name}:{match[1]}"
-            label = _text(host, f"{folder}/{match[1]}_label")
-            # Where a meter has both, the average over its interval is taken and not the moment.
-            found.setdefault(sensor, File(sensor, f"{folder}/{match[0]}", label))
+        for folder in (top, top + "/device"):  # where older kernels have the files of ACPI's meters
+            for match in filter(None, map(pattern.fullmatch, sorted(_list(host, folder)))):
+                sensor, path = f"{name}:{match[1]}", f"{folder}/{match[1]}"
+                label = _text(host, path + "_label") or _text(host, path + "_oem_info")
+                # Where a meter has both, the average over its interval is taken and not the moment.
+                found.setdefault(sensor, File(sensor, f"{folder}/{match[0]}", label))
     return list(found.values())
 
 

@@ -19,7 +19,7 @@ SCHEMA = Schema(
 )
 # Domains: what a sensor measures. METER is one of which nobody knows what lies behind it.
 NODE, PLATFORM, PACKAGE, DRAM, METER = "node", "platform", "package", "dram", "meter"
-CPU, MEMORY, ACCELERATOR = "cpu", "memory", "accelerator"
+CPU, MEMORY, ACCELERATOR, MODULE = "cpu", "memory", "accelerator", "module"
 
 
 class Source(NamedTuple):
