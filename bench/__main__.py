@@ -13,6 +13,7 @@ from typing import Callable
 
 from bench.agent import measure_agent
 from bench.exporter import measure_exporter
+from bench.gpus import measure_gpus
 from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
 from bench.reports import measure_reports
@@ -30,6 +31,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "run": measure_run,
     "store": measure_store,
     "reports": measure_reports,
+    "gpus": measure_gpus,
 }
 
 

@@ -25,7 +25,7 @@ enum {
     OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NO_DRIVER = 9,
     TIMEOUT = 10
 };
-enum { CARDS = 64, PARTS = 8, LINES = 8192 };
+enum { CARDS = 64, PARTS = 8, LINES = 8192, SLOTS = 4 * LINES };
 
 typedef unsigned long long u64;
 typedef struct { int card, part; } Device;  /* part: -1 for the card itself */
@@ -45,8 +45,19 @@ typedef struct { unsigned id; int result; double value; const char *names[3]; } 
 typedef struct { unsigned version, count; Sample *first, *second; Metric metrics[]; } Metrics;
 
 static struct { char key[48], value[160]; } lines[LINES];
+static int slots[SLOTS];  /* by the key's hash: its first line, counted from 1 */
 static int line_count, is_open, samples_alive, sets_alive, registered[CARDS];
 static Device devices[CARDS][PARTS + 1];
+
+static int *slot_of(const char *key)
+{
+    unsigned hash = 5381;
+    for (const char *c = key; *c; c++)
+        hash = hash * 33 + (unsigned char)*c;
+    while (slots[hash % SLOTS] && strcmp(lines[slots[hash % SLOTS] - 1].key, key) != 0)
+        hash++;
+    return &slots[hash % SLOTS];
+}
 
 static void load(void)
 {
@@ -66,21 +77,30 @@ static void load(void)
     line_count = 0;
     if (!(file = fopen(path, "re")))
         return;
+    memset(slots, 0, sizeof slots);
     while (line_count < LINES
-           && fscanf(file, "%47s %159[^\n]", lines[line_count].key, lines[line_count].value) == 2)
-        line_count++;
+           && fscanf(file, "%47s %159[^\n]", lines[line_count].key, lines[line_count].value) == 2) {
+        int *slot = slot_of(lines[line_count++].key);
+        *slot = *slot ? *slot : line_count;
+    }
     fclose(file);
 }
 
-/* The value at the key, from a line on; where it stands is left in *from. */
-static const char *find(const char *key, int *from)
+/* The value at the key. */
+static const char *find(const char *key)
 {
-    for (int i = from ? *from : 0; i < line_count; i++)
-        if (strcmp(lines[i].key, key) == 0) {
-            if (from)
-                *from = i;
-            return lines[i].value;
-        }
+    int first = *slot_of(key);
+    return first && line_count ? lines[first - 1].value : NULL;
+}
+
+/* The same from a line on, for keys that occur more than once; where it stands is left in *from. */
+static const char *find_next(const char *key, int *from)
+{
+    if (!find(key))
+        return NULL;
+    for (; *from < line_count; ++*from)
+        if (strcmp(lines[*from].key, key) == 0)
+            return lines[*from].value;
     return NULL;
 }
 
@@ -98,7 +118,7 @@ static int check(Device *device)
     char key[48];
     const char *value;
     load();
-    value = find("driver", NULL);
+    value = find("driver");
     if (line_count == 0 || (value && error_in(value))) {
         is_open = 0;
         return line_count ? error_in(value) : NO_DRIVER;
@@ -108,7 +128,7 @@ static int check(Device *device)
     if (!device)
         return OK;
     snprintf(key, sizeof key, "%d.error", device->card);
-    value = find(key, NULL);
+    value = find(key);
     return value ? atoi(value) : OK;
 }
 
@@ -120,15 +140,18 @@ static void name(Device *device, const char *field, char key[48])
         snprintf(key, 48, "%d.%d.%s", device->card, device->part, field);
 }
 
-static int text(Device *device, const char *field, const char **value)
+static int text_of_checked(Device *device, const char *field, const char **value)
 {
     char key[48];
-    int code = check(device);
-    if (code)
-        return code;
     name(device, field, key);
-    *value = find(key, NULL);
+    *value = find(key);
     return error_in(*value);
+}
+
+static int text(Device *device, const char *field, const char **value)
+{
+    int code = check(device);
+    return code ? code : text_of_checked(device, field, value);
 }
 
 static int number(Device *device, const char *field, unsigned *into)
@@ -207,7 +230,7 @@ const char *nvmlErrorString(int code) { (void)code; return "an error of the stan
 int nvmlDeviceGetCount_v2(unsigned *count)
 {
     int code = check(NULL);
-    const char *value = find("count", NULL);
+    const char *value = find("count");
     *count = value ? (unsigned)atoi(value) : 0;
     return code;
 }
@@ -294,7 +317,7 @@ static int processes(Device *device, const char *kind, unsigned *count, Process 
     if (code)
         return code;
     name(device, kind, key);
-    for (int i = 0; find(key, &i); i++, found++) {
+    for (int i = 0; find_next(key, &i); i++, found++) {
         unsigned pid = 0;
         if (error_in(lines[i].value))
             return error_in(lines[i].value);
@@ -323,7 +346,7 @@ int nvmlDeviceGetProcessUtilization(Device *device, Usage *into, unsigned *count
     if (code)
         return code;
     name(device, "usage", key);
-    for (int i = 0; find(key, &i); i++) {
+    for (int i = 0; find_next(key, &i); i++) {
         Usage usage = {0};
         if (sscanf(lines[i].value, "%u %llu %u %u", &usage.pid, &usage.time, &usage.sm, &usage.memory) != 4)
             return NOT_SUPPORTED;
@@ -357,19 +380,14 @@ int nvmlDeviceGetFieldValues(Device *device, int count, Field *fields)
 {
     int code = check(device);
     for (int i = 0; i < count && !code; i++) {
+        Field *it = &fields[i];
         char field[24];
-        int is_link = fields[i].field == 138 || fields[i].field == 139;
-        snprintf(field, sizeof field, "field.%u", fields[i].field);
-        fields[i].value.ull = 0;
-        if (is_link && fields[i].scope != UINT_MAX)
-            fields[i].result = NOT_SUPPORTED;
-        else if (fields[i].field == 82) {
-            fields[i].type = 1;
-            fields[i].result = number(device, field, &fields[i].value.ui);
-        } else {
-            fields[i].type = 3;
-            fields[i].result = number64(device, field, &fields[i].value.ull);
-        }
+        const char *value = NULL;
+        int is_link = it->field == 138 || it->field == 139;
+        snprintf(field, sizeof field, "field.%u", it->field);
+        it->result = is_link && it->scope != UINT_MAX ? NOT_SUPPORTED : text_of_checked(device, field, &value);
+        it->type = it->field == 82 ? 1 : 3;
+        it->value.ull = it->result ? 0 : strtoull(value, NULL, 10);
     }
     return code;
 }
@@ -446,7 +464,7 @@ int nvmlGpmMetricsGet(Metrics *metrics)
         char key[64];
         const char *value;
         snprintf(key, sizeof key, "%sgpm.%u", second->owner, metrics->metrics[i].id);
-        value = find(key, NULL);
+        value = find(key);
         metrics->metrics[i].result = error_in(value);
         metrics->metrics[i].value = value ? strtod(value, NULL) : 0;
     }
@@ -488,7 +506,7 @@ int nvmlEventSetWait_v2(void *set, Event *event, unsigned milliseconds)
     (void)set;
     if (code || milliseconds)
         return code ? code : INVALID;
-    for (int i = 0; find("xid", &i); i++) {
+    for (int i = 0; find_next("xid", &i); i++) {
         long long sequence;
         unsigned card, xid;
         if (sscanf(lines[i].value, "%lld %u %u", &sequence, &card, &xid) != 3 || card >= CARDS)

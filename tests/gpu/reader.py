@@ -25,16 +25,17 @@ def main() -> None:
         vendors = dict(frame._VENDORS)
         amd = vendors["amd"]
         frame._VENDORS = tuple({**vendors, "amd": lambda _: amd(Host(tree))}.items())
-    read, last = frame.gpus(Host("/"), **options), None
+    read = frame.gpus(Host("/"), **options)
+    last: list[tuple[Any, Any]] = []
     for _ in sys.stdin:
         try:
             sets = read()
         except FileNotFoundError as error:
             print(json.dumps({"absent": str(error)}), flush=True)
             continue
-        kept = last is not None and [(rows.schema, rows.keys) for rows in sets] == last
-        same = kept and all(rows.keys is keys for rows, (_, keys) in zip(sets, last or []))
-        last = [(rows.schema, rows.keys) for rows in sets]
+        now = [(rows.schema, rows.keys) for rows in sets]
+        same = now == last and all(keys is before for (_, keys), (_, before) in zip(now, last))
+        last = now
         found = {"sets": {rows.schema.set: as_data(rows) for rows in sets}, "same": same, "alive": alive()}
         print(json.dumps(found), flush=True)
 

@@ -101,11 +101,11 @@ class Gpm:
         self._question.sample1, self._question.sample2 = first, second
         if not self.nvml.tell("nvmlGpmMetricsGet", self._question):
             return {}
-        answers = zip(_METRICS, self._question.metrics)
+        answers = ((answer.nvmlReturn, answer.value) for answer in self._question.metrics[: len(_METRICS)])
         return {
-            name: round(answer.value * factor)
-            for (_, name, factor), answer in answers
-            if answer.nvmlReturn == 0 and 0 <= answer.value < _MOST  # "not a number" is neither
+            name: round(value * factor)
+            for (_, name, factor), (code, value) in zip(_METRICS, answers)
+            if code == 0 and 0 <= value < _MOST  # "not a number" is neither
         }
 
     def keep(self, uuids: Iterable[str]) -> None:

@@ -13,12 +13,13 @@ from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, 
 
 from joblens.collectors.gpu_nvml import NoNvmlError
 from joblens.collectors.gpu_reading import Device, Reading, Use
-from joblens.errors import MalformedError, OutsideError, sentence
+from joblens.errors import MalformedError, sentence
 
 PROGRAM = "nvidia-smi"
 _EVERY = 10  # readings: it takes a good part of a second of some core
 _LONGEST = 20.0  # seconds until it is killed
 _FIRST = 1.0  # seconds that the first reading waits, so that it need not be empty
+_LAST = 1.0  # seconds that one that was killed has to end
 _MOST = 1 << 24  # bytes: more is not what it says
 _MAJOR = 195  # of /dev/nvidia0 and so on
 
@@ -83,7 +84,7 @@ def open_smi(because: NoNvmlError) -> Callable[[], Reading]:
 class _Smi:
     def __init__(self, program: str) -> None:
         self.program = program
-        self.latest: Optional[Reading] = None
+        self.latest = Reading([], [])
         self.error = ""
         self.turn = _EVERY
         self.child, self.words = self._start()
@@ -122,10 +123,6 @@ class _Smi:
         elif self.turn <= 0:
             self.turn, self.begun = _EVERY, time.monotonic()
             self.child, self.words = self._start()
-        if self.latest is None:
-            if self.error:
-                raise FileNotFoundError(2, self.error, self.program)
-            return Reading([], [])
         if self.error:
             return Reading([it._replace(values={"up": 0}) for it in self.latest.devices], [], (), self.error)
         return self.latest
@@ -142,23 +139,28 @@ class _Smi:
         with self.words:
             self.words.seek(0)
             text = self.words.read(_MOST).decode("utf-8", "replace")
+        if code == 0:
+            self._parse(text)
+        elif code > 0:
+            self._has_failed(code, text)
+
+    def _parse(self, text: str) -> None:
         try:
-            self.latest, self.error = _judge(code, text), ""
-        except OutsideError as error:
-            self.error = self.error if code < 0 and self.error else sentence(error)
+            self.latest, self.error = parse_smi(text), ""
+        except MalformedError as error:
+            self.error = sentence(error)
+
+    def _has_failed(self, code: int, text: str) -> None:
+        said = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        self.error = f"{PROGRAM} ended with {code}: {said[:200]}"
+        if not self.latest.devices:  # no driver, or no card: it was never here
+            raise FileNotFoundError(2, self.error, self.program)
 
     def __del__(self) -> None:
         if getattr(self, "child", None) is not None:
             self.child.kill()
-            self.child.poll()
+            self.wait(_LAST)
             self.words.close()
-
-
-def _judge(code: int, text: str) -> Reading:
-    if code:
-        said = next((line.strip() for line in text.splitlines() if line.strip()), "")
-        raise OutsideError(f"{PROGRAM} ended with {code}: {said[:200]}")
-    return parse_smi(text)
 
 
 def parse_smi(text: str) -> Reading:
@@ -188,7 +190,8 @@ def parse_smi(text: str) -> Reading:
 
 def _cards(text: str) -> Iterator[Tuple[str, List[Entry]]]:
     """First what stands before all cards, with no bus address."""
-    bus, lines = "", []
+    bus = ""
+    lines: List[str] = []
     for line in text.splitlines():
         if line.startswith("GPU ") and " : " not in line:
             yield bus, _entries(lines)
