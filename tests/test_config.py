@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.collectors import COLLECTORS
-from joblens.config import Settings, load_settings, parse_settings, split_address
+from joblens.config import ExternalSettings, Settings, load_settings, parse_settings, split_address
 from joblens.errors import ConfigError
 
 KNOWN = {collector.name: collector.options for collector in COLLECTORS}
@@ -102,3 +102,40 @@ def test_addresses() -> None:
     """Host and port, IPv6 in brackets."""
     assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
     assert split_address("[::1]:80") == ("::1", 80)
+
+
+def test_scripts_of_the_site(tmp_path: Path) -> None:
+    """There is none unless a table names it; of it only the command is needed."""
+    path = tmp_path / "agent.toml"
+    path.write_text(
+        '[external.room]\ncommand = ["/opt/site/temp.sh", "-v"]\n'
+        '[external.door_2]\ncommand = ["/x"]\ninterval = 5\ntimeout = 1.5\nuser = "site"\n'
+    )
+    assert load_settings(str(path), KNOWN).external == {
+        "room": ExternalSettings(("/opt/site/temp.sh", "-v"), 60.0, 10.0, ""),
+        "door_2": ExternalSettings(("/x",), 5.0, 1.5, "site"),
+    }
+    assert Settings().external == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"external": {"Room": {"command": ["/x"]}}}, "is no name made of small letters"),
+        ({"external": {"a b": {"command": ["/x"]}}}, "is no name made of small letters"),
+        ({"external": {"x": {}}}, "external.x.command is needed"),
+        ({"external": {"x": {"command": "/x"}}}, "external.x.command is needed"),
+        ({"external": {"x": {"command": ["x"]}}}, "external.x.command is needed"),
+        ({"external": {"x": {"command": ["/x", 1]}}}, "external.x.command is 1"),
+        ({"external": {"x": {"command": ["/x\0"]}}}, "which cannot be printed"),
+        ({"external": {"x": {"command": ["/x"], "usr": "a"}}}, "did you mean external.x.user?"),
+        ({"external": {"x": {"command": ["/x"], "timeout": 0}}}, "external.x.timeout is 0.0"),
+        ({"external": {"x": {"command": ["/x"], "interval": "1"}}}, "external.x.interval is '1'"),
+        ({"external": {"x": 1}}, "external.x is 1, where a table is needed"),
+    ],
+)
+def test_wrong_scripts_get_a_sentence(found: dict[str, Any], said: str) -> None:
+    """As for every other setting."""
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(found, "agent.toml", KNOWN)
+    assert said in str(caught.value)

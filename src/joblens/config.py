@@ -22,6 +22,15 @@ class CollectorSettings(NamedTuple):
     options: Tuple[Tuple[str, Any], ...] = ()
 
 
+class ExternalSettings(NamedTuple):
+    """A site's own script, `[external.NAME]`."""
+
+    command: Tuple[str, ...]
+    interval: float = 60.0
+    timeout: float = 10.0
+    user: str = ""  # "": nobody where the agent is root, else the agent's own
+
+
 class Settings(NamedTuple):
     interval: float = 1.0
     listen: str = "127.0.0.1:9477"
@@ -31,6 +40,7 @@ class Settings(NamedTuple):
     process_metrics: bool = False
     collectors: Mapping[str, CollectorSettings] = {}
     attribution: AttributionSettings = AttributionSettings()
+    external: Mapping[str, ExternalSettings] = {}
 
 
 # Of each collector, by name, the options that it has beside `enabled` and `interval`, with defaults.
@@ -52,8 +62,10 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     values = dict(found)
     collectors = _table(values.pop("collectors", {}), path, "collectors")
     attribution = _table(values.pop("attribution", {}), path, "attribution")
+    external = _table(values.pop("external", {}), path, "external")
     defaults = Settings()._asdict()
-    _check_names(values, [name for name in defaults if name not in ("collectors", "attribution")], path)
+    tables = ("collectors", "attribution", "external")
+    _check_names(values, [name for name in defaults if name not in tables], path)
     _check_names(collectors, known, path, "collectors.")
     settings = Settings(
         **{name: _typed(value, defaults[name], path, name) for name, value in values.items()},
@@ -62,6 +74,10 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
             for name, table in collectors.items()
         },
         attribution=_attribution(attribution, path),
+        external={
+            name: _external(_table(table, path, "external." + name), path, name)
+            for name, table in external.items()
+        },
     )
     _check_interval("interval", settings.interval, path)
     split_address(settings.listen, path)
@@ -93,6 +109,23 @@ def _collector(table: Dict[str, Any], path: str, name: str, options: Mapping[str
         _check_interval(where + "interval", typed["interval"], path)
     chosen = tuple((key, typed[key]) for key in options if key in typed)
     return CollectorSettings(typed.get("enabled", True), typed.get("interval", 0.0), chosen)
+
+
+def _external(table: Dict[str, Any], path: str, name: str) -> ExternalSettings:
+    where = f"external.{name}."
+    if not re.fullmatch("[a-z][a-z0-9_]{0,40}", name):
+        raise ConfigError(f"external.{name!r:.60} is no name made of small letters, digits and _", path)
+    defaults = ExternalSettings(("/path",))._asdict()
+    _check_names(table, defaults, path, where)
+    command = table.get("command")
+    if not isinstance(command, list) or not command or not str(command[0]).startswith("/"):
+        raise ConfigError(f'{where}command is needed, such as ["/opt/site/script", "argument"]', path)
+    words = tuple(_typed(word, "", path, where + "command") for word in command)
+    others = {key: _typed(table[key], defaults[key], path, where + key) for key in table if key != "command"}
+    found = ExternalSettings(words, **others)
+    _check_interval(where + "interval", found.interval, path)
+    _check_interval(where + "timeout", found.timeout, path)
+    return found
 
 
 def _check_interval(name: str, seconds: float, path: str) -> None:

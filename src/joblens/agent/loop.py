@@ -130,7 +130,11 @@ class Agent:
             server.close()
             signals.close()
             selector.close()
-            self.host.close()
+            self.close()
+
+    def close(self) -> None:
+        self.sampler.close()
+        self.host.close()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -147,6 +151,7 @@ class Agent:
             self.log(f"settings not changed: {sentence(error)}")
             return
         self._missed_before += self.grid.missed
+        self.sampler.close()
         self.settings, self.sampler, self._token = settings, sampler, token
         self.grid = Grid(settings.interval, time.time(), time.monotonic())
         self.sample()

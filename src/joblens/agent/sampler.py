@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from joblens.attribution.owners import Owners
 from joblens.attribution.sums import Attribution
 from joblens.collectors import COLLECTORS, Collector, Read
+from joblens.collectors.external import Script
 from joblens.config import CollectorSettings, Settings
 from joblens.errors import sentence
 from joblens.host import Host
@@ -83,9 +84,10 @@ class Running(Health):
             return ()
         begin = time.perf_counter_ns()
         try:
-            if self.read is None:
-                self.read = self.collector.open(host, **self.options)
-            rows = self.read()
+            found = self._read(host)
+            if found is None:
+                return ()
+            rows = found
         except FileNotFoundError as error:
             self._is_absent(error, tick, log)
             rows = ()
@@ -100,11 +102,31 @@ class Running(Health):
         self.duration_ns = time.perf_counter_ns() - begin
         return rows
 
+    def _read(self, host: Host) -> Optional[Tuple[Rows, ...]]:
+        """None if there is nothing new, and what was known still holds."""
+        if self.read is None:
+            self.read = self.collector.open(host, **self.options)
+        return self.read()
+
     def _is_absent(self, error: Exception, tick: int, log: Log) -> None:
         if self.present and not self.collector.optional:
             log(f"{self.collector.name}: not on this machine: {sentence(error)}")
         self.present, self.read, self.error = False, None, ""
         self.not_before = tick + _ASK_AGAIN * self.every
+
+
+class RunningScript(Running):
+    """A site's script: looked at at every tick, for it ends when it ends."""
+
+    def __init__(self, script: Script, every: int) -> None:
+        super().__init__(Collector(script.set, lambda host: tuple, "", ()), every, {})  # it is never opened
+        self.script = script
+
+    def is_due(self, tick: int) -> bool:
+        return True
+
+    def _read(self, host: Host) -> Optional[Tuple[Rows, ...]]:
+        return self.script.read()
 
 
 class Sampler:
@@ -116,12 +138,30 @@ class Sampler:
             for every, options in [_plan(collector, settings)]
             if every
         ]
+        self.scripts = [
+            RunningScript(Script(host, name, script), _ticks(script.interval, settings))
+            for name, script in settings.external.items()
+            if host.live  # of a recording nothing is run
+        ]
+        self.running += self.scripts
         node = settings.node or host.name()
         owners = Owners(host, settings.attribution, settings.cluster or node, node)
         self.attribution = Attribution(host, owners)
         self.jobs = Health("attribution")
         self.latest: Dict[str, Sample] = {}
         self._problems: Dict[str, str] = {}
+
+    def settle(self) -> None:
+        """Until all scripts have told something, for whoever looks only once."""
+        while any(not (it.readings or it.failures) for it in self.scripts):
+            time.sleep(0.01)
+            for it in self.scripts:
+                for rows in it.sample(self.host, 0, self.log):
+                    self.latest[rows.schema.set] = Sample(self.host.now_ns(), rows)
+
+    def close(self) -> None:
+        for it in self.scripts:
+            it.script.close()
 
     def carry_on(self, before: Sampler) -> None:
         """Keep what jobs have used so far, unless they are now told apart or measured in another way."""
@@ -245,4 +285,8 @@ def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]
     options = {**collector.options, **dict(chosen.options)}
     if not chosen.enabled:
         return 0, options
-    return max(round((chosen.interval or collector.pause) / settings.interval), 1), options
+    return _ticks(chosen.interval or collector.pause, settings), options
+
+
+def _ticks(seconds: float, settings: Settings) -> int:
+    return max(round(seconds / settings.interval), 1)

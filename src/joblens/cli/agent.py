@@ -34,7 +34,9 @@ def run(options: argparse.Namespace) -> int:
     agent = Agent(Host(options.root), settings, _log)
     if options.once:
         agent.sample()
+        agent.sampler.settle()
         sys.stdout.write(agent.render().decode("utf-8"))
+        agent.close()
         return 0
     if not settings.token_file and not settings.listen.startswith(("127.", "[::1]", "localhost")):
         _log(f"{settings.listen} can be read by everybody who reaches it; set token_file to ask for a token")

@@ -13,7 +13,7 @@ from joblens.host import Host
 from joblens.model import GAUGE, Column, Key, Rows, Schema
 
 _MOUNTS = "proc/self/mounts"
-_LOCAL = frozenset("bcachefs btrfs ext2 ext3 ext4 f2fs jfs overlay reiserfs tmpfs vfat xfs zfs".split())
+LOCAL = frozenset("bcachefs btrfs ext2 ext3 ext4 f2fs jfs overlay reiserfs tmpfs vfat xfs zfs".split())
 _HIDDEN = ("/proc", "/sys", "/dev", "/run/credentials", "/run/user", "/var/lib/docker", "/snap")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 SCHEMA = Schema(
@@ -56,8 +56,8 @@ def parse_mounts(data: bytes) -> List[Tuple[str, str, str]]:
         fields = line.split(b" ")
         if len(fields) < 4:
             continue
-        device, mountpoint, kind = (_unescape(field) for field in fields[:3])
-        if kind not in _LOCAL or mountpoint.startswith(_HIDDEN):
+        device, mountpoint, kind = (unescape(field) for field in fields[:3])
+        if kind not in LOCAL or mountpoint.startswith(_HIDDEN):
             continue
         identity = mountpoint if kind in ("tmpfs", "overlay") else device
         if identity not in found or len(mountpoint) < len(found[identity][0]):
@@ -66,7 +66,7 @@ def parse_mounts(data: bytes) -> List[Tuple[str, str, str]]:
     return list(mountpoints.values())
 
 
-def _unescape(field: bytes) -> str:
+def unescape(field: bytes) -> str:
     return _ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 255]), field).decode(
         "utf-8", "surrogateescape"
     )
