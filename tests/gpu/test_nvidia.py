@@ -162,6 +162,21 @@ def test_not_supported(library: Path, driver: Driver, key: str, columns: set[str
             assert other == whole[1]
 
 
+def test_figures_that_are_none(library: Path, driver: Driver) -> None:
+    """All bits set is NVML's way to say that there is no figure."""
+    none = {
+        "field__138": (1 << 64) - 1,
+        "field__82": (1 << 32) - 1,
+        "field__139": (1 << 63) - 1,
+        "field__3": 5,
+    }
+    driver.says(cards(1), card(0, **none))
+    with reading(environment(library, driver.path)) as reader:
+        row = reader.gpus()[0]
+    assert row["ecc_corrected"] == 5
+    assert not {"link_transmit_bytes", "link_receive_bytes", "memory_temperature_celsius"} & row.keys()
+
+
 def test_lost_card(library: Path, driver: Driver) -> None:
     """A card that falls off the bus keeps its row with up 0; the others go on; it may come back."""
     driver.says(cards(4), card(1, **BUSY))

@@ -7,6 +7,7 @@ and then ever more seldom, for opening can be dear.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from joblens.collectors.gpu_nvidia_extras import Gpm, Xids, as_extras, extra_rows
@@ -55,7 +56,9 @@ _FIELDS: Tuple[Tuple[int, int, str, int], ...] = (
     (139, _ALL_LINKS, "link_receive_bytes", 1024),
 )
 _FIELD_IDS = [(number, scope) for number, scope, _, _ in _FIELDS]
-_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_FIELD_LAYOUT = Struct("=8x16xIiQ")  # nvmlFieldValue_t: type, result and value of each
+_WIDTHS = {1: 32, 2: 64, 3: 64, 4: 64, 5: 32, 6: 16}  # nvmlValueType_t: bits of the union that count
+_MOST = 1 << 62
 # nvmlClocksEventReason…: the bits of why the clock is low.
 _IDLE, _BY_POWER, _BY_HEAT, _HARDWARE = 0x1, 0x4 | 0x80, 0x20 | 0x40, 0x8
 _HARDWARE_TOLD = 0x80 | 0x40  # the reasons that _HARDWARE is only the sum of
@@ -345,10 +348,14 @@ def _of_card(activity: Dict[str, int]) -> Dict[str, int]:
 
 def _fields(found: Any) -> Dict[str, int]:
     values: Dict[str, int] = {}
-    for (_, _, column, factor), field in zip(_FIELDS, found or ()):
-        if field.nvmlReturn == 0 and field.valueType < len(_VALUE_TYPES):
-            value = int(getattr(field.value, _VALUE_TYPES[field.valueType]))
-            values[column] = values.get(column, 0) + value * factor
+    if found is None:
+        return values
+    # As bytes, because the binding's structures take a good part of a µs per attribute.
+    for (_, _, column, factor), (kind, code, value) in zip(_FIELDS, _FIELD_LAYOUT.iter_unpack(bytes(found))):
+        number = value & ((1 << _WIDTHS.get(kind, 0)) - 1)
+        # With the highest bit set it would be negative, or "not available": nothing here is ever that high.
+        if code == 0 and kind in _WIDTHS and not number >> (_WIDTHS[kind] - 1) and number * factor < _MOST:
+            values[column] = values.get(column, 0) + number * factor
     if not values.get("memory_temperature_celsius"):  # no memory is at 0 °C: there is no sensor
         values.pop("memory_temperature_celsius", None)
     return values
