@@ -396,6 +396,20 @@ def test_library_that_cannot_be_opened(tmp_path: Path, words: Path) -> None:
         assert eventually(reader, [1, 1, 1, 1])["gpu"][0]["model"] == "NVIDIA L40S"
 
 
+def test_without_the_binding(tmp_path: Path, words: Path) -> None:
+    """A node with the driver's library and without the Python package."""
+    driver = Driver(tmp_path / "driver")
+    driver.says(cards(2))
+    (tmp_path / "pynvml.py").write_text("raise ImportError")
+    programs = program(tmp_path / "bin", f"cat {words}")
+    env = environment(build(tmp_path / "library"), driver.path, programs)
+    with reading({**env, "PYTHONPATH": str(tmp_path)}) as reader:
+        assert eventually(reader, [1, 1, 1, 1])["gpu"][0]["model"] == "NVIDIA L40S"
+    (programs / "nvidia-smi").unlink()
+    with reading({**env, "PYTHONPATH": str(tmp_path), "PATH": str(programs)}) as reader:
+        assert "nvidia-ml-py" in str(reader.sets()["gpu_driver"][0]["error"])
+
+
 def test_neither(tmp_path: Path) -> None:
     """A library that cannot be used and no nvidia-smi: that is trouble, for there is a card."""
     driver = Driver(tmp_path / "driver")
