@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from joblens.errors import MalformedError
 from joblens.host import Host
 from joblens.record import Recorder, record
 from kernel import make_machine
+from small_group import GREEDY, small_group
 
 TREE = Path(__file__).parent / "nodes" / "kernel-log"
 BOOT = 1767225600  # btime of the tree
@@ -298,36 +298,15 @@ def test_the_real_log_tells_programs_from_the_kernel() -> None:
     assert not [event for event in log.take() if mark in event.text]
 
 
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """A cgroup in which 20 MB are all there is."""
-    name = f"joblens-test-{uuid.uuid4().hex}"
-    for top, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
-        group = Path("/sys/fs/cgroup") / top / name
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / limit).write_text(str(20 << 20))
-            yield group
-            return
-        except OSError:
-            continue
-        finally:
-            group.rmdir()
-    pytest.skip("no memory cgroup can be made here")
-
-
-def test_a_real_kill(small_group: Path) -> None:
+def test_a_real_kill() -> None:
     """A process that takes more than its group may have is killed, and the event has its pid and cgroup."""
     log = readable_log()
-    code = "import sys; open(sys.argv[1], 'w').write('0'); bytearray(200 << 20)"
-    victim = subprocess.Popen([sys.executable, "-c", code, str(small_group / "cgroup.procs")])
-    if victim.wait() != -9:
-        pytest.skip("the group's limit is not kept here: there is swap")
+    with small_group() as group:
+        victim = subprocess.Popen([sys.executable, "-c", GREEDY, str(group / "cgroup.procs")])
+        if victim.wait() != -9:
+            pytest.skip("the group's limit is not kept here: there is swap")
     log.look()
     (event,) = [event for event in log.take() if event.pid == victim.pid]
     assert event.kind == "oom_cgroup"
-    assert event.cgroup.endswith("/" + small_group.name)
+    assert event.cgroup.endswith("/" + group.name)
     assert abs(time.time_ns() - event.time_ns) < 600 * SECOND

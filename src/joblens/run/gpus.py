@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Mapping, Optional, Tuple
+from typing import Callable, Collection, Mapping, Optional, Set, Tuple
 
 from joblens.attribution.devices import OWNED_GPU_PROCESS, Given, JobName, share_gpus
 from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
@@ -37,6 +37,7 @@ class JobGpus:
     def __init__(self, host: Host, job: JobName, given: Optional[Collection[str]]) -> None:
         self.job = job
         self.given = {job: Given(frozenset(given), "environment")} if given else {}
+        self.buses: Set[str] = set()  # also of cards that do not answer any more
         self._read: Optional[Callable[[], Tuple[Rows, ...]]] = gpus(host)
 
     def read(self, pids: Collection[int]) -> Tuple[Rows, ...]:
@@ -51,6 +52,8 @@ class JobGpus:
         sets = {rows.schema.set: rows for rows in found}
         cards, uses = sets.pop(GPU.set), sets.pop(GPU_PROCESS.set)
         own = share_gpus(cards, uses, lambda pid: self.job if pid in pids else None, self._known(cards))
+        mine = {key[3] for key in own.keys}
+        self.buses.update(str(key[2]) for key in cards.keys if key[0] in mine)
         every = (own, self._own_uses(uses, pids), *self._own_extras(sets.values(), own))
         return tuple(rows for rows in every if rows.keys)
 

@@ -9,21 +9,28 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, TypeVar
 
 from joblens.attribution.sums import JOB, OWNED_PROCESS, Account
 from joblens.collectors.cpu import cpu
 from joblens.collectors.disk import disk
+from joblens.collectors.energy import energy
+from joblens.collectors.infiniband import infiniband
 from joblens.collectors.load import load
+from joblens.collectors.lustre import lustre
 from joblens.collectors.memory import memory
 from joblens.collectors.network import network
+from joblens.collectors.nfs import nfs
 from joblens.collectors.pressure import pressure
 from joblens.collectors.processes import ProcessKey, processes
+from joblens.collectors.slingshot import slingshot
 from joblens.errors import sentence
 from joblens.host import Host
 from joblens.model import Job, Key, Rows, Sample
 from joblens.run.batches import Batches
 from joblens.run.clock import Clock, start_clock
+from joblens.run.events import JobEvents
 from joblens.run.gpus import JobGpus
 from joblens.run.heir import Heir
 from joblens.run.memory import JobMemory
@@ -32,7 +39,10 @@ from joblens.run.streams import wait_readable
 # Short jobs are looked at more often in their first second.
 _FIRST_LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6)
 _MOST_PROBLEMS = 20
+_DEVICES_SECONDS = 5.0  # adapters are asked for every counter of theirs
+_TOO_MUCH = ("nfs_operation",)
 _DEAF_TO = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ)
+Found = TypeVar("Found")
 
 
 class Told(NamedTuple):
@@ -58,13 +68,16 @@ class Watch:
                 self._node_sets.append(collector(host))
             except OSError:  # not on this machine
                 continue
+        self._devices = [it(host) for it in (energy, infiniband, slingshot, lustre, nfs)]
+        self._devices_due = 0.0
         self._gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.get("gpus"))
+        self._events = JobEvents(host, (self.job.cluster, self.job.id, self.node), self.clock.now_ns)
         self._pids: Set[int] = set()
         self._job_keys: Tuple[Key, ...] = ((self.job.cluster, self.job.id, self.node),)
         self._process_keys: Tuple[Key, ...] = ()
         self._total_key: Tuple[Key, ...] = (("total",),)
 
-    def sample(self) -> List[Sample]:
+    def sample(self, last: bool = False) -> List[Sample]:
         now = self.clock.now_ns()
         found = self._read(self._sample_job) + self._read(lambda: self._gpus.read(self._pids))
         for read in list(self._node_sets):
@@ -72,9 +85,14 @@ class Watch:
             if not rows:
                 self._node_sets.remove(read)
             found += [self._whole_node(it) for it in rows]
-        return [Sample(now, rows) for rows in found]
+        if last or time.monotonic() >= self._devices_due:
+            self._devices_due = time.monotonic() + _DEVICES_SECONDS
+            for read in list(self._devices):
+                found += self._read(partial(self._sample_device, read))
+        events = self._read(lambda: self._events.read(self._pids, self._gpus.buses))
+        return [*(Sample(now, rows) for rows in found), *events]
 
-    def _read(self, read: Callable[[], Tuple[Rows, ...]]) -> List[Rows]:
+    def _read(self, read: Callable[[], Iterable[Found]]) -> List[Found]:
         """One source's trouble is not the others', and is told once."""
         try:
             return list(read())
@@ -101,6 +119,13 @@ class Watch:
             Rows(OWNED_PROCESS, self._process_keys, rows.values),
         )
 
+    def _sample_device(self, read: Callable[[], Tuple[Rows, ...]]) -> Tuple[Rows, ...]:
+        try:
+            return tuple(rows for rows in read() if rows.schema.set not in _TOO_MUCH and rows.keys)
+        except FileNotFoundError:  # not on this machine
+            self._devices.remove(read)
+            return ()
+
     def _whole_node(self, rows: Rows) -> Rows:
         """Of the cores only their sum: what each core does is the node's agent's to tell."""
         if rows.schema.set != "cpu":
@@ -125,7 +150,7 @@ def watch(
         due = begin + _next_look(looks, time.monotonic() - begin, float(facts["interval"]))
         if wait_readable([told.told], due - time.monotonic()):
             break
-    batches.add(watcher.sample())  # those that outlive the command
+    batches.add(watcher.sample(last=True))  # those that outlive the command
     batches.flush()
     return watcher.problems + batches.problems()
 

@@ -1,0 +1,34 @@
+"""What happened to a job at one moment, as the kernel told it: processes killed, errors of GPUs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from joblens.store.reader import Reader, Span
+
+_LABELS = ("kind", "device", "text", "pid")
+_MOST = 100
+_POINTS = 1_000_000  # so many that each event is a point of its own
+
+
+class JobEvent(NamedTuple):
+    time: float
+    kind: str
+    device: str
+    text: str
+    pid: int | None
+
+    def plain(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def find_events(reader: Reader, span: Span) -> list[JobEvent]:
+    """In their order; of very many the first."""
+    found = [
+        JobEvent(time, kind, device, text, int(pid) if pid.isdigit() and int(pid) else None)
+        for (kind, device, text, pid), series in reader.split(
+            span, "event", _LABELS, ("seen",), _POINTS
+        ).items()
+        for time in series.times
+    ]
+    return sorted(found)[:_MOST]

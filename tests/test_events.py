@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from joblens.analysis.events import JobEvent, find_events
+from joblens.model import Rows, Sample
+from joblens.run.events import EVENT
+from joblens.store.lake import Lake
+from joblens.store.reader import LakeReader, Reader, Span
+from joblens.store.samples import SamplesReader
+
+START = 1_577_923_200
+TEXT = 'it\'s "so"; 火'
+SPAN = Span("r1", START, START + 100)
+
+
+def event(seconds: float, kind: str, pid: int, job: str = "r1", text: str = TEXT) -> Sample:
+    key = ("here", job, "c1", kind, "0000:3b:00", text, pid)
+    return Sample(START * 10**9 + int(seconds * 1e9), Rows(EVENT, (key,), [1]))
+
+
+def in_memory(folder: Path, samples: list[Sample]) -> Reader:
+    return SamplesReader(samples, "r1", "c1")
+
+
+def in_lake(folder: Path, samples: list[Sample]) -> Reader:
+    lake = Lake(folder)
+    lake.save("r1", "c1", {1: samples})
+    return LakeReader(lake)
+
+
+@pytest.mark.parametrize("made", [in_memory, in_lake])
+def test_events_come_back(made: Callable[[Path, list[Sample]], Reader], tmp_path: Path) -> None:
+    """Each with its time, the same one twice too; those of others and of other times are not the job's."""
+    samples = [
+        event(20.5, "xid_79", 0),
+        event(10.25, "oom_cgroup", 42),
+        event(20.75, "xid_79", 0),
+        event(300, "xid_79", 1),
+    ]
+    found = find_events(made(tmp_path, samples), SPAN)
+    assert [it.time for it in found] == pytest.approx([START + 10.25, START + 20.5, START + 20.75], abs=1e-6)
+    assert [it._replace(time=0.0) for it in found] == [
+        JobEvent(0.0, "oom_cgroup", "0000:3b:00", TEXT, 42),
+        JobEvent(0.0, "xid_79", "0000:3b:00", TEXT, None),
+        JobEvent(0.0, "xid_79", "0000:3b:00", TEXT, None),
+    ]
+
+
+@pytest.mark.parametrize("made", [in_memory, in_lake])
+def test_none(made: Callable[[Path, list[Sample]], Reader], tmp_path: Path) -> None:
+    """Most jobs have none."""
+    assert find_events(made(tmp_path, []), SPAN) == []
+
+
+def test_very_many(tmp_path: Path) -> None:
+    """The first hundred are told: a card that fails can say so without end."""
+    found = find_events(in_memory(tmp_path, [event(n / 10, "xid_31", n + 1) for n in range(500)]), SPAN)
+    assert [it.pid for it in found] == list(range(1, 101))
