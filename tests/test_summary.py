@@ -49,6 +49,11 @@ class Samples:
         last: dict[str, list[float | None]] = {"cpu_seconds": [*used], "read_bytes": [4.0] * len(used)}
         return Series(self.times, last, {}, {"memory_bytes": sizes, "threads": [2.0] * len(used)})
 
+    def split(
+        self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
+    ) -> dict[tuple[str, ...], Series]:
+        return {}
+
     def processes(self, span: Span) -> list[ProcessUse]:
         return self.found
 

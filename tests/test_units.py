@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.units import render_bytes, render_seconds
+from joblens.units import render_bytes, render_grams, render_joules, render_seconds
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,29 @@ def test_seconds(seconds: float, text: str) -> None:
     assert render_seconds(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [
+        (0, "0 J"),
+        (12.34, "12.3 J"),
+        (999.6, "1.00 kJ"),
+        (12_345, "12.3 kJ"),
+        (12_276_000, "3.41 kWh"),
+        (9e9, "2.50 MWh"),
+    ],
+)
+def test_joules(joules: float, text: str) -> None:
+    """Small amounts as physics has them, large ones as they are paid for."""
+    assert render_joules(joules) == text
+
+
+def test_grams() -> None:
+    assert [render_grams(grams) for grams in (0.5, 1500, 2e6)] == ["0.50 g", "1.50 kg", "2 t"]
+
+
 @given(st.floats(min_value=-1e15, max_value=1e15))
 def test_any_number_has_a_short_text(number: float) -> None:
     """Whatever the number, the text fits a column of a table."""
     assert len(render_bytes(number)) <= 10
     assert len(render_seconds(number)) <= 20
+    assert len(render_joules(number)) <= 16

@@ -34,6 +34,23 @@ def render_seconds(seconds: float) -> str:
     return f"{whole} {names[0]}" + (f" {rest // small} {names[1]}" if rest else "")
 
 
+def render_joules(joules: float) -> str:
+    """`12.3 kJ`, and above a megajoule as it is paid for: `3.41 kWh`."""
+    if abs(joules) < 999.5:
+        return f"{_three(joules)} J"
+    if abs(joules) < 999_500:
+        return f"{_three(joules / 1000)} kJ"
+    hours = joules / 3_600_000
+    return f"{_three(hours)} kWh" if abs(hours) < 999.5 else f"{_three(hours / 1000)} MWh"
+
+
+def render_grams(grams: float) -> str:
+    for factor, unit in ((1.0, "g"), (1e3, "kg")):
+        if abs(grams) < 999.5 * factor:
+            return f"{_three(grams / factor)} {unit}"
+    return f"{_three(grams / 1e6)} t"
+
+
 def _rounded(seconds: float, unit: int) -> int:
     return round(seconds / unit) * unit
 

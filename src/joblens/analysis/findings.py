@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Callable
 
+from joblens.analysis.gpu_findings import held_idle, waiting_gpus
 from joblens.analysis.points import steady
 from joblens.analysis.view import Finding, Point, View, mean
 from joblens.units import render_bytes, render_seconds
@@ -94,7 +95,7 @@ def idle_cores(view: View) -> Finding | None:
         view.job["end"],
         f"{used:.1f} of {view.cores:g} cores in use on average, {most:.1f} at most",
         f"ask for {enough} (--cpus-per-task={enough}); {change}" if _in_slurm(view) else change,
-        1 - used / view.cores,
+        (1 - used / view.cores) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
     )
 
 
@@ -198,6 +199,8 @@ def too_many_threads(view: View) -> Finding | None:
 
 RULES: tuple[Callable[[View], Finding | None], ...] = (
     failed_early,
+    held_idle,
+    waiting_gpus,
     idle_cores,
     serial_phase,
     memory_growth,

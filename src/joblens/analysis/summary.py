@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from joblens.analysis.energy import find_energy
+from joblens.analysis.events import find_events
 from joblens.analysis.findings import find
+from joblens.analysis.gpu_findings import HELD
+from joblens.analysis.gpus import find_gpus, sum_up
+from joblens.analysis.node import find_traffic
 from joblens.analysis.points import make_points
 from joblens.analysis.rates import gaps
 from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
-from joblens.analysis.view import View
+from joblens.analysis.view import Gpu, View
 from joblens.store.reader import ProcessUse, Reader, Span
 
 _POINTS = 120
@@ -36,8 +41,12 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
     asked = {"cores": facts.get("cores"), "memory_bytes": facts.get("memory"), "time_seconds": None}
     totals = (end or {}).get("totals") or {}
     used = find_used(max(finish - start, 0.0), totals, series, points, processes, len(looked))
+    gpus = find_gpus(reader, span, _POINTS, longest)
+    if gpus:
+        asked |= {"gpus": sum(gpu.given in HELD for gpu in gpus) or None, **_gpu_memory(gpus)}
+        used |= sum_up(gpus)
     holes = gaps(looked, start, finish, max(3 * interval, 0.5))
-    view = View(job, asked, used, points)
+    view = View(job, asked, used, points, tuple(gpus))
     found = find(view)
     return {
         "job": job,
@@ -47,6 +56,10 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
         "findings": [finding.plain() for finding in found],
         "timeline": [point._asdict() for point in points],
         "processes": [_process(process) for process in _worth_showing(processes)],
+        "gpus": [gpu.plain() for gpu in gpus],
+        "energy": find_energy(reader, span, gpus, used["cpu_seconds"], facts.get("carbon_grams_per_kwh")),
+        "traffic": find_traffic(reader, span),
+        "events": [event.plain() for event in find_events(reader, span)],
         "gaps": [{"from": first, "to": last} for first, last in holes],
         "data": {
             "samples": len(looked),
@@ -70,6 +83,11 @@ def _job(facts: dict[str, Any], end: dict[str, Any] | None, start: float, finish
         "exit_code": code,
         "signal": signal,
     }
+
+
+def _gpu_memory(gpus: list[Gpu]) -> dict[str, Any]:
+    sizes = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
+    return {"gpu_memory_bytes": sum(sizes) if sizes else None}
 
 
 def _worth_showing(processes: list[ProcessUse]) -> list[ProcessUse]:

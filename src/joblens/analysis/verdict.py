@@ -26,6 +26,8 @@ def _use(view: View, rules: list[str]) -> str:
     share = f"{used:.1f} of {cores:g} cores" if cores else f"{used:.1f} cores"
     idle = "it waited most of the time." if used < WAITING_CORES else "the others had nothing to do."
     sayings = {
+        "GPUs held idle": _held(view),
+        "GPUs waiting": f"used {share}; its GPUs waited for work most of the time.",
         "I/O wait": f"waited for storage much of the time and used {share}.",
         "idle cores": f"used {share}; {idle}",
         "memory growth": f"used {share}, and its memory grew to the end.",
@@ -36,3 +38,9 @@ def _use(view: View, rules: list[str]) -> str:
         if rule in sayings:
             return sayings[rule]
     return f"used {share}: well." if cores and used >= 0.75 * cores else f"used {share}."
+
+
+def _held(view: View) -> str:
+    held, used = len(view.gpus), sum(gpu.used for gpu in view.gpus)
+    whole = "a GPU" if held == 1 else f"{held} GPUs"
+    return f"held {whole} and used {used or ('none' if held > 1 else 'it not at all')}."

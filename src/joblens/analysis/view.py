@@ -23,6 +23,43 @@ class Point(NamedTuple):
         return self.end - self.start
 
 
+class GpuPoint(NamedTuple):
+    """A stretch of time. Unknown is None."""
+
+    start: float
+    end: float
+    busy: float | None  # of the time, 0 to 1
+    memory: float | None  # bytes, at most
+    power: float | None  # watts
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class Gpu(NamedTuple):
+    node: str
+    gpu: str  # UUID
+    number: str  # its index on the node
+    model: str
+    given: str  # how it is known to be the job's
+    used: bool
+    first_use: float | None
+    last_use: float | None
+    busy_mean: float | None
+    busy_peak: float | None
+    memory_peak_bytes: float | None
+    memory_total_bytes: float | None
+    energy_joules: float | None
+    points: list[GpuPoint]
+
+    def plain(self) -> dict[str, Any]:
+        found = self._asdict()
+        found["index"] = found.pop("number")
+        found["timeline"] = [point._asdict() for point in found.pop("points")]
+        return found
+
+
 class Finding(NamedTuple):
     rule: str
     start: float
@@ -47,6 +84,7 @@ class View(NamedTuple):
     asked: dict[str, Any]
     used: dict[str, Any]
     points: list[Point]
+    gpus: tuple[Gpu, ...] = ()
 
     @property
     def duration(self) -> float:

@@ -93,6 +93,7 @@ def share_gpus(
 ) -> Rows:
     """A row for each GPU of each job."""
     running: Dict[str, Dict[JobName, List[List[int]]]] = {}
+    in_use = {str(key[0]) for key in uses.keys}
     for number, key in enumerate(uses.keys):
         owner = owner_of(int(key[1]))
         if owner is not None:
@@ -103,7 +104,10 @@ def share_gpus(
         parts = _parts(key, running.get(str(key[_LABEL["gpu"]]), {}), given)
         for job, part in parts.items():
             keys.append((*job, key[_LABEL["gpu"]], key[_LABEL["index"]], key[_LABEL["model"]], part.given))
-            values += _values(gpus.row(number), part.uses, alone=len(parts) == 1)
+            whole = gpus.row(number)
+            if str(key[_LABEL["gpu"]]) in in_use and not part.uses:
+                whole[_GPU["memory_used_bytes"]] = ABSENT  # what somebody else has there
+            values += _values(whole, part.uses, alone=len(parts) == 1)
     return Rows(JOB_GPU, tuple(keys), values)
 
 

@@ -10,11 +10,12 @@ from typing import Any, TextIO
 from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
-from joblens.units import render_bytes, render_seconds
+from joblens.units import render_bytes, render_grams, render_joules, render_seconds
 
 WIDTH = 80
 _BAR = 26
 _MOST_GAPS = 3
+_MOST_EVENTS = 5
 _LONGEST = 300  # of a sentence
 _UNDER = " " * 13
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -43,8 +44,10 @@ def render_report(record: dict[str, Any], style: Style) -> str:
         _head(record, style),
         _bars(record, style),
         render_timeline(record, WIDTH, style),
+        _events(record, style),
         _findings(record, style),
         _processes(record, style),
+        _traffic(record, style),
         _data(record, style),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
@@ -91,11 +94,39 @@ def _bars(record: dict[str, Any], style: Style) -> list[str]:
         mean = _known(used["memory_mean_bytes"], render_bytes)
         line = _bar_line("Memory", _known(limit, render_bytes), mean, render_bytes(peak_bytes))
         lines.append(line + _bar(part, "red" if (part or 0) >= 0.95 else "cyan", style))
+    lines += _gpu_bars(record, style)
     for title, name in (("Read", "read_bytes"), ("Written", "written_bytes")):
         if used[name]:
             lines.append(_bar_line(title, "", render_bytes(used[name]), ""))
     cpu = _known(used["cpu_seconds"], render_seconds) or "unknown"
-    return [line.rstrip() for line in [*lines, _bar_line("CPU time", "", cpu, "")]]
+    lines.append(_bar_line("CPU time", "", cpu, ""))
+    energy = record.get("energy")
+    if energy:
+        carbon = energy["carbon_grams"]
+        beside = "" if carbon is None else f"   {render_grams(carbon)} of CO₂"
+        lines.append(_bar_line("Energy", "", render_joules(energy["joules"]), "") + beside)
+    return [line.rstrip() for line in lines]
+
+
+def _gpu_bars(record: dict[str, Any], style: Style) -> list[str]:
+    """Nothing for a job without GPUs."""
+    gpus, asked, used = record.get("gpus") or [], record["asked"], record["used"]
+    if not gpus:
+        return []
+    mean = used["gpus_mean"]
+    part = None if mean is None else mean / len(gpus)
+    colour = "green" if (part or 0) >= 0.7 else "yellow" if (part or 0) >= 0.3 else "red"
+    shown = [_bar_line("GPU", _known(asked["gpus"], _count), _known(mean, _number), _count(used["gpus"]))]
+    shown[0] += _bar(part, colour, style)
+    most, whole = used["gpu_memory_peak_bytes"], asked["gpu_memory_bytes"]
+    if most is not None:
+        line = _bar_line("GPU mem", _known(whole, render_bytes), "", render_bytes(most))
+        shown.append(line + _bar(most / whole if whole else None, "cyan", style))
+    return shown
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}"
 
 
 def _bar_line(title: str, asked: str, used: str, peak: str) -> str:
@@ -166,11 +197,30 @@ def _pieces(word: str, width: int) -> list[str]:
     return found
 
 
+def _events(record: dict[str, Any], style: Style) -> list[str]:
+    found, job = record.get("events") or [], record["job"]
+    lines = [style("Events", "bold")] if found else []
+    for event in found[:_MOST_EVENTS]:
+        when = clock(event["time"], (job["end"] or job["start"]) - job["start"])
+        lines += wrap(f" {when}  ", f"{event['kind']}: {event['text']}")
+    return lines + ([f" and {len(found) - _MOST_EVENTS} more, see --json"] if found[_MOST_EVENTS:] else [])
+
+
 def _processes(record: dict[str, Any], style: Style) -> list[str]:
     rows = render_tree(record["processes"], WIDTH)
     if not rows:
         return []
     return [style("Processes", "bold") + f"    {record['used']['processes'] or len(rows)} seen", *rows]
+
+
+def _traffic(record: dict[str, Any], style: Style) -> list[str]:
+    found = record.get("traffic") or []
+    lines = []
+    for it in found:
+        errors = f", {it['errors']:.0f} errors" if it["errors"] else ""
+        told = f"in {render_bytes(it['in_bytes'])}, out {render_bytes(it['out_bytes'])}{errors}"
+        lines += wrap(" ", f"{it['kind']} {it['name']}: {told}")
+    return [style("Node", "bold") + "         what all jobs on it carried meanwhile", *lines] if lines else []
 
 
 def _data(record: dict[str, Any], style: Style) -> list[str]:
@@ -185,6 +235,8 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
     lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]
     told = [f"nothing is known of {_when(gap, record['job'])}" for gap in gaps[:_MOST_GAPS]]
     told += [f"and of {len(gaps) - _MOST_GAPS} more, see --json"] if len(gaps) > _MOST_GAPS else []
+    if record.get("energy"):
+        told.append(f"energy: {record['energy']['how']}")
     source = record["used"]["memory_from"]
     if source and source != "samples" and record["used"]["memory_peak_bytes"] is not None:
         told.append(f"memory peak: {source}")

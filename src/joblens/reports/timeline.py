@@ -10,6 +10,7 @@ from joblens.reports.width import plain
 from joblens.units import render_bytes
 
 _SPARKS = "▁▂▃▄▅▆▇█"
+_MOST_GPUS = 8
 _TITLE, _PEAK = 9, 15  # columns left and right of the sparks
 _LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("CPU", "cores", lambda most: f"{most:.1f} cores"),
@@ -35,7 +36,25 @@ def render_timeline(record: dict[str, Any], width: int, style: Callable[..., str
             top = record["asked"]["cores"] if name == "cores" else None
             line = style(sparks(values, max(top or 0.0, most)), "cyan")
             lines.append(f" {title:<{_TITLE - 1}}{line} {style(plain(show(most), _PEAK - 1), 'dim')}")
+        if name == "cores":
+            lines += _gpu_lines(record, columns, style)
     return [" " * _TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
+
+
+def _gpu_lines(record: dict[str, Any], columns: int, style: Callable[..., str]) -> list[str]:
+    """One for each that was used, up to a few."""
+    gpus = [gpu for gpu in record.get("gpus") or [] if gpu["used"] and gpu["timeline"]]
+    several = len({gpu["node"] for gpu in gpus}) > 1
+    lines = []
+    for gpu in gpus[:_MOST_GPUS]:
+        values = resample(gpu["timeline"], "busy", record["job"]["start"], record["job"]["end"], columns)
+        most = max((value for value in values if value is not None), default=0.0)
+        name = f"{gpu['node']}:{gpu['index']}" if several else f"GPU {gpu['index']}"
+        line = style(sparks(values, 1.0), "cyan")
+        lines.append(f" {plain(name, _TITLE - 2):<{_TITLE - 1}}{line} {style(f'{most:.0%}', 'dim')}")
+    if len(gpus) > _MOST_GPUS:
+        lines.append(" " * _TITLE + style(f"and {len(gpus) - _MOST_GPUS} more GPUs, see --json", "dim"))
+    return lines
 
 
 def clock(moment: float, duration: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from joblens import __version__
 from joblens.collectors.cgroup_files import parse_mounts, read_group
@@ -70,9 +70,20 @@ def collect(
         "cores": cores(host),
         "memory": memory(host),
         "gpus": given_gpus(os.environ),
+        "carbon_grams_per_kwh": carbon(os.environ),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k in _KEPT_VARIABLES},
         "joblens": __version__,
     }
+
+
+def carbon(environment: Mapping[str, str]) -> Optional[float]:
+    """What a kilowatt hour is made with here, if JOBLENS_CARBON says it."""
+    text = environment.get("JOBLENS_CARBON", "")
+    try:
+        grams = float(text)
+    except ValueError:
+        return None
+    return grams if 0 <= grams < 1e6 else None
 
 
 def _folder() -> str:

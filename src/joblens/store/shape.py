@@ -56,25 +56,36 @@ _JOB = (
     | _shape(_whole, "exit_code signal uid")
     | _shape(_named_texts, "tags")
 )
-_ASKED = _shape(_amount, "cores memory_bytes time_seconds")
+_ASKED = _shape(_amount, "cores memory_bytes time_seconds gpus gpu_memory_bytes")
 _USED = _shape(_text, "memory_from") | _shape(
     _amount,
     "duration_seconds cpu_seconds cores_mean cores_peak memory_peak_bytes memory_mean_bytes read_bytes "
-    "written_bytes processes threads_peak",
+    "written_bytes processes threads_peak gpus gpus_mean gpu_memory_peak_bytes gpu_energy_joules",
 )
 _FINDING = _shape(_text, "rule evidence advice") | _shape(_moment, "from to")
+_EVENT = _shape(_moment, "time") | _shape(_text, "kind text")
+_EVENT_DETAILS = _shape(_text, "device") | _shape(_whole, "pid")
 _GAP = _shape(_moment, "from to")
 _POINT_TIMES = _shape(_moment, "start end")
 _POINT = _shape(_amount, "cores memory read written threads")
 _PROCESS_NAMES = _shape(_whole, "pid start parent") | _shape(_text, "name command node")
 _PROCESS = _shape(_amount, "cpu_seconds memory_peak_bytes threads")
+_GPU_NAMES = _shape(_text, "node gpu index model given") | _shape(_flag, "used")
+_GPU = _shape(_moment, "first_use last_use") | _shape(
+    _amount, "busy_mean busy_peak memory_peak_bytes memory_total_bytes energy_joules"
+)
+_GPU_POINT = _shape(_amount, "busy memory power")
+_ENERGY_NEEDED = _shape(_amount, "joules") | _shape(_text, "how")
+_ENERGY = _shape(_amount, "gpu_joules watts_mean carbon_grams")
+_TRAFFIC = _shape(_text, "kind name") | _shape(_amount, "in_bytes out_bytes errors")
 _DATA = _shape(_whole, "samples") | _shape(_flag, "exact") | _shape(_texts, "problems")
 _FACTS_NEEDED = _NAMES | _shape(_text, "node") | _shape(_amount, "interval")
 _FACTS = (
     _shape(_text, "source command folder")
-    | _shape(_amount, "cores memory")
+    | _shape(_amount, "cores memory carbon_grams_per_kwh")
     | _shape(_whole, "uid")
     | _shape(_named_texts, "tags")
+    | _shape(_texts, "gpus")
 )
 _END_TIMES = _shape(_moment, "start end")
 _END = _shape(_whole, "exit_code signal") | _shape(_texts, "problems")
@@ -100,6 +111,13 @@ def check_record(record: Any) -> dict[str, Any]:
     found["findings"] = _list("findings", found.get("findings"), _FINDING, {})
     found["timeline"] = _list("timeline", found.get("timeline"), _POINT_TIMES, _POINT)
     found["processes"] = _list("processes", found.get("processes"), _PROCESS_NAMES, _PROCESS)
+    found["gpus"] = _list("gpus", found.get("gpus"), _GPU_NAMES, _GPU)
+    for gpu in found["gpus"]:
+        gpu["timeline"] = _list("timeline of a GPU", gpu.get("timeline"), _POINT_TIMES, _GPU_POINT)
+    if found.setdefault("energy", None) is not None:
+        found["energy"] = _filled("energy", found["energy"], _ENERGY_NEEDED, _ENERGY)
+    found["traffic"] = _list("traffic", found.get("traffic"), _TRAFFIC, {})
+    found["events"] = _list("events", found.get("events"), _EVENT, _EVENT_DETAILS)
     found["gaps"] = _list("gaps", found.get("gaps"), _GAP, {})
     found["data"] = _filled("data", found.get("data") or {}, {}, _DATA)
     return found

@@ -1,0 +1,134 @@
+"""The report of a job on a recorded node with devices: from the node's files to the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joblens.agent.sampler import Sampler
+from joblens.analysis.energy import find_energy
+from joblens.analysis.summary import summarise
+from joblens.collectors.cpu import SCHEMA as CPU
+from joblens.collectors.energy_reading import SCHEMA as ENERGY
+from joblens.config import CollectorSettings, Settings
+from joblens.host import Host
+from joblens.model import ABSENT, Rows, Sample
+from joblens.reports.text import Style, render_report
+from joblens.store.reader import Span
+from joblens.store.samples import SamplesReader
+from joblens.store.shape import check_record
+from test_nodes import NODES, copy_with_modes
+
+START = 1_800_000_000
+SECONDS = 60
+EVERY_SECOND = Settings(node="node1", collectors={"processes": CollectorSettings(interval=1.0)})
+
+Report = tuple[dict[str, Any], str]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., Report]:
+    """Of a job on a tree: the record and the screen. `change` is called with the second and the tree."""
+
+    def report(
+        tree: str, job: str, change: Callable[[int, Path], None] = lambda second, tree: None
+    ) -> Report:
+        root = copy_with_modes(NODES / tree, tmp_path)
+        sampler = Sampler(Host(str(root)), EVERY_SECOND, print)
+        samples: list[Sample] = []
+        for second in range(SECONDS):
+            change(second, root)
+            now = (START + second) * 10**9
+            samples += [Sample(now, sample.rows) for sample in sampler.sample(second)]
+        reader = SamplesReader(samples, job, "node1")
+        facts = {
+            "id": job, "cluster": "node1", "node": "node1", "name": "train", "user": "alice", "uid": 1000,
+            "source": "slurm", "command": "train", "folder": "/", "tags": {}, "environment": {},
+            "start": float(START), "interval": 1.0, "cores": 8.0, "memory": 1 << 36,
+        }  # fmt: skip
+        end = {"start": float(START), "end": float(START + SECONDS - 1), "exit_code": 0, "signal": None}
+        record = check_record({**summarise(facts, end, reader), "written": 1})
+        return record, render_report(record, Style(colours=False))
+
+    return report
+
+
+def test_amd(report: Callable[..., Report]) -> None:
+    """Four cards were given to the job by its cgroup, and it uses the second."""
+    record, screen = report("amd-gpus", "4242")
+    assert [gpu["used"] for gpu in record["gpus"]] == [False, True, False, False]
+    assert record["gpus"][1]["busy_mean"] == pytest.approx(0.87)
+    assert record["gpus"][1]["memory_peak_bytes"] == 19_900_000_000
+    assert (record["gpus"][1]["first_use"], record["gpus"][1]["last_use"]) == (START, START + SECONDS - 1)
+    assert record["findings"][0]["rule"] == "GPUs held idle"
+    assert "GPUs 0,2-3 were held and no process used them" in screen
+    assert "held 4 GPUs and used 1" in screen
+
+
+def test_jetson(report: Callable[..., Report]) -> None:
+    """The one GPU of a Jetson, known by the process on it: nothing was held, and its memory grows."""
+
+    def grow(second: int, tree: Path) -> None:
+        load = next((tree / "sys").rglob("load"))
+        load.write_text(f"{second * 10}\n")
+
+    record, screen = report("jetson", "s900", grow)
+    (gpu,) = record["gpus"]
+    assert gpu["used"]
+    assert gpu["given"] == "process"
+    assert gpu["busy_peak"] == pytest.approx(0.59)
+    assert gpu["busy_mean"] == pytest.approx(sum(range(1, SECONDS)) / (SECONDS - 1) / 100)
+    assert gpu["memory_peak_bytes"] == 1_610_612_736
+    assert record["asked"]["gpus"] is None
+    assert "held" not in screen
+    assert "GPU 0" in screen
+
+
+def test_fabric_and_file_systems(report: Callable[..., Report]) -> None:
+    """What came over a port and from a file system while the job ran, and not what they carried before."""
+
+    def carry(second: int, tree: Path) -> None:
+        for path in (tree / "sys/class/infiniband").glob("*/ports/*/counters/port_rcv_data"):
+            path.write_text(f"{1_000_000 + second * 250_000_000}\n")  # words of 4 bytes: 1 GB/s
+
+    record, screen = report("fabrics", "none", carry)
+    inward = {it["in_bytes"] for it in record["traffic"] if it["kind"] == "InfiniBand"}
+    assert inward == {55e9}  # ports are read every five seconds
+    assert "InfiniBand" in screen
+
+
+def test_nothing_about_what_is_not_there(report: Callable[..., Report]) -> None:
+    """A node without devices: not a word about them."""
+    record, screen = report("slurm-cgroup-v1", "4242")
+    assert (record["gpus"], record["energy"], record["traffic"]) == ([], None, [])
+    for word in ("GPU", "Energy", "Node ", "InfiniBand"):
+        assert word not in screen
+
+
+def test_energy_of_a_job_that_shares_its_node() -> None:
+    """A quarter of the busy time is a quarter of what packages and memory used; cores are inside packages."""
+    meters = (
+        ("rapl", "package", "package-0", "", 100.0),
+        ("rapl", "core", "core", "package-0", 60.0),
+        ("rapl", "dram", "dram", "", 10.0),
+    )
+    samples: list[Sample] = []
+    for second in range(SECONDS):
+        energy = [v for *_, watts in meters for v in (1, round(7e9 + watts * second * 1e6), ABSENT)]
+        busy = [0 if column.name != "user_seconds" else second * 400 for column in CPU.columns]
+        sets = (Rows(ENERGY, tuple(meter[:4] for meter in meters), energy), Rows(CPU, (("total",),), busy))
+        samples += [Sample((START + second) * 10**9, rows) for rows in sets]
+    span = Span("1", START, START + SECONDS)
+    found = find_energy(SamplesReader(samples, "1", "node1"), span, [], float(SECONDS - 1), 400.0)
+    assert found is not None
+    assert found["joules"] == pytest.approx((SECONDS - 1) * 110 / 4)
+    assert found["carbon_grams"] == pytest.approx(found["joules"] / 3.6e6 * 400)
+    assert "share of busy core time" in found["how"]
+
+
+def test_energy_that_nothing_measures() -> None:
+    span = Span("1", START, START + SECONDS)
+    assert find_energy(SamplesReader([], "1", "node1"), span, [], 5.0, None) is None
