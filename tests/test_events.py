@@ -7,10 +7,12 @@ import pytest
 
 from joblens.analysis.events import JobEvent, find_events
 from joblens.model import Rows, Sample
+from joblens.reports.text import Style, render_report
 from joblens.run.events import EVENT
 from joblens.store.lake import Lake
 from joblens.store.reader import LakeReader, Reader, Span
 from joblens.store.samples import SamplesReader
+from joblens.store.shape import check_record
 
 START = 1_577_923_200
 TEXT = 'it\'s "so"; 火'
@@ -60,3 +62,19 @@ def test_very_many(tmp_path: Path) -> None:
     """The first hundred are told: a card that fails can say so without end."""
     found = find_events(in_memory(tmp_path, [event(n / 10, "xid_31", n + 1) for n in range(500)]), SPAN)
     assert [it.pid for it in found] == list(range(1, 101))
+
+
+def test_the_report_shows_some() -> None:
+    """With their time, and no more than fit; where there are none, no word is said of them."""
+    found = [
+        {"time": START + n, "kind": "xid_31", "device": "", "text": f"text {n}\x1b[2J", "pid": None}
+        for n in range(7)
+    ]
+    job = {"id": "r1", "cluster": "c", "user": "u", "name": "n", "start": START, "end": START + 60}
+    shown = render_report(check_record({"job": job, "events": found}), Style(False)).splitlines()
+    first = shown.index("Events")
+    assert [line.split("  ", 1)[1] for line in shown[first + 1 : first + 6]] == [
+        f"xid_31: text {n}?[2J" for n in range(5)
+    ]
+    assert shown[first + 6] == " and 2 more, see --json"
+    assert "Events" not in render_report(check_record({"job": job}), Style(False))

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
-import stat
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,15 +41,29 @@ Make = Callable[..., Path]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """A script of the shell, below folders that only we can write to."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if not folder.stat().st_mode & stat.S_ISVTX and folder != Path("/"):
-            with suppress(PermissionError):
-                folder.chmod(folder.stat().st_mode & ~0o022 | 0o011)
+def place() -> Iterator[Path]:
+    """A folder that everybody can reach, which pytest's own are not."""
+    folder = Path(tempfile.mkdtemp(prefix="joblens-test-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def shared(place: Path) -> Path:
+    """A folder that everybody can write to."""
+    folder = place / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.fixture
+def make(place: Path) -> Make:
+    """A script of the shell."""
 
     def make(text: str, name: str = "script", mode: int = 0o755) -> Path:
-        path = tmp_path / name
+        path = place / name
         path.write_text("#!/bin/sh\n" + text)
         path.chmod(mode)
         return path
@@ -277,17 +293,17 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_the_time_limit(make: Make, started: Callable[..., Script], tmp_path: Path) -> None:
+def test_the_time_limit(make: Make, started: Callable[..., Script], shared: Path) -> None:
     """What does not end is killed with all that it started, and nobody else is."""
-    pids = tmp_path / "out"
-    pids.mkdir(mode=0o777)
-    pids.chmod(0o1777)
     bystander = subprocess.Popen(["sleep", "1000"])
-    script = started(make(f"sleep 1000 &\necho $! > {pids}/child\nwait\n"), timeout=1.0)
+    script = started(make(f"sleep 1000 &\necho $! > {shared}/child\nwait\n"))
     try:
-        with pytest.raises(OutsideError, match="has not ended after 1 s and was killed"):
+        script.read()
+        wait_until(lambda: (shared / "child").exists() and (shared / "child").read_text().endswith("\n"))
+        script.settings = script.settings._replace(timeout=0.01)  # which has passed by now
+        with pytest.raises(OutsideError, match="has not ended after 0.01 s and was killed"):
             outcome(script)
-        child = int((pids / "child").read_text())
+        child = int((shared / "child").read_text())
         wait_until(lambda: not lives(child))
         assert bystander.poll() is None
     finally:
@@ -295,26 +311,20 @@ def test_the_time_limit(make: Make, started: Callable[..., Script], tmp_path: Pa
         bystander.wait()
 
 
-def test_what_a_script_leaves_behind(make: Make, started: Callable[..., Script], tmp_path: Path) -> None:
+def test_what_a_script_leaves_behind(make: Make, started: Callable[..., Script], shared: Path) -> None:
     """A script that ends while a child of it still runs is done; the child is ended."""
-    pids = tmp_path / "out"
-    pids.mkdir()
-    pids.chmod(0o1777)
-    script = started(make(f"sleep 1000 &\necho $! > {pids}/child\necho a 1\n"))
+    script = started(make(f"sleep 1000 &\necho $! > {shared}/child\necho a 1\n"))
     assert outcome(script).values == [1_000_000]
-    wait_until(lambda: not lives(int((pids / "child").read_text())))
+    wait_until(lambda: not lives(int((shared / "child").read_text())))
 
 
-def test_it_is_ended_with_the_agent(make: Make, started: Callable[..., Script], tmp_path: Path) -> None:
+def test_it_is_ended_with_the_agent(make: Make, started: Callable[..., Script], shared: Path) -> None:
     """Nothing is left running, nor as a zombie."""
-    pids = tmp_path / "out"
-    pids.mkdir()
-    pids.chmod(0o1777)
-    script = started(make(f"echo $$ > {pids}/own\nsleep 1000\n"))
+    script = started(make(f"echo $$ > {shared}/own\nsleep 1000\n"))
     script.read()
-    wait_until(lambda: (pids / "own").exists() and bool((pids / "own").read_text()))
+    wait_until(lambda: (shared / "own").exists() and (shared / "own").read_text().endswith("\n"))
     script.close()
-    assert not Path(f"/proc/{(pids / 'own').read_text().strip()}").exists()
+    assert not Path(f"/proc/{(shared / 'own').read_text().strip()}").exists()
 
 
 # Which script is run, and as whom
@@ -328,12 +338,12 @@ def test_others_can_write_it(make: Make, started: Callable[..., Script], mode: i
         outcome(started(path))
 
 
-def test_others_can_replace_it(make: Make, started: Callable[..., Script], tmp_path: Path) -> None:
+def test_others_can_replace_it(make: Make, started: Callable[..., Script], place: Path) -> None:
     """A folder on the way counts as well, also behind a link; one as /tmp does not."""
-    folder = tmp_path / "folder"
+    folder = place / "folder"
     folder.mkdir()
     make("echo a 1\n", name="folder/script")
-    link = tmp_path / "link"
+    link = place / "link"
     link.symlink_to("folder/script")
     assert outcome(started(link)).values == [1_000_000]
     folder.chmod(0o1777)
@@ -362,13 +372,13 @@ def test_it_belongs_to_another(make: Make, started: Callable[..., Script]) -> No
     ],
 )
 def test_it_cannot_be_run(
-    make: Make, started: Callable[..., Script], tmp_path: Path, name: str, said: str
+    make: Make, started: Callable[..., Script], place: Path, name: str, said: str
 ) -> None:
     """A script that is not there is a failure and not an absence."""
-    (tmp_path / "round").symlink_to("round")
+    (place / "round").symlink_to("round")
     make("", name="plain", mode=0o644)
     with pytest.raises(OutsideError, match=said):
-        outcome(started(tmp_path / name if name else tmp_path))
+        outcome(started(place / name if name else place))
 
 
 def test_far_away(tmp_path: Path) -> None:
@@ -520,3 +530,34 @@ def test_signals_of_children_are_not_ignored(make: Make, started: Callable[..., 
             outcome(started(make("exit 3\n")))
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_the_agent_goes_on_and_ends_it(make: Make, shared: Path, tmp_path: Path) -> None:
+    """A script that does not end keeps nobody waiting; it is ended with the agent, and by new settings."""
+    script = make(f"echo $$ > {shared}/$1.new\nmv {shared}/$1.new {shared}/$1\nexec sleep 1000\n")
+    config = tmp_path / "agent.toml"
+    text = 'interval = 0.1\nlisten = "127.0.0.1:0"\n[external.x]\ntimeout = 3600\ncommand = ["{}", "{}"]\n'
+    config.write_text(text.format(script, "one"))
+    command = [sys.executable, "-m", "joblens", "agent", "--config", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stderr
+            address = agent.stderr.readline().split()[-1]
+            wait_until((shared / "one").exists)
+            ticks = ticks_of(address)
+            wait_until(lambda: ticks_of(address) > ticks)
+            config.write_text(text.format(script, "two"))
+            agent.send_signal(signal.SIGHUP)
+            wait_until((shared / "two").exists)
+            assert not lives(int((shared / "one").read_text()))
+            assert lives(int((shared / "two").read_text()))
+        finally:
+            agent.terminate()
+        assert agent.wait(PATIENCE) == 0
+    assert not lives(int((shared / "two").read_text()))
+
+
+def ticks_of(address: str) -> float:
+    with urllib.request.urlopen(address, timeout=PATIENCE) as page:  # noqa: S310 (our own agent)
+        (line,) = re.findall(r"^joblens_agent_ticks_total (.*)$", page.read().decode(), re.MULTILINE)
+    return float(line)

@@ -251,7 +251,7 @@ def read_all(fd: int) -> bytes:
 def read_new(fd: int) -> bytes:
     """What the kernel's log has since the last time; what was overwritten meanwhile is not in it."""
     parts: List[bytes] = []
-    while len(parts) < _MOST_RECORDS:
+    for _ in range(_MOST_RECORDS):
         try:
             data = os.read(fd, 8192)  # a whole record always fits
         except BlockingIOError:

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from joblens.collectors.gpus import gpus as read_gpus
 from joblens.host import Host
 from joblens.model import Sample
 from joblens.run.events import JobEvents
+from joblens.run.gpus import JobGpus
 from small_group import GREEDY, small_group
 
 from .running import Stand
 
+NODES = Path(__file__).parent.parent / "nodes"
 JOB = ("cluster", "r1", "node1")
 SECOND = 10**9
 KILL = "3,{},5,-;Memory cgroup out of memory: Killed process {} (x) total-vm:1kB, anon-rss:1kB"
@@ -122,3 +125,12 @@ def test_a_real_kill(stand: Stand) -> None:
     assert record["job"]["start"] <= event["time"] <= record["job"]["end"] + 1
     assert "Events\n" in done.stderr
     assert "oom_cgroup: Memory cgroup out of memory: Killed process" in done.stderr
+
+
+def test_the_buses_of_its_gpus() -> None:
+    """Those of the cards that it was given and no others."""
+    gpus = JobGpus(Host(str(NODES / "amd-gpus")), JOB, ("0",))
+    keys = {rows.schema.set: rows.keys for rows in read_gpus(Host(str(NODES / "amd-gpus")))()}["gpu"]
+    gpus.read(())
+    assert gpus.buses == {str(key[2]) for key in keys if key[1] == "0"}
+    assert len(gpus.buses) == 1

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from joblens.attribution.owners import Owners
 from joblens.attribution.sums import Attribution
 from joblens.collectors import COLLECTORS, Collector, Read
-from joblens.collectors.external import Script
 from joblens.config import CollectorSettings, Settings
 from joblens.errors import sentence
 from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+
+if TYPE_CHECKING:
+    from joblens.agent.scripts import RunningScript
 
 Log = Callable[[str], None]
 
@@ -115,20 +117,6 @@ class Running(Health):
         self.not_before = tick + _ASK_AGAIN * self.every
 
 
-class RunningScript(Running):
-    """A site's script: looked at at every tick, for it ends when it ends."""
-
-    def __init__(self, script: Script, every: int) -> None:
-        super().__init__(Collector(script.set, lambda host: tuple, "", ()), every, {})  # it is never opened
-        self.script = script
-
-    def is_due(self, tick: int) -> bool:
-        return True
-
-    def _read(self, host: Host) -> Optional[Tuple[Rows, ...]]:
-        return self.script.read()
-
-
 class Sampler:
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
         self.host, self.log, self.interval = host, log, settings.interval
@@ -138,11 +126,11 @@ class Sampler:
             for every, options in [_plan(collector, settings)]
             if every
         ]
-        self.scripts = [
-            RunningScript(Script(host, name, script), _ticks(script.interval, settings))
-            for name, script in settings.external.items()
-            if host.live  # of a recording nothing is run
-        ]
+        self.scripts: List[RunningScript] = []
+        if settings.external and host.live:  # of a recording nothing is run
+            from joblens.agent.scripts import running_scripts
+
+            self.scripts = running_scripts(host, settings)
         self.running += self.scripts
         node = settings.node or host.name()
         owners = Owners(host, settings.attribution, settings.cluster or node, node)
@@ -285,8 +273,8 @@ def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]
     options = {**collector.options, **dict(chosen.options)}
     if not chosen.enabled:
         return 0, options
-    return _ticks(chosen.interval or collector.pause, settings), options
+    return ticks(chosen.interval or collector.pause, settings), options
 
 
-def _ticks(seconds: float, settings: Settings) -> int:
+def ticks(seconds: float, settings: Settings) -> int:
     return max(round(seconds / settings.interval), 1)

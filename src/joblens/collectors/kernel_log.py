@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from functools import cache
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Pattern, Tuple
 
 from joblens.errors import MalformedError
 from joblens.host import Host, read_new
@@ -42,47 +43,56 @@ _ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _DEVICE = re.compile(rb"\n DEVICE=\+pci:([0-9a-f:.]+)")
 _AMD = r"(?:amdgpu (?P<device>[0-9a-f:.]+): (?:amdgpu: )?|\[drm:amdgpu_\w+ \[amdgpu\]\] )(?:\*ERROR\* )? ?"
 # The beginning of a record is the kernel's or the driver's own word; names of processes come behind it.
-_RULES = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        ("oom_cgroup", r"Memory cgroup out of memory: Killed process (?P<pid>\d+) "),
-        ("oom_global", r"Out of memory(?: \([a-z_]+\))?: Killed process (?P<pid>\d+) "),
-        ("oom_before_5", r"Killed process (?P<pid>\d+) "),
-        ("xid", r"NVRM: Xid \((?:PCI:)?(?P<device>[\w:.]+)\): (?P<code>\d{1,4})\b(?:, pid='?(?P<pid>\d+))?"),
-        ("amdgpu_timeout", _AMD + r"ring \S+ timeout,"),
-        ("amdgpu_process", _AMD + r"Process (?:information: process )?.{0,15} pid (?P<pid>\d+) thread "),
-        ("amdgpu_reset", _AMD + r"GPU reset begin!"),
-        (
-            "machine_check",
-            r"mce: \[Hardware Error\]: (?:(?P<device>CPU \d+): Machine Check|Machine check events logged)",
-        ),
-        ("memory_corrected", r"EDAC (?P<device>MC\d+): \d+ CE "),
-        ("memory_uncorrected", r"EDAC (?P<device>MC\d+): \d+ UE "),
-        ("hardware_error", r"\{\d+\}\[Hardware Error\]: Hardware error from APEI"),
-        ("pcie_error", r"\S+ (?P<device>[0-9a-f:.]{7,}): (?:AER: )?PCIe Bus Error: severity="),
-        ("nfs_not_responding", r"(?:nfs4?|lockd): server (?P<device>\S+) not responding, "),
-        ("lustre_evicted", r"LustreError: (?:\w+-\w+: )?\S+: This client was evicted by (?P<device>[^;\s]+)"),
-        ("lustre_evicted", r"Lustre: (?:\S+: )?Evicted from (?P<device>\S+)"),
-        ("filesystem_read_only", r"EXT[234]-fs \((?P<device>[^)]+)\): Remounting filesystem read-only"),
-        ("filesystem_read_only", r"FAT-fs \((?P<device>[^)]+)\): Filesystem has been set read-only"),
-        ("filesystem_read_only", r"BTRFS \w+ \(device (?P<device>[^)\s]+)[^)]*\): forced readonly"),
-        ("filesystem_read_only", r"XFS \((?P<device>[^)]+)\): .*Shutting down filesystem"),
-        (
-            "link_down",
-            r"\S+ \S+ (?P<device>\S{1,15}): (?:\w+: \S+ )?(?:NIC (?:\w+ )?)?[Ll]ink (?:is )?[Dd]own\b",
-        ),
-        ("link_down", r"\w+: (?P<device>\S{1,15}) NIC Link is Down"),
-        ("link_down", r"(?P<device>[\w.@-]{1,15}): [Ll]ink (?:is )?[Dd]own\b"),
-    )
+_RULES = (
+    ("oom_cgroup", r"Memory cgroup out of memory: Killed process (?P<pid>\d+) "),
+    ("oom_global", r"Out of memory(?: \([a-z_]+\))?: Killed process (?P<pid>\d+) "),
+    ("oom_before_5", r"Killed process (?P<pid>\d+) "),
+    ("xid", r"NVRM: Xid \((?:PCI:)?(?P<device>[\w:.]+)\): (?P<code>\d{1,4})\b(?:, pid='?(?P<pid>\d+))?"),
+    ("amdgpu_timeout", _AMD + r"ring \S+ timeout,"),
+    ("amdgpu_process", _AMD + r"Process (?:information: process )?.{0,15} pid (?P<pid>\d+) thread "),
+    ("amdgpu_reset", _AMD + r"GPU reset begin!"),
+    (
+        "machine_check",
+        r"mce: \[Hardware Error\]: (?:(?P<device>CPU \d+): Machine Check|Machine check events logged)",
+    ),
+    ("memory_corrected", r"EDAC (?P<device>MC\d+): \d+ CE "),
+    ("memory_uncorrected", r"EDAC (?P<device>MC\d+): \d+ UE "),
+    ("hardware_error", r"\{\d+\}\[Hardware Error\]: Hardware error from APEI"),
+    ("pcie_error", r"\S+ (?P<device>[0-9a-f:.]{7,}): (?:AER: )?PCIe Bus Error: severity="),
+    ("nfs_not_responding", r"(?:nfs4?|lockd): server (?P<device>\S+) not responding, "),
+    ("lustre_evicted", r"LustreError: (?:\w+-\w+: )?\S+: This client was evicted by (?P<device>[^;\s]+)"),
+    ("lustre_evicted", r"Lustre: (?:\S+: )?Evicted from (?P<device>\S+)"),
+    ("filesystem_read_only", r"EXT[234]-fs \((?P<device>[^)]+)\): Remounting filesystem read-only"),
+    ("filesystem_read_only", r"FAT-fs \((?P<device>[^)]+)\): Filesystem has been set read-only"),
+    ("filesystem_read_only", r"BTRFS \w+ \(device (?P<device>[^)\s]+)[^)]*\): forced readonly"),
+    ("filesystem_read_only", r"XFS \((?P<device>[^)]+)\): .*Shutting down filesystem"),
+    (
+        "link_down",
+        r"\S+ \S+ (?P<device>\S{1,15}): (?:\w+: \S+ )?(?:NIC (?:\w+ )?)?[Ll]ink (?:is )?[Dd]own(?!\S)",
+    ),
+    ("link_down", r"\w+: (?P<device>\S{1,15}) NIC Link is Down"),
+    ("link_down", r"(?P<device>[\w.@-]{1,15}): [Ll]ink (?:is )?[Dd]own(?!\S)"),
 )
 # Comes before the kill, and tells more of it. A process gives itself its name, at most 15 letters.
-_SUMMARY = re.compile(
+_SUMMARY = (
     r"oom-kill:constraint=CONSTRAINT_\w+,.*?task_memcg=(?P<cgroup>.*?),task=.{0,15},pid=(?P<pid>\d+),uid=\d+$"
 )
 # The same of kernels before 5.0.
-_OLD_CGROUP = re.compile(r"Task in (?P<cgroup>.*?) killed as a result of limit of ")
-_OLD_REASON = re.compile(r"(?P<group>Memory cgroup o|O)ut of memory: Kill process ")
+_OLD_CGROUP = r"Task in (?P<cgroup>.*?) killed as a result of limit of "
+_OLD_REASON = r"(?P<group>Memory cgroup o|O)ut of memory: Kill process "
 _NOTHING_SAID = ("oom_global", 0, "")
+
+
+class _Patterns(NamedTuple):
+    rules: Tuple[Tuple[str, Pattern[str]], ...]
+    before: Tuple[Pattern[str], Pattern[str], Pattern[str]]
+
+
+@cache
+def _patterns() -> _Patterns:
+    """Only once there is something to read: they take milliseconds, and most users may not read the log."""
+    rules = tuple((kind, re.compile(pattern)) for kind, pattern in _RULES)
+    return _Patterns(rules, (re.compile(_SUMMARY), re.compile(_OLD_CGROUP), re.compile(_OLD_REASON)))
 
 
 class Event(NamedTuple):
@@ -171,12 +181,11 @@ class Oom:
         self.kind, self.pid, self.cgroup = _NOTHING_SAID
 
     def remember(self, text: str) -> None:
-        summary, old = _SUMMARY.match(text), _OLD_CGROUP.match(text)
+        summary, old, reason = (pattern.match(text) for pattern in _patterns().before)
         if summary:
             self.pid, self.cgroup = _pid(summary["pid"]), summary["cgroup"]
         elif old:
             self.pid, self.cgroup = 0, old["cgroup"]
-        reason = _OLD_REASON.match(text)
         if reason:
             self.kind = "oom_global" if reason["group"] == "O" else "oom_cgroup"
 
@@ -224,7 +233,7 @@ def _text(data: bytes) -> str:
 
 def find_event(record: Record) -> Optional[Event]:
     """Its time is still that of the kernel's log."""
-    for kind, pattern in _RULES:
+    for kind, pattern in _patterns().rules:
         match = pattern.match(record.text)
         if match:
             named = match.groupdict()
@@ -251,6 +260,9 @@ def blot_out(data: bytes) -> bytes:
 def _blotted(match: re.Match[bytes]) -> bytes:
     record = _record(match)
     whole = match[0].rstrip(b"\n") + b"\n"
-    if find_event(record) or any(it.match(record.text) for it in (_SUMMARY, _OLD_CGROUP, _OLD_REASON)):
+    event = find_event(record)
+    if event and event.kind == "nfs_not_responding":
+        return whole.replace(event.device.encode(), b"server")
+    if event or any(pattern.match(record.text) for pattern in _patterns().before):
         return whole
     return whole.partition(b";")[0] + b";\n"
