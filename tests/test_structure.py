@@ -20,6 +20,7 @@ FLOW = (
     ("agent",),
     ("run",),
     ("store",),
+    ("hub",),
     ("analysis",),
     ("reports", "api", "record"),
     ("cli", "__main__"),

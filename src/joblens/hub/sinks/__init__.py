@@ -1,0 +1,1 @@
+"""Where the hub's data goes: one file each."""
