@@ -92,6 +92,18 @@ def test_idle_cores_of_a_job_that_waits() -> None:
     assert verdict(view, ["idle cores"]) == "It used 0.1 of 8 cores; it waited most of the time."
 
 
+def test_cores_that_others_had() -> None:
+    """A job on a node that is full with other work is not told to use more."""
+    view = made([1.0] * 60)
+    view.used["node_idle_cores"] = 0.4
+    finding = only(view)
+    assert finding.rule == "cores taken by others"
+    assert finding.evidence == "1.0 of 8 cores in use, while other work on the node left 0.4 idle"
+    assert verdict(view, [finding.rule]) == "It used 1.0 of 8 cores; other work on the node had the rest."
+    view.used["node_idle_cores"] = 6.8
+    assert only(view).rule == "idle cores"
+
+
 @pytest.mark.parametrize(
     "view",
     [

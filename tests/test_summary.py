@@ -43,7 +43,10 @@ class Samples:
         self.times, self.found = [float(time) for time in times], list(processes)
 
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
-        assert (set_name, span.job) == ("job", "r1")
+        assert span.job == "r1"
+        if set_name == "cpu":  # of four cores three do nothing
+            return Series(self.times, {"idle_seconds": [3 * time for time in self.times]}, {}, {})
+        assert set_name == "job"
         used = [time - 100 for time in self.times]
         sizes: list[float | None] = [80.0 * MIB] * len(used)
         last: dict[str, list[float | None]] = {"cpu_seconds": [*used], "read_bytes": [4.0] * len(used)}
@@ -69,7 +72,7 @@ def test_totals_and_samples() -> None:
     found = summarise(FACTS, END, Samples(processes=[process(5)]))
     used = found["used"]
     assert (used["cpu_seconds"], used["cpu_seconds_exact"], used["duration_seconds"]) == (10, 10, 10)
-    assert (used["cores_mean"], used["cores_peak"]) == (1, 1)
+    assert (used["cores_mean"], used["cores_peak"], used["node_idle_cores"]) == (1, 1, 3)
     assert (used["memory_peak_bytes"], used["memory_mean_bytes"]) == (190 * MIB, 80 * MIB)
     assert (used["read_bytes"], used["written_bytes"], used["read_chars_bytes"]) == (5, 6, 7)
     assert (found["job"]["state"], found["job"]["exit_code"]) == ("COMPLETED", 0)

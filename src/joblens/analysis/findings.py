@@ -85,6 +85,9 @@ def idle_cores(view: View) -> Finding | None:
     used, most = view.used["cores_mean"], view.used["cores_peak"]
     if used is None or most is None or used > 0.5 * view.cores or most > 0.75 * view.cores:
         return None
+    free = view.used.get("node_idle_cores")
+    if free is not None and free < 0.5 * (view.cores - used):
+        return _taken_cores(view, used, free)
     enough = max(math.ceil(most - 0.2), 1)
     change = "let it work on more at once (threads, processes, -j)"
     if used < WAITING_CORES:
@@ -96,6 +99,18 @@ def idle_cores(view: View) -> Finding | None:
         f"{used:.1f} of {view.cores:g} cores in use on average, {most:.1f} at most",
         f"ask for {enough} (--cpus-per-task={enough}); {change}" if _in_slurm(view) else change,
         (1 - used / view.cores) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
+    )
+
+
+def _taken_cores(view: View, used: float, free: float) -> Finding:
+    """It could not have used more: other work was on the cores that it may use."""
+    return Finding(
+        "cores taken by others",
+        view.job["start"],
+        view.job["end"],
+        f"{used:.1f} of {view.cores:g} cores in use, while other work on the node left {free:.1f} idle",
+        "run it where it has its cores for itself, and judge its use of them there",
+        0.5 * (1 - used / view.cores),
     )
 
 

@@ -1,4 +1,4 @@
-"""What fabric and network file systems carried while the job ran: that of the whole node, not the job's."""
+"""What the whole node did while the job ran: idle cores, fabric, network file systems."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from joblens.analysis.energy import increase
 from joblens.store.reader import Reader, Span
+
+_IDLE = ("idle_seconds", "iowait_seconds")
 
 
 class _Kind(NamedTuple):
@@ -32,6 +34,15 @@ _KINDS = (
         ("short_reads", "short_writes"),
     ),
 )  # fmt: skip
+
+
+def find_idle_cores(reader: Reader, span: Span) -> float | None:
+    """How many cores of the node had nothing to do on average, whoever used the others."""
+    series = reader.series(span, "cpu", _IDLE, 1000)
+    parts = [increase(series, name) for name in _IDLE]
+    known = [part for part in parts if part is not None]
+    elapsed = series.times[-1] - series.times[0] if series.times else 0.0
+    return sum(known) / elapsed if known and elapsed > 0 else None
 
 
 def find_traffic(reader: Reader, span: Span) -> list[dict[str, Any]]:

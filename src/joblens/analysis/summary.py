@@ -9,7 +9,7 @@ from joblens.analysis.events import find_events
 from joblens.analysis.findings import find
 from joblens.analysis.gpu_findings import HELD
 from joblens.analysis.gpus import find_gpus, sum_up
-from joblens.analysis.node import find_traffic
+from joblens.analysis.node import find_idle_cores, find_traffic
 from joblens.analysis.points import make_points
 from joblens.analysis.rates import gaps
 from joblens.analysis.used import find_used
@@ -41,6 +41,7 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
     asked = {"cores": facts.get("cores"), "memory_bytes": facts.get("memory"), "time_seconds": None}
     totals = (end or {}).get("totals") or {}
     used = find_used(max(finish - start, 0.0), totals, series, points, processes, len(looked))
+    used["node_idle_cores"] = find_idle_cores(reader, span)
     gpus = find_gpus(reader, span, _POINTS, longest)
     if gpus:
         asked |= {"gpus": sum(gpu.given in HELD for gpu in gpus) or None, **_gpu_memory(gpus)}

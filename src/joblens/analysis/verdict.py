@@ -30,6 +30,7 @@ def _use(view: View, rules: list[str]) -> str:
         "GPUs waiting": f"used {share}; its GPUs waited for work most of the time.",
         "I/O wait": f"waited for storage much of the time and used {share}.",
         "idle cores": f"used {share}; {idle}",
+        "cores taken by others": f"used {share}; other work on the node had the rest.",
         "memory growth": f"used {share}, and its memory grew to the end.",
         "serial phase": f"used {share}; for a part of the time only one worked.",
         "more threads than cores": f"used {share}, with more threads than these can run.",

@@ -60,7 +60,8 @@ _ASKED = _shape(_amount, "cores memory_bytes time_seconds gpus gpu_memory_bytes"
 _USED = _shape(_text, "memory_from") | _shape(
     _amount,
     "duration_seconds cpu_seconds cores_mean cores_peak memory_peak_bytes memory_mean_bytes read_bytes "
-    "written_bytes processes threads_peak gpus gpus_mean gpu_memory_peak_bytes gpu_energy_joules",
+    "written_bytes processes threads_peak gpus gpus_mean gpu_memory_peak_bytes gpu_energy_joules "
+    "node_idle_cores",
 )
 _FINDING = _shape(_text, "rule evidence advice") | _shape(_moment, "from to")
 _EVENT = _shape(_moment, "time") | _shape(_text, "kind text")
