@@ -21,8 +21,9 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake import Lake
 from joblens.store.leftovers import remove_leftovers
 from joblens.store.listing import JobFilter
-from joblens.store.reader import LakeReader, Series, Span
+from joblens.store.reader import Series, Span
 from joblens.store.retain import retain
+from joblens.store.waiting import find_reader, settle_all
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +41,6 @@ class Store:
         self._problems = recover(self.home) + ingest.problems(self.home)
         self._catalog = Catalog(self.home, progress)
         self._lake = Lake(self.home.lake)
-        self._reader = LakeReader(self._lake)
 
     @property
     def problems(self) -> list[str]:
@@ -77,11 +77,14 @@ class Store:
     ) -> Series:
         """The samples of a set over the job's time, as at most so many points."""
         span = self._span(name)
-        return self._reader.series(span, set_name, columns or self._reader.measured(span, set_name), points)
+        reader = find_reader(self.home, self._lake, span.job, span.start)
+        return reader.series(span, set_name, columns or reader.measured(span, set_name), points)
 
     def processes(self, name: str) -> list[dict[str, Any]]:
         """Every process that sampling saw."""
-        return [process._asdict() for process in self._reader.processes(self._span(name))]
+        span = self._span(name)
+        found = find_reader(self.home, self._lake, span.job, span.start).processes(span)
+        return [process._asdict() for process in found]
 
     def _span(self, name: str) -> Span:
         job = self.job(name)["job"]
@@ -111,8 +114,12 @@ class Store:
     # Looking after it
 
     def compact(self, progress: Progress | None = None) -> int:
-        """Many small files into few, and away with what crashes have left. How many files went in."""
+        """Samples that wait into the lake, many small files into few, and away with what crashes have left.
+
+        How many files went in.
+        """
         remove_leftovers(self.home)
+        self._lake.report(*settle_all(self.home, self._lake))
         done = compact(self._lake, lambda: ingest.unfinished(self.home), progress)
         today = time.strftime("%Y-%m-%d", time.gmtime())
         days = [day for day, _ in records.list_days(self.home.records) if day != today]
@@ -134,6 +141,7 @@ class Store:
             "about": self.home.describe(),
             "jobs": self._catalog.count(),
             "running": self.running(),
+            "waiting": len(ingest.folders(self.home.waiting)),
             "files": len(sizes),
             "bytes": sum(sizes),
             "problems": self.problems,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,39 +58,61 @@ def test_unwatched_command_has_its_signals(stand: Stand) -> None:
     assert stand.run(show).stdout == plain.stdout
 
 
-@pytest.mark.parametrize(
+BROKEN = pytest.mark.parametrize(
     "body",
     ["raise ImportError('no library')", "raise SystemExit(3)", "import os, signal; os.kill(os.getpid(), 11)"],
     ids=["raises", "exits", "crashes"],
 )
-def test_library_that_does_not_load(stand: Stand, body: str) -> None:
-    """Whatever importing DuckDB does, the exit code is the command's; the job is kept for later."""
-    folder = stand.folder / "broken"
+
+
+def use_duckdb(stand: Stand, body: str, short_values: int) -> Callable[[], None]:
+    """This one instead, and jobs with so many values are short. Returns what undoes it."""
+    folder = stand.folder / "other"
     folder.mkdir()
     (folder / "duckdb.py").write_text(body + "\n")
+    (folder / "sitecustomize.py").write_text(
+        f"from joblens.store import ingest\ningest._SHORT_VALUES = {short_values}\n"
+    )
     kept = stand.environment.get("PYTHONPATH", "")
     stand.environment["PYTHONPATH"] = f"{folder}:{kept}"
+    return lambda: stand.environment.update(PYTHONPATH=kept)
+
+
+@BROKEN
+def test_library_that_does_not_load(stand: Stand, body: str) -> None:
+    """Whatever importing DuckDB does, the exit code is the command's; a long job is kept for later."""
+    undo = use_duckdb(stand, body, short_values=0)
     assert "is not stored" in sentence_of(stand)
-    stand.environment["PYTHONPATH"] = kept
+    undo()
     found = stand.job()
     assert (found["job"]["exit_code"], found["job"]["state"]) == (7, "FAILED")
     assert found["data"]["exact"]
 
 
+@BROKEN
+def test_library_that_is_not_needed(stand: Stand, body: str) -> None:
+    """A short job is stored without, also where so many wait that some should go to the lake."""
+    assert stand.run(["true"], "--quiet").returncode == 0
+    (folder,) = (stand.home / "waiting").iterdir()
+    for number in range(100):
+        shutil.copytree(folder, folder.with_name(f"w{number}"))
+    use_duckdb(stand, f"open('tried', 'w').close(); {body}", short_values=200_000)
+    ended = stand.run(COMMAND, "--quiet")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "out\n", "err\n")
+    assert (stand.folder / "tried").exists()
+    assert stand.job()["job"]["exit_code"] == 7
+
+
 def test_ctrl_c_while_the_job_is_stored(stand: Stand) -> None:
     """Storing can be ended by the user; the exit code is the command's, and the job is stored later."""
-    folder = stand.folder / "slow"
-    folder.mkdir()
-    (folder / "duckdb.py").write_text("import time; open('slow/began', 'w').close(); time.sleep(50)\n")
-    kept = stand.environment.get("PYTHONPATH", "")
-    stand.environment["PYTHONPATH"] = f"{folder}:{kept}"
+    undo = use_duckdb(stand, "import time; open('other/began', 'w').close(); time.sleep(50)", short_values=0)
     process = stand.start(COMMAND, "--quiet")
-    wait_for("the storing", (folder / "began").exists)
+    wait_for("the storing", (stand.folder / "other" / "began").exists)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 7
     assert "is not stored: signal 2 ended that" in said
-    stand.environment["PYTHONPATH"] = kept
+    undo()
     assert stand.job()["job"]["exit_code"] == 7
 
 

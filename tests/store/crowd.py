@@ -12,7 +12,7 @@ from pathlib import Path
 
 from joblens.analysis.complete import complete
 from joblens.api import Store
-from joblens.store import ingest
+from joblens.store import ingest, waiting
 from joblens.store.home import Home
 
 from .made import begin_job, make_end, make_facts, new_home, rows_by_batch, whole
@@ -34,7 +34,9 @@ def log(home: Home) -> Path:
 
 
 def write(home: Home, node: str, jobs: int) -> None:
+    waiting._MOST, waiting._AT_ONCE = 3, 2
     for number in range(jobs):
+        ingest._SHORT_VALUES = 0 if number % 4 == 3 else 200_000
         job = f"{node}-{number}"
         facts = make_facts(job, node=node, boot=f"boot of {node}")
         folder = begin_job(home, facts, _BATCHES)
@@ -43,6 +45,8 @@ def write(home: Home, node: str, jobs: int) -> None:
         complete(home, ingest.Incoming(folder, facts, end))
         with log(home).open("a") as file:
             file.write(f"{job}\n")
+        if waiting.many_wait(home):
+            waiting.settle_some(home)
 
 
 def repeat(home: Home, what: object) -> None:

@@ -14,8 +14,11 @@ from joblens.attribution.sums import JOB, OWNED_PROCESS
 from joblens.files import write_whole
 from joblens.model import ABSENT, Rows, Sample
 from joblens.store import ingest
-from joblens.store.home import Home, find_home, make_home
+from joblens.store.home import Home, find_home, make_home, safe_name
 from joblens.store.lake import Lake
+from joblens.store.reader import Span
+from joblens.store.samples import SamplesReader
+from joblens.store.waiting import find_reader, settle
 
 START = 1_577_923_200.0  # 2020-01-02 00:00 UTC
 LOOKS = 5  # samples in a batch
@@ -87,7 +90,15 @@ def begin_job(home: Home, facts: dict[str, Any], batches: int = 2) -> Path:
 
 
 def store_job(home: Home, job: str, batches: int = 2, **others: Any) -> dict[str, Any]:
-    """Its record."""
+    """Its record. Its samples are in the lake."""
+    record = end_job(home, job, batches, **others)
+    lake = Lake(home.lake)
+    assert settle(lake, home.waiting / safe_name(job)) + lake.problems == []
+    return record
+
+
+def end_job(home: Home, job: str, batches: int = 2, **others: Any) -> dict[str, Any]:
+    """Its record. Its samples wait, as those of any short job do."""
     facts = make_facts(job, **others)
     folder = begin_job(home, facts, batches)
     end = make_end(facts["start"])
@@ -95,8 +106,19 @@ def store_job(home: Home, job: str, batches: int = 2, **others: Any) -> dict[str
     return complete(home, ingest.Incoming(folder, facts, end))
 
 
-def rows_by_batch(home: Home) -> dict[str, dict[int, tuple[int, int]]]:
-    """Of each job and batch, how many samples there are and what their `threads` add up to."""
+RowsByBatch = dict[str, dict[int, tuple[int, int]]]
+
+
+def rows_by_batch(home: Home) -> RowsByBatch:
+    """Of each job and batch, how many samples there are and what their `threads` add up to.
+
+    As one who reads samples finds them: in the batches of jobs that wait, of all others in the lake.
+    """
+    waiting = rows_waiting(home)  # first: what is gone from there is in the lake
+    return {**rows_in_lake(home), **waiting}
+
+
+def rows_in_lake(home: Home) -> RowsByBatch:
     lake = Lake(home.lake)
     rows = lake.query(
         lake.files("job"),
@@ -104,9 +126,32 @@ def rows_by_batch(home: Home) -> dict[str, dict[int, tuple[int, int]]]:
         "SELECT jobid, processes, count(*), sum(threads)::BIGINT FROM {lake} GROUP BY ALL",
     )
     assert lake.problems == []
-    found: dict[str, dict[int, tuple[int, int]]] = {}
+    found: RowsByBatch = {}
     for job, batch, count, total in rows:
         found.setdefault(job, {})[batch] = (count, total)
+    return found
+
+
+def start_of(folder: Path) -> float:
+    found = ingest.load_job(folder)
+    return float((found.end or found.facts)["start"]) if found else 0.0
+
+
+def rows_waiting(home: Home) -> RowsByBatch:
+    lake = Lake(home.lake)
+    found: RowsByBatch = {}
+    for folder in ingest.folders(home.waiting):
+        job = folder.name
+        reader = find_reader(home, lake, job, start_of(folder))
+        if isinstance(reader, SamplesReader):
+            series = reader.series(Span(job, 0.0, 4e9), "job", ("processes", "threads"), 10**12)
+            rows = found.setdefault(job, {})
+            for batch, threads in zip(series.last["processes"], series.last["threads"]):
+                assert batch is not None
+                assert threads is not None
+                count, total = rows.get(int(batch), (0, 0))
+                rows[int(batch)] = (count + 1, total + int(threads))
+    assert lake.problems == []
     return found
 
 

@@ -15,7 +15,9 @@ import pytest
 import joblens
 from joblens.api import Store
 from joblens.store.home import Home
+from joblens.store.lake import Lake
 from joblens.store.listing import COLUMNS, JobFilter
+from joblens.store.waiting import settle_all
 
 from .conftest import run_joblens
 from .made import new_home
@@ -29,7 +31,7 @@ NO_PARQUET = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def run_store(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """With two jobs that really ran."""
+    """With two jobs that really ran, and whose samples are in the lake."""
     home = new_home(tmp_path_factory.mktemp("run") / "store")
     busy = "x = bytearray(30 << 20); [n for n in range(3_000_000)]"
     for name in ("demo-1", "demo-2"):
@@ -48,6 +50,7 @@ def run_store(tmp_path_factory: pytest.TempPathFactory) -> Home:
             busy,
         )
         assert done.returncode == 0, done.stderr
+    assert settle_all(home, Lake(home.lake)) == []
     return home
 
 

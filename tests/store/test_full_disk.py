@@ -17,7 +17,7 @@ from joblens.store import ingest
 from joblens.store.home import Home, find_home
 
 from .conftest import Joblens
-from .made import all_files, begin_job, make_end, new_home, rows_by_batch, store_job, whole
+from .made import all_files, begin_job, end_job, make_end, new_home, rows_by_batch, store_job, whole
 from .test_ingest import here
 
 SIZE = 2 << 20
@@ -118,9 +118,10 @@ def test_files_that_may_not_grow(home: Home) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Home]:
-    """A store with a job, and one on its way, that cannot be written any more."""
+    """A store with a job, one that waits, and one on its way, that cannot be written any more."""
     home = new_home(tmp_path / "store")
     store_job(home, "j1")
+    end_job(home, "j3")
     begin_job(home, here("j2"))
     folders = [home.path, home.incoming, home.lake, home.records, *home.path.rglob("*/")]
     if os.getuid() == 0:
@@ -148,7 +149,8 @@ def test_a_store_that_is_only_read(read_only: Home, joblens: Joblens) -> None:
     assert "jobs are read from the records instead" in said[1]
     assert joblens("job", "j1", JOBLENS_HOME=str(read_only.path)).returncode == 0
     with Store(read_only) as store:
-        assert len(store.series("j1").times) == 10
+        for job in ("j1", "j3"):
+            assert len(store.series(job).times) == 10
     failed = joblens("db", "compact", JOBLENS_HOME=str(read_only.path))
     assert failed.returncode == 3
     assert "Traceback" not in failed.stderr

@@ -43,6 +43,8 @@ def render(info: dict[str, object]) -> str:
 
     size = render_bytes(int(str(info["bytes"])))
     held = f"{_count(info['jobs'], 'job')}, {_count(info['files'], 'file')} of samples, {size}"
+    if info["waiting"]:
+        held += f"; samples of {_count(info['waiting'], 'job')} wait for `joblens db compact`"
     under_way = info["running"]
     if isinstance(under_way, list) and under_way:
         held += f"; {len(under_way)} under way: {', '.join(map(str, under_way[:5]))}"

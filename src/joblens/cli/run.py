@@ -121,14 +121,18 @@ def describe_end(ended: Any) -> dict[str, Any]:
 
 def _report(home: Any, found: Any, quiet: bool) -> None:
     from joblens.analysis.complete import complete
+    from joblens.store.waiting import many_wait, settle_some
 
     terminal = os.isatty(2)
     record = complete(home, found, _progress if terminal else None)
-    if quiet:
-        return
-    from joblens.reports.text import Style, render_report
+    if not quiet:
+        from joblens.reports.text import Style, render_report
 
-    _write("\n" + render_report(record, Style(terminal and "NO_COLOR" not in os.environ)))
+        _write("\n" + render_report(record, Style(terminal and "NO_COLOR" not in os.environ)))
+    if many_wait(home):
+        from joblens.run.apart import do_apart
+
+        do_apart(lambda: settle_some(home))  # whatever becomes of that, the job is stored
 
 
 def _progress(done: int, whole: int) -> None:

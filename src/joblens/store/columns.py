@@ -36,14 +36,14 @@ def check(samples: Iterable[Sample]) -> None:
 
 
 def _check_schema(schema: Schema) -> None:
-    names = [name.lower() for name in (TIME, *schema.labels, *map(_stored_name, schema.columns))]
+    names = [name.lower() for name in (TIME, *schema.labels, *map(stored_name, schema.columns))]
     if len(set(names)) < len(names) or not all(map(_is_word, names)) or not schema.columns:
         raise MalformedError(schema.set, "its columns are not named, or two of them alike")
     if any(column.divisor < 1 for column in schema.columns):
         raise MalformedError(schema.set, "a column is divided by nothing")
 
 
-def _stored_name(column: Column) -> str:
+def stored_name(column: Column) -> str:
     return column.name or "value"  # a set whose only number says that the row is there
 
 
@@ -95,7 +95,7 @@ def _table(samples: list[Sample], job: str, node: str) -> Table:
     for number, column in enumerate(schema.columns):
         raw = f"raw {number}"  # names have no blanks in them
         columns[raw] = numpy.ascontiguousarray(values[:, number])
-        selected.append(f"{_in_base_units(column, raw, columns[raw])} AS {identifier(_stored_name(column))}")
+        selected.append(f"{_in_base_units(column, raw, columns[raw])} AS {identifier(stored_name(column))}")
     return Table(", ".join(selected), columns, schema.labels)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -30,6 +29,11 @@ class Home(NamedTuple):
         return self.path / "incoming"
 
     @property
+    def waiting(self) -> Path:
+        """Made when the first job waits."""
+        return self.path / "waiting"
+
+    @property
     def lake(self) -> Path:
         return self.path / "lake"
 
@@ -46,7 +50,7 @@ class Home(NamedTuple):
         """On a shared file system the index is this machine's own, and lies where its locks work."""
         if not self.shared:
             return self.path / "catalog.sqlite"
-        name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        name = _digest(os.fsencode(self.path))[:16]
         return local_folder() / f"catalog-{name}.sqlite"
 
     def describe(self) -> str:
@@ -147,4 +151,10 @@ def safe_name(text: str) -> str:
     name = "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in data)
     if 0 < len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[:60]}%~{hashlib.sha256(data).hexdigest()[:32]}"
+    return f"{name[:60]}%~{_digest(data)[:32]}"
+
+
+def _digest(data: bytes) -> str:
+    import hashlib  # takes a while to load, and few need it
+
+    return hashlib.sha256(data).hexdigest()

@@ -1,4 +1,7 @@
-"""Jobs on their way into the store: from the batches that are written while a job runs to the lake."""
+"""Jobs on their way into the store: from the batches that are written while a job runs to the lake.
+
+Those of a short job need not go there at once: joblens.store.waiting.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,14 @@ _FACTS, _END = "job.json", "end.json"
 # So many values are held in memory and go into one file. Whoever does it again after a crash must come to
 # the same files, so it decides by what is in the batches alone.
 _CHUNK_VALUES = 3_000_000
+# As many are soon added up without DuckDB and NumPy, which take a third of a second to load.
+_SHORT_VALUES = 200_000
 # A batch comes every half a minute: without one for so long, a job on another node has lost its joblens.
 _ABANDONED_SECONDS = 600.0
+
+
+class GoneError(Exception):
+    """Another has completed the job, or brought it into the lake, while we were reading its batches."""
 
 
 class Incoming(NamedTuple):
@@ -53,9 +62,9 @@ def finish(folder: Path, end: dict[str, Any]) -> None:
 
 def list_incoming(home: Home) -> Iterator[Incoming]:
     """Those that can be completed; `problems` tells of the others."""
-    for folder in folders(home):
+    for folder in folders(home.incoming):
         try:
-            found = _load_incoming(folder)
+            found = load_job(folder)
         except (MalformedError, OSError):
             continue
         if found is not None:
@@ -65,9 +74,9 @@ def list_incoming(home: Home) -> Iterator[Incoming]:
 def problems(home: Home) -> list[str]:
     """Jobs on their way of which not even the facts can be read."""
     found = []
-    for folder in folders(home):
+    for folder in (*folders(home.incoming), *folders(home.waiting)):
         try:
-            _load_incoming(folder)
+            load_job(folder)
         except (MalformedError, OSError) as error:
             found.append(f"{error}; its samples stay in {folder}")
     return found
@@ -75,15 +84,17 @@ def problems(home: Home) -> list[str]:
 
 def unfinished(home: Home) -> set[str]:
     """The jobs that may still be written to the lake, by the names of their folders."""
-    return {folder.name for folder in folders(home)}
+    # In this order: a job goes from the one to the other, and must not be missed in between.
+    return {folder.name for parent in (home.incoming, home.waiting) for folder in folders(parent)}
 
 
-def folders(home: Home) -> list[Path]:
-    found = (home.incoming / name for name in list_names(str(home.incoming)))
+def folders(parent: Path) -> list[Path]:
+    found = (parent / name for name in list_names(str(parent)))
     return [path for path in found if path.is_dir()]
 
 
-def _load_incoming(folder: Path) -> Incoming | None:
+def load_job(folder: Path) -> Incoming | None:
+    """None if there is none, or none any more."""
     facts = _load(folder / _FACTS, check_facts)
     return None if facts is None else Incoming(folder, facts, _load(folder / _END, check_end))
 
@@ -124,29 +135,59 @@ def save_samples(
 ) -> list[str]:
     """Into the lake, in chunks. What cannot be read is said, and put into the folder `damaged`."""
     said: list[str] = []
-    names = list_names(str(found.folder))
-    paths = [found.folder / name for name in names if name.endswith(".batch")]
-    if _load(found.folder / _FACTS, check_facts) is None:
-        return said  # completed by another, so what was just listed need not be all
     chunk: dict[int, list[Sample]] = {}
     values = 0
-    for number, path in enumerate(paths, 1):
-        try:
-            sequence, samples = _load_batch(path, found.facts["id"])
-            chunk[sequence] = samples
-            values += sum(len(sample.rows.values) for sample in samples)
-        except MalformedError as error:
-            said.append(f"{path}: {error}; kept as {_put_aside(path)}")
-        except FileNotFoundError:  # completed by another meanwhile: all of it is in the lake
-            return said
+    for sequence, samples in read_batches(found, said, _put_aside, progress):
+        chunk[sequence] = samples
+        values += _count(samples)
         if values >= _CHUNK_VALUES:
             lake.save(found.facts["id"], found.facts["node"], chunk)
             chunk, values = {}, 0
-        if progress:
-            progress(number, len(paths))
     if chunk:
         lake.save(found.facts["id"], found.facts["node"], chunk)
     return said
+
+
+def load_short(found: Incoming, said: list[str]) -> list[Sample] | None:
+    """All samples of a job, or None if these are many."""
+    loaded: list[Sample] = []
+    values = 0
+    for _, samples in read_batches(found, said, _put_aside):
+        values += _count(samples)
+        if values > _SHORT_VALUES:
+            return None
+        loaded += samples
+    return loaded
+
+
+def read_batches(
+    found: Incoming,
+    said: list[str],
+    damaged: Callable[[Path], str],
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[int, list[Sample]]]:
+    """One after the other, with their numbers. Raises GoneError as soon as they need not be all any more."""
+    paths = [found.folder / name for name in list_names(str(found.folder)) if name.endswith(".batch")]
+    try:
+        with (found.folder / _FACTS).open("rb"):  # unlike stat(2), this asks a file server anew
+            pass
+    except FileNotFoundError:  # they go first: so what was just listed need not be all
+        raise GoneError from None
+    for number, path in enumerate(paths, 1):
+        try:
+            batch = _load_batch(path, found.facts["id"])
+        except MalformedError as error:
+            said.append(f"{path}: {error}; {damaged(path)}")
+        except FileNotFoundError:
+            raise GoneError from None
+        else:
+            yield batch
+        if progress:
+            progress(number, len(paths))
+
+
+def _count(samples: list[Sample]) -> int:
+    return sum(len(sample.rows.values) for sample in samples)
 
 
 def _load_batch(path: Path, job: str) -> tuple[int, list[Sample]]:
@@ -158,17 +199,17 @@ def _load_batch(path: Path, job: str) -> tuple[int, list[Sample]]:
     return sequence, samples
 
 
-def _put_aside(path: Path) -> Path:
+def _put_aside(path: Path) -> str:
     folder = path.parent.parent.parent / "damaged"
     folder.mkdir(mode=0o700, exist_ok=True)
     target = folder / f"{path.parent.name}.{path.name}"
     with suppress(FileNotFoundError):  # done by another
         path.rename(target)
-    return target
+    return f"kept as {target}"
 
 
 def remove(found: Incoming) -> None:
-    """Once its record is there. The facts go first: without them nobody takes it for a job."""
+    """Once record and samples are there. The facts go first: without them nobody takes it for a job."""
     (found.folder / _FACTS).unlink(missing_ok=True)
     shutil.rmtree(found.folder, ignore_errors=True)
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _FORMAT = "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, DICTIONARY_SIZE_LIMIT 1, USE_TMP_FILE false"
 # Rows of one thing one after the other: its counters then change little from row to row.
 _ORDER = (
-    "cluster", "jobid", "step", "node", "pid", "start", "tid", "cpu", "irq", "device", "interface", "resource",
-    "mountpoint", "cgroup", TIME,
+    "cluster", "jobid", "step", "node", "pid", "start", "tid", "cpu", "irq", "device", "interface",
+    "resource", "mountpoint", "cgroup", TIME,
 )  # fmt: skip
 
 Answer = TypeVar("Answer")

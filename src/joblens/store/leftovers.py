@@ -14,11 +14,12 @@ from joblens.store.home import Home
 
 def remove_leftovers(home: Home) -> None:
     now = now_at(str(home.incoming))
-    for folder in (home.lake, home.incoming, *_below(home.incoming), *_below(home.records)):
+    jobs = (*_below(home.incoming), *_below(home.waiting))
+    for folder in (home.lake, home.incoming, *jobs, *_below(home.records)):
         for path in _below(folder):
             if path.name.endswith(UNFINISHED) and _is_old(path, now):
                 _remove(path)
-    for folder in ingest.folders(home):
+    for folder in (*ingest.folders(home.incoming), *ingest.folders(home.waiting)):
         if ingest.never_began(folder) and _is_old(folder, now):
             _remove(folder)
 

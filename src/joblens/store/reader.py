@@ -1,19 +1,22 @@
 """The one interface through which samples are read, and its implementation over the lake.
 
-Counters come raw; `joblens.analysis.rates` makes rates of them. SQL does not leave this module.
+joblens.store.samples has another, over samples in memory. Counters come raw; `joblens.analysis.rates` makes
+rates of them. SQL does not leave this module.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from joblens.store.columns import identifier
 from joblens.store.lake import Lake
 
 # The columns that name what was measured, and the numbers among those that only describe it.
-_KEYS = frozenset("time pid start parent group session terminal uid tid state".split())
+KEYS = frozenset("time pid start parent group session terminal uid tid state".split())
+LOOKS_AROUND = 60.0  # seconds: the last look comes after the end
+WAITING_FOR_DISK = 68  # the letter D of proc_pid_stat(5)
 _NUMBERS = ("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT", "INTEGER", "FLOAT")
 _WITHIN = "jobid = $job AND time BETWEEN make_timestamp_ns($first) AND make_timestamp_ns($last)"
 _SAMPLE = {"time": "TIMESTAMP_NS", "jobid": "VARCHAR"}
@@ -56,7 +59,7 @@ class ProcessUse(NamedTuple):
 
     pid: int
     start: int
-    parent: int
+    parent: int  # 0 if unknown
     name: str
     command: str
     node: str
@@ -73,8 +76,23 @@ class ProcessUse(NamedTuple):
     looks_waiting: int  # of them, those that found it waiting for a disk
 
 
+def _make_series(rows: list[tuple[Any, ...]], names: list[str]) -> Series:
+    """From the time of a stretch, and of each column what it was last, on average, and at most."""
+    last, mean, peak = (
+        {name: [row[1 + 3 * number + which] for row in rows] for number, name in enumerate(names)}
+        for which in range(3)
+    )
+    return Series([float(row[0]) for row in rows], last, mean, peak)
+
+
 class Reader(Protocol):
-    def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series: ...
+    def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
+        """Over all that the set has a row for (devices, interfaces), added up."""
+
+    def split(
+        self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
+    ) -> dict[tuple[str, ...], Series]:
+        """One for each combination of these labels, as texts."""
 
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]: ...
 
@@ -88,22 +106,30 @@ class LakeReader:
         self.lake = lake
 
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
+        found = self.split(span, set_name, (), columns, points)
+        return found.get((), Series([], {}, {}, {}))
+
+    def split(
+        self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
+    ) -> dict[tuple[str, ...], Series]:
         files = self.lake.files(set_name, span.dates(), span.job)
         known = self.lake.schema(files)
         chosen = [name for name in dict.fromkeys(columns) if name in known]
         if not chosen:
-            return Series([], {}, {}, {})
-        # Over keys (devices, interfaces) the values of one moment are added up first.
-        sums = ", ".join(f"sum({name}) AS {name}" for name in map(identifier, chosen))
-        folded = ", ".join(
-            f"arg_max({name}, t), avg({name}), max({name})" for name in map(identifier, chosen)
-        )
+            return {}
+        # Over other keys the values of one moment are added up first.
+        sums = [f"sum({name}) AS {name}" for name in map(identifier, chosen)]
+        folded = [f"arg_max({name}, t), avg({name}), max({name})" for name in map(identifier, chosen)]
+        names = [f"coalesce({identifier(name)}, '')" for name in labels]
+        keys = [f"l{number}" for number in range(len(names))]
+        named = [f"{name} AS {key}" for name, key in zip(names, keys)]
         rows = self.lake.query(
             files,
-            dict.fromkeys(chosen, "DOUBLE") | _SAMPLE,
-            f"SELECT max(t), {folded} FROM ("
-            f" SELECT epoch_ns(time) / 1e9 AS t, {sums} FROM {{lake}} WHERE {_WITHIN} GROUP BY time"
-            ") GROUP BY floor((t - $start) / $width) ORDER BY 1",
+            dict.fromkeys(chosen, "DOUBLE") | dict.fromkeys(labels, "VARCHAR") | _SAMPLE,
+            f"SELECT {', '.join([*keys, 'max(t)', *folded])} FROM ("
+            f" SELECT {', '.join(['epoch_ns(time) / 1e9 AS t', *named, *sums])}"
+            f" FROM {{lake}} WHERE {_WITHIN} GROUP BY {', '.join(['time', *names])}"
+            f") GROUP BY {', '.join([*keys, 'floor((t - $start) / $width)'])} ORDER BY max(t)",
             {
                 "job": span.job,
                 **span.nanoseconds(),
@@ -111,33 +137,29 @@ class LakeReader:
                 "width": max((span.end - span.start) / max(points, 1), 1e-6),
             },
         )
-        return Series(
-            [float(row[0]) for row in rows],
-            *(
-                {name: [row[1 + 3 * number + which] for row in rows] for number, name in enumerate(chosen)}
-                for which in range(3)
-            ),
-        )
+        found: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+        for row in rows:
+            found.setdefault(tuple(row[: len(keys)]), []).append(row[len(keys) :])
+        return {key: _make_series(some, chosen) for key, some in sorted(found.items())}
 
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
         """Of a set, the columns that hold numbers to be measured, and not keys."""
         known = self.lake.schema(self.lake.files(set_name, span.dates(), span.job))
-        return tuple(n for n, kind in known.items() if kind.startswith(_NUMBERS) and n not in _KEYS)
+        return tuple(n for n, kind in known.items() if kind.startswith(_NUMBERS) and n not in KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
-        # The last look comes after the end.
-        around = Span(span.job, span.start - 60, span.end + 60)
+        around = Span(span.job, span.start - LOOKS_AROUND, span.end + LOOKS_AROUND)
         rows = self.lake.query(
             self.lake.files("process", around.dates(), span.job),
             _PROCESS,
-            "SELECT pid, start, arg_min(parent, time), coalesce(arg_max(name, time), ''), "
+            "SELECT pid, start, coalesce(arg_min(parent, time), 0), coalesce(arg_max(name, time), ''), "
             "coalesce(arg_max(command, time), ''), coalesce(node, ''), "
             "epoch_ns(min(time)) / 1e9, epoch_ns(max(time)) / 1e9, max(user_seconds), max(system_seconds), "
             "max(rss_anon_bytes + rss_shmem_bytes), max(threads), "
             "max(read_bytes), max(written_bytes), max(rss_file_bytes), "
-            "count(*), count(*) FILTER (state = 68) "  # the letter D of proc_pid_stat(5)
+            f"count(*), count(*) FILTER (state = {WAITING_FOR_DISK}) "
             f"FROM {{lake}} WHERE {_WITHIN} AND pid IS NOT NULL AND start IS NOT NULL "
-            "GROUP BY ALL ORDER BY min(time), pid",
+            "GROUP BY ALL ORDER BY min(time), pid, start, coalesce(node, '')",
             {"job": span.job, **around.nanoseconds()},
         )
         return [ProcessUse(*row) for row in rows]

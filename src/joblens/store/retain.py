@@ -6,7 +6,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from joblens.errors import MalformedError
 from joblens.files import list_names
+from joblens.store import ingest
 from joblens.store.home import Home
 
 
@@ -15,7 +17,21 @@ def retain(home: Home, days: int, now: float | None = None) -> int:
     moment = (time.time() if now is None else now) - days * 86_400
     oldest = time.strftime("%Y-%m-%d", time.gmtime(max(moment, 0)))
     folders = [*home.lake.glob("set=*/date=*"), *home.records.glob("*-*-*")]
-    return sum(_remove(folder) for folder in sorted(folders) if folder.name.removeprefix("date=") < oldest)
+    gone = sum(_remove(folder) for folder in sorted(folders) if folder.name.removeprefix("date=") < oldest)
+    return gone + sum(_remove_waiting(folder, oldest) for folder in ingest.folders(home.waiting))
+
+
+def _remove_waiting(folder: Path, oldest: str) -> int:
+    """Without a way through the lake: the disk may be full, which is why somebody wants it to be removed."""
+    with suppress(MalformedError, OSError):
+        found = ingest.load_job(folder)
+        if found is not None:
+            end = found.end["end"] if found.end else folder.stat().st_mtime
+            if time.strftime("%Y-%m-%d", time.gmtime(end)) < oldest:
+                batches = sum(name.endswith(".batch") for name in list_names(str(folder)))
+                ingest.remove(found)
+                return batches
+    return 0
 
 
 def _remove(folder: Path) -> int:
