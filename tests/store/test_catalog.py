@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from joblens.api import Store
-from joblens.errors import UsageError
+from joblens.errors import MalformedError, UsageError
 from joblens.store import records
 from joblens.store.catalog import MIGRATIONS, Catalog, migrate
 from joblens.store.home import Home
@@ -134,6 +135,55 @@ def test_jobs_are_seen_while_records_are_compacted(home: Home) -> None:
     assert catalog.problems == []
 
 
+def test_records_that_are_compacted_since(home: Home) -> None:
+    """The catalog knows where a record stands: when that has changed, it is found again."""
+    for number in range(3):
+        store_job(home, f"j{number}", name=f"n{number}")
+    with Store(home) as store:
+        assert store.job("j1")["job"]["name"] == "n1"
+        assert records.compact_day(home.records, DAY) == 3
+        assert [store.job(f"j{number}")["job"]["name"] for number in range(3)] == ["n0", "n1", "n2"]
+        store_job(home, "late")
+        records.compact_day(home.records, DAY)
+        assert [store.job(f"j{number}")["job"]["name"] for number in range(3)] == ["n0", "n1", "n2"]
+        assert store.problems == []
+
+
+def test_a_catalog_that_is_wrong_about_places(home: Home) -> None:
+    """Of another file or another place in it, which can be a record too: it is made anew for that day."""
+    for number in range(3):
+        store_job(home, f"j{number}", name=f"n{number}")
+    records.compact_day(home.records, DAY)
+    for change in ("place = 0", "file = 'compacted.0-0.jsonl'"):
+        with Store(home) as store:
+            store._catalog.database.execute(f"UPDATE jobs SET {change}")
+            assert store.job("j2")["job"]["name"] == "n2"
+            assert len(store.jobs()) == 3
+
+
+def test_a_job_that_is_just_being_removed(home: Home) -> None:
+    """Between the question which jobs there are and that for its report: one sentence."""
+    store_job(home, "j1")
+    catalog = Catalog(home)
+    (identity,) = catalog.find("j1")
+    shutil.rmtree(home.records / DAY)
+    with pytest.raises(LookupError, match="the record of job j1 is not there any more"):
+        catalog.report(identity)
+
+
+def test_damage_that_only_a_report_would_show(home: Home) -> None:
+    """Such a job is listed; who wants to see all of it is told what is wrong, and other jobs are shown."""
+    made = store_job(home, "j1")
+    made["job"]["id"] = "j2"
+    made["timeline"][0]["cores"] = "many"
+    path = records.save_record(home.records, made)
+    with Store(home) as store:
+        assert {job["id"] for job in store.jobs()} == {"j1", "j2"}
+        assert store.job("j1")["timeline"]
+        with pytest.raises(MalformedError, match=f"{path}: not a job's record: .* cores of timeline"):
+            store.job("j2")
+
+
 # Versions
 
 
@@ -143,20 +193,24 @@ def schema(database: sqlite3.Connection) -> list[Any]:
 
 @pytest.mark.parametrize("version", range(len(MIGRATIONS) + 1))
 def test_migrations(version: int, home: Home) -> None:
-    """A catalog of any older version is brought up to date, keeps its jobs, and takes in new ones."""
+    """A catalog of any older version is brought up to date: it has the jobs whose records are there."""
+    store_job(home, "j1")
     database = sqlite3.connect(home.catalog, isolation_level=None)
     for statements in MIGRATIONS[:version]:
         database.executescript(statements)
     database.execute(f"PRAGMA user_version = {version}")
-    if version:
-        database.execute(
-            "INSERT INTO jobs (cluster, id, start, name, user, report) VALUES ('c', 'old', ?, '', '', '{}')",
-            (START,),
-        )
-        database.execute("INSERT INTO days VALUES (?, 0)", (DAY,))
+    if 0 < version < len(MIGRATIONS):
+        for job in ("j1", "removed"):
+            database.execute(
+                "INSERT INTO jobs (cluster, id, start, name, user, report) VALUES ('here', ?, ?, '', '', '')",
+                (job, START),
+            )
+        database.execute("INSERT INTO days VALUES (?, ?)", (DAY, (home.records / DAY).stat().st_mtime_ns))
     database.close()
-    store_job(home, "new")
-    assert listed(home) == (["old", "new"] if version else ["new"])
+    store_job(home, "j2", start=START + 60)
+    assert listed(home) == ["j2", "j1"]
+    with Store(home) as store:
+        assert store.job("j1")["job"]["name"] == "made"
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     migrate(fresh)
     assert schema(sqlite3.connect(home.catalog)) == schema(fresh)

@@ -16,10 +16,12 @@ from joblens.store import records
 from joblens.store.catalog import Catalog
 from joblens.store.home import Home
 from joblens.store.listing import JobFilter
+from joblens.store.shape import check_head
 
 from .made import START, new_home, store_job
 
 DAY = "2020-01-02"
+PARTS = ("version", "written", "job", "asked", "used", "verdict")
 JSON = st.recursive(
     st.one_of(
         st.none(),
@@ -79,9 +81,34 @@ def take(record: dict[str, Any]) -> None:
 
     database = sqlite3.connect(":memory:", isolation_level=None)
     catalog.migrate(database)
-    catalog._take(database, DAY, record)
+    catalog._take(database, record, (DAY, "r.json", 0))
     assert database.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
     database.close()
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_heads(record: dict[str, Any], data: st.DataObject) -> None:
+    """What a listing takes of a record is the same, whether the rest was read or not, and whatever it has."""
+    path = data.draw(st.sampled_from(places(record)))
+    new = data.draw(st.one_of(JSON, st.sampled_from([', "findings": [', {"a": 1, "findings": [1]}])))
+    text = records.render_record(changed(record, path, new))
+    try:
+        whole = records.parse_record("r.json", text)
+    except MalformedError:
+        return
+    found = records.parse_record("r.json", text, check_head)
+    assert {name: found[name] for name in PARTS} == {name: whole[name] for name in PARTS}
+
+
+def test_the_long_parts_are_not_read(record: dict[str, Any]) -> None:
+    """For a listing, of a record in the order in which it is written; else all of it is."""
+    text = records.render_record(record)
+    assert set(records.parse_record("r.json", text, check_head)) == set(PARTS)
+    other = dict(sorted(record.items()))
+    assert "findings" in records.parse_record("r.json", records.render_record(other), check_head)
+    with pytest.raises(MalformedError):
+        records.parse_record("r.json", text[:-2], check_head)
 
 
 @given(st.one_of(st.binary(), JSON.map(lambda value: json.dumps(value).encode())))

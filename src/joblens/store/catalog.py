@@ -6,7 +6,6 @@ Where the file cannot be used, the same index is made in memory.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,11 +45,34 @@ MIGRATIONS = (
     UPDATE jobs SET day = date(start, 'unixepoch');
     CREATE INDEX jobs_by_day ON jobs (day);
     """,
+    # Where a record stands instead of the record. All is read anew for that, which is quick now.
+    """
+    DROP TABLE jobs;
+    DELETE FROM tags;
+    DELETE FROM days;
+    DELETE FROM files;
+    CREATE TABLE jobs (
+        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, "end" REAL,
+        name TEXT NOT NULL, user TEXT NOT NULL, node TEXT, source TEXT, state TEXT, exit_code INTEGER,
+        duration_seconds REAL, cpu_seconds REAL, cores REAL, memory_peak_bytes INTEGER, processes INTEGER,
+        verdict TEXT, written INTEGER NOT NULL, day TEXT NOT NULL, file TEXT NOT NULL, place INTEGER NOT NULL,
+        PRIMARY KEY (cluster, id, start)
+    ) WITHOUT ROWID;
+    CREATE INDEX jobs_by_start ON jobs (start);
+    CREATE INDEX jobs_by_id ON jobs (id);
+    CREATE INDEX jobs_by_user ON jobs (user, start);
+    CREATE INDEX jobs_by_day ON jobs (day);
+    """,
+)
+_NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
+_INSERT = (
+    f"REPLACE INTO jobs ({_NAMES}, written, day, file, place) VALUES ({', '.join('?' * (len(COLUMNS) + 4))})"
 )
 _PATIENCE_SECONDS = 10.0  # for another that is just taking records in
 # A folder's time is coarse, and a file server's clock not ours: what changed so recently is looked at again.
 _FRESH_NS = 3_000_000_000
 _FRESH_SHARED_NS = 120_000_000_000
+_ATTEMPTS = 5  # to find a record that others compact meanwhile
 _ANEW = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # errors of what is in the file
 
 
@@ -71,7 +93,7 @@ class Catalog:
 
     def jobs(self, wanted: JobFilter) -> list[dict[str, Any]]:
         chosen, values = select(wanted)
-        rows = self._ask(f"SELECT {_quoted(COLUMNS)} FROM jobs {chosen}", values)
+        rows = self._ask(f"SELECT {_NAMES} FROM jobs {chosen}", values)
         return [dict(zip(COLUMNS, row)) for row in rows]
 
     def count(self) -> int:
@@ -90,8 +112,30 @@ class Catalog:
         return self._ask(f"{identity} WHERE id > ? AND id < ? {newest} 20", [wanted, wanted + "\U0010ffff"])
 
     def report(self, identity: tuple[str, str, float]) -> dict[str, Any]:
-        ((text,),) = self._ask("SELECT report FROM jobs WHERE (cluster, id, start) = (?, ?, ?)", identity)
-        return dict(json.loads(text))
+        """All of it, from its record. LookupError if somebody has just removed that."""
+        for _ in range(_ATTEMPTS):
+            found = self._ask(
+                "SELECT day, file, place FROM jobs WHERE (cluster, id, start) = (?, ?, ?)", identity
+            )
+            if not found:
+                break
+            ((day, name, place),) = found
+            try:
+                record = records.load_record(self.home.records / day / name, place)
+                if _identity(record) == identity:
+                    return record
+            except FileNotFoundError:  # compacted since
+                pass
+            self._forget(day)
+        raise LookupError(f"the record of job {identity[1]} is not there any more")
+
+    def _forget(self, day: str) -> None:
+        """So that its records are looked for anew."""
+        try:
+            with _transaction(self.database):
+                _delete_day(self.database, day)
+        except sqlite3.Error:  # it cannot be written
+            self.database = self._opened(":memory:")
 
     def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
@@ -155,10 +199,7 @@ class Catalog:
                 self._progress(number, len(new))
         for gone in known.keys() - {day for day, _ in days}:
             with _transaction(database):
-                identities = "SELECT cluster, id, start FROM jobs WHERE day = ?"
-                database.execute(f"DELETE FROM tags WHERE (cluster, id, start) IN ({identities})", (gone,))
-                for table in ("jobs", "days", "files"):
-                    database.execute(f"DELETE FROM {table} WHERE day = ?", (gone,))
+                _delete_day(database, gone)
 
     def _take_day(self, database: sqlite3.Connection, day: str, changed: int, seen: bool) -> None:
         done = {name for (name,) in database.execute("SELECT name FROM files WHERE day = ?", (day,))}
@@ -168,7 +209,7 @@ class Catalog:
             return
         with _transaction(database):
             # What vanishes while it is read has been compacted: then there is another file that has it.
-            while new := sorted(names - done):
+            while new := sorted(names - done, key=_compacted_last):
                 taken = [name for name in new if self._take_file(database, day, name)]
                 database.executemany("INSERT OR IGNORE INTO files VALUES (?, ?)", [(day, n) for n in taken])
                 settled = settled and len(taken) == len(new)
@@ -182,8 +223,8 @@ class Catalog:
         """False if it has to be looked at again the next time."""
         problems: list[str] = []
         try:
-            for record in records.load_records(self.home.records / day / name, problems):
-                _take(database, day, record)
+            for place, record in records.load_heads(self.home.records / day / name, problems):
+                _take(database, record, (day, name, place))
         except OSError as error:
             problems += [] if isinstance(error, FileNotFoundError) else [sentence(error)]
             return False
@@ -223,7 +264,19 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
     database.execute("COMMIT")
 
 
-def _take(database: sqlite3.Connection, day: str, record: dict[str, Any]) -> None:
+def _delete_day(database: sqlite3.Connection, day: str) -> None:
+    identities = "SELECT cluster, id, start FROM jobs WHERE day = ?"
+    database.execute(f"DELETE FROM tags WHERE (cluster, id, start) IN ({identities})", (day,))
+    for table in ("jobs", "days", "files"):
+        database.execute(f"DELETE FROM {table} WHERE day = ?", (day,))
+
+
+def _compacted_last(name: str) -> tuple[bool, str]:
+    """Of two files with the same record the one that stays is the one to remember."""
+    return name.endswith(".jsonl"), name
+
+
+def _take(database: sqlite3.Connection, record: dict[str, Any], where: tuple[str, str, int]) -> None:
     """Unless a record of that job which was written later is there already."""
     job, used = record["job"], record["used"]
     row = {
@@ -234,19 +287,19 @@ def _take(database: sqlite3.Connection, day: str, record: dict[str, Any]) -> Non
         "cores": record["asked"]["cores"],
         "verdict": record["verdict"],
     }
-    identity = (job["cluster"], job["id"], job["start"])
-    newer = "SELECT 1 FROM jobs WHERE (cluster, id, start) = (?, ?, ?) AND written > ?"
-    if database.execute(newer, (*identity, record["written"])).fetchone():
+    identity = _identity(record)
+    newer = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
+    known = database.execute(newer, identity).fetchone()
+    if known and known[0] > record["written"]:
         return
-    marks = ", ".join("?" * (len(COLUMNS) + 3))
-    database.execute(
-        f"REPLACE INTO jobs ({_quoted(COLUMNS)}, day, written, report) VALUES ({marks})",
-        [*(row[name] for name in COLUMNS), day, record["written"], json.dumps(record, ensure_ascii=False)],
-    )
-    database.execute("DELETE FROM tags WHERE (cluster, id, start) = (?, ?, ?)", identity)
-    tags = [(*identity, name, value) for name, value in (job["tags"] or {}).items()]
-    database.executemany("INSERT INTO tags VALUES (?, ?, ?, ?, ?)", tags)
+    database.execute(_INSERT, [*(row[name] for name in COLUMNS), record["written"], *where])
+    if known:
+        database.execute("DELETE FROM tags WHERE (cluster, id, start) = (?, ?, ?)", identity)
+    if job["tags"]:
+        tags = [(*identity, name, value) for name, value in job["tags"].items()]
+        database.executemany("INSERT INTO tags VALUES (?, ?, ?, ?, ?)", tags)
 
 
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
+def _identity(record: dict[str, Any]) -> tuple[str, str, float]:
+    job = record["job"]
+    return job["cluster"], job["id"], job["start"]

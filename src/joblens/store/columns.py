@@ -15,7 +15,7 @@ TIME = "time"
 _WORD = 1 << 63
 _DECIMAL_DIGITS = 18  # as many as fit into 64 bits
 _SCALES = {10**digits: digits for digits in range(1, 10)}
-_LATEST_NS = 9 * 10**18  # in 2255; DuckDB's last nanosecond is in 2262
+LATEST_NS = 9 * 10**18  # in 2255; DuckDB's last nanosecond is in 2262
 
 
 class Table(NamedTuple):
@@ -28,7 +28,7 @@ def check(samples: Iterable[Sample]) -> None:
     """Raises MalformedError for what cannot be stored: a message can be well-formed and yet make no sense."""
     seen: dict[int, Rows] = {}
     for time_ns, rows in samples:
-        if not 0 <= time_ns < _LATEST_NS:
+        if not 0 <= time_ns < LATEST_NS:
             raise MalformedError(rows.schema.set, f"{time_ns} ns is no time")
         if seen.setdefault(id(rows.keys), rows) is rows:
             _check_schema(rows.schema)
@@ -95,7 +95,7 @@ def _table(samples: list[Sample], job: str, node: str) -> Table:
     for number, column in enumerate(schema.columns):
         raw = f"raw {number}"  # names have no blanks in them
         columns[raw] = numpy.ascontiguousarray(values[:, number])
-        selected.append(f"{_in_base_units(column, raw, columns[raw])} AS {identifier(stored_name(column))}")
+        selected.append(f"{in_base_units(column, raw, columns[raw])} AS {identifier(stored_name(column))}")
     return Table(", ".join(selected), columns, schema.labels)
 
 
@@ -112,11 +112,13 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _in_base_units(column: Column, raw: str, values: numpy.ndarray[Any, Any]) -> str:
+def in_base_units(column: Column, raw: str, values: numpy.ndarray[Any, Any]) -> str:
     """Exact where 64 bits are enough, which they are but for nonsense; else a DOUBLE."""
-    known = f"nullif({identifier(raw)}, {ABSENT + 1} - 1)"
-    present = values[values != ABSENT]
-    largest = int(abs(present).max()) * abs(column.factor) if len(present) else 0
+    known = identifier(raw)
+    if int(values.min()) == ABSENT:
+        known = f"nullif({known}, {ABSENT + 1} - 1)"
+        values = values[values != ABSENT]
+    largest = max(-int(values.min()), int(values.max())) * abs(column.factor) if len(values) else 0
     scaled = known if column.factor == 1 else f"{known} * {column.factor}"
     if column.divisor == 1 and largest < _WORD:
         return scaled

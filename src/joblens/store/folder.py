@@ -1,6 +1,7 @@
 """One folder of the lake, a day of a set: which of its files count, and which can go.
 
     JOB.FIRST-LAST.parquet         the samples of a job's batches FIRST to LAST
+    hub~ID.N-N.parquet             those of all nodes in segment N of a hub's journal
     compacted-NUMBER-X.parquet     those of many files in one, once there is
     NUMBER.manifest                {"file": …, "replaces": […]}
 
@@ -28,6 +29,8 @@ _COMPACTED = re.compile(r"compacted-(\d{8})-[0-9a-f]+\.parquet", re.ASCII)
 _MANIFEST = re.compile(r"(\d{8})\.manifest", re.ASCII)
 _LARGEST_MANIFEST = 1 << 28
 
+
+HUB = "hub~"  # so no job's name begins, as safe_name writes it
 
 Key = tuple[str, int]  # JOB and FIRST
 

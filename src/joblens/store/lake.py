@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from joblens.errors import OutsideError
 from joblens.files import publish, sync_folder, unfinished_name
 from joblens.model import Sample
-from joblens.store.columns import TIME, identifier, tables
-from joblens.store.folder import JobFile, job_file, list_folder
+from joblens.store.columns import TIME, Table, identifier, tables
+from joblens.store.folder import HUB, JobFile, job_file, list_folder
 from joblens.store.home import safe_name
 
 if TYPE_CHECKING:
@@ -70,26 +70,21 @@ class Lake:
                 parts.setdefault((sample.rows.schema.set, date), []).append(sample)
         name = JobFile(safe_name(job), min(batches, default=0), max(batches, default=0)).name
         for (set_name, date), found in sorted(parts.items()):
-            folder = self.path / f"set={safe_name(set_name)}" / f"date={date}"
-            self._make_folder(folder)
-            self._write(folder / name, found, job, node)
+            self.save_tables(set_name, date, name, tables(found, job, node))
 
-    def _make_folder(self, folder: Path) -> None:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(str(folder))
-            sync_folder(str(folder.parent))
-
-    def _write(self, path: Path, samples: list[Sample], job: str, node: str) -> None:
+    def save_tables(
+        self, set_name: str, date: str, name: str, parts: list[Table], ordered: bool = False
+    ) -> None:
+        """As one file. `ordered`: the rows of one thing are together already, and in order of time."""
         import duckdb
 
-        parts = tables(samples, job, node)
         if not parts:
             return
+        path = self._make_folder(self.path / f"set={safe_name(set_name)}" / f"date={date}") / name
         for number, part in enumerate(parts):
             self.connection.register(f"part{number}", part.columns)
         queries = [f"SELECT {part.select} FROM part{number}" for number, part in enumerate(parts)]
-        there = {"jobid", "node", TIME}.union(*(part.labels for part in parts))
+        there = set() if ordered else {"jobid", "node", TIME}.union(*(part.labels for part in parts))
         try:
             self.copy(f"({' UNION ALL BY NAME '.join(queries)})", there, path)
         except (duckdb.Error, OSError) as error:
@@ -98,12 +93,19 @@ class Lake:
             for number in range(len(parts)):
                 self.connection.unregister(f"part{number}")
 
+    def _make_folder(self, folder: Path) -> Path:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(str(folder))
+            sync_folder(str(folder.parent))
+        return folder
+
     def copy(self, source: str, columns: Iterable[str], path: Path) -> None:
         """Rows into a file, which is there with all of them or not at all. Raises duckdb.Error or OSError."""
         order = ", ".join(identifier(column) for column in _ORDER if column in columns)
         unfinished = unfinished_name(str(path))
         try:
-            query = f"SELECT * FROM {source} ORDER BY {order}"
+            query = f"SELECT * FROM {source}" + (f" ORDER BY {order}" if order else "")
             self.connection.execute(f"COPY ({query}) TO {literal(unfinished)} ({_FORMAT})")
             publish(unfinished, str(path))
         except BaseException:
@@ -204,7 +206,7 @@ def reason(text: str) -> str:
 
 def _can_have(path: Path, job: str) -> bool:
     found = job_file(path.name)
-    return found is None or found.job == safe_name(job)
+    return found is None or found.job == safe_name(job) or found.job.startswith(HUB)
 
 
 def as_table(files: list[Path]) -> str:

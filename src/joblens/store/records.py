@@ -13,17 +13,20 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import publish, sync_folder, unfinished_name, write_whole
 from joblens.store.home import safe_name
-from joblens.store.shape import check_record
+from joblens.store.shape import check_head, check_record
 
 VERSION = 1
 LARGEST = 1 << 26  # bytes
+_LONG_PARTS = b', "findings": ['
+_HEAD = {"version", "written", "job", "asked", "used", "verdict"}
+Check = Callable[[Any], "dict[str, Any]"]
 
 
 def save_record(folder: Path, record: dict[str, Any]) -> Path:
@@ -83,43 +86,90 @@ def list_records(folder: Path, day: str) -> list[str]:
         return []
 
 
+class Found(NamedTuple):
+    place: int  # in the file
+    record: dict[str, Any]
+
+
 def load_records(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     """Of one file, as many as there are. Adds to `problems` what cannot be read. FileNotFoundError."""
+    return (found.record for found in _load_records(path, problems, check_record))
+
+
+def load_heads(path: Path, problems: list[str]) -> Iterator[Found]:
+    """The same with their places, but only what a listing needs of them is looked at."""
+    return _load_records(path, problems, check_head)
+
+
+def load_record(path: Path, place: int) -> dict[str, Any]:
+    """The one that stands there. Raises MalformedError and FileNotFoundError."""
+    with path.open("rb") as file:
+        file.seek(place)
+        return parse_record(str(path), file.readline(LARGEST + 1))
+
+
+def _load_records(path: Path, problems: list[str], check: Check) -> Iterator[Found]:
     one_each = path.suffix == ".jsonl"
     with path.open("rb") as file:
-        number = 0
+        number = place = 0
         while line := file.readline(LARGEST + 1) if one_each else file.read(LARGEST + 1):
             number += 1
             try:
-                yield parse_record(f"{path}:{number}" if one_each else str(path), line)
+                yield Found(place, parse_record(f"{path}:{number}" if one_each else str(path), line, check))
             except MalformedError as error:
                 problems.append(str(error))
+            place += len(line)
             while len(line) > LARGEST and not line.endswith(b"\n"):  # the rest of what is too long
                 line = file.readline(LARGEST + 1)
+                place += len(line)
             if not one_each:
                 return
         if number == 0:
             problems.append(f"{path}: not a job's record: it is empty")
 
 
-def parse_record(path: str, data: bytes) -> dict[str, Any]:
+def parse_record(path: str, data: bytes, check: Check = check_record) -> dict[str, Any]:
     """Raises MalformedError for all that reports and the catalog could not deal with."""
     if len(data) > LARGEST:
         raise MalformedError(path, "not a job's record: it is too large")
     try:
-        record = json.loads(data, parse_constant=_refuse)
-        if b"\\ud" in data.lower():  # half a letter, which no output could write
-            record = json.loads(render_record(record))
+        record = (_parse_head(data) if check is check_head else None) or _parse(data)
         version = record["version"]
         if type(version) is int and version > VERSION:
             raise MalformedError(path, f"written by a newer joblens (record {version}); update this one")
-        return check_record(record)
+        return check(record)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MalformedError(path, f"not a job's record: {type(error).__name__}: {error!s:.200}") from None
 
 
+def _parse(data: bytes) -> Any:
+    record = _DECODER.decode(data.decode("utf-8", "surrogatepass"))
+    if b"\\ud" in data.lower():  # half a letter, which no output could write
+        record = _DECODER.decode(render_record(record).decode())
+    return record
+
+
+def _parse_head(data: bytes) -> Any:
+    """What stands in front of the long parts, if that is all that a listing needs; else None.
+
+    A quote inside a text has a backslash in front, so that the mark can only be the name of a part, or a name
+    further inside: then what is in front of it is not whole and cannot be read.
+    """
+    cut = data.find(_LONG_PARTS)
+    if cut < 0 or not data.rstrip().endswith(b"}"):
+        return None
+    try:
+        record = _parse(data[:cut] + b"}")
+    except (ValueError, RecursionError):
+        return None
+    return record if record.keys() >= _HEAD else None
+
+
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def compact_day(folder: Path, day: str) -> int:

@@ -100,15 +100,7 @@ _IO = _shape(_amount, "read_chars written_chars read written")
 
 def check_record(record: Any) -> dict[str, Any]:
     """The record with all of its parts. Raises ValueError that names the part which is wrong."""
-    found = dict(_section("the record", record))
-    if not _text(found.setdefault("verdict", "")):
-        raise ValueError("verdict is no text")
-    written = found.setdefault("written", 0)
-    if not _whole(written):
-        raise ValueError("written is no number")
-    found["job"] = _filled("job", found.get("job"), _NAMES, _JOB)
-    found["asked"] = _filled("asked", found.get("asked") or {}, {}, _ASKED)
-    found["used"] = _filled("used", found.get("used") or {}, {}, _USED)
+    found = check_head(record)
     found["findings"] = _list("findings", found.get("findings"), _FINDING, {})
     found["timeline"] = _list("timeline", found.get("timeline"), _POINT_TIMES, _POINT)
     found["processes"] = _list("processes", found.get("processes"), _PROCESS_NAMES, _PROCESS)
@@ -121,6 +113,20 @@ def check_record(record: Any) -> dict[str, Any]:
     found["events"] = _list("events", found.get("events"), _EVENT, _EVENT_DETAILS)
     found["gaps"] = _list("gaps", found.get("gaps"), _GAP, {})
     found["data"] = _filled("data", found.get("data") or {}, {}, _DATA)
+    return found
+
+
+def check_head(record: Any) -> dict[str, Any]:
+    """The same, but of the long parts nothing is looked at: a listing needs none of them."""
+    found = dict(_section("the record", record))
+    if not _text(found.setdefault("verdict", "")):
+        raise ValueError("verdict is no text")
+    written = found.setdefault("written", 0)
+    if not _whole(written):
+        raise ValueError("written is no number")
+    found["job"] = _filled("job", found.get("job"), _NAMES, _JOB)
+    found["asked"] = _filled("asked", found.get("asked") or {}, {}, _ASKED)
+    found["used"] = _filled("used", found.get("used") or {}, {}, _USED)
     return found
 
 
