@@ -20,7 +20,7 @@ FLOW = (
     ("agent",),
     ("run",),
     ("store",),
-    ("hub",),
+    ("hub", "importers"),
     ("analysis",),
     ("reports", "api", "record"),
     ("cli", "__main__"),

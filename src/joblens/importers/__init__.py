@@ -1,0 +1,1 @@
+"""What other systems have collected, into the lake."""

@@ -1,0 +1,225 @@
+"""LDMS: the files of its CSV store, as chunks of lines that are alike (man ldms-store_csv).
+
+    CONTAINER/SCHEMA             lines of all nodes, or SCHEMA.EPOCH where files are rolled over
+    CONTAINER/SCHEMA.HEADER      the names of the columns, if they do not stand in the file itself
+
+A header line begins with `#`. It comes again in the middle of a file when the aggregator was started anew,
+and other columns can follow it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import NamedTuple
+
+from joblens.errors import MalformedError
+
+_CHUNK_CELLS = 500_000
+_CHUNK_LINES = 100_000
+_LONGEST_LINE = 1 << 22
+_LONGEST_HEADERS = 1 << 24
+# What a set-to-row decomposition calls the producer is the site's choice; these are the manual's.
+_PRODUCERS = ("producername", "producer", "producer_name", "prdcr")
+_FILE = re.compile(r"(?P<schema>.+?)(?P<role>\.HEADER|\.KIND)?(?P<epoch>[.-]\d{6,12})?(?P<gz>\.gz)?")
+_SECONDS = re.compile(r"(\d{1,10})\.(\d{6})", re.ASCII)
+_MILLISECONDS = re.compile(r"\d{1,13}", re.ASCII)
+_MICROSECONDS = re.compile(r"\d{1,6}", re.ASCII)
+
+Tell = Callable[[int, str], None]  # line, and what is wrong with it
+
+
+class Header(NamedTuple):
+    time: int  # where it stands
+    microseconds: int
+    milliseconds: bool  # man ldms-store_csv, time_format=1
+    node: int
+    job: int | None
+    columns: tuple[tuple[int, str], ...]  # where, and its name
+    width: int
+
+
+class Line(NamedTuple):
+    number: int
+    time_ns: int
+    cells: list[str]
+
+
+class Chunk(NamedTuple):
+    header: Header
+    lines: list[Line]
+    digest: str  # of all that is in it
+
+
+class Source(NamedTuple):
+    path: Path
+    schema: str
+    header: Path | None  # a file of its own
+
+
+def find_sources(paths: Iterable[Path]) -> Iterator[Source]:
+    """The data files among these, and below those that are folders. Raises OSError for what is not there."""
+    for path in paths:
+        if path.is_dir():
+            for folder, folders, names in os.walk(path):
+                folders.sort()
+                for name in sorted(names):
+                    yield from _source(Path(folder) / name)
+        else:
+            path.stat()
+            yield from _source(path)
+
+
+def _source(path: Path) -> Iterator[Source]:
+    match = _FILE.fullmatch(path.name)
+    if match is None or match["role"] or path.name.startswith(".") or not path.is_file():
+        return
+    name = f"{match['schema']}.HEADER{match['epoch'] or ''}"
+    beside = [path.with_name(name), path.with_name(name + ".gz")]
+    yield Source(path, match["schema"], next((other for other in beside if other.is_file()), None))
+
+
+def read_chunks(source: Source, tell: Tell, read: Callable[[int], None] | None = None) -> Iterator[Chunk]:
+    """What is sound. Bad lines are told, and left out; `read` hears of bytes of the file as they are done.
+
+    Raises MalformedError if it is no such file at all.
+    """
+    header = _read_header(source.header) if source.header else None
+    lines: list[Line] = []
+    known = header is not None
+    for number, text in _read_lines(source.path, tell, read):
+        if text.startswith("#"):
+            if header and lines:
+                yield _chunk(header, lines)
+            lines, header = [], _change(header, number, text, tell)
+            known = known or header is not None
+            continue
+        if not known:
+            raise MalformedError(f"{source.path}:{number}", "the names of its columns are nowhere")
+        line = _parse_line(header, number, text, tell)
+        if line is None or header is None:
+            continue
+        lines.append(line)
+        if len(lines) >= _CHUNK_LINES or len(lines) * header.width >= _CHUNK_CELLS:
+            yield _chunk(header, lines)
+            lines = []
+    if header and lines:
+        yield _chunk(header, lines)
+
+
+def _chunk(header: Header, lines: list[Line]) -> Chunk:
+    text = "\n".join([repr(header), *(",".join(line.cells) for line in lines)])
+    return Chunk(header, lines, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest())
+
+
+def _read_lines(
+    path: Path, tell: Tell, read: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Numbered, and only those that are complete: the last one may be on its way."""
+    number, before = 0, 0
+    with path.open("rb") as raw, _unpacked(raw, path) as file:
+        while True:
+            try:
+                data = file.readline(_LONGEST_LINE)
+            except (EOFError, zlib.error, OSError) as error:
+                tell(number + 1, f"it cannot be read further: {error}")
+                return
+            if not data:
+                return
+            number += 1
+            if read and number % 1000 == 0:
+                read(raw.tell() - before)
+                before = raw.tell()
+            if data.endswith(b"\n"):
+                yield number, data.decode("utf-8", "replace").rstrip("\r\n")
+            elif len(data) < _LONGEST_LINE:
+                tell(number, "it is not complete, and left out")
+            else:
+                tell(number, "it is too long")
+                while data and not data.endswith(b"\n"):
+                    data = file.readline(_LONGEST_LINE)
+
+
+def _unpacked(raw: BufferedReader, path: Path) -> BufferedReader | gzip.GzipFile:
+    return gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
+
+
+def _read_header(path: Path) -> Header | None:
+    """The last one counts: it is that of the aggregator that wrote last."""
+    with path.open("rb") as raw, _unpacked(raw, path) as file:
+        lines = file.read(_LONGEST_HEADERS).decode("utf-8", "replace").splitlines()
+    found = [line for line in lines if _names_columns(line)]
+    return parse_header(str(path), found[-1]) if found else None
+
+
+def _names_columns(text: str) -> bool:
+    return text.startswith("#") and not text.startswith("#!")
+
+
+def _change(header: Header | None, number: int, text: str, tell: Tell) -> Header | None:
+    """What holds for the lines that follow."""
+    if not _names_columns(text):  # `#!ldms-kinds!`: the types of the columns
+        return header
+    try:
+        return parse_header("header", text)
+    except MalformedError as error:
+        tell(number, f"{error.what}; what follows it is not understood")
+        return None
+
+
+def parse_header(path: str, text: str) -> Header:
+    names = [name.strip() for name in _split(text[1:])]
+    lower = [name.lower() for name in names]
+    milliseconds = "time_msec" in lower
+    time = "time_msec" if milliseconds else "time"
+    node = next((name for name in _PRODUCERS if name in lower), "")
+    if time not in lower or "time_usec" not in lower or not node:
+        raise MalformedError(path, "the columns Time, Time_usec and ProducerName are not all named")
+    places = [lower.index(name) for name in (time, "time_usec", node)]
+    job = lower.index("job_id") if "job_id" in lower else None
+    rest = tuple((at, name) for at, name in enumerate(names) if at not in (*places, job))
+    return Header(places[0], places[1], milliseconds, places[2], job, rest, len(names))
+
+
+def _split(text: str) -> list[str]:
+    if '"' not in text:
+        return text.split(",")
+    try:
+        return next(csv.reader([text], strict=True, skipinitialspace=True), [])
+    except csv.Error:
+        return []
+
+
+def _parse_line(header: Header | None, number: int, text: str, tell: Tell) -> Line | None:
+    if header is None:
+        tell(number, "what its columns are is not known")
+        return None
+    cells = _split(text)
+    if len(cells) != header.width:
+        tell(number, f"it has {len(cells)} values, and its header {header.width}")
+        return None
+    time_ns = _parse_time(header, cells)
+    if time_ns is None or not cells[header.node].strip():
+        tell(number, "it has no time" if time_ns is None else "it names no producer")
+        return None
+    return Line(number, time_ns, cells)
+
+
+def _parse_time(header: Header, cells: list[str]) -> int | None:
+    first, rest = cells[header.time].strip(), cells[header.microseconds].strip()
+    if not _MICROSECONDS.fullmatch(rest):
+        return None
+    if header.milliseconds:
+        return int(first) * 10**6 + int(rest) * 1000 if _MILLISECONDS.fullmatch(first) else None
+    match = _SECONDS.fullmatch(first)
+    # The microseconds stand there twice: if they differ, two lines have run into each other.
+    if match is None or int(match[2]) != int(rest):
+        return None
+    return int(match[1]) * 10**9 + int(match[2]) * 1000

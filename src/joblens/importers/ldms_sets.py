@@ -1,0 +1,152 @@
+"""LDMS: which of our sets a schema is, and what a cell is.
+
+A schema becomes one of our sets only where both are the same figures of the same file of the kernel. Any
+other is `ldms_SCHEMA`, with its columns as LDMS names them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from joblens.collectors.memory import describe as describe_memory
+from joblens.collectors.vmstat import describe as describe_vmstat
+from joblens.importers.ldms_csv import Header
+
+OURS = ("time", "cluster", "node", "jobid")
+# What every sampler of LDMS writes beside its figures (man ldms_sampler_base).
+_IDENTITY = ("component_id", "app_id")
+_LOAD = {
+    "load1min": "load1",
+    "load5min": "load5",
+    "load15min": "load15",
+    "runnable": "running",
+    "scheduling_entities": "tasks",
+    "newest_pid": "last_pid",
+}
+_WHOLE = re.compile(r"-?\d{1,20}", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})(e[-+]?\d{1,4})?", re.ASCII | re.IGNORECASE)
+_NO_NUMBER = re.compile(r"[-+]?(nan|inf|infinity)", re.IGNORECASE)  # as printf(3) writes it
+_LONGEST_NAME = 200
+
+
+class Target(NamedTuple):
+    """A column of the lake."""
+
+    name: str
+    factor: int = 1
+    digits: int = 0  # behind the point, where the kernel always writes as many
+
+
+class Plan(NamedTuple):
+    set: str
+    targets: tuple[tuple[int, Target], ...]  # by where they stand in a line
+
+
+def plan(schema: str, header: Header) -> Plan:
+    figures = [name for _, name in header.columns if name not in _IDENTITY]
+    ours = _SAME.get(schema)
+    if ours:
+        set_name, is_same, target = ours
+        known = [_plain(name) if name in _IDENTITY else target(name) for _, name in header.columns]
+        names = [it.name.lower() for it in known]
+        if is_same(figures) and len(set(names) | set(OURS)) == len(names) + len(OURS):
+            return Plan(set_name, tuple((at, it) for (at, _), it in zip(header.columns, known)))
+    words = re.sub(r"\W+", "_", schema, flags=re.ASCII).strip("_").lower() or "unnamed"
+    names = _unlike(name for _, name in header.columns)
+    return Plan(f"ldms_{words}", tuple((at, Target(name)) for (at, _), name in zip(header.columns, names)))
+
+
+def _plain(name: str) -> Target:
+    return Target(name)
+
+
+def _meminfo(name: str) -> Target:
+    # proc_meminfo(5): all are KiB, but for those that count huge pages.
+    column = describe_memory(name, in_kib=not name.startswith("HugePages_"))
+    return Target(column.name, column.factor)
+
+
+def _is_meminfo(names: Sequence[str]) -> bool:
+    return {"MemTotal", "MemFree"} <= set(names) and all(re.fullmatch(r"\w+(\(\w+\))?", n) for n in names)
+
+
+def _vmstat(name: str) -> Target:
+    return Target(describe_vmstat(name, in_kib=False).name)
+
+
+def _is_vmstat(names: Sequence[str]) -> bool:
+    return {"nr_free_pages", "pgpgin"} <= set(names) and all(re.fullmatch(r"[a-z]\w*", n) for n in names)
+
+
+def _loadavg(name: str) -> Target:
+    return Target(_LOAD.get(name, name), digits=2 if name.startswith("load") else 0)
+
+
+def _is_loadavg(names: Sequence[str]) -> bool:
+    return bool(names) and set(names) <= set(_LOAD)
+
+
+_SAME: dict[str, tuple[str, Callable[[Sequence[str]], bool], Callable[[str], Target]]] = {
+    "meminfo": ("memory", _is_meminfo, _meminfo),
+    "vmstat": ("vmstat", _is_vmstat, _vmstat),
+    "loadavg": ("load", _is_loadavg, _loadavg),
+}
+
+
+def _unlike(names: Iterable[str]) -> list[str]:
+    """Names that a file can have, no two of them alike: upper and lower case are the same there."""
+    taken, found = set(OURS), list[str]()
+    for name in names:
+        word = re.sub(r"\s+", "_", "".join(it if it.isprintable() else "?" for it in name))[:_LONGEST_NAME]
+        number, unlike = 1, word or "column"
+        while unlike.lower() in taken:
+            number += 1
+            unlike = f"{word or 'column'}_{number}"
+        taken.add(unlike.lower())
+        found.append(unlike)
+    return found
+
+
+Values = list[int | None] | list[float | None] | list[str]
+
+
+class Cells(NamedTuple):
+    kind: type[int] | type[float] | type[str]
+    values: Values
+    bad: list[int]  # which are no numbers, in a column that has numbers
+
+
+def parse_cells(cells: list[str]) -> Cells:
+    """One column. Text is a column of which most is text: a number that is damaged makes none."""
+    try:
+        if set("".join(cells)) <= set("0123456789-"):
+            return _fitting([int(cell) for cell in cells], [])
+    except ValueError:  # an empty cell, or what has run into each other
+        pass
+    values: list[int | float | None] = []
+    bad: list[int] = []
+    known = 0
+    for at, cell in enumerate(map(str.strip, cells)):
+        value: int | float | None = None
+        if _WHOLE.fullmatch(cell):
+            value = int(cell)
+        elif _NUMBER.fullmatch(cell):
+            value = float(cell)
+        elif cell and not _NO_NUMBER.fullmatch(cell):
+            bad.append(at)
+        known += bool(cell)
+        # Too large for a number of any kind is as unknown as what is none.
+        values.append(value if value is None or math.isfinite(value) else None)
+    if 2 * len(bad) > known:
+        return Cells(str, cells, [])
+    return _fitting(values, bad)
+
+
+def _fitting(values: Sequence[int | float | None], bad: list[int]) -> Cells:
+    """As whole numbers where 64 bits are enough for all of them."""
+    if all(value is None or (isinstance(value, int) and abs(value) < 1 << 63) for value in values):
+        return Cells(int, [None if value is None else int(value) for value in values], bad)
+    return Cells(float, [None if value is None else float(value) for value in values], bad)
