@@ -18,7 +18,11 @@ COMMANDS = (
     ("job", "tell what a job did"),
     ("db", "look after the store: info, compact, retain"),
     ("agent", "watch this node and show it to Prometheus"),
-    ("ls", "list what an agent samples now, and the jobs that it sees"),
+    ("hub", "take what the agents of many nodes send, and store it"),
+    ("ls", "list what is sampled now, by a hub's nodes or one agent, and the jobs that are seen"),
+    ("top", "watch nodes and jobs live"),
+    ("up", "run agent and hub on this machine, with a store"),
+    ("import", "bring what another system has collected into the store"),
     ("prometheus-config", "print a configuration with which Prometheus scrapes agents"),
     ("record", "copy what the collectors read into a folder, for tests and bug reports"),
 )
@@ -55,7 +59,7 @@ def _build_parser(words: List[str]) -> argparse.ArgumentParser:
     called = next((word for word in words if not word.startswith("-")), None)
     for name, what in COMMANDS:
         # Only the command that is called is loaded: the others need no more than their line in the help.
-        module = import_module("joblens.cli." + name.replace("-", "_")) if name == called else None
+        module = import_module(_module(name)) if name == called else None
         command = commands.add_parser(
             name,
             help=what,
@@ -67,3 +71,8 @@ def _build_parser(words: List[str]) -> argparse.ArgumentParser:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser
+
+
+def _module(command: str) -> str:
+    name = command.replace("-", "_")
+    return "joblens.cli." + (name + "_" if name == "import" else name)  # which is a word of Python's

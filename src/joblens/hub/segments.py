@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.errors import MalformedError
-from joblens.files import list_names
+from joblens.files import list_names, sync_folder
 
 HEAD = struct.Struct("<IIQ")  # length of the batch, CRC-32 of all behind the CRC itself, time it was received
 SEALED = re.compile(r"(\d{8})\.sealed", re.ASCII)
+OPEN = re.compile(r"(\d{8})\.log", re.ASCII)
 LARGEST_BATCH = 1 << 26
+_STAMP = struct.Struct("<Q")
 
 
 class Record(NamedTuple):
@@ -44,9 +46,13 @@ def list_sealed(folder: Path) -> list[Segment]:
 
 
 def pack_record(received_ns: int, batch: bytes) -> bytes:
-    stamp = struct.pack("<Q", received_ns)
-    crc = zlib.crc32(batch, zlib.crc32(stamp))
-    return struct.pack("<II", len(batch), crc) + stamp + batch
+    return pack_head(received_ns, batch) + batch
+
+
+def pack_head(received_ns: int, batch: bytes) -> bytes:
+    """What stands in front of a batch."""
+    crc = zlib.crc32(batch, zlib.crc32(_STAMP.pack(received_ns)))
+    return HEAD.pack(len(batch), crc, received_ns)
 
 
 def read_record(head: bytes, read: Callable[[int], bytes]) -> Record | None:
@@ -84,4 +90,5 @@ def seal(path: Path) -> Path:
     """The open segment gets its final name: from then on sinks see it."""
     target = path.with_suffix(".sealed")
     os.rename(path, target)
+    sync_folder(str(target))
     return target

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from joblens.errors import UsageError
+from joblens.hub.settings import HubSettings, load_hub_settings
+
+EXAMPLE = """example:
+  joblens hub --listen 127.0.0.1:9478
+  joblens hub token c17 --cluster fox --config hub.toml"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what", nargs="*", metavar="token NODE", help="print the token with which a node sends, and exit"
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where agents send to (default 127.0.0.1:9478)")
+    parser.add_argument("--config", metavar="F", help="settings, a TOML file with a table [hub]")
+    parser.add_argument("--home", metavar="DIR", help="where data is kept (default: hub/ in the store)")
+    parser.add_argument(
+        "--cluster", metavar="NAME", help="with token: the node's cluster (default: its name)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    settings = load_hub_settings(options.config) if options.config else HubSettings()
+    if options.what:
+        return _print_token(options, settings)
+    if options.listen:
+        settings = settings._replace(listen=options.listen)
+    if options.home:
+        settings = settings._replace(home=options.home)
+    _allow_open_files()
+    from joblens.hub.server import run_hub
+
+    home = find_hub_home(settings)
+    secure = "https" if settings.certificate else "http"
+    host = settings.listen.rpartition(":")[0]
+    run_hub(settings, home, _log, lambda port: _log(f"takes batches at {secure}://{host}:{port}"))
+    return 0
+
+
+def find_hub_home(settings: HubSettings) -> Path:
+    from joblens.store.home import find_home
+
+    return Path(settings.home).absolute() if settings.home else find_home().path / "hub"
+
+
+def _print_token(options: argparse.Namespace, settings: HubSettings) -> int:
+    if len(options.what) != 2 or options.what[0] != "token":
+        raise UsageError("what is meant? joblens hub, or joblens hub token NODE")
+    if not settings.key_file:
+        raise UsageError("tokens are made from hub.key_file, which the settings do not name; see --config")
+    from joblens.hub.auth import make_token, read_key
+
+    node = options.what[1]
+    print(make_token(read_key(settings.key_file), options.cluster or node, node))
+    return 0
+
+
+def _allow_open_files() -> None:
+    """As many as may be: a connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _log(message: str) -> None:
+    # Nobody may be left who reads it, or its disk be full: no reason to stop.
+    with suppress(OSError):
+        print(f"joblens hub: {message}", file=sys.stderr, flush=True)

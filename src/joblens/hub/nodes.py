@@ -1,0 +1,128 @@
+"""The nodes that the hub hears of: what they sent last, how old that is, and whose clock is wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from joblens.hub.header import Header, jobs_of, sets_of
+from joblens.hub.limits import Bucket
+
+WRONG_CLOCK = 5.0  # seconds
+LIVE, LATE, GONE = "live", "late", "gone"
+_FORGET = 3600.0  # seconds after which a node that is gone is not shown any more
+
+
+class Node:
+    __slots__ = ("bucket", "cluster", "header", "heard", "made", "node", "offset", "period")
+
+    def __init__(self, cluster: str, node: str, bucket: Bucket) -> None:
+        self.cluster, self.node, self.bucket = cluster, node, bucket
+        self.header: Header | None = None
+        self.heard = time.monotonic()
+        self.made = 0.0  # when the newest batch was made, by the hub's clock
+        self.period = 0.0  # seconds between batches
+        self.offset: float | None = None  # the hub's clock minus the node's
+
+    def update(self, header: Header, received_ns: int, offset: float | None) -> None:
+        received = received_ns / 1e9
+        self.heard = time.monotonic()
+        if offset is not None:
+            self.offset = offset
+        # Of a batch that waited in the node's spool what it tells is as old as it is.
+        made = received if header.made is None or offset is None else header.made + offset
+        if made >= self.made:
+            self.period = header.period or min(made - self.made, 60.0 if self.made else 0.0)
+            self.header, self.made = header, made
+
+    @property
+    def clock_wrong(self) -> bool:
+        return self.offset is not None and abs(self.offset) > WRONG_CLOCK
+
+    def age(self, now: float) -> float:
+        return max(now - self.made, 0.0)
+
+
+class Nodes:
+    def __init__(self, rate: float, burst: float) -> None:
+        self._burst = burst
+        self._nodes: dict[tuple[str, str], Node] = {}
+
+    def get(self, cluster: str, node: str) -> Node:
+        found = self._nodes.get((cluster, node))
+        if found is None:
+            bucket = Bucket(self._burst, time.monotonic())
+            found = self._nodes[cluster, node] = Node(cluster, node, bucket)
+        return found
+
+    def forget_old(self) -> None:
+        limit = time.monotonic() - _FORGET
+        for name in [name for name, node in self._nodes.items() if node.heard < limit]:
+            del self._nodes[name]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter([node for node in self._nodes.values() if node.header is not None])
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """Every set of every node, as `joblens ls` shows it."""
+        nodes = sorted(self, key=lambda node: (node.cluster, node.node))
+        return {
+            "nodes": [_describe_node(node, now) for node in nodes],
+            "sets": [item for node in nodes for item in _describe_sets(node, now)],
+            "jobs": [item for node in nodes for item in _describe_jobs(node)],
+        }
+
+
+def state(age: float, pace: float) -> str:
+    """By how many batches have not come that should have."""
+    if age <= 2.5 * pace + 2.0:
+        return LIVE
+    return LATE if age <= 10 * pace + 30.0 else GONE
+
+
+def node_state(node: Node, now: float) -> str:
+    return state(node.age(now), max(node.period, node.header.interval if node.header else 0.0))
+
+
+def _describe_node(node: Node, now: float) -> dict[str, Any]:
+    assert node.header is not None  # noqa: S101 (those without are not listed)
+    return {
+        "cluster": node.cluster,
+        "node": node.node,
+        "boot": node.header.batch.boot,
+        "agent": node.header.agent,
+        "age_seconds": node.age(now),
+        "clock_offset_seconds": node.offset,
+        "clock_wrong": node.clock_wrong,
+        "state": node_state(node, now),
+        "jobs": len(node.header.jobs),
+    }
+
+
+def _describe_sets(node: Node, now: float) -> list[dict[str, Any]]:
+    assert node.header is not None  # noqa: S101
+    age = node.age(now)
+    return [
+        {
+            "cluster": node.cluster,
+            "node": node.node,
+            "set": item.name,
+            "rows": item.rows,
+            "values": item.values,
+            "interval_seconds": item.interval,
+            "age_seconds": age,
+            "duration_seconds": item.duration,
+            "state": state(age, max(node.period, item.interval)),
+            "clock_wrong": node.clock_wrong,
+        }
+        for item in sets_of(node.header)
+    ]
+
+
+def _describe_jobs(node: Node) -> list[dict[str, Any]]:
+    assert node.header is not None  # noqa: S101
+    return [
+        {"cluster": job.cluster, "jobid": job.jobid, "node": job.node, "user": job.user, "uid": job.uid}
+        for job in jobs_of(node.header)
+    ]

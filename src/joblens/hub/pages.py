@@ -1,0 +1,149 @@
+"""What the hub shows of itself: its metrics, the sets that nodes send, and where to look."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from joblens.agent.exposition import OPENMETRICS, PROMETHEUS, Exposition
+from joblens.hub.connection import Page
+from joblens.hub.keep import Lag
+from joblens.hub.nodes import GONE, LATE, LIVE, node_state
+from joblens.hub.receive import Receiver
+from joblens.hub.refusals import Answer
+from joblens.hub.requests import Request
+from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
+
+_TEXT = "text/plain; charset=utf-8"
+_WORDS = """\
+joblens hub
+/metrics   its own metrics, for Prometheus
+/sets      every set of every node, as JSON
+/v1/batch  where agents send to
+"""
+
+HUB = Schema(
+    "hub",
+    (),
+    (
+        Column("batches", COUNTER, "Batches that were stored"),
+        Column("repeats", COUNTER, "Batches that came again, and were recognised"),
+        Column("received_bytes", COUNTER, "Bytes of the batches that were stored"),
+        Column("set_updates", COUNTER, "Updates of sets in them, as far as agents tell"),
+        Column("commits", COUNTER, "Times that the disk was asked to keep what was written"),
+        Column("commit_errors", COUNTER, "Times that it could not"),
+        Column("writable", GAUGE, "1 if the journal can be written, 0 if not"),
+        Column("waiting_batches", GAUGE, "Batches that wait for the disk"),
+        Column("waiting_bytes", GAUGE, "Bytes in memory of batches that arrive or wait"),
+        Column("journal_bytes", GAUGE, "Size of the segment that is being written"),
+        Column("segments_sealed", COUNTER, "Segments that were handed to the sinks"),
+        Column("connections", GAUGE, "Connections that are open"),
+        Column("gaps_of_nodes", GAUGE, "Gaps that nodes have told of: their spool was full"),
+        Column("gaps_of_sinks", GAUGE, "Segments that were deleted before every sink had them"),
+        Column("cpu_seconds", COUNTER, "CPU time of the hub's receiving process", 1, 1_000_000_000),
+    ),
+)
+REFUSED = Schema("hub", ("reason",), (Column("refused", COUNTER, "Requests that were refused, by reason"),))
+NODES = Schema("hub", ("state",), (Column("nodes", GAUGE, "Nodes by state: live, late or gone"),))
+CLOCKS = Schema(
+    "hub",
+    ("cluster", "node"),
+    (
+        Column(
+            "clock_offset_seconds",
+            GAUGE,
+            "The hub's clock minus the node's, of nodes where it is over 5 s",
+            1,
+            1000,
+        ),
+    ),
+)
+SINK = Schema(
+    "hub_sink",
+    ("sink",),
+    (
+        Column("lag_segments", GAUGE, "Sealed segments that the sink has not done yet"),
+        Column("lag_bytes", GAUGE, "Bytes in them"),
+    ),
+)
+SCHEMAS = (HUB, REFUSED, NODES, CLOCKS, SINK)
+
+
+class Pages:
+    def __init__(self, receiver: Receiver, token: bytes, connections: Callable[[], int]) -> None:
+        self._receiver, self._token, self._connections = receiver, token, connections
+        self.lags: Mapping[str, Lag] = {}
+        self.more: Callable[[], list[Rows]] = list  # what sinks say of themselves
+
+    def page(self, request: Request) -> Page:
+        given = request.fields.get(b"authorization", b"")
+        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
+            return Page(Answer(401, "a token is needed: Authorization: Bearer TOKEN", "no token"), _TEXT)
+        if request.path not in ("/", "/metrics", "/sets"):
+            return Page(Answer(404, "there is nothing here; see /metrics and /sets"), _TEXT)
+        if request.method not in ("GET", "HEAD"):
+            return Page(Answer(405, "only GET is answered here"), _TEXT)
+        if request.path == "/metrics":
+            openmetrics = b"application/openmetrics-text" in request.fields.get(b"accept", b"")
+            text = self._metrics(openmetrics)
+            return Page(Answer(200, text), OPENMETRICS if openmetrics else PROMETHEUS)
+        if request.path == "/sets":
+            return Page(Answer(200, json.dumps(self.sets())), "application/json")
+        return Page(Answer(200, _WORDS), _TEXT)
+
+    def sets(self) -> dict[str, Any]:
+        return {"hub": True, **self._receiver.nodes.describe(time.time())}
+
+    def _metrics(self, openmetrics: bool) -> str:
+        # One table of names per set is kept by Exposition, and here several sets have the same.
+        rows = (
+            [Exposition(openmetrics=False).render([part]) for part in self._rows()] if not openmetrics else []
+        )
+        if openmetrics:
+            rows = [
+                Exposition(openmetrics=True).render([part]).removesuffix(b"# EOF\n") for part in self._rows()
+            ]
+            rows.append(b"# EOF\n")
+        return b"".join(rows).decode()
+
+    def _rows(self) -> list[Rows]:
+        receiver, now = self._receiver, time.time()
+        states = [node_state(node, now) for node in receiver.nodes]
+        wrong = [node for node in receiver.nodes if node.clock_wrong]
+        refused = sorted(receiver.refused.items())
+        lags = sorted(self.lags.items())
+        return [
+            Rows(HUB, NO_KEY, self._own()),
+            Rows(REFUSED, tuple((reason,) for reason, _ in refused), [count for _, count in refused]),
+            Rows(NODES, ((LIVE,), (LATE,), (GONE,)), [states.count(it) for it in (LIVE, LATE, GONE)]),
+            Rows(
+                CLOCKS,
+                tuple((node.cluster, node.node) for node in wrong),
+                [round((node.offset or 0.0) * 1000) for node in wrong],
+            ),
+            Rows(SINK, tuple((sink,) for sink, _ in lags), [number for _, lag in lags for number in lag]),
+            *self.more(),
+        ]
+
+    def _own(self) -> list[int]:
+        receiver, journal = self._receiver, self._receiver.journal
+        return [
+            receiver.batches,
+            receiver.repeats,
+            receiver.bytes,
+            receiver.updates,
+            journal.commits,
+            journal.errors,
+            int(not journal.trouble),
+            receiver.waiting,
+            receiver.room.held,
+            journal.open_bytes,
+            journal.sealed,
+            self._connections(),
+            receiver.gaps.of_nodes,
+            receiver.gaps.of_sinks,
+            time.process_time_ns(),
+        ]

@@ -1,0 +1,142 @@
+"""From a message to the journal: what is in it is checked, whether it came before, and who is told when.
+
+Only the header of a batch is read here. Its numbers are the sinks' work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from joblens.errors import MalformedError, sentence
+from joblens.hub.decode import read_header
+from joblens.hub.gaps import Gaps
+from joblens.hub.header import Header, check_frame, check_header
+from joblens.hub.journal import Entry, Journal
+from joblens.hub.limits import Room
+from joblens.hub.nodes import Nodes
+from joblens.hub.refusals import Answer, Refused
+from joblens.hub.seen import Batch
+from joblens.hub.settings import HubSettings
+
+Done = Callable[[Answer], None]
+Log = Callable[[str], None]
+_RETRY = 5.0  # seconds after which a full disk is worth another try
+
+
+class Receiver:
+    """All in the thread of the event loop, but for `take_from_thread`."""
+
+    def __init__(self, settings: HubSettings, home: Path, log: Log) -> None:
+        self._settings, self._log = settings, log
+        self._loop = asyncio.get_running_loop()
+        self.journal = Journal(
+            home, settings.segment_bytes, settings.segment_seconds, self._from_journal, log
+        )
+        self.gaps = Gaps(home / "gaps.jsonl")
+        self.nodes = Nodes(settings.rate_bytes, settings.burst_bytes)
+        self.room = Room(settings.queue_bytes)
+        self.refused: Counter[str] = Counter()
+        self.batches = self.repeats = self.bytes = self.updates = 0
+        self._under_way: dict[Batch, Entry] = {}
+
+    def start(self) -> None:
+        self.journal.start()
+
+    def close(self) -> None:
+        self.journal.close()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._under_way)
+
+    def examine(self, data: bytes) -> Header:
+        """What the batch says of itself. Raises Refused."""
+        try:
+            header = check_header(read_header(data))
+            check_frame(data)
+        except MalformedError as error:
+            raise Refused(400, "malformed", sentence(error)) from None
+        batch = header.batch
+        if (
+            not self.journal.seen.knows(batch.cluster, batch.node)
+            and len(self.journal.seen) >= self._settings.nodes
+        ):
+            raise Refused(503, "too many nodes", "the hub has as many nodes as it may have", 600.0)
+        return header
+
+    def store(self, header: Header, data: bytes, received_ns: int, offset: float | None, done: Done) -> None:
+        """Calls `done` at once if it came before, else when it is on the disk. Raises Refused."""
+        batch = header.batch
+        entry = self._under_way.get(batch)
+        if entry is not None:  # sent again while the first is not answered yet: both get the same answer
+            self.repeats += 1
+            entry.waiting.append(done)
+            return
+        if batch in self.journal.seen:
+            self.repeats += 1
+            done(acknowledge(batch))
+            return
+        node = self.nodes.get(batch.cluster, batch.node)
+        wait = node.bucket.take(
+            len(data), self._settings.rate_bytes, self._settings.burst_bytes, time.monotonic()
+        )
+        if wait:
+            raise Refused(429, "too fast", "this node sends more than it may; wait", wait)
+        self._under_way[batch] = Entry(batch, data, received_ns, [(node, header, offset), done])
+        self.journal.put(self._under_way[batch])
+
+    def take(self, data: bytes, received_ns: int, done: Done) -> None:
+        """For messages that need no proof of who sent them: those of a broker of our own."""
+        try:
+            self.store(self.examine(data), data, received_ns, None, done)
+        except Refused as refused:
+            self.refused[refused.reason] += 1
+            done(refused.answer())
+
+    def take_from_thread(self, data: bytes) -> concurrent.futures.Future[Answer]:
+        future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self.take, data, time.time_ns(), future.set_result)
+        return future
+
+    def _from_journal(self, entries: list[Entry], error: OSError | None) -> None:
+        """In the journal's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._finish, entries, error)
+        except RuntimeError:  # the hub is ending, and nobody is left to be told
+            return
+
+    def _finish(self, entries: list[Entry], error: OSError | None) -> None:
+        for entry in entries:
+            del self._under_way[entry.batch]
+            about, *waiting = entry.waiting
+            if error is None:
+                self._count(entry, about)
+                answer = acknowledge(entry.batch)
+            else:
+                why = f"the hub cannot store it now: {sentence(error)}"
+                answer = Answer(503, why, "cannot be stored", _RETRY)
+                self.refused[answer.reason] += len(waiting)
+            for done in waiting:
+                done(answer)
+
+    def _count(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
+        node, header, offset = about
+        self.batches += 1
+        self.bytes += len(entry.data)
+        self.updates += header.updates
+        node.update(header, entry.received_ns, offset)
+        if header.gaps:
+            try:
+                self.gaps.of_node(header)
+            except OSError as error:
+                self._log(f"gaps of node {node.node} are kept in the journal only: {sentence(error)}")
+
+
+def acknowledge(batch: Batch) -> Answer:
+    return Answer(200, f'{{"acknowledged":[{batch.sequence},{batch.sequence}]}}\n')

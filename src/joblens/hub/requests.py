@@ -1,0 +1,89 @@
+"""HTTP/1.1 as far as the hub speaks it: the head of a request read, an answer written."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from joblens.hub.refusals import Answer, Refused
+
+LARGEST_HEAD = 16_384
+_MOST_FIELDS = 64
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64}")  # RFC 9110, 5.6.2
+_WORDS = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,1023}) HTTP/1\.([01])")
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    411: "Length Required",
+    413: "Content Too Large",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    fields: dict[bytes, bytes]  # names in lower case
+    length: int
+    keep: bool
+
+
+def parse_head(head: bytes) -> Request:
+    """All up to the empty line. Raises Refused, after which the connection is of no use."""
+    lines = head.split(b"\r\n")
+    words = _WORDS.fullmatch(lines[0])
+    if words is None:
+        raise _not_http("it does not begin as a request of HTTP/1.1 does")
+    if len(lines) > _MOST_FIELDS:
+        raise Refused(431, "not HTTP", "the request has too many header fields")
+    fields: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon or not _TOKEN.fullmatch(name):
+            raise _not_http("a header field is malformed")
+        name = name.lower()
+        if name in fields and name in (b"content-length", b"authorization", b"transfer-encoding"):
+            raise _not_http("a header field is there twice")
+        fields[name] = value.strip(b" \t")
+    wishes = fields.get(b"connection", b"").lower()
+    keep = b"keep-alive" in wishes if words[3] == b"0" else b"close" not in wishes
+    return Request(words[1].decode(), words[2].decode().partition("?")[0], fields, _length(fields), keep)
+
+
+def _length(fields: dict[bytes, bytes]) -> int:
+    if b"transfer-encoding" in fields:
+        raise Refused(411, "not HTTP", "a body needs a Content-Length; it is not taken in chunks")
+    text = fields.get(b"content-length", b"0")
+    if not text.isdigit() or len(text) > 15:
+        raise _not_http("Content-Length is no number")
+    return int(text)
+
+
+def _not_http(what: str) -> Refused:
+    return Refused(400, "not HTTP", f"this is not a request that joblens understands: {what}")
+
+
+def render_answer(answer: Answer, keep: bool, content_type: str = "", head_only: bool = False) -> bytes:
+    if not content_type:
+        content_type = "application/json" if answer.status == 200 else "text/plain; charset=utf-8"
+    body = answer.text.encode("utf-8", "replace")
+    if answer.status != 200 and not body.endswith(b"\n"):
+        body += b"\n"
+    more = "" if keep else "Connection: close\r\n"
+    if answer.status == 401:
+        more += "WWW-Authenticate: Bearer\r\n"
+    if answer.retry:
+        more += f"Retry-After: {max(math.ceil(min(answer.retry, 3600.0)), 1)}\r\n"
+    head = (
+        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
+        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+    )
+    return head.encode("latin-1") + (b"" if head_only else body)

@@ -1,0 +1,136 @@
+"""Which batches the hub has: ranges of sequence numbers by cluster, node and boot.
+
+A node counts its batches, so that what has come of one boot is mostly one range. It is kept in `seen.json`,
+written before a segment is sealed, and what came later is read from the journal at start.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from joblens.errors import MalformedError
+from joblens.files import write_whole
+
+_MOST_RANGES = 1000  # of one boot
+_MOST_BOOTS = 32  # of one node
+
+
+class Batch(NamedTuple):
+    """What identifies a batch."""
+
+    cluster: str
+    node: str
+    boot: str
+    sequence: int
+
+
+class Ranges:
+    """A set of integers that come mostly in order."""
+
+    def __init__(self, firsts: list[int], lasts: list[int]) -> None:
+        self.firsts, self.lasts = firsts, lasts
+
+    def __contains__(self, number: int) -> bool:
+        place = bisect_right(self.firsts, number) - 1
+        return place >= 0 and number <= self.lasts[place]
+
+    def add(self, number: int) -> None:
+        firsts, lasts = self.firsts, self.lasts
+        if lasts and number == lasts[-1] + 1:  # nearly always
+            lasts[-1] = number
+            return
+        place = bisect_right(firsts, number)
+        if place and number <= lasts[place - 1]:
+            return
+        firsts.insert(place, number)
+        lasts.insert(place, number)
+        self._join(place)
+        self._join(place - 1)
+        if len(firsts) > _MOST_RANGES:
+            # Senders go from old to new: what is missing in the oldest hole will not come any more.
+            self._join(0, anyway=True)
+
+    def _join(self, place: int, anyway: bool = False) -> None:
+        """The range at a place with the next one, if they touch."""
+        if 0 <= place < len(self.firsts) - 1 and (anyway or self.lasts[place] + 1 == self.firsts[place + 1]):
+            del self.firsts[place + 1]
+            del self.lasts[place]
+
+
+class Seen:
+    """Asked by the event loop, told by the journal's thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._nodes: dict[tuple[str, str], dict[str, Ranges]] = {}
+        self.through = 0  # the last segment that is wholly in here
+
+    def __contains__(self, batch: Batch) -> bool:
+        with self._lock:
+            ranges = self._nodes.get(batch[:2], {}).get(batch.boot)
+            return ranges is not None and batch.sequence in ranges
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def knows(self, cluster: str, node: str) -> bool:
+        return (cluster, node) in self._nodes
+
+    def add(self, batch: Batch) -> None:
+        with self._lock:
+            boots = self._nodes.setdefault(batch[:2], {})
+            ranges = boots.get(batch.boot)
+            if ranges is None:
+                if len(boots) >= _MOST_BOOTS:
+                    del boots[next(iter(boots))]  # the one that began first
+                ranges = boots[batch.boot] = Ranges([], [])
+            ranges.add(batch.sequence)
+
+    def save(self, path: Path, through: int) -> None:
+        with self._lock:
+            nodes = [
+                [cluster, node, boot, list(map(list, zip(ranges.firsts, ranges.lasts)))]
+                for (cluster, node), boots in self._nodes.items()
+                for boot, ranges in boots.items()
+            ]
+            data = json.dumps({"version": 1, "through": through, "nodes": nodes}, separators=(",", ":"))
+        write_whole(str(path), data.encode())
+        self.through = through
+
+
+def load_seen(path: Path) -> Seen:
+    """Empty where there is none. Raises MalformedError: without it repeats would be stored again."""
+    seen = Seen()
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return seen
+    except (ValueError, RecursionError):
+        raise MalformedError(str(path), _ADVICE) from None
+    try:
+        _fill(seen, found)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise MalformedError(str(path), _ADVICE) from None
+    return seen
+
+
+_ADVICE = (
+    "it is damaged; the hub can begin without it, but then what nodes send again of older data is stored "
+    "twice: remove it if that is wanted"
+)
+
+
+def _fill(seen: Seen, found: dict[str, Any]) -> None:
+    if found["version"] != 1:
+        raise ValueError
+    seen.through = int(found["through"])
+    for cluster, node, boot, pairs in found["nodes"]:
+        firsts, lasts = [int(first) for first, _ in pairs], [int(last) for _, last in pairs]
+        flat = [number for pair in zip(firsts, lasts) for number in pair]
+        if flat != sorted(flat):
+            raise ValueError
+        seen._nodes.setdefault((str(cluster), str(node)), {})[str(boot)] = Ranges(firsts, lasts)

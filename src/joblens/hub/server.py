@@ -1,0 +1,252 @@
+"""The hub as a process: its door, its clock, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from joblens.config import split_address
+from joblens.errors import ConfigError, OutsideError, ServerError, sentence
+from joblens.hub.auth import Munge, read_key
+from joblens.hub.connection import Connection
+from joblens.hub.keep import clean
+from joblens.hub.limits import Notes
+from joblens.hub.pages import Pages
+from joblens.hub.receive import Receiver
+from joblens.hub.requests import Answer, render_answer
+from joblens.hub.settings import HubSettings, check_safety
+
+Log = Callable[[str], None]
+_BACKLOG = 1024
+_TLS_HELLO = 0x16  # RFC 8446, 5.1: a record of the type handshake
+_LOOK = 1.0  # seconds between two looks at the clock
+_LAST_WORDS = 5.0  # seconds that answers under way have when the hub ends
+_SWITCH = 0.001  # seconds: the journal's thread must not wait long for its turn
+
+
+class Hub:
+    def __init__(self, settings: HubSettings, home: Path, log: Log) -> None:
+        check_safety(settings)
+        self.settings, self.home, self.log = settings, home, log
+        self.key = read_key(settings.key_file) if settings.key_file else b""
+        self.munge = (
+            Munge(settings.munge_uids, settings.munge_any_host, settings.munge_socket)
+            if settings.munge
+            else None
+        )
+        self._tls = load_tls(settings)
+        self._token = _read_token(settings.token_file)
+        self.notes = Notes(log)
+        self.connections: set[Connection] = set()
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._sinks: Any = None
+
+    async def run(self, ready: Callable[[int], None]) -> None:
+        """Until SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        self.receiver = Receiver(self.settings, self.home, self.log)
+        self.pages = Pages(self.receiver, self._token, lambda: len(self.connections))
+        self.page = self.pages.page
+        listener = listen(self.settings.listen)
+        self.receiver.start()
+        self._sinks = start_sinks(self.settings, self.home, self.log)
+        loop.add_reader(listener, self._accept, listener)
+        ready(listener.getsockname()[1])
+        try:
+            while not stop.is_set():
+                await self._look()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _LOOK)
+        finally:
+            loop.remove_reader(listener)
+            listener.close()
+            await self._end()
+
+    async def _look(self) -> None:
+        now = time.monotonic()
+        for connection in list(self.connections):
+            connection.look_at_clock(now)
+        self.receiver.nodes.forget_old()
+        if not self.receiver.journal.alive:
+            raise OutsideError("the thread that writes the journal has ended")
+        try:
+            self.pages.lags = await asyncio.to_thread(
+                clean,
+                self.home,
+                self._sink_names(),
+                self.settings.journal_bytes,
+                self.receiver.gaps,
+                self.log,
+            )
+        except OSError as error:
+            self.notes.say("clean", f"the journal is not cleaned up: {sentence(error)}")
+
+    def _sink_names(self) -> list[str]:
+        return list(getattr(self._sinks, "names", self.settings.sinks))
+
+    async def _end(self) -> None:
+        """Who has sent a batch gets its answer; then what is written is sealed."""
+        for task in self._greeting:
+            task.cancel()
+        end = time.monotonic() + _LAST_WORDS
+        while self.receiver.waiting and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.close()
+        await asyncio.to_thread(self.receiver.close)
+        await asyncio.sleep(0)  # the last answers and closings
+        if self._sinks is not None:
+            await asyncio.to_thread(self._sinks.stop)
+
+    # The door
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_BACKLOG):
+            try:
+                channel, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # given up by the other side meanwhile, or no descriptor is left
+                self.notes.say("accept", f"a connection cannot be taken: {sentence(error)}")
+                return
+            channel.setblocking(False)
+            if (
+                len(self.connections) + len(self._greeting) >= self.settings.connections
+                and not self._make_room()
+            ):
+                self._send_away(
+                    channel, Answer(503, "the hub has as many connections as it may have", retry=10.0)
+                )
+                self.notes.say(
+                    "full", "there are as many connections as there may be; further ones are refused"
+                )
+                continue
+            task = asyncio.get_running_loop().create_task(self._greet(channel, str(address[0])))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    def _make_room(self) -> bool:
+        """Of those who have proved nothing the one that is silent for the longest time goes."""
+        strangers = [connection for connection in self.connections if not connection.proved]
+        if not strangers:
+            return False
+        min(strangers, key=lambda it: it.active).close()
+        return True
+
+    async def _greet(self, channel: socket.socket, address: str) -> None:
+        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop = asyncio.get_running_loop()
+        try:
+            if self._tls is not None and not await self._speaks_tls(channel):
+                self._send_away(channel, Answer(400, "this port speaks TLS only: use https://"))
+                self.receiver.refused["not TLS"] += 1
+                self.notes.say(f"{address} plain", f"{address}: speaks no TLS; it is cut off")
+                return
+            await loop.connect_accepted_socket(
+                lambda: Connection(self, address),
+                channel,
+                ssl=self._tls,
+                ssl_handshake_timeout=self.settings.timeout if self._tls else None,
+            )
+        except (OSError, asyncio.CancelledError) as error:
+            channel.close()
+            if isinstance(error, ssl.SSLError):
+                self.receiver.refused["TLS failed"] += 1
+                self.notes.say(
+                    f"{address} TLS", f"{address}: the TLS handshake failed: {error.reason or 'no reason'}"
+                )
+
+    async def _speaks_tls(self, channel: socket.socket) -> bool:
+        """By its first byte, which stays where it is."""
+        loop, come = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(channel, come.set)
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                await come.wait()
+            first = channel.recv(1, socket.MSG_PEEK)
+        finally:
+            loop.remove_reader(channel)
+        if not first:
+            raise ConnectionResetError
+        return first[0] == _TLS_HELLO
+
+    def _send_away(self, channel: socket.socket, answer: Answer) -> None:
+        with channel, suppress(OSError):
+            channel.send(render_answer(answer, keep=False))
+            channel.shutdown(socket.SHUT_WR)
+            channel.recv(65_536)  # what is unread would undo the answer
+
+
+def run_hub(settings: HubSettings, home: Path, log: Log, ready: Callable[[int], None]) -> None:
+    hub = Hub(settings, home, log)
+    with only_one(home):
+        sys.setswitchinterval(_SWITCH)
+        asyncio.run(hub.run(ready))
+
+
+@contextmanager
+def only_one(home: Path) -> Iterator[None]:
+    """Two hubs in one folder would write over each other."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OutsideError(f"the hub's folder {home} cannot be used") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise OutsideError(f"another hub runs in {home}") from None
+    finally:
+        os.close(file)
+
+
+def listen(address: str) -> socket.socket:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        why = sentence(error).partition(" (while attempting")[0]  # which only says the address again
+        raise ServerError(f"cannot listen on {address}: {why}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def load_tls(settings: HubSettings) -> ssl.SSLContext | None:
+    if not settings.certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.certificate, settings.private_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"certificate and private key cannot be used: {sentence(error)}") from None
+    return context
+
+
+def start_sinks(settings: HubSettings, home: Path, log: Log) -> Any:
+    try:
+        from joblens.hub import runner
+    except ImportError:
+        return None
+    return runner.start_sinks(settings, home, log)
+
+
+def _read_token(path: str) -> bytes:
+    from joblens.agent.loop import read_token
+
+    return read_token(path) or b""

@@ -1,0 +1,134 @@
+"""The table `[hub]` of a settings file into frozen settings. Every setting has a default that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from joblens.config import Settings, split_address
+from joblens.errors import ConfigError
+from joblens.toml import parse_toml
+
+_MIB = 1 << 20
+
+
+class HubSettings(NamedTuple):
+    listen: str = "127.0.0.1:9478"
+    home: str = ""  # "": `hub` in the store
+    key_file: str = ""  # the secret that nodes' tokens are made from
+    munge: bool = False
+    munge_uids: tuple[int, ...] = (0,)  # users whose credentials count
+    munge_any_host: bool = False  # also where a credential was made on a host of another name than the node's
+    munge_socket: str = ""
+    certificate: str = ""  # with private_key: TLS
+    private_key: str = ""
+    token_file: str = ""  # if set, readers of the pages must send it
+    connections: int = 8192
+    nodes: int = 100_000
+    timeout: float = 30.0  # seconds that one request may take to arrive
+    batch_bytes: int = 16 * _MIB
+    queue_bytes: int = 64 * _MIB  # under way or waiting for the disk, of all senders
+    rate_bytes: int = 8 * _MIB  # per second and node
+    burst_bytes: int = 64 * _MIB
+    segment_bytes: int = 64 * _MIB
+    segment_seconds: float = 30.0
+    journal_bytes: int = 16 << 30
+    sinks: Mapping[str, Mapping[str, Any]] = {}  # [hub.sinks.NAME], each sink checks its own
+
+
+_LEAST = {
+    "connections": 1,
+    "nodes": 1,
+    "timeout": 0.1,
+    "batch_bytes": 1 << 12,
+    "queue_bytes": 1 << 12,
+    "rate_bytes": 1,
+    "burst_bytes": 1 << 12,
+    "segment_bytes": 1,
+    "segment_seconds": 0.05,
+    "journal_bytes": 1,
+}
+_MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.0}
+
+
+def load_hub_settings(path: str) -> HubSettings:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError("it is not UTF-8 text", path) from None
+    return parse_hub_settings(parse_toml(text, path), path)
+
+
+def parse_hub_settings(found: Mapping[str, Any], path: str) -> HubSettings:
+    """Of a whole file: agent and hub of one machine can share it, and each reads its own part."""
+    _check_names(found, (*Settings._fields, "hub"), path, "")
+    table = _table(found.get("hub", {}), path, "hub")
+    defaults = HubSettings()._asdict()
+    _check_names(table, defaults, path, "hub.")
+    values = {name: _typed(value, defaults[name], path, name) for name, value in table.items()}
+    settings = HubSettings(**values)
+    for name, least in _LEAST.items():
+        value, most = getattr(settings, name), _MOST.get(name, 1 << 62)
+        if not least <= value <= most:
+            raise ConfigError(f"hub.{name} is {value}, it can be {least} to {most}", path)
+    split_address(settings.listen, path, "hub.listen")
+    return settings
+
+
+def check_safety(settings: HubSettings) -> None:
+    """Without any proof of who sends, only those on this machine may: raises ConfigError."""
+    if bool(settings.certificate) != bool(settings.private_key):
+        raise ConfigError("hub.certificate and hub.private_key are needed together")
+    if not settings.key_file and not settings.munge and not is_loopback(settings.listen):
+        raise ConfigError(
+            f"{settings.listen} can be reached from other machines: set hub.key_file or hub.munge, "
+            "so that nodes prove who they are"
+        )
+
+
+def is_loopback(listen: str) -> bool:
+    host = split_address(listen)[0]
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _typed(value: Any, default: Any, path: str, name: str) -> Any:
+    if name == "sinks":
+        return {
+            key: _table(table, path, f"hub.sinks.{key}")
+            for key, table in _table(value, path, "hub.sinks").items()
+        }
+    if name == "munge_uids":
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(type(uid) is int and uid >= 0 for uid in value)
+        ):
+            raise ConfigError(f"hub.munge_uids is {value!r:.60}, where a list such as [0] is needed", path)
+        return tuple(value)
+    if isinstance(default, float) and type(value) is int and abs(value) < 1 << 31:
+        value = float(value)
+    if type(value) is not type(default):
+        raise ConfigError(f"hub.{name} is {value!r:.60}, where a value such as {default!r} is needed", path)
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"hub.{name} is {value!r:.60}, which cannot be printed", path)
+    return value
+
+
+def _check_names(found: Iterable[str], known: Iterable[str], path: str, where: str) -> None:
+    known = list(known)
+    for name in found:
+        if name not in known:
+            (near,) = get_close_matches(name, known, 1, 0.0) or [known[0]]
+            raise ConfigError(f"there is no setting {where}{name}, did you mean {where}{near}?", path)
+
+
+def _table(value: Any, path: str, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} is {value!r:.60}, where a table is needed", path)
+    return value
