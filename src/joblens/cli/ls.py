@@ -1,96 +1,193 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import sys
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
-from joblens.cli.table import plain, render_table
-from joblens.config import Settings, split_address
-from joblens.errors import ServerError, UsageError, sentence
+from joblens.cli import pages
+from joblens.cli.table import plain, render_table, write
+from joblens.errors import ServerError
 from joblens.units import render_bytes, render_seconds
 
 EXAMPLE = """example:
   joblens ls
-  joblens ls --json 127.0.0.1:9477"""
+  joblens ls -v --user alice
+  joblens ls --hub https://hub.example.org:9478 --ca-file ca.pem --json
+  joblens ls --node 'c*' 127.0.0.1:9477"""
+
+COLUMNS = (
+    "cluster", "node", "set", "jobs", "users", "rows", "values", "interval_seconds", "age_seconds",
+    "duration_seconds", "state", "error",
+)  # fmt: skip
+_WRONG = (ValueError, LookupError, TypeError, AttributeError)
+
+Data = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "address",
-        nargs="?",
-        default=Settings().listen,
-        metavar="HOST:PORT",
-        help="of the agent (default %(default)s)",
-    )
-    parser.add_argument("--token-file", metavar="F", help="the token that the agent asks for")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    pages.add_arguments(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="all that is known of each set")
+    parser.add_argument("--node", metavar="PATTERN", help="with * and ?")
+    parser.add_argument("--job", metavar="PATTERN", help="sets of the nodes on which it runs")
+    parser.add_argument("--user", metavar="PATTERN")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true")
+    form.add_argument("--csv", action="store_true")
 
 
 def run(options: argparse.Namespace) -> int:
-    found = fetch(options.address, options.token_file)
-    if options.json:
-        json.dump(found, sys.stdout, indent=2)
-        print()
-    else:
-        try:
-            lines = render(found)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ServerError(f"{options.address} answers otherwise than a joblens agent") from error
-        print("\n".join(lines))
+    place, found = pages.ask_first(pages.find_places(options), "/sets")
+    try:
+        text = show(select(normalise(found), options.node, options.job, options.user), options)
+    except _WRONG as error:
+        raise ServerError(f"{place.name} answers otherwise than joblens does") from error
+    write(text)
     return 0
 
 
-def fetch(address: str, token_file: str | None) -> dict[str, Any]:
-    headers = {}
-    if token_file:
-        with open(token_file, encoding="latin-1") as file:  # as it stands in a header
-            headers["Authorization"] = f"Bearer {file.read().strip()}"
-    connection = HTTPConnection(*split_address(address, name="the address"), timeout=10)
-    try:
-        connection.request("GET", "/sets", headers=headers)
-        answer = connection.getresponse()
-        body = answer.read()
-        if answer.status != 200:
-            raise UsageError(f"{address} answers: {body.decode('utf-8', 'replace').strip()}")
-        found = json.loads(body)
-        return {"node": found["node"], "sets": list(found["sets"]), "jobs": list(found["jobs"])}
-    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        raise ServerError(f"no joblens agent answers at {address}: {sentence(error)}") from None
-    finally:
-        connection.close()
+def show(found: Data, options: argparse.Namespace) -> str:
+    if options.json:
+        return json.dumps(found, indent=2) + "\n"
+    if options.csv:
+        return render_csv(found)
+    if not found["sets"] and not found["jobs"]:
+        print("joblens: no node has sent anything, or none is like that", file=sys.stderr)
+        return ""
+    return "\n".join(render(found, options.verbose)) + "\n"
 
 
-def render(found: dict[str, Any]) -> list[str]:
-    sets = [
-        (
-            item["set"],
-            str(item["rows"]),
-            str(item["values"]),
-            render_seconds(item["interval_seconds"]),
-            "-" if item["age_seconds"] is None else render_seconds(item["age_seconds"]),
-            render_seconds(item["duration_seconds"]),
-            item["state"] + (f": {item['error']}" if item["error"] else ""),
-        )
-        for item in found["sets"]
-    ]
-    lines = [f"node {plain(found['node'])}", ""]
-    lines += render_table(("set", "rows", "values", "every", "age", "took", "state"), sets, left=(0, 6))
-    lines.append("")
-    if not found["jobs"]:
-        return [*lines, "no job is running here"]
+def normalise(found: Data) -> Data:
+    """What an agent says of one node, and a hub of many, in one form: each set with its node and jobs."""
+    node, cluster = found.get("node", ""), found.get("cluster", "")
+    jobs = [{"node": node, "cluster": cluster, **job} for job in found["jobs"]]
+    sets = []
+    for item in found["sets"]:
+        known = {"cluster": cluster, "node": node, "error": "", **item}
+        here = [it for it in jobs if node or (it["node"], it["cluster"]) == (known["node"], known["cluster"])]
+        known["jobs"] = [str(it["jobid"]) for it in here]
+        known["users"] = sorted({str(it["user"]) for it in here if it["user"]})
+        sets.append(known)
+    return {"nodes": found.get("nodes", []), "sets": sets, "jobs": jobs}
+
+
+def select(found: Data, node: str | None, job: str | None, user: str | None) -> Data:
     jobs = [
+        it
+        for it in found["jobs"]
+        if _like(it["node"], node) and _like(it["jobid"], job) and _like(it["user"], user)
+    ]
+    places = {(it["cluster"], it["node"]) for it in jobs}
+    by_job = job is not None or user is not None
+    sets = [
+        it for it in found["sets"] if _like(it["node"], node) and (not by_job or _is_at(it, jobs, places))
+    ]
+    nodes = [it for it in found["nodes"] if _like(it["node"], node)]
+    return {**found, "nodes": nodes, "sets": sets, "jobs": jobs}
+
+
+def _is_at(item: Data, jobs: list[Data], places: set[tuple[str, str]]) -> bool:
+    """A set belongs to the jobs of its node: an agent can know them by another name of it."""
+    return (item["cluster"], item["node"]) in places or bool(
+        {str(it["jobid"]) for it in jobs} & set(item["jobs"])
+    )
+
+
+def _like(text: object, pattern: str | None) -> bool:
+    return pattern is None or fnmatchcase(str(text), pattern)
+
+
+def render_csv(found: Data) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for item in found["sets"]:
+        writer.writerow({**item, "jobs": " ".join(item["jobs"]), "users": " ".join(item["users"])})
+    return text.getvalue()
+
+
+Cell = Callable[[Data], str]
+_CELLS: dict[str, Cell] = {
+    "cluster": lambda it: str(it["cluster"]),
+    "node": lambda it: str(it["node"]),
+    "set": lambda it: str(it["set"]),
+    "job": lambda it: _some(it["jobs"]),
+    "user": lambda it: _some(it["users"]),
+    "rows": lambda it: str(it["rows"]),
+    "values": lambda it: str(it["values"]),
+    "every": lambda it: _known(it["interval_seconds"], render_seconds),
+    "age": lambda it: _known(it["age_seconds"], render_seconds),
+    "took": lambda it: _known(it["duration_seconds"], render_seconds),
+    "state": lambda it: str(it["state"]) + (f": {it['error']}" if it["error"] else ""),
+}
+_LEFT = ("cluster", "node", "set", "job", "user", "state")
+
+
+def render(found: Data, verbose: bool = False) -> list[str]:
+    """The sets, then the jobs. What is the same for all is said once, above."""
+    sets = sorted(found["sets"], key=lambda it: (str(it["cluster"]), str(it["node"])))
+    nodes = {(str(it["cluster"]), str(it["node"])) for it in sets}
+    names = ["node", "set", "job", "user", "values", "age", "took", "state"]
+    if verbose:
+        names = list(_CELLS)
+    lines = []
+    if len(nodes) == 1:
+        lines = [f"node {plain(next(iter(nodes))[1])}", ""]
+        names = [name for name in names if name not in ("cluster", "node")]
+    if not any(it["jobs"] for it in sets) or (len(nodes) == 1 and not verbose):
+        names = [name for name in names if name not in ("job", "user")]  # below, each with more of it
+        names = [*names[:1], "rows", *names[1:]] if "rows" not in names else names
+    rows = [[_CELLS[name](it) for name in names] for it in sets]
+    left = [names.index(name) for name in _LEFT if name in names]
+    shrink = names.index("job") if "job" in names and not verbose else None
+    lines += render_table(names, rows, left, shrink)
+    return [*lines, "", *_render_jobs(found["jobs"], many=len(nodes) > 1)]
+
+
+def _render_jobs(jobs: list[Data], many: bool) -> list[str]:
+    if not jobs:
+        return ["no job is running " + ("on any of them" if many else "here")]
+    if many or any("cpu_seconds" not in job for job in jobs):
+        return _render_where(jobs)
+    rows = [
         (
-            job["jobid"],
+            str(job["jobid"]),
             job["user"] or "?",
             job["source"],
-            "-" if job["cpu_seconds"] is None else render_seconds(job["cpu_seconds"]),
-            "-" if job["memory_bytes"] is None else render_bytes(job["memory_bytes"]),
+            _known(job["cpu_seconds"], render_seconds),
+            _known(job["memory_bytes"], render_bytes),
             str(job["processes"]),
         )
-        for job in found["jobs"]
+        for job in jobs
     ]
-    return lines + render_table(
-        ("job", "user", "known from", "CPU time", "memory", "processes"), jobs, left=(0, 1, 2)
+    return render_table(
+        ("job", "user", "known from", "CPU time", "memory", "processes"), rows, left=(0, 1, 2)
     )
+
+
+def _render_where(jobs: list[Data]) -> list[str]:
+    nodes: dict[tuple[str, str], list[str]] = {}
+    users: dict[tuple[str, str], str] = {}
+    for job in jobs:
+        name = str(job["cluster"]), str(job["jobid"])
+        nodes.setdefault(name, []).append(str(job["node"]))
+        users[name] = str(job["user"] or users.get(name, ""))
+    rows = [
+        (job, users[cluster, job] or "?", str(len(found)), " ".join(found))
+        for (cluster, job), found in nodes.items()
+    ]
+    return render_table(("job", "user", "nodes", "which"), rows, left=(0, 1, 3), shrink=3)
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "-"
+    return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
+
+
+def _known(value: Any, show_it: Callable[[float], str]) -> str:
+    return "-" if value is None else show_it(value)
