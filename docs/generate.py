@@ -7,8 +7,9 @@ from pathlib import Path
 
 from joblens.agent.exposition import series_name
 from joblens.agent.loop import OWN
+from joblens.agent.push import PUSH, PUSH_ERROR
 from joblens.agent.sampler import FAILING, HEALTH
-from joblens.attribution.devices import JOB_GPU, OWNED_GPU_PROCESS
+from joblens.attribution.gpu_shares import JOB_GPU, OWNED_GPU_PROCESS
 from joblens.attribution.sums import INFO, JOB, OWNED_PROCESS, STEP
 from joblens.collectors import COLLECTORS
 from joblens.model import Schema
@@ -47,7 +48,7 @@ def _render_all() -> Iterator[str]:
     for schema in (JOB, STEP, INFO, JOB_GPU):
         yield _render_schema(schema)
     yield "\n## How the agent is doing\n"
-    for schema in (OWN, HEALTH, FAILING):
+    for schema in (OWN, PUSH, PUSH_ERROR, HEALTH, FAILING):
         yield _render_schema(schema)
 
 

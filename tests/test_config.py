@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.collectors import COLLECTORS
-from joblens.config import ExternalSettings, Settings, load_settings, parse_settings, split_address
+from joblens.config import (
+    ExternalSettings,
+    PushSettings,
+    Settings,
+    Url,
+    load_settings,
+    parse_settings,
+    split_address,
+    split_url,
+)
 from joblens.errors import ConfigError
 
 KNOWN = {collector.name: collector.options for collector in COLLECTORS}
@@ -139,3 +148,55 @@ def test_wrong_scripts_get_a_sentence(found: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_settings(found, "agent.toml", KNOWN)
     assert said in str(caught.value)
+
+
+def test_where_batches_go(tmp_path: Path) -> None:
+    """Nowhere unless `[push]` names a hub; the hub's own table in the same file is not its business."""
+    path = tmp_path / "agent.toml"
+    path.write_text(
+        '[push]\nurl = "https://hub:9478/x"\nperiod = 5\nsets = ["cpu", "job"]\nspool = "/s"\n'
+        'spool_bytes = 1_000_000\ntoken_file = "/t"\nca_file = "/c"\ntimeout = 3\n'
+        '[hub]\nlisten = "127.0.0.1:1"\n'
+    )
+    assert load_settings(str(path), KNOWN).push == PushSettings(
+        "https://hub:9478/x", 5.0, ("cpu", "job"), "/s", 1_000_000, "/t", False, "", "/c", 3.0
+    )
+    assert Settings().push.url == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"urls": "x"}, "did you mean push.url?"),
+        ({"url": "hub:9478"}, "push.url is 'hub:9478', and not such as http://hub.example.org:9478"),
+        ({"url": "ftp://hub"}, "and not such as"),
+        ({"url": "http://user:secret@hub"}, "and not such as"),
+        ({"url": "http://hub:0"}, "and not such as"),
+        ({"url": "http://hub:70000"}, "and not such as"),
+        ({"url": "http://hub/x y"}, "and not such as"),
+        ({"url": "http://hub/?a"}, "and not such as"),
+        ({"url": "http://hub", "ca_file": "/c"}, "push.ca_file is for an url that begins with https://"),
+        ({"period": 0}, "push.period is 0.0"),
+        ({"timeout": -1}, "push.timeout is -1.0"),
+        ({"sets": "cpu"}, 'push.sets is \'cpu\', where a list such as ["cpu", "job"] is needed'),
+        ({"sets": ["cpu", 1]}, "push.sets is 1"),
+        ({"spool": "here"}, "push.spool is 'here', and does not begin with /"),
+        ({"spool_bytes": 1}, "push.spool_bytes is 1, it can be 65536 to"),
+        ({"spool_bytes": 1e9}, "push.spool_bytes is 1000000000.0"),
+        ({"munge": True, "token_file": "/t"}, "only one of them can be"),
+    ],
+)
+def test_wrong_push_settings_get_a_sentence(found: dict[str, Any], said: str) -> None:
+    """As for every other setting."""
+    with pytest.raises(ConfigError) as caught:
+        parse_settings({"push": found}, "agent.toml", KNOWN)
+    assert said in str(caught.value)
+
+
+def test_urls() -> None:
+    """The port that belongs to the scheme, IPv6 in brackets, a path in front of the hub's own."""
+    assert split_url("http://hub") == Url(False, "hub", 80, "")
+    assert split_url("https://hub/a/b/") == Url(True, "hub", 443, "/a/b")
+    assert split_url("http://[::1]:9478/") == Url(False, "::1", 9478, "")
+    assert split_url("http://[::1]:9478").authority == "[::1]:9478"
+    assert split_url("http://hub").authority == "hub:80"

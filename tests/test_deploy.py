@@ -15,3 +15,12 @@ def test_job_files_outlive_a_restart() -> None:
     folders = [f"/run/{name}" for name in unit["Service"]["RuntimeDirectory"].split()]
     assert AttributionSettings().job_files in folders
     assert unit["Service"]["RuntimeDirectoryPreserve"] == "yes"
+
+
+def test_spool_can_be_written() -> None:
+    """All of the machine is read-only for the service, but for the folder that systemd makes for it."""
+    unit = ConfigParser(interpolation=None)
+    unit.read_string(UNIT.read_text())
+    assert unit["Service"]["ProtectSystem"] == "strict"
+    assert unit["Service"]["StateDirectory"] == "joblens"  # it is told to the agent as STATE_DIRECTORY
+    assert unit["Service"]["StateDirectoryMode"] == "0700"

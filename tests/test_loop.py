@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.agent.http import Request
-from joblens.agent.loop import Agent, Grid, read_token
+from joblens.agent.loop import Agent, Grid
+from joblens.agent.secrets import read_token
 from joblens.config import Settings
 from joblens.errors import ConfigError
 from joblens.host import Host

@@ -31,6 +31,21 @@ class ExternalSettings(NamedTuple):
     user: str = ""  # "": nobody where the agent is root, else the agent's own
 
 
+class PushSettings(NamedTuple):
+    """Where batches go, `[push]`."""
+
+    url: str = ""  # "": nowhere
+    period: float = 10.0  # seconds of samples in one batch
+    sets: Tuple[str, ...] = ()  # (): all
+    spool: str = ""  # "": see joblens.agent.push
+    spool_bytes: int = 256 << 20
+    token_file: str = ""
+    munge: bool = False
+    munge_socket: str = ""
+    ca_file: str = ""  # "": those that the system trusts
+    timeout: float = 10.0
+
+
 class Settings(NamedTuple):
     interval: float = 1.0
     listen: str = "127.0.0.1:9477"
@@ -41,12 +56,28 @@ class Settings(NamedTuple):
     collectors: Mapping[str, CollectorSettings] = {}
     attribution: AttributionSettings = AttributionSettings()
     external: Mapping[str, ExternalSettings] = {}
+    push: PushSettings = PushSettings()
+
+
+class Url(NamedTuple):
+    secure: bool
+    host: str
+    port: int
+    path: str  # without a slash at its end
+
+    @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 # Of each collector, by name, the options that it has beside `enabled` and `interval`, with defaults.
 Known = Mapping[str, Mapping[str, Any]]
 
 _SHORTEST, _LONGEST = 0.01, 86_400.0
+_SMALLEST_SPOOL, _LARGEST_SPOOL = 1 << 16, 1 << 40
+_URL = re.compile(
+    r"(https?)://(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?(/[A-Za-z0-9._~/%+-]*)?"
+)
 
 
 def load_settings(path: str, known: Known) -> Settings:
@@ -63,8 +94,10 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     collectors = _table(values.pop("collectors", {}), path, "collectors")
     attribution = _table(values.pop("attribution", {}), path, "attribution")
     external = _table(values.pop("external", {}), path, "external")
+    push = _table(values.pop("push", {}), path, "push")
+    _table(values.pop("hub", {}), path, "hub")  # agent and hub can share a file; the hub reads its own part
     defaults = Settings()._asdict()
-    tables = ("collectors", "attribution", "external")
+    tables = ("collectors", "attribution", "external", "push")
     _check_names(values, [name for name in defaults if name not in tables], path)
     _check_names(collectors, known, path, "collectors.")
     settings = Settings(
@@ -78,6 +111,7 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
             name: _external(_table(table, path, "external." + name), path, name)
             for name, table in external.items()
         },
+        push=_push(push, path),
     )
     _check_interval("interval", settings.interval, path)
     split_address(settings.listen, path)
@@ -90,6 +124,45 @@ def split_address(text: str, path: str = "", name: str = "listen") -> Tuple[str,
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(f"{name} is {text!r}, and not HOST:PORT", path)
     return host.strip("[]"), int(port)
+
+
+def split_url(text: str, path: str = "", name: str = "push.url") -> Url:
+    match = _URL.fullmatch(text)
+    if match is None or int(match[4] or 1) not in range(1, 65536):
+        raise ConfigError(f"{name} is {text!r:.100}, and not such as http://hub.example.org:9478", path)
+    secure = match[1] == "https"
+    port = int(match[4]) if match[4] else 443 if secure else 80
+    return Url(secure, match[2] or match[3], port, (match[5] or "").rstrip("/"))
+
+
+def _push(table: Dict[str, Any], path: str) -> PushSettings:
+    defaults = PushSettings()._asdict()
+    _check_names(table, defaults, path, "push.")
+    values = {
+        name: _typed(value, defaults[name], path, "push." + name)
+        for name, value in table.items()
+        if name != "sets"
+    }
+    found = PushSettings(**values, sets=_names(table.get("sets", []), path, "push.sets"))
+    _check_interval("push.period", found.period, path)
+    _check_interval("push.timeout", found.timeout, path)
+    if not _SMALLEST_SPOOL <= found.spool_bytes <= _LARGEST_SPOOL:
+        raise ConfigError(
+            f"push.spool_bytes is {found.spool_bytes}, it can be {_SMALLEST_SPOOL} to {_LARGEST_SPOOL}", path
+        )
+    if found.spool and not found.spool.startswith("/"):
+        raise ConfigError(f"push.spool is {found.spool!r:.60}, and does not begin with /", path)
+    if found.munge and found.token_file:
+        raise ConfigError("push.munge and push.token_file: only one of them can be", path)
+    if found.url and not split_url(found.url, path).secure and found.ca_file:
+        raise ConfigError("push.ca_file is for an url that begins with https://", path)
+    return found
+
+
+def _names(value: Any, path: str, name: str) -> Tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f'{name} is {value!r:.60}, where a list such as ["cpu", "job"] is needed', path)
+    return tuple(_typed(word, "", path, name) for word in value)
 
 
 def _attribution(table: Dict[str, Any], path: str) -> AttributionSettings:

@@ -8,15 +8,19 @@ import selectors
 import signal
 import socket
 import time
-from typing import Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
 from joblens.agent.exposition import Exposition
 from joblens.agent.http import Request, Response, Server
 from joblens.agent.sampler import Log, Sampler
+from joblens.agent.secrets import read_token
 from joblens.config import Settings, split_address
 from joblens.errors import ConfigError, JoblensError, sentence
 from joblens.host import Host
 from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
+
+if TYPE_CHECKING:
+    from joblens.agent.push import Pusher
 
 OWN = Schema(
     "agent",
@@ -74,19 +78,19 @@ class Agent:
         self._token = read_token(settings.token_file)
         self._expositions = {kind: Exposition(openmetrics=kind) for kind in (False, True)}
         self._stopping = False
+        self.pusher: Optional[Pusher] = None
 
     def sample(self) -> None:
-        self.sampler.sample(self.grid.tick)
+        samples = self.sampler.sample(self.grid.tick)
         self.ticks += 1
+        if self.pusher:
+            self.pusher.take(self.grid.tick, samples)
 
     def render(self, openmetrics: bool = False) -> bytes:
-        hidden = (
-            ()
-            if self.settings.process_metrics
-            else ("process", "thread", "process_pss", "gpu_process", "cgroup")
-        )
+        hidden = () if self.settings.process_metrics else _BY_PROCESS
         sets = [rows for rows in self.sampler.known() if rows.schema.set not in hidden]
-        return self._expositions[openmetrics].render([*sets, self._own()])
+        push = self.pusher.own() if self.pusher else []
+        return self._expositions[openmetrics].render([*sets, self._own(), *push])
 
     def _own(self) -> Rows:
         missed = self._missed_before + self.grid.missed
@@ -109,6 +113,7 @@ class Agent:
 
     def run(self, reload: Callable[[], Settings], ready: Callable[[int], None]) -> None:
         """Until SIGTERM or SIGINT. SIGHUP reads the settings again."""
+        self.pusher = self._pusher(self.settings, self.sampler)
         selector = selectors.DefaultSelector()
         signals = _Signals(selector, {signal.SIGTERM: self._stop, signal.SIGINT: self._stop})
         server = Server(selector, split_address(self.settings.listen), self.answer)
@@ -133,8 +138,23 @@ class Agent:
             self.close()
 
     def close(self) -> None:
+        if self.pusher:
+            self.pusher.close()
         self.sampler.close()
         self.host.close()
+
+    def _pusher(self, settings: Settings, sampler: Sampler) -> Optional[Pusher]:
+        """The one that there is, changed; a new one; or none where nothing is to be sent."""
+        if self.pusher and settings.push.url:
+            self.pusher.change(settings, sampler)
+            return self.pusher
+        if self.pusher:
+            self.pusher.close(seconds=0.0)
+        if not settings.push.url:
+            return None
+        from joblens.agent.push import Pusher
+
+        return Pusher(self.host, settings, sampler, self.log)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -147,6 +167,7 @@ class Agent:
             token = read_token(settings.token_file)
             sampler = Sampler(self.host, settings, self.log)
             sampler.carry_on(self.sampler)
+            self.pusher = self._pusher(settings, sampler)
         except (JoblensError, OSError) as error:
             self.log(f"settings not changed: {sentence(error)}")
             return
@@ -196,15 +217,3 @@ def _same(text: str, secret: bytes) -> bool:
     import hmac  # brings OpenSSL, 3 MB that only those pay who ask for a token
 
     return hmac.compare_digest(text.encode("latin-1"), secret)
-
-
-def read_token(path: str) -> Optional[bytes]:
-    if not path:
-        return None
-    with open(path, "rb") as file:
-        token = file.read(4096).strip()
-    if not token:
-        raise ConfigError("the token file is empty", path)
-    if os.stat(path).st_mode & 0o077:
-        raise ConfigError("others can read the token file; chmod 600 it", path)
-    return token

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", metavar="HOST:PORT", help="where to serve /metrics (default 127.0.0.1:9477)"
     )
+    parser.add_argument("--push", metavar="URL", help="the hub to send all that is seen to")
     parser.add_argument("--config", metavar="F", help="settings, a TOML file")
     parser.add_argument("--once", action="store_true", help="print what is seen now and exit")
     parser.add_argument(
@@ -58,7 +59,11 @@ def _load(options: argparse.Namespace) -> Settings:
     chosen: Dict[str, Any] = {
         name: getattr(options, name) for name in ("interval", "listen") if getattr(options, name) is not None
     }
-    parse_settings(dict(chosen), "", known)  # the same checks as for the file
+    if options.push is not None:
+        chosen["push"] = {"url": options.push}
+    checked = parse_settings(dict(chosen), "", known)  # the same checks as for the file
+    if options.push is not None:
+        chosen["push"] = settings.push._replace(url=checked.push.url)
     return settings._replace(**chosen)
 
 

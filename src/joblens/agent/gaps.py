@@ -1,0 +1,144 @@
+"""What could not be kept: told to the hub with every batch until it has acknowledged one that says so."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any, List, NamedTuple
+
+from joblens.files import UNFINISHED
+
+_MOST = 100  # all of them are in every header
+_SOME = "; some between arrived"
+_QUIET = 3  # batches after which a gap that did not grow is over
+
+
+class Gap(NamedTuple):
+    first: int  # sequence numbers of the batches
+    last: int
+    from_ns: int  # of their samples, 0 where nobody knows any more
+    to_ns: int
+    why: str
+    boot: str
+
+
+class _Known:
+    def __init__(self, gap: Gap, batches: int) -> None:
+        self.gap = gap
+        self.batches = batches  # that were made since it last grew
+        self.carrier = 0  # the first batch of this process that tells of it
+
+
+class Gaps:
+    """Kept in a file, so that a crash forgets none.
+
+    While a spool is full its gap grows with every batch. It is told when that is over, and from then on does
+    not change any more: so the hub hears of each gap in one form.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._known = [_Known(gap, _QUIET) for gap in _load(path)]
+        self._unsaved = False
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def highest(self, boot: str) -> int:
+        return max((it.gap.last for it in self._known if it.gap.boot == boot), default=0)
+
+    def add(self, gap: Gap) -> None:
+        self._unsaved = True
+        for it in self._known:
+            if not it.carrier and it.gap.why == gap.why and _touch(it.gap, gap):
+                it.gap, it.batches = _joined(it.gap, gap, gap.why), 0
+                return
+        self._known.append(_Known(gap, 0))
+        if len(self._known) > _MOST:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Two become one, best two that touch: of a slow hub, gaps lie between what arrives."""
+        pairs = list(enumerate(zip(self._known, self._known[1:])))
+        touching = [place for place, (one, other) in pairs if _touch(one.gap, other.gap)]
+        of_one_boot = [place for place, (one, other) in pairs if one.gap.boot == other.gap.boot]
+        if not of_one_boot:
+            del self._known[0]
+            return
+        place = (touching or of_one_boot)[0]
+        one, other = (it.gap for it in self._known[place : place + 2])
+        why = one.why if touching or one.why.endswith(_SOME) else one.why + _SOME
+        self._known[place : place + 2] = [_Known(_joined(one, other, why), _QUIET)]
+
+    def carry(self, sequence: int) -> List[Gap]:
+        """Those that do not grow any more, for the header of that batch."""
+        for it in self._known:
+            it.batches += 1
+            if it.batches > _QUIET and not it.carrier:
+                it.carrier = sequence
+        return [it.gap for it in self._known if it.carrier]
+
+    def are_told(self, sequence: int) -> None:
+        """That batch of this process is acknowledged, and so is what it and those before it carried."""
+        left = [it for it in self._known if not 0 < it.carrier <= sequence]
+        self._unsaved |= len(left) < len(self._known)
+        self._known = left
+
+    def save(self) -> None:
+        """Where the disk is full it is tried again the next time."""
+        if not self._unsaved:
+            return
+        import json
+
+        try:
+            write_quickly(self._path, json.dumps([it.gap for it in self._known]).encode())
+        except OSError:
+            return
+        self._unsaved = False
+
+
+def _touch(one: Gap, other: Gap) -> bool:
+    return (one.boot, one.last + 1) == (other.boot, other.first)
+
+
+def _joined(one: Gap, next_one: Gap, why: str) -> Gap:
+    begins = [time for time in (one.from_ns, next_one.from_ns) if time]
+    return Gap(
+        min(one.first, next_one.first),
+        max(one.last, next_one.last),
+        min(begins, default=0),
+        max(one.to_ns, next_one.to_ns),
+        why,
+        one.boot,
+    )
+
+
+def _load(path: str) -> List[Gap]:
+    """None of a file that a power failure has damaged."""
+    import json
+
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read())
+        return [_checked(*row) for row in found]
+    except (OSError, ValueError, TypeError, RecursionError):
+        return []
+
+
+def _checked(first: Any, last: Any, from_ns: Any, to_ns: Any, why: Any, boot: Any) -> Gap:
+    return Gap(int(first), int(last), int(from_ns), int(to_ns), str(why), str(boot))
+
+
+def write_quickly(path: str, data: bytes) -> None:
+    """Whole or not at all whenever the process ends. It does not wait for the disk, as the tick must not:
+    what a power failure damages is found when it is read."""
+    unfinished = path + UNFINISHED
+    try:
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.rename(unfinished, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise

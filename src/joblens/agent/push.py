@@ -1,0 +1,228 @@
+"""From the sampling loop to the spool: samples of one period become one batch, which is one file.
+
+Nothing here waits for the network; joblens.agent.sender does, in its own thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from typing import Any, Dict, List, Tuple
+
+from joblens import __version__
+from joblens.agent.batch import Batch
+from joblens.agent.sampler import Log, Sampler, ticks
+from joblens.agent.sender import Sender, Target
+from joblens.agent.spool import Spool
+from joblens.config import Settings
+from joblens.host import Host
+from joblens.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Rows, Sample, Schema
+
+PUSH = Schema(
+    "push",
+    (),
+    (
+        Column("success", GAUGE, "1 if the last attempt to send a batch to the hub went well"),
+        Column("sent_batches", COUNTER, "batches that the hub has acknowledged"),
+        Column("sent_bytes", COUNTER, "bytes of batches that the hub has acknowledged"),
+        Column("failures", COUNTER, "attempts to send that failed"),
+        Column("refused_batches", COUNTER, "batches that the hub did not want, and that were put aside"),
+        Column("dropped_batches", COUNTER, "batches that are lost: the spool or the disk was full"),
+        Column("spool_batches", GAUGE, "batches that wait"),
+        Column("spool_bytes", GAUGE, "room on the disk that waiting batches take"),
+        Column("gaps", GAUGE, "gaps that the hub does not know of yet"),
+        Column("acknowledged_time_seconds", GAUGE, "time of the last acknowledgement", divisor=1_000_000_000),
+    ),
+)
+PUSH_ERROR = Schema(
+    "push_error",
+    ("error",),
+    (Column("", GAUGE, "1 while batches cannot be sent or kept, with the reason"),),
+)
+VERSION = 1  # of the header; docs/hub.md
+_MOST_VALUES = 200_000  # in memory
+_LAST_SECONDS = 2.0  # for sending what is left when the agent ends
+JobName = Tuple[Any, ...]
+
+
+class Pusher:
+    """Raises ConfigError or OSError if there is no folder for the spool, or no way to say who we are."""
+
+    def __init__(self, host: Host, settings: Settings, sampler: Sampler, log: Log) -> None:
+        self._boot = host.boot_id() or f"boot-{host.boot_time()}"
+        self._log = log
+        self._set(settings, sampler)
+        target = self._target()
+        self.spool = self._open_spool()
+        self._sender = Sender(self.spool, target, log)
+        self._trouble = ""
+        self._begin()
+        self._sender.start()
+        self._warn(target)
+
+    def _set(self, settings: Settings, sampler: Sampler) -> None:
+        self._settings, self._push, self._sampler = settings, settings.push, sampler
+        self._every = ticks(settings.push.period, settings)
+        owners = sampler.attribution.owners
+        self._cluster, self._node = owners.cluster, owners.node
+        # Not all nodes at the same moment: a hub would have to take them all at once.
+        self._phase = zlib.crc32(f"{self._cluster}\0{self._node}".encode()) % self._every
+        self._sets = frozenset(settings.push.sets)
+        self._turn = -1
+
+    def _target(self) -> Target:
+        return Target(self._push, self._cluster, self._node)
+
+    def _open_spool(self) -> Spool:
+        return Spool(self._folder(), self._push.spool_bytes, self._boot)
+
+    def _folder(self) -> str:
+        return self._push.spool or default_spool(self._node)
+
+    def _warn(self, target: Target) -> None:
+        if self._push.token_file and not target.url.secure and not _is_here(target.url.host):
+            self._log(f"push: the token goes to {self._push.url} as plain text; https:// would hide it")
+
+    def change(self, settings: Settings, sampler: Sampler) -> None:
+        """Other settings from now on. Raises ConfigError or OSError, and then all is as it was."""
+        self.flush()
+        before = self._settings, self._sampler
+        try:
+            self._set(settings, sampler)
+            target = self._target()
+            if self._folder() != self.spool.folder:
+                self._move(target)
+        except Exception:
+            self._set(*before)
+            raise
+        self.spool.most_bytes = self._push.spool_bytes
+        self._sender.change(target)
+        self._warn(target)
+
+    def _move(self, target: Target) -> None:
+        spool = self._open_spool()
+        self._sender.close(0.0)
+        if self.spool.batches:
+            self._log(f"push: {self.spool.batches} batches stay in {self.spool.folder}, the spool until now")
+        self.spool.leave()
+        self.spool, self._sender = spool, Sender(spool, target, self._log)
+        self._sender.start()
+
+    def _begin(self) -> None:
+        self._batch = Batch()
+        self._values = self._updates = 0
+        self._from_ns = self._to_ns = 0
+        self._job_keys: object = None
+        self._jobs: Dict[JobName, List[Any]] = {}
+
+    def take(self, tick: int, samples: List[Sample]) -> None:
+        """The samples of one tick; when a period is over, its batch goes to the spool."""
+        if self._sets:
+            samples = [sample for sample in samples if sample.rows.schema.set in self._sets]
+        if samples:
+            self._batch.add(samples)
+            self._values += sum(len(rows.values) for _, rows in samples)
+            self._updates += len(samples)
+            self._from_ns = self._from_ns or samples[0].time_ns
+            self._to_ns = samples[0].time_ns
+        self._look_at_jobs()
+        turn = (tick - self._phase) // self._every
+        if turn != self._turn or self._values >= _MOST_VALUES:
+            first, self._turn = self._turn < 0, turn
+            if not first or self._every == 1:
+                self.flush()
+
+    def _look_at_jobs(self) -> None:
+        """Also of jobs that end before the batch does."""
+        sample = self._sampler.latest.get("job")
+        if sample is not None and sample.rows.keys is not self._job_keys:
+            self._job_keys = sample.rows.keys
+            self._note_jobs(self._sampler.describe())
+
+    def _note_jobs(self, described: Dict[str, Any]) -> None:
+        for job in described["jobs"]:
+            names = [job["cluster"], job["jobid"], job["node"]]
+            self._jobs[tuple(names)] = [*names, job["user"], job["uid"]]
+
+    def flush(self) -> None:
+        if not self._updates:
+            return
+        described = self._sampler.describe()
+        self._note_jobs(described)
+        sequence, gaps = self.spool.next_sequence()
+        header = {
+            "version": VERSION,
+            "cluster": self._cluster,
+            "node": self._node,
+            "boot": self._boot,
+            "sequence": sequence,
+            "sent": time.time(),  # made, that is: the time of sending is a header of HTTP
+            "from_ns": self._from_ns,
+            "to_ns": self._to_ns,
+            "agent": __version__,
+            "interval": self._settings.interval,
+            "period": self._every * self._settings.interval,
+            "updates": self._updates,
+            "sets": [
+                [it["set"], it["rows"], it["values"], it["interval_seconds"], it["duration_seconds"]]
+                for it in described["sets"]
+                if it["rows"] and (not self._sets or it["set"] in self._sets)
+            ],
+            "jobs": list(self._jobs.values()),
+            "gaps": gaps,
+        }
+        batch = self._batch
+        self._values = self._updates = self._from_ns = 0
+        self._jobs = {}
+        self._job_keys = None
+        self.spool.put(sequence, batch.encode(header))
+        self._report()
+
+    def _report(self) -> None:
+        trouble = self.spool.trouble
+        if trouble and trouble != self._trouble:
+            self._log(f"push: batches cannot be kept: {trouble}")
+        self._trouble = trouble
+
+    def own(self) -> List[Rows]:
+        """How it is doing."""
+        spool, progress = self.spool, self._sender.progress
+        errors = [error for error in (progress.error, spool.trouble) if error]
+        values = [
+            int(not progress.error),
+            progress.sent,
+            progress.bytes,
+            progress.failures,
+            spool.refused,
+            spool.dropped,
+            spool.batches,
+            spool.bytes,
+            len(spool.gaps),
+            progress.acknowledged_ns or ABSENT,
+        ]
+        keys = tuple((error,) for error in errors)
+        return [Rows(PUSH, NO_KEY, values), Rows(PUSH_ERROR, keys, [1] * len(keys))]
+
+    def close(self, seconds: float = _LAST_SECONDS) -> None:
+        """What there is goes to the spool, and for a short time also to the hub."""
+        self.flush()
+        self._sender.close(seconds)
+        self.spool.leave()
+
+
+def default_spool(node: str) -> str:
+    """The service's own folder, the system's, or the user's; homes are shared, so there one for each node."""
+    service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if service.startswith("/"):
+        return f"{service}/spool"
+    if os.geteuid() == 0:
+        return "/var/spool/joblens"
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not cache.startswith("/"):
+        cache = os.path.expanduser("~/.cache")
+    return f"{cache}/joblens/spool/{node.replace('/', '_').lstrip('.') or 'node'}"
+
+
+def _is_here(host: str) -> bool:
+    return host.startswith("127.") or host in ("localhost", "::1")
