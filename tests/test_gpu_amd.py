@@ -62,6 +62,7 @@ def test_by_hand() -> None:
     assert card.key == (SECOND, "1", "0000:26:00.0", "226:129", "amd", "Instinct MI210", "")
     assert card.values == {
         "up": 1,
+        "processes": 1,
         "busy_ratio": 87 * 100,
         "memory_busy_ratio": 41 * 100,
         "memory_used_bytes": 20_000_000_000,
@@ -151,7 +152,7 @@ def test_the_driver_comes_later(tree: Path, tmp_path: Path) -> None:
 def test_a_card_that_sleeps_is_not_woken(tree: Path) -> None:
     """Of a card that its driver has switched off only that is read; it is up."""
     (tree / DRM / "card2/device/power/runtime_status").write_text("suspended\n")
-    assert by_uuid(open_amd(Host(str(tree)))().devices)[SECOND].values == {"up": 1}
+    assert by_uuid(open_amd(Host(str(tree)))().devices)[SECOND].values == {"up": 1, "processes": 1}
 
 
 def test_sixteen_cards(tmp_path: Path) -> None:
@@ -199,7 +200,8 @@ def test_what_a_card_does_not_tell_is_absent(tree: Path) -> None:
     (rows, *_) = gpus(Host(str(tree)))()
     row = dict(zip([column.name for column in rows.schema.columns], rows.row(1), strict=True))
     assert {name for name, value in row.items() if value != ABSENT} == {
-        "up", "busy_ratio", "memory_used_bytes", "memory_total_bytes", "ecc_corrected", "ecc_uncorrected",
+        "up", "processes", "busy_ratio", "memory_used_bytes", "memory_total_bytes", "ecc_corrected",
+        "ecc_uncorrected",
     }  # fmt: skip
 
 

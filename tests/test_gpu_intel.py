@@ -42,6 +42,7 @@ def test_i915_by_hand() -> None:
     """The device's energy and not that of its part; how busy it is is not known."""
     assert values(Host(str(NODE)))[FLEX] == {
         "up": 1,
+        "processes": 1,
         "memory_total_bytes": 14_248_050_688,
         "power_limit_watts": 120 * 10**6,
         "energy_joules": 987_654_321,
@@ -56,6 +57,7 @@ def test_xe_by_hand() -> None:
     """A limit of 0 is none; the second part is too hot, and so is the card."""
     assert values(Host(str(NODE)))[BATTLEMAGE] == {
         "up": 1,
+        "processes": 1,
         "memory_total_bytes": 12 << 30,
         "power_limit_watts": 190 * 10**6,
         "energy_joules": 4000 * 10**6,

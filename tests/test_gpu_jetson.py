@@ -43,6 +43,7 @@ def test_by_hand() -> None:
     assert device.key == ("jetson-17000000.ga10b", "0", "", "", "jetson", model, "")
     assert device.values == {
         "up": 1,
+        "processes": 3,
         "busy_ratio": 7340,
         "memory_used_bytes": 2_097_152 * 1024,
         "memory_total_bytes": 16_384_000 * 1024,

@@ -138,6 +138,10 @@ class Host:
         except OSError:
             return False
 
+    def sees_all_processes(self) -> bool:
+        """Whether no process is hidden from us, nor what it has open."""
+        return not self.live or (self.uid == 0 and self.counts_pids_as_kernel())
+
     def space(self, path: str) -> Optional[Space]:
         if not self.live:
             recorded = self._facts.get("space", {}).get(path)

@@ -5,6 +5,7 @@
  * that JOBLENS_NVML names, one "KEY VALUE…" per line, read again whenever it has changed:
  *
  *   driver error 9             every call ends so, and NVML must be opened again afterwards
+ *   hang 1                     no call returns for as long as this stands there
  *   count 4
  *   2.error 15                 every call about card 2 ends so
  *   0.uuid GPU-…   0.power 191430   0.field.82 60   0.gpm 1   0.gpm.2 55.5   0.compute PID BYTES
@@ -20,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum {
     OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NO_DRIVER = 9,
@@ -118,6 +120,8 @@ static int check(Device *device)
     char key[48];
     const char *value;
     load();
+    for (; line_count && find("hang"); load())
+        usleep(5000);
     value = find("driver");
     if (line_count == 0 || (value && error_in(value))) {
         is_open = 0;

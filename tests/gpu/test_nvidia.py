@@ -5,11 +5,25 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from .standin import GIB, LIBRARY, MIB, Driver, build, card, cards, environment, reading, uuid
+from .standin import (
+    GIB,
+    LIBRARY,
+    MIB,
+    PATIENCE,
+    Driver,
+    Reader,
+    build,
+    card,
+    cards,
+    environment,
+    reading,
+    uuid,
+)
 
 pynvml = pytest.importorskip("pynvml", reason="NVIDIA's binding is not installed")
 
@@ -76,6 +90,7 @@ def test_one_of_four_is_used(library: Path, driver: Driver) -> None:
         "parent": "",
         "up": 1,
         "busy_ratio": 0.87,
+        "processes": 2,
         "memory_busy_ratio": 0.41,
         "memory_used_bytes": 30 * GIB,
         "memory_total_bytes": 80 * GIB,
@@ -120,6 +135,79 @@ def test_processes_over_time(library: Path, driver: Driver) -> None:
         assert reader.sets()["gpu_process"] == [{"gpu": uuid(0), "pid": 77, "memory_bytes": GIB}]
 
 
+def test_processes_that_cannot_be_seen(library: Path, driver: Driver) -> None:
+    """In a container the driver shows none, or by pids that are others here. Or it does not say. Not zero."""
+    driver.says(cards(2), card(1, **BUSY))
+    with reading(environment(library, driver.path), contained=True) as reader:
+        assert [use for use in reader.sets()["gpu_process"] if use["gpu"] == uuid(1)] == []
+        assert not any("processes" in row for row in reader.gpus())
+    driver.says(cards(2), card(1, compute="error 4"))
+    with reading(environment(library, driver.path)) as reader:
+        assert [row.get("processes") for row in reader.gpus()] == [0, None]
+
+
+def test_what_hardly_changes(library: Path, driver: Driver) -> None:
+    """Limit, fan and ECC are asked for every tenth time, and stand meanwhile; what matters each time."""
+    driver.says(cards(1), card(0, **BUSY))
+    with reading(environment(library, driver.path)) as reader:
+        reader.read()
+        driver.says(
+            cards(1), card(0, **{**BUSY, "power": 100_000, "fan": 99, "limit": 500_000, "field__3": 8})
+        )
+        rows = [reader.gpus()[0] for _ in range(10)]
+    assert {row["power_watts"] for row in rows} == {100}
+    names = ("fan_ratio", "power_limit_watts", "ecc_corrected")
+    seen = [tuple(row[name] for name in names) for row in (rows[0], rows[-1])]
+    assert seen == [(0.55, 700, 7), (0.99, 500, 8)]
+
+
+def test_driver_that_hangs(library: Path, driver: Driver) -> None:
+    """Nobody waits for it but one thread, and other vendors go on; when it answers, all is as before."""
+    tree = Path(__file__).parent.parent / "nodes" / "amd-gpus"
+    driver.says(cards(2), card(1, **BUSY))
+    with reading(environment(library, driver.path), amd=str(tree), patience=2) as reader:
+        assert wait_until_up(reader)
+        before = reader.read()
+        driver.says(cards(2), {"hang": 1})
+        for _ in range(20):
+            found = reader.read()
+            sets = found["sets"]
+            health = {row["vendor"]: (row["up"], row["error"]) for row in sets["gpu_driver"]}
+            assert health["nvidia"] == (0, "the driver does not answer")
+            assert health["amd"] == (1, "")
+            assert [row["up"] for row in sets["gpu"] if row["vendor"] == "nvidia"] == [0, 0]
+            assert all(row["up"] for row in sets["gpu"] if row["vendor"] == "amd")
+            assert not [use for use in sets["gpu_process"] if use["gpu"] in (uuid(0), uuid(1))]
+            assert found["threads"] == before["threads"]
+        driver.says(cards(2), card(1, **BUSY))
+        assert wait_until_up(reader)
+        again = reader.read()
+        assert again["sets"]["gpu"] == before["sets"]["gpu"]
+        assert again["threads"] == before["threads"]
+
+
+def test_driver_that_hangs_from_the_start(library: Path, driver: Driver) -> None:
+    """The vendor is there, and that is all that is known, until it answers."""
+    driver.says({"hang": 1})
+    with reading(environment(library, driver.path), patience=2) as reader:
+        for _ in range(3):
+            health = {row["vendor"]: row["error"] for row in reader.sets()["gpu_driver"]}
+            assert health["nvidia"] == "the driver does not answer"
+            assert reader.gpus() == []
+        driver.says(cards(1))
+        assert wait_until_up(reader)
+        assert [row["gpu"] for row in reader.gpus()] == [uuid(0)]
+
+
+def wait_until_up(reader: Reader) -> bool:
+    """A machine under load may take longer to answer than it is waited for."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if {row["vendor"]: row["up"] for row in reader.sets()["gpu_driver"]}["nvidia"]:
+            return True
+    return False
+
+
 def test_same_objects_while_nothing_changes(library: Path, driver: Driver) -> None:
     """Keys stay the same objects from one reading to the next, also of the vendor's own set."""
     driver.says(cards(2), card(1, gpm=1, gpm__2=10, events=1, **BUSY))
@@ -156,6 +244,7 @@ def test_not_supported(library: Path, driver: Driver, key: str, columns: set[str
         whole = reader.gpus()
         for value in (None, "error 3", "error 4", "error 999"):
             driver.says(cards(2), card(0, **{**BUSY, key: value}), card(1, **BUSY))
+            reader.wait_for_all()
             some, other = reader.gpus()
             assert whole[0].keys() - some.keys() == columns
             assert {name: whole[0][name] for name in some} == some

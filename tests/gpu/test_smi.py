@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from joblens.collectors import gpu_smi
 from joblens.collectors.gpu_nvml import NoNvmlError
 from joblens.collectors.gpu_reading import Reading
-from joblens.collectors.gpu_smi import bus_address, open_smi, parse_smi
+from joblens.collectors.gpu_smi import bus_address, open_smi, parse_smi, without_processes
 from joblens.errors import MalformedError
+from joblens.host import Host
 from joblens.model import ABSENT
 
 from .standin import MIB, Driver, Reader, build, cards, environment, reading, uuid
@@ -146,6 +147,7 @@ def test_values() -> None:
     assert first[:7] == (uuid(0), "0", "0000:18:00.0", "195:3", "nvidia", "NVIDIA L40S", "")
     assert first.values == {
         "up": 1,
+        "processes": 2,
         "busy_ratio": 9300,
         "memory_used_bytes": 1234 * MIB,
         "memory_total_bytes": 46068 * MIB,
@@ -175,9 +177,12 @@ def test_instances() -> None:
     assert first.bus == "0001:3b:00.0"
     assert first.values == {
         "up": 1,
+        "processes": 1,
         "memory_used_bytes": 2000 * MIB,
         "memory_total_bytes": 4864 * MIB,
     }
+    assert second.values["processes"] == 0
+    assert "processes" not in card.values  # they are its instances'
     assert (second.uuid, second.number) == (f"MIG-{uuid(1)}/5/0", "1:1")
     assert found.uses[2:] == [(first.uuid, 77, {"memory_bytes": 1999 * MIB})]
 
@@ -209,6 +214,16 @@ def test_capture() -> None:
         (3066537, 202),
         (2482652, 1296),
     ]
+    assert [it["processes"] for it in values] == [2, 1, 0, 0]
+
+
+def test_processes_of_others() -> None:
+    """Where pids are others than the driver's, and where it does not tell them, how many is not known."""
+    found = without_processes(parse_smi(TEXT))
+    assert found.uses == []
+    assert not any("processes" in device.values for device in found.devices)
+    silent = parse_smi(re.sub(r"(?ms)^    Processes$.*?(?=^GPU|\Z)", "    Processes : N/A\n", TEXT))
+    assert not any("processes" in device.values for device in silent.devices)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +359,7 @@ def test_program_that_is_killed(tmp_path: Path, words: Path, monkeypatch: pytest
     monkeypatch.setattr(gpu_smi, "_LONGEST", 0.0)
     monkeypatch.setattr(gpu_smi, "_FIRST", 0.0)
     words.rename(tmp_path / "away")
-    read = open_smi(NoNvmlError("no library", False))
+    read = open_smi(Host(), NoNvmlError("no library", False))
     wait_for(read, lambda found: "has not answered" in found.error and not found.devices)
     (tmp_path / "away").rename(words)
     monkeypatch.setattr(gpu_smi, "_LONGEST", 60.0)

@@ -7,9 +7,10 @@ network file systems, and processes can end unseen. `job_info` says which it was
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Set, Tuple
 
-from joblens.attribution.devices import OWNED_GPU_PROCESS, DeviceLists, Given, JobName, share_gpus
+from joblens.attribution.devices import DeviceLists, Given, JobName
+from joblens.attribution.gpu_shares import OWNED_GPU_PROCESS, GpuShares
 from joblens.attribution.ledger import Estates, Identity, Ledger, Member, Name, Used, knows_io
 from joblens.attribution.owners import Owners
 from joblens.attribution.sharing import Memory, SharedMemory
@@ -158,9 +159,12 @@ class Attribution:
         self._sharing = SharedMemory(host)
         self._fresh = False
         self._devices = DeviceLists(host)
+        self._shares = GpuShares()
         self._gpus: Optional[Rows] = None
         self._uses: Optional[Rows] = None
         self._of_pid: Dict[int, Name] = {}
+        self._looked_for: Set[int] = set()  # pids of which it is known whose they are, or that nobody knows
+        self._wanted: Set[int] = set()
         self._keys: Dict[str, Tuple[Key, ...]] = {}
 
     def take(self, rows: Rows) -> Rows:
@@ -212,12 +216,15 @@ class Attribution:
         self._drop_ended()
         self._fresh = True
         self._of_pid = {key.pid: _name(owner) for key, owner in zip(keys, owners) if owner}
+        self._looked_for = {key.pid for key in keys} | self._wanted
+        self._wanted = set()
         labels = tuple((*(_name(owner) if owner else _NOBODY), *key) for key, owner in zip(keys, owners))
         return Rows(OWNED_PROCESS, self._same("process", labels), processes.values)
 
     def take_uses(self, uses: Rows) -> Rows:
         """Processes on GPUs, with their job in front of the key."""
         self._uses = uses
+        self._wanted = {int(key[1]) for key in uses.keys} - self._looked_for
         keys = tuple((*self._of_pid.get(int(key[1]), _NOBODY), *key) for key in uses.keys)
         return Rows(OWNED_GPU_PROCESS, self._same("gpu_process", keys), uses.values)
 
@@ -231,8 +238,8 @@ class Attribution:
         return tuple(map(_name, parts))
 
     def wants_processes(self) -> bool:
-        """Whether there is a job of which only its cgroup has been seen, so that its user is not known."""
-        return not all(account.looked_for for account in self.accounts.values())
+        """Whether there is a job of which only its cgroup has been seen, or a new process on a GPU."""
+        return bool(self._wanted) or not all(account.looked_for for account in self.accounts.values())
 
     def _account(self, owner: Owner) -> Account:
         """Make sure that there is one. Another start under the same name is another job."""
@@ -259,12 +266,18 @@ class Attribution:
         if self._gpus is None:
             return []
         uses = self._uses or Rows(GPU_PROCESS, (), [])
-        found = share_gpus(self._gpus, uses, self._job_of, self._given())
+        found = self._shares.share(self._gpus, uses, self._job_of, self._given(), self._sees)
         return [Rows(found.schema, self._same("job_gpu", found.keys), found.values)]
 
     def _job_of(self, pid: int) -> Optional[JobName]:
         found = self._of_pid.get(pid)
         return (found[0], found[1], found[3]) if found else None
+
+    def _sees(self, job: JobName) -> bool:
+        """Who is not root can look at the open files of their own processes."""
+        cluster, name, node = job
+        account = self.accounts.get((cluster, name, "", node))
+        return self.host.sees_all_processes() or (account is not None and account.uid == self.host.uid)
 
     def _given(self) -> Dict[JobName, Given]:
         found: Dict[JobName, Given] = {}

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from joblens.collectors.gpu_drm import (
     Card,
     Files,
     Fleet,
     SameKeys,
+    count_uses,
+    first,
     fitting,
     known,
     list_folder,
@@ -62,8 +64,8 @@ class _Amd:
 
     def read(self) -> Reading:
         self._extras = {}
-        devices = self._fleet.read()
-        return Reading(devices, self._uses(), self._extra_rows())
+        devices, uses = self._fleet.read(), self._uses()
+        return Reading(count_uses(self._host, devices, uses), uses, self._extra_rows())
 
     def _identify(self, card: Card) -> Device:
         self._temperatures[card.path] = self._find_temperatures(card)
@@ -127,7 +129,7 @@ class _Amd:
 
     def _uses(self) -> List[Use]:
         places = {card.bus: uuid for uuid, card in self._fleet.cards.items()}
-        compute = self._kfd.read()
+        compute = self._kfd.read() if self._host.counts_pids_as_kernel() else {}
         found = self._clients.read({pid for _, pid in compute})
         for place, memory in compute.items():
             # What a process has through KFD the driver can count as its client's too: the same bytes.
@@ -141,10 +143,6 @@ class _Amd:
             return ()
         flat = [ABSENT if value is None else value for values in rows.values() for value in values]
         return (Rows(AMD, self._keys(tuple((uuid,) for uuid in rows)), flat),)
-
-
-def first(values: Iterable[Optional[int]]) -> Optional[int]:
-    return next((value for value in values if value is not None), None)
 
 
 def _clock(files: Files, path: str, levels: str) -> Optional[int]:

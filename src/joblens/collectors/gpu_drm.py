@@ -6,9 +6,10 @@ Links of sysfs are not followed by name: `device/uevent` says which driver a car
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from joblens.collectors.gpu_reading import Device
+from joblens.collectors.gpu_reading import Device, Use
 from joblens.errors import MalformedError
 from joblens.host import Host
 from joblens.model import Key
@@ -144,6 +145,10 @@ def fitting(value: Optional[int]) -> Optional[int]:
     return None if value is None or abs(value) >= _TOO_LARGE else value
 
 
+def first(values: Iterable[Optional[int]]) -> Optional[int]:
+    return next((value for value in values if value is not None), None)
+
+
 def times(value: Optional[int], factor: int) -> Optional[int]:
     return None if value is None else fitting(value * factor)
 
@@ -202,6 +207,17 @@ class Fleet:
             return {"up": 1}  # to ask for more would wake it
         values = self._read(card, files, device)
         return {"up": 0} if files.silent else {"up": 1, **values}
+
+
+def count_uses(host: Host, devices: List[Device], uses: List[Use]) -> List[Device]:
+    """The devices with how many processes each has, where none is hidden from us."""
+    if not host.sees_all_processes():
+        return devices
+    counts = Counter(use.gpu for use in uses)
+    return [
+        it._replace(values={**it.values, "processes": counts[it.uuid]}) if it.values["up"] else it
+        for it in devices
+    ]
 
 
 class SameKeys:

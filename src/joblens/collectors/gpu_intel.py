@@ -8,9 +8,20 @@ so the time asleep stands in the set `gpu_intel`.
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.gpu_drm import Card, Files, Fleet, SameKeys, fitting, known, list_folder, times
+from joblens.collectors.gpu_drm import (
+    Card,
+    Files,
+    Fleet,
+    SameKeys,
+    count_uses,
+    first,
+    fitting,
+    known,
+    list_folder,
+    times,
+)
 from joblens.collectors.gpu_fdinfo import Clients
 from joblens.collectors.gpu_reading import Device, Reading, Use
 from joblens.host import Host
@@ -64,7 +75,7 @@ class _Intel:
         places = {card.bus: uuid for uuid, card in self._fleet.cards.items()}
         found = self._clients.read()
         uses = [Use(places[bus], pid, found[bus, pid]) for bus, pid in sorted(found) if bus in places]
-        return Reading(devices, uses, self._extra_rows())
+        return Reading(count_uses(self._host, devices, uses), uses, self._extra_rows())
 
     def _identify(self, card: Card) -> Device:
         self._parts[card.path] = (
@@ -84,12 +95,10 @@ class _Intel:
             {
                 "memory_total_bytes": fitting(sum(it for it in sizes if it)) or None,
                 "power_limit_watts": _limit(files, hwmon),
-                "energy_joules": _first(
-                    files.number(hwmon + it) for it in ("energy1_input", "energy2_input")
-                ),
-                "clock_hertz": _first(clocks),
+                "energy_joules": first(files.number(hwmon + it) for it in ("energy1_input", "energy2_input")),
+                "clock_hertz": first(clocks),
                 # The hwmon of i915 has no temperatures in older kernels, and one without a name in newer.
-                "temperature_celsius": _first(files.number(hwmon + f"temp{n}_input") for n in (2, 1)),
+                "temperature_celsius": first(files.number(hwmon + f"temp{n}_input") for n in (2, 1)),
                 "memory_temperature_celsius": files.number(hwmon + "temp3_input"),
                 "throttled_power": _slowed(files, parts.gts, _POWER),
                 "throttled_thermal": _slowed(files, parts.gts, _HEAT),
@@ -134,14 +143,10 @@ def _find_i915(host: Host, card: Card) -> _Parts:
 def _limit(files: Files, hwmon: str) -> Optional[int]:
     """The sustained limit; 0 says that it is off."""
     limits = (files.number(hwmon + f"power{n}_max", of_the_chip=False) for n in (1, 2))
-    return _first(limit or None for limit in limits)
+    return first(limit or None for limit in limits)
 
 
 def _slowed(files: Files, gts: List[_Part], reasons: Tuple[str, ...]) -> Optional[int]:
     paths = [gt.reasons + reason for gt in gts if gt.reasons for reason in reasons]
     found = [value for path in paths for value in [files.number(path)] if value is not None]
     return int(any(found)) if found else None
-
-
-def _first(values: Iterable[Optional[int]]) -> Optional[int]:
-    return next((value for value in values if value is not None), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.gpu_drm import Files, SameKeys, fitting, known, list_folder, read_word, times
+from joblens.collectors.gpu_drm import Files, SameKeys, first, fitting, known, list_folder, read_word, times
 from joblens.collectors.gpu_reading import Device, Reading, Use
 from joblens.errors import MalformedError
 from joblens.host import Host
@@ -72,7 +72,7 @@ class _Jetson:
 
     def read(self) -> Reading:
         self._files.begin()
-        busy = _first([self._files.number(path) for path in self._loads])
+        busy = first([self._files.number(path) for path in self._loads])
         clock = self._files.number(self._clock)
         silent = self._files.silent
         heat = self._read_zones()
@@ -83,14 +83,15 @@ class _Jetson:
             "busy_ratio": times(busy, 10),
             "memory_used_bytes": memory.get("NvMapMemUsed", fitting(total)),
             "memory_total_bytes": memory.get("MemTotal"),
-            "power_watts": _first([power.get(rail) for rail in _GPU_RAILS]),
+            "power_watts": first([power.get(rail) for rail in _GPU_RAILS]),
+            "processes": None if clients is None else len(clients),
             "clock_hertz": clock,
-            "temperature_celsius": _first([it for zone, it in heat.items() if _GPU_ZONE.fullmatch(zone)]),
+            "temperature_celsius": first([it for zone, it in heat.items() if _GPU_ZONE.fullmatch(zone)]),
         }
         device = self._device._replace(values={"up": 0} if silent else {"up": 1, **known(values)})
         uses = [
             Use(device.uuid, pid, known({"memory_bytes": fitting(size)}))
-            for pid, size in sorted(clients.items())
+            for pid, size in sorted((clients or {}).items())
         ]
         extras = (
             Rows(RAIL, self._rail_keys(tuple((name,) for name in power)), list(power.values())),
@@ -105,17 +106,18 @@ class _Jetson:
     def _read_rails(self) -> Dict[str, int]:
         found: Dict[str, Optional[int]] = {}
         for rail in self._rails:
-            first = self._files.number(rail.factors[0])
-            second = self._files.number(rail.factors[1]) if rail.factors[1] else 1000
-            found[rail.name] = None if second is None else times(first, second)
+            one = self._files.number(rail.factors[0])
+            other = self._files.number(rail.factors[1]) if rail.factors[1] else 1000
+            found[rail.name] = None if other is None else times(one, other)
         return known(found)
 
-    def _read_clients(self) -> Tuple[Optional[int], Dict[int, int]]:
-        """Only root may, and not every kernel has it."""
+    def _read_clients(self) -> Tuple[Optional[int], Optional[Dict[int, int]]]:
+        """Only root may, and not every kernel has it; to a container its pids say nothing."""
         try:
-            return parse_clients(_CLIENTS, self._host.read(_CLIENTS))
+            total, clients = parse_clients(_CLIENTS, self._host.read(_CLIENTS))
         except OSError:
-            return None, {}
+            return None, None
+        return total, clients if self._host.counts_pids_as_kernel() else None
 
 
 def _find_rails(host: Host) -> List[_Rail]:
@@ -177,7 +179,3 @@ def _read(host: Host, path: str) -> bytes:
         return host.read_once(path)
     except OSError:
         return b""
-
-
-def _first(values: List[Optional[int]]) -> Optional[int]:
-    return next((value for value in values if value is not None), None)

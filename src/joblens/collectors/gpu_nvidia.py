@@ -8,7 +8,7 @@ and then ever more seldom, for opening can be dear.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.collectors.gpu_nvidia_extras import Gpm, Xids, as_extras, extra_rows
 from joblens.collectors.gpu_nvml import (
@@ -19,7 +19,7 @@ from joblens.collectors.gpu_nvml import (
     Nvml,
     load_nvml,
 )
-from joblens.collectors.gpu_reading import Device, Reading, Use
+from joblens.collectors.gpu_reading import Device, Reading, Use, down
 from joblens.collectors.gpu_smi import bus_address, open_smi
 from joblens.errors import sentence
 from joblens.host import Host
@@ -31,31 +31,38 @@ _MIG_ENABLED = 1
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
 _TRANSMIT, _RECEIVE = 0, 1  # NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES
 
+_SELDOM = 10  # readings, for what hardly changes: in between it is told as it was
+
 # Column, what makes raw units of the answer, function, arguments.
-_SIMPLE: Tuple[Tuple[str, int, str, Tuple[int, ...]], ...] = (
+_Question = Tuple[str, int, str, Tuple[int, ...]]
+_SIMPLE: Tuple[_Question, ...] = (
     ("power_watts", 1000, "nvmlDeviceGetPowerUsage", ()),  # mW
-    ("power_limit_watts", 1000, "nvmlDeviceGetEnforcedPowerLimit", ()),  # mW
     ("energy_joules", 1000, "nvmlDeviceGetTotalEnergyConsumption", ()),  # mJ
     ("clock_hertz", 1_000_000, "nvmlDeviceGetClockInfo", (_SM,)),
+)
+_SIMPLE_SELDOM: Tuple[_Question, ...] = (
+    ("power_limit_watts", 1000, "nvmlDeviceGetEnforcedPowerLimit", ()),  # mW
     ("memory_clock_hertz", 1_000_000, "nvmlDeviceGetClockInfo", (_MEMORY,)),
     ("fan_ratio", 100, "nvmlDeviceGetFanSpeed", ()),  # per cent
 )
-_BUS: Tuple[Tuple[str, int, str, Tuple[int, ...]], ...] = (
+_BUS: Tuple[_Question, ...] = (
     ("bus_transmit_bytes_per_second", 1000, "nvmlDeviceGetPcieThroughput", (_TRANSMIT,)),  # KB/s
     ("bus_receive_bytes_per_second", 1000, "nvmlDeviceGetPcieThroughput", (_RECEIVE,)),
 )
 # Field values, asked all at once: number, scope, column, factor. ECC: since the driver was loaded (volatile).
 _ALL_LINKS = (1 << 32) - 1
-_FIELDS: Tuple[Tuple[int, int, str, int], ...] = (
+_Field = Tuple[int, int, str, int]
+_FIELDS_SELDOM: Tuple[_Field, ...] = (
     (3, 0, "ecc_corrected", 1),
     (4, 0, "ecc_uncorrected", 1),
+)
+_FIELDS: Tuple[_Field, ...] = (
     (74, 0, "throttled_seconds", 1),  # by power, ns
     (75, 0, "throttled_seconds", 1),  # by heat, ns
     (82, 0, "memory_temperature_celsius", 1000),
     (138, _ALL_LINKS, "link_transmit_bytes", 1024),  # KiB
     (139, _ALL_LINKS, "link_receive_bytes", 1024),
 )
-_FIELD_IDS = [(number, scope) for number, scope, _, _ in _FIELDS]
 _FIELD_LAYOUT = Struct("=8x16xIiQ")  # nvmlFieldValue_t: type, result and value of each
 _WIDTHS = {1: 32, 2: 64, 3: 64, 4: 64, 5: 32, 6: 16}  # nvmlValueType_t: bits of the union that count
 _MOST = 1 << 62
@@ -87,7 +94,23 @@ def open_nvidia(host: Host, pcie: bool = False) -> Callable[[], Reading]:
     try:
         nvml = load_nvml()
     except NoNvmlError as error:
-        return open_smi(error)
+        return open_smi(host, error)
+    reader: Optional[Callable[[], Reading]] = None
+
+    def read() -> Reading:
+        nonlocal reader
+        if reader is None:
+            reader = _open(host, nvml, pcie)
+        return reader()
+
+    return read
+
+
+def _open(host: Host, nvml: Nvml, pcie: bool) -> Callable[[], Reading]:
+    try:
+        nvml.open()
+    except NoNvmlError as error:
+        return open_smi(host, error)
     return _Nvidia(host, nvml, pcie).read
 
 
@@ -99,6 +122,10 @@ class _Nvidia:
         self.cards: List[_Card] = []
         self.count = -1
         self.known: Dict[str, List[Device]] = {}  # by a card's UUID: its labels and those of its instances
+        self.seldom: Dict[str, Dict[str, int]] = {}  # by UUID: what hardly changes
+        self.divided: Set[str] = set()  # cards with MIG switched on
+        self.turn = 0
+        self.sees_processes = host.counts_pids_as_kernel()
         self.times: Dict[str, int] = {}  # by UUID: of the newest figure about processes
         self.extra_keys: Tuple[Key, ...] = ()
         self.is_open, self.error = True, ""
@@ -132,7 +159,7 @@ class _Nvidia:
             self.gpm.close()
             self.xids.close()
             self.nvml.close()
-        self.is_open, self.cards, self.count = False, [], -1
+        self.is_open, self.cards, self.count, self.seldom = False, [], -1, {}
 
     def _read(self) -> Reading:
         count = self.nvml.ask("nvmlDeviceGetCount")
@@ -141,6 +168,7 @@ class _Nvidia:
         if count != self.count:
             self._find(count)
         self.xids.read()
+        self.turn += 1
         found, lost = {}, ""
         for card in self.cards:
             uuid = card.labels.uuid
@@ -203,27 +231,37 @@ class _Nvidia:
         if card.handle is None:
             raise CardLostError(f"{LIBRARY}: GPU is lost")  # in the words that it was lost with
         uuid = card.labels.uuid
+        is_due = uuid not in self.seldom or (self.turn + int(card.labels.number)) % _SELDOM == 0
         values = self._values(card.handle)
         found = _Found([], [], {uuid: self.gpm.read(uuid, card.handle)})
-        instances = list(self._instances(card))
+        if not values and not found.activity[uuid]:  # not lost by its own words, and yet no answer at all
+            raise CardLostError("the card answers no question")
+        if is_due:
+            self.seldom[uuid] = self._ask_all(card.handle, _SIMPLE_SELDOM, _FIELDS_SELDOM)
+            self._ask_for_mig(card)
+        values.update(self.seldom[uuid])
+        instances = list(self._instances(card)) if uuid in self.divided else []
         if instances:  # processes are theirs: the card would tell the same ones again
             for number, handle in instances:
                 self._read_instance(card, number, handle, found)
         else:
-            found.uses.extend(self._uses(uuid, card.handle, self._usage(uuid, card.handle)))
-        if not values and not found.activity[uuid]:  # not lost by its own words, and yet no answer at all
-            raise CardLostError("the card answers no question")
+            values.update(self._take_uses(uuid, card.handle, found, self._usage(uuid, card.handle)))
         device = card.labels._replace(values={"up": 1, **_of_card(found.activity[uuid]), **values})
         found.devices.insert(0, device)
         return found
 
-    def _instances(self, card: _Card) -> Iterator[Tuple[int, Any]]:
+    def _ask_for_mig(self, card: _Card) -> None:
         mode = self.nvml.ask("nvmlDeviceGetMigMode", card.handle)
         if mode and mode[0] == _MIG_ENABLED:
-            for number in range(self.nvml.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
-                handle = self.nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, number)
-                if handle is not None:
-                    yield number, handle
+            self.divided.add(card.labels.uuid)
+        else:
+            self.divided.discard(card.labels.uuid)
+
+    def _instances(self, card: _Card) -> Iterator[Tuple[int, Any]]:
+        for number in range(self.nvml.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
+            handle = self.nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, number)
+            if handle is not None:
+                yield number, handle
 
     def _read_instance(self, card: _Card, number: int, handle: Any, found: _Found) -> None:
         uuid = self.nvml.ask("nvmlDeviceGetUUID", handle)
@@ -233,8 +271,8 @@ class _Nvidia:
         labels = self._instance_labels(card, uuid, number, handle, part)
         activity = self.gpm.read(uuid, card.handle, part) if part is not None else {}
         values = {"up": 1, **_of_card(activity), **self._memory(handle)}
+        values.update(self._take_uses(uuid, handle, found, None))
         found.devices.append(labels._replace(values=values))
-        found.uses.extend(self._uses(uuid, handle, None))
         found.activity[uuid] = activity
 
     def _instance_labels(
@@ -260,11 +298,7 @@ class _Nvidia:
 
     def _values(self, handle: Any) -> Dict[str, int]:
         ask = self.nvml.ask
-        values = self._memory(handle)
-        for column, factor, name, args in self.simple:
-            found = ask(name, handle, *args)
-            if found is not None:
-                values[column] = found * factor
+        values = {**self._memory(handle), **self._ask_all(handle, self.simple, _FIELDS)}
         busy = ask("nvmlDeviceGetUtilizationRates", handle)
         if busy is not None:
             values["busy_ratio"], values["memory_busy_ratio"] = busy.gpu * 100, busy.memory * 100
@@ -276,8 +310,18 @@ class _Nvidia:
         reasons = self.nvml.ask_first(*((name, handle) for name in names))
         if reasons is not None:
             values.update(throttling(reasons))
-        values.update(_fields(ask("nvmlDeviceGetFieldValues", handle, _FIELD_IDS)))
         return values
+
+    def _ask_all(
+        self, handle: Any, simple: Tuple[_Question, ...], fields: Tuple[_Field, ...]
+    ) -> Dict[str, int]:
+        values: Dict[str, int] = {}
+        for column, factor, name, args in simple:
+            found = self.nvml.ask(name, handle, *args)
+            if found is not None:
+                values[column] = found * factor
+        ids = [(number, scope) for number, scope, _, _ in fields]
+        return {**values, **_fields(fields, self.nvml.ask("nvmlDeviceGetFieldValues", handle, ids))}
 
     def _memory(self, handle: Any) -> Dict[str, int]:
         found = self.nvml.memory(handle)
@@ -295,24 +339,33 @@ class _Nvidia:
         self.times[uuid] = max((time for time, _ in newest.values()), default=self.times.get(uuid, 0))
         return {pid: percent for pid, (_, percent) in newest.items()}
 
-    def _uses(self, uuid: str, handle: Any, usage: Optional[Dict[int, int]]) -> Iterator[Use]:
-        memory: Dict[int, int] = {}
-        for kind in _KINDS:
-            name = f"nvmlDeviceGet{kind}RunningProcesses"
-            for it in self.nvml.ask_first((name + "_v3", handle), (name + "_v2", handle)) or ():
-                # A process can be of two kinds, with the same memory told twice. -1: not told.
-                memory[it.pid] = max(
-                    memory.get(it.pid, -1), -1 if it.usedGpuMemory is None else it.usedGpuMemory
-                )
+    def _take_uses(
+        self, uuid: str, handle: Any, found: _Found, usage: Optional[Dict[int, int]]
+    ) -> Dict[str, int]:
+        """How many there are, if that is told: in a container the driver shows none, or by other pids."""
+        memory = self._processes(handle) if self.sees_processes else None
+        if memory is None:
+            return {}
         for pid, used in sorted(memory.items()):
             values = {} if used < 0 else {"memory_bytes": used}
             if usage is not None:
                 values["busy_ratio"] = usage.get(pid, 0) * 100
-            yield Use(uuid, pid, values)
+            found.uses.append(Use(uuid, pid, values))
+        return {"processes": len(memory)}
 
-
-def down(device: Device) -> Device:
-    return device._replace(values={"up": 0})
+    def _processes(self, handle: Any) -> Optional[Dict[int, int]]:
+        """By pid its memory, -1 if that is not told; None if the driver does not say who computes there."""
+        memory: Dict[int, int] = {}
+        for kind in _KINDS:
+            name = f"nvmlDeviceGet{kind}RunningProcesses"
+            processes = self.nvml.ask_first((name + "_v3", handle), (name + "_v2", handle))
+            if processes is None and kind == _KINDS[0]:
+                return None
+            for it in processes or ():
+                # A process can be of two kinds, with the same memory told twice.
+                used = -1 if it.usedGpuMemory is None else it.usedGpuMemory
+                memory[it.pid] = max(memory.get(it.pid, -1), used)
+        return memory
 
 
 def throttling(reasons: int) -> Dict[str, int]:
@@ -346,12 +399,12 @@ def _of_card(activity: Dict[str, int]) -> Dict[str, int]:
     }
 
 
-def _fields(found: Any) -> Dict[str, int]:
+def _fields(fields: Tuple[_Field, ...], found: Any) -> Dict[str, int]:
     values: Dict[str, int] = {}
     if found is None:
         return values
     # As bytes, because the binding's structures take a good part of a µs per attribute.
-    for (_, _, column, factor), (kind, code, value) in zip(_FIELDS, _FIELD_LAYOUT.iter_unpack(bytes(found))):
+    for (_, _, column, factor), (kind, code, value) in zip(fields, _FIELD_LAYOUT.iter_unpack(bytes(found))):
         number = value & ((1 << _WIDTHS.get(kind, 0)) - 1)
         # With the highest bit set it would be negative, or "not available": nothing here is ever that high.
         if code == 0 and kind in _WIDTHS and not number >> (_WIDTHS[kind] - 1) and number * factor < _MOST:

@@ -39,13 +39,7 @@ class CardLostError(OutsideError):
 
 
 def load_nvml() -> Nvml:
-    """FileNotFoundError if there is a library and no driver behind it, as in some images."""
-    nvml = Nvml(_load_binding())
-    nvml.open()
-    return nvml
-
-
-def _load_binding() -> Any:
+    """Not opened yet: that asks the driver, which may take seconds."""
     # Asked first because of the binding, which takes 5 MB where it is installed: many have no such card.
     try:
         import ctypes
@@ -57,7 +51,7 @@ def _load_binding() -> Any:
         import pynvml
     except ImportError:
         raise NoNvmlError(f"{LIBRARY} is here, and the Python package nvidia-ml-py is not", True) from None
-    return pynvml
+    return Nvml(pynvml)
 
 
 class Nvml:
@@ -66,6 +60,7 @@ class Nvml:
         self._lacks: Set[str] = set()
 
     def open(self) -> None:
+        """FileNotFoundError if there is a library and no driver behind it, as in some images."""
         try:
             self.binding.nvmlInit()
         except self.binding.NVMLError as error:

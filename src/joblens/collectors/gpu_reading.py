@@ -24,7 +24,7 @@ GPU = Schema(
     (
         Column("up", GAUGE, "1 if the card answers"),
         _ratio("busy", "part of the time in which something ran on it"),
-        Column("busy_seconds", COUNTER, "time in which something ran on it", divisor=1_000_000_000),
+        Column("processes", GAUGE, "processes on it; absent where they cannot all be seen"),
         _ratio("memory_busy", "part of the time in which its memory was read or written"),
         Column("memory_used_bytes", GAUGE, "its memory in use"),
         Column("memory_total_bytes", GAUGE, "its memory"),
@@ -72,6 +72,11 @@ class Device(NamedTuple):
     @property
     def key(self) -> Key:
         return self[:7]
+
+
+def down(device: Device) -> Device:
+    """The same card while it does not answer."""
+    return device._replace(values={"up": 0})
 
 
 class Use(NamedTuple):

@@ -12,13 +12,14 @@ from contextlib import suppress
 from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from joblens.collectors.gpu_nvml import NoNvmlError
-from joblens.collectors.gpu_reading import Device, Reading, Use
+from joblens.collectors.gpu_reading import Device, Reading, Use, down
 from joblens.errors import MalformedError, sentence
+from joblens.host import Host
 
 PROGRAM = "nvidia-smi"
 _EVERY = 10  # readings: it takes a good part of a second of some core
 _LONGEST = 20.0  # seconds until it is killed
-_FIRST = 1.0  # seconds that the first reading waits, so that it need not be empty
+_FIRST = 0.8  # seconds that the first reading waits, so that it need not be empty
 _LAST = 1.0  # seconds that one that was killed has to end
 _MOST = 1 << 24  # bytes: more is not what it says
 _MAJOR = 195  # of /dev/nvidia0 and so on
@@ -69,21 +70,20 @@ _BY_POWER = ("SW Power Cap", "HW Power Brake Slowdown")
 _BY_HEAT = ("SW Thermal Slowdown", "HW Thermal Slowdown")
 
 
-def open_smi(because: NoNvmlError) -> Callable[[], Reading]:
+def open_smi(host: Host, because: NoNvmlError) -> Callable[[], Reading]:
     """`because` is what is wrong with NVML; it stands where nvidia-smi does not help either."""
     import shutil
 
     program = shutil.which(PROGRAM)
     if program is None:
         raise because if because.library else FileNotFoundError(2, "not there", PROGRAM)
-    smi = _Smi(program)
-    smi.wait(_FIRST)
-    return smi.read
+    return _Smi(program, host.counts_pids_as_kernel()).read
 
 
 class _Smi:
-    def __init__(self, program: str) -> None:
-        self.program = program
+    def __init__(self, program: str, sees_processes: bool) -> None:
+        self.program, self.sees_processes = program, sees_processes
+        self.is_first = True
         self.latest = Reading([], [])
         self.error = ""
         self.turn = _EVERY
@@ -117,6 +117,9 @@ class _Smi:
             self.child.wait(seconds)
 
     def read(self) -> Reading:
+        if self.is_first:
+            self.is_first = False
+            self.wait(_FIRST)
         self.turn -= 1
         if self.child is not None:
             self._look()
@@ -124,7 +127,7 @@ class _Smi:
             self.turn, self.begun = _EVERY, time.monotonic()
             self.child, self.words = self._start()
         if self.error:
-            return Reading([it._replace(values={"up": 0}) for it in self.latest.devices], [], (), self.error)
+            return Reading([down(it) for it in self.latest.devices], [], (), self.error)
         return self.latest
 
     def _look(self) -> None:
@@ -146,7 +149,8 @@ class _Smi:
 
     def _parse(self, text: str) -> None:
         try:
-            self.latest, self.error = parse_smi(text), ""
+            found = parse_smi(text)
+            self.latest, self.error = found if self.sees_processes else without_processes(found), ""
         except MalformedError as error:
             self.error = sentence(error)
 
@@ -177,15 +181,39 @@ def parse_smi(text: str) -> Reading:
         if not uuid.startswith("GPU-"):
             raise MalformedError(PROGRAM, f"the card at {bus} has no UUID")
         labels = _labels(card, uuid, str(number - 1), bus)
-        devices.append(labels._replace(values={"up": 1, **_values(card)}))
         parts = list(_instances(entries, labels))
-        devices += parts
-        uses += _uses(entries, uuid, {part.uuid for part in parts})
+        found = list(_uses(entries, uuid, {part.uuid for part in parts}))
+        whole = labels._replace(values={"up": 1, **_values(card)})
+        if _tells_processes(entries):
+            # Of a card with instances they are the instances'.
+            parts = [_with_count(part, found) for part in parts]
+            whole = whole if parts else _with_count(whole, found)
+        devices += [whole, *parts]
+        uses += found
     if told != len([device for device in devices if not device.parent]):
         raise MalformedError(PROGRAM, f"{told} cards were announced, and others told")
     if len({device.uuid for device in devices}) < len(devices):
         raise MalformedError(PROGRAM, "a card occurs twice")
     return Reading(devices, uses)
+
+
+def _tells_processes(entries: List[Entry]) -> bool:
+    told = [value for path, value in entries if path[0] == "Processes"]
+    return len(told) > 1 or told == ["None"]
+
+
+def _with_count(device: Device, uses: List[Use]) -> Device:
+    count = sum(use.gpu == device.uuid for use in uses)
+    return device._replace(values={**device.values, "processes": count})
+
+
+def without_processes(reading: Reading) -> Reading:
+    """For whom pids are others than for the driver, as in a container: these would be other processes."""
+    devices = [
+        it._replace(values={name: value for name, value in it.values.items() if name != "processes"})
+        for it in reading.devices
+    ]
+    return reading._replace(devices=devices, uses=[])
 
 
 def _cards(text: str) -> Iterator[Tuple[str, List[Entry]]]:

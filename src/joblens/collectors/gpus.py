@@ -1,7 +1,7 @@
 """`gpu` and `gpu_process`: the same columns for every vendor; what a card does not tell is absent.
 
-Each vendor's driver is asked by a file of its own. A vendor's trouble is not the others': it is told in the
-set `gpu_driver`.
+Each vendor's driver is asked by a file of its own, and in a thread of its own, for drivers can hang. The
+trouble of one is not that of the others: it is told in the set `gpu_driver`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from joblens.collectors.gpu_amd import open_amd
 from joblens.collectors.gpu_intel import open_intel
 from joblens.collectors.gpu_jetson import open_jetson
 from joblens.collectors.gpu_nvidia import open_nvidia
-from joblens.collectors.gpu_reading import GPU, GPU_PROCESS, Device, Reading, Use
+from joblens.collectors.gpu_reading import GPU, GPU_PROCESS, Device, Reading, Use, down
+from joblens.collectors.patience import NoAnswerError, Patient
 from joblens.errors import sentence
 from joblens.host import Host
 from joblens.model import ABSENT, GAUGE, Column, Key, Rows, Schema
@@ -37,12 +38,14 @@ _ASK_AGAIN = 60  # a vendor that is not here now may come with a driver: asked a
 
 
 class _Vendor:
-    def __init__(self, name: str, open: Callable[[Host], Callable[[], Reading]]) -> None:
-        self.name, self.open = name, open
+    def __init__(self, name: str, open: Callable[[Host], Callable[[], Reading]], patience: float) -> None:
+        self.name, self.open, self.patience = name, open, patience
+        self.host: Optional[Host] = None
         self.read: Optional[Callable[[], Reading]] = None
         self.wait = 0
         self.error = ""
         self.present = False
+        self.known: List[Device] = []
 
     def look(self, host: Host) -> Optional[Reading]:
         self.wait -= 1
@@ -50,21 +53,38 @@ class _Vendor:
             return None
         try:
             if self.read is None:
-                self.read = self.open(host)
+                self.read = self._open(host)
             found = self.read()
+        except NoAnswerError as error:
+            found = Reading([down(device) for device in self.known], [], (), sentence(error))
         except FileNotFoundError:
-            self.read, self.present, self.error, self.wait = None, False, "", _ASK_AGAIN
+            self._forget(False, "", _ASK_AGAIN)
+            return None
         except Exception as error:  # one vendor's trouble is not the others'
-            self.read, self.present, self.error, self.wait = None, True, sentence(error), 0
-        else:
-            self.present, self.error = True, found.error
-            return found
-        return None
+            self._forget(True, sentence(error), 0)
+            return None
+        self.present, self.error, self.known = True, found.error, found.devices
+        return found
+
+    def _open(self, host: Host) -> Callable[[], Reading]:
+        if type(host) is not Host or not host.live:  # a recording answers
+            return self.open(host)
+        # Its own, because open files that two threads share can be closed by one while the other reads.
+        self.host = Host()
+        return Patient(self.open(self.host), self.patience)
+
+    def _forget(self, present: bool, error: str, wait: int) -> None:
+        self.read, self.present, self.error, self.wait = None, present, error, wait
+        if self.host is not None:
+            self.host.close()
 
 
-def gpus(host: Host, pcie: bool = False) -> Callable[[], Tuple[Rows, ...]]:
-    """`pcie`: also ask NVIDIA's cards how much goes over the bus, for which older ones make us wait."""
-    vendors = [_Vendor(name, open) for name, open in _VENDORS]
+def gpus(host: Host, pcie: bool = False, patience: float = 1.0) -> Callable[[], Tuple[Rows, ...]]:
+    """`pcie`: also ask NVIDIA's cards how much goes over the bus, for which older ones make us wait.
+
+    `patience`: seconds that a driver has to answer before its cards count as down.
+    """
+    vendors = [_Vendor(name, open, patience) for name, open in _VENDORS]
     if pcie:
         vendors[0].open = partial(open_nvidia, pcie=True)
     keys: Dict[str, Tuple[Key, ...]] = {}

@@ -70,7 +70,7 @@ class Watch:
                 continue
         self._devices = [it(host) for it in (energy, infiniband, slingshot, lustre, nfs)]
         self._devices_due = 0.0
-        self._gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.get("gpus"))
+        self.gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.get("gpus"))
         self._events = JobEvents(host, (self.job.cluster, self.job.id, self.node), self.clock.now_ns)
         self._pids: Set[int] = set()
         self._job_keys: Tuple[Key, ...] = ((self.job.cluster, self.job.id, self.node),)
@@ -79,7 +79,7 @@ class Watch:
 
     def sample(self, last: bool = False) -> List[Sample]:
         now = self.clock.now_ns()
-        found = self._read(self._sample_job) + self._read(lambda: self._gpus.read(self._pids))
+        found = self._read(self._sample_job) + self._read(lambda: self.gpus.read(self._pids))
         for read in list(self._node_sets):
             rows = self._read(read)
             if not rows:
@@ -89,7 +89,7 @@ class Watch:
             self._devices_due = time.monotonic() + _DEVICES_SECONDS
             for read in list(self._devices):
                 found += self._read(partial(self._sample_device, read))
-        events = self._read(lambda: self._events.read(self._pids, self._gpus.buses))
+        events = self._read(lambda: self._events.read(self._pids, self.gpus.buses))
         return [*(Sample(now, rows) for rows in found), *events]
 
     def _read(self, read: Callable[[], Iterable[Found]]) -> List[Found]:
@@ -152,7 +152,7 @@ def watch(
             break
     batches.add(watcher.sample(last=True))  # those that outlive the command
     batches.flush()
-    return watcher.problems + batches.problems()
+    return watcher.problems + watcher.gpus.problems() + batches.problems()
 
 
 def _next_look(looks: int, elapsed: float, interval: float) -> float:
