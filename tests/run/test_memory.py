@@ -76,3 +76,61 @@ def test_processes_that_are_not_ours_to_count(tmp_path: Path) -> None:
     memory.forget([(5, 1)])
     (tmp_path / "proc/6/smaps_rollup").unlink()
     assert memory.measure(members(p5=100, p6=100)) == (200 * 1024, "rss-sum")
+
+
+def kin(*found: tuple[int, int, int]) -> list[Member]:
+    """Processes by pid, parent and so many KiB without a file."""
+    made = []
+    for pid, parent, size in found:
+        ((key, values),) = members(**{f"p{pid}": 0})
+        values[PROCESS.position("rss_anon_bytes")] = size
+        made.append((key._replace(parent=parent), values))
+    return made
+
+
+def run_programs(folder: Path, **programs: str) -> None:
+    for name, program in programs.items():
+        (folder / program).touch()
+        link = folder / "proc" / name[1:] / "exe"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder / program)
+
+
+def counted(folder: Path, processes: list[Member]) -> set[int]:
+    """Whose shares are asked for: all that is shared counts nothing here."""
+    memory = JobMemory(Host(str(folder) + "/"), lambda: 0.0)
+    for key, _ in processes:
+        write_shares(folder, **{f"p{key.pid}": 0})
+    found = memory.measure(processes)
+    assert found is not None
+    assert found.source == "pss"
+    sizes = {key.pid: 1024 * values[PROCESS.position("rss_anon_bytes")] for key, values in processes}
+    not_counted = [pid for pid, size in sizes.items() if found.bytes & size]
+    assert sum(sizes[pid] for pid in not_counted) == found.bytes
+    return sizes.keys() - set(not_counted)
+
+
+def test_processes_that_can_share_nothing(tmp_path: Path) -> None:
+    """make, two drivers and the compiler of each: only the drivers are siblings with the same program."""
+    build = kin((5, 1, 1), (6, 5, 2), (7, 5, 4), (8, 6, 8), (9, 7, 16))
+    write_shares(tmp_path, **{f"p{key.pid}": 0 for key, _ in build})
+    run_programs(tmp_path, p5="make", p6="gcc", p7="gcc", p8="cc1", p9="cc1")
+    assert counted(tmp_path, build) == {6, 7}
+
+
+def test_processes_that_were_forked(tmp_path: Path) -> None:
+    """Parent and child, siblings, and those that were adopted by somebody outside the job."""
+    for parents in ((1, 5, 6), (1, 5, 5), (1, 5, 1)):
+        found = kin(*((pid, parent, 1 << pid) for pid, parent in zip((5, 6, 7), parents)))
+        write_shares(tmp_path, p5=0, p6=0, p7=0)
+        run_programs(tmp_path, p5="python", p6="python", p7="python")
+        assert counted(tmp_path, found) == {5, 6, 7}
+
+
+def test_shared_memory_is_counted(tmp_path: Path) -> None:
+    """Whoever has some, whatever program it runs; and a child that has none is kin of one that has."""
+    found = kin((5, 1, 1), (6, 5, 2), (7, 6, 4))
+    found[1][1][PROCESS.position("rss_shmem_bytes")] = 8
+    write_shares(tmp_path, p5=0, p6=0, p7=0)
+    run_programs(tmp_path, p5="sh", p6="solver", p7="solver")
+    assert counted(tmp_path, found) == {6, 7}

@@ -4,23 +4,30 @@ The kernel counts shares (PSS) page by page, which is dear, so between two count
 follows its RSS. That is wrong while two of them fill the same pages: whatever would be a new peak is
 therefore counted before it is believed. That a peak is new only when it is higher by a part keeps these
 counts few: a job that grows a thousandfold has some hundreds of them.
+
+Only those are counted that can share: who has shared memory, and who may have been forked from another
+without an exec since, which the same program and a close kinship show. In a build hardly any has to be.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Callable, Dict, Iterable, List, Optional, Tuple
+from collections import Counter
+from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from joblens.attribution.sharing import Memory, SharedMemory, private
-from joblens.collectors.processes import ProcessKey
+from joblens.collectors.processes import PROCESS, ProcessKey
 from joblens.collectors.pss import read_pss
 from joblens.host import Host
 
 _HIGHER = 1.02
 _PATIENCE = 100  # all other counts together take a hundredth of the time
 _KIB = 1024
+_RSS_SHMEM = PROCESS.position("rss_shmem_bytes")
 
 Identity = Tuple[int, int]
+Member = Tuple[ProcessKey, List[int]]
 
 
 class JobMemory(SharedMemory):
@@ -31,7 +38,7 @@ class JobMemory(SharedMemory):
         self._peak = 0.0  # KiB
         self._largest = 0  # of all RSS added up, what is shared counted repeatedly
 
-    def measure(self, processes: List[Tuple[ProcessKey, List[int]]]) -> Optional[Memory]:
+    def measure(self, processes: List[Member]) -> Optional[Memory]:
         sizes = {
             (key.pid, key.start): size
             for key, values in processes
@@ -46,7 +53,7 @@ class JobMemory(SharedMemory):
             found = sum(size * self._parts.get(identity, 1.0) for identity, size in sizes.items())
             new = found > self._peak * _HIGHER or whole > self._largest * _HIGHER
             if new or self.clock() >= self._again:
-                found = self._count(sizes)
+                found = self._count(sizes, self._alone(processes))
             source = "pss" if self._parts.keys() & sizes.keys() else "rss-sum"
         self._peak, self._largest = max(self._peak, found), max(self._largest, whole)
         return Memory(round(found) * _KIB, source)
@@ -55,16 +62,39 @@ class JobMemory(SharedMemory):
         kept = set(living)
         self._parts = {identity: part for identity, part in self._parts.items() if identity in kept}
 
-    def _count(self, sizes: Dict[Identity, int]) -> float:
+    def _alone(self, processes: List[Member]) -> Set[Identity]:
+        """Those that share no page: without a file these are shared by fork only, and given up by exec."""
+        programs: Dict[Tuple[int, int], List[Member]] = {}
+        for member in processes:
+            try:
+                program = os.stat(f"{self.host.root}proc/{member[0].pid}/exe")
+            except FileNotFoundError:  # it is gone
+                continue
+            except OSError:  # not ours to look at: whoever else there is may be its kin
+                return set()
+            programs.setdefault((program.st_dev, program.st_ino), []).append(member)
+        pids = {key.pid for key, _ in processes}
+        return {
+            (key.pid, key.start)
+            for kin in programs.values()
+            for related in [_related([key for key, _ in kin], pids)]
+            for key, values in kin
+            if values[_RSS_SHMEM] == 0 and key.pid not in related
+        }
+
+    def _count(self, sizes: Dict[Identity, int], alone: Set[Identity]) -> float:
         """In both directions, and the smaller: a page that comes to a process while we go from one to the
         next is counted twice in the one direction and not at all in the other."""
         begin = self.clock()
+        self._parts.update((identity, 1.0) for identity in alone)
+        own = float(sum(sizes[identity] for identity in alone if identity in sizes))
+        others = [identity for identity in sizes if identity not in alone]
         totals = []
-        for order in (list(sizes), list(sizes)[::-1]):
+        for order in (others, others[::-1]):
             shares = {identity: self._share(identity, sizes[identity]) for identity in order}
             totals.append(sum(shares.values()))
         self._again = self.clock() + _PATIENCE * (self.clock() - begin)
-        return min(totals)
+        return own + min(totals)
 
     def _share(self, identity: Identity, size: int) -> float:
         """In KiB. Of a process that is not ours to look at, or gone, it is what was last known."""
@@ -72,3 +102,14 @@ class JobMemory(SharedMemory):
         if pss is not None and size > 0:
             self._parts[identity] = min((pss.anon + pss.shmem) / size, 1.0)
         return size * self._parts.get(identity, 1.0)
+
+
+def _related(kin: List[ProcessKey], pids: Set[int]) -> Set[int]:
+    """Of those that run the same program, who may have been forked from another: parents, children, siblings;
+    and all, if one of them was adopted, for then nobody knows by whom it was forked."""
+    own = {key.pid for key in kin}
+    if len(kin) > 1 and any(key.parent not in pids for key in kin):
+        return own
+    parents = Counter(key.parent for key in kin)
+    children = {key.pid for key in kin if key.parent in own or parents[key.parent] > 1}
+    return children | (own & set(parents))
