@@ -1,16 +1,17 @@
-"""What `joblens run` does for a short job besides running it, step by step."""
+"""What `joblens run` does for a short job besides running it, step by step, and what is done later."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from bench.steps import Clock
 from joblens.agent.batch import Batch
-from joblens.analysis.summary import summarise
+from joblens.analysis.complete import complete
 from joblens.files import write_whole
 from joblens.host import Host
 from joblens.reports.text import Style, render_report
@@ -19,8 +20,9 @@ from joblens.run.watch import Watch
 from joblens.store import ingest
 from joblens.store.home import find_home, make_home
 from joblens.store.lake import Lake
-from joblens.store.reader import LakeReader
-from joblens.store.records import save_record
+from joblens.store.waiting import settle
+
+_LIBRARIES = ("numpy", "duckdb")
 
 
 def store_one(clock: Clock) -> None:
@@ -30,13 +32,13 @@ def store_one(clock: Clock) -> None:
         folder = ingest.begin(home, facts)
         clock.time("two looks, written as a batch", lambda: _look(facts, folder))
         found = ingest.Incoming(folder, facts, _end())
-        lake = Lake(home.lake)
-        clock.time("opening DuckDB", lambda: lake.connection)
-        clock.time("writing Parquet", lambda: ingest.save_samples(lake, found))
-        reader = LakeReader(lake)
-        record = clock.time("reading it back, analysis", lambda: summarise(facts, found.end, reader))
-        clock.time("writing the record", lambda: save_record(home.records, record))
+        record = clock.time("analysis, writing the record", lambda: complete(home, found))
         clock.time("the report as text", lambda: render_report(record, Style(False)))
+        (waiting,) = ingest.folders(home.waiting)
+        clock.time("later, imports for the lake", lambda: [import_module(name) for name in _LIBRARIES])
+        lake = Lake(home.lake)
+        clock.time("later, opening DuckDB", lambda: lake.connection)
+        clock.time("later, into the lake", lambda: settle(lake, waiting))
 
 
 def _look(facts: dict[str, Any], folder: Path) -> None:

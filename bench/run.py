@@ -122,7 +122,12 @@ def _measure_fixed(python: Interpreter, home: str) -> Section:
             lines.append(at_most(f"{name}, CPU", python.label, "seconds", [cpu], beside=[bare]))
             lines.append(at_most(f"{name}, wall", python.label, "seconds", [wall]))
     lines += [
-        at_most(f"  of that, {name}", python.label, "seconds", [min(step[name] for step in steps)])
+        at_most(
+            f"  {name}" if name.startswith("later") else f"  of that, {name}",
+            python.label,
+            "seconds",
+            [min(step[name] for step in steps)],
+        )
         for name in steps[0]
     ]
     return Section(f"joblens run, fixed cost, best of {_RUNS}; yardstick: a bare interpreter", lines)

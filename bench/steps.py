@@ -30,8 +30,6 @@ def main() -> None:
     clock = Clock()
     clock.time("imports to start the command", lambda: [import_module(name) for name in _BEFORE])
     clock.time("imports to analyse and show", lambda: [import_module(name) for name in _AFTER])
-    clock.time("import of numpy", lambda: import_module("numpy"))
-    clock.time("import of duckdb", lambda: import_module("duckdb"))
     import_module("bench.one_run").store_one(clock)  # only now, for it imports all of these
     print(json.dumps(clock.steps))
 
