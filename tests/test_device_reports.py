@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 from joblens.agent.sampler import Sampler
 from joblens.analysis.energy import find_energy
 from joblens.analysis.summary import summarise
+from joblens.analysis.view import Gpu
+from joblens.attribution.sums import JOB
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.energy_reading import SCHEMA as ENERGY
 from joblens.config import CollectorSettings, Settings
@@ -108,27 +110,109 @@ def test_nothing_about_what_is_not_there(report: Callable[..., Report]) -> None:
         assert word not in screen
 
 
+def metered(
+    meters: dict[tuple[str, str, str, str], float], node: str = "node1", column: str = "energy_joules"
+) -> Iterator[Sample]:
+    """A node with meters that show so many watts, and four busy cores, each told as well as their sum."""
+    place = [it.name for it in ENERGY.columns].index(column)
+    for second in range(SECONDS):
+        rows = [
+            [
+                1,
+                *([ABSENT] * (place - 1)),
+                round(watts * 1e6 * (second if place == 1 else 1)),
+                *[ABSENT] * (2 - place),
+            ]
+            for watts in meters.values()
+        ]
+        cores = [("total", 400), *((str(core), 100) for core in range(4))]
+        busy = [
+            second * ticks if it.name == "user_seconds" else 0 for _, ticks in cores for it in CPU.columns
+        ]
+        sets = (
+            Rows(ENERGY, tuple(meters), [value for row in rows for value in row]),
+            Rows(CPU, tuple((core,) for core, _ in cores), busy),
+        )
+        yield from (Sample((START + second) * 10**9, with_node(rows, node)) for rows in sets)
+
+
+def with_node(rows: Rows, node: str) -> Rows:
+    """As the lake knows it."""
+    schema = rows.schema._replace(labels=("node", *rows.schema.labels))
+    return Rows(schema, tuple((node, *key) for key in rows.keys), rows.values)
+
+
+def energy_of(samples: Iterable[Sample], gpus: list[Gpu], cpu_seconds: float) -> dict[str, Any]:
+    span = Span("1", START, START + SECONDS)
+    found = find_energy(SamplesReader(samples, "1", "node1"), span, SECONDS, gpus, cpu_seconds, 400.0)
+    assert found is not None
+    return found
+
+
+def gpu(joules: float, node: str = "node1", source: str = "counter") -> Gpu:
+    unknown = dict.fromkeys(Gpu._fields)
+    return Gpu(**{**unknown, "node": node, "energy_joules": joules, "energy_from": source})
+
+
+PACKAGE = ("rapl", "package", "package-0", "")
+RAPL = {PACKAGE: 100.0, ("rapl", "core", "core", "package-0"): 60.0, ("rapl", "dram", "dram", ""): 10.0}
+QUARTER = float(SECONDS - 1)  # core seconds of one of four cores
+
+
 def test_energy_of_a_job_that_shares_its_node() -> None:
     """A quarter of the busy time is a quarter of what packages and memory used; cores are inside packages."""
-    meters = (
-        ("rapl", "package", "package-0", "", 100.0),
-        ("rapl", "core", "core", "package-0", 60.0),
-        ("rapl", "dram", "dram", "", 10.0),
-    )
-    samples: list[Sample] = []
-    for second in range(SECONDS):
-        energy = [v for *_, watts in meters for v in (1, round(7e9 + watts * second * 1e6), ABSENT)]
-        busy = [0 if column.name != "user_seconds" else second * 400 for column in CPU.columns]
-        sets = (Rows(ENERGY, tuple(meter[:4] for meter in meters), energy), Rows(CPU, (("total",),), busy))
-        samples += [Sample((START + second) * 10**9, rows) for rows in sets]
-    span = Span("1", START, START + SECONDS)
-    found = find_energy(SamplesReader(samples, "1", "node1"), span, [], float(SECONDS - 1), 400.0)
-    assert found is not None
+    found = energy_of(metered(RAPL), [], QUARTER)
     assert found["joules"] == pytest.approx((SECONDS - 1) * 110 / 4)
+    assert found["watts_mean"] == pytest.approx(found["joules"] / SECONDS)
     assert found["carbon_grams"] == pytest.approx(found["joules"] / 3.6e6 * 400)
     assert "share of busy core time" in found["how"]
 
 
+def test_energy_with_gpus() -> None:
+    """Meters of processors do not have them: theirs are added, each in its own words."""
+    found = energy_of(metered(RAPL), [gpu(5000.0), gpu(700.0, source="power")], QUARTER)
+    assert found["joules"] == pytest.approx((SECONDS - 1) * 110 / 4 + 5700)
+    assert found["gpu_joules"] == 5700
+    for words in ("share of busy core time", "the counters of its GPUs", "the power of its GPUs over time"):
+        assert words in found["how"]
+
+
+def test_energy_of_a_node_that_has_its_gpus_in_it() -> None:
+    """Of the node's 1000 W two accelerators have 800: one is the job's, the other is nobody's to share."""
+    cray = {
+        ("cray", "node", "pm_counters:node", ""): 1000.0,
+        ("cray", "accelerator", "pm_counters:accel0", "pm_counters:node"): 500.0,
+        ("cray", "accelerator", "pm_counters:accel1", "pm_counters:node"): 300.0,
+    }
+    own = 500.0 * (SECONDS - 1)
+    found = energy_of(metered(cray), [gpu(own)], QUARTER)
+    assert found["joules"] == pytest.approx(own + 200 / 4 * (SECONDS - 1))
+    assert found["gpu_joules"] == own
+
+
+def test_energy_by_power() -> None:
+    """A meter that shows only power, as ACPI's: that over time, and it says so."""
+    found = energy_of(
+        metered({("acpi", "node", "hwmon3:power1", ""): 400.0}, column="power_watts"), [], QUARTER
+    )
+    assert found["joules"] == pytest.approx((SECONDS - 1) * 400 / 4)
+    assert "power over time" in found["how"]
+
+
+def test_energy_of_several_nodes() -> None:
+    """Each by its own meters, though they have the same names, and by the job's time there."""
+    samples = [*metered(RAPL), *metered({PACKAGE: 50.0}, "node2")]
+    for second in range(SECONDS):
+        for node, cores in (("node1", 1.0), ("node2", 2.0)):
+            used = [second * cores * 1e6 if it.name == "cpu_seconds" else ABSENT for it in JOB.columns]
+            rows = Rows(JOB, (("c", "1", node),), [round(value) for value in used])
+            samples.append(Sample((START + second) * 10**9, rows))
+    found = energy_of(samples, [gpu(7.0, "node2")], 1e9)
+    assert found["joules"] == pytest.approx((SECONDS - 1) * (110 / 4 + 50 / 2) + 7)
+
+
 def test_energy_that_nothing_measures() -> None:
     span = Span("1", START, START + SECONDS)
-    assert find_energy(SamplesReader([], "1", "node1"), span, [], 5.0, None) is None
+    assert find_energy(SamplesReader([], "1", "node1"), span, SECONDS, [], 5.0, None) is None
+    short = SamplesReader(metered(RAPL), "1", "node1")
+    assert find_energy(short, span, 0.4, [gpu(0.0)], 0.1, None) is None

@@ -44,8 +44,6 @@ class Samples:
 
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
         assert span.job == "r1"
-        if set_name == "cpu":  # of four cores three do nothing
-            return Series(self.times, {"idle_seconds": [3 * time for time in self.times]}, {}, {})
         assert set_name == "job"
         used = [time - 100 for time in self.times]
         sizes: list[float | None] = [80.0 * MIB] * len(used)
@@ -55,7 +53,10 @@ class Samples:
     def split(
         self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
     ) -> dict[tuple[str, ...], Series]:
-        return {}
+        if set_name != "cpu":
+            return {}
+        idle: list[float | None] = [3 * time for time in self.times]  # of four cores three do nothing
+        return {("n", core): Series(self.times, {"idle_seconds": idle}, {}, {}) for core in ("total", "0")}
 
     def processes(self, span: Span) -> list[ProcessUse]:
         return self.found

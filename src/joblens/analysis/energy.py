@@ -2,76 +2,122 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from joblens.analysis.node import of_all_cores
+from joblens.analysis.rates import increase
 from joblens.analysis.view import Gpu
 from joblens.attribution.energy import node_energy, share
-from joblens.collectors.energy_reading import SCHEMA
+from joblens.collectors.energy_reading import ACCELERATOR, SCHEMA
 from joblens.model import ABSENT, Rows
 from joblens.store.reader import Reader, Series, Span
 
 _BUSY = ("user_seconds", "nice_seconds", "system_seconds", "irq_seconds", "softirq_seconds")
 _KWH = 3_600_000  # joules
+_SHORTEST = 1.0  # seconds: meters are renewed ten times a second, some less often
+_POINTS = 1000
+_COLUMNS = ("energy_joules", "power_watts")
+_OF_GPUS = {"counter": "the counters of its GPUs", "power": "the power of its GPUs over time"}
+
+
+class _Part(NamedTuple):
+    joules: float
+    how: str
+    has_gpus: bool  # whether those of the job are in it
 
 
 def find_energy(
-    reader: Reader, span: Span, gpus: list[Gpu], cpu_seconds: float | None, grams_per_kwh: float | None
+    reader: Reader,
+    span: Span,
+    seconds: float,
+    gpus: list[Gpu],
+    cpu_seconds: float | None,
+    grams_per_kwh: float | None,
 ) -> dict[str, Any] | None:
-    """None where nothing measures it."""
-    of_gpus = [gpu.energy_joules for gpu in gpus if gpu.energy_joules is not None]
-    own = sum(of_gpus) if of_gpus else None
-    rest, how, has_gpus = _of_node(reader, span, own, cpu_seconds)
-    if rest is None and own is None:
+    """None where nothing measures it, or the job was too short for that."""
+    if seconds < _SHORTEST:
         return None
-    joules = (rest or 0.0) + (0.0 if has_gpus else own or 0.0)
-    words = [how] if how else []
-    if own is not None and not has_gpus:
-        words.append("the counters of its GPUs")
+    nodes = _find_nodes(reader, span, gpus, cpu_seconds)
+    known = [gpu for gpu in gpus if gpu.energy_joules is not None]
+    if not nodes and not known:
+        return None
+    apart = [gpu for gpu in known if not (gpu.node in nodes and nodes[gpu.node].has_gpus)]
+    joules = sum(part.joules for part in nodes.values()) + sum(gpu.energy_joules or 0.0 for gpu in apart)
+    words = [*(part.how for part in nodes.values()), *(_OF_GPUS[gpu.energy_from] for gpu in apart)]
     return {
         "joules": joules,
-        "gpu_joules": own,
-        "watts_mean": joules / (span.end - span.start) if span.end > span.start else None,
-        "how": " and ".join(words),
+        "gpu_joules": sum(gpu.energy_joules or 0.0 for gpu in known) if known else None,
+        "watts_mean": joules / seconds,
+        "how": " and ".join(dict.fromkeys(words)),
         "carbon_grams": None if grams_per_kwh is None else joules / _KWH * grams_per_kwh,
     }
 
 
-def _of_node(
-    reader: Reader, span: Span, gpu_joules: float | None, cpu_seconds: float | None
-) -> tuple[float | None, str, bool]:
-    """The job's part of what the node's meters count, how it was made, and whether its GPUs are in it."""
-    meters = reader.split(span, SCHEMA.set, SCHEMA.labels, ("energy_joules",), 1000)
-    used = {labels: increase(series, "energy_joules") for labels, series in meters.items()}
-    known = [value for found in used.values() for value in (ABSENT, ABSENT if found is None else 0, ABSENT)]
-    chosen = node_energy(Rows(SCHEMA, tuple(used), known))
-    counted = list(used.values())
-    joules = [counted[number] for number in chosen.rows]
-    busy = _busy(reader, span) if joules else None
-    if cpu_seconds is None or busy is None:
-        return None, "", False
-    inside = (gpu_joules or 0.0) if chosen.accelerators else 0.0
+def _find_nodes(reader: Reader, span: Span, gpus: list[Gpu], cpu_seconds: float | None) -> dict[str, _Part]:
+    """By node, the job's part of what its meters count."""
+    meters: dict[str, dict[tuple[str, ...], Series]] = {}
+    for labels, series in reader.split(span, SCHEMA.set, ("node", *SCHEMA.labels), _COLUMNS, _POINTS).items():
+        meters.setdefault(labels[0], {})[labels[1:]] = series
+    if not meters:
+        return {}
+    jobs = reader.split(span, "job", ("node",), ("cpu_seconds",), _POINTS)
+    own = {labels[0]: increase(series.last.get("cpu_seconds") or []) for labels, series in jobs.items()}
+    if len(meters) == 1:  # then the kernel's total is the node's, and that is exact
+        own = dict.fromkeys(meters, cpu_seconds)
+    busy = of_all_cores(reader, span, _BUSY)
+    found = {}
+    for node, some in meters.items():
+        joules = sum(gpu.energy_joules or 0.0 for gpu in gpus if gpu.node == node)
+        part = _share(some, joules, own.get(node), busy.get(node))
+        if part:
+            found[node] = part
+    return found
+
+
+def _share(
+    meters: dict[tuple[str, ...], Series], gpu_joules: float, cpu_seconds: float | None, busy: float | None
+) -> _Part | None:
+    counted = {labels: increase(series.last.get("energy_joules") or []) for labels, series in meters.items()}
+    covers, unit = _choose(counted), "energy"
+    if not covers.rows:
+        counted = {labels: _by_power(series) for labels, series in meters.items()}
+        covers, unit = _choose(counted), "power over time"
+    if not covers.rows or cpu_seconds is None or busy is None:
+        return None
+    values = list(counted.values())
+    inside = gpu_joules if covers.accelerators else 0.0
     found = share(
-        sum(value or 0.0 for value in joules),
+        sum(values[number] or 0.0 for number in covers.rows),
         cpu_seconds,
         busy,
         job_accelerator_joules=inside,
-        accelerator_joules=inside,
-        covers=chosen.covers,
+        accelerator_joules=max(inside, _accelerators(counted)) if covers.accelerators else 0.0,
+        covers=covers.covers,
     )
-    return (found.joules, found.how, chosen.accelerators) if found else (None, "", False)
-
-
-def _busy(reader: Reader, span: Span) -> float | None:
-    """Core seconds that the node spent on anything."""
-    series = reader.series(span, "cpu", _BUSY, 1000)
-    parts = [increase(series, name) for name in _BUSY]
-    known = [part for part in parts if part is not None]
-    return sum(known) if known else None
-
-
-def increase(series: Series, name: str) -> float | None:
-    """Of a counter from its first to its last sample. One that goes back has begun anew."""
-    known = [value for value in series.last.get(name) or [] if value is not None]
-    if len(known) < 2:
+    if found is None:
         return None
-    return sum(now - before if now >= before else now for before, now in zip(known, known[1:]))
+    return _Part(found.joules, found.how.replace("energy", unit), covers.accelerators)
+
+
+def _choose(counted: dict[tuple[str, ...], float | None]) -> Any:
+    known = [
+        value for found in counted.values() for value in (ABSENT, ABSENT if found is None else 0, ABSENT)
+    ]
+    return node_energy(Rows(SCHEMA, tuple(counted), known))
+
+
+def _by_power(series: Series) -> float | None:
+    """Each value stands for the time since the one before."""
+    power = series.mean.get("power_watts") or []
+    steps = [
+        watts * (series.times[n] - series.times[n - 1])
+        for n, watts in enumerate(power)
+        if n and watts is not None
+    ]
+    return sum(steps) if steps else None
+
+
+def _accelerators(counted: dict[tuple[str, ...], float | None]) -> float:
+    """Of all in the node, whosever they were. Where there is a sum of them too, it has the others in it."""
+    known = {labels[2]: (labels[3], value) for labels, value in counted.items() if labels[1] == ACCELERATOR}
+    return sum(value or 0.0 for above, value in known.values() if above not in known)

@@ -6,7 +6,7 @@ import math
 import signal
 from collections.abc import Callable
 
-from joblens.analysis.gpu_findings import held_idle, waiting_gpus
+from joblens.analysis.gpu_findings import held_idle, used_for_a_while, waiting_gpus
 from joblens.analysis.points import steady
 from joblens.analysis.view import Finding, Point, View, mean
 from joblens.units import render_bytes, render_seconds
@@ -97,7 +97,7 @@ def idle_cores(view: View) -> Finding | None:
         view.job["start"],
         view.job["end"],
         f"{used:.1f} of {view.cores:g} cores in use on average, {most:.1f} at most",
-        f"ask for {enough} (--cpus-per-task={enough}); {change}" if _in_slurm(view) else change,
+        f"ask for {enough} (--cpus-per-task={enough}); {change}" if view.in_slurm else change,
         (1 - used / view.cores) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
     )
 
@@ -112,10 +112,6 @@ def _taken_cores(view: View, used: float, free: float) -> Finding:
         "run it where it has its cores for itself, and judge its use of them there",
         0.5 * (1 - used / view.cores),
     )
-
-
-def _in_slurm(view: View) -> bool:
-    return "SLURM_JOB_ID" in (view.job.get("environment") or {})
 
 
 def serial_phase(view: View) -> Finding | None:
@@ -215,6 +211,7 @@ def too_many_threads(view: View) -> Finding | None:
 RULES: tuple[Callable[[View], Finding | None], ...] = (
     failed_early,
     held_idle,
+    used_for_a_while,
     waiting_gpus,
     idle_cores,
     serial_phase,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from joblens.analysis.rates import rates
-from joblens.analysis.view import Gpu, GpuPoint, mean
+from joblens.analysis.rates import increase, rates
+from joblens.analysis.view import HELD, Gpu, GpuPoint, mean
 from joblens.store.reader import Reader, Series, Span
 
-_LABELS = ("node", "gpu", "index", "model", "given")
+_CARD = ("node", "gpu")
+_LABELS = (*_CARD, "index", "model", "given")
 _COLUMNS = (
     "processes", "busy_ratio", "busy_seconds", "memory_used_bytes", "memory_total_bytes", "power_watts",
     "energy_joules",
@@ -18,28 +19,23 @@ _IDLE = 0.02  # a driver's own work shows as a percent or so
 
 def find_gpus(reader: Reader, span: Span, points: int, longest: float) -> list[Gpu]:
     """By node and index."""
-    found = reader.split(span, "job_gpu", _LABELS, _COLUMNS, points)
-    every = [_gpu(labels, series, span, longest) for labels, series in _joined(found).items()]
+    found = reader.split(span, "job_gpu", _CARD, _COLUMNS, points)
+    names = _names(reader.split(span, "job_gpu", _LABELS, ("processes",), points)) if found else {}
+    every = [_gpu(names[card], series, longest) for card, series in found.items() if card in names]
     return sorted(every, key=lambda gpu: (gpu.node, len(gpu.number), gpu.number, gpu.gpu))
 
 
-def _joined(found: dict[tuple[str, ...], Series]) -> dict[tuple[str, ...], Series]:
-    """A card can be known in two ways one after the other: it counts as the one that was seen longest."""
-    best: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for labels, series in found.items():
-        before = best.get(labels[:2])
-        if before is None or len(series.times) > len(found[before].times):
-            best[labels[:2]] = labels
-    return {labels: found[labels] for labels in best.values()}
+def _names(found: dict[tuple[str, ...], Series]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """A card can be known in several ways, one after the other: that it was given counts, then how long."""
+    ordered = sorted(found, key=lambda labels: (labels[-1] in HELD, len(found[labels].times)))
+    return {labels[:2]: labels for labels in ordered}
 
 
-def _gpu(labels: tuple[str, ...], series: Series, span: Span, longest: float) -> Gpu:
+def _gpu(labels: tuple[str, ...], series: Series, longest: float) -> Gpu:
     found = make_gpu_points(series, longest)
-    uses = [n for n, count in enumerate(series.peak.get("processes") or []) if count]
+    times = _times_of_use(series, found)
     busy = [(point.busy, point.seconds) for point in found if point.busy is not None]
-    times = [series.times[n] for n in uses]
-    if not times:  # processes that are not seen, as from inside a container, still keep it busy
-        times = [moment for p in found if (p.busy or 0) > _IDLE for moment in (p.start, p.end)]
+    joules, source = _energy(series, found)
     node, gpu, index, model, given = labels
     return Gpu(
         node,
@@ -47,44 +43,51 @@ def _gpu(labels: tuple[str, ...], series: Series, span: Span, longest: float) ->
         index,
         model,
         given,
-        bool(times),
-        min(times, default=None),
-        max(times, default=None),
-        mean(busy),
-        max((value for value, _ in busy), default=None),
-        _most(series, "memory_used_bytes"),
-        _most(series, "memory_total_bytes"),
-        _energy(series, found),
-        found,
+        used=bool(times),
+        first_use=min(times, default=None),
+        last_use=max(times, default=None),
+        watched_seconds=sum(point.seconds for point in found if point.is_known),
+        processes_seen=all(point.processes is not None for point in found if point.is_known),
+        busy_mean=mean(busy),
+        busy_peak=max((value for value, _ in busy), default=None),
+        memory_peak_bytes=_most(series, "memory_used_bytes"),
+        memory_total_bytes=_most(series, "memory_total_bytes"),
+        energy_joules=joules,
+        energy_from=source,
+        points=found,
     )
+
+
+def _times_of_use(series: Series, points: list[GpuPoint]) -> list[float]:
+    """With a process on it, or busy: processes may be others' by name, as with MPS, or not seen at all."""
+    counts = series.peak.get("processes") or []
+    times = [time for time, count in zip(series.times, counts) if count]
+    return times + [moment for p in points if (p.busy or 0.0) > _IDLE for moment in (p.start, p.end)]
 
 
 def make_gpu_points(series: Series, longest: float) -> list[GpuPoint]:
     """Each from one moment to the next; what is told of a stretch was seen at its end."""
     times = series.times
-    ratios = series.mean.get("busy_ratio") or [None] * len(times)
-    counter = series.last.get("busy_seconds") or [None] * len(times)
-    rate = rates(times, counter, longest)
-    memory = series.peak.get("memory_used_bytes") or [None] * len(times)
-    power = series.mean.get("power_watts") or [None] * len(times)
+    unknown: list[float | None] = [None] * len(times)
+    rate = rates(times, series.last.get("busy_seconds") or unknown, longest)
+    ratio, power = (series.mean.get(name) or unknown for name in ("busy_ratio", "power_watts"))
+    processes, memory = (series.peak.get(name) or unknown for name in ("processes", "memory_used_bytes"))
     found = []
-    for number in range(1, len(times)):
-        if times[number] - times[number - 1] > longest:
-            continue
-        busy = ratios[number] if ratios[number] is not None else rate[number - 1]
-        busy = None if busy is None else min(busy, 1.0)
-        found.append(GpuPoint(times[number - 1], times[number], busy, memory[number], power[number]))
+    for n in range(1, len(times)):
+        if times[n] - times[n - 1] <= longest:
+            told = ratio[n] if ratio[n] is not None else rate[n - 1]
+            busy = None if told is None else min(told, 1.0)
+            found.append(GpuPoint(times[n - 1], times[n], processes[n], busy, memory[n], power[n]))
     return found
 
 
-def _energy(series: Series, points: list[GpuPoint]) -> float | None:
+def _energy(series: Series, points: list[GpuPoint]) -> tuple[float | None, str]:
     """By the card's own counter, else by its power over time."""
-    counter = series.last.get("energy_joules") or []
-    known = [value for value in counter if value is not None]
-    if len(known) > 1:
-        return sum(now - before if now >= before else now for before, now in zip(known, known[1:]))
-    power = [(point.power, point.seconds) for point in points if point.power is not None]
-    return sum(watts * seconds for watts, seconds in power) if power else None
+    counted = increase(series.last.get("energy_joules") or [])
+    if counted is not None:
+        return counted, "counter"
+    power = [point.power * point.seconds for point in points if point.power is not None]
+    return (sum(power), "power") if power else (None, "")
 
 
 def _most(series: Series, name: str) -> float | None:

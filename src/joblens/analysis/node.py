@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from joblens.analysis.energy import increase
-from joblens.store.reader import Reader, Span
+from joblens.analysis.rates import increase
+from joblens.store.reader import Reader, Series, Span
 
 _IDLE = ("idle_seconds", "iowait_seconds")
+_POINTS = 1000
 
 
 class _Kind(NamedTuple):
@@ -38,11 +39,28 @@ _KINDS = (
 
 def find_idle_cores(reader: Reader, span: Span) -> float | None:
     """How many cores of the node had nothing to do on average, whoever used the others."""
-    series = reader.series(span, "cpu", _IDLE, 1000)
-    parts = [increase(series, name) for name in _IDLE]
+    cores = _cores(reader, span, _IDLE)
+    times = [time for series in cores.values() for time in series.times]
+    elapsed = max(times, default=0.0) - min(times, default=0.0)
+    seconds = [found for series in cores.values() for found in [_sum(series, _IDLE)] if found is not None]
+    return sum(seconds) / elapsed if seconds and elapsed > 0 else None
+
+
+def of_all_cores(reader: Reader, span: Span, columns: tuple[str, ...]) -> dict[str, float | None]:
+    """By node, the core seconds in all of these states."""
+    return {node: _sum(series, columns) for node, series in _cores(reader, span, columns).items()}
+
+
+def _sum(series: Series, columns: tuple[str, ...]) -> float | None:
+    parts = [increase(series.last.get(name) or []) for name in columns]
     known = [part for part in parts if part is not None]
-    elapsed = series.times[-1] - series.times[0] if series.times else 0.0
-    return sum(known) / elapsed if known and elapsed > 0 else None
+    return sum(known) if known else None
+
+
+def _cores(reader: Reader, span: Span, columns: tuple[str, ...]) -> dict[str, Series]:
+    """An agent tells each core as well as their sum, which is meant here."""
+    found = reader.split(span, "cpu", ("node", "cpu"), columns, _POINTS)
+    return {node: series for (node, core), series in found.items() if core == "total"}
 
 
 def find_traffic(reader: Reader, span: Span) -> list[dict[str, Any]]:
@@ -50,9 +68,11 @@ def find_traffic(reader: Reader, span: Span) -> list[dict[str, Any]]:
     found = []
     for kind in _KINDS:
         columns = (*kind.inward, *kind.outward, *kind.errors)
-        for labels, series in reader.split(span, kind.set, kind.labels, columns, 1000).items():
+        split = reader.split(span, kind.set, ("node", *kind.labels), columns, _POINTS)
+        several = len({labels[0] for labels in split}) > 1
+        for labels, series in split.items():
             sums = [
-                [increase(series, name) for name in names]
+                [increase(series.last.get(name) or []) for name in names]
                 for names in (kind.inward, kind.outward, kind.errors)
             ]
             inward, outward, errors = (sum(value or 0.0 for value in values) for values in sums)
@@ -60,7 +80,7 @@ def find_traffic(reader: Reader, span: Span) -> list[dict[str, Any]]:
                 found.append(
                     {
                         "kind": kind.title,
-                        "name": ":".join(labels),
+                        "name": ":".join(labels[0 if several else 1 :]),
                         "in_bytes": inward,
                         "out_bytes": outward,
                         "errors": errors,

@@ -22,6 +22,14 @@ def rates(times: Sequence[float], counter: Sequence[float | None], longest: floa
     return found
 
 
+def increase(counter: Sequence[float | None]) -> float | None:
+    """From its first to its last known value. One that goes back has begun anew."""
+    known = [value for value in counter if value is not None]
+    if len(known) < 2:
+        return None
+    return sum(now - before if now >= before else now for before, now in zip(known, known[1:]))
+
+
 def gaps(times: Sequence[float], start: float, end: float, longest: float) -> list[tuple[float, float]]:
     """Stretches of the job without any sample, also before the first and after the last one."""
     within = sorted(time for time in times if start < time < end)

@@ -7,7 +7,6 @@ from typing import Any
 from joblens.analysis.energy import find_energy
 from joblens.analysis.events import find_events
 from joblens.analysis.findings import find
-from joblens.analysis.gpu_findings import HELD
 from joblens.analysis.gpus import find_gpus, sum_up
 from joblens.analysis.node import find_idle_cores, find_traffic
 from joblens.analysis.points import make_points
@@ -44,7 +43,7 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
     used["node_idle_cores"] = find_idle_cores(reader, span)
     gpus = find_gpus(reader, span, _POINTS, longest)
     if gpus:
-        asked |= {"gpus": sum(gpu.given in HELD for gpu in gpus) or None, **_gpu_memory(gpus)}
+        asked |= {"gpus": sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
         used |= sum_up(gpus)
     holes = gaps(looked, start, finish, max(3 * interval, 0.5))
     view = View(job, asked, used, points, tuple(gpus))
@@ -58,7 +57,9 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
         "timeline": [point._asdict() for point in points],
         "processes": [_process(process) for process in _worth_showing(processes)],
         "gpus": [gpu.plain() for gpu in gpus],
-        "energy": find_energy(reader, span, gpus, used["cpu_seconds"], facts.get("carbon_grams_per_kwh")),
+        "energy": find_energy(
+            reader, span, finish - start, gpus, used["cpu_seconds"], facts.get("carbon_grams_per_kwh")
+        ),
         "traffic": find_traffic(reader, span),
         "events": [event.plain() for event in find_events(reader, span)],
         "gaps": [{"from": first, "to": last} for first, last in holes],

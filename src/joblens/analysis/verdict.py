@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from joblens.analysis.findings import WAITING_CORES, how_it_ended, was_stopped_by_user
+from joblens.analysis.gpu_findings import idle_gpus
 from joblens.analysis.view import View
 
 
@@ -27,6 +28,7 @@ def _use(view: View, rules: list[str]) -> str:
     idle = "it waited most of the time." if used < WAITING_CORES else "the others had nothing to do."
     sayings = {
         "GPUs held idle": _held(view),
+        "GPUs held too long": f"used {share}, and its GPUs only for a part of the time that it held them.",
         "GPUs waiting": f"used {share}; its GPUs waited for work most of the time.",
         "I/O wait": f"waited for storage much of the time and used {share}.",
         "idle cores": f"used {share}; {idle}",
@@ -42,6 +44,10 @@ def _use(view: View, rules: list[str]) -> str:
 
 
 def _held(view: View) -> str:
-    held, used = len(view.gpus), sum(gpu.used for gpu in view.gpus)
-    whole = "a GPU" if held == 1 else f"{held} GPUs"
-    return f"held {whole} and used {used or ('none' if held > 1 else 'it not at all')}."
+    held = [gpu for gpu in view.gpus if gpu.held]
+    used, idle = sum(gpu.used for gpu in held), len(idle_gpus(view))
+    if len(held) == 1:
+        return "held a GPU and did not use it."
+    if used + idle < len(held):  # of the others it is not known
+        return f"held {len(held)} GPUs, {idle} of them for nothing."
+    return f"held {len(held)} GPUs and used {used or 'none'}."

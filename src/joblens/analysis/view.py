@@ -28,6 +28,7 @@ class GpuPoint(NamedTuple):
 
     start: float
     end: float
+    processes: float | None  # of the job on it
     busy: float | None  # of the time, 0 to 1
     memory: float | None  # bytes, at most
     power: float | None  # watts
@@ -35,6 +36,13 @@ class GpuPoint(NamedTuple):
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+    @property
+    def is_known(self) -> bool:
+        return self.processes is not None or self.busy is not None
+
+
+HELD = ("file", "cgroup", "environment")  # ways in which a GPU is given to a job, and so to nobody else
 
 
 class Gpu(NamedTuple):
@@ -46,12 +54,23 @@ class Gpu(NamedTuple):
     used: bool
     first_use: float | None
     last_use: float | None
+    watched_seconds: float  # in which it is known whether it was used
+    processes_seen: bool  # and that by its processes, and not only by how busy it was
     busy_mean: float | None
     busy_peak: float | None
     memory_peak_bytes: float | None
     memory_total_bytes: float | None
     energy_joules: float | None
+    energy_from: str  # counter or power
     points: list[GpuPoint]
+
+    @property
+    def held(self) -> bool:
+        return self.given in HELD
+
+    def busy_between(self, start: float, end: float) -> float | None:
+        inside = [p for p in self.points if p.busy is not None and p.start >= start and p.end <= end]
+        return mean([(p.busy or 0.0, p.seconds) for p in inside])
 
     def plain(self) -> dict[str, Any]:
         found = self._asdict()
@@ -93,6 +112,10 @@ class View(NamedTuple):
     @property
     def cores(self) -> float:
         return float(self.asked["cores"] or 0)
+
+    @property
+    def in_slurm(self) -> bool:
+        return self.job.get("source") == "slurm" or "SLURM_JOB_ID" in (self.job.get("environment") or {})
 
 
 def mean(values: list[tuple[float, float]]) -> float | None:

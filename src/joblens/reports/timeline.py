@@ -49,12 +49,20 @@ def _gpu_lines(record: dict[str, Any], columns: int, style: Callable[..., str]) 
     for gpu in gpus[:_MOST_GPUS]:
         values = resample(gpu["timeline"], "busy", record["job"]["start"], record["job"]["end"], columns)
         most = max((value for value in values if value is not None), default=0.0)
-        name = f"{gpu['node']}:{gpu['index']}" if several else f"GPU {gpu['index']}"
         line = style(sparks(values, 1.0), "cyan")
-        lines.append(f" {plain(name, _TITLE - 2):<{_TITLE - 1}}{line} {style(f'{most:.0%}', 'dim')}")
+        lines.append(f" {_gpu_title(gpu, several):<{_TITLE - 1}}{line} {style(f'{most:.0%}', 'dim')}")
     if len(gpus) > _MOST_GPUS:
         lines.append(" " * _TITLE + style(f"and {len(gpus) - _MOST_GPUS} more GPUs, see --json", "dim"))
     return lines
+
+
+def _gpu_title(gpu: dict[str, Any], several: bool) -> str:
+    """`GPU 0`, or with the end of its node's name, which tells nodes apart better than its beginning."""
+    number = plain(str(gpu["index"]), _TITLE - 2)
+    if not several:
+        return plain(f"GPU {number}", _TITLE - 2)
+    node = plain(str(gpu["node"]))
+    return f"{node[-max(_TITLE - 3 - len(number), 1) :]}:{number}"
 
 
 def clock(moment: float, duration: float) -> str:
