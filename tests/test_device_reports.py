@@ -150,8 +150,8 @@ def energy_of(samples: Iterable[Sample], gpus: list[Gpu], cpu_seconds: float) ->
 
 
 def gpu(joules: float, node: str = "node1", source: str = "counter") -> Gpu:
-    unknown = dict.fromkeys(Gpu._fields)
-    return Gpu(**{**unknown, "node": node, "energy_joules": joules, "energy_from": source})
+    unknown: dict[str, Any] = dict.fromkeys(Gpu._fields)
+    return Gpu(**unknown)._replace(node=node, energy_joules=joules, energy_from=source)
 
 
 PACKAGE = ("rapl", "package", "package-0", "")

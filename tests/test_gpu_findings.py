@@ -145,7 +145,8 @@ def test_energy_over_resets() -> None:
     (gpu,) = gpus_of(card(lambda second: {**BUSY, "energy_joules": second % 40 * 10**6}))
     assert gpu.energy_joules == pytest.approx(39 + 39 + 20)
     (gpu,) = gpus_of(card(always({**BUSY, "power_watts": 300 * 10**6})))
-    assert (gpu.energy_joules, gpu.energy_from) == (pytest.approx(300 * SECONDS), "power")
+    assert gpu.energy_joules == pytest.approx(300 * SECONDS)
+    assert gpu.energy_from == "power"
 
 
 def test_several_nodes() -> None:
@@ -181,6 +182,12 @@ def test_two_vendors() -> None:
 def test_verdict(states: tuple[dict[str, int], ...], said: str) -> None:
     gpus = gpus_of(*(card(always(state), str(number)) for number, state in enumerate(states)))
     assert verdict(view(gpus), ["GPUs held idle"]) == said
+
+
+def test_mean_of_little() -> None:
+    """How busy a card was in a few moments says nothing of the rest."""
+    (gpu,) = gpus_of(card(lambda second: BUSY if second < 10 else without(BUSY, "busy_ratio")))
+    assert (gpu.busy_mean, gpu.busy_peak, gpu.used) == (None, 0.9, True)
 
 
 def test_sums() -> None:

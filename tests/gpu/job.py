@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu.standin import GIB, MIB, Driver, card, cards
+from gpu.standin import GIB, MIB, Driver, card, cards, halves
 
 
 def one_of(elapsed: float, used: int, count: int) -> tuple[dict[str, Any], ...]:
@@ -25,14 +25,7 @@ def one_of(elapsed: float, used: int, count: int) -> tuple[dict[str, Any], ...]:
 
 
 def second_part() -> tuple[dict[str, Any], ...]:
-    parts: dict[str, Any] = {"0.mig": 1}
-    for part in range(2):
-        parts |= {
-            f"0.{part}.uuid": f"MIG-0000000{part}-0000-0000-0000-000000000000",
-            f"0.{part}.name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
-            f"0.{part}.memory": f"{40 * GIB} 0 {5 * GIB * part}",
-        }
-    return cards(1), parts, {"0.1.compute": f"{os.getpid()} {5 * GIB}"}
+    return halves(), {"0.1.memory": f"{40 * GIB} 0 {5 * GIB}", "0.1.compute": f"{os.getpid()} {5 * GIB}"}
 
 
 def main(state: str, seconds: float, *words: str) -> None:

@@ -61,6 +61,20 @@ def cards(count: int) -> dict[str, Any]:
     return {"count": count, **{key: value for n in range(count) for key, value in card(n).items()}}
 
 
+def halves() -> dict[str, Any]:
+    """A card in two parts."""
+    parts = {
+        f"0.{part}.{name}": value
+        for part in range(2)
+        for name, value in (
+            ("uuid", f"MIG-0000000{part}-0000-0000-0000-000000000000"),
+            ("name", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"),
+            ("memory", f"{40 * GIB} 0 0"),
+        )
+    }
+    return {**cards(1), "0.mig": 1, "0.busy": None, **parts}
+
+
 class Driver:
     """The file that tells the stand-in what to answer. Written as a whole: nobody reads half of it."""
 

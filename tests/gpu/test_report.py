@@ -13,7 +13,7 @@ import pytest
 
 from joblens.host import Host
 
-from .standin import GIB, MIB, PATIENCE, Driver, cards, environment
+from .standin import GIB, MIB, PATIENCE, Driver, cards, environment, halves
 
 pytest.importorskip("pynvml", reason="NVIDIA's binding is not installed")
 pytestmark = pytest.mark.skipif(
@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
 def run_job(library: Path, folder: Path, given: str, *words: str) -> Told:
     driver = Driver(folder / "driver")
-    driver.says(cards(1))
+    driver.says(halves() if words == ("mig",) else cards(int(words[-1])))
     env = environment(library, driver.path) | {
         "JOBLENS_HOME": str(folder / "store"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH")))),
@@ -110,3 +110,7 @@ def test_parts_of_a_card(library: Path, tmp_path: Path) -> None:
     assert told.record["gpus"][1]["memory_peak_bytes"] == 5 * GIB
     assert told.record["asked"]["gpu_memory_bytes"] == 2 * 40 * GIB
     assert told.record["findings"][0]["rule"] == "GPUs held idle"
+    assert "GPU 0:0 was held and no process used it" in told.record["findings"][0]["evidence"]
+    assert told.record["gpus"][1]["busy_mean"] is None  # nobody tells it of parts without GPM
+    (line,) = [line for line in told.screen.splitlines() if line.startswith(" GPU 0:1")]
+    assert line.endswith("5 GiB")

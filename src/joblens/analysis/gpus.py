@@ -15,6 +15,7 @@ _COLUMNS = (
     "energy_joules",
 )  # fmt: skip
 _IDLE = 0.02  # a driver's own work shows as a percent or so
+_ENOUGH = 0.5  # of the time must be known for a mean of it
 
 
 def find_gpus(reader: Reader, span: Span, points: int, longest: float) -> list[Gpu]:
@@ -35,6 +36,7 @@ def _gpu(labels: tuple[str, ...], series: Series, longest: float) -> Gpu:
     found = make_gpu_points(series, longest)
     times = _times_of_use(series, found)
     busy = [(point.busy, point.seconds) for point in found if point.busy is not None]
+    whole = sum(point.seconds for point in found)
     joules, source = _energy(series, found)
     node, gpu, index, model, given = labels
     return Gpu(
@@ -48,7 +50,7 @@ def _gpu(labels: tuple[str, ...], series: Series, longest: float) -> Gpu:
         last_use=max(times, default=None),
         watched_seconds=sum(point.seconds for point in found if point.is_known),
         processes_seen=all(point.processes is not None for point in found if point.is_known),
-        busy_mean=mean(busy),
+        busy_mean=mean(busy) if sum(seconds for _, seconds in busy) >= _ENOUGH * whole else None,
         busy_peak=max((value for value, _ in busy), default=None),
         memory_peak_bytes=_most(series, "memory_used_bytes"),
         memory_total_bytes=_most(series, "memory_total_bytes"),

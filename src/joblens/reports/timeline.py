@@ -45,15 +45,27 @@ def _gpu_lines(record: dict[str, Any], columns: int, style: Callable[..., str]) 
     """One for each that was used, up to a few."""
     gpus = [gpu for gpu in record.get("gpus") or [] if gpu["used"] and gpu["timeline"]]
     several = len({gpu["node"] for gpu in gpus}) > 1
-    lines = []
-    for gpu in gpus[:_MOST_GPUS]:
-        values = resample(gpu["timeline"], "busy", record["job"]["start"], record["job"]["end"], columns)
-        most = max((value for value in values if value is not None), default=0.0)
-        line = style(sparks(values, 1.0), "cyan")
-        lines.append(f" {_gpu_title(gpu, several):<{_TITLE - 1}}{line} {style(f'{most:.0%}', 'dim')}")
+    lines = [
+        f" {_gpu_title(gpu, several):<{_TITLE - 1}}{_gpu_sparks(gpu, record['job'], columns, style)}"
+        for gpu in gpus[:_MOST_GPUS]
+    ]
     if len(gpus) > _MOST_GPUS:
         lines.append(" " * _TITLE + style(f"and {len(gpus) - _MOST_GPUS} more GPUs, see --json", "dim"))
     return lines
+
+
+def _gpu_sparks(gpu: dict[str, Any], job: dict[str, Any], columns: int, style: Callable[..., str]) -> str:
+    """How busy some are nobody tells, as of parts of a card: what they hold shows when they were used."""
+    is_busy_known = gpu["busy_mean"] is not None
+    values = resample(
+        gpu["timeline"], "busy" if is_busy_known else "memory", job["start"], job["end"], columns
+    )
+    known = [value for value in values if value is not None]
+    if not known:
+        return " " * columns + style(" unknown", "dim")
+    top = 1.0 if is_busy_known else max(gpu["memory_total_bytes"] or 0.0, *known, 1.0)
+    peak = f"{max(known):.0%}" if is_busy_known else render_bytes(max(known))
+    return f"{style(sparks(values, top), 'cyan')} {style(peak, 'dim')}"
 
 
 def _gpu_title(gpu: dict[str, Any], several: bool) -> str:
