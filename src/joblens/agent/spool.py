@@ -55,6 +55,7 @@ class Spool:
         self.trouble = ""  # of the disk
         self.gaps = Gaps(f"{folder}/gaps.json")
         found = self._find()
+        self.turn, self._last = 0, 0
         self.turn, self._last = self._begin(found)
         self._first = self._last + 1
         for item in found:
