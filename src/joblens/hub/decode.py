@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
 _WORD = 8
+_LENGTH, _SIZES = struct.Struct("<I"), struct.Struct("<III")
 _LARGEST = 1 << 28  # bytes of a batch when it is inflated
 _LARGEST_HEADER = 1 << 20
 _WRONG = (
@@ -31,7 +33,21 @@ class Columns(NamedTuple):
     schema: Schema
     keys: tuple[Key, ...]
     times: Numbers  # nanoseconds since 1970, one per tick
-    values: Numbers  # raw, [tick, key, column]
+    values: Numbers  # raw, [tick, key, column]; in memory the ticks of one value are together
+
+
+class Packed(NamedTuple):
+    """The same before its numbers are read."""
+
+    schema: Schema
+    keys: tuple[Key, ...]
+    ticks: int
+    moving: int  # values that are not the same at all ticks
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.keys) * len(self.schema.columns)
 
 
 def read_header(message: bytes) -> dict[str, Any]:
@@ -57,45 +73,73 @@ def decode_columns(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
+def unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
+    """The header, and the numbers as they came. Raises MalformedError, whatever the message is."""
+    try:
+        return _unpack(message)
+    except _WRONG as error:
+        raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
+
+
 def _decode(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
+    header, entries = _unpack(message)
+    return header, [Columns(entry.schema, entry.keys, *_decode_numbers(entry)) for entry in entries]
+
+
+def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
     sections = _sections(message)
-    header = json.loads(sections[0])
-    if not isinstance(header, dict) or len(sections) % 2 == 0:
+    if len(sections) % 2 == 0:
         raise ValueError("the header or a section is missing")
+    room = _LARGEST
+    plain = _inflate(sections[0], room)
+    header = json.loads(plain)
+    if not isinstance(header, dict):
+        raise ValueError("the header is missing")
     found = []
-    for described, numbers in zip(sections[1::2], sections[2::2]):
-        schema, keys = _describe(described)
-        times, values = _decode_numbers(numbers, len(keys) * len(schema.columns))
-        found.append(Columns(schema, keys, times, values.reshape(len(times), len(keys), len(schema.columns))))
+    for described, packed in zip(sections[1::2], sections[2::2]):
+        room = max(room - len(plain), 1)
+        schema, keys = _describe(described, room)
+        plain = _inflate(packed, room)
+        ticks, size, moving = _SIZES.unpack_from(plain)
+        if (
+            size != len(keys) * len(schema.columns)
+            or ticks < 1
+            or moving > size
+            or len(plain) != _SIZES.size + _WORD * (moving * ticks + ticks + size)
+            or size * ticks * _WORD > _LARGEST  # what does not change is not in the message once per tick
+        ):
+            raise ValueError("the numbers do not fit what they are said to be")
+        found.append(Packed(schema, keys, ticks, moving, plain))
     return header, found
 
 
-# The same description comes with every batch of a node, and of all nodes that are alike.
+# The same description comes with every batch of a node, and of all nodes that are alike; deflated by the same
+# program it is the same bytes.
 _known: dict[bytes, tuple[Schema, tuple[Key, ...]]] = {}
 _MOST_KNOWN = 20_000
 
 
-def _describe(data: bytes) -> tuple[Schema, tuple[Key, ...]]:
-    found = _known.get(data)
+def _describe(packed: bytes, room: int) -> tuple[Schema, tuple[Key, ...]]:
+    found = _known.get(packed)
     if found is None:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        entry = json.loads(data)
+        entry = json.loads(_inflate(packed, room))
         columns = tuple(Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"])
         schema = Schema(str(entry["set"]), tuple(map(str, entry["labels"])), columns)
-        found = _known[data] = schema, tuple(tuple(key) for key in entry["keys"])
+        found = _known[packed] = schema, tuple(tuple(key) for key in entry["keys"])
     return found
 
 
 def _sections(message: bytes) -> list[bytes]:
+    """As they came, deflated."""
     if message[: len(MAGIC)] != MAGIC:
         raise ValueError("it does not begin as one")
     found: list[bytes] = []
-    at, room = len(MAGIC), _LARGEST
+    at = len(MAGIC)
     while at < len(message):
-        (length,) = struct.unpack_from("<I", message, at)
-        found.append(_inflate(message[at + 4 : at + 4 + length], room))
-        room = max(room - len(found[-1]), 1)
+        (length,) = _LENGTH.unpack_from(message, at)
+        found.append(message[at + 4 : at + 4 + length])
         at += 4 + length
     return found
 
@@ -108,31 +152,71 @@ def _inflate(data: bytes, most: int) -> bytes:
     return plain
 
 
-def _decode_numbers(data: bytes, width: int) -> tuple[Numbers, Numbers]:
+def _decode_numbers(entry: Packed) -> tuple[Numbers, Numbers]:
+    """Times, and values as [tick, key, column]."""
+    times, values, wrong = decode_together([entry], entry.ticks)
+    if wrong:
+        raise ValueError("a place outside the row")
+    shape = len(entry.keys), len(entry.schema.columns), entry.ticks
+    return times[0], values.reshape(shape).transpose(2, 0, 1)
+
+
+def decode_together(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers, list[int]]:
+    """Of entries that all have so many ticks: times as [entry, tick], values as [value, tick].
+
+    The values of all entries follow each other, key by key. Also tells which entries, by their place in the
+    list, make no sense: their values are not to be used. Work is done for all together, as what NumPy does
+    with few numbers costs many times what the numbers do.
+    """
     import numpy
 
-    count, size, moving = struct.unpack_from("<III", data)
-    begin, middle = 12, 12 + _WORD * (moving + count + size)
-    if size != width or count < 1 or moving > size or len(data) != middle + _WORD * moving * (count - 1):
-        raise ValueError("the numbers do not fit what they are said to be")
-    first, later = _unshuffle(data[begin:middle]), _unshuffle(data[middle:])
-    places = first[:moving]
-    if moving and (int(places.min()) < 0 or int(places.max()) >= size):
-        raise ValueError("a place outside the row")
-    times = numpy.cumsum(first[moving : moving + count])
-    values = numpy.repeat(first[moving + count :].reshape(1, size), count, axis=0)
-    if moving and count > 1:
-        # Differences are modulo 2^64, as is adding int64.
-        values[1:, places] += numpy.cumsum(later.reshape(moving, count - 1), axis=1).T
-    return times, values
+    moving = numpy.array([entry.moving for entry in entries], dtype=numpy.int64)
+    sizes = numpy.array([entry.size for entry in entries], dtype=numpy.int64)
+    first, later = _planes(entries, ticks)
+    # Each entry has the places of what moves, the times, and the first row.
+    lengths = numpy.stack((moving, numpy.full(len(entries), ticks), sizes), axis=1).reshape(-1)
+    parts = numpy.repeat(numpy.tile(numpy.arange(3, dtype=numpy.int8), len(entries)), lengths)
+    times = first[parts == 1].reshape(-1, ticks).cumsum(axis=1)
+    begin = first[parts == 2]
+    values = numpy.empty((len(begin), ticks), dtype=numpy.int64)
+    values[:] = begin.reshape(-1, 1)
+    if ticks == 1 or not len(later):
+        return times, values, []
+    places, whose = first[parts == 0], numpy.repeat(numpy.arange(len(entries)), moving)
+    outside = (places < 0) | (places >= sizes[whose])
+    wrong = sorted(set(whose[outside].tolist()))
+    places[outside] = 0
+    places += (sizes.cumsum() - sizes)[whose]
+    # Differences are modulo 2^64, as is adding int64.
+    steps = later.reshape(-1, ticks - 1).cumsum(axis=1)
+    steps += begin[places].reshape(-1, 1)
+    values[places, 1:] = steps
+    return times, values, wrong
+
+
+def _planes(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers]:
+    """The two parts of all entries, each as one array of words."""
+    first: list[list[bytes]] = [[] for _ in range(_WORD)]
+    later: list[list[bytes]] = [[] for _ in range(_WORD)]
+    for entry in entries:
+        data, length = entry.data, entry.moving + ticks + entry.size
+        at = _SIZES.size
+        for plane in first:
+            plane.append(data[at : at + length])
+            at += length
+        length = entry.moving * (ticks - 1)
+        if length:
+            for plane in later:
+                plane.append(data[at : at + length])
+                at += length
+    joined = (b"".join([b"".join(plane) for plane in planes]) for planes in (first, later))
+    return _unshuffle(next(joined)), _unshuffle(next(joined))
 
 
 def _unshuffle(data: bytes) -> Numbers:
     """Bytes of equal weight stand together; here each word's own do again."""
     import numpy
 
-    if len(data) % _WORD:
-        raise ValueError("not whole words")
     planes = numpy.frombuffer(data, dtype=numpy.uint8).reshape(_WORD, -1)
-    words: Numbers = numpy.ascontiguousarray(planes.T).view("<i8").reshape(-1).astype(numpy.int64, copy=False)
-    return words
+    words: Numbers = planes.T.copy().view("<i8")[:, 0]
+    return words if sys.byteorder == "little" else words.astype(numpy.int64)

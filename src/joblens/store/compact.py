@@ -9,10 +9,11 @@ from pathlib import Path
 
 from joblens.errors import OutsideError
 from joblens.files import now_at, publish_once, unfinished_name
-from joblens.store.folder import Listing, job_file, list_folder, remove_replaced, render_manifest
+from joblens.store.folder import HUB, Listing, job_file, list_folder, remove_replaced, render_manifest
 from joblens.store.lake import Lake, as_table
 
 Progress = Callable[[int, int], None]
+_MANY, _SMALL_BYTES = 16, 64 << 20
 
 
 def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress | None = None) -> int:
@@ -32,16 +33,40 @@ def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress |
     return done
 
 
+def compact_small(lake: Lake) -> int:
+    """Of the files that a hub writes, those of a day once they are many, and small."""
+    done = 0
+    for folder in sorted(lake.path.glob("set=*/date=*")):
+        with suppress(FileNotFoundError):  # somebody has removed that day
+            remove_replaced(folder, now_at(str(folder)))
+            listing = list_folder(folder)
+            lake.report(*listing.problems)
+            files = [path for path in listing.files if _is_small(path)]
+            if len(files) >= _MANY:
+                done += _attempt(lake, listing, files)
+    return done
+
+
+def _is_small(path: Path) -> bool:
+    """And a hub's, or made of such: no job's own, which may be written anew."""
+    found = job_file(path.name)
+    return (found is None or found.job.startswith(HUB)) and path.stat().st_size < _SMALL_BYTES
+
+
 def compact_folder(lake: Lake, folder: Path, unfinished: Callable[[], set[str]]) -> int:
     listing = list_folder(folder)
     lake.report(*listing.problems)
     kept = unfinished()
     files = [path for path in listing.files if not _belongs(path, kept)]
 
+    return _attempt(lake, listing, files) if len(files) > 1 else 0
+
+
+def _attempt(lake: Lake, listing: Listing, files: list[Path]) -> int:
     def put_together(sound: list[Path]) -> int:
         return _put_together(lake, listing, sound) if len(sound) > 1 else 0
 
-    return lake.attempt(files, put_together, 0, lake.read_through) if len(files) > 1 else 0
+    return lake.attempt(files, put_together, 0, lake.read_through)
 
 
 def _put_together(lake: Lake, listing: Listing, files: list[Path]) -> int:

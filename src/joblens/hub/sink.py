@@ -1,0 +1,286 @@
+"""A sink at work, in a process of its own: `python -m joblens.hub.sink`, started by joblens.hub.runner.
+
+It takes sealed segments in their order and keeps, once a segment is stored, its number as its cursor. After
+a crash the segment after the cursor is taken again, so taking one again must come to the same.
+
+    cursors/NAME.json   {"segment": 7, "rows": …, "values": …, "dropped": …}   what is stored, and how much
+    cursors/NAME.lock   held by the process, so that there are never two
+    sinks/NAME.json     how it is doing, for people; of no use to the sink itself
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from joblens.errors import ConfigError, MalformedError, sentence
+from joblens.files import UNFINISHED, unfinished_name, write_whole
+from joblens.hub.segments import Segment, list_sealed
+
+# Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
+KINDS = {
+    "lake": "joblens.hub.sinks.lake",
+    "csv": "joblens.hub.sinks.csv_tree",
+    "remote_write": "joblens.hub.sinks.remote_write",
+    "kafka": "joblens.hub.sinks.kafka",
+}
+_POLL_SECONDS = 0.2
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
+_PROBLEMS_KEPT = 10
+
+
+class Place(NamedTuple):
+    """Where a sink is: its name, the hub's folder, and what tells this hub from others for all time."""
+
+    name: str
+    home: Path
+    hub: str
+
+    @property
+    def cursor(self) -> Path:
+        return self.home / "cursors" / f"{self.name}.json"
+
+    @property
+    def status(self) -> Path:
+        return self.home / "sinks" / f"{self.name}.json"
+
+    @property
+    def folder(self) -> Path:
+        """For what the sink has to remember beside its cursor."""
+        return self.home / "sinks" / self.name
+
+    @property
+    def journal(self) -> Path:
+        return self.home / "journal"
+
+
+class Taken(NamedTuple):
+    """What became of a segment, or the sum over many."""
+
+    rows: int = 0
+    values: int = 0
+    dropped: int = 0  # rows that this sink cannot store and never will
+    problems: tuple[str, ...] = ()  # why
+
+    def plus(self, other: Taken) -> Taken:
+        problems = dict.fromkeys((*self.problems, *other.problems))
+        return Taken(
+            self.rows + other.rows,
+            self.values + other.values,
+            self.dropped + other.dropped,
+            tuple(problems)[-_PROBLEMS_KEPT:],
+        )
+
+
+class Sink(Protocol):
+    def recover(self, done: int) -> None:
+        """Comes first, and after every failure: all up to segment `done` is stored, no later one is."""
+
+    def take(self, segment: Segment) -> Taken:
+        """Store all of it durably. Raises if that cannot be done now; it is then tried again."""
+
+    def rest(self) -> None:
+        """Nothing waits: time for what else there is to do."""
+
+
+class Cursor(NamedTuple):
+    segment: int = 0
+    rows: int = 0
+    values: int = 0
+    dropped: int = 0
+
+
+def load_cursor(path: Path) -> Cursor:
+    """Raises MalformedError: to begin anew without being asked would store everything twice."""
+    try:
+        found = json.loads(path.read_bytes())
+        values = [found.get(name, 0) for name in Cursor._fields]
+        if not all(type(value) is int and value >= 0 for value in values):
+            raise ValueError("not a number")
+        return Cursor(*values)
+    except FileNotFoundError:
+        return Cursor()
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise MalformedError(str(path), f"no cursor: {error!s:.100}") from None
+
+
+def save_cursor(path: Path, cursor: Cursor) -> None:
+    write_whole(str(path), json.dumps(cursor._asdict()).encode())
+
+
+def check_options(name: str, table: Mapping[str, Any], path: str = "") -> tuple[str, dict[str, Any]]:
+    """The kind of a sink and all of its options, from its table `[hub.sinks.NAME]`. Raises ConfigError."""
+    where = f"hub.sinks.{name}."
+    if not name.replace("_", "").replace("-", "").isalnum() or not name.isascii() or len(name) > 60:
+        raise ConfigError(f"{name!r:.70} is no name for a sink: letters, digits, _ and - are", path)
+    kind = table.get("type", name)
+    if kind not in KINDS:
+        raise ConfigError(f"{where}type is {kind!r:.60}, it can be {', '.join(KINDS)}", path)
+    known: Mapping[str, Any] = import_module(KINDS[kind]).OPTIONS
+    values = {key: value for key, value in table.items() if key != "type"}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"there is no setting {where}{key}, there are {', '.join(known)}", path)
+        fits = type(value) is type(known[key]) or (isinstance(known[key], float) and type(value) is int)
+        if not fits:
+            raise ConfigError(
+                f"{where}{key} is {value!r:.60}, where one such as {known[key]!r} is needed", path
+            )
+    return kind, {**known, **values}
+
+
+class Work:
+    """One sink: takes what is there, tells how it is doing, waits longer after each failure."""
+
+    def __init__(self, place: Place, kind: str, sink: Sink, log: Callable[[str], None]) -> None:
+        self.place, self.kind, self.sink, self.log = place, kind, sink, log
+        self.cursor = load_cursor(place.cursor)
+        self.problems: tuple[str, ...] = ()
+        self.error = ""
+        self.failures = 0
+        self._sound = False  # recover() has been called since the last failure
+        self._told: tuple[Any, ...] = ()
+
+    def step(self) -> float:
+        """One segment, if one waits. How many seconds to wait before the next step."""
+        try:
+            segment = self._next()
+            if not self._sound:
+                self.sink.recover(self.cursor.segment)
+                self._sound = True
+            if segment is None:
+                self.sink.rest()
+                wait = _POLL_SECONDS
+            else:
+                self._take(segment)
+                wait = 0.0
+        except Exception as error:  # this sink's trouble is not the others', and may pass
+            self._fail(error)
+            wait = min(_SHORTEST_WAIT * 2 ** min(self.failures, 20), _LONGEST_WAIT)
+        else:
+            if self.error:
+                self.log(f"sink {self.place.name}: goes on")
+            self.error, self.failures = "", 0
+        self._tell()
+        return wait
+
+    def _next(self) -> Segment | None:
+        waiting = (s for s in list_sealed(self.place.journal) if s.number > self.cursor.segment)
+        return next(waiting, None)
+
+    def _take(self, segment: Segment) -> None:
+        try:
+            taken = self.sink.take(segment)
+        except FileNotFoundError:
+            if segment.path.exists():
+                raise
+            return  # dropped, as too much was waiting: joblens.hub.runner has recorded it
+        cursor = Cursor(
+            segment.number,
+            self.cursor.rows + taken.rows,
+            self.cursor.values + taken.values,
+            self.cursor.dropped + taken.dropped,
+        )
+        save_cursor(self.place.cursor, cursor)
+        self.cursor = cursor
+        for problem in taken.problems:
+            if problem not in self.problems:
+                self.log(f"sink {self.place.name}: segment {segment.number}: {problem}")
+        self.problems = Taken(problems=self.problems).plus(taken).problems
+
+    def _fail(self, error: Exception) -> None:
+        said = sentence(error)
+        if said != self.error:
+            self.log(f"sink {self.place.name}: {said}")
+        self.error, self._sound = said, False
+        self.failures += 1
+
+    def _tell(self) -> None:
+        now = self.cursor, self.error, self.problems, self.failures
+        if now == self._told:
+            return
+        found = {
+            "name": self.place.name,
+            "type": self.kind,
+            "state": "failing" if self.error else "working",
+            "error": self.error,
+            "failures": self.failures,
+            "problems": self.problems,
+            "pid": os.getpid(),
+            "time": time.time(),
+        }
+        with suppress(OSError):  # a full disk is told by the error itself, in the log
+            _write_quickly(self.place.status, json.dumps(found | self.cursor._asdict()).encode())
+            self._told = now
+
+
+def _write_quickly(path: Path, data: bytes) -> None:
+    """Whole, but not on the disk at once: what is lost in a crash is told again."""
+    unfinished = Path(unfinished_name(str(path)))
+    try:
+        unfinished.write_bytes(data)
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def load_status(place: Place) -> dict[str, Any]:
+    """How a sink is doing, also if its process does not run: with `lag_segments` and `lag_seconds`."""
+    found: dict[str, Any] = {"name": place.name, "state": "not started", "error": ""}
+    with suppress(OSError, ValueError):
+        found.update(json.loads(place.status.read_bytes()))
+    with suppress(MalformedError):
+        found.update(load_cursor(place.cursor)._asdict())
+    waiting = [s for s in list_sealed(place.journal) if s.number > found.get("segment", 0)]
+    found["lag_segments"], found["lag_seconds"] = len(waiting), 0.0
+    with suppress(FileNotFoundError, IndexError):
+        found["lag_seconds"] = max(time.time() - waiting[0].path.stat().st_mtime, 0.0)
+    return found
+
+
+def main() -> int:
+    """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
+    told = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_the_hub, daemon=True).start()
+    place = Place(told["name"], Path(told["home"]), told["hub"])
+    for folder in (place.cursor.parent, place.folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = place.cursor.with_suffix(".lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the one before may still be at its end
+    _clear(place)
+    sink: Sink = import_module(KINDS[told["type"]]).open_sink(place, told["options"])
+    work = Work(place, told["type"], sink, _log)
+    while True:
+        time.sleep(work.step())
+
+
+def _clear(place: Place) -> None:
+    """What a crash of this sink has left behind."""
+    for file in (place.cursor, place.status):
+        for path in file.parent.glob(f"{file.name}.*{UNFINISHED}"):
+            path.unlink(missing_ok=True)
+
+
+def _end_with_the_hub() -> None:
+    while os.read(0, 1):
+        continue
+    os._exit(0)  # at any moment: what a crash may do, this may do
+
+
+def _log(message: str) -> None:
+    with suppress(OSError):
+        print(f"joblens hub: {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

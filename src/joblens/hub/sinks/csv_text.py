@@ -1,0 +1,163 @@
+"""Samples as lines of CSV (RFC 4180), by job.
+
+Columns are `time,cluster,jobid,node`, the other labels, and the numbers in base units. Time is in seconds
+since 1970, unknown is empty. A line is always one row: letters that would begin a new one are written as
+in C, so that no name can look like a row or a header.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from joblens.hub.checked import Job, Received
+from joblens.hub.decode import Columns, Numbers
+from joblens.model import ABSENT, Column, Key, Schema
+from joblens.store.columns import storable, stored_name
+
+_OF_THE_JOB = ("cluster", "jobid", "node")
+_EXACT = 1 << 53  # up to here a float is any whole number
+
+
+class Text(NamedTuple):
+    """Rows of one job in one set."""
+
+    job: Job
+    set: str
+    header: str
+    lines: list[str]
+    width: int  # numbers in a line
+
+
+def lines_of(batch: Received, sets: frozenset[str] = frozenset()) -> Iterator[Text]:
+    """Rows that say whose they are go to that job, rows of nobody to none; the node's to all jobs there."""
+    present = _Presence(batch)
+    for entry in batch.columns:
+        if entry.values.size and (not sets or entry.schema.set in sets):
+            yield from (
+                _of_jobs(entry, present) if "jobid" in entry.schema.labels else _of_node(entry, present)
+            )
+
+
+class _Presence:
+    """Which jobs were on the node when: as the set `job` has told last, and else as the header says."""
+
+    def __init__(self, batch: Received) -> None:
+        self.node, self.cluster = batch.node, batch.cluster
+        self._users = {(job.cluster, job.id): job for job in batch.jobs}
+        told = [
+            (time_ns, self._jobs(entry))
+            for entry in batch.columns
+            if entry.schema.set == "job" and entry.schema.labels == _OF_THE_JOB
+            for time_ns in entry.times.tolist()
+        ]
+        told.sort(key=lambda moment: moment[0])
+        self._times = [time_ns for time_ns, _ in told]
+        self._told = [jobs for _, jobs in told]
+        known = {job[:3] for jobs in self._told for job in jobs}
+        self._others = [job for job in batch.jobs if job[:3] not in known and job.id]
+
+    def at(self, time_ns: int) -> list[Job]:
+        if not self._told:
+            return self._others
+        return self._told[max(bisect_right(self._times, time_ns) - 1, 0)] + self._others
+
+    def _jobs(self, entry: Columns) -> list[Job]:
+        return [self.job(*map(str, key)) for key in entry.keys if key[1] != ""]
+
+    def job(self, cluster: str, jobid: str, node: str) -> Job:
+        known = self._users.get((cluster, jobid))
+        return Job(cluster, jobid, node, known.user if known else "", known.uid if known else -1)
+
+
+def _of_jobs(entry: Columns, present: _Presence) -> Iterator[Text]:
+    schema, keys, times, _ = entry
+    where = {name: schema.labels.index(name) for name in _OF_THE_JOB if name in schema.labels}
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for number, key in enumerate(keys):
+        whose = {name: str(key[place]) for name, place in where.items()}
+        if whose["jobid"]:
+            name = whose.get("cluster", present.cluster), whose["jobid"], whose.get("node", present.node)
+            rows.setdefault(name, []).append(number)
+    if not rows:
+        return
+    texts, moments, header = _row_texts(entry), _times(times), render_header(schema)
+    for name, chosen in rows.items():
+        job = present.job(*name)
+        front = _front(job)
+        lines = [moment + front + ticks[row] for moment, ticks in zip(moments, texts) for row in chosen]
+        yield Text(job, schema.set, header, lines, len(schema.columns))
+
+
+def _of_node(entry: Columns, present: _Presence) -> Iterator[Text]:
+    ticks: dict[Job, list[int]] = {}
+    for tick, time_ns in enumerate(entry.times.tolist()):
+        for job in present.at(time_ns):
+            ticks.setdefault(job, []).append(tick)
+    if not ticks:
+        return
+    texts, moments, header = _row_texts(entry), _times(entry.times), render_header(entry.schema)
+    for job, chosen in ticks.items():
+        named = job if job.node else job._replace(node=present.node)
+        front = _front(named)
+        lines = [moments[tick] + front + row for tick in chosen for row in texts[tick]]
+        yield Text(named, entry.schema.set, header, lines, len(entry.schema.columns))
+
+
+def _front(job: Job) -> str:
+    return f",{cell(job.cluster)},{cell(job.id)},{cell(job.node)},"
+
+
+def _times(times: Numbers) -> list[str]:
+    return [f"{t // 10**9}.{t % 10**9:09d}".rstrip("0").rstrip(".") for t in times.tolist()]
+
+
+def render_header(schema: Schema) -> str:
+    labels = [name for name in schema.labels if name not in _OF_THE_JOB]
+    columns = [stored_name(column) for column in schema.columns]
+    return ",".join(map(cell, ["time", *_OF_THE_JOB, *labels, *columns])) + "\n"
+
+
+def cell(text: Any) -> str:
+    """Quoted where it must be, and never more than one line."""
+    plain = storable(str(text))
+    if not plain.isprintable():
+        plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+    return '"' + plain.replace('"', '""') + '"' if any(c in plain for c in ',"') else plain
+
+
+def _row_texts(entry: Columns) -> list[list[str]]:
+    """By tick and key: the labels, but for those that say whose it is, and the numbers."""
+    ticks, height, _ = entry.values.shape
+    columns = [
+        _cells(column, entry.values[:, :, number].reshape(-1))
+        for number, column in enumerate(entry.schema.columns)
+    ]
+    labels = _label_texts(entry.schema, entry.keys)
+    rows = [",".join(row) + "\n" for row in zip(*columns)]
+    return [
+        [label + row for label, row in zip(labels, rows[tick * height : (tick + 1) * height])]
+        for tick in range(ticks)
+    ]
+
+
+def _label_texts(schema: Schema, keys: tuple[Key, ...]) -> list[str]:
+    places = [place for place, name in enumerate(schema.labels) if name not in _OF_THE_JOB]
+    return ["".join(cell(key[place]) + "," for place in places) for key in keys]
+
+
+def _cells(column: Column, raw: Numbers) -> list[str]:
+    least = int(raw.min())
+    if least == ABSENT:
+        return ["" if value == ABSENT else _number(column.in_base_units(value)) for value in raw.tolist()]
+    if column.factor == column.divisor == 1:
+        return list(map(str, raw.tolist()))
+    largest = max(-least, int(raw.max())) * abs(column.factor)
+    if column.divisor == 1 or largest >= _EXACT:
+        return [_number(column.in_base_units(value)) for value in raw.tolist()]
+    return list(map(repr, (raw * column.factor / column.divisor).tolist()))
+
+
+def _number(value: Any) -> str:
+    return repr(value)

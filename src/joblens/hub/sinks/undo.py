@@ -1,0 +1,73 @@
+"""How long files were before a segment was appended to them: what it takes to undo that after a crash.
+
+The first line is the number of the segment, each further one a file: its path in parts, and its length
+before, -1 if it was not there. A line that a crash has cut off is of a file that nothing was written to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from joblens.files import publish, sync_folder, unfinished_name
+
+Parts = tuple[str, ...]
+
+
+class Undo:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = -1
+        self._known: set[Parts] = set()
+
+    def load(self, done: int) -> list[tuple[Parts, int]]:
+        """What is to be undone, if all up to segment `done` is as it should be."""
+        self.close()
+        try:
+            lines = self.path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        if not lines or int(lines[0]) <= done:
+            return []
+        found = []
+        for line in lines[1:]:
+            with suppress(ValueError):  # blocks of zeros, which some file systems leave after a crash
+                *parts, length = json.loads(line)
+                found.append((tuple(parts), int(length)))
+        return found
+
+    def begin(self, segment: int) -> None:
+        self.close()
+        unfinished = unfinished_name(str(self.path))
+        Path(unfinished).write_bytes(b"%d\n" % segment)
+        publish(unfinished, str(self.path))
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._known.clear()
+
+    def add(self, files: Iterable[tuple[Parts, int]]) -> None:
+        """On return it is on the disk. The first length of a file counts."""
+        new = {parts: length for parts, length in files if parts not in self._known}
+        if new:
+            text = "".join(json.dumps([*parts, length]) + "\n" for parts, length in new.items())
+            write_all(self._file, text.encode())
+            os.fdatasync(self._file)
+            self._known.update(new)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def remove(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+        sync_folder(str(self.path))
+
+
+def write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
