@@ -1,0 +1,234 @@
+"""Rows to Kafka, each once: what is sent and how far it is are parts of the same transaction (docs/kafka.md).
+
+Every few megabytes a transaction is finished; its last message says which segment, and how many records of
+it, are done. That note is read back at start, so that a crash at any moment repeats nothing for those who
+read finished transactions only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from joblens.errors import ConfigError, MalformedError, ServerError, sentence
+from joblens.hub import kafka_client
+from joblens.hub.decode import decode_columns, read_header
+from joblens.hub.header import check_header
+from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
+from joblens.hub.kafka_schema import Encode, avro_frame, avro_rows, json_rows
+from joblens.hub.segments import LARGEST_BATCH, Record, Segment
+from joblens.hub.sink import Place, Taken
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+JSON, AVRO, BATCH = "json", "avro", "batch"
+OPTIONS: dict[str, Any] = {
+    **kafka_client.OPTIONS,
+    "format": JSON,  # or avro; or batch: what the nodes sent, for other hubs
+    "one_topic": False,  # all sets on PREFIX.rows
+    "schema_id": 0,  # of Avro: the number that a schema registry gave
+    "message_bytes": 900_000,
+    "compression": "lz4",
+}
+_RESERVED = (CURSORS, BATCHES, SEEN, "rows", "other")
+_TOPIC = re.compile("[A-Za-z0-9_-]{1,100}", re.ASCII)
+_PART_BYTES = 8 << 20  # in one transaction
+
+
+class Message(NamedTuple):
+    topic: str
+    key: str
+    value: bytes
+    values: int  # how many numbers are in it
+
+
+class Done(NamedTuple):
+    """Of this segment so many records are in Kafka, and all of the segments before."""
+
+    segment: int = 0
+    records: int = 0
+
+
+class KafkaSink:
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        self._kafka = load_kafka(options)
+        self._name = f"{place.hub}-{place.name}"
+        self._options = options
+        self._form = Form(self._kafka, options)
+        self._producer: Producer | None = None
+        self._done = Done()
+        self._created: set[str] = set()
+
+    @property
+    def producer(self) -> Producer:
+        if self._producer is None:
+            raise ServerError(f"Kafka at {self._kafka.brokers}: not connected")
+        return self._producer
+
+    def recover(self, done: int) -> None:
+        """A new connection. What Kafka itself has is known by its note, which is never behind `done`."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+        with self._kafka.errors():
+            largest = max(self._form.largest + (1 << 16), 1_000_000)
+            kind = self._options["compression"]
+            self._producer = self._kafka.producer(
+                self._name, compression_type=kind, message_max_bytes=largest
+            )
+            self._done = self._read_done()
+
+    def _read_done(self) -> Done:
+        self._kafka.create_notes(CURSORS)
+        return _parse_done(self._kafka.read_note(CURSORS, self._name), self._kafka.topic(CURSORS))
+
+    def take(self, segment: Segment) -> Taken:
+        if segment.number < self._done.segment:
+            return Taken()
+        with self._kafka.errors():
+            return self._send(segment, self._done.records if segment.number == self._done.segment else 0)
+
+    def _send(self, segment: Segment, skip: int) -> Taken:
+        taken, size, count = Taken(), 0, 0
+        for count, record in enumerate(_records(segment), 1):
+            if count <= skip:
+                continue
+            if not size:
+                self.producer.begin_transaction()
+            found = self._form.messages(record)
+            size += 1 + self._produce(found.messages, record.received_ns)
+            taken = taken.plus(found.taken)
+            if size >= _PART_BYTES:
+                self._commit(Done(segment.number, count))
+                size = 0
+        if size:
+            self._commit(Done(segment.number, count))
+        return taken
+
+    def _produce(self, messages: Iterable[Message], received_ns: int) -> int:
+        """Stamped with the hub's time: a node's clock can be wrong, and Kafka deletes by this."""
+        stamp = min(received_ns, time.time_ns()) // 10**6
+        produce, size = self.producer.produce, 0
+        for topic, key, value, _ in messages:
+            if topic not in self._created:
+                self._create(topic)
+            size += len(value) + len(key)
+            while True:
+                try:
+                    produce(topic, value, key, timestamp=stamp)
+                    break
+                except BufferError:  # enough is under way
+                    self.producer.poll(0.1)
+        return size
+
+    def _create(self, topic: str) -> None:
+        if topic == self._kafka.topic(BATCHES):
+            self._kafka.create(topic, max_message_bytes=str(self._form.largest + (1 << 16)))
+        else:
+            self._kafka.create(topic)
+        self._created.add(topic)
+
+    def _commit(self, done: Done) -> None:
+        note = json.dumps({"segment": done.segment, "records": done.records})
+        self.producer.produce(self._kafka.topic(CURSORS), note, self._name, 0)
+        self.producer.commit_transaction(2 * TIMEOUT)
+        self._done = done
+
+    def rest(self) -> None:
+        self.producer.poll(0)
+
+
+class Found(NamedTuple):
+    messages: list[Message]
+    taken: Taken
+
+
+class Form:
+    """From a record to its messages, as the settings want them."""
+
+    def __init__(self, kafka: Kafka, options: Mapping[str, Any]) -> None:
+        self._kafka, self._one = kafka, bool(options["one_topic"])
+        self._format = options["format"]
+        if self._format not in (JSON, AVRO, BATCH):
+            raise ConfigError(f"the format for Kafka is {self._format!r:.60}, it can be json, avro or batch")
+        self._encode: Encode = avro_rows if self._format == AVRO else json_rows
+        self._frame = avro_frame(options["schema_id"]) if self._format == AVRO else b""
+        # A batch is as large as a hub takes it; it cannot be stored in parts.
+        self.largest: int = LARGEST_BATCH if self._format == BATCH else options["message_bytes"]
+
+    def messages(self, record: Record) -> Found:
+        try:
+            if self._format == BATCH:
+                return self._whole(record)
+            return self._rows(record)
+        except MalformedError as error:
+            return Found([], Taken(dropped=1, problems=(f"a batch is left out: {sentence(error)}",)))
+
+    def _whole(self, record: Record) -> Found:
+        header = check_header(read_header(record.batch))
+        message = Message(self._kafka.topic(BATCHES), header.batch.node, record.batch, 0)
+        return Found([message], Taken(rows=sum(_count(entry[1]) for entry in header.sets)))
+
+    def _rows(self, record: Record) -> Found:
+        head, parts = decode_columns(record.batch)
+        batch = check_header(head).batch
+        messages: list[Message] = []
+        taken = Taken()
+        for part in parts:
+            topic, width = self._topic(part.schema.set), len(part.schema.columns)
+            try:
+                rows = list(self._encode(part, batch.cluster, batch.node))
+            except MalformedError as error:
+                taken = taken.plus(_dropped(len(part.times) * len(part.keys), sentence(error)))
+                continue
+            fits = [Message(topic, row.node, self._frame + row.value, width) for row in rows
+                    if len(row.value) + len(row.node) < self.largest]  # fmt: skip
+            if len(fits) < len(rows):
+                taken = taken.plus(
+                    _dropped(len(rows) - len(fits), f"{part.schema.set}: rows over message_bytes")
+                )
+            messages += fits
+            taken = taken.plus(Taken(len(fits), len(fits) * width))
+        return Found(messages, taken)
+
+    def _topic(self, set_name: str) -> str:
+        """A set's name comes from outside: it cannot be that of a topic with another meaning."""
+        if self._one:
+            return self._kafka.topic("rows")
+        fits = _TOPIC.fullmatch(set_name) is not None and set_name not in _RESERVED
+        return self._kafka.topic(set_name if fits else "other")
+
+
+def _records(segment: Segment) -> Iterator[Record]:
+    """Up to where the disk has changed them; the rest nobody can read any more."""
+    try:
+        yield from segment.records()
+    except MalformedError:
+        return
+
+
+def _dropped(rows: int, why: str) -> Taken:
+    return Taken(dropped=rows, problems=(f"rows are left out: {why}",))
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+def _parse_done(note: bytes, topic: str) -> Done:
+    """Raises MalformedError: to begin anew would send everything twice."""
+    if not note:
+        return Done()
+    try:
+        found = json.loads(note)
+        return Done(int(found["segment"]), int(found["records"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise MalformedError(topic, f"{note[:60]!r} does not say how far this hub is") from None
+
+
+def open_sink(place: Place, options: Mapping[str, Any]) -> KafkaSink:
+    return KafkaSink(place, options)

@@ -1,0 +1,195 @@
+"""The sink `kafka` against a broker: every row once, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from joblens.hub.kafka_schema import AVRO
+from joblens.hub.sink import Place
+from joblens.hub.sinks.kafka import OPTIONS, open_sink
+
+from ..running import PATIENCE, wait_for
+from .broker import Broker, MockBroker
+from .made import START, TICKS, Ends, has_topic, make_batch, read_topic, write_segment
+
+
+def options(address: str, prefix: str, **other: Any) -> dict[str, Any]:
+    return {**OPTIONS, "brokers": address, "prefix": prefix, **other}
+
+
+def values(address: str, topic: str, isolation: str = "read_committed") -> list[dict[str, Any]]:
+    return [json.loads(message.value() or b"") for message in read_topic(address, topic, isolation)]
+
+
+def test_rows_as_json(any_broker: Broker | MockBroker, prefix: str, tmp_path: Path) -> None:
+    """One topic per set, one message per row, in base units, the key is the node, unknown is left out."""
+    sink = open_sink(Place("kafka", tmp_path, "h1"), options(any_broker.address, prefix))
+    sink.recover(0)
+    taken = sink.take(write_segment(tmp_path / "journal", 1, [make_batch("n1", 0), make_batch("n2", 0)]))
+    assert (taken.rows, taken.values, taken.dropped) == (2 * TICKS * 6, 2 * TICKS * 12, 0)
+    found = list(read_topic(any_broker.address, f"{prefix}.cpu"))
+    assert Counter(message.key() for message in found) == {b"n1": TICKS * 4, b"n2": TICKS * 4}
+    rows = {
+        (row["node"], row["time"], row["cpu"]): row
+        for row in (json.loads(message.value() or b"") for message in found)
+    }
+    assert len(rows) == 2 * TICKS * 4
+    assert rows["n2", START + 3, 1] == {
+        "cluster": "lab", "node": "n2", "set": "cpu", "cpu": 1, "time": START + 3,
+        "user_seconds": 0.32, "switches": 33,
+    }  # fmt: skip
+    jobs = {
+        (row["node"], row["jobid"], row["time"]): row for row in values(any_broker.address, f"{prefix}.job")
+    }
+    assert len(jobs) == 2 * TICKS * 2
+    assert jobs["n1", "7", START + 1]["rss_bytes"] == 1024
+    assert jobs["n1", "7", START + 1]["x"] == 1
+    assert "x" not in jobs["n1", "8", START + 1]
+
+
+def test_rows_as_avro_on_one_topic(any_broker: Broker | MockBroker, prefix: str, tmp_path: Path) -> None:
+    """With Avro's own mark in front, read by another implementation."""
+    chosen = options(any_broker.address, prefix, format="avro", one_topic=True)
+    sink = open_sink(Place("kafka", tmp_path, "h1"), chosen)
+    sink.recover(0)
+    sink.take(write_segment(tmp_path / "journal", 1, [make_batch("n1", 0)]))
+    from io import BytesIO
+
+    found = [message.value() or b"" for message in read_topic(any_broker.address, f"{prefix}.rows")]
+    assert {value[:2] for value in found} == {b"\xc3\x01"}
+    rows: list[Any] = [fastavro.schemaless_reader(BytesIO(value[10:]), AVRO, None) for value in found]
+    assert Counter(row["set"] for row in rows) == {"cpu": TICKS * 4, "job": TICKS * 2}
+    (row,) = (row for row in rows if row["labels"].get("cpu") == 1 and row["time"].timestamp() == START + 3)
+    assert row["values"] == {"user_seconds": 0.32, "switches": 33}
+
+
+def test_done_again(broker: Broker, prefix: str, tmp_path: Path) -> None:
+    """A segment that is taken again, by the same process or by another, is there once."""
+    batches = [make_batch("n1", number) for number in range(5)]
+    segment = write_segment(tmp_path / "journal", 3, batches)
+    for _ in range(2):
+        sink = open_sink(Place("kafka", tmp_path, "h1"), options(broker.address, prefix))
+        sink.recover(0)
+        for _ in range(2):
+            sink.take(segment)
+    assert len(values(broker.address, f"{prefix}.cpu")) == 5 * TICKS * 4
+
+
+def test_two_hubs(broker: Broker, prefix: str, tmp_path: Path) -> None:
+    """While one has a transaction under way, another that starts reads its own note, though that is newer."""
+    segment = write_segment(tmp_path / "journal", 1, [make_batch("n1", 0)])
+    first, second = (
+        open_sink(Place("kafka", tmp_path, hub), options(broker.address, prefix)) for hub in ("h1", "h2")
+    )
+    first.recover(0)
+    second.recover(0)
+    first.producer.begin_transaction()
+    first.producer.produce(f"{prefix}.cursors", b'{"segment": 9, "records": 9}', "h1-kafka", 0)
+    first.producer.flush(PATIENCE)
+    second.take(segment)
+    again = open_sink(Place("kafka", tmp_path, "h2"), options(broker.address, prefix))
+    import threading
+
+    threading.Timer(1.0, first.producer.abort_transaction).start()
+    again.recover(0)
+    again.take(segment)
+    assert len(values(broker.address, f"{prefix}.cpu")) == TICKS * 4
+
+
+def test_console_consumer(broker: Broker, prefix: str, tmp_path: Path) -> None:
+    """Kafka's own console consumer prints the rows and their keys."""
+    sink = open_sink(Place("kafka", tmp_path, "h1"), options(broker.address, prefix))
+    sink.recover(0)
+    sink.take(write_segment(tmp_path / "journal", 1, [make_batch("n1", 0)]))
+    words = ["--bootstrap-server", broker.address, "--topic", f"{prefix}.cpu", "--from-beginning"]
+    words += ["--isolation-level", "read_committed", "--max-messages", str(TICKS * 4)]
+    printed = broker.run(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer", *words, "--property", "print.key=true"
+    )
+    lines = [line.partition("\t") for line in printed.splitlines()]
+    assert [(key, json.loads(value)["node"]) for key, _, value in lines] == [("n1", "n1")] * TICKS * 4
+
+
+@contextmanager
+def running_sink(home: Path, chosen: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that the hub starts for it."""
+    told = {"name": "kafka", "home": str(home), "hub": "h1", "type": "kafka", "options": chosen}
+    with (home / "said").open("a") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "joblens.hub.sink"], stdin=subprocess.PIPE, stdout=said, stderr=said
+        )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(told).encode() + b"\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+KILLS = 10
+
+
+@pytest.mark.parametrize("one_topic", [False, True])
+def test_killed_ten_times(broker: Broker, prefix: str, tmp_path: Path, one_topic: bool) -> None:
+    """kill -9 in the middle of a transaction, ten times: each row once for those who read finished ones."""
+    chosen = options(broker.address, prefix, one_topic=one_topic)
+    journal, nodes = tmp_path / "journal", [f"n{number}" for number in range(8)]
+    topic = f"{prefix}.rows" if one_topic else f"{prefix}.cpu"
+    sent = 0
+    for number in range(1, KILLS + 3):
+        write_segment(
+            journal, number, [make_batch(node, n, 64) for n in range(sent, sent + 5) for node in nodes]
+        )
+        sent += 5
+    ends = Ends(broker.address, topic)
+    for _ in range(KILLS):
+        with running_sink(tmp_path, chosen) as process:
+            wait_for("the end of the one before", lambda: not ends.unfinished())
+            wait_for("a transaction under way", ends.unfinished)
+            assert process.poll() is None
+    ends.close()
+    with running_sink(tmp_path, chosen):
+        cursor = tmp_path / "cursors" / "kafka.json"
+        wait_for(
+            "the last segment",
+            lambda: cursor.exists() and json.loads(cursor.read_bytes())["segment"] == KILLS + 2,
+        )
+    rows = [row for row in values(broker.address, topic) if row["set"] == "cpu"]
+    expected = Counter(
+        (node, START + tick, core) for node in nodes for tick in range(sent * TICKS) for core in range(64)
+    )
+    assert Counter((row["node"], row["time"], row["cpu"]) for row in rows) == expected
+    # And the kills did hit: those who read everything see more.
+    assert len(values(broker.address, topic, "read_uncommitted")) > len(rows)
+
+
+def test_broker_away(broker: Broker, prefix: str, tmp_path: Path) -> None:
+    """The sink says so once, and catches up when the broker is back."""
+    chosen, journal = options(broker.address, prefix), tmp_path / "journal"
+    with running_sink(tmp_path, chosen) as process:
+        write_segment(journal, 1, [make_batch("n1", 0)])
+        wait_for("the first rows", lambda: has_topic(broker.address, f"{prefix}.cpu"))
+        broker.stop()
+        try:
+            for number in range(1, 4):
+                write_segment(journal, number + 1, [make_batch("n1", number)])
+        finally:
+            broker.start()
+        cursor = tmp_path / "cursors" / "kafka.json"
+        wait_for(
+            "the last segment", lambda: cursor.exists() and json.loads(cursor.read_bytes())["segment"] == 4
+        )
+        assert process.poll() is None
+    assert len(values(broker.address, f"{prefix}.cpu")) == 4 * TICKS * 4
