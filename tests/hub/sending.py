@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from joblens.agent.batch import Batch
 from joblens.hub.decode import read_header
-from joblens.hub.segments import OPEN, Segment, list_sealed, sound_length
+from joblens.hub.segments import Segment, sound_length
 from joblens.model import COUNTER, Column, Rows, Sample, Schema
 
 PATIENCE = 60.0
@@ -67,10 +67,11 @@ class Sender:
     def __init__(
         self, port: int, tls: ssl.SSLContext | None = None, source: str = "127.0.0.1", **fields: str
     ) -> None:
-        make: Any = http.client.HTTPConnection if tls is None else http.client.HTTPSConnection
-        more = {} if tls is None else {"context": tls}
-        self._connection = make(
-            "localhost" if tls else "127.0.0.1", port, timeout=PATIENCE, source_address=(source, 0), **more
+        more: dict[str, Any] = {"timeout": PATIENCE, "source_address": (source, 0)}
+        self._connection = (
+            http.client.HTTPConnection("127.0.0.1", port, **more)
+            if tls is None
+            else http.client.HTTPSConnection("127.0.0.1", port, context=tls, **more)
         )
         self._fields = fields
 
@@ -113,25 +114,16 @@ class Hub:
     """A `joblens hub` that runs."""
 
     def __init__(
-        self, folder: Path, config: str = "", home: Path | None = None, port: int = 0, **limits: Any
+        self, folder: Path, config: str = "", home: Path | None = None, port: int = 0, **more: Any
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.home = home or folder / "home"
         self.config, self._said = folder / "hub.toml", folder / f"stderr-{time.monotonic_ns()}"
         self.config.write_text(f"[hub]\n{config}")
-        words = [
-            "hub",
-            "--config",
-            str(self.config),
-            "--home",
-            str(self.home),
-            "--listen",
-            f"127.0.0.1:{port}",
-        ]
+        words = ["--config", str(self.config), "--home", str(self.home), "--listen", f"127.0.0.1:{port}"]
+        command = [sys.executable, "-m", "joblens", "hub", *words]
         with self._said.open("w") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "joblens", *words], stdout=stderr, stderr=stderr, **limits
-            )
+            self.process = subprocess.Popen(command, stdout=stderr, stderr=stderr, **more)
         self.port = wait_for("the hub's address", self._find_port)
 
     def _find_port(self) -> int:
@@ -176,26 +168,17 @@ def running_hub(folder: Path, config: str = "", **more: Any) -> Iterator[Hub]:
         hub.kill()
 
 
-def segments(home: Path) -> list[Segment]:
-    """Sealed ones, and what is whole of the one that is open."""
-    folder = home / "journal"
-    opened = [
-        Segment(int(match[1]), folder / match[0])
-        for match in map(OPEN.fullmatch, sorted(os.listdir(folder)))
-        if match
-    ]
-    return [*list_sealed(folder), *opened]
-
-
 def stored(home: Path) -> Counter[tuple[str, int]]:
-    """How often each batch is in the journal."""
+    """How often each batch is in the journal: in sealed segments, and in what is whole of the open one."""
     found: Counter[tuple[str, int]] = Counter()
-    for segment in segments(home):
-        size, read = sound_length(segment.path), 0
-        for record in segment.records():
+    for name in sorted(os.listdir(home / "journal")):
+        path = home / "journal" / name
+        size, read = sound_length(path), 0
+        assert size == path.stat().st_size or name.endswith(".log"), f"{name} is damaged"
+        records = Segment(0, path).records()
+        while read < size:
+            record = next(records)
             header = read_header(record.batch)
             found[header["node"], header["sequence"]] += 1
             read += 16 + len(record.batch)
-            if read == size:
-                break
     return found

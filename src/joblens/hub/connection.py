@@ -48,6 +48,7 @@ class Connection(asyncio.Protocol):
         self._skip = 0  # bytes of it still to come that nobody needs
         self._held, self._held_as_stranger = 0, True
         self._advancing = self._busy = False
+        self._ended = False  # nothing more comes
         self._stuck = False  # the other side does not fetch its answers
         self._paused = False
         self._bad = 0
@@ -75,6 +76,12 @@ class Connection(asyncio.Protocol):
         self._buffer += data
         self._advance()
 
+    def eof_received(self) -> bool:
+        """The other side sends no more. What it has sent is still answered, which TLS cannot."""
+        self._ended = True
+        secure = self._transport.get_extra_info("ssl_object") is not None
+        return (self._busy or self._stuck) and not secure
+
     def pause_writing(self) -> None:
         self._stuck = True
 
@@ -99,6 +106,8 @@ class Connection(asyncio.Protocol):
             self._cut_off(refused)
         finally:
             self._advancing = False
+        if self._ended and not self._busy and not self._stuck:
+            self._transport.close()
         self._balance()
 
     def _balance(self) -> None:

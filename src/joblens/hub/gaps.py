@@ -28,7 +28,7 @@ class Gaps:
     def of_node(self, header: Header) -> None:
         """Raises OSError; then they are still in the journal, with the batch that told them."""
         batch = header.batch
-        who = {"kind": "node", "cluster": batch.cluster, "node": batch.node, "boot": batch.boot}
+        who = {"kind": "node", "cluster": batch.cluster, "node": batch.node}
         self._add([{**who, **gap._asdict()} for gap in gaps_of(header)])
 
     def of_segment(self, segment: Segment, sinks: Iterable[str], size: int) -> None:

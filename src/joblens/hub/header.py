@@ -41,6 +41,7 @@ class JobInfo(NamedTuple):
 class GapInfo(NamedTuple):
     """What a node had to drop: batches of a boot, and the time that they were of."""
 
+    boot: str  # it can have been before the last one
     first: int
     last: int
     from_ns: int
@@ -134,8 +135,15 @@ def jobs_of(header: Header) -> list[JobInfo]:
 
 def gaps_of(header: Header) -> list[GapInfo]:
     return [
-        GapInfo(_whole(first), _whole(last), _whole(begin), _whole(end), _text(why))
-        for first, last, begin, end, why, *_ in header.gaps
+        GapInfo(
+            _text(more[0]) if more else header.batch.boot,
+            _whole(first),
+            _whole(last),
+            _whole(begin),
+            _whole(end),
+            _text(why),
+        )
+        for first, last, begin, end, why, *more in header.gaps
     ]
 
 

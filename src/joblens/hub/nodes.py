@@ -15,7 +15,7 @@ _FORGET = 3600.0  # seconds after which a node that is gone is not shown any mor
 
 
 class Node:
-    __slots__ = ("bucket", "cluster", "header", "heard", "made", "node", "offset", "period")
+    __slots__ = ("bucket", "cluster", "header", "heard", "made", "node", "offset", "period", "picked")
 
     def __init__(self, cluster: str, node: str, bucket: Bucket) -> None:
         self.cluster, self.node, self.bucket = cluster, node, bucket
@@ -24,6 +24,7 @@ class Node:
         self.made = 0.0  # when the newest batch was made, by the hub's clock
         self.period = 0.0  # seconds between batches
         self.offset: float | None = None  # the hub's clock minus the node's
+        self.picked = b""  # of the newest batch what joblens.hub.now shows
 
     def update(self, header: Header, received_ns: int, offset: float | None) -> None:
         received = received_ns / 1e9

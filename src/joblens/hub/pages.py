@@ -12,6 +12,7 @@ from joblens.agent.exposition import OPENMETRICS, PROMETHEUS, Exposition
 from joblens.hub.connection import Page
 from joblens.hub.keep import Lag
 from joblens.hub.nodes import GONE, LATE, LIVE, node_state
+from joblens.hub.now import describe
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer
 from joblens.hub.requests import Request
@@ -22,6 +23,7 @@ _WORDS = """\
 joblens hub
 /metrics   its own metrics, for Prometheus
 /sets      every set of every node, as JSON
+/now       what every node did in its last batch, as JSON
 /v1/batch  where agents send to
 """
 
@@ -82,7 +84,7 @@ class Pages:
         given = request.fields.get(b"authorization", b"")
         if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
             return Page(Answer(401, "a token is needed: Authorization: Bearer TOKEN", "no token"), _TEXT)
-        if request.path not in ("/", "/metrics", "/sets"):
+        if request.path not in ("/", "/metrics", "/sets", "/now"):
             return Page(Answer(404, "there is nothing here; see /metrics and /sets"), _TEXT)
         if request.method not in ("GET", "HEAD"):
             return Page(Answer(405, "only GET is answered here"), _TEXT)
@@ -92,7 +94,27 @@ class Pages:
             return Page(Answer(200, text), OPENMETRICS if openmetrics else PROMETHEUS)
         if request.path == "/sets":
             return Page(Answer(200, json.dumps(self.sets())), "application/json")
+        if request.path == "/now":
+            return Page(Answer(200, json.dumps(self.now())), "application/json")
         return Page(Answer(200, _WORDS), _TEXT)
+
+    def now(self) -> dict[str, Any]:
+        """As an agent tells of itself: what `joblens top` shows."""
+        now = time.time()
+        return {
+            "hub": True,
+            "nodes": [
+                {
+                    "cluster": node.cluster,
+                    "node": node.node,
+                    "state": node_state(node, now),
+                    "age_seconds": node.age(now),
+                    "interval_seconds": node.period,
+                    "sets": describe(node.picked) if node.picked else [],
+                }
+                for node in self._receiver.nodes
+            ],
+        }
 
     def sets(self) -> dict[str, Any]:
         return {"hub": True, **self._receiver.nodes.describe(time.time())}

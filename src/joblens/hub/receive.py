@@ -20,6 +20,7 @@ from joblens.hub.header import Header, check_frame, check_header
 from joblens.hub.journal import Entry, Journal
 from joblens.hub.limits import Room
 from joblens.hub.nodes import Nodes
+from joblens.hub.now import Picker
 from joblens.hub.refusals import Answer, Refused
 from joblens.hub.seen import Batch
 from joblens.hub.settings import HubSettings
@@ -44,6 +45,7 @@ class Receiver:
         self.refused: Counter[str] = Counter()
         self.batches = self.repeats = self.bytes = self.updates = 0
         self._under_way: dict[Batch, Entry] = {}
+        self._picker = Picker()
 
     def start(self) -> None:
         self.journal.start()
@@ -131,6 +133,8 @@ class Receiver:
         self.bytes += len(entry.data)
         self.updates += header.updates
         node.update(header, entry.received_ns, offset)
+        if node.header is header:
+            node.picked = self._picker.pick(entry.data)
         if header.gaps:
             try:
                 self.gaps.of_node(header)

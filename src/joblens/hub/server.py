@@ -18,12 +18,13 @@ from typing import Any
 from joblens.config import split_address
 from joblens.errors import ConfigError, OutsideError, ServerError, sentence
 from joblens.hub.auth import Munge, read_key
-from joblens.hub.connection import Connection
+from joblens.hub.connection import Connection, Page
 from joblens.hub.keep import clean
 from joblens.hub.limits import Notes
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
-from joblens.hub.requests import Answer, render_answer
+from joblens.hub.refusals import Answer
+from joblens.hub.requests import Request, render_answer
 from joblens.hub.settings import HubSettings, check_safety
 
 Log = Callable[[str], None]
@@ -59,7 +60,7 @@ class Hub:
             loop.add_signal_handler(number, stop.set)
         self.receiver = Receiver(self.settings, self.home, self.log)
         self.pages = Pages(self.receiver, self._token, lambda: len(self.connections))
-        self.page = self.pages.page
+        self.page: Callable[[Request], Page] = self.pages.page
         listener = listen(self.settings.listen)
         self.receiver.start()
         self._sinks = start_sinks(self.settings, self.home, self.log)
@@ -143,7 +144,9 @@ class Hub:
         strangers = [connection for connection in self.connections if not connection.proved]
         if not strangers:
             return False
-        min(strangers, key=lambda it: it.active).close()
+        silent = min(strangers, key=lambda it: it.active)
+        self.connections.discard(silent)  # its end comes with the loop's next turn
+        silent.close()
         return True
 
     async def _greet(self, channel: socket.socket, address: str) -> None:
@@ -247,6 +250,6 @@ def start_sinks(settings: HubSettings, home: Path, log: Log) -> Any:
 
 
 def _read_token(path: str) -> bytes:
-    from joblens.agent.loop import read_token
+    from joblens.agent.secrets import read_token
 
     return read_token(path) or b""
