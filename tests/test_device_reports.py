@@ -211,6 +211,16 @@ def test_energy_of_several_nodes() -> None:
     assert found["joules"] == pytest.approx((SECONDS - 1) * (110 / 4 + 50 / 2) + 7)
 
 
+def test_energy_of_a_node_alone() -> None:
+    """All that it used, though the job was not busy all the time."""
+    span = Span("1", START, START + SECONDS)
+    reader = SamplesReader(metered(RAPL), "1", "node1")
+    found = find_energy(reader, span, SECONDS, [gpu(3.0)], QUARTER, None, exclusive=True)
+    assert found is not None
+    assert found["joules"] == pytest.approx((SECONDS - 1) * 110 + 3)
+    assert "had the node alone" in found["how"]
+
+
 def test_energy_that_nothing_measures() -> None:
     span = Span("1", START, START + SECONDS)
     assert find_energy(SamplesReader([], "1", "node1"), span, SECONDS, [], 5.0, None) is None

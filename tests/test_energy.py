@@ -445,17 +445,13 @@ def test_a_ring_of_parts_ends() -> None:
 
 
 def test_share_by_hand() -> None:
-    """Alone: all. Together: by busy core time, the idle part by cores, accelerators to who held them."""
+    """Alone: all. Together: by busy core time, accelerators to who held them."""
     alone = share(1000, 3, 40, exclusive=True)
     assert alone is not None
     assert alone.joules == 1000
     shared = share(1000, 30, 40, covers="CPU")
     assert shared is not None
     assert shared == (750, "the CPU's energy by share of busy core time")
-    idle = share(1000, 30, 40, idle_joules=400, cores_held=0.25)
-    assert idle is not None
-    assert idle.joules == 400 * 0.25 + 600 * 0.75
-    assert "idle energy by share of cores held" in idle.how
     gpus = share(1000, 10, 40, accelerator_joules=600, job_accelerator_joules=500)
     assert gpus is not None
     assert gpus.joules == 500 + 400 * 0.25
@@ -463,35 +459,24 @@ def test_share_by_hand() -> None:
 
 
 def test_share_without_ground() -> None:
-    """Nobody was busy: nothing is said, unless somebody held cores or accelerators."""
+    """Nobody was busy: nothing is said, unless somebody held accelerators."""
     assert share(1000, 0, 0) is None
-    held = share(1000, 0, 0, idle_joules=200, cores_held=0.5)
-    assert held == (100, "the node's idle energy by share of cores held")
+    held = share(1000, 0, 0, accelerator_joules=300, job_accelerator_joules=200)
+    assert held == (200, "that of the job's own accelerators")
 
 
-JOBS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, max_size=8)
+JOBS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, max_size=8)
 
 
-@given(JOBS, st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e6))
-def test_shares_are_never_more_than_all(
-    jobs: list[tuple[float, float, float]], rest: float, idle: float, others: float
-) -> None:
+@given(JOBS, st.floats(0, 1e9), st.floats(0, 1e6))
+def test_shares_are_never_more_than_all(jobs: list[tuple[float, float]], rest: float, others: float) -> None:
     """All jobs together get at most what the node used, and none less than nothing."""
-    busy = math.fsum(job[0] for job in jobs) + others
-    cores = math.fsum(job[1] for job in jobs) or 1.0
-    cards = math.fsum(job[2] for job in jobs)
+    busy = math.fsum(seconds for seconds, _ in jobs) + others
+    cards = math.fsum(card for _, card in jobs)
     node = rest + cards
     given_out = 0.0
-    for seconds, held, card in jobs:
-        found = share(
-            node,
-            seconds,
-            busy,
-            idle_joules=idle,
-            cores_held=held / cores,
-            job_accelerator_joules=card,
-            accelerator_joules=cards,
-        )
+    for seconds, card in jobs:
+        found = share(node, seconds, busy, job_accelerator_joules=card, accelerator_joules=cards)
         if found is not None:
             assert found.joules >= 0
             assert found.how

@@ -33,11 +33,12 @@ def find_energy(
     gpus: list[Gpu],
     cpu_seconds: float | None,
     grams_per_kwh: float | None,
+    exclusive: bool = False,
 ) -> dict[str, Any] | None:
     """None where nothing measures it, or the job was too short for that."""
     if seconds < _SHORTEST:
         return None
-    nodes = _find_nodes(reader, span, gpus, cpu_seconds)
+    nodes = _find_nodes(reader, span, gpus, cpu_seconds, exclusive)
     known = [gpu for gpu in gpus if gpu.energy_joules is not None]
     if not nodes and not known:
         return None
@@ -53,7 +54,9 @@ def find_energy(
     }
 
 
-def _find_nodes(reader: Reader, span: Span, gpus: list[Gpu], cpu_seconds: float | None) -> dict[str, _Part]:
+def _find_nodes(
+    reader: Reader, span: Span, gpus: list[Gpu], cpu_seconds: float | None, exclusive: bool
+) -> dict[str, _Part]:
     """By node, the job's part of what its meters count."""
     meters: dict[str, dict[tuple[str, ...], Series]] = {}
     for labels, series in reader.split(span, SCHEMA.set, ("node", *SCHEMA.labels), _COLUMNS, _POINTS).items():
@@ -68,14 +71,18 @@ def _find_nodes(reader: Reader, span: Span, gpus: list[Gpu], cpu_seconds: float 
     found = {}
     for node, some in meters.items():
         joules = sum(gpu.energy_joules or 0.0 for gpu in gpus if gpu.node == node)
-        part = _share(some, joules, own.get(node), busy.get(node))
+        part = _share(some, joules, own.get(node), busy.get(node), exclusive)
         if part:
             found[node] = part
     return found
 
 
 def _share(
-    meters: dict[tuple[str, ...], Series], gpu_joules: float, cpu_seconds: float | None, busy: float | None
+    meters: dict[tuple[str, ...], Series],
+    gpu_joules: float,
+    cpu_seconds: float | None,
+    busy: float | None,
+    exclusive: bool,
 ) -> _Part | None:
     counted = {labels: increase(series.last.get("energy_joules") or []) for labels, series in meters.items()}
     covers, unit = _choose(counted), "energy"
@@ -93,6 +100,7 @@ def _share(
         job_accelerator_joules=inside,
         accelerator_joules=max(inside, _accelerators(counted)) if covers.accelerators else 0.0,
         covers=covers.covers,
+        exclusive=exclusive,
     )
     if found is None:
         return None

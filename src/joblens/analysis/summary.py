@@ -58,7 +58,13 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
         "processes": [_process(process) for process in _worth_showing(processes)],
         "gpus": [gpu.plain() for gpu in gpus],
         "energy": find_energy(
-            reader, span, finish - start, gpus, used["cpu_seconds"], facts.get("carbon_grams_per_kwh")
+            reader,
+            span,
+            finish - start,
+            gpus,
+            used["cpu_seconds"],
+            facts.get("carbon_grams_per_kwh"),
+            exclusive=_has_node_alone(facts, view),
         ),
         "traffic": find_traffic(reader, span),
         "events": [event.plain() for event in find_events(reader, span)],
@@ -85,6 +91,11 @@ def _job(facts: dict[str, Any], end: dict[str, Any] | None, start: float, finish
         "exit_code": code,
         "signal": signal,
     }
+
+
+def _has_node_alone(facts: dict[str, Any], view: View) -> bool:
+    """A scheduler that gave it all cores gave them to nobody else."""
+    return view.in_slurm and bool(facts.get("node_cores")) and view.cores >= float(facts["node_cores"])
 
 
 def _gpu_memory(gpus: list[Gpu]) -> dict[str, Any]:

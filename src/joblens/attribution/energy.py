@@ -73,34 +73,23 @@ def share(
     busy_cpu_seconds: float,
     *,
     exclusive: bool = False,
-    idle_joules: float = 0.0,
-    cores_held: Optional[float] = None,
     job_accelerator_joules: float = 0.0,
     accelerator_joules: float = 0.0,
     covers: str = "node",
 ) -> Optional[Share]:
     """One job's part of what a node used in the same time, or nothing where there is no ground for any.
 
-    `idle_joules` is what the node would have used doing nothing, `cores_held` the job's part of its cores
-    from 0 to 1; only with both is the idle part told apart. `accelerator_joules` is what all accelerators
-    used, where that is in `node_joules`: one job holds each of them, so theirs is known and not shared.
+    `accelerator_joules` is what all accelerators used, where that is in `node_joules`: one job holds each of
+    them, so theirs is known and not shared.
     """
     if exclusive:
         return Share(node_joules, f"all of the {covers}'s energy, as the job had the node alone")
     rest = max(node_joules - accelerator_joules, 0.0)
-    idle = min(max(idle_joules, 0.0), rest) if cores_held is not None else 0.0
-    held = min(max(cores_held or 0.0, 0.0), 1.0)
     own = min(max(job_accelerator_joules, 0.0), max(accelerator_joules, 0.0))
-    # The two are read one after the other, so a job can seem to have had more than the node.
-    busy = min(max(job_cpu_seconds, 0.0) / busy_cpu_seconds, 1.0) if busy_cpu_seconds > 0 else None
-    how = _how(covers, busy is not None, idle > 0, own > 0)
-    return Share(own + idle * held + (rest - idle) * (busy or 0.0), how) if how else None
-
-
-def _how(covers: str, busy: bool, idle: bool, own: bool) -> str:
-    parts = ["that of the job's own accelerators"] if own else []
-    if idle:
-        parts.append(f"the {covers}'s idle energy by share of cores held")
-    if busy:
-        parts.append(f"the {covers}'s {'other ' if idle else ''}energy by share of busy core time")
-    return ", ".join(parts)
+    words = ["that of the job's own accelerators"] if own else []
+    part = 0.0
+    if busy_cpu_seconds > 0:
+        # The two are read one after the other, so a job can seem to have had more than the node.
+        part = min(max(job_cpu_seconds, 0.0) / busy_cpu_seconds, 1.0)
+        words.append(f"the {covers}'s {'other ' if own else ''}energy by share of busy core time")
+    return Share(own + rest * part, ", ".join(words)) if words else None

@@ -68,6 +68,7 @@ def collect(
         "start": time.time(),
         "interval": interval,
         "cores": cores(host),
+        "node_cores": os.cpu_count(),
         "memory": memory(host),
         "gpus": given_gpus(os.environ),
         "carbon_grams_per_kwh": carbon(os.environ),
