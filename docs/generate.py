@@ -12,8 +12,53 @@ from joblens.agent.sampler import FAILING, HEALTH
 from joblens.attribution.gpu_shares import JOB_GPU, OWNED_GPU_PROCESS
 from joblens.attribution.sums import INFO, JOB, OWNED_PROCESS, STEP
 from joblens.collectors import COLLECTORS
+from joblens.collectors.cgroups import SCHEMA as CGROUP
+from joblens.collectors.cpu import KERNEL
+from joblens.collectors.cpu import SCHEMA as CPU
+from joblens.collectors.disk import SCHEMA as DISK
+from joblens.collectors.energy_reading import SCHEMA as ENERGY
+from joblens.collectors.filesystems import SCHEMA as FILESYSTEMS
+from joblens.collectors.gpu_amd import AMD
+from joblens.collectors.gpu_intel import INTEL
+from joblens.collectors.gpu_jetson import RAIL, ZONE
+from joblens.collectors.gpu_nvidia_extras import GPU_NVIDIA
+from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
+from joblens.collectors.gpus import DRIVER
+from joblens.collectors.infiniband import SCHEMA as INFINIBAND
+from joblens.collectors.interrupts import ALL_CORES
+from joblens.collectors.kernel_log import EVENT_COUNT, LOG
+from joblens.collectors.load import SCHEMA as LOAD
+from joblens.collectors.lustre import SCHEMA as LUSTRE
+from joblens.collectors.memory import SCHEMA as MEMORY
+from joblens.collectors.network import SCHEMA as NETWORK
+from joblens.collectors.nfs import NFS, OPERATION
+from joblens.collectors.pressure import SCHEMA as PRESSURE
+from joblens.collectors.processes import PROCESS, THREAD
+from joblens.collectors.pss import PROCESS_PSS
+from joblens.collectors.slingshot import SCHEMA as SLINGSHOT
+from joblens.collectors.vmstat import SCHEMA as VMSTAT
 from joblens.model import Schema
 
+SCHEMAS: dict[str, tuple[Schema, ...]] = {
+    "cpu": (CPU, KERNEL),
+    "memory": (MEMORY,),
+    "vmstat": (VMSTAT,),
+    "interrupts": (ALL_CORES,),
+    "load": (LOAD,),
+    "disk": (DISK,),
+    "network": (NETWORK,),
+    "pressure": (PRESSURE,),
+    "filesystems": (FILESYSTEMS,),
+    "cgroups": (CGROUP,),
+    "processes": (PROCESS, THREAD, PROCESS_PSS),
+    "kernel_log": (LOG, EVENT_COUNT),
+    "gpu": (GPU, GPU_PROCESS, DRIVER, GPU_NVIDIA, AMD, INTEL, RAIL, ZONE),
+    "energy": (ENERGY,),
+    "infiniband": (INFINIBAND,),
+    "slingshot": (SLINGSHOT,),
+    "lustre": (LUSTRE,),
+    "nfs": (NFS, OPERATION),
+}
 _OWNED = {"process": OWNED_PROCESS, "gpu_process": OWNED_GPU_PROCESS}  # attribution puts the job in front
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """\
@@ -42,7 +87,7 @@ def _render_all() -> Iterator[str]:
         pace = f"every {collector.pause:g} s" if collector.pause else "at every tick"
         yield f"\n### {collector.name}\n\nFrom `{collector.reads}`, {pace} by default"
         yield f"; further options: {options}.\n" if options else ".\n"
-        for schema in collector.schemas:
+        for schema in SCHEMAS[collector.name]:
             yield _render_schema(_OWNED.get(schema.set, schema))
     yield "\n## What the jobs do\n"
     for schema in (JOB, STEP, INFO, JOB_GPU):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from joblens.config import Settings
 from joblens.host import Host
 from joblens.model import ABSENT, Key, Rows
 from kernel import make_machine
+from vendors import use_vendors
 
 GIB = 1 << 30
 ALICE: JobName = ("c", "42", "node1")
@@ -256,7 +256,7 @@ class Card:
 
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["joblens.collectors.gpus"], "_VENDORS", (("nvidia", Card().open),))
+    use_vendors(monkeypatch, ("nvidia", Card().open))
 
 
 @pytest.mark.usefixtures("cards")
@@ -297,7 +297,7 @@ def test_process_that_is_new_on_a_card(tmp_path: Path, monkeypatch: pytest.Monke
     uses: list[Use] = []
     device = Device("GPU-0", "0", "", "195:0", "nvidia", "A100", "", {"up": 1, "processes": 1})
     vendor = ("nvidia", lambda host: lambda: Reading([device], uses))
-    monkeypatch.setattr(sys.modules["joblens.collectors.gpus"], "_VENDORS", (vendor,))
+    use_vendors(monkeypatch, vendor)
     machine = Path(make_machine(tmp_path))
     sampler = Sampler(Host(str(machine)), Settings(), print)
     sampler.sample(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +12,7 @@ from joblens.collectors.gpu_reading import GPU, Device, Reading, Use
 from joblens.host import Host
 from joblens.model import ABSENT, Rows
 from joblens.run.gpus import JobGpus, by_cuda, given_gpus
+from vendors import use_vendors
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[object, ..
         return lambda: Reading([card(n) for n in range(4)], uses)
 
     def look(given: tuple[str, ...] | None) -> list[tuple[object, ...]]:
-        monkeypatch.setattr(sys.modules["joblens.collectors.gpus"], "_VENDORS", (("nvidia", open_four),))
+        use_vendors(monkeypatch, ("nvidia", open_four))
         found = {rows.schema.set: rows for rows in JobGpus(Host(), ("c", "j", "n"), given).read({7})}
         if given is not None:
             assert [key[4:] for key in found["gpu_process"].keys] == [("GPU-2a", 7)]
@@ -107,7 +107,7 @@ def test_driver_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told with how often, unless it was only slow at first."""
     errors: list[str] = []
     vendor = ("nvidia", lambda host: lambda: Reading([card(0)], [], (), errors[-1]))
-    monkeypatch.setattr(sys.modules["joblens.collectors.gpus"], "_VENDORS", (vendor,))
+    use_vendors(monkeypatch, vendor)
     gpus = JobGpus(Host(), ("c", "j", "n"), ("0",))
     for error in ["it is slow", *["it is gone"] * 5, *[""] * 14]:
         errors.append(error)
@@ -123,7 +123,7 @@ def test_no_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(host)
         raise FileNotFoundError(2, "no driver", "/dev")
 
-    monkeypatch.setattr(sys.modules["joblens.collectors.gpus"], "_VENDORS", (("nvidia", none),))
+    use_vendors(monkeypatch, ("nvidia", none))
     gpus = JobGpus(Host(), ("c", "j", "n"), ("0",))
     assert [gpus.read({7}) for _ in range(100)] == [()] * 100
     assert len(asked) == 1

@@ -16,7 +16,7 @@ class RunningScript(Running):
     """It is looked at at every tick, for it ends when it ends."""
 
     def __init__(self, script: Script, every: int) -> None:
-        super().__init__(Collector(script.set, lambda host: tuple, "", ()), every, {})  # it is never opened
+        super().__init__(Collector(script.set, lambda host: tuple, ""), every, {})  # it is never opened
         self.script = script
 
     def is_due(self, tick: int) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Callable, Collection, Dict, FrozenSet, Iterator, List, Mapping, Optional, Set, Tuple
 
 from joblens.attribution.devices import Given, JobName
 from joblens.attribution.gpu_shares import OWNED_GPU_PROCESS, GpuShares
 from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
-from joblens.collectors.gpus import DRIVER, gpus
+from joblens.collectors.late import late_gpus
 from joblens.host import Host
 from joblens.model import Key, Rows
 
@@ -59,7 +60,9 @@ class JobGpus:
         self._shares = GpuShares()
         self._looks = 0
         self._errors: Dict[Tuple[str, str], int] = {}  # by vendor and what was wrong, at how many looks
-        self._read: Optional[Callable[[], Tuple[Rows, ...]]] = gpus(host, patience=_PATIENCE)
+        self._read: Optional[Callable[[], Tuple[Rows, ...]]] = None
+        with suppress(FileNotFoundError):
+            self._read = late_gpus(host, patience=_PATIENCE)
 
     def read(self, pids: Collection[int]) -> Tuple[Rows, ...]:
         """Nothing where there are none: that does not change while a job runs."""
@@ -72,7 +75,7 @@ class JobGpus:
             return ()
         sets = {rows.schema.set: rows for rows in found}
         self._looks += 1
-        for key in sets[DRIVER.set].keys:
+        for key in sets["gpu_driver"].keys:
             vendor, error = map(str, key)
             if error:
                 self._errors[vendor, error] = self._errors.get((vendor, error), 0) + 1

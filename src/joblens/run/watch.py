@@ -15,16 +15,12 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 from joblens.attribution.sums import JOB, OWNED_PROCESS, Account
 from joblens.collectors.cpu import cpu
 from joblens.collectors.disk import disk
-from joblens.collectors.energy import energy
-from joblens.collectors.infiniband import infiniband
+from joblens.collectors.late import late_energy, late_infiniband, late_lustre, late_nfs, late_slingshot
 from joblens.collectors.load import load
-from joblens.collectors.lustre import lustre
 from joblens.collectors.memory import memory
 from joblens.collectors.network import network
-from joblens.collectors.nfs import nfs
 from joblens.collectors.pressure import pressure
 from joblens.collectors.processes import ProcessKey, processes
-from joblens.collectors.slingshot import slingshot
 from joblens.errors import sentence
 from joblens.host import Host
 from joblens.model import Job, Key, Rows, Sample
@@ -43,6 +39,7 @@ _DEVICES_SECONDS = 5.0  # adapters are asked for every counter of theirs
 _TOO_MUCH = ("nfs_operation",)
 _DEAF_TO = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ)
 Found = TypeVar("Found")
+Read = Callable[[], Tuple[Rows, ...]]
 
 
 class Told(NamedTuple):
@@ -50,6 +47,17 @@ class Told(NamedTuple):
 
     told: int  # brings a byte when the command has begun, and is at its end when that has ended
     hears: int  # takes each signal that came, as a byte
+
+
+def _open_all(host: Host, collectors: Iterable[Callable[[Host], Read]]) -> List[Read]:
+    """Those that this machine has something for."""
+    found: List[Read] = []
+    for collector in collectors:
+        try:
+            found.append(collector(host))
+        except OSError:
+            continue
+    return found
 
 
 class Watch:
@@ -62,13 +70,8 @@ class Watch:
         self.problems: List[str] = []
         self._memory = JobMemory(host)
         self._processes = processes(host, below=parent)
-        self._node_sets: List[Callable[[], Tuple[Rows, ...]]] = []
-        for collector in (cpu, memory, load, disk, network, pressure):
-            try:
-                self._node_sets.append(collector(host))
-            except OSError:  # not on this machine
-                continue
-        self._devices = [it(host) for it in (energy, infiniband, slingshot, lustre, nfs)]
+        self._node_sets = _open_all(host, (cpu, memory, load, disk, network, pressure))
+        self._devices = _open_all(host, (late_energy, late_infiniband, late_slingshot, late_lustre, late_nfs))
         self._devices_due = 0.0
         self.gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.get("gpus"))
         self._events = JobEvents(host, (self.job.cluster, self.job.id, self.node), self.clock.now_ns)

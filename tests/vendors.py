@@ -1,0 +1,17 @@
+"""GPUs of vendors that a test makes up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from joblens.collectors.gpu_reading import Reading
+from joblens.host import Host
+
+Vendor = tuple[str, Callable[[Host], Callable[[], Reading]]]
+
+
+def use_vendors(monkeypatch: pytest.MonkeyPatch, *vendors: Vendor) -> None:
+    monkeypatch.setattr("joblens.collectors.late._may_have_gpus", lambda host: True)
+    monkeypatch.setattr("joblens.collectors.gpus._VENDORS", vendors)
