@@ -125,6 +125,6 @@ def _jobs(found: Any) -> tuple[Job, ...]:
     jobs = []
     for entry in found:
         if isinstance(entry, list) and len(entry) >= 5 and all(isinstance(it, str) for it in entry[:4]):
-            uid = entry[4]
-            jobs.append(Job(*entry[:4], uid if type(uid) is int and uid >= 0 else -1))
+            cluster, job, node, user, uid = entry[:5]
+            jobs.append(Job(cluster, job, node, user, uid if type(uid) is int and uid >= 0 else -1))
     return tuple(jobs)

@@ -74,17 +74,17 @@ class _Presence:
 def _of_jobs(entry: Columns, present: _Presence) -> Iterator[Text]:
     schema, keys, times, _ = entry
     where = {name: schema.labels.index(name) for name in _OF_THE_JOB if name in schema.labels}
-    rows: dict[tuple[str, ...], list[int]] = {}
+    rows: dict[tuple[str, str, str], list[int]] = {}
     for number, key in enumerate(keys):
         whose = {name: str(key[place]) for name, place in where.items()}
         if whose["jobid"]:
-            name = whose.get("cluster", present.cluster), whose["jobid"], whose.get("node", present.node)
-            rows.setdefault(name, []).append(number)
+            whom = whose.get("cluster", present.cluster), whose["jobid"], whose.get("node", present.node)
+            rows.setdefault(whom, []).append(number)
     if not rows:
         return
     texts, moments, header = _row_texts(entry), _times(times), render_header(schema)
-    for name, chosen in rows.items():
-        job = present.job(*name)
+    for whom, chosen in rows.items():
+        job = present.job(*whom)
         front = _front(job)
         lines = [moment + front + ticks[row] for moment, ticks in zip(moments, texts) for row in chosen]
         yield Text(job, schema.set, header, lines, len(schema.columns))

@@ -1,0 +1,217 @@
+"""Each sink in a process of its own: started, watched, started again, ended with the hub.
+
+A sink's process ends when its input ends, which happens at the latest with this process, whatever ends it.
+How long segments are kept for sinks is joblens.hub.keep's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from joblens.errors import sentence
+from joblens.files import write_whole
+from joblens.hub.segments import OPEN, SEALED
+from joblens.hub.settings import HubSettings
+from joblens.hub.sink import Place, check_options, load_status
+from joblens.model import COUNTER, GAUGE, Column, Rows, Schema
+
+Log = Callable[[str], None]
+DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
+_LOOK_SECONDS = 0.2
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+_GOOD_SECONDS = 60.0  # a process that lived as long is started again at once
+_LAST_SECONDS = 5.0
+
+STATE = Schema(
+    "hub_sink_state",
+    ("sink", "type"),
+    (
+        Column("working", GAUGE, "1 if the sink's last attempt went well"),
+        Column("segment", GAUGE, "The last segment that the sink has stored"),
+        Column("lag_seconds", GAUGE, "Age of the oldest segment that the sink has not stored", 1, 1000),
+        Column("rows", COUNTER, "Rows that the sink has stored"),
+        Column("values", COUNTER, "Values in them"),
+        Column("dropped", COUNTER, "Rows that the sink could not store and never will"),
+        Column("failures", GAUGE, "Attempts that failed since the last that went well"),
+        Column("starts", COUNTER, "Processes that were started for it"),
+    ),
+)
+SCHEMAS = (STATE,)
+
+
+def start_sinks(settings: HubSettings, home: Path, log: Log) -> Runner:
+    """Raises ConfigError for settings that no sink understands."""
+    checked = {name: check_options(name, table) for name, table in (settings.sinks or DEFAULT).items()}
+    runner = Runner(home, checked, log)
+    runner.start()
+    return runner
+
+
+class Child:
+    """One sink's process, and when it may be started again."""
+
+    def __init__(self, place: Place, kind: str, options: Mapping[str, Any]) -> None:
+        self.place, self.kind, self.options = place, kind, options
+        self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+        self.since = 0.0
+        self.not_before = 0.0
+        self.wait = _SHORTEST_WAIT
+
+    def look(self, now: float, log: Log) -> None:
+        if self.process is not None:
+            code = self.process.poll()
+            if code is not None:
+                self._has_ended(code, now, log)
+        if self.process is None and now >= self.not_before:
+            self._start(now, log)
+
+    def _start(self, now: float, log: Log) -> None:
+        told = {
+            "name": self.place.name,
+            "home": str(self.place.home),
+            "hub": self.place.hub,
+            "type": self.kind,
+            "options": self.options,
+        }
+        self.since = now
+        self.starts += 1
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "joblens.hub.sink", self.place.name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal is the hub's, which ends its sinks itself
+            )
+        except OSError as error:
+            log(f"sink {self.place.name}: cannot be started: {sentence(error)}")
+            self._later(now)
+            return
+        with suppress(BrokenPipeError):  # it has ended already, which is seen the next time
+            if self.process.stdin is not None:
+                self.process.stdin.write(json.dumps(told).encode() + b"\n")
+                self.process.stdin.flush()
+
+    def _has_ended(self, code: int, now: float, log: Log) -> None:
+        self._close()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if now - self.since > _GOOD_SECONDS:
+            self.wait = _SHORTEST_WAIT
+        log(f"sink {self.place.name}: its process has ended ({how}); it is started again")
+        self.process = None
+        self._later(now)
+
+    def _later(self, now: float) -> None:
+        self.not_before = now + self.wait
+        self.wait = min(self.wait * 2, _LONGEST_WAIT)
+
+    def _close(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
+
+    def ask_to_end(self) -> None:
+        self._close()
+
+    def end(self, until: float) -> None:
+        if self.process is not None:
+            try:
+                self.process.wait(max(until - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+
+class Runner:
+    def __init__(self, home: Path, sinks: Mapping[str, tuple[str, dict[str, Any]]], log: Log) -> None:
+        hub = load_identity(home)
+        self.names = tuple(sinks)
+        self.log = log
+        self._children = [
+            Child(Place(name, home, hub), kind, options) for name, (kind, options) in sinks.items()
+        ]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sinks", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_LOOK_SECONDS):
+            for child in self._children:
+                try:
+                    child.look(time.monotonic(), self.log)
+                except Exception as error:  # one sink's trouble is not the others'
+                    self.log(f"sink {child.place.name}: {sentence(error)}")
+
+    def stop(self) -> None:
+        """What is not stored yet stays in the journal, for the next time."""
+        self._stop.set()
+        self._thread.join()
+        for child in self._children:
+            child.ask_to_end()
+        until = time.monotonic() + _LAST_SECONDS
+        for child in self._children:
+            child.end(until)
+
+    def status(self) -> list[dict[str, Any]]:
+        return [
+            load_status(child.place) | {"type": child.kind, "starts": child.starts}
+            for child in self._children
+        ]
+
+    def rows(self) -> list[Rows]:
+        """For the hub's own page of metrics."""
+        found = self.status()
+        keys = tuple((it["name"], it["type"]) for it in found)
+        values = [number for it in found for number in _numbers(it)]
+        return [Rows(STATE, keys, values)]
+
+
+def _numbers(it: Mapping[str, Any]) -> list[int]:
+    return [
+        int(it["state"] == "working"),
+        it.get("segment", 0),
+        round(it["lag_seconds"] * 1000),
+        it.get("rows", 0),
+        it.get("values", 0),
+        it.get("dropped", 0),
+        it.get("failures", 0),
+        it["starts"],
+    ]
+
+
+def load_identity(home: Path) -> str:
+    """What tells this hub's segments from all others that ever had the same number.
+
+    A journal that begins anew counts from 1 again: it is another hub's, and no sink has anything of it.
+    """
+    path, cursors = home / "id", home / "cursors"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cursors.mkdir(mode=0o700, exist_ok=True)
+    (home / "sinks").mkdir(mode=0o700, exist_ok=True)
+    if _begins_anew(home):
+        for cursor in cursors.glob("*.json"):
+            cursor.unlink()
+    elif path.exists():
+        return path.read_text()
+    made = os.urandom(6).hex()
+    write_whole(str(path), made.encode())
+    return made
+
+
+def _begins_anew(home: Path) -> bool:
+    folder = home / "journal"
+    names = os.listdir(folder) if folder.is_dir() else []
+    segments = [name for name in names if SEALED.fullmatch(name) or OPEN.fullmatch(name)]
+    return not segments and not (home / "seen.json").exists()

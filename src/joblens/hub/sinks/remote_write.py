@@ -1,0 +1,248 @@
+"""Prometheus remote write 1.0: to Prometheus, VictoriaMetrics, Mimir, Thanos and others.
+
+A request has the samples of one node, so that one node's trouble is not another's. In which requests a
+segment goes out is decided by what is in it alone. So after a crash it is known which of them have been
+answered, and at most the one under way is sent again.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from joblens import __version__
+from joblens.errors import ConfigError, ServerError, sentence
+from joblens.hub.checked import Checker, Received
+from joblens.hub.decode import Columns
+from joblens.hub.segments import Segment
+from joblens.hub.sink import Place, Taken
+from joblens.hub.sinks.snappy import compress
+from joblens.hub.sinks.write_request import Namer, encode, make_series
+
+OPTIONS: Mapping[str, Any] = {
+    "url": "",  # such as http://127.0.0.1:9090/api/v1/write; it is needed
+    "token_file": "",  # holds what is sent as Authorization: Bearer
+    "ca_file": "",  # of a private CA, for https
+    "timeout": 30.0,
+    "skip": ["process", "thread", "process_pss", "gpu_process", "cgroup"],  # sets with very many series
+}
+_REQUEST_SAMPLES = 20_000
+_MOST_VALUES = 4_000_000  # in memory, of all nodes
+# The fault is in what was sent, and will be the same the next time. All else may pass, a wrong token too.
+_REFUSED = (400, 409, 413, 422)
+_MOST_SPLITS = 6
+_LONGEST_ANSWER = 300
+
+
+class Request(NamedTuple):
+    node: str
+    series: list[tuple[Columns, list[list[bytes]]]]
+
+
+def open_sink(place: Place, options: Mapping[str, Any]) -> RemoteWriteSink:
+    where = f"hub.sinks.{place.name}"
+    address = urlsplit(options["url"])
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(f"{where}.url is needed, such as http://127.0.0.1:9090/api/v1/write")
+    server = Server(options["url"], options["token_file"], options["ca_file"], options["timeout"])
+    return RemoteWriteSink(server, place.folder / "sent", frozenset(options["skip"]))
+
+
+class RefusedError(Exception):
+    """The server will never take this."""
+
+
+class Server:
+    """One connection that is kept."""
+
+    def __init__(self, url: str, token_file: str = "", ca_file: str = "", timeout: float = 30.0) -> None:
+        self._address, self._token_file, self._timeout = urlsplit(url), token_file, timeout
+        self._tls = None
+        if self._address.scheme == "https":
+            self._tls = ssl.create_default_context(cafile=ca_file or None)
+        self._connection: http.client.HTTPConnection | None = None
+
+    def send(self, body: bytes) -> None:
+        """Raises RefusedError for what is never taken, and ServerError for what may pass."""
+        try:
+            status, text, retry = self._post(body)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise ServerError(f"{self._name()}: {sentence(error)}") from None
+        if status // 100 == 2:
+            return
+        said = f"{self._name()} answers {status}: {' '.join(text.split())[:_LONGEST_ANSWER]}"
+        if status in _REFUSED:
+            raise RefusedError(said)
+        if retry.isdigit():
+            time.sleep(min(int(retry), 60))
+        raise ServerError(said)
+
+    def _post(self, body: bytes) -> tuple[int, str, str]:
+        if self._connection is None:
+            self._connection = self._connect()
+        path = (self._address.path or "/") + (f"?{self._address.query}" if self._address.query else "")
+        self._connection.request("POST", path, body, self._fields())
+        with self._connection.getresponse() as answer:
+            text = answer.read(65_536).decode("utf-8", "replace")
+            if answer.read(1):
+                self.close()  # more than anybody has to say
+            return answer.status, text, answer.headers.get("Retry-After", "")
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = str(self._address.hostname), self._address.port
+        if self._tls is not None:
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._tls)
+        return http.client.HTTPConnection(host, port, timeout=self._timeout)
+
+    def _fields(self) -> dict[str, str]:
+        fields = {
+            "Content-Encoding": "snappy",
+            "Content-Type": "application/x-protobuf",
+            "X-Prometheus-Remote-Write-Version": "0.1.0",
+            "User-Agent": f"joblens/{__version__}",
+        }
+        if self._token_file:  # read each time: tokens are renewed
+            fields["Authorization"] = "Bearer " + Path(self._token_file).read_text().strip()
+        return fields
+
+    def _name(self) -> str:
+        return f"{self._address.scheme}://{self._address.netloc.rpartition('@')[2]}{self._address.path}"
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class RemoteWriteSink:
+    def __init__(self, server: Server, sent: Path, skip: frozenset[str] = frozenset()) -> None:
+        self._server, self._skip = server, skip
+        self._sent = _Sent(sent)
+        self._checker, self._namer = Checker(), Namer()
+
+    def recover(self, done: int) -> None:
+        self._server.close()
+
+    def take(self, segment: Segment) -> Taken:
+        problems: list[str] = []
+        before, samples, dropped = self._sent.load(segment.number)
+        taken = Taken(samples, samples, dropped)
+        for number, request in enumerate(self._requests(segment, problems), 1):
+            if number > before:
+                taken = taken.plus(self._send(request))
+                self._sent.save(segment.number, number, taken)
+        return taken.plus(Taken(problems=tuple(problems)))
+
+    def rest(self) -> None:
+        """Nothing else to do."""
+
+    def _requests(self, segment: Segment, problems: list[str]) -> Iterator[Request]:
+        nodes: dict[tuple[str, str], list[Columns]] = {}
+        sizes: dict[tuple[str, str], int] = {}
+        for batch in self._checker.batches(segment, problems):
+            name = batch.cluster, batch.node
+            for entry in self._wanted(batch):
+                nodes.setdefault(name, []).append(entry)
+                sizes[name] = sizes.get(name, 0) + entry.values.size
+            if sizes.get(name, 0) >= _REQUEST_SAMPLES:
+                yield self._request(name, nodes.pop(name))
+                del sizes[name]
+            elif sum(sizes.values()) >= _MOST_VALUES:
+                for waiting, entries in nodes.items():
+                    yield self._request(waiting, entries)
+                nodes, sizes = {}, {}
+        for name, entries in nodes.items():
+            yield self._request(name, entries)
+
+    def _wanted(self, batch: Received) -> list[Columns]:
+        return [it for it in batch.columns if it.values.size and it.schema.set not in self._skip]
+
+    def _request(self, name: tuple[str, str], entries: list[Columns]) -> Request:
+        cluster, node = name
+        named = [(it, self._namer.labels(cluster, node, it.schema, it.keys)) for it in _joined(entries)]
+        return Request(node, named)
+
+    def _send(self, request: Request, splits: int = 0) -> Taken:
+        made = [make_series(entry, labels) for entry, labels in request.series]
+        series = [it for found, _ in made for it in found]
+        left = sum(number for _, number in made)
+        samples = sum(it.amount for it in series)
+        problems = (f"node {request.node}: times or names that no server takes",) if left else ()
+        taken = Taken(samples, samples, left, problems)
+        if not series:
+            return taken
+        try:
+            self._server.send(compress(encode(series)))
+        except RefusedError as error:
+            halves = _halves(request) if splits < _MOST_SPLITS else None
+            if halves is None:
+                return Taken(0, 0, samples + left, (*problems, f"node {request.node}: {error}"))
+            return self._send(halves[0], splits + 1).plus(self._send(halves[1], splits + 1))
+        return taken
+
+
+def _joined(entries: list[Columns]) -> list[Columns]:
+    """Batches of the same schema and keys become one: a series is in a request only once."""
+    import numpy
+
+    groups: dict[tuple[int, int], list[Columns]] = {}
+    for entry in entries:
+        groups.setdefault((id(entry.schema), id(entry.keys)), []).append(entry)
+    return [
+        some[0]
+        if len(some) == 1
+        else some[0]._replace(
+            times=numpy.concatenate([it.times for it in some]),
+            values=numpy.concatenate([it.values for it in some]),
+        )
+        for some in groups.values()
+    ]
+
+
+def _halves(request: Request) -> tuple[Request, Request] | None:
+    """By time: a server refuses a request as a whole if any of it is too old for it, or there already."""
+    import numpy
+
+    times = numpy.unique(numpy.concatenate([entry.times for entry, _ in request.series]))
+    if len(times) < 2:
+        return None
+    middle = times[len(times) // 2]
+    return _part(request, middle, False), _part(request, middle, True)
+
+
+def _part(request: Request, middle: int, later: bool) -> Request:
+    series = []
+    for entry, labels in request.series:
+        chosen = (entry.times >= middle) == later
+        if chosen.any():
+            part = entry._replace(times=entry.times[chosen], values=entry.values[chosen])
+            series.append((part, labels))
+    return Request(request.node, series)
+
+
+class _Sent:
+    """How many requests of a segment have been answered, and what they had in them.
+
+    Not synced: after a power failure some go twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, segment: int) -> tuple[int, int, int]:
+        try:
+            of, requests, samples, dropped = map(int, self._path.read_text().split())
+        except (FileNotFoundError, ValueError):
+            return 0, 0, 0
+        return (requests, samples, dropped) if of == segment else (0, 0, 0)
+
+    def save(self, segment: int, requests: int, taken: Taken) -> None:
+        unfinished = self._path.with_suffix(".tmp")
+        unfinished.write_text(f"{segment} {requests} {taken.values} {taken.dropped}")
+        unfinished.rename(self._path)
