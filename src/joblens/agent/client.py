@@ -90,7 +90,7 @@ class Client:
     def _remaining(self) -> float:
         remaining = self._end - time.monotonic()
         if remaining <= 0:
-            raise ServerError("it takes too long to answer")
+            raise socket.timeout("timed out")
         return min(remaining, self._timeout)
 
     def _read_answer(self, connection: socket.socket) -> Answer:
