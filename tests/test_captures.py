@@ -1,4 +1,4 @@
-"""Files of /proc that others have captured: data that is not part of this repository, beside it or elsewhere."""
+"""Files of /proc that others have captured: data that is not part of this repository."""
 
 from __future__ import annotations
 

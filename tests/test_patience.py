@@ -6,11 +6,16 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from joblens.collectors import patience
-from joblens.collectors.patience import NoAnswerError, Patient
+from joblens.agent.sampler import Running
+from joblens.collectors import Collector, patience
+from joblens.collectors.load import SCHEMA as LOAD
+from joblens.collectors.patience import NoAnswerError, Patient, patiently
+from joblens.host import Host
+from joblens.model import NO_KEY, Rows
 
 LONG = 60.0
 
@@ -94,3 +99,41 @@ def test_thread_ends_with_it() -> None:
         assert Patient(lambda: 1, LONG)() == 1
     gc.collect()
     wait_for(lambda: threading.active_count() <= before)
+
+
+def test_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent tells that it does not answer and goes on with the others; one thread waits, however long."""
+    monkeypatch.setattr(patience, "_SECONDS", 0.05)
+    may = threading.Event()
+
+    @patiently("proc")
+    def slow(host: Host) -> Callable[[], tuple[Rows, ...]]:
+        def read() -> tuple[Rows, ...]:
+            assert may.wait(LONG)
+            return (Rows(LOAD, NO_KEY, [0] * len(LOAD.columns)),)
+
+        return read
+
+    running = Running(Collector("slow", slow, ""), 1, {})
+    host, log = Host(), list[str]()
+    assert running.sample(host, 0, log.append) == ()
+    threads = threading.active_count()
+    for tick in range(1, 20):
+        assert running.sample(host, tick, log.append) == ()
+    assert threading.active_count() == threads
+    assert (running.error, log) == ("the hardware does not answer", ["slow: the hardware does not answer"])
+    may.set()
+    wait_for(lambda: bool(running.sample(host, 99, log.append)))
+    assert running.error == ""
+
+
+def test_no_thread_for_what_is_not_there(tmp_path: Path) -> None:
+    """Nor for a recording, which answers."""
+
+    def collect(host: Host) -> Callable[[], tuple[Rows, ...]]:
+        return tuple
+
+    before = threading.active_count()
+    assert patiently("not/there")(collect)(Host()) is tuple
+    assert patiently("proc")(collect)(Host(str(tmp_path))) is tuple
+    assert threading.active_count() == before

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 from joblens.attribution.owners import Owners
 from joblens.attribution.sums import Attribution
 from joblens.collectors import COLLECTORS, Collector, Read
+from joblens.collectors.patience import NoAnswerError
 from joblens.config import CollectorSettings, Settings
 from joblens.errors import sentence
 from joblens.host import Host
@@ -92,6 +93,9 @@ class Running(Health):
             rows = found
         except FileNotFoundError as error:
             self._is_absent(error, tick, log)
+            rows = ()
+        except NoAnswerError as error:  # its question stands, so it goes on with the same reader
+            self.has_failed(error, log)
             rows = ()
         except Exception as error:  # one collector's trouble is not the others'
             self.has_failed(error, log)

@@ -11,12 +11,14 @@ from typing import Callable, Dict, List, Tuple
 from joblens.collectors import energy_cray, energy_hwmon, energy_rapl
 from joblens.collectors.energy_reading import PACKAGE, SCHEMA, Source, node_meter
 from joblens.collectors.number_files import natural
+from joblens.collectors.patience import patiently
 from joblens.host import Host
 from joblens.model import Key, Rows
 
 _FOLDERS = (energy_cray.FOLDER, energy_hwmon.FOLDER, energy_rapl.FOLDER)
 
 
+@patiently(energy_cray.FOLDER, energy_hwmon.FOLDER)  # ACPI's meters ask a management controller
 def energy(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     folders: Dict[str, List[str]] = {}
     sources: List[Source] = []

@@ -15,7 +15,7 @@ from joblens.collectors.gpu_intel import open_intel
 from joblens.collectors.gpu_jetson import open_jetson
 from joblens.collectors.gpu_nvidia import open_nvidia
 from joblens.collectors.gpu_reading import GPU, GPU_PROCESS, Device, Reading, Use, down
-from joblens.collectors.patience import NoAnswerError, Patient
+from joblens.collectors.patience import NoAnswerError, Patient, needs_patience
 from joblens.errors import sentence
 from joblens.host import Host
 from joblens.model import ABSENT, GAUGE, Column, Key, Rows, Schema
@@ -67,7 +67,7 @@ class _Vendor:
         return found
 
     def _open(self, host: Host) -> Callable[[], Reading]:
-        if type(host) is not Host or not host.live:  # a recording answers
+        if not needs_patience(host):
             return self.open(host)
         # Its own, because open files that two threads share can be closed by one while the other reads.
         self.host = Host()

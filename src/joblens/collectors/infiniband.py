@@ -10,6 +10,7 @@ import re
 from typing import Callable, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.collectors.number_files import NOT_TOLD, natural, parse_number
+from joblens.collectors.patience import patiently
 from joblens.errors import MalformedError
 from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
@@ -104,6 +105,7 @@ class _Port(NamedTuple):
     files: Tuple[str, ...]  # one per counter, "" for what it does not have
 
 
+@patiently(_FOLDER)
 def infiniband(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     devices: List[str] = []
     ports: List[_Port] = []
