@@ -73,3 +73,12 @@ def test_attribution_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert errors == [[], ["attribution"], []]
     assert len(log) == 1
     assert "attribution: " in log[0]
+
+
+def test_nothing_of_hardware_that_is_not_here(tmp_path: Path) -> None:
+    """A node without GPUs has no collector of GPUs that does not succeed."""
+    sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)
+    sampler.sample(0)
+    (health,) = [rows for rows in sampler.known() if rows.schema.set == "collector"]
+    assert ("cpu",) in health.keys
+    assert not {("gpu",), ("energy",), ("infiniband",), ("lustre",)} & set(health.keys)
