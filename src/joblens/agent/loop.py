@@ -37,6 +37,7 @@ _PAGE = b"""joblens agent
 
 /metrics   what it sees, for Prometheus
 /sets      what is sampled and which jobs are seen, as JSON
+/now       a few figures of now, as JSON
 """
 
 
@@ -106,6 +107,13 @@ class Agent:
             import json
 
             return Response(200, "application/json", json.dumps(self.sampler.describe()).encode())
+        if request.path == "/now":
+            import json
+
+            from joblens.agent.now import describe_now
+
+            found = describe_now(self.sampler, self.settings.interval)
+            return Response(200, "application/json", json.dumps(found).encode())
         if request.path != "/metrics":
             return Response(404, "text/plain", b"There is nothing here; see /metrics.\n")
         openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")

@@ -1,0 +1,240 @@
+"""What nodes and jobs do now: two looks at their counters, and what went on in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from joblens.analysis.rates import rates
+
+_NS = 1e9
+_SHORTEST = 0.5  # seconds between two looks: less is no rate that means anything
+_LONGEST = 300.0
+_REMEMBERED = 5  # looks
+# Made of other interfaces or disks, which count the same bytes, or seen by this machine alone.
+_NOT_CABLES = ("lo", "veth", "docker", "br-", "virbr", "cni", "flannel", "cali", "tap", "tun", "vnet", "bond",
+               "team", "dummy")  # fmt: skip
+_NOT_DISKS = ("dm-", "md")
+
+Figures = dict[str, float | None]
+Key = tuple[Any, ...]
+
+
+class NodeNow(NamedTuple):
+    cluster: str
+    node: str
+    state: str
+    age: float
+    cores: int | None
+    cpu: float | None  # cores that are in use
+    load: float | None
+    memory: float | None
+    memory_total: float | None
+    read: float | None  # bytes per second, as all that follow
+    written: float | None
+    received: float | None
+    sent: float | None
+    gpus: int
+    gpu_busy: float | None  # GPUs that are in use
+    jobs: int
+
+
+class JobNow(NamedTuple):
+    cluster: str
+    job: str
+    user: str
+    nodes: tuple[str, ...]
+    cpu: float | None
+    cores: float | None  # that it may use
+    memory: float | None
+    memory_limit: float | None
+    read: float | None
+    written: float | None
+    gpus: int
+    gpu_busy: float | None
+    processes: float | None
+
+
+class _Look(NamedTuple):
+    time_ns: int
+    cores: int | None
+    rows: dict[Key, Figures]  # by labels
+
+
+class _Node:
+    def __init__(self) -> None:
+        self.state, self.age = "", 0.0
+        self.looks: dict[str, list[_Look]] = {}  # by set, the newest last
+
+    def add(self, name: str, look: _Look) -> None:
+        looks = [it for it in self.looks.get(name, []) if it.time_ns != look.time_ns]
+        looks = sorted([*looks, look], key=lambda it: it.time_ns)
+        self.looks[name] = looks[-_REMEMBERED:]
+
+    def latest(self, name: str) -> _Look | None:
+        looks = self.looks.get(name)
+        return looks[-1] if looks else None
+
+    def value(self, name: str, key: Key, column: str) -> float | None:
+        look = self.latest(name)
+        return None if look is None else look.rows.get(key, {}).get(column)
+
+    def rate(self, name: str, key: Key, column: str) -> float | None:
+        looks = self.looks.get(name) or []
+        for before in reversed(looks[:-1]):
+            if looks[-1].time_ns - before.time_ns >= _SHORTEST * _NS:
+                pair = before, looks[-1]
+                times = [it.time_ns / _NS - before.time_ns / _NS for it in pair]
+                return rates(times, [it.rows.get(key, {}).get(column) for it in pair], _LONGEST)[0]
+        return None
+
+
+class Live:
+    """Takes page after page of `/now`, of an agent or a hub."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[str, str], _Node] = {}
+
+    def take(self, page: Any) -> None:
+        """Raises ValueError, LookupError, TypeError or AttributeError if it is no such page."""
+        there = {}
+        for found in page["nodes"]:
+            name = str(found["cluster"]), str(found["node"])
+            node = there[name] = self._nodes.get(name) or _Node()
+            node.state, node.age = str(found["state"]), _finite(found["age_seconds"]) or 0.0
+            kept = {str(item["set"]) for item in found["sets"]}
+            if kept:  # a set that is not told any more is not known any more
+                node.looks = {name: looks for name, looks in node.looks.items() if name in kept}
+            for item in found["sets"]:
+                node.add(str(item["set"]), _look(item))
+        self._nodes = there
+
+    @property
+    def has_rates(self) -> bool:
+        return any(node.cpu is not None for node in self.nodes())
+
+    def nodes(self) -> list[NodeNow]:
+        return [_node_now(*name, node) for name, node in self._nodes.items()]
+
+    def jobs(self) -> list[JobNow]:
+        parts: dict[tuple[str, str], list[tuple[_Node, Key]]] = {}
+        for node in self._nodes.values():
+            look = node.latest("job")
+            for key in look.rows if look else ():
+                parts.setdefault((str(key[0]), str(key[1])), []).append((node, key))
+        users = self._users()
+        return [_job_now(name, users.get(name, ""), found) for name, found in parts.items()]
+
+    def _users(self) -> dict[tuple[str, str], str]:
+        found = {}
+        for node in self._nodes.values():
+            look = node.latest("job_info")
+            for cluster, job, _, user, *_ in look.rows if look else ():
+                found[str(cluster), str(job)] = str(user)
+        return found
+
+
+def _look(item: dict[str, Any]) -> _Look:
+    labels, columns = [str(it) for it in item["labels"]], [str(it) for it in item["columns"]]
+    rows: dict[Key, Figures] = {}
+    for row in item["rows"]:
+        if len(row) != len(labels) + len(columns):
+            raise ValueError("a row has not as many parts as are named")
+        rows[tuple(map(str, row[: len(labels)]))] = dict(zip(columns, map(_finite, row[len(labels) :])))
+    cores = item.get("cores")
+    return _Look(int(item["time_ns"]), cores if type(cores) is int else None, rows)
+
+
+def _finite(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{value!r:.60} is no figure")
+    return float(value)
+
+
+def _node_now(cluster: str, name: str, node: _Node) -> NodeNow:
+    cpu = node.latest("cpu")
+    total = node.value("memory", (), "mem_total_bytes")
+    free = node.value("memory", (), "mem_available_bytes")
+    gpus = _cards(node)
+    job = node.latest("job")
+    return NodeNow(
+        cluster,
+        name,
+        node.state,
+        node.age,
+        cpu.cores if cpu else None,
+        _busy(node),
+        node.value("load", (), "load1"),
+        None if total is None or free is None else total - free,
+        total,
+        _sum_of(node, "disk", "read_bytes", _is_disk),
+        _sum_of(node, "disk", "written_bytes", _is_disk),
+        _sum_of(node, "network", "received_bytes", _is_cable),
+        _sum_of(node, "network", "sent_bytes", _is_cable),
+        len(gpus),
+        _add(figures.get("busy_ratio") for figures in gpus),
+        len(job.rows) if job else 0,
+    )
+
+
+def _busy(node: _Node) -> float | None:
+    look = node.latest("cpu")
+    columns = look.rows.get(("total",), {}) if look else {}
+    return _add(node.rate("cpu", ("total",), column) for column in columns)
+
+
+def _sum_of(node: _Node, name: str, column: str, counts: Callable[[str], bool]) -> float | None:
+    look = node.latest(name)
+    return _add(node.rate(name, key, column) for key in (look.rows if look else ()) if counts(str(key[0])))
+
+
+def _is_disk(name: str) -> bool:
+    return not name.startswith(_NOT_DISKS)
+
+
+def _is_cable(name: str) -> bool:
+    return not name.startswith(_NOT_CABLES) and "." not in name  # eth0.7 is a part of eth0
+
+
+def _cards(node: _Node) -> list[Figures]:
+    """Whole ones: `parent` is the last of the labels, and names the card that an instance is a part of."""
+    look = node.latest("gpu")
+    return [figures for key, figures in look.rows.items() if not key[-1]] if look else []
+
+
+def _job_now(name: tuple[str, str], user: str, parts: list[tuple[_Node, Key]]) -> JobNow:
+    def rate(column: str) -> float | None:
+        return _add(node.rate("job", key, column) for node, key in parts)
+
+    def value(column: str) -> float | None:
+        return _add(node.value("job", key, column) for node, key in parts)
+
+    gpus = [figures for node, key in parts for figures in _gpus_of(node, key)]
+    return JobNow(
+        *name,
+        user,
+        tuple(sorted(str(key[2]) for _, key in parts)),
+        rate("cpu_seconds"),
+        value("cpus"),
+        value("memory_bytes"),
+        value("memory_limit_bytes"),
+        rate("read_bytes"),
+        rate("written_bytes"),
+        len(gpus),
+        _add(figures.get("busy_ratio") for figures in gpus),
+        value("processes"),
+    )
+
+
+def _gpus_of(node: _Node, job: Key) -> list[Figures]:
+    look = node.latest("job_gpu")
+    return [figures for key, figures in look.rows.items() if key[:3] == job[:3]] if look else []
+
+
+def _add(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from joblens.analysis.live import Live
+from joblens.cli import pages
+from joblens.cli.table import write
+from joblens.errors import JoblensError, ServerError, UsageError, sentence
+from joblens.reports.panel import Look
+from joblens.reports.top import BOTH, JOBS, NODES, SORTS, View, choose, render_screen, render_tables
+
+if TYPE_CHECKING:
+    from joblens.cli.screen import Screen
+
+EXAMPLE = """example:
+  joblens top
+  joblens top --sort memory --filter alice
+  joblens top --once --json c1:9477"""
+
+_WRONG = (ValueError, LookupError, TypeError, AttributeError)
+_INTERVALS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_PATIENCE = 30.0  # seconds until there must be two looks
+_SORT_KEYS = {"c": "cpu", "m": "memory", "i": "io", "g": "gpu", "n": "name"}
+_PANELS = {BOTH: NODES, NODES: JOBS, JOBS: BOTH}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pages.add_arguments(parser)
+    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds (default 2)")
+    parser.add_argument("--sort", choices=SORTS, default="cpu")
+    parser.add_argument("--filter", default="", metavar="TEXT", help="in a node's, job's or user's name")
+    parser.add_argument(
+        "--once", action="store_true", help="print two tables and exit; so too without a terminal"
+    )
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    if not 0.1 <= options.interval <= 3600:
+        raise UsageError(f"--interval is {options.interval:g}; it can be 0.1 to 3600 s")
+    place, page = pages.ask_first(pages.find_places(options), "/now")
+    live = Live()
+    _take(live, place, page)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if options.once or options.json or not terminal:
+        return _print(live, place, options)
+    return _watch(live, place, options)
+
+
+def _take(live: Live, place: pages.Place, page: Any) -> None:
+    try:
+        live.take(page)
+    except _WRONG as error:
+        raise ServerError(f"{place.name} answers otherwise than joblens does") from error
+
+
+def _print(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
+    """As soon as there are rates, or there will be none."""
+    end = time.monotonic() + _PATIENCE
+    while live.nodes() and not live.has_rates and time.monotonic() < end:
+        time.sleep(min(options.interval, 1.0))
+        _take(live, place, pages.ask(place, "/now"))
+    view = _first_view(live, place, options)
+    if options.json:
+        nodes, jobs = choose(view)
+        found = {"nodes": [it._asdict() for it in nodes], "jobs": [it._asdict() for it in jobs]}
+        write(json.dumps(found, indent=2) + "\n")
+    else:
+        write("\n".join(render_tables(view)) + "\n")
+    return 0
+
+
+def _first_view(live: Live, place: pages.Place, options: argparse.Namespace) -> View:
+    name = f"{place.what.removeprefix('joblens').strip()} {place.name}".strip()
+    return View(
+        name,
+        live.nodes(),
+        live.jobs(),
+        time.time(),
+        options.interval,
+        sort=options.sort,
+        wanted=options.filter,
+    )
+
+
+def _watch(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
+    from joblens.cli.screen import Screen
+
+    look = Look(colors="NO_COLOR" not in os.environ, blocks="utf" in (sys.stdout.encoding or "").lower())
+    with Screen() as screen:
+        asking = _Asking(place, screen, options.interval)
+        asking.start()
+        view: View | None = _first_view(live, place, options)
+        while view is not None:
+            width, height = screen.size()
+            screen.draw(render_screen(view, width, height, look))
+            keys = screen.listen(60.0)
+            view = _news(asking, live, press_all(view, keys, height))
+            asking.interval = view.every if view else 0.0
+    ended_by = screen.ended_by
+    return 0 if ended_by in (0, signal.SIGINT) else 128 + ended_by
+
+
+class _Asking(threading.Thread):
+    """Asks for page after page, so that keys do not wait for an answer."""
+
+    def __init__(self, place: pages.Place, screen: Screen, interval: float) -> None:
+        super().__init__(daemon=True)  # one that waits for an answer holds nobody up who wants to quit
+        self._place, self._screen, self.interval = place, screen, interval
+        self._answers: list[Any] = []
+
+    def run(self) -> None:
+        while True:
+            time.sleep(self.interval)
+            try:
+                answer: Any = pages.ask(self._place, "/now")
+            except (JoblensError, OSError) as error:
+                answer = error
+            self._answers.append(answer)
+            self._screen.wake()
+
+    def news(self) -> list[Any]:
+        found = self._answers[:]
+        del self._answers[: len(found)]
+        return found
+
+
+def _news(asking: _Asking, live: Live, view: View | None) -> View | None:
+    for answer in asking.news() if view else ():
+        if isinstance(answer, Exception):
+            view = view._replace(trouble=sentence(answer)) if view else None
+            continue
+        try:
+            live.take(answer)
+        except _WRONG as error:
+            view = view._replace(trouble=sentence(error)) if view else None
+            continue
+        if view and not view.paused:
+            view = view._replace(nodes=live.nodes(), jobs=live.jobs(), moment=time.time(), trouble="")
+    return view
+
+
+def press_all(view: View, keys: list[str] | None, height: int) -> View | None:
+    """What the view is after these keys; None to quit."""
+    if keys is None:
+        return None
+    for key in keys:
+        if view.typing:
+            view = _type(view, key)
+        elif view.help:
+            view = view._replace(help=False)
+        elif key in ("q", "Q"):
+            return None
+        else:
+            view = _press(view, key, height)
+    return view
+
+
+def _type(view: View, key: str) -> View:
+    if key == "enter":
+        return view._replace(typing=False)
+    if key == "escape":
+        return view._replace(typing=False, wanted="")
+    if key == "back":
+        return view._replace(wanted=view.wanted[:-1])
+    return view._replace(wanted=(view.wanted + key)[:60]) if len(key) == 1 else view
+
+
+def _press(view: View, key: str, height: int) -> View:
+    if key in _SORT_KEYS:
+        again = view.sort == _SORT_KEYS[key]
+        return view._replace(sort=_SORT_KEYS[key], reverse=again and not view.reverse, scroll=0)
+    if key in ("+", "-"):
+        return view._replace(every=_step(view.every, 1 if key == "+" else -1))
+    changes: dict[str, dict[str, Any]] = {
+        "tab": {"panel": _PANELS[view.panel], "scroll": 0},
+        "r": {"reverse": not view.reverse},
+        "/": {"typing": True, "wanted": "", "scroll": 0},
+        "escape": {"wanted": ""},
+        " ": {"paused": not view.paused},
+        "p": {"paused": not view.paused},
+        "?": {"help": True},
+        "h": {"help": True},
+        "home": {"scroll": 0},
+        "up": {"scroll": max(view.scroll - 1, 0)},
+        "down": {"scroll": _lower(view, view.scroll + 1)},
+        "page up": {"scroll": max(view.scroll - height // 2, 0)},
+        "page down": {"scroll": _lower(view, view.scroll + height // 2)},
+    }
+    return view._replace(**changes.get(key, {}))
+
+
+def _lower(view: View, scroll: int) -> int:
+    return min(scroll, max(len(view.nodes), len(view.jobs)))
+
+
+def _step(seconds: float, direction: int) -> float:
+    if direction > 0:
+        return next((it for it in _INTERVALS if it > seconds), _INTERVALS[-1])
+    return next((it for it in reversed(_INTERVALS) if it < seconds), _INTERVALS[0])

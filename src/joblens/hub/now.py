@@ -1,0 +1,73 @@
+"""What every node did in its last batch, for a live view (`joblens top`).
+
+Of each batch only the parts that such a view needs are kept, as they came; they are read when somebody asks.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+from joblens.agent.batch import MAGIC
+from joblens.agent.now import WANTED, describe_set
+from joblens.errors import MalformedError
+from joblens.hub.decode import decode_columns
+
+_MOST_KNOWN = 100_000
+_MOST_KEPT = 1 << 18  # bytes of one node; a batch with more is a strange one
+_NAMES = tuple(f'{{"set":"{name}",'.encode() for name in WANTED)  # as joblens.agent.batch writes it
+
+
+class Picker:
+    def __init__(self) -> None:
+        # By the hash of the section that describes a set: most batches bring the same ones again, and
+        # those of processes, which are large, are not kept.
+        self._wanted: dict[int, bool] = {}
+
+    def pick(self, batch: bytes) -> bytes:
+        """The batch with less in it. Cheap: no number is looked at."""
+        sections = _split(batch)
+        picked = [MAGIC, *sections[:1]]
+        for described, numbers in zip(sections[1::2], sections[2::2]):
+            if self._is_wanted(described):
+                picked += [described, numbers]
+        found = b"".join(picked)
+        return found if len(found) <= _MOST_KEPT else b""
+
+    def _is_wanted(self, described: bytes) -> bool:
+        name = hash(described)
+        found = self._wanted.get(name)
+        if found is None:
+            if len(self._wanted) >= _MOST_KNOWN:
+                self._wanted.clear()
+            try:
+                begin = zlib.decompressobj().decompress(described[4:], 100)
+            except zlib.error:
+                begin = b""
+            found = self._wanted[name] = begin.startswith(_NAMES)
+        return found
+
+
+def describe(picked: bytes) -> list[dict[str, Any]]:
+    """The first and the last tick of each set. Nothing if it cannot be read."""
+    try:
+        _, found = decode_columns(picked)
+    except MalformedError:
+        return []
+    sets = []
+    for columns in found:
+        for tick in sorted({0, len(columns.times) - 1}):
+            values = columns.values[tick].reshape(-1).tolist()
+            sets.append(describe_set(int(columns.times[tick]), columns.schema, columns.keys, values))
+    return [item for item in sets if item]
+
+
+def _split(batch: bytes) -> list[bytes]:
+    """Its sections, each with its length in front."""
+    found, at = [], len(MAGIC)
+    while at + 4 <= len(batch):
+        (length,) = struct.unpack_from("<I", batch, at)
+        found.append(batch[at : at + 4 + length])
+        at += 4 + length
+    return found
