@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.hub.checked import Job, Received
-from joblens.hub.decode import Columns, Numbers
+from joblens.hub.decode import Columns
 from joblens.model import ABSENT, Column, Key, Schema
 from joblens.store.columns import storable, stored_name
+
+if TYPE_CHECKING:
+    from joblens.hub.decode import Numbers
 
 _OF_THE_JOB = ("cluster", "jobid", "node")
 _EXACT = 1 << 53  # up to here a float is any whole number

@@ -145,18 +145,20 @@ class RemoteWriteSink:
     def _requests(self, segment: Segment, problems: list[str]) -> Iterator[Request]:
         nodes: dict[tuple[str, str], list[Columns]] = {}
         sizes: dict[tuple[str, str], int] = {}
+        total = 0
         for batch in self._checker.batches(segment, problems):
             name = batch.cluster, batch.node
             for entry in self._wanted(batch):
                 nodes.setdefault(name, []).append(entry)
                 sizes[name] = sizes.get(name, 0) + entry.values.size
+                total += entry.values.size
             if sizes.get(name, 0) >= _REQUEST_SAMPLES:
                 yield self._request(name, nodes.pop(name))
-                del sizes[name]
-            elif sum(sizes.values()) >= _MOST_VALUES:
+                total -= sizes.pop(name)
+            elif total >= _MOST_VALUES:
                 for waiting, entries in nodes.items():
                     yield self._request(waiting, entries)
-                nodes, sizes = {}, {}
+                nodes, sizes, total = {}, {}, 0
         for name, entries in nodes.items():
             yield self._request(name, entries)
 

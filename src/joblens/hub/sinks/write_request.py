@@ -14,13 +14,15 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.agent.exposition import series_name
-from joblens.hub.decode import Columns, Numbers
+from joblens.hub.decode import Columns
 from joblens.hub.sinks.snappy import varint
 from joblens.model import ABSENT, Column, Key, Schema
 from joblens.store.columns import storable
 
 if TYPE_CHECKING:
     import numpy
+
+    from joblens.hub.decode import Numbers
 
 _NAME = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 _LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)

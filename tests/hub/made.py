@@ -1,0 +1,105 @@
+"""Segments as the journal has them, of nodes as agents see them, and what must be stored of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from joblens.agent.batch import Batch
+from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.hub.segments import Segment, pack_record
+from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Sample, Schema
+
+SECOND = 10**9
+START = 1_700_000_000 * SECOND
+CPU = Schema("cpu", ("cpu",), (Column("user_seconds", COUNTER, "", 1, 100), Column("switches", COUNTER, "")))
+LOAD = Schema(
+    "load",
+    (),
+    (Column("load1", GAUGE, "", 1, 100), Column("free_bytes", GAUGE, "", 1024), Column("", GAUGE, "")),
+)
+
+
+class Running(NamedTuple):
+    job: str
+    user: str
+    uid: int = -1
+    cluster: str = "lab"
+
+
+def node_samples(
+    node: str, times: Iterable[int], jobs: Iterable[Running] = (), cores: int = 2, cluster: str = "lab"
+) -> list[Sample]:
+    """The node's own sets, and those of the jobs on it."""
+    cpus: tuple[Key, ...] = tuple((f"cpu{core}",) for core in range(cores))
+    running = list(jobs)
+    job_keys: tuple[Key, ...] = tuple((it.cluster, it.job, node) for it in running)
+    process_keys: tuple[Key, ...] = tuple(
+        (it.cluster, it.job, "0", node, *_process(number, it)) for number, it in enumerate(running)
+    )
+    found = []
+    for time_ns in times:
+        tick = time_ns // SECOND % 100_000
+        found += [
+            Sample(time_ns, Rows(CPU, cpus, [n for core in range(cores) for n in (tick + core, tick * 7)])),
+            Sample(time_ns, Rows(LOAD, ((),), [tick, ABSENT if tick % 3 == 0 else tick * 2, 1])),
+            Sample(time_ns, Rows(JOB, job_keys, [tick] * len(JOB.columns) * len(running))),
+        ]
+        if running:
+            values = [tick] * len(OWNED_PROCESS.columns) * len(running)
+            found.append(Sample(time_ns, Rows(OWNED_PROCESS, process_keys, values)))
+    return found
+
+
+def _process(number: int, it: Running) -> Key:
+    named = {
+        "pid": 100 + number,
+        "start": 5,
+        "parent": 1,
+        "uid": it.uid,
+        "name": "x, y",
+        "command": 'a "b"\nc',
+    }
+    return tuple(named.get(label, 0) for label in OWNED_PROCESS.labels[4:])
+
+
+def encode(
+    node: str, sequence: int, samples: Iterable[Sample], jobs: Iterable[Running] = (), **more: Any
+) -> bytes:
+    batch = Batch()
+    batch.add(samples)
+    header = {
+        "version": 1,
+        "cluster": "lab",
+        "node": node,
+        "boot": "b",
+        "sequence": sequence,
+        "jobs": [[it.cluster, it.job, node, it.user, it.uid] for it in jobs],
+    }
+    return batch.encode({**header, **more})
+
+
+def write_segment(folder: Path, number: int, batches: Iterable[bytes]) -> Segment:
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished, path = folder / f"{number:08d}.log", folder / f"{number:08d}.sealed"
+    unfinished.write_bytes(b"".join(pack_record(START + number, batch) for batch in batches))
+    unfinished.rename(path)
+    return Segment(number, path)
+
+
+def seconds(first: int, count: int) -> list[int]:
+    return [START + (first + tick) * SECOND for tick in range(count)]
+
+
+def fleet_segment(
+    folder: Path, number: int, nodes: int = 3, ticks: int = 4, jobs: Iterable[Running] = ()
+) -> Segment:
+    """The same for each number but for the times, which go on from segment to segment."""
+    batches = []
+    running = list(jobs)
+    for name in (f"n{node}" for node in range(nodes)):
+        for part in range(2):
+            times = seconds(number * 2 * ticks + part * ticks, ticks)
+            batches.append(encode(name, number * 2 + part, node_samples(name, times, running), running))
+    return write_segment(folder, number, batches)

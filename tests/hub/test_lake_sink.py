@@ -1,0 +1,325 @@
+"""The lake as a sink: every value of every node, each once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from joblens import files
+from joblens.attribution.sums import JOB
+from joblens.hub.sinks import lake as lake_sink
+from joblens.hub.sinks.lake import LakeSink
+from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.store.compact import compact, compact_small
+from joblens.store.home import find_home, make_home
+from joblens.store.lake import Lake
+
+from .made import (
+    LOAD,
+    SECOND,
+    START,
+    Running,
+    encode,
+    fleet_segment,
+    node_samples,
+    seconds,
+    write_segment,
+)
+
+JOBS = (Running("17", "alice", 1000), Running("18", "alice", 1000), Running("17", "bob", 1001, "other"))
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> LakeSink:
+    return LakeSink("h1", make_home(find_home(tmp_path / "home")))
+
+
+def rows(lake: Lake, set_name: str, *columns: str) -> list[tuple[Any, ...]]:
+    files = lake.files(set_name)
+    types = dict.fromkeys(("cluster", "jobid", "node", "cpu", "step"), "VARCHAR") | {"time": "TIMESTAMP_NS"}
+    wanted = {name: types.get(name, "DOUBLE") for name in columns}
+    chosen = ", ".join(f'epoch_ns("{name}")' if name == "time" else f'"{name}"' for name in columns)
+    return sorted(lake.query(files, wanted, f"SELECT {chosen} FROM {{lake}}"), key=repr)
+
+
+def expected(samples: Iterable[Sample], node: str, position: int) -> list[tuple[Any, ...]]:
+    """Of a set with the one label `cpu`, or none."""
+    found = []
+    for time_ns, table in samples:
+        column = table.schema.columns[position]
+        for number, key in enumerate(table.keys):
+            raw = table.row(number)[position]
+            found.append((time_ns, node, *key, None if raw == ABSENT else column.in_base_units(raw)))
+    return found
+
+
+def test_every_value_of_every_node(sink: LakeSink, tmp_path: Path) -> None:
+    """What nodes with unlike numbers of cores have sent is there, in base units, and nothing else is."""
+    cores = {"n1": 2, "n2": 5, "n3": 1}
+    made = {node: node_samples(node, seconds(0, 7), JOBS, count) for node, count in cores.items()}
+    batches = [encode(node, 1, samples, JOBS) for node, samples in made.items()]
+    taken = sink.take(write_segment(tmp_path, 1, batches))
+    assert (taken.dropped, taken.problems) == (0, ())
+    assert taken.rows == sum(len(rows.keys) for samples in made.values() for _, rows in samples)
+    for set_name, labels, position, column in (
+        ("cpu", ("cpu",), 0, "user_seconds"),
+        ("cpu", ("cpu",), 1, "switches"),
+        ("load", (), 0, "load1"),
+        ("load", (), 1, "free_bytes"),
+    ):
+        wanted = [
+            row
+            for node, samples in made.items()
+            for row in expected([it for it in samples if it.rows.schema.set == set_name], node, position)
+        ]
+        assert rows(sink.lake, set_name, "time", "node", *labels, column) == sorted(wanted, key=repr)
+    assert {row[:2] for row in rows(sink.lake, "cpu", "cluster", "jobid")} == {("lab", "")}
+
+
+def test_jobs_are_kept_apart(sink: LakeSink, tmp_path: Path) -> None:
+    """Two jobs of one user, and a job of another user with the same id in another cluster, on one node."""
+    sink.take(write_segment(tmp_path, 1, [encode("n1", 1, node_samples("n1", seconds(0, 3), JOBS), JOBS)]))
+    for name in ("job", "process"):
+        found = rows(sink.lake, name, "cluster", "jobid", "node")
+        assert found == sorted([(it.cluster, it.job, "n1") for it in JOBS] * 3, key=repr)
+
+
+def test_taken_again_is_the_same(sink: LakeSink, tmp_path: Path) -> None:
+    """A segment that is taken again, by another process too, replaces its own files."""
+    segment = fleet_segment(tmp_path, 1)
+    sink.take(fleet_segment(tmp_path, 2))
+    first = sink.take(segment)
+    before = rows(sink.lake, "cpu", "time", "node", "cpu", "switches")
+    assert LakeSink("h1", sink.home).take(segment) == first
+    assert rows(sink.lake, "cpu", "time", "node", "cpu", "switches") == before
+    assert len(set(before)) == len(before) == 2 * 3 * 8 * 2
+
+
+def test_another_hub_replaces_nothing(sink: LakeSink, tmp_path: Path) -> None:
+    """Hubs count their segments on their own."""
+    sink.take(fleet_segment(tmp_path, 1, nodes=1))
+    LakeSink("h2", sink.home).take(fleet_segment(tmp_path, 1, nodes=1))
+    assert len(rows(sink.lake, "load", "time")) == 2 * 8
+
+
+def test_a_crash_at_any_file(sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever file a crash comes before or after: taken again, all is there once."""
+
+    class Crash(BaseException):
+        pass
+
+    segment = fleet_segment(tmp_path, 1, nodes=2, jobs=JOBS)
+    real, left = files.publish, 0
+
+    def publish(unfinished: str, path: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Crash
+        real(unfinished, path)
+        if left == -1:
+            raise Crash
+
+    monkeypatch.setattr("joblens.store.lake.publish", publish)
+    crashes = 0
+    for at in range(1, 20):
+        left = at
+        try:
+            LakeSink("h1", sink.home).take(segment)
+        except Crash:
+            crashes += 1
+    monkeypatch.undo()
+    taken = sink.take(segment)
+    found = {name: len(rows(sink.lake, name, "time")) for name in ("cpu", "load", "job", "process")}
+    assert crashes >= 4
+    assert found == {"cpu": 2 * 8 * 2, "load": 2 * 8, "job": 2 * 8 * 3, "process": 2 * 8 * 3}
+    assert taken.rows == sum(found.values())
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_compaction_beside_it(sink: LakeSink, tmp_path: Path, small: bool) -> None:
+    """Segments that are compacted already can be taken again: they are not stored twice."""
+    segments = [fleet_segment(tmp_path, number, nodes=1) for number in range(1, 21)]
+    for segment in segments:
+        sink.take(segment)
+    before = rows(sink.lake, "load", "time", "load1")
+    assert compact_small(sink.lake) if small else compact(sink.lake, set)
+    assert len(sink.lake.files("load")) == 1
+    sink.take(segments[-1])
+    assert rows(sink.lake, "load", "time", "load1") == before
+    assert len(set(before)) == len(before) == 160
+
+
+def test_files_of_jobs_stay_out_of_background_compaction(sink: LakeSink, tmp_path: Path) -> None:
+    """`joblens run` may still write those anew."""
+    for number in range(20):
+        sink.lake.save("j", "n", {number: [Sample(START, Rows(LOAD, ((),), [1, 1, 1]))]})
+    assert compact_small(sink.lake) == 0
+
+
+def test_over_midnight(sink: LakeSink, tmp_path: Path) -> None:
+    """Each row lies with its own day, also if one batch has two of them."""
+    midnight = (START // (86_400 * SECOND) + 1) * 86_400 * SECOND
+    times = [midnight + tick * SECOND for tick in (-2, -1, 0, 1, 2)]
+    sink.take(write_segment(tmp_path, 1, [encode("n1", 1, node_samples("n1", times))]))
+    assert [row[0] for row in rows(sink.lake, "load", "time")] == times
+    counts = {path.parent.name: len(_times(sink.lake, [path])) for path in sink.lake.files("load")}
+    assert list(counts.values()) == [2, 3]
+
+
+def _times(lake: Lake, paths: list[Path]) -> list[tuple[Any, ...]]:
+    return lake.query(paths, {"time": "TIMESTAMP_NS"}, "SELECT time FROM {lake}")
+
+
+def test_other_columns_side_by_side(sink: LakeSink, tmp_path: Path) -> None:
+    """A node whose kernel has other columns in the same set is stored beside the others."""
+    newer = Schema("load", (), (Column("load1", GAUGE, "", 1, 1000), Column("new", COUNTER, "")))
+    other = Schema("load", ("cpu",), (Column("load1", GAUGE, ""),))
+    batches = [
+        encode("old", 1, [Sample(START, Rows(LOAD, ((),), [150, 2, 1]))]),
+        encode("new", 1, [Sample(START, Rows(newer, ((),), [1500, 9]))]),
+        encode("number", 1, [Sample(START, Rows(other, ((7,),), [3]))]),
+        encode("text", 1, [Sample(START, Rows(other, (("x",),), [4]))]),
+    ]
+    assert sink.take(write_segment(tmp_path, 1, batches)).rows == 4
+    assert rows(sink.lake, "load", "node", "cpu", "load1", "free_bytes", "new") == [
+        ("new", None, 1.5, None, 9),
+        ("number", "7", 3, None, None),
+        ("old", None, 1.5, 2048, None),
+        ("text", "x", 4, None, None),
+    ]
+
+
+def test_large_segments_in_chunks(sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit into memory at once is stored in several files, the same ones each time."""
+    monkeypatch.setattr(lake_sink, "_CHUNK_VALUES", 50)
+    segment = fleet_segment(tmp_path, 1, nodes=4)
+    for _ in range(2):
+        sink.take(segment)
+    assert len(sink.lake.files("cpu")) > 2
+    assert len(rows(sink.lake, "cpu", "time")) == 4 * 8 * 2
+
+
+def test_many_kinds_of_columns(sink: LakeSink, tmp_path: Path) -> None:
+    """A sender that has other columns in each batch costs files, and no rows of others."""
+    kinds = [Schema("load", (), (Column(f"c{number}", GAUGE, ""),)) for number in range(120)]
+    batches = [encode("n1", n, [Sample(START + n, Rows(kind, ((),), [n]))]) for n, kind in enumerate(kinds)]
+    assert sink.take(write_segment(tmp_path, 1, batches)).rows == 120
+    assert len(sink.lake.files("load")) == 3
+    assert len(rows(sink.lake, "load", "time")) == 120
+
+
+def test_what_makes_no_sense_is_left_out_and_told(sink: LakeSink, tmp_path: Path) -> None:
+    """Garbage, a time before 1970, columns named as what says whose a row is: others are stored."""
+    node = Schema("load", (), (Column("node", GAUGE, ""),))
+    batches = [
+        b"garbage",
+        encode("n1", 1, [Sample(START, Rows(LOAD, ((),), [1, 2, 3]))]),
+        encode("n2", 1, [Sample(-5, Rows(LOAD, ((),), [1, 2, 3]))]),
+        encode("n3", 1, [Sample(START, Rows(node, ((),), [1]))]),
+        encode("n4", 1, [Sample(START, Rows(LOAD, ((),), [1, 2, 3]))], cluster=7),
+    ]
+    taken = sink.take(write_segment(tmp_path, 1, batches))
+    assert (taken.rows, taken.dropped, len(taken.problems)) == (1, 1, 4)
+    assert rows(sink.lake, "load", "node") == [("n1",)]
+
+
+def test_a_damaged_segment(sink: LakeSink, tmp_path: Path) -> None:
+    """What lies before the damage is stored, and the damage is told."""
+    segment = fleet_segment(tmp_path, 1, nodes=2)
+    data = bytearray(segment.path.read_bytes())
+    data[len(data) * 3 // 5] ^= 1
+    segment.path.write_bytes(data)
+    taken = sink.take(segment)
+    (problem,) = taken.problems
+    assert "not what was written" in problem
+    assert len(rows(sink.lake, "load", "time")) == 2 * 4
+
+
+def test_numbers_that_are_hard(sink: LakeSink, tmp_path: Path) -> None:
+    """Unknown, the largest and the smallest, moving and not, one tick and many."""
+    words = [ABSENT, ABSENT + 1, -1, 0, 1, (1 << 63) - 1]
+    schema = Schema("hard", (), (Column("a", GAUGE, ""), Column("b", COUNTER, ""), Column("c", GAUGE, "")))
+    samples = [
+        Sample(START + n, Rows(schema, ((),), [word, 5, -word if n else 0])) for n, word in enumerate(words)
+    ]
+    sink.take(write_segment(tmp_path, 1, [encode("n1", 1, samples), encode("n2", 1, samples[:1])]))
+    found = sink.lake.query(
+        sink.lake.files("hard"), {"a": "BIGINT", "b": "BIGINT"}, "SELECT a, b FROM {lake}"
+    )
+    assert found == [(None if word == ABSENT else word, 5) for word in words] + [(None, 5)]
+
+
+NAMES = st.text(max_size=8)
+SCHEMAS = st.builds(
+    Schema,
+    NAMES,
+    st.lists(NAMES, max_size=2).map(tuple),
+    st.lists(
+        st.builds(
+            Column, NAMES, st.sampled_from(["counter", "gauge", "x"]), st.just(""),
+            st.integers(-(10**20), 10**20), st.integers(-2, 10**12),
+        ),
+        max_size=3,
+    ).map(tuple),
+)  # fmt: skip
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(SCHEMAS, st.data()), min_size=1, max_size=3), NAMES)
+def test_whatever_a_node_sends(
+    tmp_path_factory: pytest.TempPathFactory, found: list[tuple[Schema, st.DataObject]], node: str
+) -> None:
+    """Names, units and keys of any kind: a segment is always taken, and a sound node in it is stored."""
+    folder = tmp_path_factory.mktemp("lake")
+    sink = LakeSink("h1", make_home(find_home(folder / "home")))
+    samples = []
+    for schema, data in found:
+        key = data.draw(st.tuples(*[NAMES | st.integers(-(1 << 63), (1 << 63) - 1) for _ in schema.labels]))
+        values = data.draw(
+            st.lists(
+                st.integers(-(1 << 63), (1 << 63) - 1),
+                min_size=len(schema.columns),
+                max_size=len(schema.columns),
+            )
+        )
+        samples.append(Sample(START, Rows(schema, (key,), values)))
+    sound = encode("sound", 1, [Sample(START, Rows(JOB, (("lab", "1", "sound"),), [1] * len(JOB.columns)))])
+    sink.take(write_segment(folder / "journal", 1, [encode(node, 1, samples), sound]))
+    assert rows(sink.lake, "job", "node") == [("sound",)]
+
+
+def test_readers_of_jobs_find_it(sink: LakeSink, tmp_path: Path) -> None:
+    """What a hub stored of a job is found as what `joblens run` stored."""
+    from joblens.store.reader import LakeReader, Span
+
+    sink.take(
+        write_segment(tmp_path, 1, [encode("n1", 1, node_samples("n1", seconds(0, 5), JOBS[:2]), JOBS)])
+    )
+    reader = LakeReader(sink.lake)
+    span = Span("18", START / 1e9, START / 1e9 + 10)
+    assert len(reader.sample_times(span)) == 5
+    (process,) = reader.processes(span)
+    assert (process.pid, process.node, process.looks) == (101, "n1", 5)
+
+
+def test_upkeep_when_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By settings: small files are put together, old days are removed."""
+    sink = LakeSink("h1", make_home(find_home(tmp_path / "home")), compact_seconds=60.0, retain_days=1)
+    for number in range(1, 21):
+        sink.take(fleet_segment(tmp_path, number, nodes=1))
+    sink.rest()
+    assert len(sink.lake.files("load")) == 20
+    later = time.monotonic() + 100
+    monkeypatch.setattr("joblens.hub.sinks.lake.time.monotonic", lambda: later)
+    sink.rest()
+    assert len(sink.lake.files("load")) == 1
+    later += 4000
+    sink.rest()
+    assert sink.lake.files("load") == []
