@@ -102,6 +102,25 @@ def test_fabric_and_file_systems(report: Callable[..., Report]) -> None:
     assert "InfiniBand" in screen
 
 
+def test_many_adapters(report: Callable[..., Report]) -> None:
+    """The screen has those with errors and the busiest; the record has all."""
+    record, _ = report("fabrics", "none")
+    ports = [
+        {
+            "kind": "InfiniBand",
+            "name": f"mlx5_{n}:1",
+            "in_bytes": n * 1e9,
+            "out_bytes": 0.0,
+            "errors": float(n == 0),
+        }
+        for n in range(10)
+    ]
+    screen = render_report({**record, "traffic": ports}, Style(colours=False)).splitlines()
+    shown = [line.split()[1] for line in screen if line.startswith(" InfiniBand")]
+    assert shown == [f"mlx5_{n}:1:" for n in (0, 9, 8, 7, 6, 5)]
+    assert " and 4 more, see --json" in screen
+
+
 def test_nothing_about_what_is_not_there(report: Callable[..., Report]) -> None:
     """A node without devices: not a word about them."""
     record, screen = report("slurm-cgroup-v1", "4242")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
@@ -16,6 +16,7 @@ WIDTH = 80
 _BAR = 26
 _MOST_GAPS = 3
 _MOST_EVENTS = 5
+_MOST_TRAFFIC = 6
 _LONGEST = 300  # of a sentence
 _UNDER = " " * 13
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -28,10 +29,9 @@ class Style:
         self.colours = colours
 
     @classmethod
-    def of(cls, stream: TextIO) -> Style:
+    def on(cls, terminal: bool) -> Style:
         """Colours on a terminal that has them, unless NO_COLOR says otherwise (no-color.org)."""
-        wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        return cls(wanted and stream.isatty())
+        return cls(terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
 
     def __call__(self, text: str, *names: str) -> str:
         if not self.colours or not text:
@@ -214,12 +214,17 @@ def _processes(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def _traffic(record: dict[str, Any], style: Style) -> list[str]:
-    found = record.get("traffic") or []
+    """A node can have ten adapters: those with errors, and then those that carried most."""
+    found = sorted(
+        record.get("traffic") or [], key=lambda it: (not it["errors"], -it["in_bytes"] - it["out_bytes"])
+    )
     lines = []
-    for it in found:
+    for it in found[:_MOST_TRAFFIC]:
         errors = f", {it['errors']:.0f} errors" if it["errors"] else ""
         told = f"in {render_bytes(it['in_bytes'])}, out {render_bytes(it['out_bytes'])}{errors}"
         lines += wrap(" ", f"{it['kind']} {it['name']}: {told}")
+    if len(found) > _MOST_TRAFFIC:
+        lines.append(f" and {len(found) - _MOST_TRAFFIC} more, see --json")
     return [style("Node", "bold") + "         what all jobs on it carried meanwhile", *lines] if lines else []
 
 
