@@ -198,7 +198,8 @@ def test_the_terminal_goes_away(stand: Stand) -> None:
 
 
 def test_the_report_has_colours_at_a_terminal(terminal: Terminal, stand: Stand) -> None:
-    """And none where NO_COLOR asks for none."""
+    """And none where NO_COLOR asks for none, or the terminal has none."""
     loud = " ".join(stand.words(["true"]))
-    terminal.run(loud, r"\x1b\[1mjob r")
+    terminal.run(f"NO_COLOR= TERM=xterm {loud}", r"\x1b\[1mjob r")
     terminal.run(f"NO_COLOR=1 {loud}", r"\njob r")
+    terminal.run(f"TERM=dumb {loud}", r"\njob r")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +84,39 @@ def test_jobs_of_another_boot(home: Home) -> None:
     """After a crash of the node its jobs are completed, whatever process has their pid now."""
     facts = {**here("j1"), "boot": "another", "supervisor": [os.getpid(), ingest.own_start()]}
     begin_job(home, facts)
+    grow_old(home.incoming, time.clock_gettime(time.CLOCK_BOOTTIME) + 60)
+    assert [job["id"] for job in Store(home).jobs()] == ["j1"]
+
+
+def test_jobs_of_a_node_with_the_same_name(home: Home) -> None:
+    """It is another's that was written to since we were booted, and so is waited for."""
+    begin_job(home, {**here("j1"), "boot": "another"})
+    assert Store(home).jobs() == []
+    (found,) = ingest.list_incoming(home)
+    newest = found.folder.stat().st_mtime
+    up = time.clock_gettime(time.CLOCK_BOOTTIME)
+    node = Host().name()
+    assert not ingest.is_abandoned(found, node, "ours", newest + min(up, 600.0) - 60)
+    assert ingest.is_abandoned(found, node, "ours", newest + min(up, 600.0) + 60)
+
+
+def test_jobs_of_another_container(home: Home) -> None:
+    """Its pids are not ours: that there is no such process here says nothing about its joblens."""
+    begin_job(home, {**here("j1"), "pid_namespace": "pid:[1]"})
+    assert Store(home).jobs() == []
+    grow_old(home.incoming)
     assert [job["id"] for job in Store(home).jobs()] == ["j1"]
 
 
 def test_jobs_of_another_node(home: Home) -> None:
     """Whether its joblens lives cannot be seen from here, so it is waited for as long as batches come."""
     begin_job(home, make_facts("there", node="c2", boot="b2"))
+    begin_job(home, make_facts("seldom", node="c2", boot="b2", interval=3600.0))
     assert Store(home).jobs() == []
     grow_old(home.incoming)
     assert [job["id"] for job in Store(home).jobs()] == ["there"]
+    grow_old(home.incoming, 4 * 3600)
+    assert [job["id"] for job in Store(home).jobs(sort="name")] == ["there", "seldom"]
 
 
 def test_two_who_recover_the_same_job(home: Home) -> None:

@@ -32,5 +32,5 @@ def run(options: argparse.Namespace) -> int:
     else:
         from joblens.reports.text import Style, render_report
 
-        write(render_report(record, Style.of(sys.stdout)))
+        write(render_report(record, Style.on(sys.stdout.isatty())))
     return 0

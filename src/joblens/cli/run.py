@@ -45,11 +45,11 @@ def _prepare(
     from joblens.host import Host
     from joblens.run.facts import collect
     from joblens.store.home import find_home, make_home
-    from joblens.store.ingest import begin, own_start
+    from joblens.store.ingest import begin, own_start, pid_namespace
 
     home = make_home(find_home())
     facts = collect(Host(), command, options.name, tags, options.interval)
-    facts["supervisor"] = [os.getpid(), own_start()]
+    facts |= {"supervisor": [os.getpid(), own_start()], "pid_namespace": pid_namespace()}
     return facts, begin(home, facts), home
 
 
@@ -128,7 +128,7 @@ def _report(home: Any, found: Any, quiet: bool) -> None:
     if not quiet:
         from joblens.reports.text import Style, render_report
 
-        _write("\n" + render_report(record, Style(terminal and "NO_COLOR" not in os.environ)))
+        _write("\n" + render_report(record, Style.on(terminal)))
     if many_wait(home):
         from joblens.run.apart import do_apart
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,8 @@ _FACTS, _END = "job.json", "end.json"
 _CHUNK_VALUES = 3_000_000
 # As many are soon added up without DuckDB and NumPy, which take a third of a second to load.
 _SHORT_VALUES = 200_000
-# A batch comes every half a minute: without one for so long, a job on another node has lost its joblens.
+# A batch comes every half a minute, or with each look if these are fewer: without one for so long, a job that
+# is not ours to look at has lost its joblens.
 _ABANDONED_SECONDS = 600.0
 
 
@@ -111,13 +113,26 @@ def _load(path: Path, checked: Callable[[Any], dict[str, Any]]) -> dict[str, Any
 
 def is_abandoned(found: Incoming, node: str, boot: str, now: float | None = None) -> bool:
     """Whether nobody else will complete it: its joblens has gone, or does not show any more."""
-    if found.facts["node"] == node:
-        return found.facts.get("boot") != boot or not _lives(found.facts.get("supervisor"))
+    facts = found.facts
+    here, same_boot = facts["node"] == node, facts.get("boot") == boot
+    if here and same_boot and facts.get("pid_namespace", "") in ("", pid_namespace()):
+        return not _lives(facts.get("supervisor"))
     try:
         newest = max(path.stat().st_mtime for path in (found.folder, *found.folder.iterdir()))
-        return (now_at(str(found.folder.parent)) if now is None else now) - newest > _ABANDONED_SECONDS
+        silent = (now_at(str(found.folder.parent)) if now is None else now) - newest
     except OSError:  # it has just been completed, or nothing can be written here anyway
         return False
+    # A name need not be one node's alone: what shows since we were booted is none that we were before.
+    before_boot = here and not same_boot and silent > time.clock_gettime(time.CLOCK_BOOTTIME)
+    return before_boot or silent > max(_ABANDONED_SECONDS, 3 * facts["interval"])
+
+
+def pid_namespace() -> str:
+    """In which pids are counted, for in a container they are others. Nothing where that is not known."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _lives(supervisor: Any) -> bool:
