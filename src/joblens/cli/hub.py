@@ -22,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="F", help="settings, a TOML file with a table [hub]")
     parser.add_argument("--home", metavar="DIR", help="where data is kept (default: hub/ in the store)")
     parser.add_argument(
+        "--from",
+        dest="source",
+        choices=["kafka"],
+        help="take batches from Kafka too, as one of a group of hubs: [hub.kafka] in the settings",
+    )
+    parser.add_argument(
         "--cluster", metavar="NAME", help="with token: the node's cluster (default: its name)"
     )
 
@@ -34,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
         settings = settings._replace(listen=options.listen)
     if options.home:
         settings = settings._replace(home=options.home)
+    if options.source == "kafka":
+        settings = settings._replace(from_kafka=True)
     _allow_open_files()
     from joblens.hub.server import run_hub
 

@@ -14,22 +14,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.errors import JoblensError, MalformedError, ServerError, sentence
+from joblens.errors import ConfigError, JoblensError, MalformedError, ServerError, sentence
 from joblens.files import list_names, sync_folder
 from joblens.hub import kafka_client
 from joblens.hub.decode import read_header
 from joblens.hub.header import Header, check_frame, check_header
-from joblens.hub.journal import recover
+from joblens.hub.journal import Journal
 from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, Notes, load_kafka
 from joblens.hub.kafka_seen import Known
 from joblens.hub.seen import Batch
-from joblens.hub.segments import LARGEST_BATCH, list_sealed, pack_head
+from joblens.hub.segments import LARGEST_BATCH, Segment, list_sealed, pack_head
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, TopicPartition
@@ -42,9 +43,10 @@ OPTIONS: dict[str, Any] = {
 PENDING = re.compile(r"(\d{8})\.pending", re.ASCII)
 _AT_ONCE = 200  # messages
 _POLL_SECONDS = 0.2
+_LAST_SECONDS = 10.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
 Log = Callable[[str], None]
-Heard = Callable[[Header, int, int], None]  # of a batch that was taken: what it says, its size, when it came
+Heard = Callable[[Header, bytes, int], None]  # a batch that was taken: what it says, itself, when it came
 
 
 class Limits(NamedTuple):
@@ -58,47 +60,66 @@ class Limits(NamedTuple):
 _DEFAULT = Limits()
 
 
+def check_options(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Of `[hub.kafka]`, with the defaults. Raises ConfigError."""
+    for name, value in table.items():
+        if name not in OPTIONS:
+            raise ConfigError(f"there is no setting hub.kafka.{name}, there are {', '.join(OPTIONS)}", path)
+        if type(value) is not type(OPTIONS[name]):
+            such = f"where one such as {OPTIONS[name]!r} is needed"
+            raise ConfigError(f"hub.kafka.{name} is {value!r:.60}, {such}", path)
+    return {**OPTIONS, **table}
+
+
 class Counts:
     """For the hub's own metrics."""
 
     def __init__(self) -> None:
-        self.batches = self.repeats = self.refused = self.claims = 0
+        self.batches = self.bytes = self.repeats = self.refused = self.claims = 0
         self.error = ""  # why nothing comes now
 
 
 class Intake:
-    """One hub's part of the group."""
+    """One hub's part of the group, in a thread of its own."""
 
     def __init__(
         self,
-        home: Path,
+        journal: Journal,
         hub: str,
         options: Mapping[str, Any],
         log: Log,
         limits: Limits = _DEFAULT,
-        heard: Heard = lambda header, size, received_ns: None,
+        heard: Heard = lambda header, data, received_ns: None,
     ) -> None:
         self.kafka = load_kafka(options)
         self.topic: str = options["topic"] or self.kafka.topic(BATCHES)
         self.group: str = options["group"]
         self.name = f"{hub}-intake"
-        self.home, self.log, self.limits, self.heard = home, log, limits, heard
+        self.journal, self.log, self.limits, self.heard = journal, log, limits, heard
         self.counts = Counts()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kafka", daemon=True)
 
-    def run(self, stop: Callable[[], bool]) -> None:
-        """Until it is told to stop. Trouble is told, and waited out: what was not claimed is read again."""
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What is read is claimed, if that can be done in reasonable time; else it was not read."""
+        self._stop.set()
+        self._thread.join(_LAST_SECONDS)
+
+    def _run(self) -> None:
+        """Trouble is told, and waited out: what was not claimed is read again."""
         failures = 0
-        while not stop():
+        while not self._stop.is_set():
             claims = self.counts.claims
             try:
                 with self.kafka.errors():
-                    _Session(self).work(stop)
+                    _Session(self).work(self._stop.is_set)
             except (JoblensError, OSError) as error:
                 self._tell(error)
             failures = 0 if self.counts.claims > claims else failures + 1
-            again = time.monotonic() + min(_SHORTEST_WAIT * 2 ** min(failures, 20), _LONGEST_WAIT)
-            while time.monotonic() < again and not stop():
-                time.sleep(_POLL_SECONDS)
+            self._stop.wait(min(_SHORTEST_WAIT * 2 ** min(failures, 20), _LONGEST_WAIT))
 
     def _tell(self, error: Exception) -> None:
         said = sentence(error)
@@ -112,16 +133,16 @@ class _Session:
 
     def __init__(self, intake: Intake) -> None:
         self._intake, self._kafka, self._counts = intake, intake.kafka, intake.counts
-        self._journal = intake.home / "journal"
+        self._journal = intake.journal
         # From here on whoever was this hub before can claim nothing more, and its last claim is decided.
         self._producer = self._kafka.producer(intake.name, compression_type="lz4")
         for topic in (CURSORS, SEEN):
             self._kafka.create_notes(topic)
         self._kafka.create(intake.topic, max_message_bytes=str(LARGEST_BATCH + (1 << 16)))
+        self._journal.exist()  # else the hub, started again, had another name and did not know its claim
         claimed = _read_claim(self._kafka, intake.name)
         _settle(self._journal, claimed)
-        self._seen, number = recover(intake.home, intake.log)
-        self._part = _Part(self._journal, max(number, claimed + 1))
+        self._part = _Part(self._journal.folder, claimed + 1)
         self._notes = Notes(self._kafka, self._kafka.topic(SEEN))
         self._known = Known(self._notes, intake.group)
         self._owned: set[int] = set()
@@ -161,7 +182,7 @@ class _Session:
     def _has_room(self) -> bool:
         """Below where the hub would begin to drop what sinks have not taken."""
         sizes = 0
-        for segment in list_sealed(self._journal):
+        for segment in list_sealed(self._journal.folder):
             with suppress(FileNotFoundError):
                 sizes += segment.path.stat().st_size
         return sizes + self._part.size < self._intake.limits.journal_bytes * 0.8
@@ -182,14 +203,14 @@ class _Session:
             self._refused.append(f"{self._intake.topic}[{place[0]}] at {place[1]}: {sentence(wrong)}")
             self._part.pass_over(*place)
             return
-        if header.batch in self._known or header.batch in self._seen:
+        if header.batch in self._known or header.batch in self._journal.seen:
             self._counts.repeats += 1
             self._part.pass_over(*place)
             return
         received_ns = max(message.timestamp()[1], 0) * 10**6 or time.time_ns()
         self._part.append(received_ns, data, header.batch, *place)
         self._known.add(header.batch)
-        self._intake.heard(header, len(data), received_ns)
+        self._intake.heard(header, data, received_ns)
 
     def _claim(self) -> None:
         from confluent_kafka import TopicPartition
@@ -202,7 +223,7 @@ class _Session:
         for name, note in self._known.changes():
             self._producer.produce(self._kafka.topic(SEEN), note, name, 0)
         if part.batches:
-            claim = json.dumps({"segment": part.number})
+            claim = json.dumps({"claim": part.number})
             self._producer.produce(self._kafka.topic(CURSORS), claim, self._intake.name, 0)
         # The notes lie there before the group is asked whether the partitions are still ours: the next owner
         # then knows that it must wait for them to be finished or undone.
@@ -218,12 +239,11 @@ class _Session:
         part = self._part
         self._known.written()
         if part.batches:
-            for batch in part.batches:
-                self._seen.add(batch)
-            self._seen.save(self._intake.home / "seen.json", part.number)
-            part.publish()
+            part.close()
+            self._journal.adopt(part.path, part.batches)
             self._counts.batches += len(part.batches)
-        self._part = _Part(self._journal, part.number + bool(part.batches))
+            self._counts.bytes += part.size
+        self._part = _Part(self._journal.folder, part.number + bool(part.batches))
         self._counts.claims += 1
         self._counts.error = ""
         if self._refused:
@@ -261,14 +281,14 @@ class _Part:
         self.offsets: dict[int, int] = {}
         self.batches: list[Batch] = []
         self.size = 0
-        self._path = folder / f"{number:08d}.pending"
+        self.path = folder / f"{number:08d}.pending"
         self._file = -1
         self._since = 0.0
 
     def append(self, received_ns: int, data: bytes, batch: Batch, partition: int, offset: int) -> None:
         if self._file < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o600)
+            self._file = os.open(self.path, flags, 0o600)
         rest = memoryview(pack_head(received_ns, data) + data)
         self.size += len(rest)
         while rest:
@@ -288,12 +308,7 @@ class _Part:
     def sync(self) -> None:
         if self._file >= 0:
             os.fsync(self._file)
-            sync_folder(str(self._path))
-
-    def publish(self) -> None:
-        os.close(self._file)
-        self._file = -1
-        _publish(self._path)
+            sync_folder(str(self.path))
 
     def close(self) -> None:
         """The file stays: whether it was claimed is found out by the next session."""
@@ -302,26 +317,23 @@ class _Part:
             self._file = -1
 
 
-def _publish(path: Path) -> None:
-    os.rename(path, path.with_suffix(".sealed"))
-    sync_folder(str(path))
-
-
-def _settle(folder: Path, claimed: int) -> None:
+def _settle(journal: Journal, claimed: int) -> None:
     """The file of an earlier session: a segment if its claim was finished, else others have read the same."""
-    for name in list_names(str(folder)):
+    for name in list_names(str(journal.folder)):
         match = PENDING.fullmatch(name)
+        path = journal.folder / name
         if match and int(match[1]) == claimed:
-            _publish(folder / name)
+            records = Segment(claimed, path).records()
+            journal.adopt(path, [check_header(read_header(record.batch)).batch for record in records])
         elif match:
-            (folder / name).unlink()
+            path.unlink()
 
 
 def _read_claim(kafka: Kafka, name: str) -> int:
-    """The last segment that this hub has claimed."""
+    """The number of the last one that this hub has finished."""
     note = kafka.read_note(CURSORS, name)
     try:
-        return int(json.loads(note)["segment"]) if note else 0
+        return int(json.loads(note)["claim"]) if note else 0
     except (ValueError, KeyError, TypeError, RecursionError):
         raise MalformedError(kafka.topic(CURSORS), f"{note[:60]!r} is no claim") from None
 

@@ -52,6 +52,7 @@ class Journal:
         self.trouble = ""  # why nothing can be stored now
         self._queue: deque[Entry] = deque()
         self._wake = threading.Condition(threading.Lock())
+        self._writing = threading.Lock()
         self._closing = False
         self._file = -1
         self._size = 0  # of what is known to be on the disk
@@ -90,15 +91,18 @@ class Journal:
                 closing = self._closing
             entries = self._take()
             if entries:
-                error = self._commit(entries)
+                with self._writing:
+                    error = self._commit(entries)
                 self._tell(error)
                 self._finished(entries, error)
             elif closing:
                 break
-            if self._file >= 0 and (self._size >= self._segment_bytes or self._until_seal() == 0):
+            with self._writing:
+                if self._file >= 0 and (self._size >= self._segment_bytes or self._until_seal() == 0):
+                    self._try_seal()
+        with self._writing:
+            if self._file >= 0:
                 self._try_seal()
-        if self._file >= 0:
-            self._try_seal()
 
     def _until_seal(self) -> float | None:
         if self._file < 0:
@@ -169,6 +173,28 @@ class Journal:
         self.number += 1
         self.sealed += 1
         self._size = 0
+
+    def exist(self) -> None:
+        """From here on this is a journal that was begun, whatever becomes of it. Raises OSError."""
+        with self._writing:
+            if not self._seen_path.exists():
+                self.seen.save(self._seen_path, self.number - 1)
+
+    def adopt(self, path: Path, batches: list[Batch]) -> None:
+        """A file of records that is on the disk already, as a segment of its own. Raises OSError."""
+        with self._writing:
+            if self._broken:
+                self._mend()
+            elif self._file >= 0:
+                self._seal()
+            for batch in batches:
+                self.seen.add(batch)
+            self.seen.save(self._seen_path, self.number)
+            target = self.folder / f"{self.number:08d}.sealed"
+            path.rename(target)
+            sync_folder(str(target))
+            self.number += 1
+            self.sealed += 1
 
     def _try_seal(self) -> None:
         try:

@@ -106,6 +106,11 @@ class Receiver:
         self._loop.call_soon_threadsafe(self.take, data, time.time_ns(), future.set_result)
         return future
 
+    def heard(self, header: Header, data: bytes, received_ns: int) -> None:
+        """For a batch that gets into the journal by another way: what is shown of its node."""
+        node = self.nodes.get(header.batch.cluster, header.batch.node)
+        self._show(Entry(header.batch, data, received_ns, []), (node, header, None))
+
     def _from_journal(self, entries: list[Entry], error: OSError | None) -> None:
         """In the journal's thread."""
         try:
@@ -128,10 +133,13 @@ class Receiver:
                 done(answer)
 
     def _count(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
-        node, header, offset = about
         self.batches += 1
         self.bytes += len(entry.data)
-        self.updates += header.updates
+        self.updates += about[1].updates
+        self._show(entry, about)
+
+    def _show(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
+        node, header, offset = about
         node.update(header, entry.received_ns, offset)
         if node.header is header:
             node.picked = self._picker.pick(entry.data)

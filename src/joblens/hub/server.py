@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joblens.config import split_address
 from joblens.errors import ConfigError, OutsideError, ServerError, sentence
@@ -25,11 +25,16 @@ from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer
 from joblens.hub.requests import Request, render_answer
+from joblens.hub.runner import Runner, make_runner
 from joblens.hub.settings import HubSettings, check_safety
+
+if TYPE_CHECKING:
+    from joblens.hub.from_kafka import Intake
 
 Log = Callable[[str], None]
 _BACKLOG = 1024
 _TLS_HELLO = 0x16  # RFC 8446, 5.1: a record of the type handshake
+_READ = 1 << 18  # bytes taken from a connection at once
 _LOOK = 1.0  # seconds between two looks at the clock
 _LAST_WORDS = 5.0  # seconds that answers under way have when the hub ends
 _SWITCH = 0.001  # seconds: the journal's thread must not wait long for its turn
@@ -49,8 +54,10 @@ class Hub:
         self._token = _read_token(settings.token_file)
         self.notes = Notes(log)
         self.connections: set[Connection] = set()
+        self.shared = memoryview(bytearray(_READ))
         self._greeting: set[asyncio.Task[None]] = set()
-        self._sinks: Any = None
+        self._sinks: Runner | None = None
+        self._intake: Intake | None = None
 
     async def run(self, ready: Callable[[int], None]) -> None:
         """Until SIGTERM or SIGINT."""
@@ -63,7 +70,11 @@ class Hub:
         self.page: Callable[[Request], Page] = self.pages.page
         listener = listen(self.settings.listen)
         self.receiver.start()
-        self._sinks = start_sinks(self.settings, self.home, self.log)
+        self._sinks = make_runner(self.settings, self.home, self.log)
+        self.pages.more = self._sinks.rows
+        if self.settings.run_sinks:
+            self._sinks.start()
+        self._intake = start_intake(self.settings, self.home, self.receiver, self.log)
         loop.add_reader(listener, self._accept, listener)
         ready(listener.getsockname()[1])
         try:
@@ -96,12 +107,14 @@ class Hub:
             self.notes.say("clean", f"the journal is not cleaned up: {sentence(error)}")
 
     def _sink_names(self) -> list[str]:
-        return list(getattr(self._sinks, "names", self.settings.sinks))
+        return list(self._sinks.names) if self._sinks is not None else []
 
     async def _end(self) -> None:
         """Who has sent a batch gets its answer; then what is written is sealed."""
         for task in self._greeting:
             task.cancel()
+        if self._intake is not None:
+            await asyncio.to_thread(self._intake.stop)
         end = time.monotonic() + _LAST_WORDS
         while self.receiver.waiting and time.monotonic() < end:
             await asyncio.sleep(0.01)
@@ -109,7 +122,7 @@ class Hub:
             connection.close()
         await asyncio.to_thread(self.receiver.close)
         await asyncio.sleep(0)  # the last answers and closings
-        if self._sinks is not None:
+        if self._sinks is not None and self.settings.run_sinks:
             await asyncio.to_thread(self._sinks.stop)
 
     # The door
@@ -241,12 +254,23 @@ def load_tls(settings: HubSettings) -> ssl.SSLContext | None:
     return context
 
 
-def start_sinks(settings: HubSettings, home: Path, log: Log) -> Any:
-    try:
-        from joblens.hub import runner
-    except ImportError:
+def start_intake(settings: HubSettings, home: Path, receiver: Receiver, log: Log) -> Intake | None:
+    if not settings.from_kafka:
         return None
-    return runner.start_sinks(settings, home, log)
+    from joblens.hub.from_kafka import Intake, Limits, check_options
+
+    loop = asyncio.get_running_loop()
+
+    def heard(*about: Any) -> None:
+        with suppress(RuntimeError):  # the hub is ending
+            loop.call_soon_threadsafe(receiver.heard, *about)
+
+    limits = Limits(settings.segment_bytes, settings.segment_seconds, settings.journal_bytes)
+    options = check_options(settings.kafka)
+    hub = (home / "id").read_text()  # which the sinks have too
+    intake = Intake(receiver.journal, hub, options, log, limits, heard)
+    intake.start()
+    return intake
 
 
 def _read_token(path: str) -> bytes:

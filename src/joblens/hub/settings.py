@@ -36,6 +36,9 @@ class HubSettings(NamedTuple):
     segment_bytes: int = 64 * _MIB
     segment_seconds: float = 30.0
     journal_bytes: int = 16 << 30
+    from_kafka: bool = False  # take batches from Kafka too
+    kafka: Mapping[str, Any] = {}  # [hub.kafka], where from: joblens.hub.from_kafka checks it
+    run_sinks: bool = True  # false: what comes stays in the journal, until it is true again
     sinks: Mapping[str, Mapping[str, Any]] = {}  # [hub.sinks.NAME], each sink checks its own
 
 
@@ -103,6 +106,8 @@ def _typed(value: Any, default: Any, path: str, name: str) -> Any:
             key: _table(table, path, f"hub.sinks.{key}")
             for key, table in _table(value, path, "hub.sinks").items()
         }
+    if name == "kafka":
+        return _table(value, path, "hub.kafka")
     if name == "munge_uids":
         if (
             not isinstance(value, list)
