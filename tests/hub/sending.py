@@ -119,7 +119,7 @@ class Hub:
         folder.mkdir(parents=True, exist_ok=True)
         self.home = home or folder / "home"
         self.config, self._said = folder / "hub.toml", folder / f"stderr-{time.monotonic_ns()}"
-        self.config.write_text(f"[hub]\n{config}")
+        self.config.write_text(f"[hub]\nrun_sinks = false\n{config}")
         words = ["--config", str(self.config), "--home", str(self.home), "--listen", f"127.0.0.1:{port}"]
         command = [sys.executable, "-m", "joblens", "hub", *words]
         with self._said.open("w") as stderr:

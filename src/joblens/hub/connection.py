@@ -36,10 +36,11 @@ class Door(Protocol):
     key: bytes
     munge: Munge | None
     connections: set[Connection]
+    shared: memoryview  # that all read into: to make one for each reading costs more than the reading
     page: Callable[[Request], Page]
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     def __init__(self, door: Door, address: str) -> None:
         self._door, self._address = door, address
         self._buffer = bytearray()
@@ -70,10 +71,14 @@ class Connection(asyncio.Protocol):
             self._give_back()
         self._buffer.clear()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """One for all: what is in it is taken out before the next one reads."""
+        return self._door.shared
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._transport.is_closing():
             return
-        self._buffer += data
+        self._buffer += self._door.shared[:nbytes]
         self._advance()
 
     def eof_received(self) -> bool:

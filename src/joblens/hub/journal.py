@@ -24,6 +24,7 @@ from joblens.hub.segments import OPEN, SEALED, Segment, list_sealed, pack_head, 
 
 _MOST_PARTS = 512  # records in one writev: the kernel takes 1024 pieces
 Log = Callable[[str], None]
+_PACE_SECONDS = 0.01
 
 
 class Entry:
@@ -58,6 +59,7 @@ class Journal:
         self._size = 0  # of what is known to be on the disk
         self._broken = False  # behind that may lie something else
         self._since = 0.0
+        self._asked = 0.0  # when the disk was last asked to keep what it has
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def start(self) -> None:
@@ -89,6 +91,10 @@ class Journal:
                 if not self._queue and not self._closing:
                     self._wake.wait(self._until_seal())
                 closing = self._closing
+            if (
+                self._queue and not closing
+            ):  # many senders that come one by one share one question to the disk
+                time.sleep(max(self._asked + _PACE_SECONDS - time.monotonic(), 0.0))
             entries = self._take()
             if entries:
                 with self._writing:
@@ -122,6 +128,7 @@ class Journal:
             size = sum(
                 self._write(entries[at : at + _MOST_PARTS]) for at in range(0, len(entries), _MOST_PARTS)
             )
+            self._asked = time.monotonic()
             os.fdatasync(self._file)
         except OSError as error:
             # What the disk has of it is unknown, and after a failed sync stays so: it is cut off.

@@ -48,12 +48,10 @@ STATE = Schema(
 SCHEMAS = (STATE,)
 
 
-def start_sinks(settings: HubSettings, home: Path, log: Log) -> Runner:
-    """Raises ConfigError for settings that no sink understands."""
+def make_runner(settings: HubSettings, home: Path, log: Log) -> Runner:
+    """Not started yet. Raises ConfigError for settings that no sink understands."""
     checked = {name: check_options(name, table) for name, table in (settings.sinks or DEFAULT).items()}
-    runner = Runner(home, checked, log)
-    runner.start()
-    return runner
+    return Runner(home, checked, log)
 
 
 class Child:
