@@ -16,12 +16,12 @@ def test_ids_sort_by_time() -> None:
     """An id is short, safe in a file name, and later ones come behind earlier ones."""
     ids = [new_job_id(now) for now in (1_700_000_000, 1_700_000_001, 1_900_000_000)]
     assert ids == sorted(ids)
-    assert all(name.isalnum() and name.startswith("r") and len(name) == 11 for name in ids)
+    assert all(name.isalnum() and name.startswith("r") and len(name) == 13 for name in ids)
 
 
 def test_ids_of_one_second_differ() -> None:
-    """Jobs that begin together, on two nodes, hardly ever have the same."""
-    assert len({new_job_id(1_700_000_000) for _ in range(50)}) > 45
+    """A thousand jobs that a launcher starts together on all nodes hardly ever have the same."""
+    assert len({new_job_id(1_700_000_000) for _ in range(1000)}) > 997
 
 
 def test_tags() -> None:
@@ -88,3 +88,8 @@ def test_long_names_and_commands() -> None:
     facts = collect(Host(), ["x" * 10_000, "y"], "n" * 10_000, {}, 1.0)
     assert len(facts["name"]) == 256
     assert len(facts["command"]) == 4096
+
+
+def test_a_command_can_be_typed_again() -> None:
+    """Its words are quoted where a shell needs that."""
+    assert collect(Host(), ["sh", "-c", "a | b"], "", {}, 1.0)["command"] == "sh -c 'a | b'"

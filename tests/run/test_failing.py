@@ -37,6 +37,24 @@ def test_store_is_a_file(stand: Stand) -> None:
     assert "not watched" in sentence_of(stand)
 
 
+def test_an_id_that_is_taken(stand: Stand) -> None:
+    """By a job that began in the same second: this one gets another, and is watched as any."""
+    code = (
+        "import sys\n"
+        "from joblens.run import facts\n"
+        "ids = iter(['taken', 'taken', 'free'])\n"
+        "facts.new_job_id = lambda: next(ids)\n"
+        "from joblens.cli import main\n"
+        "sys.exit(main(['run', '--', 'sh', '-c', 'exit 7']))\n"
+    )
+    (stand.home / "incoming" / "taken").mkdir(parents=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=stand.environment, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr.split()[:2]) == (7, ["job", "free"])
+    assert stand.job()["job"]["id"] == "free"
+
+
 def test_store_cannot_be_made(stand: Stand) -> None:
     """A folder in which nobody can make another."""
     stand.environment["JOBLENS_HOME"] = "/proc/joblens"

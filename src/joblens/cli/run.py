@@ -13,6 +13,8 @@ EXAMPLE = """example:
   joblens run -- make -j4
   joblens run --name training --tag model:resnet -- python train.py"""
 
+_ATTEMPTS = 5  # to find an id that nobody has
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", metavar="N", help="of the job (default: that of the command)")
@@ -43,13 +45,18 @@ def _prepare(
     command: list[str], options: argparse.Namespace, tags: dict[str, str]
 ) -> tuple[dict[str, Any], Path, Any]:
     from joblens.host import Host
-    from joblens.run.facts import collect
+    from joblens.run.facts import collect, new_job_id
     from joblens.store.home import find_home, make_home
     from joblens.store.ingest import begin, own_start, pid_namespace
 
     home = make_home(find_home())
     facts = collect(Host(), command, options.name, tags, options.interval)
     facts |= {"supervisor": [os.getpid(), own_start()], "pid_namespace": pid_namespace()}
+    for _ in range(_ATTEMPTS):
+        try:
+            return facts, begin(home, facts), home
+        except FileExistsError:  # of a job that began in the same second
+            facts["id"] = new_job_id()
     return facts, begin(home, facts), home
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -14,6 +15,9 @@ from joblens.host import Host
 from joblens.run.gpus import given_gpus
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that look like others
+# Of all jobs that begin in one second and share a store, which are as many as a launcher starts on all nodes,
+# no two may have the same id.
+_RANDOM_DIGITS = 5
 _LONGEST_NAME = 256
 _LONGEST_COMMAND = 4096
 # Secrets live in the environment, so only what says how the job was laid out is kept.
@@ -27,13 +31,13 @@ _KEPT_VARIABLES = frozenset(
 
 
 def new_job_id(now: Optional[float] = None) -> str:
-    """Sorts by time, is short to type, and needs nobody to hand it out: `r` + seconds + three at random."""
+    """Sorts by time, is short to type, and needs nobody to hand it out: `r` + seconds + some at random."""
     seconds = int(time.time() if now is None else now)
     digits = ""
     while seconds:
         seconds, digit = divmod(seconds, 32)
         digits = _DIGITS[digit] + digits
-    return "r" + digits + "".join(secrets.choice(_DIGITS) for _ in range(3))
+    return "r" + digits + "".join(secrets.choice(_DIGITS) for _ in range(_RANDOM_DIGITS))
 
 
 def parse_tags(texts: List[str]) -> Dict[str, str]:
@@ -62,7 +66,7 @@ def collect(
         "name": (name or os.path.basename(command[0]))[:_LONGEST_NAME],
         "user": host.user(uid),
         "uid": uid,
-        "command": " ".join(command)[:_LONGEST_COMMAND],
+        "command": shlex.join(command)[:_LONGEST_COMMAND],
         "folder": _folder(),
         "tags": tags,
         "start": time.time(),
