@@ -48,9 +48,8 @@ def test_an_id_that_is_taken(stand: Stand) -> None:
         "sys.exit(main(['run', '--', 'sh', '-c', 'exit 7']))\n"
     )
     (stand.home / "incoming" / "taken").mkdir(parents=True)
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=stand.environment, capture_output=True, text=True
-    )
+    words = [sys.executable, "-c", code]
+    ended = subprocess.run(words, env=stand.environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.split()[:2]) == (7, ["job", "free"])
     assert stand.job()["job"]["id"] == "free"
 
