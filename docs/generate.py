@@ -37,6 +37,8 @@ from joblens.collectors.processes import PROCESS, THREAD
 from joblens.collectors.pss import PROCESS_PSS
 from joblens.collectors.slingshot import SCHEMA as SLINGSHOT
 from joblens.collectors.vmstat import SCHEMA as VMSTAT
+from joblens.hub.pages import SCHEMAS as HUB_SCHEMAS
+from joblens.hub.runner import SCHEMAS as SINK_SCHEMAS
 from joblens.model import Schema
 
 SCHEMAS: dict[str, tuple[Schema, ...]] = {
@@ -94,6 +96,9 @@ def _render_all() -> Iterator[str]:
         yield _render_schema(schema)
     yield "\n## How the agent is doing\n"
     for schema in (OWN, PUSH, PUSH_ERROR, HEALTH, FAILING):
+        yield _render_schema(schema)
+    yield "\n## How the hub is doing\n\nOn the hub's own page, see [hub](hub.md).\n"
+    for schema in (*HUB_SCHEMAS, *SINK_SCHEMAS):
         yield _render_schema(schema)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ from joblens.errors import ConfigError
 from joblens.hub.auth import Munge, make_token, read_key
 from joblens.hub.refusals import Refused
 from joblens.hub.settings import HubSettings, check_safety, parse_hub_settings
+from joblens.toml import parse_toml
 
 from .sending import PATIENCE, Answer, Hub, Sender, make_batch, running_hub, stored, wait_for
 
@@ -149,6 +151,15 @@ def test_settings() -> None:
     assert (settings.munge_uids, settings.timeout, settings.sinks) == ((0, 7), 3.0, {"lake": {"days": 3}})
     with pytest.raises(ConfigError, match="did you mean hub?"):
         parse_hub_settings({"hubb": {}}, "f")
+
+
+def test_settings_in_the_document() -> None:
+    """The example in docs/hub.md names every setting with its default."""
+    text = (Path(__file__).parents[2] / "docs" / "hub.md").read_text()
+    example = parse_toml(re.findall(r"```toml\n(.*?)```", text, re.S)[0], "example")
+    assert parse_hub_settings(example, "example") == HubSettings()
+    elsewhere = {"sinks", "kafka", "from_kafka"}
+    assert example["hub"].keys() | elsewhere == set(HubSettings._fields)
 
 
 def test_pages_for_readers(tmp_path: Path) -> None:

@@ -388,3 +388,19 @@ def test_notes() -> None:
         notes.say(f"a{number % 1500}", "x\x1b[2J\ny")
     assert set(said) == {"x?[2J?y"}
     assert len(said) == 1001
+
+
+def test_metrics(hub: Hub, sender: Sender) -> None:
+    """Both formats of Prometheus, every family once, with what happened."""
+    assert sender.send(make_batch(1, updates=6)).status == 200
+    assert sender.send(b"rubbish").status == 400
+    plain = sender.get("/metrics").text
+    families = re.findall(r"^# TYPE (\S+)", plain, re.MULTILINE)
+    assert len(families) == len(set(families)) > 15
+    assert "joblens_hub_set_updates_total 6\n" in plain
+    assert 'joblens_hub_refused_total{reason="malformed"} 1\n' in plain
+    assert 'joblens_hub_nodes{state="live"} 1\n' in plain
+    opened = sender.get("/metrics", Accept="application/openmetrics-text").text
+    assert opened.endswith("# EOF\n")
+    assert opened.count("# EOF") == 1
+    assert "# TYPE joblens_hub_batches counter\n" in opened

@@ -23,8 +23,8 @@ from joblens.hub.seen import Batch, Seen, load_seen
 from joblens.hub.segments import OPEN, SEALED, Segment, list_sealed, pack_head, seal, sound_length
 
 _MOST_PARTS = 512  # records in one writev: the kernel takes 1024 pieces
+_PACE_SECONDS = 0.01  # between two questions to the disk: senders that come one by one share one
 Log = Callable[[str], None]
-_PACE_SECONDS = 0.01
 
 
 class Entry:

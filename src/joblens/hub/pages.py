@@ -31,25 +31,25 @@ HUB = Schema(
     "hub",
     (),
     (
-        Column("batches", COUNTER, "Batches that were stored"),
-        Column("repeats", COUNTER, "Batches that came again, and were recognised"),
-        Column("received_bytes", COUNTER, "Bytes of the batches that were stored"),
-        Column("set_updates", COUNTER, "Updates of sets in them, as far as agents tell"),
-        Column("commits", COUNTER, "Times that the disk was asked to keep what was written"),
-        Column("commit_errors", COUNTER, "Times that it could not"),
+        Column("batches", COUNTER, "batches that were stored"),
+        Column("repeats", COUNTER, "batches that came again, and were recognised"),
+        Column("received_bytes", COUNTER, "bytes of the batches that were stored"),
+        Column("set_updates", COUNTER, "updates of sets in them, as far as agents tell"),
+        Column("commits", COUNTER, "times that the disk was asked to keep what was written"),
+        Column("commit_errors", COUNTER, "times that it could not"),
         Column("writable", GAUGE, "1 if the journal can be written, 0 if not"),
-        Column("waiting_batches", GAUGE, "Batches that wait for the disk"),
-        Column("waiting_bytes", GAUGE, "Bytes in memory of batches that arrive or wait"),
-        Column("journal_bytes", GAUGE, "Size of the segment that is being written"),
-        Column("segments_sealed", COUNTER, "Segments that were handed to the sinks"),
-        Column("connections", GAUGE, "Connections that are open"),
-        Column("gaps_of_nodes", GAUGE, "Gaps that nodes have told of: their spool was full"),
-        Column("gaps_of_sinks", GAUGE, "Segments that were deleted before every sink had them"),
+        Column("waiting_batches", GAUGE, "batches that wait for the disk"),
+        Column("waiting_bytes", GAUGE, "bytes in memory of batches that arrive or wait"),
+        Column("journal_bytes", GAUGE, "size of the segment that is being written"),
+        Column("segments_sealed", COUNTER, "segments that were handed to the sinks"),
+        Column("connections", GAUGE, "connections that are open"),
+        Column("gaps_of_nodes", GAUGE, "gaps that nodes have told of: their spool was full"),
+        Column("gaps_of_sinks", GAUGE, "segments that were deleted before every sink had them"),
         Column("cpu_seconds", COUNTER, "CPU time of the hub's receiving process", 1, 1_000_000_000),
     ),
 )
-REFUSED = Schema("hub", ("reason",), (Column("refused", COUNTER, "Requests that were refused, by reason"),))
-NODES = Schema("hub", ("state",), (Column("nodes", GAUGE, "Nodes by state: live, late or gone"),))
+REFUSED = Schema("hub", ("reason",), (Column("refused", COUNTER, "requests that were refused, by reason"),))
+NODES = Schema("hub", ("state",), (Column("nodes", GAUGE, "nodes by state: live, late or gone"),))
 CLOCKS = Schema(
     "hub",
     ("cluster", "node"),
@@ -57,7 +57,7 @@ CLOCKS = Schema(
         Column(
             "clock_offset_seconds",
             GAUGE,
-            "The hub's clock minus the node's, of nodes where it is over 5 s",
+            "the hub's clock minus the node's, of nodes where it is over 5 s",
             1,
             1000,
         ),
@@ -67,8 +67,8 @@ SINK = Schema(
     "hub_sink",
     ("sink",),
     (
-        Column("lag_segments", GAUGE, "Sealed segments that the sink has not done yet"),
-        Column("lag_bytes", GAUGE, "Bytes in them"),
+        Column("lag_segments", GAUGE, "sealed segments that the sink has not done yet"),
+        Column("lag_bytes", GAUGE, "bytes in them"),
     ),
 )
 SCHEMAS = (HUB, REFUSED, NODES, CLOCKS, SINK)
@@ -84,19 +84,23 @@ class Pages:
         given = request.fields.get(b"authorization", b"")
         if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
             return Page(Answer(401, "a token is needed: Authorization: Bearer TOKEN", "no token"), _TEXT)
-        if request.path not in ("/", "/metrics", "/sets", "/now"):
+        make = {"/": _welcome, "/metrics": self._metrics, "/sets": self._sets, "/now": self._now}
+        if request.path not in make:
             return Page(Answer(404, "there is nothing here; see /metrics and /sets"), _TEXT)
         if request.method not in ("GET", "HEAD"):
             return Page(Answer(405, "only GET is answered here"), _TEXT)
-        if request.path == "/metrics":
-            openmetrics = b"application/openmetrics-text" in request.fields.get(b"accept", b"")
-            text = self._metrics(openmetrics)
-            return Page(Answer(200, text), OPENMETRICS if openmetrics else PROMETHEUS)
-        if request.path == "/sets":
-            return Page(Answer(200, json.dumps(self.sets())), "application/json")
-        if request.path == "/now":
-            return Page(Answer(200, json.dumps(self.now())), "application/json")
-        return Page(Answer(200, _WORDS), _TEXT)
+        return make[request.path](request)
+
+    def _sets(self, request: Request) -> Page:
+        return Page(Answer(200, json.dumps(self.sets())), "application/json")
+
+    def _now(self, request: Request) -> Page:
+        return Page(Answer(200, json.dumps(self.now())), "application/json")
+
+    def _metrics(self, request: Request) -> Page:
+        openmetrics = b"application/openmetrics-text" in request.fields.get(b"accept", b"")
+        text = Exposition(openmetrics).render(self._rows()).decode()
+        return Page(Answer(200, text), OPENMETRICS if openmetrics else PROMETHEUS)
 
     def now(self) -> dict[str, Any]:
         """As an agent tells of itself: what `joblens top` shows."""
@@ -118,18 +122,6 @@ class Pages:
 
     def sets(self) -> dict[str, Any]:
         return {"hub": True, **self._receiver.nodes.describe(time.time())}
-
-    def _metrics(self, openmetrics: bool) -> str:
-        # One table of names per set is kept by Exposition, and here several sets have the same.
-        rows = (
-            [Exposition(openmetrics=False).render([part]) for part in self._rows()] if not openmetrics else []
-        )
-        if openmetrics:
-            rows = [
-                Exposition(openmetrics=True).render([part]).removesuffix(b"# EOF\n") for part in self._rows()
-            ]
-            rows.append(b"# EOF\n")
-        return b"".join(rows).decode()
 
     def _rows(self) -> list[Rows]:
         receiver, now = self._receiver, time.time()
@@ -169,3 +161,7 @@ class Pages:
             receiver.gaps.of_sinks,
             time.process_time_ns(),
         ]
+
+
+def _welcome(request: Request) -> Page:
+    return Page(Answer(200, _WORDS), _TEXT)
