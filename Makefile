@@ -21,11 +21,11 @@ $(VENV)/.installed: pyproject.toml
 
 install: $(VENV)/.installed ## install joblens into .venv
 
-run: install ## start the agent, run a small job, tell what it did, print where to look further
+run: install ## start agent and hub, run a small job, tell what it did, print where to look further
 	@JOBLENS=$(BIN)/joblens deploy/try
 
-stop: ## stop the agent that `make run` started
-	@deploy/try stop
+stop: ## stop what `make run` started
+	@JOBLENS=$(BIN)/joblens deploy/try stop
 
 test: install services lint ## install what the tests need, check the code, run all tests
 	$(BIN)/pytest

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -24,3 +27,30 @@ def test_spool_can_be_written() -> None:
     assert unit["Service"]["ProtectSystem"] == "strict"
     assert unit["Service"]["StateDirectory"] == "joblens"  # it is told to the agent as STATE_DIRECTORY
     assert unit["Service"]["StateDirectoryMode"] == "0700"
+
+
+def test_make_run(tmp_path: Path) -> None:
+    """The script behind it: what is sampled, the report of a job, where to look, and all of it ends."""
+    programs = {"joblens": f'exec {sys.executable} -m joblens "$@"', "python": "exec sleep 0.3"}
+    for name, line in programs.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o700)
+    environment = {**os.environ, "JOBLENS": str(tmp_path / "joblens"), "JOBLENS_HOME": str(tmp_path / "home")}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(UNIT.parents[1] / "try"), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    try:
+        found = run("--listen", "127.0.0.1:0", "--hub-listen", "127.0.0.1:0")
+    finally:
+        stopped = run("stop")
+    assert found.returncode == 0, found.stderr
+    lines = [line.split() for line in found.stdout.splitlines() if line]
+    assert any(words[0] == "memory" and words[-1] == "live" for words in lines)
+    assert {"agent", "hub", "store", "again", "live", "stop"} <= {words[0] for words in lines}
+    assert "sample" in found.stderr
+    assert "COMPLETED" in found.stderr
+    assert (stopped.returncode, stopped.stderr) == (0, "agent and hub have ended\n")
+    assert run("stop").stderr == "joblens up does not run here\n"
