@@ -14,6 +14,7 @@ from typing import Callable
 from bench.agent import measure_agent
 from bench.exporter import measure_exporter
 from bench.gpus import measure_gpus
+from bench.hub import measure_hub
 from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
 from bench.reports import measure_reports
@@ -32,13 +33,14 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "store": measure_store,
     "reports": measure_reports,
     "gpus": measure_gpus,
+    "hub": measure_hub,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench",
-        description="Side by side with what people would use instead. All takes some seven minutes.",
+        description="Side by side with what people would use instead. All takes some nine minutes.",
         epilog="example:\n  python -m bench sixsets startup --json figures.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
