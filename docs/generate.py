@@ -37,6 +37,7 @@ from joblens.collectors.processes import PROCESS, THREAD
 from joblens.collectors.pss import PROCESS_PSS
 from joblens.collectors.slingshot import SCHEMA as SLINGSHOT
 from joblens.collectors.vmstat import SCHEMA as VMSTAT
+from joblens.hub.from_kafka import SCHEMAS as INTAKE_SCHEMAS
 from joblens.hub.pages import SCHEMAS as HUB_SCHEMAS
 from joblens.hub.runner import SCHEMAS as SINK_SCHEMAS
 from joblens.model import Schema
@@ -98,7 +99,7 @@ def _render_all() -> Iterator[str]:
     for schema in (OWN, PUSH, PUSH_ERROR, HEALTH, FAILING):
         yield _render_schema(schema)
     yield "\n## How the hub is doing\n\nOn the hub's own page, see [hub](hub.md).\n"
-    for schema in (*HUB_SCHEMAS, *SINK_SCHEMAS):
+    for schema in (*HUB_SCHEMAS, *SINK_SCHEMAS, *INTAKE_SCHEMAS):
         yield _render_schema(schema)
 
 

@@ -31,6 +31,7 @@ from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, Not
 from joblens.hub.kafka_seen import Known
 from joblens.hub.seen import Batch
 from joblens.hub.segments import LARGEST_BATCH, Segment, list_sealed, pack_head
+from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, TopicPartition
@@ -71,9 +72,22 @@ def check_options(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return {**OPTIONS, **table}
 
 
-class Counts:
-    """For the hub's own metrics."""
+INTAKE = Schema(
+    "hub_from_kafka",
+    (),
+    (
+        Column("batches", COUNTER, "Batches that were taken from Kafka"),
+        Column("received_bytes", COUNTER, "Bytes of them"),
+        Column("repeats", COUNTER, "Batches that came again, and were recognised"),
+        Column("refused", COUNTER, "Messages that are no batch, or have another key than the node"),
+        Column("claims", COUNTER, "Transactions in which the hub has taken what it read"),
+        Column("working", GAUGE, "1 if the last attempt went well"),
+    ),
+)
+SCHEMAS = (INTAKE,)
 
+
+class Counts:
     def __init__(self) -> None:
         self.batches = self.bytes = self.repeats = self.refused = self.claims = 0
         self.error = ""  # why nothing comes now
@@ -107,6 +121,12 @@ class Intake:
         """What is read is claimed, if that can be done in reasonable time; else it was not read."""
         self._stop.set()
         self._thread.join(_LAST_SECONDS)
+
+    def rows(self) -> list[Rows]:
+        """For the hub's own page of metrics."""
+        it = self.counts
+        values = [it.batches, it.bytes, it.repeats, it.refused, it.claims, int(not it.error)]
+        return [Rows(INTAKE, NO_KEY, values)]
 
     def _run(self) -> None:
         """Trouble is told, and waited out: what was not claimed is read again."""

@@ -75,6 +75,9 @@ class Hub:
         if self.settings.run_sinks:
             self._sinks.start()
         self._intake = start_intake(self.settings, self.home, self.receiver, self.log)
+        if self._intake is not None:
+            sinks, intake = self._sinks, self._intake
+            self.pages.more = lambda: [*sinks.rows(), *intake.rows()]
         loop.add_reader(listener, self._accept, listener)
         ready(listener.getsockname()[1])
         try:
