@@ -48,7 +48,8 @@ class Samples:
         used = [time - 100 for time in self.times]
         sizes: list[float | None] = [80.0 * MIB] * len(used)
         last: dict[str, list[float | None]] = {"cpu_seconds": [*used], "read_bytes": [4.0] * len(used)}
-        return Series(self.times, last, {}, {"memory_bytes": sizes, "threads": [2.0] * len(used)})
+        mean: dict[str, list[float | None]] = {"memory_bytes": [60.0 * MIB] * len(used)}
+        return Series(self.times, last, mean, {"memory_bytes": sizes, "threads": [2.0] * len(used)})
 
     def split(
         self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
@@ -74,7 +75,7 @@ def test_totals_and_samples() -> None:
     used = found["used"]
     assert (used["cpu_seconds"], used["cpu_seconds_exact"], used["duration_seconds"]) == (10, 10, 10)
     assert (used["cores_mean"], used["cores_peak"], used["node_idle_cores"]) == (1, 1, 3)
-    assert (used["memory_peak_bytes"], used["memory_mean_bytes"]) == (190 * MIB, 80 * MIB)
+    assert (used["memory_peak_bytes"], used["memory_mean_bytes"]) == (190 * MIB, 60 * MIB)
     assert (used["read_bytes"], used["written_bytes"], used["read_chars_bytes"]) == (5, 6, 7)
     assert (found["job"]["state"], found["job"]["exit_code"]) == ("COMPLETED", 0)
     assert (found["gaps"], found["data"]["problems"], found["data"]["exact"]) == ([], ["one"], True)
@@ -154,3 +155,23 @@ def test_points_begin_with_the_job() -> None:
     series = Series([1.0, 2.0, 9.0, 9.5], {"cpu_seconds": [1.0, 3.0, 4.0, 4.0]}, {}, {})
     found = make_points(0.0, 9.0, series, longest=5)
     assert [(p.start, p.end, p.cores) for p in found] == [(0, 1, 1), (1, 2, 2), (2, 9, None)]
+
+
+def test_the_last_stretch() -> None:
+    """Nobody is left at the look that ends it: while it lasted the job had what was seen at its begin."""
+    sizes: dict[str, list[float | None]] = {
+        "processes": [1.0, 2.0, 0.0], "threads": [1.0, 4.0, 0.0], "memory_bytes": [5.0, 7.0, None],
+    }  # fmt: skip
+    last = {**sizes, "memory_bytes": [5.0, 6.0, None]}
+    found = make_points(0.0, 3.0, Series([1.0, 2.0, 3.0], last, {}, sizes), longest=2)
+    assert [(p.memory, p.threads, p.processes) for p in found] == [(5, 1, 1), (7, 4, 2), (6, 4, 2)]
+    found = make_points(0.0, 9.0, Series([1.0, 2.0, 9.0], last, {}, sizes), longest=2)
+    assert [(p.memory, p.threads, p.processes) for p in found] == [(5, 1, 1), (7, 4, 2), (None, 0, 0)]
+
+
+def test_a_peak_is_no_less_than_the_mean() -> None:
+    """Of a job of some milliseconds the looks have seen less than the kernel has counted."""
+    short = {**END, "end": 100.02}
+    used = summarise(FACTS, short, Samples(times=[100.01]))["used"]
+    assert used["cores_mean"] == pytest.approx(500)
+    assert used["cores_peak"] == used["cores_mean"]

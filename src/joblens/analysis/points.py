@@ -18,16 +18,25 @@ def make_points(start: float, end: float, series: Series, longest: float) -> lis
         return []
     times = [start, *series.times]
     unknown: list[float | None] = [None] * len(series.times)
+    processes = series.peak.get("processes") or unknown
 
     def rate(name: str) -> list[float | None]:
         counter = series.last.get(name)
         return rates(times, [0.0, *counter], longest) if counter else unknown
 
+    def level(name: str) -> list[float | None]:
+        """Of a job that is over at the look that ends a stretch, what the look at its begin has seen."""
+        found, seen = list(series.peak.get(name) or unknown), series.last.get(name) or unknown
+        for n in range(1, len(found)):
+            if processes[n] == 0 and times[n + 1] - times[n] <= longest:
+                found[n] = seen[n - 1]
+        return found
+
     columns = (
         *(rate(name) for name in ("cpu_seconds", "system_seconds")),
-        series.peak.get("memory_bytes") or unknown,
+        level("memory_bytes"),
         *(rate(name) for name in ("read_bytes", "written_bytes")),
-        *(series.peak.get(name) or unknown for name in ("threads", "processes")),
+        *(level(name) for name in ("threads", "processes")),
     )
     return [
         Point._make([times[n], times[n + 1], *(column[n] for column in columns)])
@@ -42,14 +51,21 @@ def steady(points: Iterable[Point]) -> list[Point]:
     waiting: list[Point] = []
     for point in points:
         if point.cores is None:
-            found += [*_joined(waiting), point]
+            found = [*_with_rest(found, waiting), point]
             waiting = []
             continue
         waiting.append(point)
         if point.end - waiting[0].start >= _STEADY_SECONDS:
             found += _joined(waiting)
             waiting = []
-    return [*found, *_joined(waiting)]
+    return _with_rest(found, waiting)
+
+
+def _with_rest(found: list[Point], rest: list[Point]) -> list[Point]:
+    """What is left is too short to stand alone, so it goes to what is before it, if that is known."""
+    if not rest or not found or found[-1].cores is None:
+        return found + _joined(rest)
+    return found[:-1] + _joined([found[-1], *rest])
 
 
 def _joined(points: list[Point]) -> list[Point]:

@@ -23,16 +23,18 @@ def find_used(
     io = totals.get("io") or {}
     exact = (totals.get("user_seconds") or 0.0) + (totals.get("system_seconds") or 0.0) if totals else None
     cpu = _largest(exact, _last(series, "cpu_seconds"))
+    cores = cpu / duration if cpu is not None and duration > 0 else None
+    seen = max((p.cores for p in steady(points) if p.cores is not None), default=None)
     return {
         "duration_seconds": duration,
         "cpu_seconds": cpu,
         "cpu_seconds_exact": exact,
         "user_seconds": totals.get("user_seconds"),
         "system_seconds": totals.get("system_seconds"),
-        "cores_mean": cpu / duration if cpu is not None and duration > 0 else None,
-        "cores_peak": max((p.cores for p in steady(points) if p.cores is not None), default=None),
+        "cores_mean": cores,
+        "cores_peak": None if seen is None else _largest(seen, cores),  # looks miss what was short
         **find_memory_peak(totals.get("largest_rss_bytes"), points, processes),
-        "memory_mean_bytes": mean([(p.memory, p.seconds) for p in points if p.memory is not None]),
+        "memory_mean_bytes": _mean_memory(series, points),
         "read_bytes": _largest(io.get("read"), _last(series, "read_bytes")),
         "written_bytes": _largest(io.get("written"), _last(series, "written_bytes")),
         "read_chars_bytes": _largest(io.get("read_chars"), _last(series, "read_chars_bytes")),
@@ -43,6 +45,15 @@ def find_used(
         "threads_peak": max((p.threads for p in points if p.threads is not None), default=None),
         "io_wait": find_io_wait(processes, looks),
     }
+
+
+def _mean_memory(series: Series, points: list[Point]) -> float | None:
+    """A point has the most that was seen in it, which over a long stretch is more than the mean."""
+    if not points:
+        return None
+    means = series.mean.get("memory_bytes") or []
+    stretches = zip((points[0].start, *series.times), series.times, means)
+    return mean([(value, end - start) for start, end, value in stretches if value is not None])
 
 
 def find_memory_peak(
