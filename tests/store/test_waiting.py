@@ -251,6 +251,18 @@ def test_one_that_cannot_be_written(home: Home) -> None:
     assert len(Store(home).series("j1").times) == 10
 
 
+def test_one_that_cannot_be_written_keeps_back_no_other(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is the oldest, and whoever ends a job begins with that."""
+    monkeypatch.setattr(waiting, "_AT_ONCE", 2)
+    for number in range(3):
+        end_job(home, f"j{number}", start=START + number * DAY)
+        os.utime(home.waiting / f"j{number}", (number, number))
+    (home.lake / "set=job").mkdir()
+    (home.lake / "set=job" / "date=2020-01-02").write_text("in the way")
+    waiting.settle_some(home)
+    assert names(home) == ["j0", "j2"]
+
+
 def test_retention(home: Home) -> None:
     """Samples that wait are not kept longer than others."""
     for number in range(3):

@@ -51,7 +51,7 @@ def _build_parser(words: List[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="joblens",
         description="See what a job really did, from one thread to the whole cluster.",
-        epilog="example:\n  joblens agent --once | grep joblens_job_",
+        epilog="example:\n  joblens run -- make -j4\n  joblens agent --once | grep joblens_job_",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"joblens {__version__}")

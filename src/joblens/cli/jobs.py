@@ -19,24 +19,29 @@ EXAMPLE = """example:
   joblens jobs --name 'train*' --since 7d --sort cpu --limit 50
   joblens jobs --tag model:resnet --json"""
 
+STATES = ("COMPLETED", "FAILED", "UNKNOWN")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from joblens.store.listing import SORTS
 
-    parser.add_argument("--user", metavar="U")
-    parser.add_argument("--name", metavar="PATTERN", help="with * and ?")
-    parser.add_argument("--state", type=str.upper, choices=("COMPLETED", "FAILED", "UNKNOWN"))
-    parser.add_argument("--tag", action="append", default=[], metavar="K:V", help="can be repeated")
-    parser.add_argument("--since", metavar="TIME", help="2026-11-15, or 7d for the last seven days")
-    parser.add_argument("--until", metavar="TIME")
-    parser.add_argument("--sort", choices=tuple(SORTS), default="start")
-    parser.add_argument("--reverse", action="store_true")
+    parser.add_argument("--user", metavar="U", help="of this user")
+    parser.add_argument("--name", metavar="PATTERN", help="of such a name, with * and ?")
+    parser.add_argument("--state", type=str.upper, choices=STATES, help="as they ended")
+    parser.add_argument(
+        "--tag", action="append", default=[], metavar="K:V", help="with this tag; can be repeated"
+    )
+    parser.add_argument(
+        "--since", metavar="TIME", help="begun at or after: 2026-11-15T13:02, 2026-11-15, 7d ago"
+    )
+    parser.add_argument("--until", metavar="TIME", help="begun at or before, written in the same way")
+    parser.add_argument("--sort", choices=tuple(SORTS), default="start", help="the newest and largest first")
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="0 for all (default 20)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true")
-    form.add_argument("--csv", action="store_true")
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument("--csv", action="store_true", help="as CSV")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -19,7 +19,9 @@ _ATTEMPTS = 5  # to find an id that nobody has
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", metavar="N", help="of the job (default: that of the command)")
     parser.add_argument("--tag", action="append", default=[], metavar="K:V", help="a tag; can be repeated")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (default 1)"
+    )
     parser.add_argument("--quiet", action="store_true", help="store the job, print no report")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD", help="the command, behind --")
 

@@ -94,8 +94,8 @@ def settle_some(home: Home) -> None:
             settle(lake, folder)
         except MalformedError:
             continue
-        except (OutsideError, OSError):  # it waits on, and whoever compacts is told
-            return
+        except (OutsideError, OSError):  # it waits on and keeps back no other; whoever compacts is told
+            pass
         done += 1
         if done == _AT_ONCE:
             return
