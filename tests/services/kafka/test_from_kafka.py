@@ -184,10 +184,13 @@ def test_share_the_work(any_broker: Broker | MockBroker, prefix: str, tmp_path: 
             return bool(a.rows() and b.rows())
 
         wait_for("both to have some", both_have)
-        wait_for("all to be read", lambda: lag(address, prefix) == 0)
+        everything = len(agents.expected) * TICKS * 6
+        wait_for("all to be stored", lambda: a.rows() + b.rows() >= everything)
         check(address, prefix, agents, a, b)
         said = a.said() + b.said()
-        assert sum(map(int, re.findall(r"from Kafka: (\d+) messages refused", said))) == 3, said
+        refused = sum(map(int, re.findall(r"from Kafka: (\d+) messages refused", said)))
+        # The mock keeps no offsets of transactions: after a rebalance all is read again, and recognised.
+        assert refused == 3 if any_broker.real else refused >= 3, said
         for hub in (a, b):
             hub.end(signal.SIGTERM)
             assert hub.process is not None
