@@ -53,7 +53,7 @@ def node_samples(
 
 
 def _process(number: int, it: Running) -> Key:
-    named = {
+    named: dict[str, str | int] = {
         "pid": 100 + number,
         "start": 5,
         "parent": 1,

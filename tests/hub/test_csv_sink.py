@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from joblens.errors import ConfigError
 from joblens.hub.sink import Place
-from joblens.hub.sinks import csv_tree, undo
+from joblens.hub.sinks import csv_tree
 from joblens.hub.sinks.csv_tree import OPTIONS, CsvSink, open_sink
 from joblens.model import GAUGE, Column, Rows, Sample, Schema
 
@@ -224,10 +224,11 @@ def test_different_names_have_different_files(
     from joblens.hub.sinks.csv_text import Text
 
     sink = CsvSink(tmp_path_factory.getbasetemp() / "none", tmp_path_factory.getbasetemp() / "undo")
-    for make in (lambda name: Job("c", "1", "n", name, -1), lambda name: Job("c", name, "n", "u", -1)):
+    for users in (True, False):
         sink._buffer = {}
         for name in (a, b):
-            sink._add(Text(make(name), "s", "h", [], 1))
+            job = Job("c", "1", "n", name, -1) if users else Job("c", name, "n", "u", -1)
+            sink._add(Text(job, "s", "h", [], 1))
         assert len(sink._buffer) == (1 if a == b else 2)
 
 
@@ -337,7 +338,7 @@ def test_a_full_disk(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(undo.os, "write", write)
+        patched.setattr(os, "write", write)
         with pytest.raises(OSError, match="No space"):
             tree.sink.take(segment)
     assert any(tree.files().values())

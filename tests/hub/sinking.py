@@ -1,0 +1,80 @@
+"""Sinks as their own processes, as the hub starts them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from joblens.hub.sink import Place, check_options, load_cursor, load_status
+
+PATIENCE = 60.0
+
+
+def wait_for_state(place: Place, **wanted: Any) -> dict[str, Any]:
+    """The first status of a sink that has all of this."""
+
+    def look() -> dict[str, Any] | None:
+        status = load_status(place)
+        return status if wanted.items() <= status.items() else None
+
+    found: dict[str, Any] = wait_for(f"{place.name} with {wanted}", look)
+    return found
+
+
+def wait_for(what: str, look: Callable[[], Any]) -> Any:
+    end = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < end, f"{what} did not come"
+        time.sleep(0.01)
+    return found
+
+
+class Process:
+    def __init__(self, home: Path, name: str, table: Mapping[str, Any], said: Path) -> None:
+        self.place = Place(name, home, "h1")
+        kind, options = check_options(name, table)
+        self._told = {"name": name, "home": str(home), "hub": "h1", "type": kind, "options": options}
+        self._said = said
+        self.start()
+
+    def start(self) -> None:
+        with self._said.open("a") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "joblens.hub.sink"], stdin=subprocess.PIPE, stderr=stderr
+            )
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(self._told).encode() + b"\n")
+        self.process.stdin.flush()
+
+    @property
+    def done(self) -> int:
+        return load_cursor(self.place.cursor).segment
+
+    def wait_for(self, segment: int) -> None:
+        wait_for(f"segment {segment}", lambda: self.done >= segment)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.wait()
+
+    def wait(self) -> int:
+        assert self.process.stdin is not None
+        code = self.process.wait(PATIENCE)
+        self.process.stdin.close()
+        return code
+
+    def close(self) -> None:
+        """Whatever has become of it."""
+        if self.process.poll() is None:
+            self.kill()
+
+    def end(self) -> int:
+        """As when the hub ends."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(PATIENCE)
