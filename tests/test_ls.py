@@ -46,7 +46,8 @@ HUB: dict[str, Any] = {
         {**LIVE, "cluster": "owl", "node": "c1", "state": "gone", "set": "cpu"},
     ],
     "jobs": [
-        {"cluster": "fox", "jobid": "7", "node": "c1", "user": "alice", "uid": 1000},
+        # One machine plays several nodes of a scheduler.
+        {"cluster": "fox", "jobid": "7", "node": "c1-0", "user": "alice", "uid": 0, "sent_by": ["fox", "c1"]},
         {"cluster": "fox", "jobid": "8", "node": "c1", "user": "bob", "uid": 1001},
         {"cluster": "fox", "jobid": "7", "node": "c2", "user": "alice", "uid": 1000},
     ],
@@ -130,7 +131,7 @@ def test_what_a_hub_tells() -> None:
     assert lines[2].split() == "c2 memory 7 alice 6 500 ms 10 µs late".split()
     assert lines[3].split() == "c1 cpu - - 6 500 ms 10 µs gone".split()
     assert lines[5].split() == ["job", "user", "nodes", "which"]
-    assert lines[6].split() == ["7", "alice", "2", "c1", "c2"]
+    assert lines[6].split() == ["7", "alice", "2", "c1-0", "c2"]
     assert all(len(line) <= 80 for line in lines)
 
 

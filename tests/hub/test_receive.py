@@ -334,7 +334,8 @@ def test_sets(hub: Hub, sender: Sender) -> None:
         0.002,
     )
     assert 25 <= cpu["age_seconds"] < 25 + PATIENCE
-    assert found["jobs"][0] == {"cluster": "lab", "jobid": "42", "node": "n1", "user": "alice", "uid": 1000}
+    job = {"cluster": "lab", "jobid": "42", "node": "n1", "user": "alice", "uid": 1000}
+    assert found["jobs"][0] == {**job, "sent_by": ["lab", "n1"]}
     # An old one that comes late does not make the new one older.
     sender.send(make_batch(0, "n1", sent=now - 500, sets=[]), X_Joblens_Sent=str(now))
     assert [item["set"] for item in hub.sets()["sets"] if item["node"] == "n1"] == ["cpu", "memory"]

@@ -64,37 +64,41 @@ def show(found: Data, options: argparse.Namespace) -> str:
 def normalise(found: Data) -> Data:
     """What an agent says of one node, and a hub of many, in one form: each set with its node and jobs."""
     node, cluster = found.get("node", ""), found.get("cluster", "")
-    jobs = [{"node": node, "cluster": cluster, **job} for job in found["jobs"]]
+    jobs = [_with_sender(job, node, cluster) for job in found["jobs"]]
     sets = []
     for item in found["sets"]:
         known = {"cluster": cluster, "node": node, "error": "", **item}
-        here = [it for it in jobs if node or (it["node"], it["cluster"]) == (known["node"], known["cluster"])]
+        here = [it for it in jobs if it["sent_by"] == [known["cluster"], known["node"]]]
         known["jobs"] = [str(it["jobid"]) for it in here]
         known["users"] = sorted({str(it["user"]) for it in here if it["user"]})
         sets.append(known)
     return {"nodes": found.get("nodes", []), "sets": sets, "jobs": jobs}
 
 
+def _with_sender(job: Data, node: str, cluster: str) -> Data:
+    """One machine can play several nodes of a scheduler, so a job's node need not be that of the sets."""
+    known = {"node": node, "cluster": cluster, **job}
+    sender = [cluster, node] if node else [known["cluster"], known["node"]]
+    return {"sent_by": sender, **known}
+
+
 def select(found: Data, node: str | None, job: str | None, user: str | None) -> Data:
     jobs = [
         it
         for it in found["jobs"]
-        if _like(it["node"], node) and _like(it["jobid"], job) and _like(it["user"], user)
+        if (_like(it["node"], node) or _like(it["sent_by"][1], node))
+        and _like(it["jobid"], job)
+        and _like(it["user"], user)
     ]
-    places = {(it["cluster"], it["node"]) for it in jobs}
+    places = [it["sent_by"] for it in jobs]
     by_job = job is not None or user is not None
     sets = [
-        it for it in found["sets"] if _like(it["node"], node) and (not by_job or _is_at(it, jobs, places))
+        it
+        for it in found["sets"]
+        if _like(it["node"], node) and (not by_job or [it["cluster"], it["node"]] in places)
     ]
     nodes = [it for it in found["nodes"] if _like(it["node"], node)]
     return {**found, "nodes": nodes, "sets": sets, "jobs": jobs}
-
-
-def _is_at(item: Data, jobs: list[Data], places: set[tuple[str, str]]) -> bool:
-    """A set belongs to the jobs of its node: an agent can know them by another name of it."""
-    return (item["cluster"], item["node"]) in places or bool(
-        {str(it["jobid"]) for it in jobs} & set(item["jobs"])
-    )
 
 
 def _like(text: object, pattern: str | None) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from joblens.hub.header import Header, jobs_of, sets_of
 from joblens.hub.limits import Bucket
+from joblens.hub.now import Now
 
 WRONG_CLOCK = 5.0  # seconds
 LIVE, LATE, GONE = "live", "late", "gone"
@@ -15,7 +16,7 @@ _FORGET = 3600.0  # seconds after which a node that is gone is not shown any mor
 
 
 class Node:
-    __slots__ = ("bucket", "cluster", "header", "heard", "made", "node", "offset", "period", "picked")
+    __slots__ = ("bucket", "cluster", "header", "heard", "made", "node", "now", "offset", "period")
 
     def __init__(self, cluster: str, node: str, bucket: Bucket) -> None:
         self.cluster, self.node, self.bucket = cluster, node, bucket
@@ -24,7 +25,7 @@ class Node:
         self.made = 0.0  # when the newest batch was made, by the hub's clock
         self.period = 0.0  # seconds between batches
         self.offset: float | None = None  # the hub's clock minus the node's
-        self.picked = b""  # of the newest batch what joblens.hub.now shows
+        self.now = Now()
 
     def update(self, header: Header, received_ns: int, offset: float | None) -> None:
         received = received_ns / 1e9
@@ -124,6 +125,13 @@ def _describe_sets(node: Node, now: float) -> list[dict[str, Any]]:
 def _describe_jobs(node: Node) -> list[dict[str, Any]]:
     assert node.header is not None  # noqa: S101
     return [
-        {"cluster": job.cluster, "jobid": job.jobid, "node": job.node, "user": job.user, "uid": job.uid}
+        {
+            "cluster": job.cluster,
+            "jobid": job.jobid,
+            "node": job.node,
+            "user": job.user,
+            "uid": job.uid,
+            "sent_by": [node.cluster, node.node],  # one machine can play several nodes of a scheduler
+        }
         for job in jobs_of(node.header)
     ]

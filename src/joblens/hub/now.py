@@ -5,7 +5,6 @@ Of each batch only the parts that such a view needs are kept, as they came; they
 
 from __future__ import annotations
 
-import struct
 import zlib
 from typing import Any
 
@@ -27,11 +26,14 @@ class Picker:
 
     def pick(self, batch: bytes) -> bytes:
         """The batch with less in it. Cheap: no number is looked at."""
-        sections = _split(batch)
-        picked = [MAGIC, *sections[:1]]
-        for described, numbers in zip(sections[1::2], sections[2::2]):
-            if self._is_wanted(described):
-                picked += [described, numbers]
+        picked: list[bytes] = []
+        end = _end_of(batch, len(MAGIC))
+        picked.append(batch[:end])
+        while end + 4 <= len(batch):
+            begin, middle = end, _end_of(batch, end)
+            end = _end_of(batch, middle)
+            if self._is_wanted(batch[begin:middle]):
+                picked.append(batch[begin:end])
         found = b"".join(picked)
         return found if len(found) <= _MOST_KEPT else b""
 
@@ -49,6 +51,22 @@ class Picker:
         return found
 
 
+class Now:
+    """Of one node."""
+
+    __slots__ = ("_described", "_sets", "picked")
+
+    def __init__(self) -> None:
+        self.picked = self._described = b""
+        self._sets: list[dict[str, Any]] = []
+
+    def describe(self, anew: bool) -> list[dict[str, Any]]:
+        """The first and the last tick of each set; as they were before, where there is no time for more."""
+        if anew and self._described is not self.picked:
+            self._described, self._sets = self.picked, describe(self.picked)
+        return self._sets
+
+
 def describe(picked: bytes) -> list[dict[str, Any]]:
     """The first and the last tick of each set. Nothing if it cannot be read."""
     try:
@@ -63,11 +81,8 @@ def describe(picked: bytes) -> list[dict[str, Any]]:
     return [item for item in sets if item]
 
 
-def _split(batch: bytes) -> list[bytes]:
-    """Its sections, each with its length in front."""
-    found, at = [], len(MAGIC)
-    while at + 4 <= len(batch):
-        (length,) = struct.unpack_from("<I", batch, at)
-        found.append(batch[at : at + 4 + length])
-        at += 4 + length
-    return found
+def _end_of(batch: bytes, begin: int) -> int:
+    """Of the section that begins there, with its length in front."""
+    if begin + 4 > len(batch):
+        return len(batch)
+    return begin + 4 + int.from_bytes(batch[begin : begin + 4], "little")

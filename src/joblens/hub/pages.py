@@ -12,13 +12,13 @@ from joblens.agent.exposition import OPENMETRICS, PROMETHEUS, Exposition
 from joblens.hub.connection import Page
 from joblens.hub.keep import Lag
 from joblens.hub.nodes import GONE, LATE, LIVE, node_state
-from joblens.hub.now import describe
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer
 from joblens.hub.requests import Request
 from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 
 _TEXT = "text/plain; charset=utf-8"
+_LONGEST_DESCRIBING = 0.2  # seconds: agents wait meanwhile, and who looks will look again
 _WORDS = """\
 joblens hub
 /metrics   its own metrics, for Prometheus
@@ -104,7 +104,7 @@ class Pages:
 
     def now(self) -> dict[str, Any]:
         """As an agent tells of itself: what `joblens top` shows."""
-        now = time.time()
+        now, end = time.time(), time.monotonic() + _LONGEST_DESCRIBING
         return {
             "hub": True,
             "nodes": [
@@ -114,7 +114,7 @@ class Pages:
                     "state": node_state(node, now),
                     "age_seconds": node.age(now),
                     "interval_seconds": node.period,
-                    "sets": describe(node.picked) if node.picked else [],
+                    "sets": node.now.describe(time.monotonic() < end),
                 }
                 for node in self._receiver.nodes
             ],

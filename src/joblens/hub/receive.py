@@ -142,7 +142,7 @@ class Receiver:
         node, header, offset = about
         node.update(header, entry.received_ns, offset)
         if node.header is header:
-            node.picked = self._picker.pick(entry.data)
+            node.now.picked = self._picker.pick(entry.data)
         if header.gaps:
             try:
                 self.gaps.of_node(header)
