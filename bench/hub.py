@@ -52,7 +52,7 @@ def measure_hub(pythons: list[Interpreter]) -> list[Section]:
         at_most("of that, receiving", "own", "percent", [100 * calm.receiving / calm.seconds]),
     ]
     notes = [
-        f"{_FULL_NODES} senders as fast as it goes; {SETS} sets of {VALUES} values × {_FULL_TICKS} in a batch",
+        f"{_FULL_NODES} senders as fast as they can; {SETS} sets of {VALUES} values × {_FULL_TICKS} a batch",
         "the senders share the cores; their batches are made beforehand, half of the counters stand still",
         "LDMS 4.5 with CSV, quoted: 16 to 30 µs per update, at most about 60 k/s; 7 B per value",
         f"{full.refused + calm.refused} batches were refused or not answered",
