@@ -94,7 +94,7 @@ def test_idle_cores_of_a_job_that_waits() -> None:
 
 def test_cores_that_others_had() -> None:
     """A job on a node that is full with other work is not told to use more."""
-    view = made([1.0] * 60)
+    view = made([1.0] * 60, involuntary_switches=6000)
     view.used["node_idle_cores"] = 0.4
     finding = only(view)
     assert finding.rule == "cores taken by others"
@@ -102,6 +102,16 @@ def test_cores_that_others_had() -> None:
     assert verdict(view, [finding.rule]) == "It used 1.0 of 8 cores; other work on the node had the rest."
     view.used["node_idle_cores"] = 6.8
     assert only(view).rule == "idle cores"
+
+
+def test_a_job_that_sleeps_on_a_busy_node() -> None:
+    """It lacked no core, though none was idle: it never had to make way for another."""
+    view = made([0.01] * 60, involuntary_switches=3, node_idle_cores=0.0)
+    finding = only(view)
+    assert finding.rule == "idle cores"
+    assert verdict(view, [finding.rule]) == "It used 0.0 of 8 cores; it waited most of the time."
+    view.used["involuntary_switches"] = None
+    assert only(view).rule == "cores taken by others"
 
 
 @pytest.mark.parametrize(

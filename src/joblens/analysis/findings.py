@@ -14,6 +14,7 @@ from joblens.units import render_bytes, render_seconds
 # Shorter jobs say little about how they use what they have.
 _WORTH_SECONDS = 5.0
 _EARLY_SECONDS = 60.0
+_MADE_WAY_PER_SECOND = 5.0  # two that share a core push each other off it some hundred times a second
 WAITING_CORES = 0.5  # who uses less than half of one is not computing
 _AFTER_SIGNAL: dict[int, str] = {
     signal.SIGKILL: "was it out of memory or over its time? see dmesg, or ask the scheduler",
@@ -86,7 +87,7 @@ def idle_cores(view: View) -> Finding | None:
     if used is None or most is None or used > 0.5 * view.cores or most > 0.75 * view.cores:
         return None
     free = view.used.get("node_idle_cores")
-    if free is not None and free < 0.5 * (view.cores - used):
+    if free is not None and free < 0.5 * (view.cores - used) and _had_to_make_way(view):
         return _taken_cores(view, used, free)
     enough = max(math.ceil(most - 0.2), 1)
     change = "let it work on more at once (threads, processes, -j)"
@@ -100,6 +101,12 @@ def idle_cores(view: View) -> Finding | None:
         f"ask for {enough} (--cpus-per-task={enough}); {change}" if view.in_slurm else change,
         (1 - used / view.cores) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
     )
+
+
+def _had_to_make_way(view: View) -> bool:
+    """Who sleeps while others compute does not lack a core: the kernel never took one from it."""
+    switches = view.used["involuntary_switches"]
+    return switches is None or switches / view.duration >= _MADE_WAY_PER_SECOND
 
 
 def _taken_cores(view: View, used: float, free: float) -> Finding:

@@ -35,7 +35,9 @@ def render_timeline(record: dict[str, Any], width: int, style: Callable[..., str
         if most > 0 and (name != "threads" or most > 1):
             top = record["asked"]["cores"] if name == "cores" else None
             line = style(sparks(values, max(top or 0.0, most)), "cyan")
-            lines.append(f" {title:<{_TITLE - 1}}{line} {style(plain(show(most), _PEAK - 1), 'dim')}")
+            # The same as above: over a stretch that is too short a tick of the clock would be the peak.
+            peak = (record["used"]["cores_peak"] if name == "cores" else None) or most
+            lines.append(f" {title:<{_TITLE - 1}}{line} {style(plain(show(peak), _PEAK - 1), 'dim')}")
         if name == "cores":
             lines += _gpu_lines(record, columns, style)
     return [" " * _TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
