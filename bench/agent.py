@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Iterator, NamedTuple
 
 from bench.children import (
@@ -73,6 +75,38 @@ def running_agent(python: str, config: str) -> Iterator[tuple[int, int]]:
             yield pid, port
 
 
+class _Taker(BaseHTTPRequestHandler):
+    """Acknowledges whatever it gets, as a hub does once it is on the disk."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = b'{"acknowledged": [0, 9000000000000000]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        return
+
+
+@contextmanager
+def push_config() -> Iterator[str]:
+    """The table [push] for a hub that takes all, in a thread of this process."""
+    with tempfile.TemporaryDirectory() as folder, ThreadingHTTPServer(("127.0.0.1", 0), _Taker) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            yield f'[push]\nurl = "{url}"\nspool = "{folder}/spool"\nperiod = {_SLICE}\n'
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def observe(python: Interpreter, config: str, fast: bool) -> Run:
     length = _WARM_UP + _SLICES * (_SLICE + 2 * _FAST)
     with ExitStack() as stack:
@@ -109,12 +143,14 @@ def measure_agent(pythons: list[Interpreter]) -> list[Section]:
     sizes: list[Line] = []
     peaks: list[str] = []
     for python in pythons:
-        print(f"bench: agent of Python {python.version}, two runs of 23 s", file=sys.stderr, flush=True)
-        runs = {
-            "six sets": observe(python, six_sets_config(_FAST), fast=True),
-            "all": observe(python, "interval = 1.0\n", fast=False),
-        }
-        rounds += _describe_rounds(python.label, runs["six sets"], runs["all"])
+        print(f"bench: agent of Python {python.version}, three runs of 23 s", file=sys.stderr, flush=True)
+        with push_config() as push:
+            runs = {
+                "six sets": observe(python, six_sets_config(_FAST), fast=True),
+                "all": observe(python, "interval = 1.0\n", fast=False),
+                "all, sent": observe(python, "interval = 1.0\n" + push, fast=False),
+            }
+        rounds += _describe_rounds(python.label, runs["six sets"], runs["all"], runs["all, sent"])
         for name, run in runs.items():
             sizes += _describe_memory(python.label, name, run)
             peaks.append(f"{python.label}, {name}: at its peak {run.memory.peak / 1e6:.1f} MB")
@@ -132,13 +168,20 @@ def measure_agent(pythons: list[Interpreter]) -> list[Section]:
     ]
 
 
-def _describe_rounds(label: str, fast: Run, slow: Run) -> list[Line]:
+def _describe_rounds(label: str, fast: Run, slow: Run, sent: Run) -> list[Line]:
     ours, floor = ([busy * _FAST for busy in figures] for figures in (fast.busy, fast.floor))
-    percent = [100 * busy for busy in slow.busy]
+    percent, percent_sent = ([100 * busy for busy in run.busy] for run in (slow, sent))
     return [
         at_most("six sets at 10 Hz, per round", label, "seconds", ours, beside=floor, most=_PER_ROUND),
         at_most("six sets at 10 Hz, ticks missed", label, "ticks", [fast.missed], most=0),
         at_most("all collectors at 1 Hz, of one core", label, "percent", percent),
+        at_most(
+            "the same, sent every 5 s; beside: not",
+            label,
+            "percent",
+            percent_sent,
+            beside=percent,
+        ),
         at_most("all collectors at 1 Hz, ticks missed", label, "ticks", [slow.missed], most=0),
     ]
 

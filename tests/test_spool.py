@@ -342,6 +342,20 @@ def test_the_folder_is_removed(tmp_path: Path) -> None:
         assert spool.bytes == 0
 
 
+def test_the_folder_becomes_anybodys(tmp_path: Path) -> None:
+    """One that was removed, and is not ours now, is not written to: what comes then waits in memory."""
+    folder = tmp_path / "s"
+    with opened(folder) as spool:
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        tmp_path.chmod(0o777)
+        folder.symlink_to("nowhere/at/all")
+        made = put(spool, 2)
+        assert spool.trouble.startswith(f"{folder}: ")
+        assert drain(spool) == [("b1", sequence) for sequence in made]
+
+
 def test_one_agent_per_spool(tmp_path: Path) -> None:
     """A second one is told so; a killed one does not hold the folder."""
     with opened(tmp_path / "s"), pytest.raises(ConfigError, match="another agent uses this spool"):

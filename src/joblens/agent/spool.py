@@ -116,10 +116,12 @@ class Spool:
         try:
             self._write(item, message)
             self.trouble = ""
-        except OSError as error:
-            self.trouble = f"{self.folder}: {error.strerror or sentence(error)}"
+        except (OSError, ConfigError) as error:
+            # Without the name of the one file: it would be another trouble each time.
+            words = error.strerror if isinstance(error, OSError) else error.what
+            self.trouble = f"{self.folder}: {words or sentence(error)}"
             if sum(map(len, self._held.values())) + len(message) > _MOST_HELD:
-                return error.strerror or "not written"
+                return words or "not written"
             self._held[item.sequence] = message
         return ""
 
@@ -135,7 +137,7 @@ class Spool:
         for sequence, message in list(self._held.items()):
             try:
                 self._write(Item(self.turn, sequence), message)
-            except OSError:
+            except (OSError, ConfigError):
                 return
             del self._held[sequence]
 
@@ -210,7 +212,7 @@ class Spool:
         with self._changed:
             self.refused += 1
             self.gaps.add(self._gap(item, message, "refused"))
-            with suppress(OSError):
+            with suppress(OSError, ConfigError):
                 self._put_aside(item, message)
             self._settle(item)
 
