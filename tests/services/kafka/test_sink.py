@@ -144,7 +144,7 @@ KILLS = 10
 @pytest.mark.parametrize("one_topic", [False, True])
 def test_killed_ten_times(broker: Broker, prefix: str, tmp_path: Path, one_topic: bool) -> None:
     """kill -9 in the middle of a transaction, ten times: each row once for those who read finished ones."""
-    chosen = options(broker.address, prefix, one_topic=one_topic)
+    chosen = options(broker.address, prefix, one_topic=one_topic, transaction_bytes=300_000)
     journal, nodes = tmp_path / "journal", [f"n{number}" for number in range(8)]
     topic = f"{prefix}.rows" if one_topic else f"{prefix}.cpu"
     sent = 0

@@ -32,11 +32,11 @@ OPTIONS: dict[str, Any] = {
     "one_topic": False,  # all sets on PREFIX.rows
     "schema_id": 0,  # of Avro: the number that a schema registry gave
     "message_bytes": 900_000,
+    "transaction_bytes": 8 << 20,
     "compression": "lz4",
 }
 _RESERVED = (CURSORS, BATCHES, SEEN, "rows", "other")
 _TOPIC = re.compile("[A-Za-z0-9_-]{1,100}", re.ASCII)
-_PART_BYTES = 8 << 20  # in one transaction
 
 
 class Message(NamedTuple):
@@ -102,7 +102,7 @@ class KafkaSink:
             found = self._form.messages(record)
             size += 1 + self._produce(found.messages, record.received_ns)
             taken = taken.plus(found.taken)
-            if size >= _PART_BYTES:
+            if size >= self._options["transaction_bytes"]:
                 self._commit(Done(segment.number, count))
                 size = 0
         if size:
