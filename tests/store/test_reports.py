@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.reports.text import Style, render_report
-from joblens.reports.timeline import resample, sparks
+from joblens.reports.timeline import render_timeline, resample, sparks
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
 from joblens.store.shape import check_record
@@ -332,3 +332,11 @@ def test_plain(text: str, width: int) -> None:
 def test_width(text: str, width: int) -> None:
     """Ideographs take two columns, combining marks none."""
     assert display_width(text) == width
+
+
+def test_little_is_not_drawn() -> None:
+    """That a program read its first page says nothing; a total that is not known hides nothing."""
+    for total, drawn in ((4096, False), (5 << 20, True), (None, True)):
+        record = {**RECORDS["ordinary"], "used": {**RECORDS["ordinary"]["used"], "read_bytes": total}}
+        lines = render_timeline(record, 80, Style(False))
+        assert any(line.startswith(" read ") for line in lines) is drawn

@@ -9,7 +9,7 @@ from joblens.errors import JoblensError
 
 EXAMPLE = """example:
   joblens job last
-  joblens job r1nfmafbw90 --json"""
+  joblens job r1nfmafbw90t4 --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from joblens.units import render_bytes
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _MOST_GPUS = 8
+_LITTLE_BYTES = 1 << 20
 _TITLE, _PEAK = 9, 15  # columns left and right of the sparks
 _LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("CPU", "cores", lambda most: f"{most:.1f} cores"),
@@ -32,7 +33,7 @@ def render_timeline(record: dict[str, Any], width: int, style: Callable[..., str
     for title, name, show in _LINES:
         values = resample(points, name, start, end, columns)
         most = max((value for value in values if value is not None), default=0.0)
-        if most > 0 and (name != "threads" or most > 1):
+        if most > 0 and _says_something(record, name, most):
             top = record["asked"]["cores"] if name == "cores" else None
             line = style(sparks(values, max(top or 0.0, most)), "cyan")
             # The same as above: over a stretch that is too short a tick of the clock would be the peak.
@@ -41,6 +42,14 @@ def render_timeline(record: dict[str, Any], width: int, style: Callable[..., str
         if name == "cores":
             lines += _gpu_lines(record, columns, style)
     return [" " * _TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
+
+
+def _says_something(record: dict[str, Any], name: str, most: float) -> bool:
+    """Not one thread, nor when a program's first pages were read."""
+    if name == "threads":
+        return most > 1
+    total = record["used"].get(f"{name}_bytes")
+    return name not in ("read", "written") or total is None or total >= _LITTLE_BYTES
 
 
 def _gpu_lines(record: dict[str, Any], columns: int, style: Callable[..., str]) -> list[str]:
