@@ -154,6 +154,15 @@ def test_paths_that_cannot_be(name: str, tmp_path: Path) -> None:
         make_home(find_home(str(tmp_path / name)))
 
 
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user nobody has listed: one sentence that says what to do."""
+    for name in ("HOME", "JOBLENS_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(OutsideError, match="JOBLENS_HOME"):
+        find_home()
+
+
 def test_a_file_in_its_place(tmp_path: Path) -> None:
     """A file where the store should be is one sentence."""
     (tmp_path / "file").write_text("")

@@ -81,7 +81,8 @@ def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None =
         path.exists()  # an automounter mounts it now, if that is what is there
         real = Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
-        raise OutsideError(f"the store {str(path)!r} cannot be used: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise OutsideError(f"the store {str(path)!r} cannot be used: {why}") from None
     kind = filesystem_of(real, _read_mounts() if mounts is None else mounts)
     return Home(path, kind, kind not in _LOCAL)
 
@@ -99,7 +100,12 @@ def make_home(home: Home) -> Home:
 
 def _data_folder() -> Path:
     given = os.environ.get("XDG_DATA_HOME", "")
-    return Path(given) if given.startswith("/") else Path.home() / ".local" / "share"
+    if given.startswith("/"):
+        return Path(given)
+    try:
+        return Path.home() / ".local" / "share"
+    except RuntimeError:  # neither HOME nor the list of users tells
+        raise OutsideError("this user has no home folder; say in JOBLENS_HOME where the store is") from None
 
 
 def local_folder() -> Path:
