@@ -53,6 +53,20 @@ def test_events_come_back(made: Callable[[Path, list[Sample]], Reader], tmp_path
 
 
 @pytest.mark.parametrize("made", [in_memory, in_lake])
+def test_alike_but_for_the_process(made: Callable[[Path, list[Sample]], Reader], tmp_path: Path) -> None:
+    """Told at the same moment of one that is known, and of one that is not."""
+    found = find_events(made(tmp_path, [event(1, "xid_31", 7), event(1, "xid_31", 0)]), SPAN)
+    assert [it.pid for it in found] == [None, 7]
+
+
+@pytest.mark.parametrize("pid", ["²", "9" * 5000, "-1", "", "x"])
+def test_no_process(pid: str, tmp_path: Path) -> None:
+    """A batch can say anything; what is no pid is none."""
+    sample = event(1, "xid_31", pid)  # type: ignore[arg-type]
+    assert [it.pid for it in find_events(in_memory(tmp_path, [sample]), SPAN)] == [None]
+
+
+@pytest.mark.parametrize("made", [in_memory, in_lake])
 def test_none(made: Callable[[Path, list[Sample]], Reader], tmp_path: Path) -> None:
     """Most jobs have none."""
     assert find_events(made(tmp_path, []), SPAN) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from joblens.store.reader import Reader, Span
@@ -25,10 +26,15 @@ class JobEvent(NamedTuple):
 def find_events(reader: Reader, span: Span) -> list[JobEvent]:
     """In their order; of very many the first."""
     found = [
-        JobEvent(time, kind, device, text, int(pid) if pid.isdigit() and int(pid) else None)
+        JobEvent(time, kind, device, text, _pid(pid))
         for (kind, device, text, pid), series in reader.split(
             span, "event", _LABELS, ("seen",), _POINTS
         ).items()
         for time in series.times
     ]
-    return sorted(found)[:_MOST]
+    return sorted(found, key=lambda event: (*event[:4], event.pid or 0))[:_MOST]
+
+
+def _pid(text: str) -> int | None:
+    """None where the log names no process, and where a batch has nonsense."""
+    return int(text) or None if re.fullmatch("[0-9]{1,10}", text) else None
