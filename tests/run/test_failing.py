@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -246,6 +247,28 @@ def test_the_store_vanishes_meanwhile(stand: Stand) -> None:
     """Somebody removes the folder while the job runs."""
     command = ["sh", "-c", f"echo out; echo err >&2; rm -r {stand.home}; exit 7"]
     assert "is not stored" in sentence_of(stand, command=command)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_taken_for_left_behind(stand: Stand, compacted: bool) -> None:
+    """By another machine that sees no sign of life of it: its end takes the place of what that has stored."""
+    code = (
+        "import joblens\n"
+        "from joblens.store import ingest\n"
+        "ingest._lives = lambda supervisor: False\n"
+        "store = joblens.open()\n"
+        "assert [job['state'] for job in store.jobs()] == ['UNKNOWN']\n"
+    ) + ("store.compact()\n" if compacted else "")
+    other = shlex.join([sys.executable, "-c", code])
+    command = ["sh", "-c", f"sleep 1.2; echo out; echo err >&2; {other} || exit 1; exit 7"]
+    ended = stand.run(command, "--quiet")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "out\n", "err\n")
+    (listed,) = json.loads(stand.joblens("jobs", "--json").stdout)
+    assert (listed["state"], listed["exit_code"]) == ("FAILED", 7)
+    found = stand.job()
+    assert found["data"]["exact"]
+    assert found["data"]["samples"] > 5
+    assert [process["name"] for process in found["processes"]][:1] == ["sh"]
 
 
 def test_the_folder_vanishes_meanwhile(stand: Stand) -> None:

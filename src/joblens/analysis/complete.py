@@ -34,7 +34,7 @@ def complete(home: Home, found: ingest.Incoming, progress: Progress | None = Non
     except ingest.GoneError:  # another has completed it, and its record is there
         start = (found.end or found.facts)["start"]
         return _summarise(found, find_reader(home, lake, job, start), lake, problems)
-    reader = LakeReader(lake) if short is None else SamplesReader(short, job, node)
+    reader = SamplesReader(short, job, node) if short else LakeReader(lake)
     record = _summarise(found, reader, lake, problems)
     save_record(home.records, record)
     if not short or not let_wait(home, found):

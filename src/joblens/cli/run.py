@@ -100,20 +100,21 @@ def _store(home: Any, found: Any, quiet: bool) -> None:
     """The command has ended: its code comes through whatever fails here."""
     from joblens.run.apart import do_apart
 
-    job = found.facts["id"]
+    name = found.facts["id"]
 
     def work() -> None:
-        from joblens.store.ingest import finish
+        from joblens.store.ingest import finish, take_back
 
         try:
-            finish(found.folder, found.end)
-            _report(home, found, quiet)
+            job: Any = take_back(found)
+            finish(job.folder, job.end)
+            _report(home, job, quiet)
         except BaseException as error:
-            _say(f"job {job} is not stored: {sentence(error)}; `joblens jobs` will try again")
+            _say(f"job {name} is not stored: {sentence(error)}; `joblens jobs` will try again")
 
     ended_by = do_apart(work)
     if ended_by:
-        _say(f"job {job} is not stored: signal {ended_by} ended that; `joblens jobs` will try again")
+        _say(f"job {name} is not stored: signal {ended_by} ended that; `joblens jobs` will try again")
 
 
 def describe_end(ended: Any) -> dict[str, Any]:

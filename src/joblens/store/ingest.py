@@ -58,6 +58,22 @@ def begin(home: Home, facts: dict[str, Any]) -> Path:
     return folder
 
 
+def take_back(found: Incoming) -> Incoming:
+    """At its end, a job that was taken for left behind: others could not see that its joblens lives.
+
+    They have stored it as one whose end is not known. With the same start the record that is made now takes
+    the place of theirs. Samples that wait come back; the others are in the lake.
+    """
+    if found.folder.exists() or found.end is None:
+        return found
+    try:
+        os.rename(found.folder.parent.parent / "waiting" / found.folder.name, found.folder)
+    except FileNotFoundError:
+        found.folder.mkdir(mode=0o700)
+        write_whole(str(found.folder / _FACTS), render_record(found.facts))
+    return found._replace(end={**found.end, "start": found.facts["start"]})
+
+
 def finish(folder: Path, end: dict[str, Any]) -> None:
     write_whole(str(folder / _END), render_record(end))
 

@@ -156,10 +156,10 @@ class Lake:
         alone: Callable[[list[Path]], Any] | None = None,
     ) -> Answer:
         """With the files, or if that fails with those that go `alone`. Of damaged ones it is told."""
-        import duckdb
-
         if not files:
             return otherwise
+        import duckdb
+
         try:
             return ask(files)
         except duckdb.Error as error:
