@@ -173,7 +173,9 @@ def _place(schema: Schema, key: Key, cluster: str, node: str) -> _Place:
     if not all(type(part) is str or (type(part) is int and -_WORD <= part < _WORD) for part in key):
         raise MalformedError(schema.set, "a part of a key is neither text nor a number")
     labels = dict(zip(schema.labels, (storable(part) if isinstance(part, str) else part for part in key)))
-    whose = [str(labels.pop(name, otherwise)) for name, otherwise in (("cluster", cluster), ("node", node))]
+    whose = [
+        str(labels.pop(name, "") or otherwise) for name, otherwise in (("cluster", cluster), ("node", node))
+    ]
     return _Place(whose[0], whose[1], list(labels.items()))
 
 

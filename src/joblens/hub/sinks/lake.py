@@ -193,7 +193,7 @@ def _read(entries: list[_Entry], ticks: int) -> tuple[_Rows, int]:
         if name not in schema.labels
     }
     for part, name in enumerate(schema.labels):
-        cells = numpy.concatenate([entry.labels.columns[part] for entry in entries])
+        cells = numpy.concatenate([_cells(entry, part, name) for entry in entries])
         labels[name] = numpy.repeat(cells, ticks)
     by_row = numpy.repeat(times, heights, axis=0).reshape(-1)
     width = len(schema.columns)
@@ -203,6 +203,16 @@ def _read(entries: list[_Entry], ticks: int) -> tuple[_Rows, int]:
         return rows, 0
     chosen = numpy.repeat(sound, repeats)
     return _choose(rows, chosen), int(len(chosen) - chosen.sum())
+
+
+def _cells(entry: _Entry, part: int, name: str) -> Cells:
+    """Processes of no job do not say where they are: on the node that tells of them."""
+    import numpy
+
+    cells = entry.labels.columns[part]
+    if name not in ("cluster", "node") or cells.dtype != object:
+        return cells
+    return numpy.where(cells == "", entry.node if name == "node" else entry.cluster, cells)
 
 
 def _whose(entries: list[_Entry]) -> dict[str, list[str]]:

@@ -1,0 +1,234 @@
+"""Three agents, each on a network of its own, and a hub: whatever breaks, every row is stored once.
+
+What should be there is counted at the agents: all that ever was in their spools (cluster.py). A minute of
+outage is some seconds here.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from joblens.agent.batch import decode
+
+from .cluster import TICKS_PER_BATCH, Cluster, read_csv, why_no_namespaces
+from .running import wait_for
+
+MakeCluster = Callable[..., Cluster]
+RECORDED = Path(__file__).parent.parent / "nodes"
+OUTAGE = 5.0  # seconds
+
+
+@pytest.fixture
+def make_cluster(tmp_path: Path) -> Iterator[MakeCluster]:
+    with ExitStack() as stack:
+        yield lambda **options: Cluster(stack, tmp_path, **options)
+
+
+@pytest.fixture
+def cluster(make_cluster: MakeCluster) -> Cluster:
+    return make_cluster()
+
+
+def test_hub_killed_ten_times(cluster: Cluster) -> None:
+    """kill -9 at any moment, with data under way."""
+    chance = random.Random(5)
+    cluster.start()
+    caught = 0
+    for _ in range(10):
+        time.sleep(chance.uniform(0.2, 1.5))
+        cluster.kill_hub()
+        caught += bool(cluster.in_journal())
+        cluster.start_hub()
+    assert caught > 2, "the hub had nothing to lose"
+    cluster.run_for(2)
+    cluster.drain()
+    cluster.check()
+
+
+def test_agent_killed(cluster: Cluster) -> None:
+    """What was in its spool arrives, also what it could not send; only what was in memory is lost."""
+    chance = random.Random(6)
+    cluster.start()
+    node = cluster.nodes["n2"]
+    for turn in range(4):
+        time.sleep(chance.uniform(0.2, 1.2))
+        if turn == 2:  # with more in its spool
+            cluster.kill_hub()
+            cluster.run_for(2)
+        node.kill()
+        node.start()
+        cluster.run_for(1)
+        if turn == 2:
+            cluster.start_hub()
+    cluster.drain()
+    cluster.check()
+    lost = node.taken()["load"] - sum(sample.rows.schema.set == "load" for sample in node.samples())
+    assert lost <= 4 * TICKS_PER_BATCH
+
+
+def test_sinks_killed(cluster: Cluster) -> None:
+    """A segment that was half stored is stored again, and is there once."""
+    chance = random.Random(7)
+    cluster.start()
+    last: dict[str, int] = {}
+    for _ in range(3):
+        for name in ("lake", "csv"):
+            last[name] = cluster.kill_sink(name, last.get(name, 0))
+            time.sleep(chance.uniform(0.0, 0.7))
+    assert cluster.said().count("its process has ended (signal 9)") >= 5
+    cluster.drain()
+    cluster.check()
+
+
+def test_disk_full(make_cluster: MakeCluster) -> None:
+    """Journal, lake and CSV on one disk: nothing is acknowledged that is not stored, no sink is confused."""
+    need_namespaces()
+    cluster = make_cluster(disk_bytes=64 << 20)
+    cluster.start()
+    cluster.run_for(2)
+    filler = cluster.disk / "filler"
+    fill(filler)
+    wait_for("a hub that cannot write", lambda: "the journal cannot be written" in cluster.said())
+    end = time.monotonic() + OUTAGE
+    while time.monotonic() < end:
+        fill(filler)  # also what others have made free
+        time.sleep(0.05)
+    wait_for("spools", lambda: all(len(node.spooled()) > 2 for node in cluster.nodes.values()))
+    filler.unlink()
+    wait_for("a hub that writes", lambda: "the journal is written again" in cluster.said())
+    cluster.run_for(2)
+    cluster.drain()
+    cluster.check()
+
+
+def fill(path: Path) -> None:
+    with path.open("ab", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(bytes(size))
+            except OSError:
+                size //= 2
+
+
+def test_link_cut(cluster: Cluster) -> None:
+    """One node is cut off; the others go on, and it catches up."""
+    need_namespaces()
+    assert cluster.network is not None
+    cluster.start()
+    cluster.network.plug("n3", "down")
+    time.sleep(OUTAGE)
+    assert len(cluster.nodes["n3"].spooled()) >= 3
+    assert all(len(cluster.nodes[name].spooled()) <= 2 for name in ("n1", "n2"))
+    cluster.network.plug("n3", "up")
+    cluster.run_for(2)
+    cluster.drain()
+    cluster.check()
+
+
+def test_sink_down(cluster: Cluster) -> None:
+    """The tree of CSV files is gone for a while: the lake goes on, and then the tree has all of it too."""
+    cluster.start()
+    wait_for("files", lambda: cluster.sink("csv").get("segment", 0) > 0)
+    root = cluster.disk / "csv"
+    root.rename(cluster.disk / "away")
+    root.write_text("")
+    wait_for("trouble", lambda: cluster.sink("csv")["state"] == "failing")
+    before, stuck = cluster.sink("lake")["segment"], cluster.sink("csv")["segment"]
+    wait_for("the lake", lambda: cluster.sink("lake")["segment"] > before + 3)
+    assert cluster.sink("lake")["state"] == "working"
+    assert cluster.sink("csv")["segment"] == stuck
+    root.unlink()
+    (cluster.disk / "away").rename(root)
+    cluster.drain()
+    cluster.check()
+
+
+def test_upgrade(cluster: Cluster) -> None:
+    """Another version of the hub, then of an agent, that tells more than the hub knows: nobody notices."""
+    cluster.start()
+    cluster.run_for(2)
+    cluster.stop_hub()
+    cluster.run_for(1)
+    cluster.start_hub(newer=True)
+    node = cluster.nodes["n1"]
+    node.stop()
+    node.start(newer=True)
+    cluster.run_for(2)
+    node.stop()
+    node.start()
+    cluster.run_for(1)
+    cluster.drain()
+    cluster.check()
+    headers = [decode(path.read_bytes())[0] for path in sorted((node.folder / "kept").iterdir())]
+    assert {"colour" in header for header in headers} == {True, False}
+    assert not list((node.folder / "spool").glob("refused/*"))
+
+
+def test_jobs_and_users_apart(cluster: Cluster) -> None:
+    """Two jobs of one user, and one of another user, on one node: each process is in its own job's files."""
+    if os.geteuid() != 0:
+        pytest.skip("processes of several users need root")
+    node = cluster.nodes["n1"]
+    first, second = pwd.getpwnam("nobody"), pwd.getpwnam("daemon")
+    jobs = [node.add_job("71", first), node.add_job("72", first), node.add_job("73", second)]
+    cluster.start()
+    cluster.run_for(2)
+    cluster.drain()
+    cluster.check()
+    for found in (cluster.in_lake(), cluster.in_files()):
+        for job in jobs:
+            pid = ("pid", str(job.process.pid))
+            of_process = [
+                row for row in found if row.set == "process" and row.node == "n1" and pid in row.labels
+            ]
+            assert {row.job for row in of_process} == {job.id}
+        assert {row.job for row in found if row.set == "job" and row.node == "n1"} >= {"71", "72", "73"}
+    for job, user in zip(jobs, (first, first, second)):
+        folder = cluster.disk / "csv" / user.pw_name / job.id
+        pids = {
+            dict(row.labels)["pid"]
+            for row in read_csv(folder / "n1" / "process.csv", "process", "n1", job.id, {"pid"})
+        }
+        assert pids == {str(job.process.pid)}
+        for path in (folder, *folder.rglob("*")):
+            status = path.stat()
+            assert (status.st_uid, status.st_mode & 0o077) == (user.pw_uid, 0)
+
+
+def test_other_columns_side_by_side(cluster: Cluster) -> None:
+    """Another kernel with 128 cores, and a node that changes its columns on the way."""
+    changed, other = cluster.nodes["n2"], cluster.nodes["n3"]
+    other.words = ("--root", str(RECORDED / "cores-128"))
+    cluster.start()
+    changed.stop()
+    changed.more = "[collectors.interrupts]\nper_cpu = true\n"
+    changed.start()
+    cluster.run_for(2)
+    cluster.drain()
+    cluster.check()
+    columns = {
+        name: {sample.rows.schema.columns for sample in node.samples() if sample.rows.schema.set == "memory"}
+        for name, node in cluster.nodes.items()
+    }
+    assert not columns["n1"] & columns["n3"]
+    cores = Counter(row.node for row in cluster.in_lake() if row.set == "cpu")
+    loads = Counter(row.node for row in cluster.in_lake() if row.set == "load")
+    assert cores["n3"] // loads["n3"] == 129
+    folder = cluster.disk / "csv" / changed.jobs[0].user / changed.jobs[0].id / "n2"
+    assert (folder / "interrupts.csv").exists()
+    assert (folder / "interrupts.2.csv").exists()
+
+
+def need_namespaces() -> None:
+    if why_not := why_no_namespaces():
+        pytest.skip(why_not)
