@@ -19,6 +19,7 @@ from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
 from bench.reports import measure_reports
 from bench.run import measure_run
+from bench.sinks import measure_sinks
 from bench.startup import measure_startup
 from bench.store import measure_store
 from bench.table import Section, as_data, render
@@ -34,6 +35,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "reports": measure_reports,
     "gpus": measure_gpus,
     "hub": measure_hub,
+    "sinks": measure_sinks,
 }
 
 

@@ -23,9 +23,10 @@ _SCHEMAS = [
 class Messages:
     """Each with its own node and number, in one of some bodies."""
 
-    def __init__(self, ticks: int) -> None:
+    def __init__(self, ticks: int, jobs: bool = False) -> None:
         chance = random.Random(1)  # noqa: S311
         self.updates = SETS * ticks
+        self._jobs = jobs
         self._bodies = [_make_bodies(chance, ticks) for _ in range(_KINDS)]
         self._sets = [[schema.set, 1, VALUES, 1.0, 0.0001] for schema in _SCHEMAS]
 
@@ -35,6 +36,8 @@ class Messages:
             "sent": time.time(), "agent": "bench", "interval": 1.0, "sets": self._sets, "jobs": [],
             "gaps": [],
         }  # fmt: skip
+        if self._jobs:
+            head["jobs"] = [["bench", "1", f"n{node}", "u", 1000]]
         packed = zlib.compress(json.dumps(head).encode(), 1)
         body = MAGIC + struct.pack("<I", len(packed)) + packed + self._bodies[node % _KINDS][sequence % _EACH]
         return b"POST /v1/batch HTTP/1.1\r\nHost: hub\r\nContent-Length: %d\r\n\r\n" % len(body) + body

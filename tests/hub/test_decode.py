@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import Batch, decode
+from joblens.agent.batch import MAGIC, Batch, decode
 from joblens.errors import MalformedError
-from joblens.hub.decode import decode_columns, read_header
-from joblens.model import COUNTER, Column, Rows, Sample, Schema
+from joblens.hub.decode import decode_columns, read_header, unpack
+from joblens.model import COUNTER, Column, Key, Rows, Sample, Schema
 
 WORDS = st.integers(-(1 << 63), (1 << 63) - 1)
 SCHEMA = Schema("s", ("k",), (Column("a", COUNTER, "", 2), Column("b", COUNTER, "", 1, 100)))
@@ -50,3 +50,15 @@ def test_damaged(data: st.DataObject) -> None:
         decode_columns(bytes(message))
     except MalformedError:
         return
+
+
+def test_many_small_parts_that_become_large() -> None:
+    """What does not change takes little of a message, but room where it is read: bounded for all of it."""
+    keys: tuple[Key, ...] = tuple((number,) for number in range(1000))
+    batch = Batch()
+    batch.add(Sample(tick, Rows(SCHEMA, keys, [0] * 2000)) for tick in range(500))
+    message = batch.encode({"node": "n1"})
+    end = len(MAGIC) + 4 + int.from_bytes(message[len(MAGIC) :][:4], "little")
+    assert len(unpack(message[:end] + message[end:] * 2)[1]) == 2
+    with pytest.raises(MalformedError, match="more numbers"):
+        unpack(message[:end] + message[end:] * 40)  # 8 MB each

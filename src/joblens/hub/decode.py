@@ -6,6 +6,7 @@ import json
 import struct
 import sys
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.agent.batch import MAGIC
@@ -21,6 +22,7 @@ _WORD = 8
 _LENGTH, _SIZES = struct.Struct("<I"), struct.Struct("<III")
 _LARGEST = 1 << 28  # bytes of a batch when it is inflated
 _LARGEST_HEADER = 1 << 20
+_LARGEST_DESCRIPTION = 1 << 25
 _WRONG = (
     ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, IndexError, MemoryError,
     struct.error, zlib.error,
@@ -83,7 +85,13 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
 
 def _decode(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
     header, entries = _unpack(message)
-    return header, [Columns(entry.schema, entry.keys, *_decode_numbers(entry)) for entry in entries]
+    places: dict[int, list[int]] = {}
+    for place, entry in enumerate(entries):
+        places.setdefault(entry.ticks, []).append(place)
+    found: dict[int, Columns] = {}
+    for ticks, some in places.items():
+        found.update(zip(some, _decode_numbers([entries[place] for place in some], ticks)))
+    return header, [found[place] for place in range(len(entries))]
 
 
 def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
@@ -96,9 +104,10 @@ def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
     if not isinstance(header, dict):
         raise ValueError("the header is missing")
     found = []
+    numbers = 0  # bytes of all that will be read: what does not change is not in the message once per tick
     for described, packed in zip(sections[1::2], sections[2::2]):
         room = max(room - len(plain), 1)
-        schema, keys = _describe(described, room)
+        schema, keys = _describe(described, min(room, _LARGEST_DESCRIPTION))
         plain = _inflate(packed, room)
         ticks, size, moving = _SIZES.unpack_from(plain)
         if (
@@ -106,9 +115,11 @@ def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
             or ticks < 1
             or moving > size
             or len(plain) != _SIZES.size + _WORD * (moving * ticks + ticks + size)
-            or size * ticks * _WORD > _LARGEST  # what does not change is not in the message once per tick
         ):
             raise ValueError("the numbers do not fit what they are said to be")
+        numbers += size * ticks * _WORD
+        if numbers > _LARGEST:
+            raise ValueError("it has more numbers than a batch can have")
         found.append(Packed(schema, keys, ticks, moving, plain))
     return header, found
 
@@ -152,13 +163,15 @@ def _inflate(data: bytes, most: int) -> bytes:
     return plain
 
 
-def _decode_numbers(entry: Packed) -> tuple[Numbers, Numbers]:
-    """Times, and values as [tick, key, column]."""
-    times, values, wrong = decode_together([entry], entry.ticks)
+def _decode_numbers(entries: list[Packed], ticks: int) -> Iterator[Columns]:
+    times, values, wrong = decode_together(entries, ticks)
     if wrong:
         raise ValueError("a place outside the row")
-    shape = len(entry.keys), len(entry.schema.columns), entry.ticks
-    return times[0], values.reshape(shape).transpose(2, 0, 1)
+    at = 0
+    for number, entry in enumerate(entries):
+        own = values[at : at + entry.size].reshape(len(entry.keys), len(entry.schema.columns), ticks)
+        yield Columns(entry.schema, entry.keys, times[number], own.transpose(2, 0, 1))
+        at += entry.size
 
 
 def decode_together(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers, list[int]]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from joblens.hub.decode import Numbers
 
 _OF_THE_JOB = ("cluster", "jobid", "node")
-_EXACT = 1 << 53  # up to here a float is any whole number
 
 
 class Text(NamedTuple):
@@ -85,7 +84,7 @@ def _of_jobs(entry: Columns, present: _Presence) -> Iterator[Text]:
             rows.setdefault(whom, []).append(number)
     if not rows:
         return
-    texts, moments, header = _row_texts(entry), _times(times), render_header(schema)
+    texts, moments, header = _row_texts(entry), _times(times), _header(schema)
     for whom, chosen in rows.items():
         job = present.job(*whom)
         front = _front(job)
@@ -100,7 +99,7 @@ def _of_node(entry: Columns, present: _Presence) -> Iterator[Text]:
             ticks.setdefault(job, []).append(tick)
     if not ticks:
         return
-    texts, moments, header = _row_texts(entry), _times(entry.times), render_header(entry.schema)
+    texts, moments, header = _row_texts(entry), _times(entry.times), _header(entry.schema)
     for job, chosen in ticks.items():
         named = job if job.node else job._replace(node=present.node)
         front = _front(named)
@@ -114,6 +113,20 @@ def _front(job: Job) -> str:
 
 def _times(times: Numbers) -> list[str]:
     return [f"{t // 10**9}.{t % 10**9:09d}".rstrip("0").rstrip(".") for t in times.tolist()]
+
+
+# By identity: descriptions are the same objects from batch to batch, and large.
+_headers: dict[int, tuple[Schema, str]] = {}
+_MOST_HEADERS = 10_000
+
+
+def _header(schema: Schema) -> str:
+    found = _headers.get(id(schema))
+    if found is None:
+        if len(_headers) >= _MOST_HEADERS:
+            _headers.clear()
+        found = _headers[id(schema)] = schema, render_header(schema)
+    return found[1]
 
 
 def render_header(schema: Schema) -> str:
@@ -132,15 +145,15 @@ def cell(text: Any) -> str:
 
 def _row_texts(entry: Columns) -> list[list[str]]:
     """By tick and key: the labels, but for those that say whose it is, and the numbers."""
-    ticks, height, _ = entry.values.shape
-    columns = [
-        _cells(column, entry.values[:, :, number].reshape(-1))
-        for number, column in enumerate(entry.schema.columns)
-    ]
+    ticks, height, width = entry.values.shape
+    # All at once, as what NumPy does with few numbers costs many times what the numbers do.
+    raw = entry.values.transpose(2, 0, 1).reshape(width, -1)
+    unknown = bool((raw == ABSENT).any())
+    columns = [_cells(*it, unknown) for it in zip(entry.schema.columns, raw.tolist())]
     labels = _label_texts(entry.schema, entry.keys)
-    rows = [",".join(row) + "\n" for row in zip(*columns)]
+    rows = list(map(",".join, zip(*columns)))
     return [
-        [label + row for label, row in zip(labels, rows[tick * height : (tick + 1) * height])]
+        [f"{label}{row}\n" for label, row in zip(labels, rows[tick * height : (tick + 1) * height])]
         for tick in range(ticks)
     ]
 
@@ -150,17 +163,13 @@ def _label_texts(schema: Schema, keys: tuple[Key, ...]) -> list[str]:
     return ["".join(cell(key[place]) + "," for place in places) for key in keys]
 
 
-def _cells(column: Column, raw: Numbers) -> list[str]:
-    least = int(raw.min())
-    if least == ABSENT:
-        return ["" if value == ABSENT else _number(column.in_base_units(value)) for value in raw.tolist()]
-    if column.factor == column.divisor == 1:
-        return list(map(str, raw.tolist()))
-    largest = max(-least, int(raw.max())) * abs(column.factor)
-    if column.divisor == 1 or largest >= _EXACT:
-        return [_number(column.in_base_units(value)) for value in raw.tolist()]
-    return list(map(repr, (raw * column.factor / column.divisor).tolist()))
+def _cells(column: Column, raw: list[int], unknown: bool) -> list[str]:
+    if raw.count(raw[0]) == len(raw):  # as many are that stand still, or are nothing at all
+        return [_cell(column, raw[0])] * len(raw)
+    if column.factor == column.divisor == 1 and not unknown:
+        return list(map(str, raw))
+    return [_cell(column, value) for value in raw]
 
 
-def _number(value: Any) -> str:
-    return repr(value)
+def _cell(column: Column, value: int) -> str:
+    return "" if value == ABSENT else repr(column.in_base_units(value))

@@ -22,7 +22,7 @@ from joblens.hub.decode import Columns
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken
 from joblens.hub.sinks.snappy import compress
-from joblens.hub.sinks.write_request import Namer, encode, make_series
+from joblens.hub.sinks.write_request import Name, Namer, encode, make_series
 
 OPTIONS: Mapping[str, Any] = {
     "url": "",  # such as http://127.0.0.1:9090/api/v1/write; it is needed
@@ -41,7 +41,7 @@ _LONGEST_ANSWER = 300
 
 class Request(NamedTuple):
     node: str
-    series: list[tuple[Columns, list[list[bytes]]]]
+    series: list[tuple[Columns, list[list[Name]]]]
 
 
 def open_sink(place: Place, options: Mapping[str, Any]) -> RemoteWriteSink:

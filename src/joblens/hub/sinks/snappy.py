@@ -1,21 +1,42 @@
 """Snappy's block format, as far as it takes to be read: https://github.com/google/snappy, format_description.
 
-Literals, and copies of what came before, found through a table of where eight bytes were seen last. As in
-the reference, the more often nothing is found, the larger the steps: what does not repeat costs little.
+A compressor that looks at every byte is too slow in Python. So whoever knows what repeats gives the data in
+pieces: one that was there before becomes a copy, all else literals.
 """
 
 from __future__ import annotations
 
-_BLOCK = 1 << 16  # copies do not reach further back, so that their offset has 16 bits
+from collections.abc import Iterable
+
+_FURTHEST = (1 << 16) - 1  # that a copy with an offset of two bytes reaches back
 _LONGEST_COPY = 64
-_SHORTEST_COPY = 8  # below, a copy saves too little for the time that it takes
+_SHORTEST = 8  # below, a copy saves nothing
 
 
-def compress(data: bytes) -> bytes:
-    out = bytearray(varint(len(data)))
-    for begin in range(0, len(data), _BLOCK):
-        _compress_block(data[begin : begin + _BLOCK], out)
-    return bytes(out)
+def compress(pieces: Iterable[bytes]) -> bytes:
+    """All pieces as one block."""
+    out: list[bytes] = []
+    plain: list[bytes] = []  # not told yet
+    seen: dict[bytes, int] = {}
+    length = waiting = 0
+    for piece in pieces:
+        size = len(piece)
+        before = seen.get(piece) if size >= _SHORTEST else None
+        if before is not None and length - before <= _FURTHEST:
+            if waiting:
+                out.append(_literal(waiting))
+                out += plain
+                plain, waiting = [], 0
+            out.append(_copies(length - before, size))
+        else:
+            plain.append(piece)
+            waiting += size
+        seen[piece] = length
+        length += size
+    if waiting:
+        out.append(_literal(waiting))
+        out += plain
+    return b"".join((varint(length), *out))
 
 
 def varint(number: int) -> bytes:
@@ -27,65 +48,17 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _compress_block(data: bytes, out: bytearray) -> None:
-    seen: dict[bytes, int] = {}
-    at = told = 0
-    missed = 32
-    last = len(data) - _SHORTEST_COPY
-    while at <= last:
-        word = data[at : at + _SHORTEST_COPY]
-        found = seen.get(word)
-        seen[word] = at
-        if found is None:
-            at += missed >> 5
-            missed += 1
-            continue
-        missed = 32
-        length = _same(data, found, at)
-        _literal(data[told:at], out)
-        _copy(at - found, length, out)
-        at += length
-        told = at
-    _literal(data[told:], out)
-
-
-def _same(data: bytes, earlier: int, later: int) -> int:
-    """How many bytes are the same from there on: by halves, as comparing is quick and looping is not."""
-    low, high = _SHORTEST_COPY, len(data) - later
-    if data[earlier : earlier + high] == data[later:]:
-        return high
-    step = 16
-    while low + step < high and data[earlier : earlier + low + step] == data[later : later + low + step]:
-        low, step = low + step, step * 2
-    high = min(high, low + step)
-    while low < high - 1:
-        middle = (low + high) // 2
-        if data[earlier + low : earlier + middle] == data[later + low : later + middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _literal(data: bytes, out: bytearray) -> None:
-    if not data:
-        return
-    length = len(data) - 1
+def _literal(size: int) -> bytes:
+    length = size - 1
     if length < 60:
-        out.append(length << 2)
-    elif length < 1 << 8:
-        out += bytes((60 << 2, length))
-    else:
-        out.append(61 << 2)
-        out += length.to_bytes(2, "little")
-    out += data
+        return bytes((length << 2,))
+    width = (length.bit_length() + 7) // 8
+    return bytes(((59 + width) << 2,)) + length.to_bytes(width, "little")
 
 
-def _copy(offset: int, length: int, out: bytearray) -> None:
+def _copies(offset: int, size: int) -> bytes:
+    """Of at most 64 bytes each."""
     back = offset.to_bytes(2, "little")
-    while length:
-        # A copy of less than four bytes is none.
-        part = length if length <= _LONGEST_COPY else _LONGEST_COPY if length >= _LONGEST_COPY + 4 else 60
-        out.append((part - 1) << 2 | 2)
-        out += back
-        length -= part
+    whole, rest = divmod(size, _LONGEST_COPY)
+    found = (bytes(((_LONGEST_COPY - 1) << 2 | 2,)) + back) * whole
+    return found + (bytes(((rest - 1) << 2 | 2,)) + back if rest else b"")

@@ -11,6 +11,7 @@ A sample of our times is always 18 bytes long, so that those of a series are one
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.agent.exposition import series_name
@@ -32,8 +33,12 @@ _EARLIEST, _LATEST = 1 << 35, 1 << 42
 _MOST_NAMED = 100_000
 
 
+# The labels of a series: the one with its name, those before and behind it. Empty if no server takes it.
+Name = tuple[bytes, ...]
+
+
 class Series(NamedTuple):
-    labels: bytes
+    labels: Name
     samples: bytes
     amount: int
 
@@ -42,10 +47,10 @@ class Namer:
     """The labels of series as they are sent: made once for each node and list of keys."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], tuple[Schema, tuple[Key, ...], list[list[bytes]]]] = {}
+        self._known: dict[tuple[Any, ...], tuple[Schema, tuple[Key, ...], list[list[Name]]]] = {}
 
-    def labels(self, cluster: str, node: str, schema: Schema, keys: tuple[Key, ...]) -> list[list[bytes]]:
-        """By key and column; empty where a name is none that Prometheus takes."""
+    def labels(self, cluster: str, node: str, schema: Schema, keys: tuple[Key, ...]) -> list[list[Name]]:
+        """By key and column."""
         name = cluster, node, id(schema), id(keys)
         found = self._known.get(name)
         if found is None:
@@ -54,8 +59,8 @@ class Namer:
             names = [_series_label(schema, column) for column in schema.columns]
             sound = _is_sound(schema)
             made = [
-                [_sorted(of_column, rest) if of_column and sound else b"" for of_column in names]
-                for rest in (_labels(cluster, node, schema, key) for key in keys)
+                [(before, of_column, behind) if of_column and sound else () for of_column in names]
+                for before, behind in (_labels(cluster, node, schema, key) for key in keys)
             ]
             found = self._known[name] = schema, keys, made
         return found[2]
@@ -71,16 +76,16 @@ def _series_label(schema: Schema, column: Column) -> bytes:
     return _label("__name__", name) if _NAME.fullmatch(name) else b""
 
 
-def _labels(cluster: str, node: str, schema: Schema, key: Key) -> list[tuple[str, bytes]]:
-    """As Prometheus would have them had it scraped the node: `instance` is who told, `job` is joblens."""
+def _labels(cluster: str, node: str, schema: Schema, key: Key) -> tuple[bytes, bytes]:
+    """As Prometheus would have them had it scraped the node: `instance` is who told, `job` is joblens.
+
+    Those that come before the name of the series in order, and those behind.
+    """
     named = {"cluster": cluster, "node": node, **dict(zip(schema.labels, map(str, key)))}
     named |= {"instance": node, "job": "joblens"}
-    return [(name, _label(name, storable(value))) for name, value in sorted(named.items()) if value]
-
-
-def _sorted(name: bytes, rest: list[tuple[str, bytes]]) -> bytes:
-    before = b"".join(label for other, label in rest if other < "__name__")
-    return before + name + b"".join(label for other, label in rest if other > "__name__")
+    found = [(name, _label(name, storable(value))) for name, value in sorted(named.items()) if value]
+    before = b"".join(label for name, label in found if name < "__name__")
+    return before, b"".join(label for name, label in found if name > "__name__")
 
 
 def _label(name: str, value: str) -> bytes:
@@ -92,16 +97,17 @@ def _field(number: int, data: bytes) -> bytes:
     return bytes((number << 3 | 2,)) + varint(len(data)) + data
 
 
-def encode(series: list[Series]) -> bytes:
-    parts: list[bytes] = []
+def encode(series: list[Series]) -> Iterator[bytes]:
+    """In pieces, which repeat where it pays to know that."""
     for labels, samples, _ in merge(series):
-        parts += (b"\x0a", varint(len(labels) + len(samples)), labels, samples)
-    return b"".join(parts)
+        yield b"\x0a" + varint(sum(map(len, labels)) + len(samples))
+        yield from labels
+        yield samples
 
 
 def merge(series: list[Series]) -> list[Series]:
     """Each only once, in order of time: its rows may have stood beside others for a while."""
-    found: dict[bytes, list[Series]] = {}
+    found: dict[Name, list[Series]] = {}
     for one in series:
         found.setdefault(one.labels, []).append(one)
     return [some[0] if len(some) == 1 else _merge(some) for some in found.values()]
@@ -118,55 +124,61 @@ def _merge(some: list[Series]) -> Series:
     return Series(some[0].labels, frames[first].tobytes(), len(first))
 
 
-def make_series(entry: Columns, labels: list[list[bytes]]) -> tuple[list[Series], int]:
+def make_series(entry: Columns, labels: list[list[Name]]) -> tuple[list[Series], int]:
     """One per key and column that has any sample; and how many samples cannot be sent."""
-    import numpy
-
-    milliseconds = entry.times // 1_000_000
-    order = numpy.argsort(milliseconds, kind="stable")
-    ordered = milliseconds[order]
-    # In order of time, each once, and of our times.
-    fine = (ordered >= _EARLIEST) & (ordered < _LATEST)
-    fine[1:] &= ordered[1:] != ordered[:-1]
-    chosen = order[fine]
-    values = entry.values[chosen]
-    left = (len(order) - len(chosen)) * entry.values[0].size
-    frames = _frames(milliseconds[chosen])
+    chosen = _choose(entry.times)
+    values = entry.values[chosen].transpose(1, 2, 0)  # [key, column, tick]
+    left = (len(entry.times) - len(chosen)) * entry.values[0].size
+    ticks = len(chosen)
+    if not ticks:
+        return [], left
+    known = (values != ABSENT).reshape(-1, ticks)
+    amounts = known.sum(axis=1).tolist()
+    frames = _frames(
+        entry.times[chosen] // 1_000_000, _in_base_units(entry.schema, values).reshape(-1, ticks)
+    )
+    data, size = frames.tobytes(), ticks * _SAMPLE_BYTES
     found: list[Series] = []
-    for number, column in enumerate(entry.schema.columns):
-        raw = values[:, :, number]
-        known = raw != ABSENT
-        numbers = _in_base_units(column, raw)
-        for row, names in enumerate(labels):
-            if not names[number]:
-                left += int(known[:, row].sum())
-                continue
-            some = known[:, row]
-            count = int(some.sum())
-            if count:
-                frames[:, 3:11] = numbers[:, row].reshape(-1, 1).view(numpy.uint8)
-                samples = frames if count == len(frames) else frames[some]
-                found.append(Series(names[number], samples.tobytes(), count))
+    for number, name in enumerate(name for names in labels for name in names):
+        amount = amounts[number]
+        if not name:
+            left += amount
+        elif amount == ticks:
+            found.append(Series(name, data[number * size : (number + 1) * size], amount))
+        elif amount:
+            found.append(Series(name, frames[number][known[number]].tobytes(), amount))
     return found, left
 
 
-def _in_base_units(column: Column, raw: Numbers) -> numpy.ndarray[Any, Any]:
+def _choose(times: Numbers) -> Numbers:
+    """In order of time, each millisecond once, and of our times."""
     import numpy
 
-    scaled = raw.astype("<f8")
-    if column.factor != 1 or column.divisor != 1:
-        scaled = scaled * column.factor / column.divisor
-    return numpy.ascontiguousarray(scaled.T).T
+    milliseconds = times // 1_000_000
+    order = numpy.argsort(milliseconds, kind="stable")
+    ordered = milliseconds[order]
+    fine = (ordered >= _EARLIEST) & (ordered < _LATEST)
+    fine[1:] &= ordered[1:] != ordered[:-1]
+    return order[fine]
 
 
-def _frames(milliseconds: Numbers) -> numpy.ndarray[Any, Any]:
-    """All but the values: field, length, the value's tag, room for it, the time's tag, the time."""
+def _in_base_units(schema: Schema, values: Numbers) -> numpy.ndarray[Any, Any]:
     import numpy
 
-    frames = numpy.empty((len(milliseconds), _SAMPLE_BYTES), dtype=numpy.uint8)
-    frames[:, :3] = (0x12, _SAMPLE_BYTES - 2, 0x09)
-    frames[:, 11] = 0x10
+    factors = numpy.array([float(column.factor) for column in schema.columns]).reshape(1, -1, 1)
+    divisors = numpy.array([float(column.divisor) for column in schema.columns]).reshape(1, -1, 1)
+    return numpy.ascontiguousarray(values * factors / divisors, dtype="<f8")
+
+
+def _frames(milliseconds: Numbers, numbers: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+    """By series and tick: field, length, the value's tag, the value, the time's tag, the time."""
+    import numpy
+
+    frames = numpy.empty((*numbers.shape, _SAMPLE_BYTES), dtype=numpy.uint8)
+    frames[:, :, :3] = (0x12, _SAMPLE_BYTES - 2, 0x09)
+    frames[:, :, 3:11] = numbers.view(numpy.uint8).reshape(*numbers.shape, 8)
+    frames[:, :, 11] = 0x10
     for byte in range(6):
         more = 0x80 if byte < 5 else 0
-        frames[:, 12 + byte] = (milliseconds >> (7 * byte)) & 0x7F | more
+        frames[:, :, 12 + byte] = (milliseconds >> (7 * byte)) & 0x7F | more
     return frames
