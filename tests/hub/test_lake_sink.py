@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from joblens.hub.sinks.lake import LakeSink
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 from joblens.store.compact import compact, compact_small
 from joblens.store.home import find_home, make_home
-from joblens.store.lake import Lake
+from joblens.store.lake import Lake, as_table
 
 from .made import (
     LOAD,
@@ -323,3 +324,21 @@ def test_upkeep_when_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     later += 4000
     sink.rest()
     assert sink.lake.files("load") == []
+
+
+def test_the_nodes_rows_of_one_job(sink: LakeSink, tmp_path: Path) -> None:
+    """By the question that docs/hub.md shows: of its nodes, while it was there."""
+    page = (Path(__file__).parents[2] / "docs" / "hub.md").read_text()
+    (question,) = re.findall(r"```sql\n(.*?)```", page, re.S)
+    job = Running("4711", "alice", 1000)
+    batches = [
+        encode("n1", 1, [*node_samples("n1", seconds(0, 3)), *node_samples("n1", seconds(3, 4), [job])]),
+        encode("n2", 1, node_samples("n2", seconds(0, 7), JOBS)),
+    ]
+    sink.take(write_segment(tmp_path, 1, batches))
+    for name in ("cpu", "job"):
+        sink.lake.connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {as_table(sink.lake.files(name))}")
+    found = sink.lake.connection.execute(
+        f"SELECT node, epoch_ns(time) FROM ({question}) ORDER BY ALL"
+    ).fetchall()
+    assert found == sorted([("n1", time_ns) for time_ns in seconds(3, 4)] * 2)

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,20 @@ from joblens.hub.gaps import Gaps
 from joblens.hub.keep import clean
 from joblens.hub.runner import Runner, load_identity, make_runner
 from joblens.hub.settings import HubSettings
-from joblens.hub.sink import Cursor, Place, Taken, Work, check_options, load_cursor, load_status, save_cursor
+from joblens.hub.sink import (
+    KINDS,
+    Cursor,
+    Place,
+    Taken,
+    Work,
+    check_options,
+    load_cursor,
+    load_status,
+    save_cursor,
+)
 from joblens.store.home import find_home
 from joblens.store.lake import Lake
+from joblens.toml import parse_toml
 
 from .made import Running, fleet_segment
 from .sinking import Process, wait_for, wait_for_state
@@ -365,3 +378,14 @@ def test_settings_have_defaults() -> None:
 
 def test_without_settings_there_is_the_lake() -> None:
     assert json.dumps(runner_module.DEFAULT) == '{"lake": {}}'
+
+
+def test_the_settings_of_sinks_are_documented() -> None:
+    """The example in docs/hub.md names every one, with its default but for what is needed."""
+    page = (Path(__file__).parents[2] / "docs" / "hub.md").read_text()
+    example = next(it for it in re.findall(r"```toml\n(.*?)```", page, re.S) if "[hub.sinks.lake]" in it)
+    for name, table in parse_toml(example, "hub.md")["hub"]["sinks"].items():
+        kind, options = check_options(name, table)
+        known = import_module(KINDS[kind]).OPTIONS
+        assert set(table) - {"type"} == set(known)
+        assert {key for key in known if options[key] != known[key]} <= {"root", "url"}

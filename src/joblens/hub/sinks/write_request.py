@@ -58,7 +58,7 @@ class Namer:
                 self._known.clear()
             names = [_series_label(schema, column) for column in schema.columns]
             sound = _is_sound(schema)
-            made = [
+            made: list[list[Name]] = [
                 [(before, of_column, behind) if of_column and sound else () for of_column in names]
                 for before, behind in (_labels(cluster, node, schema, key) for key in keys)
             ]
