@@ -248,17 +248,17 @@ class Node:
 
 
 class Cluster:
-    """`disk_bytes`: all that the hub writes is on a disk of that size."""
+    """`loopback`: why the agents have no network of their own. `disk_bytes`: the hub's disk is so large."""
 
     def __init__(
-        self, stack: ExitStack, folder: Path, alone: bool = True, disk_bytes: int = 0, sinks: str = ""
+        self, stack: ExitStack, folder: Path, loopback: str = "", disk_bytes: int = 0, sinks: str = ""
     ) -> None:
         self.stack, self.folder = stack, folder
         folder.chmod(0o711)
         self.key = os.urandom(16).hex().encode()
         (folder / "key").write_bytes(self.key)
         (folder / "key").chmod(0o600)
-        why_not = why_no_namespaces() if alone else "not asked for"
+        why_not = loopback or why_no_namespaces()
         if why_not:
             print(f"\nthe agents are on loopback: {why_not}")
         self.network = None if why_not else Network(stack)
@@ -329,12 +329,19 @@ class Cluster:
         except FileNotFoundError:
             return {}
 
-    def kill_sink(self, name: str, but: int) -> int:
-        """One that works, and has another number than the one before, which may have ended already."""
-        pid = wait_for(name, lambda: self.sink(name).get("pid", but) != but and int(self.sink(name)["pid"]))
-        assert f"joblens.hub.sink\0{name}\0" in Path(f"/proc/{pid}/cmdline").read_text()
+    def kill_sink(self, name: str) -> None:
+        pid = wait_for(f"the process of {name}", lambda: self._sink_pid(name))
         os.kill(pid, signal.SIGKILL)
-        return pid
+        wait_for("its end", lambda: self._sink_pid(name) != pid)
+
+    def _sink_pid(self, name: str) -> int:
+        """As it says itself, if it lives: one that was killed has said so too. 0 if there is none."""
+        pid = int(self.sink(name).get("pid", 0))
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except FileNotFoundError:
+            return 0
+        return pid if words.endswith(f"joblens.hub.sink\0{name}\0".encode()) else 0
 
     # A run
 
@@ -362,8 +369,8 @@ class Cluster:
 
     # What there should be, and what there is
 
-    def check(self) -> Counter[tuple[str, str]]:
-        """Every row once, in the lake and in the files of the jobs. Returns how many, by node and set."""
+    def check(self) -> Counter[Row]:
+        """Every row once, in the lake and in the files of the jobs."""
         expected = self.expected()
         self._check_agents(expected)
         assert_same(expected, self.in_lake(), "lake")
@@ -372,7 +379,7 @@ class Cluster:
         for name in ("lake", "csv"):
             cursor = json.loads((self.disk / "hub" / "cursors" / f"{name}.json").read_bytes())
             assert cursor["dropped"] == 0
-        return Counter((row.node, row.set) for row in expected)
+        return expected
 
     def expected(self) -> Counter[Row]:
         found: Counter[Row] = Counter()

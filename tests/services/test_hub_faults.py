@@ -6,6 +6,7 @@ outage is some seconds here.
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import random
@@ -13,13 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from joblens.agent.batch import decode
 
-from .cluster import TICKS_PER_BATCH, Cluster, read_csv, why_no_namespaces
+from .cluster import TICKS_PER_BATCH, Cluster, Row, assert_same, make_row, read_csv, why_no_namespaces
+from .kafka.broker import Broker, running_broker
+from .kafka.made import read_topic
 from .running import wait_for
 
 MakeCluster = Callable[..., Cluster]
@@ -79,12 +83,12 @@ def test_sinks_killed(cluster: Cluster) -> None:
     """A segment that was half stored is stored again, and is there once."""
     chance = random.Random(7)
     cluster.start()
-    last: dict[str, int] = {}
     for _ in range(3):
         for name in ("lake", "csv"):
-            last[name] = cluster.kill_sink(name, last.get(name, 0))
+            cluster.kill_sink(name)
             time.sleep(chance.uniform(0.0, 0.7))
     assert cluster.said().count("its process has ended (signal 9)") >= 5
+    cluster.run_for(1)
     cluster.drain()
     cluster.check()
 
@@ -227,6 +231,39 @@ def test_other_columns_side_by_side(cluster: Cluster) -> None:
     folder = cluster.disk / "csv" / changed.jobs[0].user / changed.jobs[0].id / "n2"
     assert (folder / "interrupts.csv").exists()
     assert (folder / "interrupts.2.csv").exists()
+
+
+def test_kafka(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """The same rows are in Kafka, though hub and sink are killed and the broker is away for a while."""
+    with running_broker(tmp_path / "broker") as broker:
+        if not isinstance(broker, Broker):
+            pytest.skip(
+                "needs java and Maven for a real Kafka broker: the mock cluster undoes no transaction"
+            )
+        sink = f'[hub.sinks.kafka]\nbrokers = "{broker.address}"\nprefix = "t"\none_topic = true\n'
+        cluster = make_cluster(loopback="so is the broker", sinks=sink)
+        cluster.start()
+        wait_for("rows in Kafka", lambda: cluster.sink("kafka").get("segment", 0) > 0)
+        for wait in (0.3, 1.0):
+            cluster.kill_hub()
+            cluster.start_hub()
+            time.sleep(wait)
+        broker.stop()
+        before = cluster.sink("lake")["segment"]
+        wait_for("the lake", lambda: cluster.sink("lake")["segment"] > before + 3)
+        broker.start()
+        cluster.kill_sink("kafka")
+        cluster.drain()
+        expected = cluster.check()
+        assert_same(expected, Counter(read_rows(broker.address, "t.rows", cluster.labels)), "kafka")
+
+
+def read_rows(address: str, topic: str, labels: dict[str, set[str]]) -> Iterator[Row]:
+    for message in read_topic(address, topic):
+        row = json.loads(message.value() or b"", parse_float=Decimal)
+        assert message.key() == row["node"].encode()
+        named = {name: str(row[name]) for name in labels[row["set"]] & row.keys()}
+        yield make_row(row["set"], row["node"], int(row["time"] * 10**9), named)
 
 
 def need_namespaces() -> None:
