@@ -91,10 +91,22 @@ def test_the_same_look_again_changes_nothing() -> None:
 
 
 def test_a_counter_that_begins_anew() -> None:
-    """After a restart of the node what is there now was added since: never a negative rate."""
+    """All that it shows need not be of the last two seconds: there is no rate until the next look."""
     live = Live()
-    live.take(page(cpu_page(10 * S, 5000, 0)))
-    live.take(page(cpu_page(12 * S, 100, 0)))
+    live.take(page(cpu_page(10 * S, 500_000, 0)))
+    live.take(page(cpu_page(12 * S, 400_000, 0)))
+    assert live.nodes()[0].cpu is None
+    live.take(page(cpu_page(14 * S, 400_100, 0)))
+    assert live.nodes()[0].cpu == pytest.approx(0.5)
+
+
+def test_a_clock_that_is_put_back() -> None:
+    """What was seen before that is of no use, and does not hide what comes."""
+    live = Live()
+    for moment in range(3600, 3620, 2):
+        live.take(page(cpu_page(moment * S, 100 * moment, 0)))
+    for moment, used in ((10, 5000), (12, 5100)):
+        live.take(page(cpu_page(moment * S, used, 0)))
     assert live.nodes()[0].cpu == pytest.approx(0.5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -228,6 +229,17 @@ def test_tls(tmp_path: Path, certificates: tuple[Path, Path, Path]) -> None:
             assert sender.send(make_batch(50)).status == 200
             assert sender.get("/sets").status == 200
     assert stored(hub.home) == {("n1", sequence): 1 for sequence in (*range(20), 50)}
+
+
+def test_a_crowd_that_says_nothing(tmp_path: Path, certificates: tuple[Path, Path, Path]) -> None:
+    """Connections that never begin to speak TLS keep nobody out."""
+    ca, certificate, private_key = certificates
+    config = f'certificate = "{certificate}"\nprivate_key = "{private_key}"\nconnections = 3'
+    with running_hub(tmp_path, config) as hub, contextlib.ExitStack() as crowd:
+        for _ in range(10):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE))
+        with Sender(hub.port, ssl.create_default_context(cafile=str(ca))) as sender:
+            assert sender.send(make_batch(1)).status == 200
 
 
 def test_certificates_that_are_none(tmp_path: Path) -> None:

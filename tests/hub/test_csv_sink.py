@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from joblens.errors import ConfigError
+from joblens.hub.checked import Checker
 from joblens.hub.sink import Place
 from joblens.hub.sinks import csv_tree
 from joblens.hub.sinks.csv_tree import OPTIONS, CsvSink, open_sink
@@ -409,6 +410,28 @@ def test_only_some_sets(tree: Tree) -> None:
     sink.recover(0)
     sink.take(fleet_segment(tree.folder / "journal", 1, nodes=1, jobs=[ALICE]))
     assert set(tree.files()) == {"alice/17/n0/load.csv"}
+
+
+def test_one_sink_in_a_tree(tmp_path: Path) -> None:
+    """Another one, of this hub or of another, says so and waits: each would undo what the other does."""
+    options = {**OPTIONS, "root": str(tmp_path / "tree")}
+    for name in ("one", "other"):
+        (tmp_path / "sinks" / name).mkdir(parents=True)
+    open_sink(Place("one", tmp_path, "h"), options).recover(0)
+    with pytest.raises(ConfigError, match="another hub or sink writes to this tree"):
+        open_sink(Place("other", tmp_path, "h"), options).recover(0)
+
+
+def test_rows_of_other_nodes(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nodes prove who they are, what names another node is left out, and told."""
+    samples = node_samples("n2", seconds(0, 2), [ALICE])
+    own = encode("n1", 2, node_samples("n1", seconds(0, 2), [ALICE]), [ALICE])
+    segment = write_segment(tree.folder, 1, [encode("n1", 1, samples, [ALICE]), own])
+    monkeypatch.setattr(Checker, "own_rows_only", True)
+    taken = tree.sink.take(segment)
+    assert tree.names() == {"alice/17/n1"}
+    assert len(tree.rows("alice", "17", "n1", "load.csv")) == 2
+    assert taken.problems == ("job: node n1 sends rows of another; a batch is left out",)
 
 
 def test_a_root_is_needed(tmp_path: Path) -> None:

@@ -317,6 +317,14 @@ def test_wrong_clocks(hub: Hub, sender: Sender) -> None:
     ]
 
 
+def test_a_clock_that_was_ahead(hub: Hub, sender: Sender) -> None:
+    """Before it was set right: what such a batch says does not stay the newest for a year."""
+    now = time.time()
+    sender.send(make_batch(1, sent=now + 3e7, agent="first"), X_Joblens_Sent=str(now))
+    sender.send(make_batch(2, sent=now, agent="second"), X_Joblens_Sent=str(now))
+    assert [node["agent"] for node in hub.sets()["nodes"]] == ["second"]
+
+
 def test_sets(hub: Hub, sender: Sender) -> None:
     """Every set with how large, how old and how it is; what waited in a spool is as old as it is."""
     now = time.time()

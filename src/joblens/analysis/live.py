@@ -69,8 +69,13 @@ class _Node:
 
     def add(self, name: str, look: _Look) -> None:
         looks = [it for it in self.looks.get(name, []) if it.time_ns != look.time_ns]
-        looks = sorted([*looks, look], key=lambda it: it.time_ns)
-        self.looks[name] = looks[-_REMEMBERED:]
+        self.looks[name] = sorted([*looks, look], key=lambda it: it.time_ns)
+
+    def forget_after(self, newest: dict[str, int]) -> None:
+        """Looks that are newer than the newest are of before the node's clock was put back."""
+        for name, time_ns in newest.items():
+            kept = [it for it in self.looks[name] if it.time_ns <= time_ns]
+            self.looks[name] = kept[-_REMEMBERED:]
 
     def latest(self, name: str) -> _Look | None:
         looks = self.looks.get(name)
@@ -85,8 +90,11 @@ class _Node:
         for before in reversed(looks[:-1]):
             if looks[-1].time_ns - before.time_ns >= _SHORTEST * _NS:
                 pair = before, looks[-1]
+                first, last = (it.rows.get(key, {}).get(column) for it in pair)
+                if first is not None and last is not None and last < first:
+                    return None  # it has begun anew: all that it shows need not be of this moment
                 times = [it.time_ns / _NS - before.time_ns / _NS for it in pair]
-                return rates(times, [it.rows.get(key, {}).get(column) for it in pair], _LONGEST)[0]
+                return rates(times, [first, last], _LONGEST)[0]
         return None
 
 
@@ -106,8 +114,12 @@ class Live:
             kept = {str(item["set"]) for item in found["sets"]}
             if kept:  # a set that is not told any more is not known any more
                 node.looks = {name: looks for name, looks in node.looks.items() if name in kept}
+            newest: dict[str, int] = {}
             for item in found["sets"]:
-                node.add(str(item["set"]), _look(item))
+                look = _look(item)
+                newest[str(item["set"])] = max(newest.get(str(item["set"]), 0), look.time_ns)
+                node.add(str(item["set"]), look)
+            node.forget_after(newest)
         self._nodes = there
 
     @property
@@ -183,7 +195,9 @@ def _node_now(cluster: str, name: str, node: _Node) -> NodeNow:
 def _busy(node: _Node) -> float | None:
     look = node.latest("cpu")
     columns = look.rows.get(("total",), {}) if look else {}
-    return _add(node.rate("cpu", ("total",), column) for column in columns)
+    known = [column for column, value in columns.items() if value is not None]
+    parts = [node.rate("cpu", ("total",), column) for column in known]
+    return None if None in parts else _add(parts)  # the sum of some would be too little
 
 
 def _sum_of(node: _Node, name: str, column: str, counts: Callable[[str], bool]) -> float | None:

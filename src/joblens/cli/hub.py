@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from joblens.errors import UsageError
-from joblens.hub.settings import HubSettings, load_hub_settings
+from joblens.hub.settings import HubSettings, is_loopback, load_hub_settings
 
 EXAMPLE = """example:
   joblens hub --listen 127.0.0.1:9478
@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     from joblens.hub.server import run_hub
 
     home = find_hub_home(settings)
+    if not settings.token_file and not is_loopback(settings.listen):
+        _log(f"pages at {settings.listen} can be read by everybody who reaches it; set hub.token_file")
     secure = "https" if settings.certificate else "http"
     host = settings.listen.rpartition(":")[0]
     run_hub(settings, home, _log, lambda port: _log(f"takes batches at {secure}://{host}:{port}"))

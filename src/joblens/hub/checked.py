@@ -48,8 +48,12 @@ Taken = TypeVar("Taken")
 class Checker:
     """Remembers what it has looked at: descriptions are the same objects from batch to batch."""
 
+    # Set where nodes prove who they are: then rows of a node are taken from that node only.
+    own_rows_only = False
+
     def __init__(self) -> None:
-        self._checked: dict[tuple[int, int], tuple[Schema, tuple[Key, ...]]] = {}
+        # With the nodes that the rows themselves name.
+        self._checked: dict[tuple[int, int], tuple[Schema, tuple[Key, ...], frozenset[str]]] = {}
 
     def batches(self, segment: Segment, problems: list[str]) -> Iterator[Received]:
         """In their order. Damage ends a segment: what comes behind cannot be found. Told in `problems`."""
@@ -79,7 +83,7 @@ class Checker:
         header, columns = decode_columns(record.batch)
         cluster, node = _whose(header)
         for entry in columns:
-            self._check(entry)
+            self._check(entry, node)
             if int(entry.times.min()) < 0 or int(entry.times.max()) >= LATEST_NS:
                 raise MalformedError(entry.schema.set, "it has no time of ours")
         return Received(record.received_ns, cluster, node, _jobs(header.get("jobs")), columns)
@@ -89,18 +93,21 @@ class Checker:
         cluster, node = _whose(header)
         filled = [entry for entry in entries if entry.keys]
         for entry in filled:
-            self._check(entry)
+            self._check(entry, node)
         return Unread(cluster, node, filled)
 
-    def _check(self, entry: Columns | Packed) -> None:
+    def _check(self, entry: Columns | Packed, node: str) -> None:
         schema, keys = entry.schema, entry.keys
         name = id(schema), id(keys)
-        if name not in self._checked:
+        found = self._checked.get(name)
+        if found is None:
             check([Sample(0, Rows(schema, keys, []))])
             _check_names(schema)
             if len(self._checked) >= _MOST_CHECKED:
                 self._checked.clear()
-            self._checked[name] = schema, keys
+            found = self._checked[name] = schema, keys, _nodes(schema, keys)
+        if self.own_rows_only and not found[2] <= {node}:
+            raise MalformedError(schema.set, f"node {node} sends rows of another")
 
 
 def _whose(header: dict[str, Any]) -> tuple[str, str]:
@@ -116,6 +123,13 @@ def _check_names(schema: Schema) -> None:
     others = {name.lower() for name in schema.labels} - set(schema.labels)
     if WHOSE & (columns | others) or len(schema.columns) + len(schema.labels) > _MOST_COLUMNS:
         raise MalformedError(schema.set, "its columns are too many, or named as what says whose a row is")
+
+
+def _nodes(schema: Schema, keys: tuple[Key, ...]) -> frozenset[str]:
+    if "node" not in schema.labels:
+        return frozenset()
+    place = schema.labels.index("node")
+    return frozenset(str(key[place]) for key in keys) - {""}
 
 
 def _jobs(found: Any) -> tuple[Job, ...]:

@@ -34,6 +34,7 @@ class Node:
             self.offset = offset
         # Of a batch that waited in the node's spool what it tells is as old as it is.
         made = received if header.made is None or offset is None else header.made + offset
+        made = min(made, received)  # its clock was ahead then, and is not any more
         if made >= self.made:
             self.period = header.period or min(made - self.made, 60.0 if self.made else 0.0)
             self.header, self.made = header, made

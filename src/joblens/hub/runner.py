@@ -51,14 +51,16 @@ SCHEMAS = (STATE,)
 def make_runner(settings: HubSettings, home: Path, log: Log) -> Runner:
     """Not started yet. Raises ConfigError for settings that no sink understands."""
     checked = {name: check_options(name, table) for name, table in (settings.sinks or DEFAULT).items()}
-    return Runner(home, checked, log)
+    proved = bool(settings.key_file or settings.munge)
+    return Runner(home, checked, log, own_rows_only=proved and not settings.other_nodes)
 
 
 class Child:
     """One sink's process, and when it may be started again."""
 
-    def __init__(self, place: Place, kind: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, place: Place, kind: str, options: Mapping[str, Any], own_rows_only: bool) -> None:
         self.place, self.kind, self.options = place, kind, options
+        self.own_rows_only = own_rows_only
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self.since = 0.0
@@ -80,6 +82,7 @@ class Child:
             "hub": self.place.hub,
             "type": self.kind,
             "options": self.options,
+            "own_rows_only": self.own_rows_only,
         }
         self.since = now
         self.starts += 1
@@ -131,12 +134,19 @@ class Child:
 
 
 class Runner:
-    def __init__(self, home: Path, sinks: Mapping[str, tuple[str, dict[str, Any]]], log: Log) -> None:
+    def __init__(
+        self,
+        home: Path,
+        sinks: Mapping[str, tuple[str, dict[str, Any]]],
+        log: Log,
+        own_rows_only: bool = False,
+    ) -> None:
         hub = load_identity(home)
         self.names = tuple(sinks)
         self.log = log
         self._children = [
-            Child(Place(name, home, hub), kind, options) for name, (kind, options) in sinks.items()
+            Child(Place(name, home, hub), kind, options, own_rows_only)
+            for name, (kind, options) in sinks.items()
         ]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sinks", daemon=True)

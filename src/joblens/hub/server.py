@@ -55,7 +55,7 @@ class Hub:
         self.notes = Notes(log)
         self.connections: set[Connection] = set()
         self.shared = memoryview(bytearray(_READ))
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greeting: dict[asyncio.Task[None], None] = {}  # in their order
         self._sinks: Runner | None = None
         self._intake: Intake | None = None
 
@@ -114,7 +114,7 @@ class Hub:
 
     async def _end(self) -> None:
         """Who has sent a batch gets its answer; then what is written is sealed."""
-        for task in self._greeting:
+        for task in list(self._greeting):
             task.cancel()
         if self._intake is not None:
             await asyncio.to_thread(self._intake.stop)
@@ -152,13 +152,17 @@ class Hub:
                 )
                 continue
             task = asyncio.get_running_loop().create_task(self._greet(channel, str(address[0])))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+            self._greeting[task] = None
+            task.add_done_callback(lambda done: self._greeting.pop(done, None))
 
     def _make_room(self) -> bool:
         """Of those who have proved nothing the one that is silent for the longest time goes."""
         strangers = [connection for connection in self.connections if not connection.proved]
         if not strangers:
+            for task in self._greeting:  # the one that has not begun to speak TLS for the longest time
+                del self._greeting[task]
+                task.cancel()
+                return True
             return False
         silent = min(strangers, key=lambda it: it.active)
         self.connections.discard(silent)  # its end comes with the loop's next turn

@@ -23,6 +23,7 @@ class HubSettings(NamedTuple):
     munge_uids: tuple[int, ...] = (0,)  # users whose credentials count
     munge_any_host: bool = False  # also where a credential was made on a host of another name than the node's
     munge_socket: str = ""
+    other_nodes: bool = False  # rows may name other nodes than the one that sends them, though that is proved
     certificate: str = ""  # with private_key: TLS
     private_key: str = ""
     token_file: str = ""  # if set, readers of the pages must send it

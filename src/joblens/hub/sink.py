@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from joblens.errors import ConfigError, MalformedError, sentence
 from joblens.files import UNFINISHED, unfinished_name, write_whole
+from joblens.hub.checked import Checker
 from joblens.hub.segments import Segment, list_sealed
 
 # Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
@@ -258,6 +259,7 @@ def main() -> int:
     lock = place.cursor.with_suffix(".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)  # the one before may still be at its end
     _clear(place)
+    Checker.own_rows_only = bool(told.get("own_rows_only"))
     sink: Sink = import_module(KINDS[told["type"]]).open_sink(place, told["options"])
     work = Work(place, told["type"], sink, _log)
     while True:

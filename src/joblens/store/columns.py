@@ -15,6 +15,7 @@ TIME = "time"
 _WORD = 1 << 63
 _DECIMAL_DIGITS = 18  # as many as fit into 64 bits
 _SCALES = {10**digits: digits for digits in range(1, 10)}
+_MOST = 10**18  # of a factor or a divisor: whatever reads it can compute with it
 LATEST_NS = 9 * 10**18  # in 2255; DuckDB's last nanosecond is in 2262
 
 
@@ -39,8 +40,8 @@ def _check_schema(schema: Schema) -> None:
     names = [name.lower() for name in (TIME, *schema.labels, *map(stored_name, schema.columns))]
     if len(set(names)) < len(names) or not all(map(_is_word, names)) or not schema.columns:
         raise MalformedError(schema.set, "its columns are not named, or two of them alike")
-    if any(column.divisor < 1 for column in schema.columns):
-        raise MalformedError(schema.set, "a column is divided by nothing")
+    if any(not 1 <= column.divisor <= _MOST or abs(column.factor) > _MOST for column in schema.columns):
+        raise MalformedError(schema.set, "a column has a factor or a divisor that no unit has")
 
 
 def stored_name(column: Column) -> str:

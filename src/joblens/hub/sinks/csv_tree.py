@@ -9,6 +9,7 @@ step by step from the root, and links are not followed.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pwd
 import stat
@@ -40,7 +41,7 @@ _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 def open_sink(place: Place, options: Mapping[str, Any]) -> CsvSink:
     if not options["root"]:
         raise ConfigError(f"hub.sinks.{place.name}.root is needed: the folder for the files")
-    return CsvSink(Path(options["root"]), place.folder / "undo", frozenset(options["sets"]))
+    return CsvSink(Path(options["root"]), place.folder / "undo", frozenset(options["sets"]), alone=True)
 
 
 class Target(NamedTuple):
@@ -68,10 +69,14 @@ class _Lines:
 
 
 class CsvSink:
-    def __init__(self, root: Path, undo: Path, sets: frozenset[str] = frozenset()) -> None:
-        self.root, self.sets = root, sets
+    def __init__(
+        self, root: Path, undo: Path, sets: frozenset[str] = frozenset(), alone: bool = False
+    ) -> None:
+        """`alone`: no other may write to the tree for as long as this process lives."""
+        self.root, self.sets, self.alone = root, sets, alone
         self._undo = Undo(undo)
         self._checker = Checker()
+        self._lock: int | None = None
         self._buffer: dict[tuple[Target, str], _Lines] = {}
         self._size = 0
         self._owners: dict[tuple[str, int], tuple[str, tuple[int, int] | None]] = {}
@@ -81,6 +86,8 @@ class CsvSink:
         if not self.root.is_dir():
             self.root.mkdir(parents=True)
             self.root.chmod(0o711)  # so that users get to their own folders, and see no others
+        if self.alone and self._lock is None:
+            self._lock = _lock(self.root)
         for parts, length in self._undo.load(done):
             self._cut(parts, length)
         self._sync()
@@ -208,6 +215,21 @@ class CsvSink:
             os.close(folder)
 
 
+def _lock(root: Path) -> int:
+    """Two sinks in one tree would each cut off what the other has written."""
+    file = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise ConfigError("another hub or sink writes to this tree: give each its own", str(root)) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            os.close(file)
+            raise
+    return file
+
+
 class _RefusedError(Exception):
     """A user has done something to their folders, so that their rows cannot be stored."""
 
@@ -228,6 +250,9 @@ def _open_folder(parent: int, name: str, owner: tuple[int, int] | None, make: bo
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
             folder = os.open(name, flags, dir_fd=parent)
+            if os.fstat(folder).st_uid != os.geteuid():  # it is another one already
+                os.close(folder)
+                raise OSError(errno.ELOOP, "it is not the folder that was just made")
             os.fchmod(folder, 0o700)
             if owner:
                 os.fchown(folder, *owner)

@@ -1,0 +1,74 @@
+"""One odd batch from a node: every sink goes on, and what is sound beside it is stored.
+
+A batch that a sink could not get past would be tried again for all time, and hold back all nodes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from joblens.hub.sink import Sink
+from joblens.hub.sinks.csv_tree import CsvSink
+from joblens.hub.sinks.lake import LakeSink
+from joblens.hub.sinks.remote_write import RemoteWriteSink, Server
+from joblens.model import ABSENT, GAUGE, Column, Key, Rows, Sample, Schema
+from joblens.store.home import find_home, make_home
+
+from .made import START, Running, encode, node_samples, seconds, write_segment
+from .test_remote_write import FakeServer, running
+
+ALICE = Running("17", "alice", 1000)
+_HUGE = 10**400
+_WORD = 1 << 63
+_LONG = "x" * 5000
+
+
+def one(set_name: str, labels: tuple[str, ...], key: Key, column: Column, value: int = 1) -> Sample:
+    return Sample(START, Rows(Schema(set_name, labels, (column,)), (key,), [value]))
+
+
+PLAIN = Column("a", GAUGE, "")
+ODD = {
+    **{
+        f"units {len(str(factor))} {len(str(divisor))}": [
+            one(f"x{number}", (), (), Column("a", GAUGE, "", factor, divisor), value)
+            for number, value in enumerate((0, 5, -5, _WORD - 1, 1 - _WORD, ABSENT))
+        ]
+        for factor in (0, -7, 10**18, _WORD, _HUGE)
+        for divisor in (1, 3, 10**9, 10**19, _HUGE)
+    },
+    "path": [one("../../x", (), (), PLAIN)],
+    "long": [one(_LONG, (_LONG,), (_LONG,), Column(_LONG, GAUGE, ""))],
+    "no name": [one("", (), (), PLAIN)],
+    "lines": [one("a\nb\0", ("l",), ("a\nb\0",), PLAIN)],
+    "no text": [one("a\ud800", ("l\ud800",), ("a\ud800",), Column("a\ud800", GAUGE, ""))],
+    "quotes": [one("d\"';--", ('k"',), ("a",), Column("a\"'", GAUGE, ""))],
+    "numbers as names": [one("job", ("cluster", "jobid", "node"), (1, 2, 3), PLAIN)],
+    "long names": [one("job", ("cluster", "jobid", "node"), (_LONG, _LONG, _LONG), PLAIN)],
+    "in 1970": [one("d", (), (), PLAIN)._replace(time_ns=0)],
+    "kind": [one("d", (), (), Column("a", "weird", ""))],
+}
+
+
+@pytest.mark.parametrize("samples", ODD.values(), ids=ODD.keys())
+def test_no_sink_is_held_up(samples: list[Sample], tmp_path: Path) -> None:
+    sound = encode("n2", 1, node_samples("n2", seconds(0, 2), [ALICE]), [ALICE])
+    odd = [encode("n1", number, [sample], [ALICE]) for number, sample in enumerate(samples)]
+    segment = write_segment(tmp_path / "journal", 1, [*odd, sound])
+    fake = FakeServer()
+    with running(fake):
+        server = Server(fake.url, timeout=10.0)
+        sinks: list[Sink] = [
+            CsvSink(tmp_path / "tree", tmp_path / "undo"),
+            LakeSink("h1", make_home(find_home(tmp_path / "home"))),
+            RemoteWriteSink(server, tmp_path / "sent"),
+        ]
+        for sink in sinks:
+            sink.recover(0)
+            sink.take(segment)
+        server.close()
+    assert (tmp_path / "tree" / "alice" / "17" / "n2" / "load.csv").read_text().count("\n") == 3
+    assert list((tmp_path / "home" / "lake" / "set=load").rglob("*.parquet"))
+    assert any(("node", "n2") in labels for labels in fake.found())
