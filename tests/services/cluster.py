@@ -14,9 +14,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -306,6 +307,22 @@ class Cluster:
         self.hub.kill()
         self.hub.wait()
         self.hub = None
+
+    def kill_hub_at_write(self) -> None:
+        """A record is in the journal, and its sender has hardly been told: it will send it again."""
+        sizes = self._journal_sizes()
+        end = time.monotonic() + PATIENCE
+        while not any(size > sizes.get(name, 0) for name, size in self._journal_sizes().items()):
+            assert time.monotonic() < end, "nothing comes"
+        self.kill_hub()
+
+    def _journal_sizes(self) -> dict[str, int]:
+        found = {}
+        with os.scandir(self.disk / "hub" / "journal") as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found[entry.name.partition(".")[0]] = entry.stat().st_size
+        return found
 
     def stop_hub(self) -> None:
         assert self.hub is not None

@@ -43,13 +43,16 @@ def cluster(make_cluster: MakeCluster) -> Cluster:
 
 
 def test_hub_killed_ten_times(cluster: Cluster) -> None:
-    """kill -9 at any moment, with data under way."""
+    """kill -9 at any moment, and just when something was written that nobody knows of yet."""
     chance = random.Random(5)
     cluster.start()
     caught = 0
-    for _ in range(10):
-        time.sleep(chance.uniform(0.2, 1.5))
-        cluster.kill_hub()
+    for turn in range(10):
+        if turn % 3:
+            cluster.kill_hub_at_write()
+        else:
+            time.sleep(chance.uniform(0.2, 1.5))
+            cluster.kill_hub()
         caught += bool(cluster.in_journal())
         cluster.start_hub()
     assert caught > 2, "the hub had nothing to lose"
