@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from joblens.agent.batch import Batch
 from joblens.errors import ConfigError, MalformedError
 from joblens.hub import from_kafka, kafka_schema
+from joblens.hub.checked import Checker
 from joblens.hub.decode import Columns, decode_columns
 from joblens.hub.kafka_client import Notes, load_kafka
 from joblens.hub.kafka_schema import AVRO, Row, avro_frame, avro_rows, json_rows
@@ -182,6 +183,16 @@ def test_garbage_in_the_journal(data: bytes, kind: str) -> None:
     found = form(format=kind).messages(Record(1, b"JLB1" + data))
     assert found.messages == []
     assert found.taken.dropped == 1
+
+
+def test_rows_of_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nodes prove who they are, no message has the key of a node that did not send it."""
+    schema = Schema("job", ("jobid", "node"), (Column("x", GAUGE, ""),))
+    record = make_record(schema, (("1", "c1"), ("2", "c2")), [1, 2])
+    assert [message.key for message in form().messages(record).messages] == ["c1", "c2"]
+    monkeypatch.setattr(Checker, "own_rows_only", True)
+    found = form().messages(record)
+    assert (found.messages, found.taken.dropped) == ([], 2)
 
 
 def test_batches_as_they_came() -> None:

@@ -17,6 +17,7 @@ from joblens.model import ABSENT, GAUGE, Column, Key, Rows, Sample, Schema
 from joblens.store.home import find_home, make_home
 
 from .made import START, Running, encode, node_samples, seconds, write_segment
+from .test_kafka import form
 from .test_remote_write import FakeServer, running
 
 ALICE = Running("17", "alice", 1000)
@@ -37,7 +38,7 @@ ODD = {
             for number, value in enumerate((0, 5, -5, _WORD - 1, 1 - _WORD, ABSENT))
         ]
         for factor in (0, -7, 10**18, _WORD, _HUGE)
-        for divisor in (1, 3, 10**9, 10**19, _HUGE)
+        for divisor in (0, 1, 3, 10**9, 10**19, _HUGE)
     },
     "path": [one("../../x", (), (), PLAIN)],
     "long": [one(_LONG, (_LONG,), (_LONG,), Column(_LONG, GAUGE, ""))],
@@ -69,6 +70,10 @@ def test_no_sink_is_held_up(samples: list[Sample], tmp_path: Path) -> None:
             sink.recover(0)
             sink.take(segment)
         server.close()
+    for kind in ("json", "avro"):
+        made = [form(format=kind).messages(record) for record in segment.records()]
+        assert [message.key for message in made[-1].messages] == ["n2"] * made[-1].taken.rows
+        assert made[-1].taken.rows > 0
     assert (tmp_path / "tree" / "alice" / "17" / "n2" / "load.csv").read_text().count("\n") == 3
     assert list((tmp_path / "home" / "lake" / "set=load").rglob("*.parquet"))
     assert any(("node", "n2") in labels for labels in fake.found())

@@ -83,7 +83,7 @@ class Checker:
         header, columns = decode_columns(record.batch)
         cluster, node = _whose(header)
         for entry in columns:
-            self._check(entry, node)
+            self.check(entry, node)
             if int(entry.times.min()) < 0 or int(entry.times.max()) >= LATEST_NS:
                 raise MalformedError(entry.schema.set, "it has no time of ours")
         return Received(record.received_ns, cluster, node, _jobs(header.get("jobs")), columns)
@@ -93,10 +93,11 @@ class Checker:
         cluster, node = _whose(header)
         filled = [entry for entry in entries if entry.keys]
         for entry in filled:
-            self._check(entry, node)
+            self.check(entry, node)
         return Unread(cluster, node, filled)
 
-    def _check(self, entry: Columns | Packed, node: str) -> None:
+    def check(self, entry: Columns | Packed, node: str) -> None:
+        """Raises MalformedError if it cannot be stored, or is not that node's."""
         schema, keys = entry.schema, entry.keys
         name = id(schema), id(keys)
         found = self._checked.get(name)

@@ -82,6 +82,11 @@ class Taken(NamedTuple):
         )
 
 
+def left_out(problems: list[str]) -> Taken:
+    """Batches that could not be read. How many rows were in them is not known: each counts as one."""
+    return Taken(dropped=len(problems), problems=tuple(problems))
+
+
 class Sink(Protocol):
     def recover(self, done: int) -> None:
         """Comes first, and after every failure: all up to segment `done` is stored, no later one is."""

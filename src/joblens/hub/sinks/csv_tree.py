@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from joblens.errors import ConfigError
 from joblens.hub.checked import Checker, Job
 from joblens.hub.segments import Segment
-from joblens.hub.sink import Place, Taken
+from joblens.hub.sink import Place, Taken, left_out
 from joblens.hub.sinks.csv_text import Text, lines_of
 from joblens.hub.sinks.undo import Parts, Undo, write_all
 from joblens.store.home import safe_name
@@ -103,7 +103,7 @@ class CsvSink:
                 self._add(text)
             if self._size >= _BUFFER_BYTES:
                 taken = taken.plus(self._write())
-        taken = taken.plus(self._write()).plus(Taken(problems=tuple(problems)))
+        taken = taken.plus(self._write()).plus(left_out(problems))
         self._sync()
         return taken
 

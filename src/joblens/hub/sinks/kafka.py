@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.errors import ConfigError, MalformedError, ServerError, sentence
 from joblens.hub import kafka_client
+from joblens.hub.checked import Checker
 from joblens.hub.decode import decode_columns, read_header
 from joblens.hub.header import check_header
 from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
 from joblens.hub.kafka_schema import Encode, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import LARGEST_BATCH, Record, Segment
-from joblens.hub.sink import Place, Taken
+from joblens.hub.sink import Place, Taken, left_out
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -94,7 +95,8 @@ class KafkaSink:
 
     def _send(self, segment: Segment, skip: int) -> Taken:
         taken, size, count = Taken(), 0, 0
-        for count, record in enumerate(_records(segment), 1):
+        problems: list[str] = []
+        for count, record in enumerate(_records(segment, problems), 1):
             if count <= skip:
                 continue
             if not size:
@@ -107,7 +109,7 @@ class KafkaSink:
                 size = 0
         if size:
             self._commit(Done(segment.number, count))
-        return taken
+        return taken.plus(left_out(problems))
 
     def _produce(self, messages: Iterable[Message], received_ns: int) -> int:
         """Stamped with the hub's time: a node's clock can be wrong, and Kafka deletes by this."""
@@ -152,6 +154,7 @@ class Form:
 
     def __init__(self, kafka: Kafka, options: Mapping[str, Any]) -> None:
         self._kafka, self._one = kafka, bool(options["one_topic"])
+        self._checker = Checker()
         self._format = options["format"]
         if self._format not in (JSON, AVRO, BATCH):
             raise ConfigError(f"the format for Kafka is {self._format!r:.60}, it can be json, avro or batch")
@@ -181,6 +184,7 @@ class Form:
         for part in parts:
             topic, width = self._topic(part.schema.set), len(part.schema.columns)
             try:
+                self._checker.check(part, batch.node)
                 rows = list(self._encode(part, batch.cluster, batch.node))
             except MalformedError as error:
                 taken = taken.plus(_dropped(len(part.times) * len(part.keys), sentence(error)))
@@ -203,12 +207,12 @@ class Form:
         return self._kafka.topic(set_name if fits else "other")
 
 
-def _records(segment: Segment) -> Iterator[Record]:
+def _records(segment: Segment, problems: list[str]) -> Iterator[Record]:
     """Up to where the disk has changed them; the rest nobody can read any more."""
     try:
         yield from segment.records()
-    except MalformedError:
-        return
+    except MalformedError as error:
+        problems.append(f"{segment.path.name}: {error}; the rest of it is lost")
 
 
 def _dropped(rows: int, why: str) -> Taken:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from joblens.hub.checked import Checker
 from joblens.hub.decode import Packed, decode_together
 from joblens.hub.segments import Segment
-from joblens.hub.sink import Place, Taken
+from joblens.hub.sink import Place, Taken, left_out
 from joblens.model import Key, Schema
 from joblens.store.columns import LATEST_NS, TIME, Table, identifier, in_base_units, storable, stored_name
 from joblens.store.compact import compact_small
@@ -110,7 +110,7 @@ class LakeSink:
         for number, chunk in enumerate(self._chunks(segment, problems)):
             for set_name, kinds in sorted(chunk.sets.items()):
                 taken = taken.plus(self._save(segment.number, number, set_name, kinds))
-        return taken.plus(Taken(problems=tuple(problems)))
+        return taken.plus(left_out(problems))
 
     def rest(self) -> None:
         now = time.monotonic()

@@ -20,7 +20,7 @@ from joblens.errors import ConfigError, ServerError, sentence
 from joblens.hub.checked import Checker, Received
 from joblens.hub.decode import Columns
 from joblens.hub.segments import Segment
-from joblens.hub.sink import Place, Taken
+from joblens.hub.sink import Place, Taken, left_out
 from joblens.hub.sinks.snappy import compress
 from joblens.hub.sinks.write_request import Name, Namer, encode, make_series
 
@@ -137,7 +137,7 @@ class RemoteWriteSink:
             if number > before:
                 taken = taken.plus(self._send(request))
                 self._sent.save(segment.number, number, taken)
-        return taken.plus(Taken(problems=tuple(problems)))
+        return taken.plus(left_out(problems))
 
     def rest(self) -> None:
         """Nothing else to do."""
