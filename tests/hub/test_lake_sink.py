@@ -91,6 +91,16 @@ def test_jobs_are_kept_apart(sink: LakeSink, tmp_path: Path) -> None:
         assert found == sorted([(it.cluster, it.job, "n1") for it in JOBS] * 3, key=repr)
 
 
+def test_rows_of_no_job_are_on_the_node_that_tells_of_them(sink: LakeSink, tmp_path: Path) -> None:
+    """A process of no job says neither cluster nor node, and two nodes can have the same number for one."""
+    process = Schema("process", ("cluster", "jobid", "node", "pid"), (Column("threads", GAUGE, ""),))
+    table = Rows(process, (("", "", "", 1), ("other", "17", "n9", 2)), [1, 1])
+    batches = [encode(node, 1, [Sample(START, table)]) for node in ("n1", "n2")]
+    sink.take(write_segment(tmp_path, 1, batches))
+    found = rows(sink.lake, "process", "cluster", "jobid", "node", "pid")
+    assert found == [("lab", "", "n1", 1), ("lab", "", "n2", 1), *[("other", "17", "n9", 2)] * 2]
+
+
 def test_taken_again_is_the_same(sink: LakeSink, tmp_path: Path) -> None:
     """A segment that is taken again, by another process too, replaces its own files."""
     segment = fleet_segment(tmp_path, 1)
