@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-PATIENCE = 30.0  # seconds after which a thing that did not happen will not happen
+PATIENCE = 120.0  # seconds after which a thing that did not happen will not happen
 # A machine without one of the collectors' sources says so once, which is as it should be.
 ALWAYS_SAID = re.compile(r"joblens agent: (metrics at http://\S+|\w+: not on this machine: .*)")
 Found = TypeVar("Found")

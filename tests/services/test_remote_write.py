@@ -146,7 +146,9 @@ def of_lake(lake: Lake, skip: frozenset[str]) -> Series:
         wanted = (
             {"time": "TIMESTAMP_NS"} | dict.fromkeys(labels, "VARCHAR") | dict.fromkeys(numbers, "DOUBLE")
         )
-        rows = lake.query(files, wanted, f"SELECT epoch_ns(time) // 1000000, {query} FROM {{lake}} ORDER BY time")
+        rows = lake.query(
+            files, wanted, f"SELECT epoch_ns(time) // 1000000, {query} FROM {{lake}} ORDER BY time"
+        )
         for at, *cells in rows:
             whose = tuple((name, text) for name, text in zip(labels, cells) if text)
             for name, value in zip(numbers, cells[len(labels) :]):
