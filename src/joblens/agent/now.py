@@ -20,7 +20,8 @@ WANTED: Dict[str, Sequence[str]] = {
     "network": ("received_bytes", "sent_bytes"),
     "gpu": ("up", "busy_ratio", "memory_used_bytes", "memory_total_bytes"),
     "job": (
-        "cpu_seconds", "memory_bytes", "memory_limit_bytes", "read_bytes", "written_bytes", "processes", "cpus",
+        "cpu_seconds", "memory_bytes", "memory_limit_bytes", "read_bytes", "written_bytes", "processes",
+        "cpus",
     ),
     "job_info": ("",),
     "job_gpu": ("busy_ratio", "memory_used_bytes"),
