@@ -366,9 +366,8 @@ def test_after_an_internal_error(home: Home) -> None:
             raise duckdb.InternalException("a pointer was NULL")
         return len(files)
 
-    with pytest.raises(OutsideError, match="a pointer was NULL"):
-        lake.attempt(lake.files("job"), ask, 0)
     assert lake.attempt(lake.files("job"), ask, 0) == 1
+    assert lake.problems == []
 
 
 MANIFESTS = {

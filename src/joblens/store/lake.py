@@ -166,11 +166,19 @@ class Lake:
             why = self._reason(error)
         failed = {path: found for path in files if (found := self._fails(path, alone or ask))}
         if not failed:
-            raise OutsideError(f"the samples in {files[0].parent} cannot be read or put together: {why}")
-        # What is not there any more has been removed since it was listed.
-        self.report(
-            *(f"{path} is damaged and left out: {why}" for path, why in failed.items() if path.exists())
-        )
+            # DuckDB may only have failed itself, or take for right at times what is nonsense.
+            try:
+                return ask(files)
+            except duckdb.Error as error:
+                why = self._reason(error)
+            if len(files) > 1:
+                raise OutsideError(f"the samples in {files[0].parent} cannot be read or put together: {why}")
+            failed = {files[0]: why}
+        for path, found in failed.items():
+            told = f"{path} is damaged and left out: "
+            # What is not there any more has been removed since it was listed.
+            if path.exists() and not any(problem.startswith(told) for problem in self.problems):
+                self.report(told + found)
         return self.attempt([path for path in files if path not in failed], ask, otherwise, alone)
 
     def _fails(self, path: Path, alone: Callable[[list[Path]], Any]) -> str:
