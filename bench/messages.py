@@ -8,7 +8,8 @@ import struct
 import time
 import zlib
 
-from joblens.agent.batch import MAGIC, Batch
+from joblens.agent.batch import Batch
+from joblens.agent.frame import MAGIC
 from joblens.model import COUNTER, NO_KEY, Column, Rows, Sample, Schema
 
 SETS, VALUES = 6, 60

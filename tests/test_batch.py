@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import MAGIC, Batch, decode
+from joblens.agent.batch import Batch, decode
+from joblens.agent.frame import MAGIC
 from joblens.errors import MalformedError
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 

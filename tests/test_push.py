@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from joblens.agent import secrets, sender
 from joblens.agent.client import Answer
+from joblens.agent.frame import read_header
 from joblens.agent.push import Pusher, default_spool
 from joblens.agent.sampler import Sampler
-from joblens.agent.spool import read_header
 from joblens.config import PushSettings, Settings
 from joblens.errors import ConfigError
 from joblens.host import Host

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from joblens.agent.spool import read_header
+from joblens.agent.frame import read_header
 from services.running import Agent, free_port, running_agent, wait_for
 from small_hub import SmallHub, acknowledge, cut, hang, small_hub
 

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.agent.batch import Batch
+from joblens.agent.frame import check_whole, read_header
 from joblens.agent.gaps import Gap, Gaps
-from joblens.agent.spool import Spool, check_whole, read_header
+from joblens.agent.spool import Spool
 from joblens.errors import ConfigError, MalformedError
 from joblens.model import GAUGE, NO_KEY, Column, Rows, Sample, Schema
 

@@ -91,24 +91,24 @@ def load_settings(path: str, known: Known) -> Settings:
 
 def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     values = dict(found)
-    collectors = _table(values.pop("collectors", {}), path, "collectors")
-    attribution = _table(values.pop("attribution", {}), path, "attribution")
-    external = _table(values.pop("external", {}), path, "external")
-    push = _table(values.pop("push", {}), path, "push")
-    _table(values.pop("hub", {}), path, "hub")  # agent and hub can share a file; the hub reads its own part
+    collectors = as_table(values.pop("collectors", {}), path, "collectors")
+    attribution = as_table(values.pop("attribution", {}), path, "attribution")
+    external = as_table(values.pop("external", {}), path, "external")
+    push = as_table(values.pop("push", {}), path, "push")
+    as_table(values.pop("hub", {}), path, "hub")  # agent and hub can share a file; the hub reads its own part
     defaults = Settings()._asdict()
     tables = ("collectors", "attribution", "external", "push")
-    _check_names(values, [name for name in defaults if name not in tables], path)
-    _check_names(collectors, known, path, "collectors.")
+    check_names(values, [name for name in defaults if name not in tables], path)
+    check_names(collectors, known, path, "collectors.")
     settings = Settings(
-        **{name: _typed(value, defaults[name], path, name) for name, value in values.items()},
+        **{name: typed(value, defaults[name], path, name) for name, value in values.items()},
         collectors={
-            name: _collector(_table(table, path, "collectors." + name), path, name, known[name])
+            name: _collector(as_table(table, path, "collectors." + name), path, name, known[name])
             for name, table in collectors.items()
         },
         attribution=_attribution(attribution, path),
         external={
-            name: _external(_table(table, path, "external." + name), path, name)
+            name: _external(as_table(table, path, "external." + name), path, name)
             for name, table in external.items()
         },
         push=_push(push, path),
@@ -137,9 +137,9 @@ def split_url(text: str, path: str = "", name: str = "push.url") -> Url:
 
 def _push(table: Dict[str, Any], path: str) -> PushSettings:
     defaults = PushSettings()._asdict()
-    _check_names(table, defaults, path, "push.")
+    check_names(table, defaults, path, "push.")
     values = {
-        name: _typed(value, defaults[name], path, "push." + name)
+        name: typed(value, defaults[name], path, "push." + name)
         for name, value in table.items()
         if name != "sets"
     }
@@ -162,26 +162,26 @@ def _push(table: Dict[str, Any], path: str) -> PushSettings:
 def _names(value: Any, path: str, name: str) -> Tuple[str, ...]:
     if not isinstance(value, list):
         raise ConfigError(f'{name} is {value!r:.60}, where a list such as ["cpu", "job"] is needed', path)
-    return tuple(_typed(word, "", path, name) for word in value)
+    return tuple(typed(word, "", path, name) for word in value)
 
 
 def _attribution(table: Dict[str, Any], path: str) -> AttributionSettings:
     defaults = AttributionSettings()._asdict()
-    _check_names(table, defaults, path, "attribution.")
+    check_names(table, defaults, path, "attribution.")
     return AttributionSettings(
-        **{name: _typed(value, defaults[name], path, "attribution." + name) for name, value in table.items()}
+        **{name: typed(value, defaults[name], path, "attribution." + name) for name, value in table.items()}
     )
 
 
 def _collector(table: Dict[str, Any], path: str, name: str, options: Mapping[str, Any]) -> CollectorSettings:
     defaults = {"enabled": True, "interval": 0.0, **options}
     where = f"collectors.{name}."
-    _check_names(table, defaults, path, where)
-    typed = {key: _typed(value, defaults[key], path, where + key) for key, value in table.items()}
-    if typed.get("interval"):
-        _check_interval(where + "interval", typed["interval"], path)
-    chosen = tuple((key, typed[key]) for key in options if key in typed)
-    return CollectorSettings(typed.get("enabled", True), typed.get("interval", 0.0), chosen)
+    check_names(table, defaults, path, where)
+    values = {key: typed(value, defaults[key], path, where + key) for key, value in table.items()}
+    if values.get("interval"):
+        _check_interval(where + "interval", values["interval"], path)
+    chosen = tuple((key, values[key]) for key in options if key in values)
+    return CollectorSettings(values.get("enabled", True), values.get("interval", 0.0), chosen)
 
 
 def _external(table: Dict[str, Any], path: str, name: str) -> ExternalSettings:
@@ -189,12 +189,12 @@ def _external(table: Dict[str, Any], path: str, name: str) -> ExternalSettings:
     if not re.fullmatch("[a-z][a-z0-9_]{0,40}", name):
         raise ConfigError(f"external.{name!r:.60} is no name made of small letters, digits and _", path)
     defaults = ExternalSettings(("/path",))._asdict()
-    _check_names(table, defaults, path, where)
+    check_names(table, defaults, path, where)
     command = table.get("command")
     if not isinstance(command, list) or not command or not str(command[0]).startswith("/"):
         raise ConfigError(f'{where}command is needed, such as ["/opt/site/script", "argument"]', path)
-    words = tuple(_typed(word, "", path, where + "command") for word in command)
-    others = {key: _typed(table[key], defaults[key], path, where + key) for key in table if key != "command"}
+    words = tuple(typed(word, "", path, where + "command") for word in command)
+    others = {key: typed(table[key], defaults[key], path, where + key) for key in table if key != "command"}
     found = ExternalSettings(words, **others)
     _check_interval(where + "interval", found.interval, path)
     _check_interval(where + "timeout", found.timeout, path)
@@ -206,7 +206,7 @@ def _check_interval(name: str, seconds: float, path: str) -> None:
         raise ConfigError(f"{name} is {seconds}, it can be {_SHORTEST} to {_LONGEST} s", path)
 
 
-def _check_names(found: Iterable[str], known: Iterable[str], path: str, where: str = "") -> None:
+def check_names(found: Iterable[str], known: Iterable[str], path: str, where: str = "") -> None:
     known = list(known)
     for name in found:
         if name not in known:
@@ -217,7 +217,7 @@ def _check_names(found: Iterable[str], known: Iterable[str], path: str, where: s
             raise ConfigError(f"there is no setting {where}{name}{meant}", path)
 
 
-def _typed(value: Any, default: Any, path: str, name: str) -> Any:
+def typed(value: Any, default: Any, path: str, name: str) -> Any:
     if isinstance(default, float) and type(value) is int and abs(value) <= _LONGEST:
         value = float(value)
     if type(value) is not type(default):
@@ -227,7 +227,7 @@ def _typed(value: Any, default: Any, path: str, name: str) -> Any:
     return value
 
 
-def _table(value: Any, path: str, name: str) -> Dict[str, Any]:
+def as_table(value: Any, path: str, name: str) -> Dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} is {value!r}, where a table is needed", path)
+        raise ConfigError(f"{name} is {value!r:.60}, where a table is needed", path)
     return value

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from joblens.agent.batch import Batch
-from joblens.hub.decode import read_header
+from joblens.agent.frame import read_header
 from joblens.hub.segments import Segment, sound_length
 from joblens.model import COUNTER, Column, Rows, Sample, Schema
 

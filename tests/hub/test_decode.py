@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import MAGIC, Batch, decode
+from joblens.agent.batch import Batch, decode
+from joblens.agent.frame import MAGIC, read_header
 from joblens.errors import MalformedError
-from joblens.hub.decode import decode_columns, read_header, unpack
+from joblens.hub.decode import decode_columns, unpack
 from joblens.model import COUNTER, Column, Key, Rows, Sample, Schema
 
 WORDS = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from joblens.agent.batch import Batch
+from joblens.agent.frame import check_sections, read_header
 from joblens.errors import MalformedError
 from joblens.hub.auth import parse_unmunge, read_payload
-from joblens.hub.decode import read_header
-from joblens.hub.header import check_frame, check_header, gaps_of, jobs_of, sets_of
+from joblens.hub.header import check_header, gaps_of, jobs_of, sets_of
 from joblens.hub.refusals import Refused
 from joblens.hub.requests import parse_head
 
@@ -75,7 +75,7 @@ def test_frames(more: bytes, data: st.DataObject) -> None:
     for message in (whole[: data.draw(st.integers(0, len(whole)))] + more, bytes(changed), more):
         with suppress(MalformedError):
             check_header(read_header(message))
-            check_frame(message)
+            check_sections(message)
 
 
 @given(st.integers(0, 30), st.binary(max_size=200))

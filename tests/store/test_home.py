@@ -17,7 +17,7 @@ MOUNTS = """\
 /dev/sda1 / ext4 rw,relatime 0 0
 proc /proc proc rw 0 0
 10.0.0.1:/home /home nfs4 rw,vers=4.2 0 0
-mds@tcp:/work /work lustre rw,flock 0 0
+mds@tcp:/scratch /scratch lustre rw,flock 0 0
 /dev/nvme0n1 /home/local\\040disk xfs rw 0 0
 gpfs0 /gpfs gpfs rw 0 0
 tmpfs /run tmpfs rw 0 0
@@ -31,11 +31,11 @@ NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
 @pytest.mark.parametrize(
     ("path", "kind", "shared"),
     [
-        ("/root/x", "ext4", False),
+        ("/var/x", "ext4", False),
         ("/home/alice/.local/share/joblens", "nfs4", True),
         ("/home/local disk/x", "xfs", False),
         ("/homework", "ext4", False),
-        ("/work/p1", "lustre", True),
+        ("/scratch/p1", "lustre", True),
         ("/gpfs/p1", "gpfs", True),
         ("/run/x", "tmpfs", False),
         ("/mnt/ssh/x", "fuse.sshfs", True),

@@ -1,41 +1,25 @@
 """A batch: the samples of some ticks as one message, numbers only once what they mean has been said.
 
-Four bytes of magic, then sections, each with its length in front (32 bits, little-endian) and deflated
-on its own. The first is the sender's header in JSON. Then come two per entry, an entry being one schema
-with one list of keys: what they are, in JSON, which is made and deflated once and then only copied; and
-the numbers. docs/formats.md has the layout.
+Behind the header (joblens.agent.frame) come two sections per entry, an entry being one schema with one list
+of keys: what they are, in JSON, which is made and deflated once and then only copied; and the numbers.
+docs/formats.md has the layout.
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-import zlib
 from array import array
 from itertools import accumulate
 from typing import Any, Dict, Iterable, List, Tuple
 
+from joblens.agent.frame import LARGEST, MAGIC, WRONG, inflate, pack, split
 from joblens.errors import MalformedError
 from joblens.model import Column, Rows, Sample, Schema
 
-MAGIC = b"JLB1"
 _WORD = 8
 _FULL = 1 << 64
 _HALF = 1 << 63
-_LARGEST = 1 << 28
-_LEVEL, _WINDOW, _MEMORY = 1, 13, 5
-# What reading a message that nobody of ours has written can raise.
-_WRONG = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-    IndexError,
-    struct.error,
-    zlib.error,
-)
 
 
 class _Entry:
@@ -71,12 +55,12 @@ class Batch:
 
         entries, self._entries = self._entries, {}
         before, self._described = self._described, {}
-        parts = [MAGIC, _section(json.dumps(head, separators=(",", ":")).encode())]
+        parts = [MAGIC, pack(json.dumps(head, separators=(",", ":")).encode())]
         for name, entry in entries.items():
-            described = before.get(name) or (entry.rows, _section(_describe(entry.rows)))
+            described = before.get(name) or (entry.rows, pack(_describe(entry.rows)))
             self._described[name] = described
             parts.append(described[1])
-            parts.append(_section(_encode_numbers(entry.times, entry.values)))
+            parts.append(pack(_encode_numbers(entry.times, entry.values)))
         return b"".join(parts)
 
 
@@ -98,13 +82,6 @@ def _describe(rows: Rows) -> bytes:
         "keys": rows.keys,
     }
     return json.dumps(described, separators=(",", ":")).encode()
-
-
-def _section(data: bytes) -> bytes:
-    # Small tables: making the usual ones ready costs more than deflating a batch.
-    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW, _MEMORY)
-    packed = deflater.compress(data) + deflater.flush()
-    return struct.pack("<I", len(packed)) + packed
 
 
 def _encode_numbers(times: List[int], rows: List[array[int]]) -> bytes:
@@ -157,26 +134,18 @@ def _unshuffle(data: bytes) -> array[int]:
 
 def decode(message: bytes) -> Tuple[Dict[str, Any], List[Sample]]:
     """The header and the samples. Raises MalformedError, whatever the message is."""
-    if message[: len(MAGIC)] != MAGIC:
-        raise MalformedError("batch", "it does not begin as one")
     try:
-        return _decode(_sections(message))
-    except _WRONG as error:
+        return _decode(_inflate_all(split(message)))
+    except WRONG as error:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
-def _sections(message: bytes) -> List[bytes]:
+def _inflate_all(sections: List[bytes]) -> List[bytes]:
     found: List[bytes] = []
-    at, room = len(MAGIC), _LARGEST
-    while at < len(message):
-        (length,) = struct.unpack_from("<I", message, at)
-        inflater = zlib.decompressobj()
-        data = inflater.decompress(message[at + 4 : at + 4 + length], room)
-        if not inflater.eof or inflater.unused_data:
-            raise ValueError("a section is cut off or too large")
-        found.append(data)
-        room = max(room - len(data), 1)
-        at += 4 + length
+    room = LARGEST
+    for section in sections:
+        found.append(inflate(section, room))
+        room = max(room - len(found[-1]), 1)
     return found
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from typing import Any, List, NamedTuple
 
-from joblens.files import UNFINISHED
+from joblens.files import write_quickly
 
 _MOST = 100  # all of them are in every header
 _SOME = "; some between arrived"
@@ -127,18 +125,3 @@ def _load(path: str) -> List[Gap]:
 
 def _checked(first: Any, last: Any, from_ns: Any, to_ns: Any, why: Any, boot: Any) -> Gap:
     return Gap(int(first), int(last), int(from_ns), int(to_ns), str(why), str(boot))
-
-
-def write_quickly(path: str, data: bytes) -> None:
-    """Whole or not at all whenever the process ends. It does not wait for the disk, as the tick must not:
-    what a power failure damages is found when it is read."""
-    unfinished = path + UNFINISHED
-    try:
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(data)
-        os.rename(unfinished, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(unfinished)
-        raise

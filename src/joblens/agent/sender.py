@@ -11,9 +11,10 @@ from typing import Any, Dict, NamedTuple, Optional
 
 from joblens import __version__
 from joblens.agent.client import Answer, Client
+from joblens.agent.frame import read_header
 from joblens.agent.sampler import Log
 from joblens.agent.secrets import Proof
-from joblens.agent.spool import Item, Spool, read_header
+from joblens.agent.spool import Item, Spool
 from joblens.config import PushSettings, split_url
 from joblens.errors import JoblensError, MalformedError, ServerError, sentence
 

@@ -12,24 +12,21 @@ from __future__ import annotations
 import errno
 import os
 import re
-import struct
 import threading
 import time
-import zlib
 from collections import deque
 from contextlib import suppress
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.agent.batch import MAGIC
-from joblens.agent.gaps import Gap, Gaps, write_quickly
+from joblens.agent.frame import check_whole, read_header
+from joblens.agent.gaps import Gap, Gaps
 from joblens.errors import ConfigError, MalformedError, sentence
-from joblens.files import UNFINISHED, list_names
+from joblens.files import UNFINISHED, list_names, write_quickly
 
 _NAME = re.compile(r"([0-9]{6})-([0-9]{15})\.batch")
 _BLOCK = 4096  # what a file takes at least
 _MOST_HELD = 4 << 20  # bytes in memory that a full disk did not take
 _REFUSED_PART = 8  # of the spool's room, for batches that the hub does not want
-_LARGEST = 1 << 28
 
 
 class Item(NamedTuple):
@@ -330,47 +327,3 @@ def _lock(folder: str) -> int:
 
 def _on_disk(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
-
-
-def read_header(message: bytes) -> Dict[str, Any]:
-    """Of a batch (docs/formats.md), without its numbers."""
-    import json
-
-    try:
-        header = json.loads(_inflate(_sections(message)[0]))
-    except (ValueError, IndexError, struct.error, zlib.error, RecursionError):
-        raise MalformedError("batch", "it has no header") from None
-    if not isinstance(header, dict):
-        raise MalformedError("batch", "its header is no object")
-    return header
-
-
-def check_whole(message: bytes) -> None:
-    """Every section has a checksum of its own."""
-    try:
-        for section in _sections(message):
-            _inflate(section)
-    except (ValueError, struct.error, zlib.error):
-        raise MalformedError("batch", "it is not as it was written") from None
-
-
-def _sections(message: bytes) -> List[bytes]:
-    if message[: len(MAGIC)] != MAGIC or len(message) == len(MAGIC):
-        raise ValueError("no batch")
-    found = []
-    at = len(MAGIC)
-    while at < len(message):
-        (length,) = struct.unpack_from("<I", message, at)
-        if at + 4 + length > len(message):
-            raise ValueError("cut off")
-        found.append(message[at + 4 : at + 4 + length])
-        at += 4 + length
-    return found
-
-
-def _inflate(section: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    data = inflater.decompress(section, _LARGEST)
-    if not inflater.eof or inflater.unused_data:
-        raise ValueError("a section is cut off")
-    return data

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import sys
-from contextlib import suppress
 from typing import Any, Dict
 
 from joblens.agent.loop import Agent
+from joblens.cli.daemon import allow_open_files, log
 from joblens.collectors import COLLECTORS
 from joblens.config import Settings, load_settings, parse_settings
 from joblens.host import Host
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     settings = _load(options)
-    _allow_open_files()
+    allow_open_files()
     agent = Agent(Host(options.root), settings, _log)
     if options.once:
         agent.sample()
@@ -43,14 +42,6 @@ def run(options: argparse.Namespace) -> int:
         _log(f"{settings.listen} can be read by everybody who reaches it; set token_file to ask for a token")
     agent.run(lambda: _load(options), lambda port: _log(f"metrics at {_address(settings.listen, port)}"))
     return 0
-
-
-def _allow_open_files() -> None:
-    """As many as may be: those of processes and cgroups stay open, and the usual limit is a shell's."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _load(options: argparse.Namespace) -> Settings:
@@ -72,6 +63,4 @@ def _address(listen: str, port: int) -> str:
 
 
 def _log(message: str) -> None:
-    # Nobody may be left who reads it, or its disk be full: no reason to stop.
-    with suppress(OSError):
-        print(f"joblens agent: {message}", file=sys.stderr, flush=True)
+    log("agent", message)

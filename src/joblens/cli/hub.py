@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import argparse
-import resource
-import sys
-from contextlib import suppress
 from pathlib import Path
 
+from joblens.cli.daemon import allow_open_files, log
 from joblens.errors import UsageError
 from joblens.hub.settings import HubSettings, is_loopback, load_hub_settings
 
@@ -42,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         settings = settings._replace(home=options.home)
     if options.source == "kafka":
         settings = settings._replace(from_kafka=True)
-    _allow_open_files()
+    allow_open_files()
     from joblens.hub.server import run_hub
 
     home = find_hub_home(settings)
@@ -72,15 +70,5 @@ def _print_token(options: argparse.Namespace, settings: HubSettings) -> int:
     return 0
 
 
-def _allow_open_files() -> None:
-    """As many as may be: a connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def _log(message: str) -> None:
-    # Nobody may be left who reads it, or its disk be full: no reason to stop.
-    with suppress(OSError):
-        print(f"joblens hub: {message}", file=sys.stderr, flush=True)
+    log("hub", message)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import sys
-import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.agent.batch import MAGIC
+from joblens.agent.frame import LARGEST, WRONG, inflate, split
 from joblens.errors import MalformedError
 from joblens.model import Column, Key, Schema
 
@@ -19,14 +18,8 @@ if TYPE_CHECKING:
     Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
 _WORD = 8
-_LENGTH, _SIZES = struct.Struct("<I"), struct.Struct("<III")
-_LARGEST = 1 << 28  # bytes of a batch when it is inflated
-_LARGEST_HEADER = 1 << 20
+_SIZES = struct.Struct("<III")
 _LARGEST_DESCRIPTION = 1 << 25
-_WRONG = (
-    ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, IndexError, MemoryError,
-    struct.error, zlib.error,
-)  # fmt: skip
 
 
 class Columns(NamedTuple):
@@ -52,26 +45,11 @@ class Packed(NamedTuple):
         return len(self.keys) * len(self.schema.columns)
 
 
-def read_header(message: bytes) -> dict[str, Any]:
-    """Of a batch, without its numbers. Raises MalformedError."""
-    try:
-        if message[: len(MAGIC)] != MAGIC:
-            raise ValueError("it does not begin as one")
-        (length,) = struct.unpack_from("<I", message, len(MAGIC))
-        start = len(MAGIC) + 4
-        header = json.loads(_inflate(message[start : start + length], _LARGEST_HEADER))
-        if not isinstance(header, dict):
-            raise ValueError("its header is no object")
-        return header
-    except _WRONG as error:
-        raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
-
-
 def decode_columns(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
     """The header and the numbers. Raises MalformedError, whatever the message is."""
     try:
         return _decode(message)
-    except _WRONG as error:
+    except WRONG as error:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
@@ -79,7 +57,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
     """The header, and the numbers as they came. Raises MalformedError, whatever the message is."""
     try:
         return _unpack(message)
-    except _WRONG as error:
+    except WRONG as error:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
@@ -95,11 +73,11 @@ def _decode(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
 
 
 def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
-    sections = _sections(message)
+    sections = split(message)
     if len(sections) % 2 == 0:
         raise ValueError("the header or a section is missing")
-    room = _LARGEST
-    plain = _inflate(sections[0], room)
+    room = LARGEST
+    plain = inflate(sections[0], room)
     header = json.loads(plain)
     if not isinstance(header, dict):
         raise ValueError("the header is missing")
@@ -108,7 +86,7 @@ def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
     for described, packed in zip(sections[1::2], sections[2::2]):
         room = max(room - len(plain), 1)
         schema, keys = _describe(described, min(room, _LARGEST_DESCRIPTION))
-        plain = _inflate(packed, room)
+        plain = inflate(packed, room)
         ticks, size, moving = _SIZES.unpack_from(plain)
         if (
             size != len(keys) * len(schema.columns)
@@ -118,7 +96,7 @@ def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
         ):
             raise ValueError("the numbers do not fit what they are said to be")
         numbers += size * ticks * _WORD
-        if numbers > _LARGEST:
+        if numbers > LARGEST:
             raise ValueError("it has more numbers than a batch can have")
         found.append(Packed(schema, keys, ticks, moving, plain))
     return header, found
@@ -135,32 +113,11 @@ def _describe(packed: bytes, room: int) -> tuple[Schema, tuple[Key, ...]]:
     if found is None:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        entry = json.loads(_inflate(packed, room))
+        entry = json.loads(inflate(packed, room))
         columns = tuple(Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"])
         schema = Schema(str(entry["set"]), tuple(map(str, entry["labels"])), columns)
         found = _known[packed] = schema, tuple(tuple(key) for key in entry["keys"])
     return found
-
-
-def _sections(message: bytes) -> list[bytes]:
-    """As they came, deflated."""
-    if message[: len(MAGIC)] != MAGIC:
-        raise ValueError("it does not begin as one")
-    found: list[bytes] = []
-    at = len(MAGIC)
-    while at < len(message):
-        (length,) = _LENGTH.unpack_from(message, at)
-        found.append(message[at + 4 : at + 4 + length])
-        at += 4 + length
-    return found
-
-
-def _inflate(data: bytes, most: int) -> bytes:
-    inflater = zlib.decompressobj()
-    plain = inflater.decompress(data, most)
-    if not inflater.eof or inflater.unused_data:
-        raise ValueError("a section is cut off or too large")
-    return plain
 
 
 def _decode_numbers(entries: list[Packed], ticks: int) -> Iterator[Columns]:

@@ -21,11 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from joblens.agent.frame import LARGEST_HEADER, check_sections, read_header
 from joblens.errors import ConfigError, JoblensError, MalformedError, ServerError, sentence
 from joblens.files import list_names, sync_folder
 from joblens.hub import kafka_client
-from joblens.hub.decode import read_header
-from joblens.hub.header import Header, check_frame, check_header
+from joblens.hub.header import Header, check_header
 from joblens.hub.journal import Journal
 from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, Notes, load_kafka
 from joblens.hub.kafka_seen import Known
@@ -363,8 +363,8 @@ def _check(message: Message) -> tuple[bytes, Header]:
     data = message.value() or b""
     if len(data) > LARGEST_BATCH:
         raise MalformedError("batch", "it is too large")
-    header = check_header(read_header(data))
-    check_frame(data)
+    header = check_header(read_header(data, LARGEST_HEADER))
+    check_sections(data)
     if message.key() != header.batch.node.encode():
         raise MalformedError("batch", f"the message's key is not the node, {header.batch.node}")
     return data, header

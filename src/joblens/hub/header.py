@@ -7,10 +7,8 @@ missing an older one's; both are taken.
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any, NamedTuple
 
-from joblens.agent.batch import MAGIC
 from joblens.errors import MalformedError
 from joblens.hub.seen import Batch
 
@@ -19,7 +17,6 @@ _MOST_SETS = 100_000
 _MOST_JOBS = 100_000
 _MOST_GAPS = 1000
 _LONGEST_NAME = 255
-_LENGTH = struct.Struct("<I")
 
 
 class SetInfo(NamedTuple):
@@ -158,14 +155,3 @@ def _whole(value: Any, default: int = 0) -> int:
 
 def _real(value: Any) -> float:
     return float(value) if type(value) in (int, float) and abs(value) < 1e15 else 0.0
-
-
-def check_frame(data: bytes) -> None:
-    """That the sections fill the message: one for the header, two for each entry. Raises MalformedError."""
-    at, end, sections = len(MAGIC), len(data), 0
-    unpack = _LENGTH.unpack_from
-    while at + 4 <= end:
-        at += 4 + unpack(data, at)[0]
-        sections += 1
-    if at != end or sections % 2 == 0:
-        raise MalformedError("batch", "its sections do not fill it")

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from joblens.agent.frame import read_header
 from joblens.errors import MalformedError, sentence
 from joblens.files import UNFINISHED, list_names, sync_folder
-from joblens.hub.decode import read_header
 from joblens.hub.header import check_header
 from joblens.hub.seen import Batch, Seen, load_seen
 from joblens.hub.segments import OPEN, SEALED, Segment, list_sealed, pack_head, seal, sound_length

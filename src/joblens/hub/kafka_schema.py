@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.hub.decode import Columns
+from joblens.hub.varint import varint
 from joblens.model import ABSENT, Column, Key, Number, Schema
 from joblens.store.columns import storable, stored_name
 
@@ -142,13 +143,7 @@ def _avro_text(text: str) -> bytes:
 
 
 def _avro_long(value: int) -> bytes:
-    rest = (value << 1) ^ (value >> 63)
-    found = bytearray()
-    while rest > 0x7F:
-        found.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    found.append(rest)
-    return bytes(found)
+    return varint((value << 1) ^ (value >> 63))
 
 
 def _in_base_units(found: Columns, number: int, column: Column) -> list[Number | None]:

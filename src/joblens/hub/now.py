@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from joblens.agent.batch import MAGIC
+from joblens.agent.frame import MAGIC, section_end
 from joblens.agent.now import WANTED, describe_set
 from joblens.errors import MalformedError
 from joblens.hub.decode import decode_columns
@@ -25,13 +25,13 @@ class Picker:
         self._wanted: dict[int, bool] = {}
 
     def pick(self, batch: bytes) -> bytes:
-        """The batch with less in it. Cheap: no number is looked at."""
+        """The batch, whose sections fill it, with less in it. Cheap: no number is looked at."""
         picked: list[bytes] = []
-        end = _end_of(batch, len(MAGIC))
+        end = section_end(batch, len(MAGIC))
         picked.append(batch[:end])
-        while end + 4 <= len(batch):
-            begin, middle = end, _end_of(batch, end)
-            end = _end_of(batch, middle)
+        while end < len(batch):
+            begin, middle = end, section_end(batch, end)
+            end = section_end(batch, middle)
             if self._is_wanted(batch[begin:middle]):
                 picked.append(batch[begin:end])
         found = b"".join(picked)
@@ -79,10 +79,3 @@ def describe(picked: bytes) -> list[dict[str, Any]]:
             values = columns.values[tick].reshape(-1).tolist()
             sets.append(describe_set(int(columns.times[tick]), columns.schema, columns.keys, values))
     return [item for item in sets if item]
-
-
-def _end_of(batch: bytes, begin: int) -> int:
-    """Of the section that begins there, with its length in front."""
-    if begin + 4 > len(batch):
-        return len(batch)
-    return begin + 4 + int.from_bytes(batch[begin : begin + 4], "little")

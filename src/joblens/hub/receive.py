@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from joblens.agent.frame import LARGEST_HEADER, check_sections, read_header
 from joblens.errors import MalformedError, sentence
-from joblens.hub.decode import read_header
 from joblens.hub.gaps import Gaps
-from joblens.hub.header import Header, check_frame, check_header
+from joblens.hub.header import Header, check_header
 from joblens.hub.journal import Entry, Journal
 from joblens.hub.limits import Room
 from joblens.hub.nodes import Nodes
@@ -60,8 +60,8 @@ class Receiver:
     def examine(self, data: bytes) -> Header:
         """What the batch says of itself. Raises Refused."""
         try:
-            header = check_header(read_header(data))
-            check_frame(data)
+            header = check_header(read_header(data, LARGEST_HEADER))
+            check_sections(data)
         except MalformedError as error:
             raise Refused(400, "malformed", sentence(error)) from None
         batch = header.batch

@@ -140,10 +140,7 @@ class Hub:
                 self.notes.say("accept", f"a connection cannot be taken: {sentence(error)}")
                 return
             channel.setblocking(False)
-            if (
-                len(self.connections) + len(self._greeting) >= self.settings.connections
-                and not self._make_room()
-            ):
+            if not self._make_room():
                 self._send_away(
                     channel, Answer(503, "the hub has as many connections as it may have", retry=10.0)
                 )
@@ -156,18 +153,25 @@ class Hub:
             task.add_done_callback(lambda done: self._greeting.pop(done, None))
 
     def _make_room(self) -> bool:
+        """For one more. One that was cut off while it was greeted may still be counted: hence again."""
+        while len(self.connections) + len(self._greeting) >= self.settings.connections:
+            if not self._send_one_away():
+                return False
+        return True
+
+    def _send_one_away(self) -> bool:
         """Of those who have proved nothing the one that is silent for the longest time goes."""
         strangers = [connection for connection in self.connections if not connection.proved]
-        if not strangers:
-            for task in self._greeting:  # the one that has not begun to speak TLS for the longest time
-                del self._greeting[task]
-                task.cancel()
-                return True
-            return False
-        silent = min(strangers, key=lambda it: it.active)
-        self.connections.discard(silent)  # its end comes with the loop's next turn
-        silent.close()
-        return True
+        if strangers:
+            silent = min(strangers, key=lambda it: it.active)
+            self.connections.discard(silent)  # its end comes with the loop's next turn
+            silent.close()
+            return True
+        for task in self._greeting:  # the one that has not begun to speak TLS for the longest time
+            del self._greeting[task]
+            task.cancel()
+            return True
+        return False
 
     async def _greet(self, channel: socket.socket, address: str) -> None:
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

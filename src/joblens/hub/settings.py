@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.config import Settings, split_address
+from joblens.config import Settings, as_table, check_names, split_address, typed
 from joblens.errors import ConfigError
 from joblens.toml import parse_toml
 
@@ -68,10 +67,10 @@ def load_hub_settings(path: str) -> HubSettings:
 
 def parse_hub_settings(found: Mapping[str, Any], path: str) -> HubSettings:
     """Of a whole file: agent and hub of one machine can share it, and each reads its own part."""
-    _check_names(found, (*Settings._fields, "hub"), path, "")
-    table = _table(found.get("hub", {}), path, "hub")
+    check_names(found, (*Settings._fields, "hub"), path, "")
+    table = as_table(found.get("hub", {}), path, "hub")
     defaults = HubSettings()._asdict()
-    _check_names(table, defaults, path, "hub.")
+    check_names(table, defaults, path, "hub.")
     values = {name: _typed(value, defaults[name], path, name) for name, value in table.items()}
     settings = HubSettings(**values)
     for name, least in _LEAST.items():
@@ -104,11 +103,11 @@ def is_loopback(listen: str) -> bool:
 def _typed(value: Any, default: Any, path: str, name: str) -> Any:
     if name == "sinks":
         return {
-            key: _table(table, path, f"hub.sinks.{key}")
-            for key, table in _table(value, path, "hub.sinks").items()
+            key: as_table(table, path, f"hub.sinks.{key}")
+            for key, table in as_table(value, path, "hub.sinks").items()
         }
     if name == "kafka":
-        return _table(value, path, "hub.kafka")
+        return as_table(value, path, "hub.kafka")
     if name == "munge_uids":
         if (
             not isinstance(value, list)
@@ -117,24 +116,4 @@ def _typed(value: Any, default: Any, path: str, name: str) -> Any:
         ):
             raise ConfigError(f"hub.munge_uids is {value!r:.60}, where a list such as [0] is needed", path)
         return tuple(value)
-    if isinstance(default, float) and type(value) is int and abs(value) < 1 << 31:
-        value = float(value)
-    if type(value) is not type(default):
-        raise ConfigError(f"hub.{name} is {value!r:.60}, where a value such as {default!r} is needed", path)
-    if isinstance(value, str) and not value.isprintable():
-        raise ConfigError(f"hub.{name} is {value!r:.60}, which cannot be printed", path)
-    return value
-
-
-def _check_names(found: Iterable[str], known: Iterable[str], path: str, where: str) -> None:
-    known = list(known)
-    for name in found:
-        if name not in known:
-            (near,) = get_close_matches(name, known, 1, 0.0) or [known[0]]
-            raise ConfigError(f"there is no setting {where}{name}, did you mean {where}{near}?", path)
-
-
-def _table(value: Any, path: str, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name} is {value!r:.60}, where a table is needed", path)
-    return value
+    return typed(value, default, path, f"hub.{name}")

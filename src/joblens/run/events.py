@@ -15,9 +15,8 @@ EVENT = Schema(
     ("cluster", "jobid", "node", "kind", "device", "text", "pid"),
     (Column("seen", GAUGE, "1 at the time of the event"),),
 )
-_REMEMBERED_NS = (
-    60 * 10**9
-)  # a process that was killed has gone when the log is read; its pid comes round later
+# A process that was killed has gone when the log is read; its pid comes round later.
+_REMEMBERED_NS = 60 * 10**9
 
 
 class JobEvents:

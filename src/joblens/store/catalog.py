@@ -177,9 +177,8 @@ class Catalog:
             migrate(database)
             if path != ":memory:":
                 database.execute("PRAGMA journal_mode = WAL")
-                database.execute(
-                    "PRAGMA synchronous = NORMAL"
-                )  # it can be made anew: it need only not be torn
+                # It can be made anew: it need only not be torn.
+                database.execute("PRAGMA synchronous = NORMAL")
             self._refresh(database)
         except BaseException:
             database.close()

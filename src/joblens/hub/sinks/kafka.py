@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from joblens.agent.frame import read_header
 from joblens.errors import ConfigError, MalformedError, ServerError, sentence
 from joblens.hub import kafka_client
 from joblens.hub.checked import Checker
-from joblens.hub.decode import decode_columns, read_header
+from joblens.hub.decode import decode_columns
 from joblens.hub.header import check_header
 from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
 from joblens.hub.kafka_schema import Encode, avro_frame, avro_rows, json_rows

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from joblens.hub.varint import varint
+
 _FURTHEST = (1 << 16) - 1  # that a copy with an offset of two bytes reaches back
 _LONGEST_COPY = 64
 _SHORTEST = 8  # below, a copy saves nothing
@@ -37,15 +39,6 @@ def compress(pieces: Iterable[bytes]) -> bytes:
         out.append(_literal(waiting))
         out += plain
     return b"".join((varint(length), *out))
-
-
-def varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _literal(size: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.agent.exposition import series_name
 from joblens.hub.decode import Columns
-from joblens.hub.sinks.snappy import varint
+from joblens.hub.varint import varint
 from joblens.model import ABSENT, Column, Key, Schema
 from joblens.store.columns import storable
 
