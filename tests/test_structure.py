@@ -16,12 +16,13 @@ SOURCE = Path(__file__).parent.parent / "src" / "joblens"
 FLOW = (
     ("errors", "model", "units", "toml", "config", "files", "host"),
     ("collectors",),
-    ("attribution",),
+    ("attribution", "schedulers"),
     ("agent",),
     ("run",),
     ("store",),
     ("hub", "importers"),
     ("analysis",),
+    ("jobs",),
     ("reports", "api", "record"),
     ("cli", "__main__"),
 )
