@@ -88,4 +88,4 @@ class Scheduler(Protocol):
         """Those that wait or run now."""
 
     def ended(self, since: float, until: float) -> Sequence[JobFacts]:
-        """Those that ended in this time, from accounting, with their steps; every run of one that was requeued."""
+        """Those that ended in this time, from accounting, with their steps; each run of a requeued one."""
