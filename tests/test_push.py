@@ -25,7 +25,7 @@ from joblens.errors import ConfigError
 from joblens.host import Host
 from joblens.model import ABSENT
 from kernel import JOB, make_machine
-from services.running import free_port, wait_for
+from services.running import free_port
 from small_hub import (
     SmallHub,
     Turn,
@@ -40,6 +40,7 @@ from small_hub import (
     small_hub,
     too_large,
 )
+from waiting import wait_for
 
 
 class Node:

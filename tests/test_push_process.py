@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from joblens.agent.frame import read_header
-from services.running import Agent, free_port, running_agent, wait_for
+from services.running import Agent, free_port, running_agent
 from small_hub import SmallHub, acknowledge, cut, hang, small_hub
+from waiting import wait_for
 
 CONFIG = """
 interval = 0.05

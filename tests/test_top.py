@@ -36,7 +36,8 @@ from joblens.model import ABSENT, NO_KEY, Rows, Sample, Schema
 from joblens.reports.panel import Look
 from joblens.reports.top import View, render_screen, render_tables
 from joblens.reports.width import display_width
-from services.running import PATIENCE, run_joblens, running_agent
+from services.running import run_joblens, running_agent
+from waiting import PATIENCE
 
 S = 10**9
 GIB = 1 << 30

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from joblens.store.lake import Lake, as_table
-from services.running import PATIENCE, fetch, free_port, wait_for
+from services.running import fetch, free_port
+from waiting import PATIENCE, wait_for
 
 # So that what is sent gets into the lake at once.
 CONFIG = """

@@ -12,20 +12,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from joblens.agent.batch import Batch
 from joblens.agent.frame import read_header
 from joblens.hub.segments import Segment, sound_length
 from joblens.model import COUNTER, Column, Rows, Sample, Schema
+from waiting import PATIENCE, wait_for
 
-PATIENCE = 60.0
 SCHEMA = Schema("cpu", ("core",), (Column("user", COUNTER, ""), Column("system", COUNTER, "")))
 KEYS = ((0,), (1,))
-Found = TypeVar("Found")
 
 
 def make_header(sequence: int, node: str = "n1", **more: Any) -> dict[str, Any]:
@@ -100,14 +99,6 @@ class Sender:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def wait_for(what: str, look: Callable[[], Found]) -> Found:
-    end = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < end, f"{what} did not come: {found!r}"
-        time.sleep(0.02)
-    return found
 
 
 class Hub:

@@ -5,33 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from joblens.hub.sink import Place, check_options, load_cursor, load_status
-
-PATIENCE = 60.0
+from waiting import PATIENCE, wait_for
 
 
 def wait_for_state(place: Place, **wanted: Any) -> dict[str, Any]:
     """The first status of a sink that has all of this."""
 
-    def look() -> dict[str, Any] | None:
+    def look() -> dict[str, Any]:
         status = load_status(place)
-        return status if wanted.items() <= status.items() else None
+        return status if wanted.items() <= status.items() else {}
 
-    found: dict[str, Any] = wait_for(f"{place.name} with {wanted}", look)
-    return found
-
-
-def wait_for(what: str, look: Callable[[], Any]) -> Any:
-    end = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < end, f"{what} did not come"
-        time.sleep(0.01)
-    return found
+    return wait_for(f"{place.name} with {wanted}", look)
 
 
 class Process:

@@ -22,8 +22,9 @@ from joblens.hub.auth import Munge, make_token, read_key
 from joblens.hub.refusals import Refused
 from joblens.hub.settings import HubSettings, check_safety, parse_hub_settings
 from joblens.toml import parse_toml
+from waiting import PATIENCE, wait_for
 
-from .sending import PATIENCE, Answer, Hub, Sender, make_batch, running_hub, stored, wait_for
+from .sending import Answer, Hub, Sender, make_batch, running_hub, stored
 
 KEY = b"0123456789abcdef0123456789abcdef"
 

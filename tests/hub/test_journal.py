@@ -24,8 +24,9 @@ from joblens.hub.journal import Entry, Journal, recover
 from joblens.hub.keep import clean, read_cursor
 from joblens.hub.seen import Batch
 from joblens.hub.segments import list_sealed
+from waiting import wait_for
 
-from .sending import Hub, Sender, make_batch, running_hub, stored, wait_for
+from .sending import Hub, Sender, make_batch, running_hub, stored
 
 
 class Journaled:

@@ -16,8 +16,9 @@ import pytest
 
 from joblens.agent.batch import Batch
 from joblens.hub.limits import Bucket, Notes, Room
+from waiting import PATIENCE, wait_for
 
-from .sending import PATIENCE, Answer, Hub, Sender, make_batch, make_header, running_hub, stored, wait_for
+from .sending import Answer, Hub, Sender, make_batch, make_header, running_hub, stored
 
 
 @pytest.fixture

@@ -23,10 +23,12 @@ from typing import Any
 import pytest
 
 from joblens.errors import ConfigError, MalformedError
+from joblens.hub import keep
 from joblens.hub import runner as runner_module
 from joblens.hub.gaps import Gaps
 from joblens.hub.keep import clean
 from joblens.hub.runner import Runner, load_identity, make_runner
+from joblens.hub.segments import Segment, list_sealed
 from joblens.hub.settings import HubSettings
 from joblens.hub.sink import (
     KINDS,
@@ -42,9 +44,10 @@ from joblens.hub.sink import (
 from joblens.store.home import find_home
 from joblens.store.lake import Lake
 from joblens.toml import parse_toml
+from waiting import wait_for
 
-from .made import Running, fleet_segment
-from .sinking import Process, wait_for, wait_for_state
+from .made import START, Running, fleet_segment
+from .sinking import Process, wait_for_state
 
 JOBS = (Running("17", "alice", 1000), Running("18", "bob", 1001))
 NODES, TICKS = 3, 8  # in each segment
@@ -320,10 +323,72 @@ def test_a_segment_that_is_dropped_while_it_waits(tmp_path: Path) -> None:
     fleet_segment(tmp_path / "journal", 2)
     sink = Odd()
     work = make_work(tmp_path, sink, [])
-    sink.before = lambda: segment.path.unlink(missing_ok=True)
+    sink.recover = lambda _: segment.path.unlink()  # type: ignore[method-assign]  # it is chosen, and not begun
     work.step()
     work.step()
     assert (sink.taken, work.error) == ([2], "")
+
+
+def test_a_segment_is_not_dropped_while_it_is_stored(tmp_path: Path) -> None:
+    """A later one goes instead; when the sink has it, it goes as any other, and is no gap."""
+    for number in (1, 2, 3):
+        fleet_segment(tmp_path / "journal", number)
+    sink, said = Odd(), list[str]()
+    work = make_work(tmp_path, sink, said)
+    gaps = Gaps(tmp_path / "gaps.jsonl")
+    sink.before = lambda: clean(tmp_path, ["odd"], 0, gaps, said.append) and None
+    work.step()
+    assert [segment.number for segment in list_sealed(tmp_path / "journal")] == [1]
+    clean(tmp_path, ["odd"], 0, gaps, said.append)
+    assert (sink.taken, list_sealed(tmp_path / "journal")) == ([1], [])
+    assert [gap["segment"] for gap in read_gaps(tmp_path)] == [2, 3]
+
+
+def test_what_a_sink_has_just_finished_is_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cursor may be read a moment before it has come to the end of the segment."""
+    fleet_segment(tmp_path / "journal", 1)
+    work = make_work(tmp_path, Odd(), [])
+    real = keep.list_sealed
+
+    def list_and_finish(folder: Path) -> list[Segment]:
+        found = real(folder)
+        work.step()
+        return found
+
+    monkeypatch.setattr(keep, "list_sealed", list_and_finish)
+    clean(tmp_path, ["odd"], 0, Gaps(tmp_path / "gaps.jsonl"), lambda _: None)
+    assert real(tmp_path / "journal") == []
+    assert read_gaps(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["lake", "csv"])
+def test_each_segment_is_stored_or_a_gap(tmp_path: Path, stack: ExitStack, kind: str) -> None:
+    """A sink at work, and a journal that is too small all the time: never both, never neither."""
+    home = tmp_path / "hub"
+    gaps, said = Gaps(tmp_path / "hub" / "gaps.jsonl"), list[str]()
+    size = fleet_segment(home / "journal", 1, nodes=1).path.stat().st_size
+    tables = {"lake": {"home": str(tmp_path / "store")}, "csv": {"root": str(tmp_path / "tree")}}
+    sink = Process(home, kind, tables[kind], tmp_path / "said")
+    stack.callback(sink.close)
+    sink.wait_for(1)
+    many = 60
+    for number in range(2, many + 1):
+        fleet_segment(home / "journal", number, nodes=1, jobs=JOBS)
+        clean(home, [kind], 2 * size, gaps, said.append)
+        time.sleep(0.01)
+    wait_for("the rest", lambda: not clean(home, [kind], 1 << 30, gaps, said.append)[kind].segments)
+    assert sink.end() == 0
+    dropped = [gap["segment"] for gap in read_gaps(home)]
+    assert len(dropped) == len(set(dropped)) > 0
+    found = lake_rows(tmp_path / "store") if kind == "lake" else csv_rows(tmp_path / "tree")
+    assert set(found.values()) == {1}
+    times = {int(float(key[2]) if kind == "csv" else key[2] // 10**9) - START // 10**9 for key in found}
+    assert {at // TICKS for at in times} | {1} == set(range(1, many + 1)) - set(dropped)
+
+
+def read_gaps(home: Path) -> list[dict[str, Any]]:
+    path = home / "gaps.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_a_cursor_that_is_damaged_is_not_begun_anew(tmp_path: Path) -> None:

@@ -6,24 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-PATIENCE = 20.0  # seconds after which a thing that did not happen will not happen
+from waiting import PATIENCE
+
 LOAD = Path(__file__).with_name("load.py")
 JOBLENS = [sys.executable, "-m", "joblens"]
-Found = TypeVar("Found")
-
-
-def wait_for(what: str, look: Callable[[], Found]) -> Found:
-    """What `look` returns, as soon as that is something."""
-    end = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < end, f"{what} did not come: {found!r}"
-        time.sleep(0.02)
-    return found
 
 
 def load(name: str, *words: object) -> list[str]:

@@ -13,7 +13,9 @@ import termios
 import time
 from types import TracebackType
 
-from .running import PATIENCE, Stand
+from waiting import PATIENCE
+
+from .running import Stand
 
 CTRL_C, CTRL_D, CTRL_Z, ESCAPE = "\x03", "\x04", "\x1a", "\x1b"
 

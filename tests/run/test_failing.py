@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from .running import PATIENCE, Stand, load, wait_for, watcher_of
+from waiting import PATIENCE, wait_for
+
+from .running import Stand, load, watcher_of
 
 COMMAND = ["sh", "-c", "echo out; echo err >&2; exit 7"]
 

@@ -16,8 +16,9 @@ from joblens.model import GAUGE, Column, Rows, Sample, Schema
 from joblens.run import batches as batches_module
 from joblens.run.batches import Batches
 from joblens.run.clock import Clock, start_clock
+from waiting import PATIENCE, wait_for
 
-from .running import PATIENCE, Stand, load, wait_for, watcher_of
+from .running import Stand, load, watcher_of
 
 FACTS = {"cluster": "c", "id": "r1", "node": "n", "boot": "b", "start": 1.0}
 ROWS = Rows(Schema("s", ("k",), (Column("v", GAUGE, ""),)), (("a",),), [1])

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from .running import PATIENCE, Stand, load, wait_for, watcher_of
+from waiting import PATIENCE, wait_for
+
+from .running import Stand, load, watcher_of
 
 SENT = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT, signal.SIGWINCH]
 NAMES = [number.name for number in SENT]

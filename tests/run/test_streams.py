@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from .running import PATIENCE, Stand, load
+from waiting import PATIENCE
+
+from .running import Stand, load
 
 OPEN = "import os; print(sorted((fd, os.readlink(f'/proc/self/fd/{fd}').split(':')[0]) for fd in range(64)"
 OPEN += " if os.path.exists(f'/proc/self/fd/{fd}')))"

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from .running import Stand, load, wait_for
+from waiting import wait_for
+
+from .running import Stand, load
 from .terminal import CTRL_C, CTRL_D, CTRL_Z, ESCAPE, Terminal
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from .running import PATIENCE, Stand, load
+from waiting import PATIENCE
+
+from .running import Stand, load
 
 OFTEN = ("--quiet", "--interval", "0.05")
 

@@ -29,8 +29,9 @@ from joblens.files import UNFINISHED
 from joblens.hub.auth import make_token
 from joblens.model import Sample
 from joblens.store.lake import Lake, as_table
+from waiting import PATIENCE, wait_for
 
-from .running import PATIENCE, free_port, wait_for
+from .running import free_port
 
 NODES = ("n1", "n2", "n3")
 TICKS_PER_BATCH = 4

@@ -9,19 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-PATIENCE = 120.0  # seconds after which a thing that did not happen will not happen
+from waiting import PATIENCE, wait_for
+
 # A machine without one of the collectors' sources says so once, which is as it should be.
 ALWAYS_SAID = re.compile(r"joblens agent: (metrics at http://\S+|\w+: not on this machine: .*)")
-Found = TypeVar("Found")
 # No proxy of the environment may stand between a test and its own server.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -40,15 +39,6 @@ def fetch(url: str, **headers: str) -> Page:
     except urllib.error.HTTPError as error:
         with error:
             return Page(error.code, error.headers["Content-Type"], error.read().decode())
-
-
-def wait_for(what: str, look: Callable[[], Found]) -> Found:
-    """What `look` returns, as soon as that is something."""
-    end = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < end, f"{what} did not come: {found!r}"
-        time.sleep(0.05)
-    return found
 
 
 def run_joblens(*words: str) -> subprocess.CompletedProcess[str]:

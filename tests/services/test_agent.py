@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from waiting import PATIENCE, wait_for
+
 from .conftest import StartAgent
-from .running import PATIENCE, Agent, count_open_files, fetch, free_port, run_joblens, running_agent, wait_for
+from .running import Agent, count_open_files, fetch, free_port, run_joblens, running_agent
 from .watched import Load, write_job_file
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from joblens.agent.batch import decode
+from waiting import wait_for
 
 from .cluster import TICKS_PER_BATCH, Cluster, Row, assert_same, make_row, read_csv, why_no_namespaces
 from .kafka.broker import Broker, running_broker
 from .kafka.made import read_topic
-from .running import wait_for
 
 MakeCluster = Callable[..., Cluster]
 RECORDED = Path(__file__).parent.parent / "nodes"

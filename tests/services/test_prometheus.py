@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from waiting import wait_for
+
 from .conftest import Scraped, StartAgent, need
 from .openmetrics import parse_openmetrics
-from .running import run_joblens, wait_for
+from .running import run_joblens
 from .watched import Load, write_job_file
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -23,9 +23,10 @@ from joblens.hub.sinks.remote_write import RemoteWriteSink, Server
 from joblens.model import Sample
 from joblens.store.home import find_home, make_home
 from joblens.store.lake import Lake
+from waiting import wait_for
 
 from .conftest import need
-from .running import fetch, free_port, wait_for
+from .running import fetch, free_port
 
 Series = dict[tuple[tuple[str, str], ...], list[tuple[int, float]]]
 Ask = Callable[[], Series]

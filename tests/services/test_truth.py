@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from joblens.model import Number
+from waiting import wait_for
 
 from .load import BY_CHILD, READ_BACK, SIZE, WRITTEN
-from .running import wait_for
 from .watched import Stand, Watch, run_watched
 
 TREE, GROUPS = "process tree", "cgroup v1"

@@ -17,8 +17,7 @@ from joblens.collectors import COLLECTORS
 from joblens.config import AttributionSettings, CollectorSettings, Settings
 from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, Number
-
-from .running import PATIENCE
+from waiting import PATIENCE
 
 _SETTINGS = Settings(
     collectors={

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..running import PATIENCE, free_port, wait_for
+from waiting import PATIENCE, wait_for
+
+from ..running import free_port
 
 _FETCH = Path(__file__).with_name("fetch")
 _PROPERTIES = """

@@ -11,8 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from joblens.agent.batch import Batch
 from joblens.hub.segments import Segment, pack_record
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
-
-from ..running import PATIENCE
+from waiting import PATIENCE
 
 CPU = Schema("cpu", ("cpu",), (Column("user_seconds", COUNTER, "", 1, 100), Column("switches", COUNTER, "")))
 JOB = Schema(

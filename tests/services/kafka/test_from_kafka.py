@@ -21,8 +21,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from joblens.hub.segments import list_sealed
 from joblens.hub.sink import Place
 from joblens.hub.sinks import kafka as sink_kafka
+from waiting import PATIENCE, wait_for
 
-from ..running import PATIENCE, wait_for
 from .broker import Broker, MockBroker
 from .made import START, TICKS, make_batch, read_topic, write_segment
 

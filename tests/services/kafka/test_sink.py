@@ -17,8 +17,8 @@ import pytest
 from joblens.hub.kafka_schema import AVRO
 from joblens.hub.sink import Place
 from joblens.hub.sinks.kafka import OPTIONS, open_sink
+from waiting import PATIENCE, wait_for
 
-from ..running import PATIENCE, wait_for
 from .broker import Broker, MockBroker
 from .made import START, TICKS, Ends, has_topic, make_batch, read_topic, write_segment
 

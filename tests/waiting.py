@@ -1,0 +1,19 @@
+"""Waiting for what another process does: as short as can be, and not for ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE = 120.0  # seconds after which a thing that did not happen will not happen, on a busy machine too
+Found = TypeVar("Found")
+
+
+def wait_for(what: str, look: Callable[[], Found]) -> Found:
+    """What `look` returns, as soon as that is something."""
+    end = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < end, f"{what} did not come: {found!r}"
+        time.sleep(0.02)
+    return found
