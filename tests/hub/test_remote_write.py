@@ -20,7 +20,7 @@ from joblens.hub.sink import Place
 from joblens.hub.sinks import remote_write
 from joblens.hub.sinks.remote_write import OPTIONS, RemoteWriteSink, Server, open_sink
 from joblens.hub.sinks.snappy import compress
-from joblens.model import GAUGE, Column, Rows, Sample, Schema
+from joblens.model import GAUGE, Column, Key, Rows, Sample, Schema
 
 from .made import (
     CPU,
@@ -212,6 +212,26 @@ def test_every_sample_by_its_name(sink: RemoteWriteSink, server: FakeServer, tmp
     assert len(server.bodies) == 1
     assert server.headers[0]["X-Prometheus-Remote-Write-Version"] == "0.1.0"
     assert server.headers[0]["Content-Encoding"] == "snappy"
+
+
+def test_rows_of_no_job_are_on_the_node_that_tells_of_them(server: FakeServer, tmp_path: Path) -> None:
+    """A process of no job says neither cluster nor node, and two nodes can have the same number for one."""
+    process = Schema("process", ("cluster", "jobid", "node", "pid"), (Column("threads", GAUGE, ""),))
+    keys: tuple[Key, ...] = (("", "", "", 1), ("other", "17", "n9", 2))
+    sink = RemoteWriteSink(Server(server.url), tmp_path / "sent")
+    batches = [
+        encode(node, 1, [Sample(START, Rows(process, keys, [number, number]))])
+        for number, node in enumerate(("n1", "n2"), 1)
+    ]
+    sink.take(write_segment(tmp_path, 1, batches))
+    sink.recover(1)
+    name = "joblens_process_threads"
+    assert {labels: value for labels, ((_, value),) in server.found().items()} == {
+        series(name=name, node="n1", instance="n1", pid="1"): 1.0,
+        series(name=name, node="n2", instance="n2", pid="1"): 2.0,
+        series(name=name, cluster="other", node="n9", jobid="17", instance="n1", pid="2"): 1.0,
+        series(name=name, cluster="other", node="n9", jobid="17", instance="n2", pid="2"): 2.0,
+    }
 
 
 def test_rows_beside_others_for_a_while(sink: RemoteWriteSink, server: FakeServer, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.hub.gaps import Gaps
-from joblens.hub.segments import Segment, list_sealed
+from joblens.hub.segments import Segment, dropping, list_sealed
 
 
 class Lag(NamedTuple):
@@ -35,18 +35,10 @@ def clean(
     sizes = {segment: _size(segment) for segment in list_sealed(home / "journal")}
     total = sum(sizes.values())
     for segment in list(sizes):
-        behind = [sink for sink, done in cursors.items() if done < segment.number]
-        if cursors and not behind:
-            reason = False
-        elif total > most_bytes:
-            reason = True
-        else:
+        if cursors and all(done >= segment.number for done in cursors.values()):
+            segment.path.unlink(missing_ok=True)
+        elif total <= most_bytes or not _drop(home, segment, list(cursors), gaps, log):
             continue
-        if reason:
-            gaps.of_segment(segment, behind, sizes[segment])
-            whose = ", ".join(behind) or "anybody"
-            log(f"journal segment {segment.number} is deleted though {whose} did not have it: too much waits")
-        segment.path.unlink(missing_ok=True)
         total -= sizes.pop(segment)
     return {
         sink: Lag(
@@ -55,6 +47,27 @@ def clean(
         )
         for sink, done in cursors.items()
     }
+
+
+def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Callable[[str], None]) -> bool:
+    """And records it. False if a sink is just storing it: then it stays, and a later one goes instead."""
+    try:
+        with dropping(segment) as free:
+            if not free:
+                return False
+            # Read again: a sink may have come to its end since.
+            behind = [sink for sink in sinks if read_cursor(home, sink) < segment.number]
+            if behind or not sinks:
+                gaps.of_segment(segment, behind, _size(segment))
+                whose = ", ".join(behind) or "anybody"
+                log(
+                    f"journal segment {segment.number} is deleted though {whose} did not have it: "
+                    "too much waits"
+                )
+            segment.path.unlink(missing_ok=True)
+    except FileNotFoundError:  # somebody else has removed it
+        pass
+    return True
 
 
 def _size(segment: Segment) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +39,36 @@ class Segment(NamedTuple):
                 if record is None:
                     return
                 yield record
+
+
+@contextmanager
+def storing(segment: Segment) -> Iterator[bool]:
+    """For a sink, until it has written down that it has it: nobody drops it meanwhile. False: it is gone."""
+    try:
+        file = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield os.fstat(file).st_nlink > 0
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def dropping(segment: Segment) -> Iterator[bool]:
+    """For who wants to delete one that sinks may still want. False: one of them is just storing it."""
+    file = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(file)
 
 
 def list_sealed(folder: Path) -> list[Segment]:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from joblens.errors import ConfigError, MalformedError, sentence
 from joblens.files import UNFINISHED, unfinished_name, write_whole
 from joblens.hub.checked import Checker
-from joblens.hub.segments import Segment, list_sealed
+from joblens.hub.segments import Segment, list_sealed, storing
 
 # Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
 KINDS = {
@@ -184,19 +184,17 @@ class Work:
         return next(waiting, None)
 
     def _take(self, segment: Segment) -> None:
-        try:
+        with storing(segment) as there:
+            if not there:
+                return  # dropped, as too much was waiting: joblens.hub.keep has recorded it
             taken = self.sink.take(segment)
-        except FileNotFoundError:
-            if segment.path.exists():
-                raise
-            return  # dropped, as too much was waiting: joblens.hub.runner has recorded it
-        cursor = Cursor(
-            segment.number,
-            self.cursor.rows + taken.rows,
-            self.cursor.values + taken.values,
-            self.cursor.dropped + taken.dropped,
-        )
-        save_cursor(self.place.cursor, cursor)
+            cursor = Cursor(
+                segment.number,
+                self.cursor.rows + taken.rows,
+                self.cursor.values + taken.values,
+                self.cursor.dropped + taken.dropped,
+            )
+            save_cursor(self.place.cursor, cursor)
         self.cursor = cursor
         for problem in taken.problems:
             if problem not in self.problems:

@@ -79,10 +79,11 @@ def _series_label(schema: Schema, column: Column) -> bytes:
 def _labels(cluster: str, node: str, schema: Schema, key: Key) -> tuple[bytes, bytes]:
     """As Prometheus would have them had it scraped the node: `instance` is who told, `job` is joblens.
 
-    Those that come before the name of the series in order, and those behind.
+    Rows of no job do not say where they are: on the node that tells of them. Those that come before the name
+    of the series in order, and those behind.
     """
-    named = {"cluster": cluster, "node": node, **dict(zip(schema.labels, map(str, key)))}
-    named |= {"instance": node, "job": "joblens"}
+    told = {name: text for name, text in zip(schema.labels, map(str, key)) if text}
+    named = {"cluster": cluster, "node": node, **told, "instance": node, "job": "joblens"}
     found = [(name, _label(name, storable(value))) for name, value in sorted(named.items()) if value]
     before = b"".join(label for name, label in found if name < "__name__")
     return before, b"".join(label for name, label in found if name > "__name__")
