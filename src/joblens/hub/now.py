@@ -5,6 +5,7 @@ Of each batch only the parts that such a view needs are kept, as they came; they
 
 from __future__ import annotations
 
+import struct
 import zlib
 from typing import Any
 
@@ -25,15 +26,18 @@ class Picker:
         self._wanted: dict[int, bool] = {}
 
     def pick(self, batch: bytes) -> bytes:
-        """The batch, whose sections fill it, with less in it. Cheap: no number is looked at."""
+        """The batch with less in it; nothing of one that is cut off. Cheap: no number is looked at."""
         picked: list[bytes] = []
-        end = section_end(batch, len(MAGIC))
-        picked.append(batch[:end])
-        while end < len(batch):
-            begin, middle = end, section_end(batch, end)
-            end = section_end(batch, middle)
-            if self._is_wanted(batch[begin:middle]):
-                picked.append(batch[begin:end])
+        try:
+            end = section_end(batch, len(MAGIC))
+            picked.append(batch[:end])
+            while end < len(batch):
+                begin, middle = end, section_end(batch, end)
+                end = section_end(batch, middle)
+                if self._is_wanted(batch[begin:middle]):
+                    picked.append(batch[begin:end])
+        except struct.error:
+            return b""
         found = b"".join(picked)
         return found if len(found) <= _MOST_KEPT else b""
 
