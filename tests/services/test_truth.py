@@ -21,6 +21,7 @@ from waiting import wait_for
 from .load import BY_CHILD, READ_BACK, SIZE, WRITTEN
 from .watched import Stand, Watch, run_watched
 
+pytestmark = pytest.mark.xdist_group("cgroups")  # whoever made a folder for all jobs removes it
 TREE, GROUPS = "process tree", "cgroup v1"
 
 
