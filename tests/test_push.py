@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,11 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hub.sending import running_hub, stored
 from joblens.agent import secrets, sender
 from joblens.agent.client import Answer
 from joblens.agent.frame import read_header
 from joblens.agent.push import Pusher, default_spool
 from joblens.agent.sampler import Sampler
+from joblens.agent.spool import PUT_BACK
 from joblens.config import PushSettings, Settings
 from joblens.errors import ConfigError
 from joblens.host import Host
@@ -558,6 +561,35 @@ def test_a_hub_that_comes_late(tmp_path: Path) -> None:
         assert sum(post.header["updates"] for post in hub.stored_once()) == sum(
             len(post.samples) for post in hub.stored_once()
         )
+
+
+def test_put_back_to_a_snapshot(tmp_path: Path) -> None:
+    """A real hub tells that it has numbers that this agent has not given: what is made then is not taken for
+    repeats, and the one by which it was noticed is a gap."""
+    with running_hub(tmp_path / "hub") as hub:
+        with running_node(tmp_path, f"http://127.0.0.1:{hub.port}") as node:
+            node.sample(3)
+            node.wait_until_empty()
+            snapshot = node.pusher.spool._last
+            node.sample(6)
+            node.wait_until_empty()
+            before = stored(hub.home)
+            node.pusher.spool._last = snapshot  # as all of its memory would be
+            node.sample()
+            node.wait_until_empty()
+            assert [line for line in node.said if PUT_BACK in line]
+            node.sample(6)
+            node.wait_until_empty()
+            assert node.own()["gaps"] == 0
+        after = stored(hub.home)
+        found = [json.loads(line) for line in (hub.home / "gaps.jsonl").read_text().splitlines()]
+    assert sum(after.values()) == sum(before.values()) + 6
+    assert {number for _, number in after} == {number for _, number in before} | {
+        snapshot + more for more in range(2, 8)
+    }
+    assert [(it["first"], it["last"], it["boot"], it["why"]) for it in found] == [
+        (snapshot + 1, snapshot + 1, "boot-1700000000", PUT_BACK)
+    ]
 
 
 def test_another_spool(tmp_path: Path, hub: SmallHub) -> None:

@@ -53,7 +53,7 @@ def waiting(folder: Path) -> list[tuple[str, int]]:
 
 def test_killed_again_and_again(tmp_path: Path, hub: SmallHub) -> None:
     """Whatever was in the spool when it was killed arrives, nothing is new under an old number, and the order
-    is that in which it was sampled."""
+    is that in which it was sampled. What was in memory is a gap, which lies between what arrives."""
     chance = random.Random(5)
     hub.otherwise = lambda it: cut(it) if chance.random() < 0.2 else acknowledge(it)
     text = config(tmp_path, hub.url)
@@ -86,7 +86,14 @@ def test_killed_again_and_again(tmp_path: Path, hub: SmallHub) -> None:
     times = [s.time_ns for post in posts for s in post.samples if s.rows.schema.set == "load"]
     assert len(times) == len(set(times)) > 20
     assert times == sorted(times)
-    assert all(post.header["gaps"] == [] for post in posts)
+    gaps = {tuple(gap) for post in posts for gap in post.header["gaps"]}
+    assert {why for *_, why, _ in gaps} == {"the agent was killed"}
+    assert len(gaps) == 6  # one for each kill, told in one form
+    numbers = {number for _, number in found}
+    for first, last, begin, end, _, _ in gaps:
+        assert first == last not in numbers
+        assert begin in [post.header["to_ns"] for post in posts]
+        assert not [post for post in posts if begin < post.header["from_ns"] < end]
 
 
 def test_sigterm_sends_what_there_is(tmp_path: Path, hub: SmallHub) -> None:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from joblens.agent.batch import Batch
 from joblens.agent.frame import check_whole, read_header
 from joblens.agent.gaps import Gap, Gaps
-from joblens.agent.spool import Spool
+from joblens.agent.lock import Last, Lock
+from joblens.agent.spool import KILLED, PUT_BACK, WENT_DOWN, Spool
 from joblens.errors import ConfigError, MalformedError
 from joblens.model import GAUGE, NO_KEY, Column, Rows, Sample, Schema
 
@@ -35,9 +36,9 @@ def message(sequence: int, boot: str = "b1", gaps: list[Gap] | None = None, size
 
 
 @contextmanager
-def opened(folder: Path, boot: str = "b1", most: int = MIB) -> Iterator[Spool]:
+def opened(folder: Path, boot: str = "b1", most: int = MIB, **began: int) -> Iterator[Spool]:
     """Left as a process leaves it that is killed: nothing is closed but what the kernel closes."""
-    spool = Spool(str(folder), most, boot)
+    spool = Spool(str(folder), most, boot, **began)
     try:
         yield spool
     finally:
@@ -47,9 +48,9 @@ def opened(folder: Path, boot: str = "b1", most: int = MIB) -> Iterator[Spool]:
 def put(spool: Spool, count: int = 1, size: int = 0) -> list[int]:
     made = []
     for _ in range(count):
-        sequence, gaps = spool.next_sequence()
-        spool.put(sequence, message(sequence, spool.boot, gaps, size))
-        made.append(sequence)
+        item, boot, gaps = spool.next_batch()
+        spool.put(item, message(item.sequence, boot, gaps, size), item.sequence * 1000 + 5)
+        made.append(item.sequence)
     return made
 
 
@@ -62,6 +63,10 @@ def drain(spool: Spool) -> list[tuple[str, int]]:
         found.append((head["boot"], head["sequence"]))
         spool.acknowledge(item)
     return found
+
+
+def recorded(folder: Path) -> list[Gap]:
+    return [Gap(*row) for row in json.loads((folder / "gaps.json").read_text())]
 
 
 def on_disk(folder: Path) -> int:
@@ -101,7 +106,7 @@ def test_left_by_a_crash(tmp_path: Path) -> None:
     with opened(folder) as spool:
         made += put(spool, 2)
         assert drain(spool) == [("b1", sequence) for sequence in made]
-    assert sorted(os.listdir(folder)) == ["lock", "note"]
+    assert sorted(os.listdir(folder)) == ["gaps.json", "lock", "note"]
     assert (folder / "note").read_text() == "mine"
 
 
@@ -113,10 +118,9 @@ def test_numbers_never_go_back(tmp_path: Path, left: str) -> None:
     last = 0
     for _ in range(20):
         with opened(folder) as spool:
-            sequence, _ = spool.next_sequence()
+            (sequence,) = put(spool)
             assert sequence > last
             last = sequence
-            spool.put(sequence, message(sequence))
         for path in folder.iterdir():
             if left == "nothing" or (left == "lock" and path.name != "lock"):
                 path.unlink()
@@ -180,7 +184,7 @@ def test_less_room_at_the_next_start(tmp_path: Path) -> None:
     with opened(folder, most=65_536) as spool:
         assert on_disk(folder) <= spool.bytes <= 65_536
         assert spool.dropped + spool.batches == 30
-        assert len(spool.gaps) == 1
+        assert sorted(gap.why for gap in recorded(folder)) == ["spool full", KILLED]
 
 
 def test_a_gap_is_told_until_it_is_acknowledged(tmp_path: Path) -> None:
@@ -189,7 +193,7 @@ def test_a_gap_is_told_until_it_is_acknowledged(tmp_path: Path) -> None:
     with opened(folder, most=65_536) as spool:
         put(spool, 12, size=10_000)
         assert len(spool.gaps) == 1
-    with opened(folder) as spool:
+    with opened(folder) as spool:  # and of how that one ended
         before = put(spool)  # the first one of this agent tells of it, and so do all that follow
         put(spool, 2)
         spool.close()
@@ -197,12 +201,141 @@ def test_a_gap_is_told_until_it_is_acknowledged(tmp_path: Path) -> None:
         while item := spool.take():
             head = read_header(spool.read(item))
             told[head["sequence"]] = len(head["gaps"])
-            assert len(spool.gaps) == 1 or item.sequence > before[0]
+            assert len(spool.gaps) == 2 or item.sequence > before[0]
             spool.acknowledge(item)
-        assert [told[sequence] for sequence in sorted(told)][-3:] == [1, 1, 1]
+        assert [told[sequence] for sequence in sorted(told)][-3:] == [2, 2, 2]
         assert len(spool.gaps) == 0
     with opened(folder) as spool:
         assert len(spool.gaps) == 0
+
+
+def test_killed(tmp_path: Path) -> None:
+    """What was in memory is a gap: from the last sample that was kept until the next agent, told at once."""
+    folder = tmp_path / "s"
+    with opened(folder) as spool:
+        made = put(spool, 3)
+        for _ in made:
+            item = spool.take()
+            assert item is not None
+            spool.acknowledge(item)
+    lost = Gap(made[-1] + 1, made[-1] + 1, made[-1] * 1000 + 5, 10**15, KILLED, "b1")
+    time.sleep(0.005)
+    with opened(folder, now_ns=10**15) as spool:
+        assert recorded(folder) == [lost]
+        batch = spool.next_batch()
+        assert batch.gaps == [lost]
+        assert batch.item.sequence > lost.last
+        spool.put(batch.item, message(batch.item.sequence), 10**15 + 7)
+        assert len(drain(spool)) == 1
+    with opened(folder) as spool:  # that one was closed
+        assert len(spool.gaps) == 0
+
+
+def test_killed_before_its_first_batch(tmp_path: Path) -> None:
+    """Then all since its start is lost; again and again is one gap for each."""
+    folder = tmp_path / "s"
+    for number in range(1, 5):
+        with opened(folder, now_ns=number * 100):
+            time.sleep(0.002)
+    assert [(it.from_ns, it.to_ns) for it in recorded(folder)] == [(100, 200), (200, 300), (300, 400)]
+    assert len({it.first for it in recorded(folder)}) == 3
+
+
+def test_the_node_went_down(tmp_path: Path) -> None:
+    """The gap is of the boot that ended so, until the machine was there again. A clock that was put back
+    meanwhile makes no gap that ends before it begins."""
+    for name, booted, end in (("ahead", 10**16, 10**16), ("behind", 5, None)):
+        with opened(tmp_path / name) as spool:
+            (last,) = put(spool)
+        with opened(tmp_path / name, "b2", now_ns=10**17, booted_ns=booted) as spool:
+            since = last * 1000 + 5
+            assert recorded(tmp_path / name) == [
+                Gap(last + 1, last + 1, since, end or since, WENT_DOWN, "b1")
+            ]
+            assert spool.turn == 2
+
+
+def test_killed_before_it_was_noted(tmp_path: Path) -> None:
+    """A batch is in the spool first: the gap begins behind it."""
+    folder = tmp_path / "s"
+    with opened(folder) as spool:
+        put(spool)
+        note = (folder / "lock").read_bytes()
+        (last,) = put(spool)
+    (folder / "lock").write_bytes(note)
+    with opened(folder, now_ns=10**15):
+        assert recorded(folder) == [Gap(last + 1, last + 1, last * 1000 + 5, 10**15, KILLED, "b1")]
+
+
+def test_closed_while_the_disk_took_nothing(tmp_path: Path) -> None:
+    """What then was in memory only is lost too, and the next agent says so."""
+    folder = tmp_path / "s"
+    with opened(folder) as spool:
+        (kept,) = put(spool)
+        with no_room():
+            put(spool)
+            spool.close()
+            spool.leave()
+    with opened(folder, now_ns=10**15):
+        (lost,) = recorded(folder)
+        assert (lost.from_ns, lost.to_ns, lost.why) == (kept * 1000 + 5, 10**15, KILLED)
+        assert lost.first > kept
+
+
+@given(
+    st.binary(max_size=600) | st.recursive(st.integers() | st.text(), st.lists).map(lambda x: f"{x}".encode())
+)
+def test_any_lock_file(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """A power failure can leave anything there, or nothing."""
+    folder = tmp_path_factory.mktemp("s")
+    (folder / "lock").write_bytes(data)
+    lock = Lock(str(folder))
+    assert lock.load() is None
+    last = Last("b" * 200, 1 << 60, 1 << 62, ended=True)
+    lock.note(last)
+    assert lock.load() == last
+    lock.close()
+
+
+def test_put_back_to_a_snapshot(tmp_path: Path) -> None:
+    """The hub has numbers that this agent has not given: what waits is a gap, and what is made from now on is
+    of another beginning, also for the next agent. What the hub had not had before is as good as any."""
+    folder = tmp_path / "s"
+    with opened(folder) as spool:
+        made = put(spool, 3)
+        items = []
+        for highest in (made[-1] + 100, 0, made[-1] + 100):
+            item = spool.take()
+            assert item is not None
+            items.append(item)
+            if spool.begin_anew(item, highest):
+                spool.lose(item, PUT_BACK)
+            else:
+                spool.acknowledge(item)
+        assert [item.sequence for item in items] == made
+        assert [(it.first, it.boot, it.why) for it in recorded(folder)] == [
+            (made[0], "b1", PUT_BACK),
+            (made[2], "b1", PUT_BACK),
+        ]
+        assert spool.boot.startswith("b1+")
+        boot = spool.boot
+        put(spool, 2)
+    with opened(folder) as spool:
+        assert spool.boot == boot
+        put(spool)
+        assert {found for found, _ in drain(spool)} == {boot}
+    with opened(folder, "b2") as spool:
+        assert spool.boot == "b2"
+
+
+def test_a_repeat_is_no_snapshot(tmp_path: Path) -> None:
+    """The hub has had it because its answer was lost: its highest number is one that was given."""
+    with opened(tmp_path / "s") as spool:
+        made = put(spool, 3)
+        item = spool.take()
+        assert item is not None
+        assert not spool.begin_anew(item, made[-1])
+        assert spool.boot == "b1"
 
 
 def gap(first: int, last: int, boot: str = "b1", why: str = "full") -> Gap:

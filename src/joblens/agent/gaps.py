@@ -45,13 +45,14 @@ class Gaps:
     def highest(self, boot: str) -> int:
         return max((it.gap.last for it in self._known if it.gap.boot == boot), default=0)
 
-    def add(self, gap: Gap) -> None:
+    def add(self, gap: Gap, over: bool = False) -> None:
+        """`over`: it will not grow, and the next batch tells of it."""
         self._unsaved = True
         for it in self._known:
             if not it.carrier and it.gap.why == gap.why and _touch(it.gap, gap):
                 it.gap, it.batches = _joined(it.gap, gap, gap.why), 0
                 return
-        self._known.append(_Known(gap, 0))
+        self._known.append(_Known(gap, _QUIET if over else 0))
         if len(self._known) > _MOST:
             self._shorten()
 

@@ -50,8 +50,7 @@ class Pusher:
     """Raises ConfigError or OSError if there is no folder for the spool, or no way to say who we are."""
 
     def __init__(self, host: Host, settings: Settings, sampler: Sampler, log: Log) -> None:
-        self._boot = host.boot_id() or f"boot-{host.boot_time()}"
-        self._log = log
+        self._host, self._log = host, log
         self._set(settings, sampler)
         target = self._target()
         self.spool = self._open_spool()
@@ -75,7 +74,9 @@ class Pusher:
         return Target(self._push, self._cluster, self._node)
 
     def _open_spool(self) -> Spool:
-        return Spool(self._folder(), self._push.spool_bytes, self._boot)
+        host, booted = self._host, self._host.boot_time()
+        boot = host.boot_id() or f"boot-{booted}"
+        return Spool(self._folder(), self._push.spool_bytes, boot, host.now_ns(), booted * 1_000_000_000)
 
     def _folder(self) -> str:
         return self._push.spool or default_spool(self._node)
@@ -150,13 +151,13 @@ class Pusher:
             return
         described = self._sampler.describe()
         self._note_jobs(described)
-        sequence, gaps = self.spool.next_sequence()
+        item, boot, gaps = self.spool.next_batch()
         header = {
             "version": VERSION,
             "cluster": self._cluster,
             "node": self._node,
-            "boot": self._boot,
-            "sequence": sequence,
+            "boot": boot,
+            "sequence": item.sequence,
             "sent": time.time(),  # made, that is: the time of sending is a header of HTTP
             "from_ns": self._from_ns,
             "to_ns": self._to_ns,
@@ -176,7 +177,7 @@ class Pusher:
         self._values = self._updates = self._from_ns = 0
         self._jobs = {}
         self._job_keys = None
-        self.spool.put(sequence, batch.encode(header))
+        self.spool.put(item, batch.encode(header), self._to_ns)
         self._report()
 
     def _report(self) -> None:

@@ -14,7 +14,7 @@ from joblens.agent.client import Answer, Client
 from joblens.agent.frame import read_header
 from joblens.agent.sampler import Log
 from joblens.agent.secrets import Proof
-from joblens.agent.spool import Item, Spool
+from joblens.agent.spool import PUT_BACK, Item, Spool
 from joblens.config import PushSettings, split_url
 from joblens.errors import JoblensError, MalformedError, ServerError, sentence
 
@@ -139,6 +139,8 @@ class Sender(threading.Thread):
     def _is_acknowledged(self, answer: Answer, item: Item, message: bytes, target: Target) -> float:
         if not acknowledges(answer.body, item.sequence):
             return self._has_failed(f"{target.words} answers, but does not acknowledge: is it a hub?")
+        if self.spool.begin_anew(item, highest_of(answer.body)):
+            return self._has_lost(item, PUT_BACK)
         self.spool.acknowledge(item)
         before = self.progress
         self.progress = before._replace(
@@ -185,6 +187,16 @@ def acknowledges(body: bytes, sequence: int) -> bool:
         return type(first) is type(last) is int and bool(first <= sequence <= last)
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
+
+
+def highest_of(body: bytes) -> int:
+    """The highest number that the hub has of that boot, which it says of a batch that it had before."""
+    import json
+
+    if b'"highest"' not in body:
+        return 0
+    highest = json.loads(body).get("highest")
+    return highest if type(highest) is int else 0
 
 
 def _words(answer: Answer) -> str:

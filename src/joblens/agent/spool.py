@@ -4,12 +4,11 @@ One thread puts batches in and another takes them out; neither waits for the oth
 A batch is `TURN-SEQUENCE.batch`: sequence numbers count within one boot of the machine, and the turn puts
 what is left of an earlier boot in front. A sequence begins at the milliseconds since the boot, and batches
 are made much more slowly: so no number is given twice within a boot, though the agent be killed at any
-moment and its folder lost.
+moment and its folder lost. Only a machine that is put back to a snapshot gives some again: see `begin_anew`.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import threading
@@ -20,6 +19,7 @@ from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from joblens.agent.frame import check_whole, read_header
 from joblens.agent.gaps import Gap, Gaps
+from joblens.agent.lock import Last, Lock
 from joblens.errors import ConfigError, MalformedError, sentence
 from joblens.files import UNFINISHED, list_names, write_quickly
 
@@ -27,6 +27,9 @@ _NAME = re.compile(r"([0-9]{6})-([0-9]{15})\.batch")
 _BLOCK = 4096  # what a file takes at least
 _MOST_HELD = 4 << 20  # bytes in memory that a full disk did not take
 _REFUSED_PART = 8  # of the spool's room, for batches that the hub does not want
+KILLED, WENT_DOWN = "the agent was killed", "the node went down"
+PUT_BACK = "numbered as others before: the machine was put back to an earlier state"
+_ANEW = "+"  # between the boot and what tells one beginning within it from another
 
 
 class Item(NamedTuple):
@@ -38,28 +41,46 @@ class Item(NamedTuple):
         return f"{self.turn:06d}-{self.sequence:015d}.batch"
 
 
+class Next(NamedTuple):
+    """The batch that is now made: where it goes, which boot it says that it is of, and gaps to tell of."""
+
+    item: Item
+    boot: str
+    gaps: List[Gap]
+
+
 class Spool:
-    def __init__(self, folder: str, most_bytes: int, boot: str) -> None:
+    """`now_ns` and `booted_ns` say when this agent and its machine began, for gaps; 0 if unknown."""
+
+    def __init__(self, folder: str, most_bytes: int, boot: str, now_ns: int = 0, booted_ns: int = 0) -> None:
         self.folder, self.most_bytes, self.boot = folder, most_bytes, boot
         make_folder(folder)
-        self._lock_fd = _lock(folder)
+        self._lock = Lock(folder)
+        before = self._lock.load()
+        if before is not None and before.boot.startswith(boot + _ANEW):
+            self.boot = before.boot
         self._changed = threading.Condition()
         self._runs: Deque[List[int]] = deque()  # turn, first, last: of what waits, in order
         self._taken: Optional[Item] = None
-        self._held: Dict[int, bytes] = {}  # by sequence, what the disk did not take
+        self._held: Dict[Item, bytes] = {}  # what the disk did not take
         self._closed = False
         self.bytes = self.batches = self.dropped = self.refused = 0
         self.trouble = ""  # of the disk
         self.gaps = Gaps(f"{folder}/gaps.json")
         found = self._find()
         self.turn, self._last = 0, 0
+        self._reused = 0  # the turn whose numbers were given twice
+        if before is not None and not before.ended:
+            self._tell_of_its_end(before, found[-1:], now_ns, booted_ns)
         self.turn, self._last = self._begin(found)
         self._first = self._last + 1
+        self._kept_ns = now_ns
         for item in found:
             self._append(item)
         with self._changed:
             self._make_room(0)
             self.gaps.save()
+            self._note()
 
     def _find(self) -> List[Item]:
         """What an agent has left. Unfinished files are nobody's: there is one agent per folder."""
@@ -85,16 +106,28 @@ class Spool:
             return newest.turn, max(last, newest.sequence)
         return newest.turn + 1, last
 
-    def next_sequence(self) -> Tuple[int, List[Gap]]:
-        """For the batch that is now made, with the gaps that it must tell of."""
+    def _tell_of_its_end(self, before: Last, newest: List[Item], now_ns: int, booted_ns: int) -> None:
+        """What it had in memory is lost: that has the number that its batch would have got."""
+        sequence, since = before.sequence, before.to_ns
+        for item in newest:  # it can have been killed before it noted the last one
+            gap = self._gap(item, self._peek(item), "")
+            if gap.boot == before.boot:
+                sequence, since = max(sequence, gap.last), max(since, gap.to_ns)
+        why, until = (KILLED, now_ns) if before.boot == self.boot else (WENT_DOWN, booted_ns or now_ns)
+        gap = Gap(sequence + 1, sequence + 1, since, max(since, until), why, before.boot)
+        self.gaps.add(gap, over=True)
+
+    def _note(self, ended: bool = False) -> None:
+        self._lock.note(Last(self.boot, self._last, self._kept_ns, ended))
+
+    def next_batch(self) -> Next:
         with self._changed:
             self._last += 1
-            return self._last, self.gaps.carry(self._last)
+            return Next(Item(self.turn, self._last), self.boot, self.gaps.carry(self._last))
 
-    def put(self, sequence: int, message: bytes) -> None:
-        """Never fails: what cannot be kept is a gap."""
+    def put(self, item: Item, message: bytes, to_ns: int) -> None:
+        """Never fails: what cannot be kept is a gap. `to_ns`: of the last sample in it."""
         with self._changed:
-            item = Item(self.turn, sequence)
             self._make_room(_on_disk(len(message)))
             self._write_held()
             why = self._store(item, message)
@@ -105,6 +138,9 @@ class Spool:
                 self._append(item)
                 self._changed.notify()
             self.gaps.save()
+            if not self._held:
+                self._kept_ns = to_ns
+            self._note()
 
     def _store(self, item: Item, message: bytes) -> str:
         """Why it could not be kept."""
@@ -119,7 +155,7 @@ class Spool:
             self.trouble = f"{self.folder}: {words or sentence(error)}"
             if sum(map(len, self._held.values())) + len(message) > _MOST_HELD:
                 return words or "not written"
-            self._held[item.sequence] = message
+            self._held[item] = message
         return ""
 
     def _write(self, item: Item, message: bytes) -> None:
@@ -131,12 +167,12 @@ class Spool:
         self.bytes += _on_disk(len(message))
 
     def _write_held(self) -> None:
-        for sequence, message in list(self._held.items()):
+        for item, message in list(self._held.items()):
             try:
-                self._write(Item(self.turn, sequence), message)
+                self._write(item, message)
             except (OSError, ConfigError):
                 return
-            del self._held[sequence]
+            del self._held[item]
 
     def _append(self, item: Item) -> None:
         self.batches += 1
@@ -182,7 +218,7 @@ class Spool:
 
     def read(self, item: Item) -> bytes:
         """Raises MalformedError of what a power failure has damaged, OSError where it cannot be read."""
-        held = self._held_of(item)
+        held = self._held.get(item)
         if held is not None:
             return held
         with open(f"{self.folder}/{item.name}", "rb") as file:
@@ -203,6 +239,22 @@ class Spool:
             self.dropped += 1
             self.gaps.add(self._gap(item, self._peek(item), why))
             self._settle(item)
+
+    def begin_anew(self, item: Item, highest: int) -> bool:
+        """True if what the hub has under that number can be another batch than this one.
+
+        It has numbers up to `highest` of that boot, 0 if it did not have this one. If this agent gave none as
+        high, then another has: the same, before the whole machine was put back to a snapshot, or one
+        of the same name. What is made from now on is of another beginning. What waits was made before the
+        snapshot or after, which nobody can tell: so it is a gap, though the hub may have it.
+        """
+        with self._changed:
+            if item.turn == self.turn and highest > self._last:
+                self._reused = self.turn
+                self.turn += 1
+                self.boot = f"{self.boot.partition(_ANEW)[0]}{_ANEW}{os.urandom(6).hex()}"
+                self._note()
+            return highest > 0 and item.turn == self._reused
 
     def refuse(self, item: Item, message: bytes) -> None:
         """The hub will never take it: it is kept aside for whoever wants to know."""
@@ -233,8 +285,7 @@ class Spool:
 
     def _remove(self, item: Item) -> None:
         self.batches -= 1
-        if self._held_of(item) is not None:
-            del self._held[item.sequence]
+        if self._held.pop(item, None) is not None:
             return
         size = self._size(item)
         try:
@@ -242,9 +293,6 @@ class Spool:
             self.bytes -= size
         except OSError:  # others have been here
             self.bytes = self._count_bytes()
-
-    def _held_of(self, item: Item) -> Optional[bytes]:
-        return self._held.get(item.sequence) if item.turn == self.turn else None
 
     def _size(self, item: Item) -> int:
         try:
@@ -261,7 +309,7 @@ class Spool:
         return sizes
 
     def _peek(self, item: Item) -> bytes:
-        held = self._held_of(item)
+        held = self._held.get(item)
         if held is not None:
             return held
         try:
@@ -293,10 +341,10 @@ class Spool:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """The folder is free for another agent."""
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        """The folder is free for another agent, which is told of what is lost, if this one was not closed."""
+        if self._closed and not self._held:
+            self._note(ended=True)
+        self._lock.close()
 
 
 def make_folder(path: str) -> None:
@@ -307,22 +355,6 @@ def make_folder(path: str) -> None:
     found = os.stat(path)
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
         raise ConfigError("others can write to the spool's folder; it must be the agent's own", path)
-
-
-def _lock(folder: str) -> int:
-    import fcntl
-
-    fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise ConfigError("another agent uses this spool", folder) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            os.close(fd)
-            raise
-    return fd
 
 
 def _on_disk(size: int) -> int:

@@ -82,7 +82,7 @@ class Receiver:
             return
         if batch in self.journal.seen:
             self.repeats += 1
-            done(acknowledge(batch))
+            done(acknowledge(batch, self.journal.seen.highest(batch)))
             return
         node = self.nodes.get(batch.cluster, batch.node)
         wait = node.bucket.take(
@@ -150,5 +150,7 @@ class Receiver:
                 self._log(f"gaps of node {node.node} are kept in the journal only: {sentence(error)}")
 
 
-def acknowledge(batch: Batch) -> Answer:
-    return Answer(200, f'{{"acknowledged":[{batch.sequence},{batch.sequence}]}}\n')
+def acknowledge(batch: Batch, highest: int | None = None) -> Answer:
+    """Of one that came before also how far it has come since: a sender that is not as far was put back."""
+    more = "" if highest is None else f',"highest":{highest}'
+    return Answer(200, f'{{"acknowledged":[{batch.sequence},{batch.sequence}]{more}}}\n')

@@ -74,6 +74,12 @@ class Seen:
             ranges = self._nodes.get(batch[:2], {}).get(batch.boot)
             return ranges is not None and batch.sequence in ranges
 
+    def highest(self, batch: Batch) -> int:
+        """Of the same boot."""
+        with self._lock:
+            ranges = self._nodes.get(batch[:2], {}).get(batch.boot)
+            return ranges.lasts[-1] if ranges is not None else 0
+
     def __len__(self) -> int:
         return len(self._nodes)
 
