@@ -141,14 +141,14 @@ class Sender(threading.Thread):
             return self._has_failed(f"{target.words} answers, but does not acknowledge: is it a hub?")
         if self.spool.begin_anew(item, highest_of(answer.body)):
             return self._has_lost(item, PUT_BACK)
-        self.spool.acknowledge(item)
         before = self.progress
         self.progress = before._replace(
             sent=before.sent + 1, bytes=before.bytes + len(message), acknowledged_ns=time.time_ns(), error=""
         )
         if before.error:
-            self.log(f"push: {target.words} takes batches again; {self.spool.batches} wait")
+            self.log(f"push: {target.words} takes batches again; {self.spool.batches - 1} wait")
         self._in_a_row = self._refusals = 0
+        self.spool.acknowledge(item)  # last: who sees an empty spool sees what has become of all that was in it
         return 0.0
 
     def _is_refused(self, said: str, item: Item, message: bytes) -> float:
