@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,10 @@ def value(started: Agent, name: str) -> float:
 
 
 def waiting(folder: Path) -> list[tuple[str, int]]:
-    heads = [read_header(path.read_bytes()) for path in sorted((folder / "spool").glob("*.batch"))]
+    heads = []
+    for path in sorted((folder / "spool").glob("*.batch")):
+        with suppress(FileNotFoundError):  # it was sent meanwhile
+            heads.append(read_header(path.read_bytes()))
     return [(head["boot"], head["sequence"]) for head in heads]
 
 
