@@ -1,7 +1,9 @@
-"""Writes docs/metrics.md from the code: `make docs`. A test fails when the two differ."""
+"""Writes docs/metrics.md from the code, and the commented settings that `joblens config init` gives from the
+documents: `make docs`. A test fails when one of them differs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +65,11 @@ SCHEMAS: dict[str, tuple[Schema, ...]] = {
     "nfs": (NFS, OPERATION),
 }
 _OWNED = {"process": OWNED_PROCESS, "gpu_process": OWNED_GPU_PROCESS}  # attribution puts the job in front
+TOP = Path(__file__).parent.parent
+SETTINGS = TOP / "src" / "joblens" / "default.toml"
+_SETTINGS_HEAD = """\
+# Settings of joblens. What is commented out is the default; remove the # and change it.
+# docs/settings.md and docs/hub.md explain each; `joblens config show` says what is in force, from where."""
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """\
 # Metrics
@@ -116,5 +123,19 @@ def _render_schema(schema: Schema) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_settings() -> str:
+    """Every setting with its default and what it is, commented out."""
+    parts = [_SETTINGS_HEAD]
+    for name in ("settings.md", "hub.md"):
+        (example, *_) = re.findall(r"```toml\n(.*?)```", (TOP / "docs" / name).read_text(), re.S)
+        parts.append("\n".join(map(_comment, example.splitlines())))
+    return "\n\n".join(parts) + "\n"
+
+
+def _comment(line: str) -> str:
+    return line if not line or line.startswith(("[", "#")) else "#" + line
+
+
 if __name__ == "__main__":
     PAGE.write_text(render(), encoding="utf-8")
+    SETTINGS.write_text(render_settings(), encoding="utf-8")

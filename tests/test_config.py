@@ -11,17 +11,22 @@ from hypothesis import strategies as st
 from joblens.collectors import COLLECTORS
 from joblens.config import (
     ExternalSettings,
+    Known,
     PushSettings,
     Settings,
     Url,
-    load_settings,
     parse_settings,
     split_address,
     split_url,
 )
+from joblens.config_files import load_layer
 from joblens.errors import ConfigError
 
 KNOWN = {collector.name: collector.options for collector in COLLECTORS}
+
+
+def load_settings(path: str, known: Known) -> Settings:
+    return parse_settings(load_layer(path).values, path, known)
 
 
 def test_all_settings(tmp_path: Path) -> None:

@@ -16,14 +16,15 @@ TOP = Path(__file__).parent.parent
 TEXTS = sorted(path for path in TOP.glob("*.md")) + sorted((TOP / "docs").glob("*.md"))
 
 
-def test_metrics_page_is_up_to_date() -> None:
-    """docs/metrics.md is what `make docs` writes."""
+def test_what_is_generated_is_up_to_date() -> None:
+    """docs/metrics.md and the commented settings are what `make docs` writes."""
     spec = importlib.util.spec_from_file_location("generate", TOP / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (TOP / "docs" / "metrics.md").read_text() == module.render(), "run `make docs`"
+    assert module.SETTINGS.read_text() == module.render_settings(), "run `make docs`"
 
 
 def test_readme_is_short() -> None:

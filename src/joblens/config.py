@@ -1,4 +1,4 @@
-"""One TOML file into frozen settings. Every setting has a default that runs."""
+"""What settings files say, into frozen settings. Every setting has a default that runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
 
 from joblens.errors import ConfigError
-from joblens.toml import parse_toml
 
 
 class AttributionSettings(NamedTuple):
@@ -78,15 +77,6 @@ _SMALLEST_SPOOL, _LARGEST_SPOOL = 1 << 16, 1 << 40
 _URL = re.compile(
     r"(https?)://(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?(/[A-Za-z0-9._~/%+-]*)?"
 )
-
-
-def load_settings(path: str, known: Known) -> Settings:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except UnicodeDecodeError:
-        raise ConfigError("it is not UTF-8 text", path) from None
-    return parse_settings(parse_toml(text, path), path, known)
 
 
 def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:

@@ -14,7 +14,8 @@ from joblens.errors import ConfigError
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+)\s*")
 _TABLE = re.compile(r"\[\s*([A-Za-z0-9_-]+(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*\]\s*(?:#.*)?$")
-_NUMBER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?(?![\w.:-])")
+_DIGITS = "[0-9](?:_?[0-9])*"
+_NUMBER = re.compile(rf"[+-]?(?:0|[1-9](?:_?[0-9])*)(\.{_DIGITS})?([eE][+-]?{_DIGITS})?(?![\w.:-])")
 _BASIC = re.compile(r'"((?:[^"\\\x00-\x08\x0a-\x1f\x7f]|\\["\\bfnrt])*)"(?!")')
 _LITERAL = re.compile(r"'([^'\x00-\x08\x0a-\x1f\x7f]*)'(?!')")
 _ESCAPES = {'"': '"', "\\": "\\", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}

@@ -23,6 +23,7 @@ COMMANDS = (
     ("top", "watch nodes and jobs live"),
     ("up", "run agent and hub on this machine, with a store"),
     ("import", "bring what another system has collected into the store"),
+    ("config", "write a settings file with every default, or show which settings are in force"),
     ("prometheus-config", "print a configuration with which Prometheus scrapes agents"),
     ("record", "copy what the collectors read into a folder, for tests and bug reports"),
 )

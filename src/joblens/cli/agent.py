@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any, Dict
 
 from joblens.agent.loop import Agent
 from joblens.cli.daemon import allow_open_files, log
-from joblens.collectors import COLLECTORS
-from joblens.config import Settings, load_settings, parse_settings
+from joblens.cli.settings import KNOWN, load_agent
+from joblens.config import Settings, parse_settings
+from joblens.config_files import load_layers
 from joblens.host import Host
 
 EXAMPLE = """example:
@@ -21,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--listen", metavar="HOST:PORT", help="where to serve /metrics (default 127.0.0.1:9477)"
     )
     parser.add_argument("--push", metavar="URL", help="the hub to send all that is seen to")
-    parser.add_argument("--config", metavar="F", help="settings, a TOML file")
+    parser.add_argument("--config", metavar="F", help="settings, a TOML file (default: see `joblens config`)")
     parser.add_argument("--once", action="store_true", help="print what is seen now and exit")
     parser.add_argument(
         "--root", default="/", metavar="DIR", help="a recording to look at instead of this machine"
@@ -45,14 +47,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> Settings:
-    known = {collector.name: collector.options for collector in COLLECTORS}
-    settings = load_settings(options.config, known) if options.config else Settings()
+    settings = load_agent(load_layers(options.config, os.environ))
     chosen: Dict[str, Any] = {
         name: getattr(options, name) for name in ("interval", "listen") if getattr(options, name) is not None
     }
     if options.push is not None:
         chosen["push"] = {"url": options.push}
-    checked = parse_settings(dict(chosen), "", known)  # the same checks as for the file
+    checked = parse_settings(dict(chosen), "", KNOWN)  # the same checks as for the file
     if options.push is not None:
         chosen["push"] = settings.push._replace(url=checked.push.url)
     return settings._replace(**chosen)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from joblens.cli.daemon import allow_open_files, log
+from joblens.config_files import Layer, load_layers, merge
 from joblens.errors import UsageError
-from joblens.hub.settings import HubSettings, is_loopback, load_hub_settings
+from joblens.hub.settings import HubSettings, is_loopback, parse_hub_settings
 
 EXAMPLE = """example:
   joblens hub --listen 127.0.0.1:9478
@@ -17,7 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", nargs="*", metavar="token NODE", help="print the token with which a node sends, and exit"
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="where agents send to (default 127.0.0.1:9478)")
-    parser.add_argument("--config", metavar="F", help="settings, a TOML file with a table [hub]")
+    parser.add_argument(
+        "--config",
+        metavar="F",
+        help="settings, a TOML file with a table [hub] (default: see `joblens config`)",
+    )
     parser.add_argument("--home", metavar="DIR", help="where data is kept (default: hub/ in the store)")
     parser.add_argument(
         "--from",
@@ -31,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    settings = load_hub_settings(options.config) if options.config else HubSettings()
+    settings = load_hub(load_layers(options.config, os.environ))
     if options.what:
         return _print_token(options, settings)
     if options.listen:
@@ -50,6 +56,13 @@ def run(options: argparse.Namespace) -> int:
     host = settings.listen.rpartition(":")[0]
     run_hub(settings, home, _log, lambda port: _log(f"takes batches at {secure}://{host}:{port}"))
     return 0
+
+
+def load_hub(layers: list[Layer]) -> HubSettings:
+    """Each file is checked on its own first, so that what is wrong is told with its path."""
+    for layer in layers:
+        parse_hub_settings(layer.values, layer.path)
+    return parse_hub_settings(merge(layers), layers[-1].path if layers else "")
 
 
 def find_hub_home(settings: HubSettings) -> Path:

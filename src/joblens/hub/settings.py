@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.config import Settings, as_table, check_names, split_address, typed
 from joblens.errors import ConfigError
-from joblens.toml import parse_toml
 
 _MIB = 1 << 20
 
@@ -55,14 +53,6 @@ _LEAST = {
     "journal_bytes": 1,
 }
 _MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.0}
-
-
-def load_hub_settings(path: str) -> HubSettings:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError("it is not UTF-8 text", path) from None
-    return parse_hub_settings(parse_toml(text, path), path)
 
 
 def parse_hub_settings(found: Mapping[str, Any], path: str) -> HubSettings:
