@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 
 from joblens import files
 from joblens.attribution.sums import JOB
+from joblens.cli import main
+from joblens.hub.segments import Segment
 from joblens.hub.sinks import lake as lake_sink
 from joblens.hub.sinks.lake import LakeSink
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
@@ -167,6 +171,61 @@ def test_compaction_beside_it(sink: LakeSink, tmp_path: Path, small: bool) -> No
     assert len(set(before)) == len(before) == 160
 
 
+def crash_at(left: int, monkeypatch: pytest.MonkeyPatch, sink: LakeSink, segment: Segment) -> bool:
+    """Takes the segment, and crashes when so many files are there. False if there are not as many."""
+
+    class Crash(BaseException):
+        pass
+
+    def publish(unfinished: str, path: str) -> None:
+        nonlocal left
+        files.publish(unfinished, path)
+        left -= 1
+        if not left:
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr("joblens.store.lake.publish", publish)
+        try:
+            sink.take(segment)
+        except Crash:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("hours", [False, True])
+def test_compacted_when_half_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: bool) -> None:
+    """The sink is killed behind some file, the lake is compacted, the sink goes on: all is there once.
+
+    Also if it goes on only hours later, when the files that were there are removed.
+    """
+    monkeypatch.setattr(lake_sink, "_CHUNK_VALUES", 1000)  # so that there are files of several chunks
+    for at in range(1, 30, 3):
+        folder = tmp_path / str(at)
+        monkeypatch.setenv("JOBLENS_HOME", str(folder))
+        store = make_home(find_home(folder))
+        sink = LakeSink("h1", store)
+        sink.take(fleet_segment(folder, 1, nodes=2, jobs=JOBS))
+        half = fleet_segment(folder, 2, nodes=2, jobs=JOBS)
+        crashed = crash_at(at, monkeypatch, sink, half)
+        assert main(["db", "compact"]) == 0
+        if hours:
+            LakeSink("h2", store).take(fleet_segment(folder, 3, nodes=1, jobs=JOBS))
+            assert main(["db", "compact"]) == 0
+            for path in store.lake.rglob("*"):
+                os.utime(path, (time.time() - 3 * 3600,) * 2)
+            assert main(["db", "compact"]) == 0
+        LakeSink("h1", store).take(half)
+        for name, keys in (("load", ()), ("cpu", ("cpu",)), ("job", ("cluster", "jobid"))):
+            found = rows(sink.lake, name, "time", "node", *keys)
+            in_tick = {"load": 1, "cpu": 2, "job": 3}[name]
+            assert len(set(found)) == len(found) == (4 + hours) * 8 * in_tick, (name, at)
+        if not crashed:
+            assert at > 8  # two chunks of four sets
+            return
+    raise AssertionError("a segment has no end")
+
+
 def test_files_of_jobs_stay_out_of_background_compaction(sink: LakeSink, tmp_path: Path) -> None:
     """`joblens run` may still write those anew."""
     for number in range(20):
@@ -215,6 +274,21 @@ def test_large_segments_in_chunks(sink: LakeSink, tmp_path: Path, monkeypatch: p
         sink.take(segment)
     assert len(sink.lake.files("cpu")) > 2
     assert len(rows(sink.lake, "cpu", "time")) == 4 * 8 * 2
+
+
+def test_files_do_not_depend_on_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink that remembers much takes a segment, is killed, and one that remembers nothing goes on."""
+    monkeypatch.setattr(lake_sink, "_MOST_LABELS", 3)
+    monkeypatch.setattr(lake_sink, "_MOST_PARTS", 1)
+    kinds = [Schema("load", (), (Column(name, GAUGE, ""),)) for name in ("a", "b")]
+    batches = [encode(f"n{n}", 1, [Sample(START, Rows(kinds[n % 2], ((),), [n]))]) for n in range(8)]
+    segment = write_segment(tmp_path, 2, batches)
+    home = make_home(find_home(tmp_path / "home"))
+    first = LakeSink("h1", home)
+    first.take(write_segment(tmp_path, 1, [encode("x", 1, node_samples("x", seconds(0, 1)))]))
+    first.take(segment)
+    LakeSink("h1", home).take(segment)
+    assert Counter(rows(first.lake, "load", "node")) == Counter([*[(f"n{n}",) for n in range(8)], ("x",)])
 
 
 def test_many_kinds_of_columns(sink: LakeSink, tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def _put_together(lake: Lake, listing: Listing, files: list[Path]) -> int:
     manifest = str(folder / listing.next_manifest)
     unfinished = unfinished_name(manifest)
     try:
-        Path(unfinished).write_bytes(render_manifest(made.name, [path.name for path in files]))
+        replaces = dict.fromkeys([*(path.name for path in files), *listing.may_come_again])
+        Path(unfinished).write_bytes(render_manifest(made.name, list(replaces)))
         # Whoever else was at it has seen the same files: one of us gets the name, the other worked in vain.
         first = publish_once(unfinished, manifest)
     except OSError as error:

@@ -9,6 +9,9 @@ Of the files with the same JOB.FIRST one counts: each of them was made anew from
 so the one that goes furthest has the others in it. What a manifest replaces does not count, from the
 moment at which the manifest has its name. Only one writer can get a name, and it has seen all manifests
 before it: so they never contradict each other, however many hosts compact at once.
+
+A hub that was killed takes the segment again that it had begun, maybe hours later. So each manifest names the
+files of the last segment of every hub that any before it has replaced, though they may be gone by then.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class Listing(NamedTuple):
     files: list[Path]  # that count
     next_manifest: str
     problems: list[str]
+    may_come_again: list[str]  # what a hub may write once more, though it is replaced
 
 
 def job_file(name: str) -> JobFile | None:
@@ -75,7 +79,17 @@ def list_folder(folder: Path) -> Listing:
     files |= {manifest.file for manifest in manifests} - replaced
     numbers = [int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match]
     following = f"{max(numbers, default=0) + 1:08d}.manifest"
-    return Listing([folder / name for name in sorted(files)], following, problems)
+    return Listing([folder / name for name in sorted(files)], following, problems, _last_of_hubs(replaced))
+
+
+def _last_of_hubs(names: Iterable[str]) -> list[str]:
+    """Hubs take one segment after the other: of each the files of the last."""
+    hubs: dict[str, dict[int, list[str]]] = {}
+    for found in map(job_file, names):
+        if found and found.job.startswith(HUB):
+            hub = found.job.split("~")[1]
+            hubs.setdefault(hub, {}).setdefault(found.first, []).append(found.name)
+    return sorted(name for segments in hubs.values() for name in segments[max(segments)])
 
 
 def _keys(names: Iterable[str]) -> set[Key]:

@@ -107,6 +107,9 @@ class LakeSink:
     def take(self, segment: Segment) -> Taken:
         problems: list[str] = []
         taken = Taken()
+        if len(self._labels) >= _MOST_LABELS:  # not on the way: what came before must not decide on files
+            self._labels.clear()
+            self._kinds.clear()
         for number, chunk in enumerate(self._chunks(segment, problems)):
             for set_name, kinds in sorted(chunk.sets.items()):
                 taken = taken.plus(self._save(segment.number, number, set_name, kinds))
@@ -136,9 +139,6 @@ class LakeSink:
         name = id(entry.schema), id(entry.keys)
         found = self._labels.get(name)
         if found is None:
-            if len(self._labels) >= _MOST_LABELS:
-                self._labels.clear()
-                self._kinds.clear()
             found = self._labels[name] = _Labels(entry.schema, entry.keys)
             found.kind = self._kinds.setdefault(found.describe(), next(self._numbers))
         return found
