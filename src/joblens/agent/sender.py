@@ -148,7 +148,8 @@ class Sender(threading.Thread):
         if before.error:
             self.log(f"push: {target.words} takes batches again; {self.spool.batches - 1} wait")
         self._in_a_row = self._refusals = 0
-        self.spool.acknowledge(item)  # last: who sees an empty spool sees what has become of all that was in it
+        # Last, so that who sees an empty spool sees what has become of all that was in it.
+        self.spool.acknowledge(item)
         return 0.0
 
     def _is_refused(self, said: str, item: Item, message: bytes) -> float:
