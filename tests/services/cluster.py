@@ -170,7 +170,7 @@ class Node:
         self.jobs: list[Job] = []
         self.more = ""  # settings
         self.words: tuple[str, ...] = ()
-        self.killed = False
+        self.killed = 0  # times
         self.process: subprocess.Popen[bytes] | None = None
 
     def add_job(self, id: str, user: pwd.struct_passwd) -> Job:
@@ -204,7 +204,8 @@ class Node:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
-        self.process, self.killed = None, True
+        self.process = None
+        self.killed += 1
         never = {path.stat().st_ino for path in (self.folder / "spool").glob(f"*.batch{UNFINISHED}")}
         for path in (self.folder / "kept").iterdir():
             if path.stat().st_ino in never:
@@ -393,11 +394,19 @@ class Cluster:
         self._check_agents(expected)
         assert_same(expected, self.in_lake(), "lake")
         assert_same(self.expected_by_job(expected), self.in_files(), "csv")
-        assert not (self.disk / "hub" / "gaps.jsonl").exists()
+        self._check_gaps()
         for name in ("lake", "csv"):
             cursor = json.loads((self.disk / "hub" / "cursors" / f"{name}.json").read_bytes())
             assert cursor["dropped"] == 0
         return expected
+
+    def _check_gaps(self) -> None:
+        """One for each time that an agent was killed, and no other."""
+        path = self.disk / "hub" / "gaps.jsonl"
+        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        assert {gap["why"] for gap in found} <= {"the agent was killed"}
+        kills = {name: node.killed for name, node in self.nodes.items() if node.killed}
+        assert Counter(gap["node"] for gap in found) == kills
 
     def expected(self) -> Counter[Row]:
         found: Counter[Row] = Counter()
