@@ -22,7 +22,7 @@ FLOW = (
     ("store",),
     ("hub", "importers"),
     ("analysis",),
-    ("jobs",),
+    ("jobs", "usermode"),
     ("reports", "api", "record"),
     ("cli", "__main__"),
 )
