@@ -30,9 +30,11 @@ JOBS = st.sampled_from(["j1", "j1", "j1", "other"])
 TIMES = st.integers(-70_000, 100_000).map(lambda ms: int(START) * 10**9 + ms * 10**6)
 POINTS = st.sampled_from([1, 3, 120, 10**9])
 SPANS = st.builds(
-    lambda start, seconds: Span("j1", START + start, START + start + seconds),
+    lambda start, seconds, cluster, nodes: Span("j1", START + start, START + start + seconds, cluster, nodes),
     st.sampled_from([0.0, -30.0, 20.5, 500.0]),
     st.sampled_from([1.0, 31.3, 90_000.0]),
+    st.sampled_from(["", "", "here", "there"]),
+    st.sampled_from([(), (), ("c1",), ("c2", "none")]),
 )
 
 
@@ -45,7 +47,7 @@ def process_keys(parts: tuple[int, int, str, str, str, str]) -> tuple[Any, ...]:
 
 
 KEYS = {
-    "job": st.tuples(st.just("here"), JOBS, NODES),
+    "job": st.tuples(st.sampled_from(["here", "here", "there"]), JOBS, NODES),
     "process": st.tuples(st.integers(1, 4), st.integers(0, 9), NAMES, NAMES, NODES, JOBS).map(process_keys),
     "old": st.tuples(NAMES),
     "new": st.tuples(NAMES, NAMES),
@@ -75,8 +77,10 @@ def answers(reader: Reader, span: Span, points: int) -> dict[str, Any]:
         series = reader.series(span, name, (*measured, "nonsense"), points)
         # Where there is no sample of the job, the lake can have columns by those of another.
         found[name] = sorted(measured) if series.times else [], series
-        for labels in (("device",), ("node", "kind")):
+        for labels in (("device",), ("node", "kind"), ("cluster", "node")):
             found[f"{name} by {labels}"] = reader.split(span, name, labels, measured, points)
+        found[f"looks at {name}"] = reader.looks(span, name)
+        found[f"breaks of {name}"] = reader.breaks(span, name, ("cpu_seconds", "v", "nonsense"), 9.0)
     return found
 
 

@@ -18,9 +18,10 @@ KEYS = frozenset("time pid start parent group session terminal uid tid state".sp
 LOOKS_AROUND = 60.0  # seconds: the last look comes after the end
 WAITING_FOR_DISK = 68  # the letter D of proc_pid_stat(5)
 _NUMBERS = ("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT", "INTEGER", "FLOAT")
-_WITHIN = "jobid = $job AND time BETWEEN make_timestamp_ns($first) AND make_timestamp_ns($last)"
-_SAMPLE = {"time": "TIMESTAMP_NS", "jobid": "VARCHAR"}
-_PROCESS = _SAMPLE | dict.fromkeys(("node", "name", "command"), "VARCHAR") | dict.fromkeys(
+_SAMPLE = {"time": "TIMESTAMP_NS"} | dict.fromkeys(("cluster", "jobid", "node"), "VARCHAR")
+_NODE = "coalesce(node, '')"
+_MOST_BREAKS = 10_000
+_PROCESS = _SAMPLE | dict.fromkeys(("name", "command"), "VARCHAR") | dict.fromkeys(
     (
         "pid", "start", "parent", "threads", "state", "rss_anon_bytes", "rss_shmem_bytes", "rss_file_bytes",
         "read_bytes", "written_bytes",
@@ -35,6 +36,8 @@ class Span(NamedTuple):
     job: str
     start: float
     end: float
+    cluster: str = ""  # where it is given, only of this one: two clusters can have a job of one number
+    nodes: tuple[str, ...] = ()  # where they are given, what these tell, also what is of no job
 
     def dates(self) -> tuple[str, str]:
         """The first and the last."""
@@ -44,6 +47,9 @@ class Span(NamedTuple):
     def nanoseconds(self) -> dict[str, int]:
         return {"first": int(self.start * 1e9), "last": int(self.end * 1e9)}
 
+    def has_node(self, node: str) -> bool:
+        return not self.nodes or node in self.nodes
+
 
 class Series(NamedTuple):
     """Samples put together to at most so many points. Unknown is None."""
@@ -52,6 +58,14 @@ class Series(NamedTuple):
     last: dict[str, list[float | None]]  # what a counter stood at
     mean: dict[str, list[float | None]]
     peak: dict[str, list[float | None]]
+
+
+class Break(NamedTuple):
+    """Two looks at a job on a node, one after the other, between which its counters did not simply go on."""
+
+    before: float
+    after: float
+    counters: dict[str, tuple[float | None, float | None]]  # what they stood at, before and after
 
 
 class ProcessUse(NamedTuple):
@@ -74,6 +88,23 @@ class ProcessUse(NamedTuple):
     file_peak_bytes: int | None  # pages of files in RAM, at most
     looks: int
     looks_waiting: int  # of them, those that found it waiting for a disk
+
+
+def _where(span: Span) -> tuple[str, dict[str, Any]]:
+    """A condition, and the values in it."""
+    nodes = {f"node{number}": node for number, node in enumerate(span.nodes)}
+    text = "time BETWEEN make_timestamp_ns($first) AND make_timestamp_ns($last) AND "
+    text += "jobid IN ($job, '')" if nodes else "jobid = $job"
+    if nodes:
+        text += f" AND node IN ({', '.join('$' + name for name in nodes)})"
+    if span.cluster:
+        text += " AND cluster = $cluster"
+    return text, {
+        "job": span.job,
+        **span.nanoseconds(),
+        **nodes,
+        **({"cluster": span.cluster} if span.cluster else {}),
+    }
 
 
 def _make_series(rows: list[tuple[Any, ...]], names: list[str]) -> Series:
@@ -100,6 +131,14 @@ class Reader(Protocol):
 
     def sample_times(self, span: Span) -> list[float]: ...
 
+    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+        """By cluster and node, when there was a row of the set."""
+
+    def breaks(
+        self, span: Span, set_name: str, counters: Sequence[str], longest: float
+    ) -> dict[str, list[Break]]:
+        """By node, where a counter went back, or looks lie further apart than that."""
+
 
 class LakeReader:
     def __init__(self, lake: Lake) -> None:
@@ -121,18 +160,18 @@ class LakeReader:
         sums = [f"sum({name}) AS {name}" for name in map(identifier, chosen)]
         folded = [f"arg_max({name}, t), avg({name}), max({name})" for name in map(identifier, chosen)]
         names = [f"coalesce({identifier(name)}, '')" for name in labels]
+        where, values = _where(span)
         keys = [f"l{number}" for number in range(len(names))]
         named = [f"{name} AS {key}" for name, key in zip(names, keys)]
         rows = self.lake.query(
             files,
-            dict.fromkeys(chosen, "DOUBLE") | dict.fromkeys(labels, "VARCHAR") | _SAMPLE,
+            dict.fromkeys(chosen, "DOUBLE") | _SAMPLE | dict.fromkeys(labels, "VARCHAR"),
             f"SELECT {', '.join([*keys, 'max(t)', *folded])} FROM ("
             f" SELECT {', '.join(['epoch_ns(time) / 1e9 AS t', *named, *sums])}"
-            f" FROM {{lake}} WHERE {_WITHIN} GROUP BY {', '.join(['time', *names])}"
+            f" FROM {{lake}} WHERE {where} GROUP BY {', '.join(['time', *names])}"
             f") GROUP BY {', '.join([*keys, 'floor((t - $start) / $width)'])} ORDER BY max(t)",
             {
-                "job": span.job,
-                **span.nanoseconds(),
+                **values,
                 "start": span.start,
                 "width": max((span.end - span.start) / max(points, 1), 1e-6),
             },
@@ -148,7 +187,8 @@ class LakeReader:
         return tuple(n for n, kind in known.items() if kind.startswith(_NUMBERS) and n not in KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
-        around = Span(span.job, span.start - LOOKS_AROUND, span.end + LOOKS_AROUND)
+        around = span._replace(start=span.start - LOOKS_AROUND, end=span.end + LOOKS_AROUND)
+        where, values = _where(around)
         rows = self.lake.query(
             self.lake.files("process", around.dates(), span.job),
             _PROCESS,
@@ -158,17 +198,56 @@ class LakeReader:
             "max(rss_anon_bytes + rss_shmem_bytes), max(threads), "
             "max(read_bytes), max(written_bytes), max(rss_file_bytes), "
             f"count(*), count(*) FILTER (state = {WAITING_FOR_DISK}) "
-            f"FROM {{lake}} WHERE {_WITHIN} AND pid IS NOT NULL AND start IS NOT NULL "
+            f"FROM {{lake}} WHERE {where} AND pid IS NOT NULL AND start IS NOT NULL "
             "GROUP BY ALL ORDER BY min(time), pid, start, coalesce(node, '')",
-            {"job": span.job, **around.nanoseconds()},
+            values,
         )
         return [ProcessUse(*row) for row in rows]
 
     def sample_times(self, span: Span) -> list[float]:
+        where, values = _where(span)
         rows = self.lake.query(
             self.lake.files("job", span.dates(), span.job),
             _SAMPLE,
-            f"SELECT DISTINCT epoch_ns(time) / 1e9 AS t FROM {{lake}} WHERE {_WITHIN} ORDER BY t",
-            {"job": span.job, **span.nanoseconds()},
+            f"SELECT DISTINCT epoch_ns(time) / 1e9 AS t FROM {{lake}} WHERE {where} ORDER BY t",
+            values,
         )
         return [float(row[0]) for row in rows]
+
+    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+        where, values = _where(span)
+        rows = self.lake.query(
+            self.lake.files(set_name, span.dates(), span.job),
+            _SAMPLE,
+            "SELECT c, n, list(t ORDER BY t) FROM (SELECT DISTINCT coalesce(cluster, '') AS c, "
+            f"coalesce(node, '') AS n, epoch_ns(time) / 1e9 AS t FROM {{lake}} WHERE {where}) "
+            "GROUP BY c, n ORDER BY c, n",
+            values,
+        )
+        return {(cluster, node): times for cluster, node, times in rows}
+
+    def breaks(
+        self, span: Span, set_name: str, counters: Sequence[str], longest: float
+    ) -> dict[str, list[Break]]:
+        where, values = _where(span)
+        names = [f"v{number}" for number in range(len(counters))]
+        sums = [f"sum({identifier(column)}) AS {name}" for name, column in zip(names, counters)]
+        lags = [f"lag({name} IGNORE NULLS) OVER looks AS b{name}" for name in names]
+        pairs = [word for name in names for word in (f"b{name}", name)]
+        rows = self.lake.query(
+            self.lake.files(set_name, span.dates(), span.job),
+            dict.fromkeys(counters, "DOUBLE") | _SAMPLE,
+            f"SELECT {', '.join(['n', 'before', 't', *pairs])} FROM ("
+            f" SELECT {', '.join(['n', 't', 'lag(t) OVER looks AS before', *names, *lags])} FROM ("
+            f"  SELECT {', '.join(['epoch_ns(time) / 1e9 AS t', _NODE + ' AS n', *sums])}"
+            f"  FROM {{lake}} WHERE {where} GROUP BY time, {_NODE})"
+            " WINDOW looks AS (PARTITION BY n ORDER BY t))"
+            f" WHERE {' OR '.join(['t - before > $longest', *(f'{name} < b{name}' for name in names)])}"
+            f" ORDER BY n, t LIMIT {_MOST_BREAKS}",
+            {**values, "longest": longest},
+        )
+        found: dict[str, list[Break]] = {}
+        for node, before, after, *pair in rows:
+            values_of = dict(zip(counters, zip(pair[::2], pair[1::2])))
+            found.setdefault(node, []).append(Break(before, after, values_of))
+        return found

@@ -11,7 +11,7 @@ from typing import Any
 
 from joblens.model import ABSENT, Number, Rows, Sample, Schema
 from joblens.store.columns import storable, stored_name
-from joblens.store.reader import KEYS, LOOKS_AROUND, WAITING_FOR_DISK, ProcessUse, Series, Span
+from joblens.store.reader import KEYS, LOOKS_AROUND, WAITING_FOR_DISK, Break, ProcessUse, Series, Span
 
 _DAY_NS = 86_400 * 10**9
 _WORD = 1 << 63
@@ -90,7 +90,7 @@ class SamplesReader:
         return tuple(name for name in self._columns(span, set_name) if name not in KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
-        around = Span(span.job, span.start - LOOKS_AROUND, span.end + LOOKS_AROUND)
+        around = span._replace(start=span.start - LOOKS_AROUND, end=span.end + LOOKS_AROUND)
         found: dict[tuple[int, int, str], _Use] = {}
         for sample in self._within(around, "process"):
             layout = _Layout(sample.rows.schema, self._node)
@@ -107,6 +107,23 @@ class SamplesReader:
     def sample_times(self, span: Span) -> list[float]:
         return sorted({sample.time_ns / 1e9 for sample in self._within(span, "job")})
 
+    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+        found: dict[tuple[str, ...], set[float]] = {}
+        for time_ns, rows in self._within(span, set_name):
+            for key in self._split(rows, ("cluster", "node")):
+                found.setdefault(key, set()).add(time_ns / 1e9)
+        return {(cluster, node): sorted(times) for (cluster, node), times in sorted(found.items())}
+
+    def breaks(
+        self, span: Span, set_name: str, counters: Sequence[str], longest: float
+    ) -> dict[str, list[Break]]:
+        groups: dict[str, list[Sample]] = {}
+        for time_ns, rows in self._within(span, set_name):
+            for (node,), some in self._split(rows, ("node",)).items():
+                groups.setdefault(node, []).append(Sample(time_ns, some))
+        found = {node: _breaks(samples, counters, longest) for node, samples in sorted(groups.items())}
+        return {node: breaks for node, breaks in found.items() if breaks}
+
     def _columns(self, span: Span, set_name: str) -> Iterator[str]:
         """Of all samples of these days, as the lake has them, which keeps a day in a folder."""
         first, last = (int(max(moment, 0.0)) * 10**9 // _DAY_NS for moment in (span.start, span.end))
@@ -118,8 +135,23 @@ class SamplesReader:
         return iter(dict.fromkeys(map(stored_name, columns)))
 
     def _within(self, span: Span, set_name: str) -> list[Sample]:
-        between = span.nanoseconds()
-        return [s for s in self._sets.get(set_name, []) if between["first"] <= s.time_ns <= between["last"]]
+        first, last = span.nanoseconds().values()
+        found = [sample for sample in self._sets.get(set_name, []) if first <= sample.time_ns <= last]
+        if not span.cluster and not span.nodes:
+            return found
+        chosen = [Sample(time_ns, self._chosen(span, rows)) for time_ns, rows in found]
+        return [sample for sample in chosen if sample.rows.keys]
+
+    def _chosen(self, span: Span, rows: Rows) -> Rows:
+        """Of this cluster, and of these nodes."""
+        parts = self._split(rows, ("cluster", "node"))
+        wanted = [
+            some
+            for (cluster, node), some in parts.items()
+            if span.has_node(node) and (not span.cluster or cluster == span.cluster)
+        ]
+        keys = tuple(key for some in wanted for key in some.keys)
+        return Rows(rows.schema, keys, [value for some in wanted for value in some.values])
 
 
 def _moments(samples: list[Sample]) -> Iterator[tuple[int, list[Rows]]]:
@@ -127,6 +159,21 @@ def _moments(samples: list[Sample]) -> Iterator[tuple[int, list[Rows]]]:
     for time_ns, rows in samples:
         found.setdefault(time_ns, []).append(rows)
     return iter(found.items())
+
+
+def _breaks(samples: list[Sample], counters: Sequence[str], longest: float) -> list[Break]:
+    found: list[Break] = []
+    known: dict[str, float | None] = dict.fromkeys(counters)
+    before: float | None = None
+    for time_ns, parts in _moments(samples):
+        now = {name: _sum(parts, name) for name in counters}
+        pairs = {name: (known[name], now[name]) for name in counters}
+        back = any(old is not None and new is not None and new < old for old, new in pairs.values())
+        if before is not None and (back or time_ns / 1e9 - before > longest):
+            found.append(Break(before, time_ns / 1e9, pairs))
+        before = time_ns / 1e9
+        known.update((name, value) for name, value in now.items() if value is not None)
+    return found
 
 
 def _of_job(rows: Rows, job: str) -> Rows:
