@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
 from joblens.agent.exposition import Exposition
 from joblens.agent.http import Request, Response, Server
+from joblens.agent.knock import Knock, knock_path
 from joblens.agent.sampler import Log, Sampler
 from joblens.agent.secrets import read_token
 from joblens.config import Settings, split_address
@@ -31,6 +32,7 @@ OWN = Schema(
         Column("ticks", COUNTER, "ticks of the grid at which was sampled"),
         Column("ticks_missed", COUNTER, "ticks that passed while the agent was not running or too slow"),
         Column("interval_seconds", GAUGE, "distance of the ticks", divisor=1_000_000),
+        Column("looks", COUNTER, "looks at jobs between two ticks, that a scheduler's hooks asked for"),
     ),
 )
 _PAGE = b"""joblens agent
@@ -74,7 +76,7 @@ class Agent:
         self.host, self.settings, self.log = host, settings, log
         self.sampler = Sampler(host, settings, log)
         self.grid = Grid(settings.interval, time.time(), time.monotonic())
-        self.ticks = 0
+        self.ticks = self.looks = 0
         self._missed_before = 0
         self._token = read_token(settings.token_file)
         self._expositions = {kind: Exposition(openmetrics=kind) for kind in (False, True)}
@@ -87,6 +89,14 @@ class Agent:
         if self.pusher:
             self.pusher.take(self.grid.tick, samples)
 
+    def look(self) -> None:
+        """Outside of the grid: what jobs have used, and nothing else."""
+        tick = self.grid.tick - 1
+        samples = self.sampler.look(tick)
+        self.looks += 1
+        if self.pusher:
+            self.pusher.take(tick, samples)
+
     def render(self, openmetrics: bool = False) -> bytes:
         hidden = () if self.settings.process_metrics else _BY_PROCESS
         sets = [rows for rows in self.sampler.known() if rows.schema.set not in hidden]
@@ -96,7 +106,7 @@ class Agent:
     def _own(self) -> Rows:
         missed = self._missed_before + self.grid.missed
         values = [time.process_time_ns(), _resident(), self.ticks, missed]
-        return Rows(OWN, NO_KEY, [*values, round(self.settings.interval * 1_000_000)])
+        return Rows(OWN, NO_KEY, [*values, round(self.settings.interval * 1_000_000), self.looks])
 
     def answer(self, request: Request) -> Response:
         if self._token and not _same(request.headers.get("authorization", ""), b"Bearer " + self._token):
@@ -119,31 +129,52 @@ class Agent:
         openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
         return Response(200, self._expositions[openmetrics].content_type, self.render(openmetrics))
 
-    def run(self, reload: Callable[[], Settings], ready: Callable[[int], None]) -> None:
-        """Until SIGTERM or SIGINT. SIGHUP reads the settings again."""
+    def run(
+        self,
+        reload: Callable[[], Settings],
+        ready: Callable[[int], None],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Until SIGTERM or SIGINT, or until at a tick it is over. SIGHUP reads the settings again."""
         self.pusher = self._pusher(self.settings, self.sampler)
         selector = selectors.DefaultSelector()
         signals = _Signals(selector, {signal.SIGTERM: self._stop, signal.SIGINT: self._stop})
         server = Server(selector, split_address(self.settings.listen), self.answer)
         signals.handlers[signal.SIGHUP] = lambda: self._reload(reload)
+        knock = Knock(selector, knock_path(self.settings.attribution.job_files))
+        if self.host.live:
+            knock.watch()
         ready(server.port)
         self.sample()  # so that the first to ask is answered
         gc.freeze()  # what start-up made stays: the collector need not look at it again
         try:
             while not self._stopping:
                 wait = max(self.grid.next_time() - time.monotonic(), 0.0)
-                for key, events in selector.select(wait):
+                for key, events in selector.select(min(wait, knock.wait())):
                     key.data(events)
+                if knock.wait() == 0.0:
+                    self._heed(knock)
                 if time.monotonic() >= self.grid.next_time():
                     self.sample()
                     self.grid.advance(time.monotonic())
+                    self._stopping = self._stopping or is_over()
+                    if self.host.live:
+                        knock.path = knock_path(self.settings.attribution.job_files)
+                        knock.watch()
                     if self.ticks % 1000 == 0:
                         server.drop_silent()
         finally:
+            knock.close()
             server.close()
             signals.close()
             selector.close()
             self.close()
+
+    def _heed(self, knock: Knock) -> None:
+        begin = time.perf_counter()
+        knock.heed()
+        self.look()
+        knock.has_taken(time.perf_counter() - begin)
 
     def close(self) -> None:
         if self.pusher:

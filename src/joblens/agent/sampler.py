@@ -37,6 +37,7 @@ FAILING = Schema(
 )
 # A source that is not there now may come with a module or a mount: ask again after so many turns.
 _ASK_AGAIN = 60
+_OF_JOBS = ("cgroups", "processes")  # collectors
 
 
 class Health:
@@ -171,6 +172,16 @@ class Sampler:
         due = [running for running in self.running if running.is_due(tick)]
         found = [rows for running in due for rows in running.sample(self.host, tick, self.log)]
         samples = [Sample(now, rows) for rows in self._attribute(found, tick)]
+        self.latest.update((sample.rows.schema.set, sample) for sample in samples)
+        return samples
+
+    def look(self, tick: int) -> List[Sample]:
+        """What jobs have used by now, between two ticks; `tick` is the last that was."""
+        now = self.host.now_ns()
+        scans = [running for running in self.running if running.name in _OF_JOBS]
+        found = [rows for running in scans for rows in running.sample(self.host, tick, self.log)]
+        known = self._attribute(found, tick)
+        samples = [Sample(now, rows) for rows in known if rows.schema.set in ("job", "step")]
         self.latest.update((sample.rows.schema.set, sample) for sample in samples)
         return samples
 

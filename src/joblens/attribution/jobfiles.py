@@ -14,7 +14,8 @@ from joblens.host import Host
 
 _LARGEST = 1 << 16
 _MOST_FILES = 4096
-_TEXTS = ("id", "cluster", "node", "step")  # the other fields are numbers
+_TEXTS = ("id", "cluster", "node", "step", "source")  # the other fields are numbers
+SLURM = "slurm"
 
 
 class JobFile(NamedTuple):
@@ -28,7 +29,8 @@ class JobFile(NamedTuple):
     pid_start: int = 0  # its start in clock ticks after the boot
     session: int = 0
     gpus: Tuple[str, ...] = ()  # that the job was given: UUID, index or bus address
-    # With neither, all processes of the user are meant, if the user has no second job on the node.
+    # With neither, all processes of the user are meant, if the user has no second job on the node. But:
+    source: str = ""  # "slurm": facts about a job whose processes are known by cgroup or slurmstepd
 
 
 class JobFiles:
@@ -79,6 +81,8 @@ class JobFiles:
                 self._known[path] = known[path]
                 return known[path][1]
             job = parse_job_file(self.host.read_once(path))
+            if job.source == SLURM and not job.start:  # its prolog wrote it when the job started
+                job = job._replace(start=int(status.st_mtime))
         except FileNotFoundError:  # the job has just ended
             return None
         except (OSError, ValueError) as error:
@@ -121,6 +125,8 @@ def parse_job_file(data: bytes) -> JobFile:
     for name, value in known.items():
         if name != "gpus" and type(value) is not (str if name in _TEXTS else int):
             raise ValueError(f"{name} is {value!r:.60}")
+    if known.get("source", SLURM) != SLURM:
+        raise ValueError(f"source is {known['source']!r:.60}; it can only be {SLURM!r}")
     if not known.get("id") or known.get("uid", -1) < 0:
         raise ValueError("it does not say id and uid")
     return JobFile(**known)

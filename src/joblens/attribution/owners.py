@@ -13,9 +13,10 @@ but that of a process whose real user is root.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from typing import Dict, Iterable, List, Optional, Tuple
 
-from joblens.attribution.jobfiles import JobFile, JobFiles
+from joblens.attribution.jobfiles import SLURM, JobFile, JobFiles
 from joblens.attribution.paths import PathJob, parse_job_path
 from joblens.collectors.processes import ProcessKey
 from joblens.config import AttributionSettings
@@ -26,6 +27,7 @@ _STEPD = re.compile(r"slurmstepd: \[(?P<job>[\w+]+)\.(?P<step>\w+)\]")
 _NOBODY_UID = 65534
 _TICKS = 100
 _MOST_PATHS = 1000  # that are remembered: some 300 bytes each, and a few µs to find out again
+_MOST_FACTS = 4096
 
 
 class Owners:
@@ -35,6 +37,9 @@ class Owners:
         self.files = JobFiles(host, settings.job_files)
         self._boot = host.boot_time()
         self._paths: Dict[str, Optional[Owner]] = {}
+        # What Slurm's prolog told of jobs, also of those whose file is gone while their last process is not.
+        self._facts: OrderedDict[str, JobFile] = OrderedDict()
+        self.declared: List[Owner] = []  # jobs that are here, as Slurm's hooks say, with processes or without
         self.inherited: Dict[Tuple[int, int], Owner] = {}
         self._inferred: Dict[str, Owner] = {}
 
@@ -52,12 +57,40 @@ class Owners:
     def _owner_of_path(self, found: PathJob) -> Optional[Owner]:
         if found.maker >= 0 and self.host.user(found.maker) != self.settings.flux_user:
             return None
+        if found.scheduler == SLURM:
+            if found.job not in self._facts:
+                self._load_files()
+            return self.of_slurm(found.job, found.step, found.node)
         return Owner(Job(self.cluster, found.job, found.scheduler), found.step, found.node or self.node)
+
+    def _load_files(self) -> List[JobFile]:
+        """Those that claim processes; the others are remembered as facts."""
+        files = self.files.load()
+        for file in files:
+            if file.source == SLURM and self._facts.get(file.id) != file:
+                self._facts[file.id] = file
+                self._paths.clear()
+        while len(self._facts) > _MOST_FACTS:
+            self._facts.popitem(last=False)
+        self.declared = [self.of_file(file) for file in files if file.source == SLURM]
+        return [file for file in files if file.source != SLURM]
+
+    def told_uid(self, job: Job) -> int:
+        """Whose job it is, as Slurm told its prolog; -1 if it did not."""
+        facts = self._facts.get(job.id) if job.source == SLURM else None
+        return facts.uid if facts else -1
+
+    def of_slurm(self, job: str, step: str, node: str = "") -> Owner:
+        facts = self._facts.get(job)
+        if facts is None:
+            return Owner(Job(self.cluster, job, SLURM), step, node or self.node)
+        owner = self.of_file(facts)
+        return owner._replace(step=step, node=node or owner.node)
 
     def of_processes(self, keys: Iterable[ProcessKey]) -> List[Optional[Owner]]:
         """One answer per key, in the same order."""
         keys = list(keys)
-        search = _Search(self, keys, self.files.load())
+        search = _Search(self, keys, self._load_files())
         owners = [search.owner(key) for key in keys]
         self.inherited = search.inherited
         self._inferred = search.inferred
@@ -72,8 +105,9 @@ class Owners:
         return Owner(Job(self.cluster, name, "inferred", start), "", self.node)
 
     def of_file(self, found: JobFile) -> Owner:
-        job = Job(found.cluster or self.cluster, found.id, "file", found.start)
-        return Owner(job, found.step, found.node or self.node)
+        job = Job(found.cluster or self.cluster, found.id, found.source or "file", found.start)
+        long = self.node.startswith(found.node + ".")  # the host's name with its domain
+        return Owner(job, found.step, self.node if long else found.node or self.node)
 
 
 class _Search:
@@ -131,8 +165,7 @@ class _Search:
         if key.uid == 0 and key.name == "slurmstepd":
             match = _STEPD.match(key.command)
             if match:
-                job = Job(self.owners.cluster, match["job"], "slurm")
-                return Owner(job, match["step"], self.owners.node)
+                return self.owners.of_slurm(match["job"], match["step"])
         return self.owners.inherited.get((key.pid, key.start))
 
     def _infer(self, key: ProcessKey) -> Optional[Owner]:

@@ -70,7 +70,7 @@ class Account:
         self.path = ""  # of the cgroup
         self.ledger = Ledger()
         self.memory: Optional[Memory] = None
-        self.uid = -1
+        self.uid = self.told_uid = -1
         self.processes = 0
         self.threads = 0
         self.io_known = False
@@ -85,13 +85,20 @@ class Account:
         self.ledger.expect(foreign)
         self.ledger.update(processes)
         people = [(key, values) for key, values in processes if key.uid] or processes
+        self.uid = self._whose([key.uid for key, _ in people])
         if people:
-            # Most, and not the first: Flux's own user has the process from which a job's come.
-            uids = [key.uid for key, _ in people]
-            self.uid = max(set(uids), key=lambda uid: (uids.count(uid), uid))
             self.io_known = all(knows_io(values) for _, values in people)
         if self.of_group("anon_bytes") == ABSENT:
             self.memory = sharing.measure(processes)
+
+    def _whose(self, uids: List[int]) -> int:
+        """Root's own are there first and last, around those of the job's user."""
+        if self.told_uid >= 0:
+            return self.told_uid
+        if not any(uids) and (self.uid >= 0 or not uids):
+            return self.uid
+        # Most, and not the first: Flux's own user has the process from which a job's come.
+        return max(set(uids), key=lambda uid: (uids.count(uid), uid))
 
     def of_group(self, name: str) -> int:
         return ABSENT if self.group is None else self.group[_GROUP[name]]
@@ -155,6 +162,7 @@ class Attribution:
     def __init__(self, host: Host, owners: Owners) -> None:
         self.host, self.owners = host, owners
         self.accounts: Dict[Name, Account] = {}
+        self._declared: Set[Name] = set()
         self._estates = Estates()
         self._sharing = SharedMemory(host)
         self._fresh = False
@@ -201,6 +209,9 @@ class Attribution:
         """The same rows with their job in front of the key, for those that have one."""
         keys = [key for key in processes.keys if isinstance(key, ProcessKey)]
         owners = self.owners.of_processes(keys)
+        for declared in self.owners.declared:
+            self._account(declared)
+        self._declared = set(map(_name, self.owners.declared))
         members = [
             Member(key, processes.row(number), self._accounts_of(owner))
             for number, (key, owner) in enumerate(zip(keys, owners))
@@ -248,11 +259,13 @@ class Attribution:
             account = self.accounts[_name(owner)] = Account(owner.job)
         elif owner.job.start:
             account.job = owner.job
+        account.told_uid = self.owners.told_uid(owner.job)
         return account
 
     def _drop_ended(self) -> None:
-        ended = [name for name, a in self.accounts.items() if a.group is None and not a.processes]
-        for name in ended:
+        """Not those that a scheduler's hooks have not yet told to be over: another step may come."""
+        ended = {name for name, a in self.accounts.items() if a.group is None and not a.processes}
+        for name in ended - self._declared:
             del self.accounts[name]
 
     def rows(self) -> List[Rows]:

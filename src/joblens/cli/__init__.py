@@ -19,6 +19,7 @@ COMMANDS = (
     ("db", "look after the store: info, compact, retain"),
     ("agent", "watch this node and show it to Prometheus"),
     ("hub", "take what the agents of many nodes send, and store it"),
+    ("slurm", "let Slurm tell the agents of its jobs: install the hooks, check a node"),
     ("ls", "list what is sampled now, by a hub's nodes or one agent, and the jobs that are seen"),
     ("top", "watch nodes and jobs live"),
     ("up", "run agent and hub on this machine, with a store"),

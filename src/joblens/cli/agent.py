@@ -6,6 +6,7 @@ import sys
 from typing import Any, Dict
 
 from joblens.agent.loop import Agent
+from joblens.agent.while_jobs import WhileJobs
 from joblens.cli.daemon import allow_open_files, log
 from joblens.cli.settings import KNOWN, load_agent
 from joblens.config import Settings, parse_settings
@@ -24,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--push", metavar="URL", help="the hub to send all that is seen to")
     parser.add_argument("--config", metavar="F", help="settings, a TOML file (default: see `joblens config`)")
+    parser.add_argument(
+        "--while-jobs", action="store_true", help="end after the last job that Slurm's prolog has told of"
+    )
+    parser.add_argument(
+        "--linger", type=float, default=5.0, metavar="S", help="and so many seconds (default %(default)g)"
+    )
     parser.add_argument("--once", action="store_true", help="print what is seen now and exit")
     parser.add_argument(
         "--root", default="/", metavar="DIR", help="a recording to look at instead of this machine"
@@ -42,7 +49,18 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if not settings.token_file and not settings.listen.startswith(("127.", "[::1]", "localhost")):
         _log(f"{settings.listen} can be read by everybody who reaches it; set token_file to ask for a token")
-    agent.run(lambda: _load(options), lambda port: _log(f"metrics at {_address(settings.listen, port)}"))
+    ready = lambda port: _log(f"metrics at {_address(settings.listen, port)}")  # noqa: E731
+    if not options.while_jobs:
+        agent.run(lambda: _load(options), ready)
+        return 0
+    jobs = WhileJobs(settings.attribution.job_files, options.linger)
+    if not jobs.begin():
+        _log("another agent is here for the jobs")
+        return 0
+    try:
+        agent.run(lambda: _load(options), ready, jobs.is_over)
+    finally:
+        jobs.end()
     return 0
 
 
