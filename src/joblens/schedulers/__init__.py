@@ -1,1 +1,23 @@
 """What a batch system knows of its jobs, in its own words, behind one interface."""
+
+from __future__ import annotations
+
+import shutil
+
+from joblens.errors import ConfigError
+from joblens.schedulers.facts import Scheduler
+
+NAMES = ("slurm", "flux", "pbs", "none")
+_COMMANDS = {"slurm": "squeue", "flux": "flux", "pbs": "qstat"}
+
+
+def open_scheduler(name: str = "") -> Scheduler | None:
+    """By its name, or the first one that is installed here; `none` is None."""
+    name = name or next((it for it, command in _COMMANDS.items() if shutil.which(command)), "none")
+    if name == "slurm":
+        from joblens.schedulers.slurm import Slurm
+
+        return Slurm()
+    if name == "none":
+        return None
+    raise ConfigError(f"no scheduler is called {name!r}; there are {', '.join(NAMES)}")

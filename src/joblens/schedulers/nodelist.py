@@ -1,0 +1,110 @@
+"""Slurm's way to write many node names in one, both ways: `c[1-3,7],gpu-[01-10]`, `r[1-2]n[01-04]`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+from joblens.errors import MalformedError
+
+MOST = 65_536  # names in one list: as many as Slurm itself lets a range have
+_MOST_BRACKETS = 8
+_UNKNOWN = frozenset(("", "none assigned", "(null)", "n/a", "none", "unknown"))
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_ODD = re.compile(r"[\[\],\s]")
+
+
+def expand(text: str, most: int = MOST) -> tuple[str, ...]:
+    """All names of a list, in its order. What says that there are none is an empty list."""
+    if text.strip().lower() in _UNKNOWN:
+        return ()
+    names: list[str] = []
+    for item in _items(text.strip()):
+        parts = [_choices(part, most) for part in re.split(r"(\[[^\]]*\])", item) if part]
+        if len(parts) > 2 * _MOST_BRACKETS + 1:
+            raise _malformed(text, "too many brackets")
+        count = 1
+        for part in parts:
+            count *= len(part)
+        if count + len(names) > most:
+            raise _malformed(text, f"more than {most} nodes")
+        names += ("".join(it) for it in itertools.product(*parts))
+    return tuple(names)
+
+
+def compress(names: Iterable[str]) -> str:
+    """The shortest list that Slurm would write, each name once; only the last number of a name is folded."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for name in names:
+        if not name or _ODD.search(name):
+            raise _malformed(name, "no name of a node")
+        found = _LAST_NUMBER.fullmatch(name)
+        head, digits, tail = found.groups() if found else (name, "", "")
+        groups.setdefault((head, tail), set()).add(digits)
+    return ",".join(itertools.chain.from_iterable(_folded(*key, numbers) for key, numbers in groups.items()))
+
+
+def _items(text: str) -> Iterator[str]:
+    """The parts between commas that stand outside of brackets."""
+    depth = start = 0
+    for at, letter in enumerate(text):
+        if letter == "[":
+            depth += 1
+        elif letter == "]":
+            depth -= 1
+        elif letter == "," and not depth:
+            yield _item(text, text[start:at])
+            start = at + 1
+        if depth not in {0, 1}:
+            break
+    if depth:
+        raise _malformed(text, "brackets do not match")
+    yield _item(text, text[start:])
+
+
+def _item(text: str, item: str) -> str:
+    if not item or any(letter.isspace() for letter in item):
+        raise _malformed(text, "an empty name, or one with a blank")
+    return item
+
+
+def _choices(part: str, most: int) -> list[str]:
+    if not part.startswith("["):
+        return [part]
+    found: list[str] = []
+    for piece in part[1:-1].split(","):
+        match = _RANGE.fullmatch(piece)
+        if not match:
+            raise _malformed(part, "neither a number nor a range")
+        first, last = match[1], match[2] or match[1]
+        count = int(last) - int(first) + 1
+        if count < 1 or count + len(found) > most:
+            raise _malformed(part, "a range that goes backwards, or is too long")
+        found += (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return found
+
+
+def _folded(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
+    if "" in numbers:
+        yield head + tail
+    ordered = sorted(numbers - {""}, key=lambda digits: (len(digits), digits))
+    if not ordered:
+        return
+    ranges = [[ordered[0], ordered[0]]]
+    for digits in ordered[1:]:
+        first, last = ranges[-1]
+        if digits == str(int(last) + 1).zfill(len(first)):
+            ranges[-1][1] = digits
+        else:
+            ranges.append([digits, digits])
+    if len(ordered) == 1:
+        yield head + ordered[0] + tail
+    else:
+        inside = ",".join(first if first == last else f"{first}-{last}" for first, last in ranges)
+        yield f"{head}[{inside}]{tail}"
+
+
+def _malformed(text: str, what: str) -> MalformedError:
+    return MalformedError("node list", f"{what}: {text[:80]!r}")

@@ -1,0 +1,141 @@
+"""The small texts of Slurm: times, durations, exit codes, states, job ids. What says "unknown" is None."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, tzinfo
+from typing import NamedTuple
+
+from joblens.errors import MalformedError
+
+# slurm.h: NO_VAL and INFINITE, of 32 and of 64 bits
+NO_VALUES = frozenset(
+    (0xFFFE, 0xFFFF, 0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFD, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF)
+)
+ENDED = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED"
+    " RECONFIG_FAIL REQUEUED REVOKED TIMEOUT".split()
+)
+WAITING = frozenset("PENDING REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
+_FLAGS = frozenset(  # set beside a state, or in its place
+    "COMPLETING CONFIGURING EXPEDITING LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED"
+    " REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED UPDATE_DB".split()
+)
+_SHORT = {
+    "BF": "BOOT_FAIL",
+    "CA": "CANCELLED",
+    "CD": "COMPLETED",
+    "CF": "CONFIGURING",
+    "CG": "COMPLETING",
+    "DL": "DEADLINE",
+    "F": "FAILED",
+    "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY",
+    "PD": "PENDING",
+    "PR": "PREEMPTED",
+    "R": "RUNNING",
+    "RQ": "REQUEUED",
+    "RS": "RESIZING",
+    "RV": "REVOKED",
+    "S": "SUSPENDED",
+    "TO": "TIMEOUT",
+}
+_UNKNOWN = frozenset(("", "(NULL)", "INVALID", "N/A", "NONE", "NONE ASSIGNED", "NOT_SET", "UNKNOWN"))
+_NO_LIMIT = _UNKNOWN | {"UNLIMITED", "INFINITE", "PARTITION_LIMIT"}
+_LAST_TIME = 1 << 36  # the year 4147
+_DURATION = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})(?:\.([0-9]{1,9}))?")
+_EXIT = re.compile(r"([0-9]{1,10}):([0-9]{1,5})(?::[0-9]{1,5})?")
+_STATE = re.compile(r"([A-Z_]{1,40})\+?(?: by ([0-9]{1,10}))?")
+_ID = re.compile(
+    r"([0-9]{1,20})(?:_(\[[0-9,:%\-.]{1,4096}\]|[0-9]{1,20})|\+([0-9]{1,10}))?(?:\.([A-Za-z0-9_+:\-]{1,64}))?"
+)
+
+
+class JobId(NamedTuple):
+    """`4200_7.batch`: job 4200, task 7, step batch. Of tasks that wait together it is `[8-10%2]`."""
+
+    job: str
+    task: str = ""
+    offset: str = ""
+    step: str = ""
+
+
+class State(NamedTuple):
+    word: str
+    by: int | None = None  # who cancelled it
+
+
+def known(text: str) -> str:
+    """A word of Slurm, or nothing where it is one of those that say so."""
+    return "" if text.strip().upper() in _UNKNOWN else text.strip()
+
+
+def parse_time(text: str, zone: tzinfo | None = None) -> float | None:
+    """Seconds since 1970, or as sacct writes it: local time, of this machine where no other zone is given."""
+    text = text.strip()
+    if text.upper() in _UNKNOWN:
+        return None
+    if text.isascii() and text.isdigit() and len(text) <= 20:
+        return clock(int(text))
+    try:
+        when = datetime.fromisoformat(text)
+        return (when if when.tzinfo or zone is None else when.replace(tzinfo=zone)).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise MalformedError("time", repr(text[:80])) from error
+
+
+def clock(number: float) -> float | None:
+    """Slurm writes 0 where there is no time."""
+    return float(number) if 0 < number < _LAST_TIME and number not in NO_VALUES else None
+
+
+def parse_duration(text: str) -> float | None:
+    """`1-02:03:04`, `02:03:04`, `03:04.567`; days and hours alone, too. No limit is None, as is unknown."""
+    text = text.strip()
+    if text.upper() in _NO_LIMIT:
+        return None
+    found = _DURATION.fullmatch(text)
+    if not found or (":" not in text and "-" not in text):
+        raise MalformedError("duration", repr(text[:80]))
+    parts = [int(part) for part in found[2].split(":")]
+    if found[1]:  # then the first is hours
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:
+        hours, minutes, seconds = (*(0,) * (3 - len(parts)), *parts)
+    whole = int(found[1] or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
+    return whole + (float("0." + found[3]) if found[3] else 0.0)
+
+
+def parse_limit(text: str) -> float | None:
+    """A time limit in seconds, as text or in whole minutes."""
+    text = text.strip()
+    if text.isascii() and text.isdigit() and len(text) <= 20:
+        minutes = int(text)
+        return None if minutes in NO_VALUES or minutes >= _LAST_TIME else minutes * 60.0
+    return parse_duration(text)
+
+
+def parse_exit(text: str) -> tuple[int | None, int | None]:
+    """`0:9` is killed by signal 9. No signal is None."""
+    if text.strip().upper() in _UNKNOWN:
+        return None, None
+    found = _EXIT.fullmatch(text.strip())
+    if not found:
+        raise MalformedError("exit code", repr(text[:80]))
+    return int(found[1]), int(found[2]) or None
+
+
+def parse_state(text: str) -> State:
+    """One word: of `RUNNING,COMPLETING` that of the state, not those that are set beside it."""
+    words = [_STATE.fullmatch(part.strip()) for part in text.replace("|", ",").split(",")]
+    if not all(words):
+        raise MalformedError("state", repr(text[:80]))
+    found = [State(_SHORT.get(it[1], it[1]), int(it[2]) if it[2] else None) for it in words if it]
+    return next((state for state in found if state.word not in _FLAGS), found[0])
+
+
+def parse_job_id(text: str) -> JobId:
+    found = _ID.fullmatch(text.strip())
+    if not found:
+        raise MalformedError("job id", repr(text[:80]))
+    return JobId(*(part or "" for part in found.groups()))
