@@ -1,0 +1,309 @@
+"""A Slurm cluster of three nodes with accounting: munge, MariaDB, slurmdbd, slurmctld, three slurmd.
+
+It runs in machines of its own (machines.py), with accounts of its own, in a folder that is in memory: nothing
+of it is seen from outside, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from waiting import wait_for
+
+from .machines import SWITCH, Machine, Result, connect, make_switch
+
+NODES = ("c1", "c2", "c3")
+USERS = {"userA": 61001, "userB": 61002, "userC": 61003}
+CLUSTER = "testcl"
+CORES = 8  # that each node says it has
+MEMORY_MB = 16000
+_PROGRAMS = (
+    "ip", "mount", "nsenter", "unshare", "mariadbd", "mariadb-install-db", "munged", "sacct", "sbatch",
+    "slurmctld", "slurmd", "slurmdbd",
+)  # fmt: skip
+
+_SLURM_CONF = """
+ClusterName={cluster}
+SlurmctldHost=login({switch})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge/socket
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+StateSaveLocation={folder}/state
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmdLogFile={folder}/log/slurmd.%n.log
+SlurmdSpoolDir={folder}/spool/%n
+SlurmdParameters=config_overrides
+TmpFS={folder}/tmp/%n
+ProctrackType={proctrack}
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=64
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,sched_min_interval=0
+ReturnToService=2
+SlurmdTimeout=300
+SlurmctldTimeout=300
+MessageTimeout=60
+BatchStartTimeout=60
+CompleteWait=0
+KillWait=1
+MinJobAge=2
+JobRequeue=1
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={switch}
+AccountingStoragePass={folder}/munge/socket
+AccountingStoreFlags=job_comment
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobCompType=jobcomp/none
+PartitionName=main Nodes=c[1-3] Default=YES MaxTime=60 State=UP OverSubscribe=NO
+{nodes}
+include {folder}/etc/more.conf
+"""
+_SLURMDBD_CONF = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+DbdHost=login
+DbdAddr={switch}
+SlurmUser=root
+LogFile={folder}/log/slurmdbd.log
+PidFile={folder}/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm_acct_db
+Parameters=PreserveCaseUser
+"""
+_MARIADB = """
+--user=mysql --socket={folder}/db/socket --pid-file={folder}/db/pid --skip-networking --skip-name-resolve
+--innodb-buffer-pool-size=32M --innodb-log-file-size=16M --innodb-flush-log-at-trx-commit=0
+--innodb-lock-wait-timeout=900 --innodb-use-native-aio=0 --innodb-flush-method=fsync --innodb-doublewrite=0
+"""
+
+
+def why_no_lab() -> str:
+    """ "" if there can be one."""
+    if os.geteuid() != 0:
+        return "a Slurm cluster needs root"
+    missing = [
+        name for name in _PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
+    ]
+    if missing:
+        return f"{', '.join(missing)}: not installed; tests/services/install does it where it can"
+    try:
+        for name in ("munge", "mysql"):
+            pwd.getpwnam(name)
+        with ExitStack() as stack:
+            make_switch(Machine(stack, "tried"))
+    except (KeyError, OSError, AssertionError) as error:
+        return f"no Slurm cluster here: {error!s:.200}"
+    return ""
+
+
+class Lab:
+    def __init__(self, stack: ExitStack, proctrack: str = "proctrack/linuxproc") -> None:
+        self.stack = stack
+        # A short path, as sockets need, that others than root can get to.
+        self.folder = Path(tempfile.mkdtemp(prefix="joblens-slurm-", dir="/tmp"))
+        stack.callback(self.folder.rmdir)
+        self._started: list[subprocess.Popen[bytes]] = []
+        stack.callback(self._wait)
+        self.login = Machine(stack, "login")
+        self.login.run("mount", "-t", "tmpfs", "-o", "mode=711", "none", str(self.folder))
+        for name in ("etc", "log", "run", "db", "munge", "state", "spool", "tmp", "home"):
+            self.path(name).mkdir(0o755)
+        self._make_accounts()
+        make_switch(self.login)
+        self.nodes = {name: self._make_node(name, number) for number, name in enumerate(NODES, 1)}
+        self._write_settings(proctrack)
+        for machine in (self.login, *self.nodes.values()):
+            machine.variables["SLURM_CONF"] = f"{self.folder}/etc/slurm.conf"
+        self._start_munge()
+        self._start_database()
+        self.start_slurm()
+
+    def path(self, *names: str) -> Path:
+        """Of a file in the cluster's folder, as seen from outside."""
+        return self.login.path(self.folder).joinpath(*names)
+
+    def _make_node(self, name: str, number: int) -> Machine:
+        machine = Machine(self.stack, name, within=self.login)
+        connect(self.login, machine, number)
+        for folder in ("spool", "tmp"):
+            self.path(folder, name).mkdir(0o755)
+        self.path("tmp", name).chmod(0o1777)
+        return machine
+
+    # The accounts and names that these machines know
+
+    def _make_accounts(self) -> None:
+        people = [it for it in pwd.getpwall() if it.pw_name not in USERS and it.pw_uid not in USERS.values()]
+        lines = [":".join(map(str, it)) for it in people]
+        groups = [f"{it.gr_name}:x:{it.gr_gid}:" for it in grp.getgrall() if it.gr_gid not in USERS.values()]
+        for name, uid in USERS.items():
+            home = self.path("home", name)
+            home.mkdir(0o700)
+            os.chown(home, uid, uid)
+            lines.append(f"{name}:x:{uid}:{uid}::{self.folder}/home/{name}:/bin/sh")
+            groups.append(f"{name}:x:{uid}:")
+        hosts = [f"127.0.0.1 localhost\n{SWITCH} login"]
+        hosts += [f"10.98.0.{number} {name}" for number, name in enumerate(NODES, 1)]
+        files = {"passwd": lines, "group": groups, "hosts": hosts}
+        files["nsswitch.conf"] = [f"{name}: files" for name in ("passwd", "group", "shadow", "hosts")]
+        for name, text in files.items():
+            self.path("etc", name).write_text("\n".join(text) + "\n")
+            self.login.run("mount", "--bind", f"{self.folder}/etc/{name}", f"/etc/{name}")
+
+    # The daemons
+
+    def _write_settings(self, proctrack: str) -> None:
+        nodes = [
+            f"NodeName={name} NodeAddr=10.98.0.{number} CPUs={CORES} RealMemory={MEMORY_MB}"
+            for number, name in enumerate(NODES, 1)
+        ]
+        known = {"cluster": CLUSTER, "switch": SWITCH, "folder": self.folder, "proctrack": proctrack}
+        etc = self.path("etc")
+        (etc / "slurm.conf").write_text(_SLURM_CONF.format(**known, nodes="\n".join(nodes)))
+        (etc / "more.conf").write_text("# of a test\n")
+        (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        (etc / "slurmdbd.conf").write_text(_SLURMDBD_CONF.format(**known))
+        (etc / "slurmdbd.conf").chmod(0o600)
+
+    def start(self, machine: Machine, *words: str, uid: int = 0) -> subprocess.Popen[bytes]:
+        """Something that runs for as long as the cluster does."""
+        log = self.path("log", f"{machine.name}.{Path(words[0]).name}.out")
+        process = machine.start(log, *words, uid=uid)
+        self._started.append(process)
+        return process
+
+    def _wait(self) -> None:
+        """All have been killed along with the machines."""
+        for process in self._started:
+            process.wait()
+
+    def _start_munge(self) -> None:
+        folder, user = self.path("munge"), pwd.getpwnam("munge")
+        (folder / "key").write_bytes(os.urandom(128))
+        (folder / "key").chmod(0o600)
+        for path in (folder, folder / "key"):
+            os.chown(path, user.pw_uid, user.pw_gid)
+        names = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        words = [f"--{option}={self.folder}/munge/{name}" for option, name in names.items()]
+        # The command goes on in the background when it is ready.
+        self.login.run("munged", *words, "--num-threads=4", uid=user.pw_uid)
+
+    def _start_database(self) -> None:
+        data = f"--datadir={self.folder}/db"
+        how = ("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
+        self.login.run(
+            "mariadb-install-db", "--no-defaults", data, "--user=mysql", *how, "--innodb-log-file-size=16M"
+        )
+        user = pwd.getpwnam("mysql")
+        os.chown(self.path("db"), user.pw_uid, user.pw_gid)
+        words = _MARIADB.format(folder=self.folder).split()
+        database = self.start(self.login, "mariadbd", "--no-defaults", data, *words)
+        self.login.variables["MYSQL_UNIX_PORT"] = (
+            f"{self.folder}/db/socket"  # slurmdbd.conf has no such setting
+        )
+        ask = ("mariadb-admin", "--no-defaults", "-uroot", "ping")
+        self.wait_for_daemon("MariaDB", database, lambda: self.login.run(*ask, check=False).code == 0)
+
+    def wait_for_daemon(self, name: str, process: subprocess.Popen[bytes], look: Any) -> None:
+        def is_up() -> bool:
+            assert process.poll() is None, (name, self.logs())
+            return bool(look())
+
+        wait_for(name, is_up)
+
+    def start_slurm(self) -> None:
+        database = self.start(self.login, "slurmdbd", "-D")
+        show = ("sacctmgr", "-n", "show", "cluster")
+        self.wait_for_daemon("slurmdbd", database, lambda: self.login.run(*show, check=False).code == 0)
+        for words in (f"cluster {CLUSTER}", "account lab", f"user {','.join(USERS)} account=lab"):
+            self.login.run("sacctmgr", "-i", "add", *words.split(), check=False)  # they may be there
+        controller = self.start(self.login, "slurmctld", "-D")
+        for name, machine in self.nodes.items():
+            self.start(machine, "slurmd", "-D", "-N", name)
+        ping = ("scontrol", "ping")
+        self.wait_for_daemon("slurmctld", controller, lambda: self.login.run(*ping, check=False).code == 0)
+        wait_for("idle nodes", lambda: self.node_states() == dict.fromkeys(NODES, "idle"))
+
+    def logs(self) -> str:
+        """The end of each, for whoever reads why a test has failed."""
+        found = sorted(self.path("log").iterdir())
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in found)
+
+    # Using it
+
+    def slurm(self, *words: str, user: str = "", check: bool = True, **more: Any) -> Result:
+        """A command of Slurm's, as root or as a user."""
+        if not user:
+            return self.login.run(*words, check=check, **more)
+        home = f"{self.folder}/home/{user}"
+        variables = {"HOME": home, "USER": user, "LOGNAME": user, **more.pop("variables", {})}
+        words = ("env", f"--chdir={home}", *words)
+        return self.login.run(*words, uid=USERS[user], variables=variables, check=check, **more)
+
+    def submit(self, user: str, script: str, *options: str, **more: Any) -> str:
+        """The job's number. Its output goes to the user's home, NUMBER.out."""
+        text = f"#!/bin/sh\n{script}\n"
+        words = ("sbatch", "--parsable", "--output=%j.out", *options)
+        return self.slurm(*words, user=user, input=text, **more).out.strip().partition(";")[0]
+
+    def node_states(self) -> dict[str, str]:
+        done = self.slurm("sinfo", "-h", "-N", "-o", "%N %T", check=False)
+        return dict(line.split() for line in done.out.splitlines() if len(line.split()) == 2)
+
+    def squeue(self) -> dict[str, str]:
+        """By job as people write it, the state of those that have not ended."""
+        done = self.slurm(
+            "squeue", "-h", "-r", "-t", "PENDING,RUNNING,SUSPENDED,CONFIGURING,COMPLETING", "-o", "%i %T"
+        )
+        return dict(line.split() for line in done.out.splitlines())
+
+    def sacct(self, *jobs: str, duplicates: bool = False) -> list[dict[str, str]]:
+        fields = (
+            "JobIDRaw,JobID,User,UID,Account,Partition,QOS,JobName,State,ExitCode,Submit,Eligible,Start,End,"
+            "TimelimitRaw,NNodes,NCPUS,ReqCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,WorkDir"
+        )
+        words = ["sacct", "-X", "-n", "-P", "--delimiter=\x1f", "-o", fields, "-j", ",".join(jobs)]
+        done = self.slurm(*words, *(["-D"] if duplicates else []), variables={"SLURM_TIME_FORMAT": "%s"})
+        return [dict(zip(fields.split(","), line.split("\x1f"))) for line in done.out.splitlines()]
+
+    def wait_for_end(self, *jobs: str) -> dict[str, dict[str, str]]:
+        """Until accounting has the end of each of them: its row by number.
+
+        slurmctld tells of a job's begin every few seconds only, and it can be there later than the end: until
+        then the row has root as its user, and no partition.
+        """
+
+        def look() -> dict[str, dict[str, str]]:
+            found = {row["JobIDRaw"]: row for row in self.sacct(*jobs)}
+            ended = {job: row for job, row in found.items() if row["End"].isdigit() and row["Partition"]}
+            return ended if set(jobs) <= ended.keys() else {}
+
+        return wait_for(f"the end of {len(jobs)} jobs", look)
+
+    def output(self, user: str, job: str) -> str:
+        return self.path("home", user, f"{job}.out").read_text(errors="replace")
