@@ -21,6 +21,10 @@ LOAD = Schema(
 )
 
 
+# The same set on a node with another kernel.
+OTHER_LOAD = Schema("load", (), (Column("load1", GAUGE, "", 1, 1000), Column("queued", COUNTER, "")))
+
+
 class Running(NamedTuple):
     job: str
     user: str
@@ -103,3 +107,35 @@ def fleet_segment(
             times = seconds(number * 2 * ticks + part * ticks, ticks)
             batches.append(encode(name, number * 2 + part, node_samples(name, times, running), running))
     return write_segment(folder, number, batches)
+
+
+def shared_nodes(times: Iterable[int]) -> dict[str, tuple[list[Sample], list[Running]]]:
+    """On one node two jobs of one user and one of another; on the other the first of these.
+
+    That one has more cores and other columns. Both have the same processes, one of which is no job's. No two
+    rows have the same values.
+    """
+    jobs = [Running("17", "alice", 1000), Running("18", "alice", 1000), Running("19", "bob", 1001)]
+    first, second = node_samples("n1", times, jobs, 2), node_samples("n2", times, jobs[:1], 5)
+    return {
+        "n1": ([_tell_apart(sample, 1) for sample in first], jobs),
+        "n2": ([_tell_apart(_on_other_kernel(sample), 2) for sample in second], jobs[:1]),
+    }
+
+
+def _on_other_kernel(sample: Sample) -> Sample:
+    if sample.rows.schema is not LOAD:
+        return sample
+    return sample._replace(rows=Rows(OTHER_LOAD, ((),), sample.rows.values[:2]))
+
+
+def _tell_apart(sample: Sample, node: int) -> Sample:
+    schema, keys, values = sample.rows.schema, sample.rows.keys, list(sample.rows.values)
+    if schema is OWNED_PROCESS:
+        keys = (*keys, ("", "", "", "", 99, *keys[0][5:]))
+        values += values[: len(schema.columns)]
+    told = [
+        value if value == ABSENT else value + 1000 * number + 1_000_000 * node
+        for number, value in enumerate(values)
+    ]
+    return sample._replace(rows=Rows(schema, keys, told))

@@ -6,13 +6,15 @@ import json
 import subprocess
 import time
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from hub.made import Running, encode, node_samples, write_segment
+from hub.made import Running, encode, node_samples, shared_nodes, write_segment
+from hub.series import Series, assert_equal, labels_of, make_labels, of_lake
 from joblens.agent.sampler import Sampler
 from joblens.config import AttributionSettings, Settings
 from joblens.host import Host
@@ -22,14 +24,13 @@ from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink, Server
 from joblens.model import Sample
 from joblens.store.home import find_home, make_home
-from joblens.store.lake import Lake
 from waiting import wait_for
 
 from .conftest import need
 from .running import fetch, free_port
 
-Series = dict[tuple[tuple[str, str], ...], list[tuple[int, float]]]
 Ask = Callable[[], Series]
+NODES = ("here", "n1", "n2")
 
 
 @contextmanager
@@ -118,70 +119,52 @@ def sampled(ticks: int) -> list[Sample]:
     return found
 
 
-def segments(folder: Path) -> list[Segment]:
-    """Of this machine, and of two nodes with two jobs and unlike numbers of cores."""
+def segments(folder: Path) -> tuple[list[Segment], list[Sample]]:
+    """Of this machine, and of two nodes with two jobs and unlike numbers of cores; and what is in them."""
     jobs = [Running("17", "alice", 1000), Running("18", "bob", 1001)]
     now = int(time.time()) * 10**9 - 40 * 10**9
-    made = []
+    made, samples = [], []
     for number in (1, 2):
-        batches = [encode("here", number, sampled(4))]
+        here = sampled(4)
+        samples += here
+        batches = [encode("here", number, here)]
         for node, cores in (("n1", 2), ("n2", 5)):
             times = [now + (number * 10 + tick) * 10**9 for tick in range(10)]
-            batches.append(encode(node, number, node_samples(node, times, jobs, cores), jobs))
+            of_node = node_samples(node, times, jobs, cores)
+            samples += of_node
+            batches.append(encode(node, number, of_node, jobs))
         made.append(write_segment(folder, number, batches))
-    return made
+    return made, samples
 
 
-def of_lake(lake: Lake, skip: frozenset[str]) -> Series:
-    """As series: what the names of these are is told by the columns."""
-    found: Series = {}
-    for folder in sorted(lake.path.glob("set=*")):
-        set_name = folder.name.removeprefix("set=")
-        files = lake.files(set_name)
-        types = lake.schema(files)
-        if set_name in skip:
-            continue
-        numbers = [name for name, kind in types.items() if kind != "VARCHAR" and name != "time"]
-        labels = [name for name, kind in types.items() if kind == "VARCHAR"]
-        query = ", ".join(f'"{name}"' for name in (*labels, *numbers))
-        wanted = (
-            {"time": "TIMESTAMP_NS"} | dict.fromkeys(labels, "VARCHAR") | dict.fromkeys(numbers, "DOUBLE")
-        )
-        rows = lake.query(
-            files, wanted, f"SELECT epoch_ns(time) // 1000000, {query} FROM {{lake}} ORDER BY time"
-        )
-        for at, *cells in rows:
-            whose = tuple((name, text) for name, text in zip(labels, cells) if text)
-            for name, value in zip(numbers, cells[len(labels) :]):
-                if value is not None:
-                    key = tuple(sorted((("__name__", f"{set_name}_{name}"), *whose)))
-                    found.setdefault(key, []).append((at, value))
-    return found
-
-
-def as_the_lake_names_it(series: Series, instances: set[str]) -> Series:
-    """Without what remote write adds, and which the lake has not or has under another name."""
-    found: Series = {}
-    for labels, samples in series.items():
+def as_the_lake_names_it(found: Series, wanted: Series) -> Series:
+    """Without what remote write adds. The lake has no `_total`, and calls `value` what has no name."""
+    renamed: Series = {}
+    for labels, samples in found.items():
         named = dict(labels)
         assert named.pop("job") == "joblens"
-        assert named.pop("instance") in instances
+        assert named.pop("instance") in NODES
+        assert named["node"] in NODES
+        assert named["cluster"] == "lab"
         name = named["__name__"].removeprefix("joblens_")
-        found[tuple(sorted((named | {"__name__": name}).items()))] = samples
-    return found
+        bare = name.removesuffix("_total")
+        known = [it for it in (bare, f"{bare}_value", name) if make_labels(it, named) in wanted]
+        assert known, labels
+        assert make_labels(known[0], named) not in renamed
+        renamed[make_labels(known[0], named)] = samples
+    return renamed
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_values_are_the_lakes(name: str, tmp_path: Path) -> None:
     """Every sample of every series, and no other; what is sent again changes nothing."""
-    skip = frozenset(("process", "thread", "process_pss", "gpu_process", "cgroup"))
-    made = segments(tmp_path / "journal")
+    made, samples = segments(tmp_path / "journal")
     lake = LakeSink("h1", make_home(find_home(tmp_path / "store")))
     for segment in made:
         lake.take(segment)
     (tmp_path / "server").mkdir()
     with SERVERS[name](tmp_path / "server") as (url, ask):
-        sink = RemoteWriteSink(Server(url), tmp_path / "sent", skip)
+        sink = RemoteWriteSink(Server(url), tmp_path / "sent")
         taken = Taken()
         for segment in made:
             taken = taken.plus(sink.take(segment))
@@ -195,26 +178,42 @@ def test_values_are_the_lakes(name: str, tmp_path: Path) -> None:
             assert again == stored
         else:  # keeps both of two equal samples until asked not to
             assert {key: sorted(set(it)) for key, it in again.items()} == stored
-    wanted = of_lake(lake.lake, skip)
-    found = as_the_lake_names_it(stored, {"here", "n1", "n2"})
-    assert sum(map(len, found.values())) == taken.values
-    compared = 0
-    for labels, samples in found.items():
-        named = dict(labels)
-        # The lake's columns have no `_total`, and one without a name is `value` there.
-        bare = named["__name__"].removesuffix("_total")
-        names = [it for it in (bare, f"{bare}_value", named["__name__"]) if _key(named, it) in wanted]
-        assert len(names) >= 1, labels
-        expected = wanted[_key(named, names[0])]
-        assert [at for at, _ in samples] == [at for at, _ in expected], labels
-        assert [value for _, value in samples] == pytest.approx([value for _, value in expected], rel=1e-12)
-        compared += len(samples)
-    assert compared == taken.values
-    assert len(found) == len(wanted)
+    wanted = of_lake(lake.lake, labels_of(samples))
+    assert_equal(as_the_lake_names_it(stored, wanted), wanted)
 
 
-def _key(named: dict[str, str], name: str) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((named | {"__name__": name}).items()))
+@pytest.mark.parametrize("name", SERVERS)
+def test_jobs_users_and_nodes_are_kept_apart(name: str, tmp_path: Path) -> None:
+    """Every value is under its own cluster, node and job, as in the lake; also where columns are others."""
+    now = int(time.time())
+    nodes = shared_nodes([(now - 20 + tick) * 10**9 for tick in range(10)])
+    batches = [encode(node, 1, *made) for node, made in nodes.items()]
+    segment = write_segment(tmp_path / "journal", 1, batches)
+    lake = LakeSink("h1", make_home(find_home(tmp_path / "store")))
+    lake.take(segment)
+    (tmp_path / "server").mkdir()
+    with SERVERS[name](tmp_path / "server") as (url, ask):
+        sink = RemoteWriteSink(Server(url), tmp_path / "sent")
+        taken = sink.take(segment)
+        sink.recover(1)
+        stored = wait_for("all samples", lambda: _complete(ask(), taken.values))
+    wanted = of_lake(lake.lake, labels_of(it for samples, _ in nodes.values() for it in samples))
+    assert_equal(as_the_lake_names_it(stored, wanted), wanted)
+    jobs = Counter((of["node"], of["jobid"]) for of in labels_named(stored, "joblens_job_processes"))
+    assert jobs == {("n1", "17"): 1, ("n1", "18"): 1, ("n1", "19"): 1, ("n2", "17"): 1}
+    processes = labels_named(stored, "joblens_process_threads")
+    assert Counter((of["node"], of.get("jobid", ""), of["pid"]) for of in processes) == {
+        ("n1", "17", "100"): 1, ("n1", "18", "101"): 1, ("n1", "19", "102"): 1, ("n1", "", "99"): 1,
+        ("n2", "17", "100"): 1, ("n2", "", "99"): 1,
+    }  # fmt: skip
+    cores = Counter(of["node"] for of in labels_named(stored, "joblens_cpu_switches_total"))
+    assert cores == {"n1": 2, "n2": 5}
+    assert [of["node"] for of in labels_named(stored, "joblens_load_queued_total")] == ["n2"]
+    assert [of["node"] for of in labels_named(stored, "joblens_load_free_bytes")] == ["n1"]
+
+
+def labels_named(found: Series, name: str) -> list[dict[str, str]]:
+    return [dict(labels) for labels in found if ("__name__", name) in labels]
 
 
 def _complete(found: Series, samples: int) -> Series | None:

@@ -8,15 +8,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
 
+from hub.made import encode, seconds, shared_nodes
+from hub.series import Series, assert_equal, labels_of, make_labels, of_lake
 from joblens.hub.kafka_schema import AVRO
 from joblens.hub.sink import Place
 from joblens.hub.sinks.kafka import OPTIONS, open_sink
+from joblens.hub.sinks.lake import LakeSink
+from joblens.store.home import find_home, make_home
 from waiting import PATIENCE, wait_for
 
 from .broker import Broker, MockBroker
@@ -63,14 +68,58 @@ def test_rows_as_avro_on_one_topic(any_broker: Broker | MockBroker, prefix: str,
     sink = open_sink(Place("kafka", tmp_path, "h1"), chosen)
     sink.recover(0)
     sink.take(write_segment(tmp_path / "journal", 1, [make_batch("n1", 0)]))
-    from io import BytesIO
-
     found = [message.value() or b"" for message in read_topic(any_broker.address, f"{prefix}.rows")]
     assert {value[:2] for value in found} == {b"\xc3\x01"}
     rows: list[Any] = [fastavro.schemaless_reader(BytesIO(value[10:]), AVRO, None) for value in found]
     assert Counter(row["set"] for row in rows) == {"cpu": TICKS * 4, "job": TICKS * 2}
     (row,) = (row for row in rows if row["labels"].get("cpu") == 1 and row["time"].timestamp() == START + 3)
     assert row["values"] == {"user_seconds": 0.32, "switches": 33}
+
+
+@pytest.mark.parametrize("form", ["json", "avro"])
+def test_jobs_users_and_nodes_are_kept_apart(
+    any_broker: Broker | MockBroker, prefix: str, tmp_path: Path, form: str
+) -> None:
+    """Every value is under its own cluster, node and job, as in the lake; also where columns are others."""
+    nodes = shared_nodes(seconds(0, 5))
+    segment = write_segment(tmp_path / "journal", 1, [encode(node, 1, *made) for node, made in nodes.items()])
+    lake = LakeSink("h1", make_home(find_home(tmp_path / "store")))
+    sink = open_sink(Place("kafka", tmp_path, "h1"), options(any_broker.address, prefix, format=form))
+    sink.recover(0)
+    assert sink.take(segment).rows == lake.take(segment).rows
+    labels = labels_of(sample for samples, _ in nodes.values() for sample in samples)
+    rows = [
+        row
+        for set_name in labels
+        for message in read_topic(any_broker.address, f"{prefix}.{set_name}")
+        for row in [read_row(message.value() or b"", form)]
+    ]
+    found: Series = {}
+    for row in sorted(rows, key=lambda row: row["time"]):
+        named = {name: row.pop(name) for name in labels[row["set"]] & row.keys()}
+        at, set_name = round(row.pop("time") * 1000), row.pop("set")
+        for name, value in row.items():
+            found.setdefault(make_labels(f"{set_name}_{name}", named), []).append((at, float(value)))
+    assert_equal(found, of_lake(lake.lake, labels))
+    jobs = Counter((row["node"], row["jobid"]) for row in rows_of(found, "job_processes"))
+    assert jobs == {("n1", "17"): 1, ("n1", "18"): 1, ("n1", "19"): 1, ("n2", "17"): 1}
+    cores = Counter(row["node"] for row in rows_of(found, "cpu_switches"))
+    assert cores == {"n1": 2, "n2": 5}
+    assert [row["node"] for row in rows_of(found, "load_queued")] == ["n2"]
+    assert [row["node"] for row in rows_of(found, "load_free_bytes")] == ["n1"]
+
+
+def rows_of(found: Series, name: str) -> list[dict[str, str]]:
+    return [dict(labels) for labels in found if ("__name__", name) in labels]
+
+
+def read_row(value: bytes, form: str) -> dict[str, Any]:
+    """Flat, whatever the form."""
+    if form == "json":
+        return dict(json.loads(value))
+    row: Any = fastavro.schemaless_reader(BytesIO(value[10:]), AVRO, None)
+    named = {name: row[name] for name in ("cluster", "node", "set")}
+    return {**named, "time": row["time"].timestamp(), **row["labels"], **row["values"]}
 
 
 def test_done_again(broker: Broker, prefix: str, tmp_path: Path) -> None:
