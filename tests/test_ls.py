@@ -142,6 +142,26 @@ def test_all_that_is_known() -> None:
     assert lines[1].split() == "fox c1 load 7 +1 alice +1 1 6 1 s 500 ms 10 µs live".split()
 
 
+CLOCKS: list[dict[str, Any]] = [
+    {"time": 1.7e9, "cluster": "fox", "node": "c1", "boot": "b", "offset_seconds": 100.0, "wrong": True},
+    {"time": 1.7e9, "cluster": "fox", "node": "c2", "boot": "b", "offset_seconds": -7.5, "wrong": True},
+    {"time": 1.7e9, "cluster": "fox", "node": "c2", "boot": "b", "offset_seconds": 0.1, "wrong": False},
+]
+
+
+def test_whose_clock_was_wrong() -> None:
+    """With -v, by how much and when it was right again; of the nodes that were asked for."""
+    found = select(normalise({**HUB, "clocks": CLOCKS}), "c2", None, None)
+    assert found["clocks"] == CLOCKS[1:]
+    lines = render(found, verbose=True)
+    assert lines[-3].split() == ["time", "cluster", "node", "clock"]
+    assert lines[-2].split()[-4:] == ["c2", "7.50", "s", "ahead"]
+    assert lines[-1].split()[-3:] == ["c2", "right", "again"]
+    assert not [line for line in render(found) if "ahead" in line]
+    (line,) = [it for it in render(normalise({**HUB, "clocks": CLOCKS}), verbose=True) if "behind" in it]
+    assert line.endswith("c1    1 min 40 s behind")
+
+
 @pytest.mark.parametrize(
     ("filters", "sets", "jobs"),
     [

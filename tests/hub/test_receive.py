@@ -13,12 +13,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joblens.agent.batch import Batch
+from joblens.hub.clocks import Clocks
 from joblens.hub.limits import Bucket, Notes, Room
+from joblens.hub.nodes import Node
 from waiting import PATIENCE, wait_for
 
 from .sending import Answer, Hub, Sender, make_batch, make_header, running_hub, stored
+
+CLOCK = ("time", "cluster", "node", "boot", "offset_seconds", "wrong", "kind")
 
 
 @pytest.fixture
@@ -55,10 +61,12 @@ def request(body: bytes, *fields: str, path: str = "/v1/batch", method: str = "P
 
 
 def test_once_each(hub: Hub, sender: Sender) -> None:
-    """A batch is acknowledged by its number; one that comes again too, and is not stored again."""
-    for sequence in (1, 2, 1, 2, 3):
+    """A batch is acknowledged by its number; one that comes again too, with how far its node was by then, and
+    is not stored again."""
+    for sequence, more in ((1, {}), (2, {}), (1, {"highest": 2}), (2, {"highest": 2}), (3, {})):
         answer = sender.send(make_batch(sequence))
-        assert (answer.status, json.loads(answer.text)) == (200, {"acknowledged": [sequence, sequence]})
+        assert answer.status == 200
+        assert json.loads(answer.text) == {"acknowledged": [sequence, sequence], **more}
     assert sender.send(make_batch(1, "n2")).status == 200
     assert sender.send(make_batch(1, boot="b2")).status == 200
     assert sender.send(make_batch(1, cluster="other")).status == 200
@@ -321,6 +329,68 @@ def test_wrong_clocks(hub: Hub, sender: Sender) -> None:
     ]
 
 
+def clocks(home: Path) -> list[tuple[str, int, bool]]:
+    """Lines that are on the disk: node, offset in hundreds of seconds, whether that is wrong."""
+    path = home / "clocks.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(it["node"], round(it["offset_seconds"] / 100), it["wrong"]) for it in found]
+
+
+def test_wrong_clocks_are_recorded(tmp_path: Path) -> None:
+    """That a clock is wrong is written down once, over a crash of the hub too, and that it is right again."""
+
+    def send(sender: Sender, sequence: int, node: str, behind: float) -> None:
+        sent = time.time() - behind
+        assert sender.send(make_batch(sequence, node, sent=sent), X_Joblens_Sent=str(sent)).status == 200
+
+    wrong = [("late", 10, True)]
+    with running_hub(tmp_path) as hub, Sender(hub.port) as sender:
+        for sequence in range(3):
+            send(sender, sequence, "late", 1000)
+            send(sender, sequence, "right", 0)
+        wait_for("the line", lambda: clocks(hub.home) == wrong)
+        hub.kill()
+    with running_hub(tmp_path) as hub, Sender(hub.port) as sender:
+        assert [it["node"] for it in hub.sets()["clocks"]] == ["late"]
+        send(sender, 3, "late", 1000)
+        (line,) = hub.sets()["clocks"]
+        (node,) = hub.sets()["nodes"]
+        assert node["clock_wrong_since"] == line["time"] <= time.time()
+        assert (line["cluster"], line["boot"], line["hub"]) == ("lab", "b1", (hub.home / "id").read_text())
+        hub.kill()
+    with running_hub(tmp_path) as hub, Sender(hub.port) as sender:
+        send(sender, 4, "late", 0)
+        wait_for("another line", lambda: clocks(hub.home) == [*wrong, ("late", 0, False)])
+        assert [it["wrong"] for it in hub.sets()["clocks"]] == [True, False]
+        assert [it["clock_wrong_since"] for it in hub.sets()["nodes"]] == [None]
+
+
+def test_clocks_that_jump(tmp_path: Path) -> None:
+    """A line for each step of more than the limit; one at the limit is not wrong and right by turns; and
+    however a node's clock jumps, it has a line a minute."""
+    found, node = Clocks(tmp_path / "clocks.jsonl", print), Node("lab", "n1", Bucket(1, 0.0))
+    for offset in (5.1, 4.9, 5.1, -5.1, -7.0, -20.0, 3.0, 2.4, -2.4, 6.0):
+        node.offset, node.clock_noted = offset, float("-inf")
+        found.look(node, "b1")
+    for offset in (100.0, 0.0) * 50:
+        node.offset = offset
+        found.look(node, "b1")
+    found.save()
+    lines = Clocks(tmp_path / "clocks.jsonl", print).describe()
+    assert [(it["offset_seconds"], it["wrong"]) for it in lines] == [
+        (5.1, True), (-5.1, True), (-20.0, True), (2.4, False), (6.0, True),
+    ]  # fmt: skip
+    assert found.wrong_since(node) == lines[-1]["time"]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(CLOCK), st.none() | st.text() | st.floats() | st.booleans())))
+def test_any_file_of_clocks(tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]]) -> None:
+    """What cannot be one is passed over."""
+    path = tmp_path_factory.mktemp("h") / "clocks.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(Clocks(path, print).describe()) <= len(lines)
+
+
 def test_a_clock_that_was_ahead(hub: Hub, sender: Sender) -> None:
     """Before it was set right: what such a batch says does not stay the newest for a year."""
     now = time.time()
@@ -364,6 +434,7 @@ def test_gaps_of_nodes(hub: Hub, sender: Sender) -> None:
         ("n1", "b1", 3, 7, "spool full"),
         ("n1", "b0", 3, 7, "spool full"),
     ]
+    assert {it["hub"] for it in found} == {(hub.home / "id").read_text()}
     assert hub.metrics()["joblens_hub_gaps_of_nodes"] == 2
 
 

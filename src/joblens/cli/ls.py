@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -24,7 +25,7 @@ COLUMNS = (
     "cluster", "node", "set", "jobs", "users", "rows", "values", "interval_seconds", "age_seconds",
     "duration_seconds", "state", "error",
 )  # fmt: skip
-_WRONG = (ValueError, LookupError, TypeError, AttributeError)
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, OSError)
 
 Data = dict[str, Any]
 
@@ -72,7 +73,7 @@ def normalise(found: Data) -> Data:
         known["jobs"] = [str(it["jobid"]) for it in here]
         known["users"] = sorted({str(it["user"]) for it in here if it["user"]})
         sets.append(known)
-    return {"nodes": found.get("nodes", []), "sets": sets, "jobs": jobs}
+    return {"nodes": found.get("nodes", []), "sets": sets, "jobs": jobs, "clocks": found.get("clocks", [])}
 
 
 def _with_sender(job: Data, node: str, cluster: str) -> Data:
@@ -98,7 +99,8 @@ def select(found: Data, node: str | None, job: str | None, user: str | None) -> 
         if _like(it["node"], node) and (not by_job or [it["cluster"], it["node"]] in places)
     ]
     nodes = [it for it in found["nodes"] if _like(it["node"], node)]
-    return {**found, "nodes": nodes, "sets": sets, "jobs": jobs}
+    clocks = [it for it in found["clocks"] if _like(it["node"], node)]
+    return {**found, "nodes": nodes, "sets": sets, "jobs": jobs, "clocks": clocks}
 
 
 def _like(text: object, pattern: str | None) -> bool:
@@ -149,7 +151,8 @@ def render(found: Data, verbose: bool = False) -> list[str]:
     left = [names.index(name) for name in _LEFT if name in names]
     shrink = names.index("job") if "job" in names and not verbose else None
     lines += render_table(names, rows, left, shrink)
-    return [*lines, "", *_render_jobs(found["jobs"], many=len(nodes) > 1)]
+    lines += ["", *_render_jobs(found["jobs"], many=len(nodes) > 1)]
+    return [*lines, "", *_render_clocks(found["clocks"])] if verbose and found["clocks"] else lines
 
 
 def _render_jobs(jobs: list[Data], many: bool) -> list[str]:
@@ -185,6 +188,24 @@ def _render_where(jobs: list[Data]) -> list[str]:
         for (cluster, job), found in nodes.items()
     ]
     return render_table(("job", "user", "nodes", "which"), rows, left=(0, 1, 3), shrink=3)
+
+
+def _render_clocks(clocks: list[Data]) -> list[str]:
+    """When which node's clock was found wrong, or right again."""
+    rows = [
+        (
+            datetime.fromtimestamp(it["time"]).astimezone().isoformat(" ", "seconds"),
+            str(it["cluster"]),
+            str(it["node"]),
+            _offset(it["offset_seconds"]) if it["wrong"] else "right again",
+        )
+        for it in clocks
+    ]
+    return render_table(("time", "cluster", "node", "clock"), rows, left=(0, 1, 2, 3))
+
+
+def _offset(seconds: float) -> str:
+    return f"{render_seconds(abs(seconds))} {'behind' if seconds > 0 else 'ahead'}"
 
 
 def _some(names: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from joblens.hub.header import Header, jobs_of, sets_of
@@ -16,7 +16,9 @@ _FORGET = 3600.0  # seconds after which a node that is gone is not shown any mor
 
 
 class Node:
-    __slots__ = ("bucket", "cluster", "header", "heard", "made", "node", "now", "offset", "period")
+    __slots__ = (
+        "bucket", "clock_noted", "cluster", "header", "heard", "made", "node", "now", "offset", "period",
+    )  # fmt: skip
 
     def __init__(self, cluster: str, node: str, bucket: Bucket) -> None:
         self.cluster, self.node, self.bucket = cluster, node, bucket
@@ -25,6 +27,7 @@ class Node:
         self.made = 0.0  # when the newest batch was made, by the hub's clock
         self.period = 0.0  # seconds between batches
         self.offset: float | None = None  # the hub's clock minus the node's
+        self.clock_noted = float("-inf")  # when that it is wrong, or right again, was last written down
         self.now = Now()
 
     def update(self, header: Header, received_ns: int, offset: float | None) -> None:
@@ -67,11 +70,11 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter([node for node in self._nodes.values() if node.header is not None])
 
-    def describe(self, now: float) -> dict[str, Any]:
+    def describe(self, now: float, wrong_since: Callable[[Node], float | None]) -> dict[str, Any]:
         """Every set of every node, as `joblens ls` shows it."""
         nodes = sorted(self, key=lambda node: (node.cluster, node.node))
         return {
-            "nodes": [_describe_node(node, now) for node in nodes],
+            "nodes": [_describe_node(node, now) | {"clock_wrong_since": wrong_since(node)} for node in nodes],
             "sets": [item for node in nodes for item in _describe_sets(node, now)],
             "jobs": [item for node in nodes for item in _describe_jobs(node)],
         }

@@ -121,7 +121,9 @@ class Pages:
         }
 
     def sets(self) -> dict[str, Any]:
-        return {"hub": True, **self._receiver.nodes.describe(time.time())}
+        clocks = self._receiver.clocks
+        found = self._receiver.nodes.describe(time.time(), clocks.wrong_since)
+        return {"hub": True, **found, "clocks": clocks.describe()}
 
     def _rows(self) -> list[Rows]:
         receiver, now = self._receiver, time.time()

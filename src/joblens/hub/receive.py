@@ -15,6 +15,7 @@ from typing import Any
 
 from joblens.agent.frame import LARGEST_HEADER, check_sections, read_header
 from joblens.errors import MalformedError, sentence
+from joblens.hub.clocks import Clocks
 from joblens.hub.gaps import Gaps
 from joblens.hub.header import Header, check_header
 from joblens.hub.journal import Entry, Journal
@@ -39,7 +40,8 @@ class Receiver:
         self.journal = Journal(
             home, settings.segment_bytes, settings.segment_seconds, self._from_journal, log
         )
-        self.gaps = Gaps(home / "gaps.jsonl")
+        self.gaps = Gaps(home / "gaps.jsonl", log)
+        self.clocks = Clocks(home / "clocks.jsonl", log)
         self.nodes = Nodes(settings.rate_bytes, settings.burst_bytes)
         self.room = Room(settings.queue_bytes)
         self.refused: Counter[str] = Counter()
@@ -131,6 +133,10 @@ class Receiver:
                 self.refused[answer.reason] += len(waiting)
             for done in waiting:
                 done(answer)
+        try:
+            self.clocks.save()
+        except OSError as failed:
+            self._log(f"whose clock is wrong is not written down yet: {sentence(failed)}")
 
     def _count(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
         self.batches += 1
@@ -141,6 +147,8 @@ class Receiver:
     def _show(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
         node, header, offset = about
         node.update(header, entry.received_ns, offset)
+        if offset is not None:
+            self.clocks.look(node, header.batch.boot)
         if node.header is header:
             node.now.picked = self._picker.pick(entry.data)
         if header.gaps:

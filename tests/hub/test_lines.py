@@ -1,0 +1,78 @@
+"""Files of lines that are added to for years: bounded, whole after a crash, and what went is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.hub.gaps import Gaps
+from joblens.hub.header import check_header
+from joblens.hub.lines import DROPPED, Lines
+from joblens.hub.segments import Segment
+
+from .sending import make_header
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_oldest_go(tmp_path: Path) -> None:
+    """What is there is the newest, in order; the first line and the log say how many others there were."""
+    path, said = tmp_path / "x.jsonl", list[str]()
+    lines = Lines(path, said.append, 10_000)
+    (tmp_path / "id").write_text("a1")
+    for number in range(1000):
+        lines.add([{"kind": "even" if number % 2 == 0 else "odd", "number": number}])
+        assert path.stat().st_size <= 10_000
+    first, *kept = read(path)
+    dropped = 1000 - len(kept)
+    assert len(kept) > 50
+    assert [line["number"] for line in kept] == list(range(dropped, 1000))
+    assert (first["kind"], first["lines"]) == (DROPPED, {"even": -(-dropped // 2), "odd": dropped // 2})
+    assert {line["hub"] for line in (first, *kept)} == {"a1"}
+    assert sum(int(line.split()[4]) for line in said) == dropped
+    assert len(said) > 5
+    again = Lines(path, said.append, 10_000)
+    assert again.load() == kept
+    assert again.dropped == first["lines"]
+
+
+def test_gaps_are_bounded(tmp_path: Path) -> None:
+    """They are counted though their lines went, also by the next hub; and each is there once."""
+    path = tmp_path / "gaps.jsonl"
+    gaps = Gaps(path, most_bytes=20_000)
+    for number in range(300):
+        told = make_header(number, gaps=[[number, number, 1, 2, "spool full"], [7, 7, 1, 2, "spool full"]])
+        gaps.of_node(check_header(told))
+        gaps.of_segment(Segment(number, path), ["lake"], 5)
+        assert path.stat().st_size <= 20_000
+    assert (gaps.of_nodes, gaps.of_sinks) == (300, 300)
+    again = Gaps(path, most_bytes=20_000)
+    assert (again.of_nodes, again.of_sinks) == (300, 300)
+    before = path.read_bytes()
+    again.of_segment(Segment(299, path), ["lake"], 5)
+    assert path.read_bytes() == before
+    (tmp_path / "id").write_text("another")  # a journal that began anew has these numbers once more
+    again.of_segment(Segment(299, path), ["lake"], 5)
+    assert again.of_sinks == 301
+
+
+@given(
+    st.lists(st.binary(max_size=30) | st.sampled_from([b"{}", b'{"kind": "node"}', b'{"kind": "dropped"}']))
+)
+def test_any_file(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+    """Whatever is in it, what is added then is there the next time."""
+    path = tmp_path_factory.mktemp("h") / "x.jsonl"
+    path.write_bytes(b"\n".join(parts))
+    lines = Lines(path, print)
+    before = lines.load()
+    lines.add([{"kind": "k", "number": 7}])
+    *others, last = Lines(path, print).load()
+    assert others == before
+    assert last["number"] == 7
