@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from decimal import Decimal
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -46,7 +47,7 @@ from joblens.store.lake import Lake
 from joblens.toml import parse_toml
 from waiting import wait_for
 
-from .made import START, Running, fleet_segment
+from .made import SECOND, START, Running, fleet_segment
 from .sinking import Process, wait_for_state
 
 JOBS = (Running("17", "alice", 1000), Running("18", "bob", 1001))
@@ -323,7 +324,8 @@ def test_a_segment_that_is_dropped_while_it_waits(tmp_path: Path) -> None:
     fleet_segment(tmp_path / "journal", 2)
     sink = Odd()
     work = make_work(tmp_path, sink, [])
-    sink.recover = lambda _: segment.path.unlink()  # type: ignore[method-assign]  # it is chosen, and not begun
+    # It is chosen, and not begun.
+    sink.recover = lambda done: segment.path.unlink()  # type: ignore[method-assign]
     work.step()
     work.step()
     assert (sink.taken, work.error) == ([2], "")
@@ -336,10 +338,14 @@ def test_a_segment_is_not_dropped_while_it_is_stored(tmp_path: Path) -> None:
     sink, said = Odd(), list[str]()
     work = make_work(tmp_path, sink, said)
     gaps = Gaps(tmp_path / "gaps.jsonl")
-    sink.before = lambda: clean(tmp_path, ["odd"], 0, gaps, said.append) and None
+
+    def clean_up() -> None:
+        clean(tmp_path, ["odd"], 0, gaps, said.append)
+
+    sink.before = clean_up
     work.step()
     assert [segment.number for segment in list_sealed(tmp_path / "journal")] == [1]
-    clean(tmp_path, ["odd"], 0, gaps, said.append)
+    clean_up()
     assert (sink.taken, list_sealed(tmp_path / "journal")) == ([1], [])
     assert [gap["segment"] for gap in read_gaps(tmp_path)] == [2, 3]
 
@@ -348,16 +354,15 @@ def test_what_a_sink_has_just_finished_is_no_gap(tmp_path: Path, monkeypatch: py
     """Its cursor may be read a moment before it has come to the end of the segment."""
     fleet_segment(tmp_path / "journal", 1)
     work = make_work(tmp_path, Odd(), [])
-    real = keep.list_sealed
 
     def list_and_finish(folder: Path) -> list[Segment]:
-        found = real(folder)
+        found = list_sealed(folder)
         work.step()
         return found
 
     monkeypatch.setattr(keep, "list_sealed", list_and_finish)
     clean(tmp_path, ["odd"], 0, Gaps(tmp_path / "gaps.jsonl"), lambda _: None)
-    assert real(tmp_path / "journal") == []
+    assert list_sealed(tmp_path / "journal") == []
     assert read_gaps(tmp_path) == []
 
 
@@ -380,10 +385,11 @@ def test_each_segment_is_stored_or_a_gap(tmp_path: Path, stack: ExitStack, kind:
     assert sink.end() == 0
     dropped = [gap["segment"] for gap in read_gaps(home)]
     assert len(dropped) == len(set(dropped)) > 0
-    found = lake_rows(tmp_path / "store") if kind == "lake" else csv_rows(tmp_path / "tree")
-    assert set(found.values()) == {1}
-    times = {int(float(key[2]) if kind == "csv" else key[2] // 10**9) - START // 10**9 for key in found}
-    assert {at // TICKS for at in times} | {1} == set(range(1, many + 1)) - set(dropped)
+    found = (lake_rows(tmp_path / "store") if kind == "lake" else csv_rows(tmp_path / "tree")).items()
+    assert {often for _, often in found} == {1}
+    ticks = {int(Decimal(row[2]) / (SECOND if kind == "lake" else 1)) - START // SECOND for row, _ in found}
+    stored = {tick // TICKS for tick in ticks}
+    assert stored | {1} == set(range(1, many + 1)) - set(dropped)
 
 
 def read_gaps(home: Path) -> list[dict[str, Any]]:

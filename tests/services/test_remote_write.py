@@ -216,5 +216,6 @@ def labels_named(found: Series, name: str) -> list[dict[str, str]]:
     return [dict(labels) for labels in found if ("__name__", name) in labels]
 
 
-def _complete(found: Series, samples: int) -> Series | None:
-    return found if sum(map(len, found.values())) == samples else None
+def _complete(found: Series, samples: int) -> Series:
+    """All, or nothing yet."""
+    return found if sum(map(len, found.values())) == samples else {}
