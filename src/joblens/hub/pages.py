@@ -43,7 +43,7 @@ HUB = Schema(
         Column("journal_bytes", GAUGE, "size of the segment that is being written"),
         Column("segments_sealed", COUNTER, "segments that were handed to the sinks"),
         Column("connections", GAUGE, "connections that are open"),
-        Column("gaps_of_nodes", GAUGE, "gaps that nodes have told of: their spool was full"),
+        Column("gaps_of_nodes", GAUGE, "gaps that nodes have told of, such as a full spool"),
         Column("gaps_of_sinks", GAUGE, "segments that were deleted before every sink had them"),
         Column("cpu_seconds", COUNTER, "CPU time of the hub's receiving process", 1, 1_000_000_000),
     ),
