@@ -1,6 +1,6 @@
-"""Each sink in a process of its own: started, watched, started again, ended with the hub.
+"""Each sink in a process of its own, and one that follows a scheduler: started, watched, ended with the hub.
 
-A sink's process ends when its input ends, which happens at the latest with this process, whatever ends it.
+Such a process ends when its input ends, which happens at the latest with this process, whatever ends it.
 How long segments are kept for sinks is joblens.hub.keep's.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 from joblens.errors import sentence
 from joblens.files import write_whole
 from joblens.hub.segments import OPEN, SEALED
-from joblens.hub.settings import HubSettings
+from joblens.hub.settings import HubSettings, JobsSettings
 from joblens.hub.sink import Place, check_options, load_status
-from joblens.model import COUNTER, GAUGE, Column, Rows, Schema
+from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 
 Log = Callable[[str], None]
 DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
@@ -45,22 +45,42 @@ STATE = Schema(
         Column("starts", COUNTER, "Processes that were started for it"),
     ),
 )
-SCHEMAS = (STATE,)
+JOBS = Schema(
+    "hub_jobs",
+    ("scheduler",),
+    (
+        Column("working", GAUGE, "1 if all went well when the scheduler's jobs were last looked after"),
+        Column("answer_age_seconds", GAUGE, "Seconds since the scheduler has answered", 1, 1000),
+        Column("calls", COUNTER, "Questions to the scheduler, since this process was started"),
+        Column("failed_calls", COUNTER, "Those without an answer"),
+        Column("running", GAUGE, "Jobs that run"),
+        Column("pending", GAUGE, "Jobs that wait for their start"),
+        Column("waiting", GAUGE, "Jobs that have ended, and have no record yet"),
+        Column("late", GAUGE, "Jobs whose record is made again when samples come that are missing"),
+        Column("finished", COUNTER, "Records that were made"),
+        Column("starts", COUNTER, "Processes that were started for it"),
+    ),
+)
+SCHEMAS = (STATE, JOBS)
+_COUNTS = ("calls", "failed_calls", "running", "pending", "waiting", "late", "finished")
+_FOLLOWER = "joblens.jobs.follow"  # by its name only: it stands further right in the flow
 
 
 def make_runner(settings: HubSettings, home: Path, log: Log) -> Runner:
     """Not started yet. Raises ConfigError for settings that no sink understands."""
     checked = {name: check_options(name, table) for name, table in (settings.sinks or DEFAULT).items()}
     proved = bool(settings.key_file or settings.munge)
-    return Runner(home, checked, log, own_rows_only=proved and not settings.other_nodes)
+    runner = Runner(home, checked, log, own_rows_only=proved and not settings.other_nodes)
+    if settings.scheduler:
+        runner.follow(settings.scheduler, settings.jobs, checked)
+    return runner
 
 
 class Child:
-    """One sink's process, and when it may be started again."""
+    """One process, what it is told at first, and when it may be started again."""
 
-    def __init__(self, place: Place, kind: str, options: Mapping[str, Any], own_rows_only: bool) -> None:
-        self.place, self.kind, self.options = place, kind, options
-        self.own_rows_only = own_rows_only
+    def __init__(self, name: str, module: str, told: Mapping[str, Any]) -> None:
+        self.name, self.module, self.told = name, module, told
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self.since = 0.0
@@ -76,30 +96,22 @@ class Child:
             self._start(now, log)
 
     def _start(self, now: float, log: Log) -> None:
-        told = {
-            "name": self.place.name,
-            "home": str(self.place.home),
-            "hub": self.place.hub,
-            "type": self.kind,
-            "options": self.options,
-            "own_rows_only": self.own_rows_only,
-        }
         self.since = now
         self.starts += 1
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "joblens.hub.sink", self.place.name],
+                [sys.executable, "-m", self.module, self.name.rpartition(" ")[2]],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal is the hub's, which ends its sinks itself
             )
         except OSError as error:
-            log(f"sink {self.place.name}: cannot be started: {sentence(error)}")
+            log(f"{self.name}: cannot be started: {sentence(error)}")
             self._later(now)
             return
         with suppress(BrokenPipeError):  # it has ended already, which is seen the next time
             if self.process.stdin is not None:
-                self.process.stdin.write(json.dumps(told).encode() + b"\n")
+                self.process.stdin.write(json.dumps(self.told).encode() + b"\n")
                 self.process.stdin.flush()
 
     def _has_ended(self, code: int, now: float, log: Log) -> None:
@@ -107,7 +119,7 @@ class Child:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if now - self.since > _GOOD_SECONDS:
             self.wait = _SHORTEST_WAIT
-        log(f"sink {self.place.name}: its process has ended ({how}); it is started again")
+        log(f"{self.name}: its process has ended ({how}); it is started again")
         self.process = None
         self._later(now)
 
@@ -133,6 +145,20 @@ class Child:
             self.process = None
 
 
+class SinkChild(Child):
+    def __init__(self, place: Place, kind: str, options: Mapping[str, Any], own_rows_only: bool) -> None:
+        told = {
+            "name": place.name,
+            "home": str(place.home),
+            "hub": place.hub,
+            "type": kind,
+            "options": options,
+            "own_rows_only": own_rows_only,
+        }
+        super().__init__(f"sink {place.name}", "joblens.hub.sink", told)
+        self.place, self.kind = place, kind
+
+
 class Runner:
     def __init__(
         self,
@@ -141,15 +167,34 @@ class Runner:
         log: Log,
         own_rows_only: bool = False,
     ) -> None:
-        hub = load_identity(home)
+        self._home, self._hub = home, load_identity(home)
         self.names = tuple(sinks)
         self.log = log
-        self._children = [
-            Child(Place(name, home, hub), kind, options, own_rows_only)
+        self._sinks = [
+            SinkChild(Place(name, home, self._hub), kind, options, own_rows_only)
             for name, (kind, options) in sinks.items()
         ]
+        self._follower: Child | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sinks", daemon=True)
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*self._sinks, *([self._follower] if self._follower is not None else [])]
+
+    def follow(
+        self, scheduler: str, options: JobsSettings, sinks: Mapping[str, tuple[str, dict[str, Any]]]
+    ) -> None:
+        """Its jobs too, into the store of the lake. Without a lake there are no samples to wait for."""
+        lakes = [found for kind, found in sinks.values() if kind == "lake"]
+        told = {
+            "home": str(self._home),
+            "hub": self._hub,
+            "scheduler": scheduler,
+            "store": lakes[0]["home"] if lakes else "",
+            "options": options._replace(wait_seconds=options.wait_seconds if lakes else 0.0)._asdict(),
+        }
+        self._follower = Child(f"jobs of {scheduler}", _FOLLOWER, told)
 
     def start(self) -> None:
         self._thread.start()
@@ -160,7 +205,7 @@ class Runner:
                 try:
                     child.look(time.monotonic(), self.log)
                 except Exception as error:  # one sink's trouble is not the others'
-                    self.log(f"sink {child.place.name}: {sentence(error)}")
+                    self.log(f"{child.name}: {sentence(error)}")
 
     def stop(self) -> None:
         """What is not stored yet stays in the journal, for the next time."""
@@ -174,8 +219,7 @@ class Runner:
 
     def status(self) -> list[dict[str, Any]]:
         return [
-            load_status(child.place) | {"type": child.kind, "starts": child.starts}
-            for child in self._children
+            load_status(child.place) | {"type": child.kind, "starts": child.starts} for child in self._sinks
         ]
 
     def rows(self) -> list[Rows]:
@@ -183,7 +227,24 @@ class Runner:
         found = self.status()
         keys = tuple((it["name"], it["type"]) for it in found)
         values = [number for it in found for number in _numbers(it)]
-        return [Rows(STATE, keys, values)]
+        rows = [Rows(STATE, keys, values)]
+        if self._follower is not None:
+            rows.append(_rows_of_jobs(self._home, self._follower))
+        return rows
+
+
+def _rows_of_jobs(home: Path, follower: Child) -> Rows:
+    found: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        found.update(json.loads((home / "jobs" / "status.json").read_bytes()))
+    answered = found.get("answered") or 0.0
+    values = [
+        int(found.get("state") == "working"),
+        round(max(time.time() - answered, 0.0) * 1000) if answered else ABSENT,
+        *(found.get(name, 0) for name in _COUNTS),
+        follower.starts,
+    ]
+    return Rows(JOBS, ((str(follower.told["scheduler"]),),), values)
 
 
 def _numbers(it: Mapping[str, Any]) -> list[int]:

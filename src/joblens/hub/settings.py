@@ -12,6 +12,14 @@ from joblens.errors import ConfigError
 _MIB = 1 << 20
 
 
+class JobsSettings(NamedTuple):
+    """How jobs of the scheduler are followed."""
+
+    poll_seconds: float = 30.0  # between two questions, each of which is about all jobs
+    wait_seconds: float = 600.0  # for samples of a job that has ended
+    cluster: str = ""  # "": as the scheduler says
+
+
 class HubSettings(NamedTuple):
     listen: str = "127.0.0.1:9478"
     home: str = ""  # "": `hub` in the store
@@ -38,6 +46,8 @@ class HubSettings(NamedTuple):
     kafka: Mapping[str, Any] = {}  # [hub.kafka], where from: joblens.hub.from_kafka checks it
     run_sinks: bool = True  # false: what comes stays in the journal, until it is true again
     sinks: Mapping[str, Mapping[str, Any]] = {}  # [hub.sinks.NAME], each sink checks its own
+    scheduler: str = ""  # slurm, flux or pbs: whose jobs are followed, and get their records
+    jobs: JobsSettings = JobsSettings()  # [hub.jobs]
 
 
 _LEAST = {
@@ -52,6 +62,8 @@ _LEAST = {
     "segment_seconds": 0.05,
     "journal_bytes": 1,
 }
+SCHEDULERS = ("", "slurm", "flux", "pbs")
+_LEAST_OF_JOBS = {"poll_seconds": 0.2, "wait_seconds": 0.0}
 _MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.0}
 
 
@@ -64,11 +76,19 @@ def parse_hub_settings(found: Mapping[str, Any], path: str) -> HubSettings:
     values = {name: _typed(value, defaults[name], path, name) for name, value in table.items()}
     settings = HubSettings(**values)
     for name, least in _LEAST.items():
-        value, most = getattr(settings, name), _MOST.get(name, 1 << 62)
-        if not least <= value <= most:
-            raise ConfigError(f"hub.{name} is {value}, it can be {least} to {most}", path)
+        _check_size(f"hub.{name}", getattr(settings, name), least, _MOST.get(name, 1 << 62), path)
+    for name, smallest in _LEAST_OF_JOBS.items():
+        _check_size(f"hub.jobs.{name}", getattr(settings.jobs, name), smallest, 86_400.0, path)
+    if settings.scheduler not in SCHEDULERS:
+        known = ", ".join(SCHEDULERS[1:])
+        raise ConfigError(f"hub.scheduler is {settings.scheduler!r:.60}, it can be {known}, or empty", path)
     split_address(settings.listen, path, "hub.listen")
     return settings
+
+
+def _check_size(name: str, value: float, least: float, most: float, path: str) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{name} is {value}, it can be {least} to {most}", path)
 
 
 def check_safety(settings: HubSettings) -> None:
@@ -98,6 +118,13 @@ def _typed(value: Any, default: Any, path: str, name: str) -> Any:
         }
     if name == "kafka":
         return as_table(value, path, "hub.kafka")
+    if name == "jobs":
+        known = JobsSettings()._asdict()
+        table = as_table(value, path, "hub.jobs")
+        check_names(table, known, path, "hub.jobs.")
+        return JobsSettings(
+            **{key: typed(it, known[key], path, f"hub.jobs.{key}") for key, it in table.items()}
+        )
     if name == "munge_uids":
         if (
             not isinstance(value, list)

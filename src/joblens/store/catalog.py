@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from joblens.errors import OutsideError, sentence
+from joblens.schedulers.nodelist import compress
 from joblens.store import records
 from joblens.store.columns import storable
 from joblens.store.home import Home
-from joblens.store.listing import COLUMNS, JobFilter, select
+from joblens.store.listing import COLUMNS, JobFilter, select, shown_id
 
 MIGRATIONS = (
     """
@@ -63,10 +64,31 @@ MIGRATIONS = (
     CREATE INDEX jobs_by_user ON jobs (user, start);
     CREATE INDEX jobs_by_day ON jobs (day);
     """,
+    # What schedulers know of jobs: ids as people write them, all nodes, partition and account.
+    """
+    DROP TABLE jobs;
+    DELETE FROM tags;
+    DELETE FROM days;
+    DELETE FROM files;
+    CREATE TABLE jobs (
+        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, "end" REAL,
+        name TEXT NOT NULL, user TEXT NOT NULL, node TEXT, source TEXT, state TEXT, exit_code INTEGER,
+        duration_seconds REAL, cpu_seconds REAL, cores REAL, memory_peak_bytes INTEGER, processes INTEGER,
+        verdict TEXT, shown_id TEXT NOT NULL, nodes TEXT, partition TEXT, account TEXT, on_nodes TEXT,
+        written INTEGER NOT NULL, day TEXT NOT NULL, file TEXT NOT NULL, place INTEGER NOT NULL,
+        PRIMARY KEY (cluster, id, start)
+    ) WITHOUT ROWID;
+    CREATE INDEX jobs_by_start ON jobs (start);
+    CREATE INDEX jobs_by_id ON jobs (id);
+    CREATE INDEX jobs_by_shown_id ON jobs (shown_id) WHERE shown_id != id;
+    CREATE INDEX jobs_by_user ON jobs (user, start);
+    CREATE INDEX jobs_by_day ON jobs (day);
+    """,
 )
 _NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 _INSERT = (
-    f"REPLACE INTO jobs ({_NAMES}, written, day, file, place) VALUES ({', '.join('?' * (len(COLUMNS) + 4))})"
+    f"REPLACE INTO jobs ({_NAMES}, on_nodes, written, day, file, place) "
+    f"VALUES ({', '.join('?' * (len(COLUMNS) + 5))})"
 )
 _PATIENCE_SECONDS = 10.0  # for another that is just taking records in
 # A folder's time is coarse, and a file server's clock not ours: what changed so recently is looked at again.
@@ -74,6 +96,8 @@ _FRESH_NS = 3_000_000_000
 _FRESH_SHARED_NS = 120_000_000_000
 _ATTEMPTS = 5  # to find a record that others compact meanwhile
 _ANEW = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # errors of what is in the file
+
+Identity = tuple[str, str, float]  # cluster, id and start
 
 
 class _NewerError(Exception):
@@ -100,18 +124,34 @@ class Catalog:
         return int(self._ask("SELECT count(*) FROM jobs")[0][0])
 
     def find(self, text: str) -> list[tuple[str, str, float]]:
-        """Jobs with that id, or else whose id begins so, the newest first; `last` is the newest of all."""
+        """Jobs with that id, or else whose id begins so, the newest first; `last` is the newest of all.
+
+        An id can be written as the scheduler shows it, 4200_7 and 4300+1, and with its cluster: 4242@lab.
+        """
         newest = "ORDER BY start DESC, id DESC LIMIT"
         identity = "SELECT cluster, id, start FROM jobs"
         if text == "last":
             return self._ask(f"{identity} {newest} 1")
-        wanted = storable(text)
-        found = self._ask(f"{identity} WHERE id = ? {newest} 1", [wanted])
+        found = self.same_id(text)[:1]
         if found or not text:
             return found
+        wanted = storable(text)
         return self._ask(f"{identity} WHERE id > ? AND id < ? {newest} 20", [wanted, wanted + "\U0010ffff"])
 
-    def report(self, identity: tuple[str, str, float]) -> dict[str, Any]:
+    def same_id(self, text: str) -> list[tuple[str, str, float]]:
+        """All that have exactly this id, the newest first: ids come round, and clusters have their own."""
+        newest = "ORDER BY start DESC, id DESC LIMIT 20"
+        identity = "SELECT cluster, id, start FROM jobs"
+        # One is looked for in an index of its own: most jobs have but one id.
+        either = "(id = :id OR (shown_id = :id AND shown_id != id))"
+        found = self._ask(f"{identity} WHERE {either} {newest}", {"id": storable(text)})
+        name, at, cluster = text.rpartition("@")
+        if found or not at:
+            return found
+        values = {"id": storable(name), "cluster": storable(cluster)}
+        return self._ask(f"{identity} WHERE {either} AND cluster = :cluster {newest}", values)
+
+    def report(self, identity: Identity) -> dict[str, Any]:
         """All of it, from its record. LookupError if somebody has just removed that."""
         for _ in range(_ATTEMPTS):
             found = self._ask(
@@ -137,7 +177,7 @@ class Catalog:
         except sqlite3.Error:  # it cannot be written
             self.database = self._opened(":memory:")
 
-    def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+    def _ask(self, query: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Any]:
         try:
             self._refresh(self.database)
             return self.database.execute(query, values).fetchall()
@@ -285,13 +325,16 @@ def _take(database: sqlite3.Connection, record: dict[str, Any], where: tuple[str
         },
         "cores": record["asked"]["cores"],
         "verdict": record["verdict"],
+        "shown_id": shown_id(job),
+        "nodes": compress(job["nodes"]) if job["nodes"] else job["node"],
     }
+    on_nodes = "\n".join(["", *(job["nodes"] or [job["node"] or ""]), ""])
     identity = _identity(record)
     newer = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
     known = database.execute(newer, identity).fetchone()
     if known and known[0] > record["written"]:
         return
-    database.execute(_INSERT, [*(row[name] for name in COLUMNS), record["written"], *where])
+    database.execute(_INSERT, [*(row[name] for name in COLUMNS), on_nodes, record["written"], *where])
     if known:
         database.execute("DELETE FROM tags WHERE (cluster, id, start) = (?, ?, ?)", identity)
     if job["tags"]:
@@ -299,6 +342,6 @@ def _take(database: sqlite3.Connection, record: dict[str, Any], where: tuple[str
         database.executemany("INSERT INTO tags VALUES (?, ?, ?, ?, ?)", tags)
 
 
-def _identity(record: dict[str, Any]) -> tuple[str, str, float]:
+def _identity(record: dict[str, Any]) -> Identity:
     job = record["job"]
     return job["cluster"], job["id"], job["start"]

@@ -1,7 +1,7 @@
 """Job records: what is known of each job that has ended, one JSON file each, never changed.
 
     records/DAY/JOB.NUMBER.json          by the day on which the job began
-    records/DAY/compacted.NUMBER.jsonl   those of many files, one per line
+    records/DAY/compacted.NUMBER.jsonl   those of many files, or of an import, one per line
 
 A record can be there more than once, and a later one of the same job (made anew, a tag, an annotation) is
 another file: of several the one that was written last counts.
@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -38,6 +38,28 @@ def save_record(folder: Path, record: dict[str, Any]) -> Path:
     path = day / f"{safe_name(record['job']['id'])}.{now}.json"
     write_whole(str(path), render_record({"version": VERSION, "written": now, **record}))
     return path
+
+
+def save_records(folder: Path, many: Iterable[dict[str, Any]]) -> int:
+    """Many at once: one file per day, each of them whole or not there. How many they are.
+
+    A record that says by itself when it was written keeps that.
+    """
+    days: dict[str, list[bytes]] = {}
+    now = time.time_ns()
+    for record in many:
+        day = time.strftime("%Y-%m-%d", time.gmtime(record["job"]["start"]))
+        line = render_record({"version": VERSION, "written": now, **record}) + b"\n"
+        days.setdefault(day, []).append(line)
+    for day, lines in sorted(days.items()):
+        (folder / day).mkdir(mode=0o700, exist_ok=True)
+        write_whole(str(folder / day / _many_name()), b"".join(lines))
+    sync_folder(str(folder / "x"))
+    return sum(map(len, days.values()))
+
+
+def _many_name() -> str:
+    return f"compacted.{time.time_ns()}-{os.urandom(4).hex()}.jsonl"
 
 
 def render_record(record: dict[str, Any]) -> bytes:
@@ -177,7 +199,7 @@ def compact_day(folder: Path, day: str) -> int:
     names = list_records(folder, day)
     if len(names) < 2:
         return 0
-    target = str(folder / day / f"compacted.{time.time_ns()}-{os.urandom(4).hex()}.jsonl")
+    target = str(folder / day / _many_name())
     unfinished = unfinished_name(target)
     try:
         with open(unfinished, "wb") as file:

@@ -1,0 +1,98 @@
+"""From a job that has ended to its record: what accounting tells, and what the samples in the lake tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from joblens.analysis.summary import summarise
+from joblens.errors import sentence
+from joblens.jobs.facts import INTERVAL, end_of, facts_of, never_started, start_of
+from joblens.schedulers.facts import JobFacts
+from joblens.store.excerpt import Excerpt, Wanted
+from joblens.store.home import Home
+from joblens.store.lake import Lake
+from joblens.store.reader import LakeReader, Reader, Span
+from joblens.store.records import save_record, save_records
+from joblens.store.samples import SamplesReader
+
+BATCH = 100  # jobs for which the lake is read at once
+
+_NO_SAMPLES = "no sample of this job is there: what it used is what accounting tells"
+
+
+class Ended(NamedTuple):
+    job: JobFacts
+    problems: tuple[str, ...] = ()  # what is missing, a sentence each
+
+
+class Failed(NamedTuple):
+    job: JobFacts
+    why: str
+
+
+def finish(home: Home, folder: Path, ended: Sequence[Ended]) -> list[Failed]:
+    """Their records, in the store on return. `folder` is for what is needed meanwhile. Those that failed."""
+    failed: list[Failed] = []
+    for begin in range(0, len(ended), BATCH):
+        some = ended[begin : begin + BATCH]
+        records = list(_make_records(home, folder, some, failed))
+        if len(records) == 1:
+            save_record(home.records, records[0])
+        elif records:
+            save_records(home.records, records)
+    return failed
+
+
+def _make_records(
+    home: Home, folder: Path, some: Sequence[Ended], failed: list[Failed]
+) -> Iterator[dict[str, Any]]:
+    ran = [it.job for it in some if not never_started(it.job)]
+    for it in some:
+        if never_started(it.job):
+            yield without_samples(it.job, it.problems)
+    if not ran:
+        return
+    with Excerpt(Lake(home.lake), folder, [_wanted(job) for job in ran]) as excerpt:
+        reader, intervals = LakeReader(excerpt), excerpt.intervals()
+        for it in some:
+            if never_started(it.job):
+                continue
+            try:
+                interval = max(round(intervals.get(it.job.id, INTERVAL), 3), INTERVAL)
+                record = make_record(it.job, reader, it.problems, interval)
+                record["data"]["problems"] += excerpt.problems
+                yield record
+            except Exception as error:  # one job's trouble is not the others'
+                failed.append(Failed(it.job, sentence(error)))
+
+
+def _wanted(job: JobFacts) -> Wanted:
+    start = start_of(job)
+    return Wanted(Span(job.id, start, max(job.end or start, start)), job.nodes)
+
+
+def without_samples(job: JobFacts, problems: Iterable[str] = ()) -> dict[str, Any]:
+    """From accounting alone."""
+    return make_record(job, SamplesReader([], job.id, job.nodes[0] if job.nodes else ""), problems)
+
+
+def make_record(
+    job: JobFacts, reader: Reader, problems: Iterable[str] = (), interval: float = INTERVAL
+) -> dict[str, Any]:
+    record = summarise(facts_of(job, interval), end_of(job, list(problems)), reader)
+    used, data = record["used"], record["data"]
+    if used.get("memory_peak_bytes") is None:
+        used |= _memory(job)
+    if never_started(job):
+        data["problems"].append("it never started")
+    elif not data["samples"]:
+        data["problems"].append(_NO_SAMPLES)
+    return record
+
+
+def _memory(job: JobFacts) -> dict[str, Any]:
+    """Of the largest task, which is all that accounting has."""
+    peaks = [step.memory_peak_bytes for step in job.steps if step.memory_peak_bytes is not None]
+    return {"memory_peak_bytes": max(peaks), "memory_from": "accounting"} if peaks else {}

@@ -1,0 +1,364 @@
+"""Follows a batch system, in a process of its own: `python -m joblens.jobs.follow`, started by the hub.
+
+Each turn asks once which jobs wait and run, and once which have ended, whatever their number. A job that has
+ended gets its record when the lake has the samples of all its nodes up to its end, or when they did not come
+in time; if they come later, the record is made again. What has a record is never forgotten and what has none
+is found again: accounting is asked from a moment on before which every job has one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from joblens.errors import JoblensError, MalformedError, sentence
+from joblens.hub.limits import Notes
+from joblens.jobs.facts import identity, never_started, start_of
+from joblens.jobs.finish import BATCH, Ended, finish
+from joblens.jobs.live import load_live, runs, save_live
+from joblens.jobs.provisional import is_final, save_provisional
+from joblens.jobs.state import Gone, Late, State
+from joblens.schedulers.facts import JobFacts, Scheduler
+from joblens.store.arrivals import Arrivals
+from joblens.store.catalog import Catalog, Identity
+from joblens.store.home import Home, find_home, make_home
+from joblens.store.lake import Lake
+
+Log = Callable[[str], None]
+
+OVERLAP = 600.0  # seconds: accounting may tell so much later of an end
+WINDOW = 3600.0  # of accounting that is asked for at once, when much is to be made up for
+LOOK_BACK = 86_400.0  # so far back it is asked again in turns, for what was told very late
+LOOK_BACK_EVERY = 300.0
+MOST_WAITING = 5000  # no further ones are asked for while so many wait
+MOST_AT_ONCE = 5 * BATCH  # are finished in one turn
+GIVE_UP = 3600.0  # on accounting, for a job that is gone
+LATE_KEPT = 7 * 86_400.0
+_NEARLY = 60.0  # after so long, looks at the job itself that go almost to its end are enough
+_ALMOST = 2.0
+_CATCHING_UP = 6  # times as often while much is to be made up for
+_NAMED = 5  # nodes in a sentence
+
+
+class Options(NamedTuple):
+    poll_seconds: float = 30.0
+    wait_seconds: float = 600.0  # for samples that are still on their way
+    cluster: str = ""  # "": as the scheduler says
+
+
+class Newest(Protocol):
+    """Up to when the lake has samples: joblens.store.arrivals."""
+
+    def look(self) -> None: ...
+
+    def of_node(self, node: str) -> float: ...
+
+    def of_job(self, job: str, node: str) -> float: ...
+
+
+class Waiting(NamedTuple):
+    job: JobFacts
+    known_since: float
+    digest: str
+
+
+class Follower:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        home: Home,
+        folder: Path,
+        name: str,
+        options: Options,
+        log: Log,
+        clock: Callable[[], float] = time.time,
+        newest: Newest | None = None,
+    ) -> None:
+        self.scheduler, self.home, self.folder, self.name = scheduler, home, folder, name
+        self.options, self.clock = options, clock
+        self.notes = Notes(log)
+        self.newest = newest or Arrivals(Lake(home.lake))
+        self.state = State(folder)
+        self.waiting: dict[Identity, Waiting] = {}
+        self.done: dict[Identity, str] = {}  # of those that accounting told of last, what it told
+        self.catalog = Catalog(home)
+        self.counts = dict.fromkeys(("calls", "failed_calls", "finished", "running", "pending"), 0)
+        self.answered = 0.0
+        self.error = ""
+        self._running: dict[Identity, JobFacts] = {}
+        self._seen = 0.0
+        self._asked_back = clock()
+        self._back = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        problems = self.state.load()
+        for problem in problems:
+            self.notes.say("state", f"jobs: {problem}")
+        now = self.clock()
+        if self.state.since is None:
+            self.state.since = now - (LOOK_BACK if problems else OVERLAP)
+        self._next = self.state.since  # from here on accounting has not been asked yet
+        with suppress(FileNotFoundError, MalformedError):
+            before = load_live(self.home, self.name)
+            self._running = {identity(job): job for job in before.jobs if runs(job)}
+            self._seen = before.time
+
+    # One turn
+
+    def step(self) -> float:
+        """How many seconds to wait before the next one."""
+        self.error = ""
+        now = self.clock()
+        self._try("live", self._ask_live, now)
+        self._try("ended", self._ask_ended, now)
+        self._try("lake", self.newest.look)
+        self._try("finish", self._finish, self.clock())
+        self._try("state", self._settle, now)
+        behind = len(self.waiting) > MOST_AT_ONCE or self._next < now - OVERLAP
+        self._tell(now)
+        return self.options.poll_seconds / (_CATCHING_UP if behind and not self.error else 1)
+
+    def _try(self, what: str, do: Callable[..., None], *values: float) -> None:
+        try:
+            do(*values)
+        except Exception as error:  # the batch system, the disk or the lake: it may pass, the rest goes on
+            self.error = self.error or sentence(error)
+            self.notes.say(what, f"jobs: {sentence(error)}")
+
+    def _ask(self, question: Callable[[], Sequence[JobFacts]]) -> list[JobFacts]:
+        self.counts["calls"] += 1
+        try:
+            answer = question()
+        except BaseException:
+            self.counts["failed_calls"] += 1
+            raise
+        self.answered = self.clock()
+        cluster = self.options.cluster
+        return [job._replace(cluster=cluster) if cluster else job for job in answer]
+
+    def _ask_live(self, now: float) -> None:
+        jobs = self._ask(self.scheduler.live)
+        running = {identity(job): job for job in jobs if runs(job)}
+        for key, job in self._running.items():
+            if key not in running:
+                self.state.gone[key] = Gone(job, self._seen)
+        self._running, self._seen = running, now
+        self.counts["running"], self.counts["pending"] = len(running), len(jobs) - len(running)
+        # Those that are gone first: whoever is killed in between finds them in the old list again.
+        self.state.save()
+        save_live(self.home, self.name, jobs, now)
+
+    def _ask_ended(self, now: float) -> None:
+        if len(self.waiting) >= MOST_WAITING:
+            return
+        since = min(self._next, now - OVERLAP)
+        until = min(now, since + WINDOW)
+        told = self._ask(lambda: self.scheduler.ended(since, until))
+        self._take(told, now)
+        again = {identity(job) for job in told}
+        self.done = {key: digest for key, digest in self.done.items() if key in again}
+        self._next = until
+        if now - self._asked_back >= LOOK_BACK_EVERY:
+            self._look_back(now)
+
+    def _look_back(self, now: float) -> None:
+        """An hour of the last day: a controller that could not reach its accounting tells of it later.
+
+        Where jobs are gone of which nothing was told, it is theirs; else one after the other.
+        """
+        self._asked_back = now
+        oldest = min((it.seen for it in self.state.gone.values()), default=now)
+        if oldest < now - OVERLAP:
+            first = oldest - _NEARLY
+        else:
+            if not now - LOOK_BACK <= self._back < now - WINDOW:
+                self._back = now - LOOK_BACK
+            first, self._back = self._back, self._back + WINDOW
+        self._take(self._ask(lambda: self.scheduler.ended(first, first + WINDOW)), now)
+
+    def _take(self, told: Sequence[JobFacts], now: float) -> None:
+        """Those that have no record yet, or of which accounting tells something else now."""
+        ended = {identity(job): job for job in told if job.end is not None}
+        self._are_told(ended.values())
+        unknown = [key for key in ended if key not in self.done and key not in self.waiting]
+        written = self.catalog.written(unknown)
+        for key, job in ended.items():
+            digest = digest_of(job)
+            if key in written and is_final(written[key], job):
+                self.done[key] = digest
+            if self.done.get(key) == digest:
+                continue
+            before = self.waiting.get(key)
+            self.waiting[key] = Waiting(job, before.known_since if before else now, digest)
+
+    def _are_told(self, ended: Iterable[JobFacts]) -> None:
+        """What accounting tells of a run that ended after the one that is gone had begun is its end."""
+        gone: dict[str, list[Identity]] = {}
+        for key in self.state.gone:
+            gone.setdefault(key[1], []).append(key)
+        for job in ended:
+            for key in gone.get(job.id, ()):
+                if key in self.state.gone and (job.end or 0.0) >= start_of(self.state.gone[key].job):
+                    del self.state.gone[key]
+
+    def _since(self, now: float) -> float:
+        """Before this moment every job that accounting has told of has its record."""
+        ends = [float(it.job.end or 0.0) for it in self.waiting.values()]
+        return min(self._next, now - OVERLAP, *ends)
+
+    # Making records
+
+    def _finish(self, now: float) -> None:
+        ready: dict[Identity, tuple[Ended, tuple[str, ...]]] = {}
+        for key, it in self.waiting.items():
+            if len(ready) >= MOST_AT_ONCE:
+                break
+            missing = self._missing(it.job, now)
+            if not missing or now - it.known_since >= self.options.wait_seconds:
+                ready[key] = Ended(it.job, self._say_missing(it.job, missing)), missing
+        self._add_late(ready, now)
+        failed = {identity(it.job): it for it in self._make([ended for ended, _ in ready.values()])}
+        for key, (ended, missing) in ready.items():
+            self._is_finished(key, ended.job, missing, now, key in failed)
+
+    def _make(self, ended: list[Ended]) -> list[Any]:
+        if not ended:
+            return []
+        failed = finish(self.home, self.folder / "excerpt", ended)
+        for it in failed:
+            self.notes.say("record", f"jobs: job {it.job.id} has no record yet: {it.why}")
+        self.counts["finished"] += len(ended) - len(failed)
+        return failed
+
+    def _is_finished(
+        self, key: Identity, job: JobFacts, missing: tuple[str, ...], now: float, failed: bool
+    ) -> None:
+        waited = self.waiting.pop(key, None)
+        if failed:
+            if waited:  # at the end of the queue, so that it holds back no other
+                self.waiting[key] = waited
+            return
+        self.done[key] = waited.digest if waited else digest_of(job)
+        if missing:
+            since = self.state.late[key].since if key in self.state.late else now
+            self.state.late[key] = Late(job, missing, since)
+        else:
+            self.state.late.pop(key, None)
+
+    def _add_late(self, ready: dict[Identity, tuple[Ended, tuple[str, ...]]], now: float) -> None:
+        """Of those that have a record: where samples have come that were missing in it."""
+        for key, it in list(self.state.late.items()):
+            if now - it.since > LATE_KEPT:
+                del self.state.late[key]
+            elif key not in ready and key not in self.waiting and len(ready) < MOST_AT_ONCE:
+                missing = self._missing(it.job, now)
+                if not set(it.nodes) <= set(missing):
+                    ready[key] = Ended(it.job, self._say_missing(it.job, missing)), missing
+
+    def _missing(self, job: JobFacts, now: float) -> tuple[str, ...]:
+        """Nodes whose samples do not reach its end yet."""
+        end = float(job.end or 0.0)
+        if never_started(job):
+            return ()
+        nearly = end - _ALMOST if now - end > _NEARLY else end
+        return tuple(
+            node
+            for node in job.nodes
+            if self.newest.of_node(node) < end and self.newest.of_job(job.id, node) < nearly
+        )
+
+    def _say_missing(self, job: JobFacts, missing: tuple[str, ...]) -> tuple[str, ...]:
+        said = [self._say_node(job, node) for node in missing[:_NAMED]]
+        more = len(missing) - _NAMED
+        return (*said, f"of {more} more nodes samples are missing too") if more > 0 else tuple(said)
+
+    def _say_node(self, job: JobFacts, node: str) -> str:
+        last = max(self.newest.of_node(node), self.newest.of_job(job.id, node))
+        if last <= start_of(job):
+            return f"of node {node} no samples have come"
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last))
+        return f"of node {node} samples have come up to {when} only"
+
+    def _settle(self, now: float) -> None:
+        """Jobs of which accounting never told get a record that gives way to any other."""
+        for key, it in list(self.state.gone.items()):
+            if now - it.seen > GIVE_UP:
+                save_provisional(self.home, it.job, it.seen)
+                del self.state.gone[key]
+        self.state.since = self._since(now)
+        self.state.save()
+
+    def _tell(self, now: float) -> None:
+        self.state.tell(
+            {
+                "scheduler": self.scheduler.name,
+                "state": "failing" if self.error else "working",
+                "error": self.error,
+                "answered": self.answered,
+                "waiting": len(self.waiting) + len(self.state.gone),
+                "late": len(self.state.late),
+                "pid": os.getpid(),
+                **self.counts,
+            }
+        )
+
+
+def digest_of(job: JobFacts) -> str:
+    return hashlib.sha256(repr(job).encode("utf-8", "replace")).hexdigest()[:32]
+
+
+# As a process
+
+
+def main() -> int:
+    """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
+    told = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_the_hub, daemon=True).start()
+    try:
+        follow(told, _log)
+    except JoblensError as error:
+        _log(f"jobs: {sentence(error)}")
+    return 3
+
+
+def follow(told: dict[str, Any], log: Log) -> NoReturn:
+    from joblens.schedulers import open_scheduler
+
+    folder = Path(told["home"]) / "jobs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the one before may still be at its end
+        home = make_home(find_home(told["store"] or None))
+        scheduler = open_scheduler(told["scheduler"])
+        if scheduler is None:
+            raise JoblensError(f"there is no scheduler {told['scheduler']!r:.40}")
+        follower = Follower(scheduler, home, folder, told["hub"], Options(**told["options"]), log)
+        while True:
+            began = time.monotonic()
+            wait = follower.step()
+            time.sleep(max(wait - (time.monotonic() - began), wait / 4))
+
+
+def _end_with_the_hub() -> None:
+    while os.read(0, 1):
+        continue
+    os._exit(0)  # at any moment: what a crash may do, this may do
+
+
+def _log(message: str) -> None:
+    with suppress(OSError):
+        print(f"joblens hub: {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

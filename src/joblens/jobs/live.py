@@ -1,0 +1,140 @@
+"""Jobs that wait or run now: the follower writes them down, listings and reports show them.
+
+live/HUB.json   in the store, replaced as a whole each time that the batch system was asked
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from joblens.errors import MalformedError
+from joblens.files import write_quickly
+from joblens.jobs.facts import INTERVAL, facts_of, first, from_plain, to_plain
+from joblens.schedulers.facts import JobFacts
+from joblens.store.home import Home, safe_name
+from joblens.store.listing import COLUMNS
+
+# In the words of the batch systems, where one gives a time at which such a job may begin.
+WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
+OLD_SECONDS = 300.0  # who follows asks several times in this time
+_MOST_WAITING = 20_000
+_LARGEST = 1 << 28
+
+
+class Live(NamedTuple):
+    time: float  # when the batch system was asked
+    jobs: tuple[JobFacts, ...]
+    left_out: int = 0  # jobs that wait, beyond those that are kept
+
+    @property
+    def is_old(self) -> bool:
+        return time.time() - self.time > OLD_SECONDS
+
+
+def runs(job: JobFacts) -> bool:
+    return job.start is not None and job.state not in WAITING
+
+
+def save_live(home: Home, name: str, jobs: Sequence[JobFacts], now: float) -> None:
+    """Not forced onto the disk: in half a minute it is told again."""
+    running = [job for job in jobs if runs(job)]
+    waiting = [job for job in jobs if not runs(job)]
+    kept = running + waiting[:_MOST_WAITING]
+    found = {
+        "version": 1,
+        "time": now,
+        "jobs": [to_plain(job) for job in kept],
+        "left_out": len(jobs) - len(kept),
+    }
+    path = _file(home, name)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_quickly(str(path), json.dumps(found).encode("utf-8", "replace"))
+
+
+def load_live(home: Home, name: str) -> Live:
+    """FileNotFoundError, or MalformedError."""
+    return _load(_file(home, name))
+
+
+def _file(home: Home, name: str) -> Path:
+    return home.path / "live" / f"{safe_name(name)}.json"
+
+
+def _load(path: Path) -> Live:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_LARGEST))
+        if found["version"] != 1:
+            raise ValueError(f"version {found['version']!r:.20}")
+        return Live(float(found["time"]), tuple(map(from_plain, found["jobs"])), int(found["left_out"]))
+    except FileNotFoundError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedError(str(path), f"no list of live jobs: {error!s:.100}") from None
+
+
+def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
+    """Of all who follow a batch system into this store."""
+    for path in sorted((home.path / "live").glob("*.json")):
+        try:
+            found = _load(path)
+        except FileNotFoundError:
+            continue
+        except MalformedError as error:
+            problems.append(str(error))
+            continue
+        if found.is_old and found.jobs:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.time))
+            problems.append(f"which jobs wait and run was last told at {when}: does the hub run?")
+        yield found
+
+
+def live_rows(home: Home, problems: list[str], now: float | None = None) -> list[dict[str, Any]]:
+    """As the listing of stored jobs has them, and `waits`: true of those that have not begun."""
+    now = time.time() if now is None else now
+    return [_row(job, now) for live in load_all(home, problems) for job in live.jobs]
+
+
+def _row(job: JobFacts, now: float) -> dict[str, Any]:
+    start = job.start if runs(job) else None
+    known = {
+        "cluster": job.cluster,
+        "id": job.id,
+        "shown_id": job.shown_id,
+        "start": start,
+        "submit": job.submit,
+        "name": job.name,
+        "user": job.user,
+        "node": job.nodes[0] if job.nodes else "",
+        "source": job.scheduler,
+        "state": job.state,
+        "duration_seconds": None if start is None else max(now - start, 0.0),
+        "cores": first(job.allocated.cores, job.asked.cores),
+        "verdict": job.reason,
+        "waits": not runs(job),
+    }
+    return {**dict.fromkeys(COLUMNS), **known}
+
+
+def find_live(home: Home, name: str, problems: list[str]) -> JobFacts | None:
+    """By the number under which it runs, or as people write it."""
+    jobs = (job for live in load_all(home, problems) for job in live.jobs)
+    found = [job for job in jobs if name and name in (job.id, job.shown_id)]
+    return max(found, key=lambda job: job.start or 0.0, default=None)
+
+
+def summarise_live(home: Home, job: JobFacts) -> dict[str, Any]:
+    """What is known of it so far. Samples come with the hub's lag."""
+    from joblens.analysis.summary import summarise
+    from joblens.store.lake import Lake
+    from joblens.store.reader import LakeReader
+
+    lake = Lake(home.lake)
+    record = summarise(facts_of(job, INTERVAL), None, LakeReader(lake))
+    record["job"]["state"] = job.state
+    record["data"]["problems"] += lake.problems
+    return record

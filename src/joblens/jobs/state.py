@@ -1,0 +1,111 @@
+"""What the follower has to remember over its own end, all of it bounded.
+
+    state.json    since when accounting has to be asked, and jobs that are gone but have no end yet
+    late.json     jobs with a record to which samples are missing; it is made again when they come
+    status.json   how it is doing, for people; of no use to the follower itself
+    lock          held by the process, so that there are never two
+
+Which jobs have a record is not here: the records themselves say it, so that both cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from joblens.errors import MalformedError
+from joblens.files import write_quickly, write_whole
+from joblens.jobs.facts import from_plain, identity, to_plain
+from joblens.schedulers.facts import JobFacts
+from joblens.store.catalog import Identity
+
+VERSION = 1
+MOST_GONE = 10_000
+MOST_LATE = 5_000
+
+
+class Gone(NamedTuple):
+    """Not running any more, and accounting has not told how it ended."""
+
+    job: JobFacts
+    seen: float  # running, for the last time
+
+
+class Late(NamedTuple):
+    """Its record is there, and samples of these nodes may still come."""
+
+    job: JobFacts
+    nodes: tuple[str, ...]
+    since: float
+
+
+class State:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.since: float | None = None
+        self.gone: dict[Identity, Gone] = {}
+        self.late: dict[Identity, Late] = {}
+        self._saved: dict[str, bytes] = {}
+
+    @property
+    def status(self) -> Path:
+        return self.folder / "status.json"
+
+    def load(self) -> list[str]:
+        """What could not be read, a sentence each: the follower then begins further back."""
+        problems: list[str] = []
+        found = _load(self.folder / "state.json", _parse_state, problems)
+        if found is not None:
+            self.since, self.gone = found
+        self.late = _load(self.folder / "late.json", _parse_late, problems) or {}
+        return problems
+
+    def save(self) -> None:
+        """On the disk on return, if it has changed."""
+        for many, most in ((self.gone, MOST_GONE), (self.late, MOST_LATE)):
+            while len(many) > most:
+                many.pop(next(iter(many)))
+        gone = [{"job": to_plain(it.job), "seen": it.seen} for it in self.gone.values()]
+        late = [{"job": to_plain(it.job), "nodes": it.nodes, "since": it.since} for it in self.late.values()]
+        self._save("late.json", {"version": VERSION, "late": late})
+        self._save("state.json", {"version": VERSION, "since": self.since, "gone": gone})
+
+    def _save(self, name: str, found: dict[str, Any]) -> None:
+        data = json.dumps(found).encode("utf-8", "replace")
+        if self._saved.get(name) != data:
+            write_whole(str(self.folder / name), data)
+            self._saved[name] = data
+
+    def tell(self, status: dict[str, Any]) -> None:
+        with suppress(OSError):  # a full disk is told by the error itself, in the log
+            write_quickly(str(self.status), json.dumps({"time": time.time(), **status}).encode())
+
+
+def _load(path: Path, parse: Callable[[Any], Any], problems: list[str]) -> Any:
+    try:
+        found = json.loads(path.read_bytes())
+        if found["version"] != VERSION:
+            raise ValueError(f"version {found['version']!r:.20}")
+        return parse(found)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problems.append(str(MalformedError(str(path), f"cannot be read: {error!s:.100}")))
+        return None
+
+
+def _parse_state(found: Any) -> tuple[float | None, dict[Identity, Gone]]:
+    since = None if found["since"] is None else float(found["since"])
+    gone = [Gone(from_plain(it["job"]), float(it["seen"])) for it in found["gone"]]
+    return since, {identity(it.job): it for it in gone}
+
+
+def _parse_late(found: Any) -> dict[Identity, Late]:
+    late = [
+        Late(from_plain(it["job"]), tuple(map(str, it["nodes"])), float(it["since"])) for it in found["late"]
+    ]
+    return {identity(it.job): it for it in late}
