@@ -151,6 +151,17 @@ class Catalog:
         values = {"id": storable(name), "cluster": storable(cluster)}
         return self._ask(f"{identity} WHERE {either} AND cluster = :cluster {newest}", values)
 
+    def written(self, identities: Iterable[Identity]) -> dict[Identity, int]:
+        """Of those of them that are known, when their records were written."""
+        self._ask("SELECT 1")  # takes in what has come
+        query = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
+        found: dict[Identity, int] = {}
+        for identity in identities:
+            row = self.database.execute(query, identity).fetchone()
+            if row:
+                found[identity] = int(row[0])
+        return found
+
     def report(self, identity: Identity) -> dict[str, Any]:
         """All of it, from its record. LookupError if somebody has just removed that."""
         for _ in range(_ATTEMPTS):
