@@ -16,7 +16,7 @@ from joblens.attribution.owners import Owners
 from joblens.collectors.processes import ProcessKey
 from joblens.config import AttributionSettings
 from joblens.host import Host
-from joblens.model import Owner
+from joblens.model import Job, Owner
 from kernel import make_machine
 
 SETTINGS = AttributionSettings(job_files="jobs")
@@ -234,3 +234,42 @@ def test_any_job_file(data: bytes) -> None:
     """Whatever a job file holds, it is a job or a ValueError."""
     with suppress(ValueError):
         assert parse_job_file(data).id
+
+
+def test_what_slurm_told_of_a_job(tmp_path: Path) -> None:
+    """Its file says when it started, on which node and cluster; its processes are known by slurmstepd."""
+    facts = {"source": "slurm", "id": "42", "uid": 1000, "start": 5, "cluster": "hen", "node": "c1"}
+    job_file(tmp_path, "slurm-42.json", facts)
+    them = owners(tmp_path)
+    stepd = key(10, uid=0, name="slurmstepd", command="slurmstepd: [42.batch]")
+    path = "/slurm/uid_1000/job_42/step_0"
+    found = them.of_processes([stepd, key(11, 10), key(12, cgroup=path), key(20)])
+    job = Job("hen", "42", "slurm", 5)
+    assert found[:3] == [Owner(job, "batch", "c1"), Owner(job, "batch", "c1"), Owner(job, "0", "c1")]
+    assert ids(found)[3] == "s20"  # of the same user, and not the job's
+    assert them.of_path(path) == Owner(job, "0", "c1")
+    assert (them.told_uid(job), them.told_uid(job._replace(id="43"))) == (1000, -1)
+    assert them.declared == [Owner(job, "", "c1")]
+    (tmp_path / "jobs/slurm-42.json").unlink()
+    assert them.of_processes([stepd]) == [Owner(job, "batch", "c1")]  # not another job at its very end
+    assert them.declared == []
+
+
+def test_a_requeued_job_starts_anew(tmp_path: Path) -> None:
+    """The same id with another start: also where its cgroup has the same name."""
+    path = "/slurm/uid_1000/job_42/step_0"
+    them = owners(tmp_path)
+    for start in (5, 6):
+        job_file(tmp_path, "slurm-42.json", {"source": "slurm", "id": "42", "uid": 1000, "start": start})
+        them.of_processes([])
+        owner = them.of_path(path)
+        assert owner
+        assert owner.job.start == start
+
+
+def test_a_node_with_its_domain_is_the_same_node(tmp_path: Path) -> None:
+    """Slurm's short name for a host that calls itself by its long one: rows stay that host's."""
+    job_file(tmp_path, "slurm-42.json", {"source": "slurm", "id": "42", "uid": 1000, "node": "c1"})
+    them = Owners(Host(make_machine(tmp_path)), SETTINGS, "fox", "c1.example.org")
+    them.of_processes([])
+    assert [owner.node for owner in them.declared] == ["c1.example.org"]

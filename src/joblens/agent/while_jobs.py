@@ -1,8 +1,8 @@
 """An agent that Slurm's prolog starts with the first job on a node, and that ends after the last.
 
-Which jobs are there is told by their files. `agent.pid` beside them tells the prolog of the next job that it need
-not start another agent. A prolog writes its job's file first and looks for an agent then; the agent removes
-`agent.pid` first and looks for files then: so one of the two sees the other.
+Which jobs are there is told by their files. `agent.pid` beside them tells the prolog of the next job that it
+need not start another agent. A prolog writes its job's file first and looks for an agent then; the agent
+removes `agent.pid` first and looks for files then: so one of the two sees the other.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 def _be_hook(name: str) -> int:
     """Slower than the script itself by what Python needs to start."""
     with as_file(files("joblens").joinpath("hooks", "slurm", name)) as path:
-        os.execv("/bin/sh", ["/bin/sh", str(path)])
+        os.execv("/bin/sh", ["/bin/sh", str(path)])  # noqa: S606 (no shell but that one)
 
 
 def _install(options: argparse.Namespace) -> int:
@@ -117,8 +117,8 @@ def advice(folder: str, per_job: bool) -> list[str]:
         *lines,
         "PrologFlags=Alloc",
         f"# Now {first}.",
-        "# A Prolog or Epilog that you have already: from Slurm 24.05 on there can be several such lines. Before,",
-        "# name a pattern, Prolog=/etc/slurm/prolog.d/*, and put a link there:",
+        "# A Prolog or Epilog that you have already: from Slurm 24.05 on there can be several such lines.",
+        "# Before, name a pattern, Prolog=/etc/slurm/prolog.d/*, and put a link there:",
         f"#   ln -s {folder}/prolog /etc/slurm/prolog.d/50-joblens",
         "# There is one TaskProlog and one TaskEpilog: let the one that you have call ours, anywhere in it.",
         "# PrologFlags is one list: Alloc,X11. Contain has Alloc in it.",

@@ -1,4 +1,4 @@
-"""Scripts that a scheduler runs around its jobs. They are shell: nothing of Python is needed where they run."""
+"""Scripts that a scheduler runs around its jobs. They are shell: where they run no Python is needed."""
 
 from __future__ import annotations
 
