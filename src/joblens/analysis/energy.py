@@ -34,11 +34,12 @@ def find_energy(
     cpu_seconds: float | None,
     grams_per_kwh: float | None,
     exclusive: bool = False,
+    around: Span | None = None,
 ) -> dict[str, Any] | None:
-    """None where nothing measures it, or the job was too short for that."""
+    """None where nothing measures it, or the job was too short for that. `around`: whose meters are meant."""
     if seconds < _SHORTEST:
         return None
-    nodes = _find_nodes(reader, span, gpus, cpu_seconds, exclusive)
+    nodes = _find_nodes(reader, span, around or span, gpus, cpu_seconds, exclusive)
     known = [gpu for gpu in gpus if gpu.energy_joules is not None]
     if not nodes and not known:
         return None
@@ -55,19 +56,20 @@ def find_energy(
 
 
 def _find_nodes(
-    reader: Reader, span: Span, gpus: list[Gpu], cpu_seconds: float | None, exclusive: bool
+    reader: Reader, span: Span, around: Span, gpus: list[Gpu], cpu_seconds: float | None, exclusive: bool
 ) -> dict[str, _Part]:
     """By node, the job's part of what its meters count."""
     meters: dict[str, dict[tuple[str, ...], Series]] = {}
-    for labels, series in reader.split(span, SCHEMA.set, ("node", *SCHEMA.labels), _COLUMNS, _POINTS).items():
+    found_by = reader.split(around, SCHEMA.set, ("node", *SCHEMA.labels), _COLUMNS, _POINTS)
+    for labels, series in found_by.items():
         meters.setdefault(labels[0], {})[labels[1:]] = series
     if not meters:
         return {}
     jobs = reader.split(span, "job", ("node",), ("cpu_seconds",), _POINTS)
     own = {labels[0]: increase(series.last.get("cpu_seconds") or []) for labels, series in jobs.items()}
-    if len(meters) == 1:  # then the kernel's total is the node's, and that is exact
+    if len(meters) == 1 and len(around.nodes) < 2:  # then the kernel's total is the node's, and that is exact
         own = dict.fromkeys(meters, cpu_seconds)
-    busy = of_all_cores(reader, span, _BUSY)
+    busy = of_all_cores(reader, around, _BUSY)
     found = {}
     for node, some in meters.items():
         joules = sum(gpu.energy_joules or 0.0 for gpu in gpus if gpu.node == node)

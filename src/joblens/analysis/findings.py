@@ -6,6 +6,16 @@ import math
 import signal
 from collections.abc import Callable
 
+from joblens.analysis.batch_findings import (
+    idle_nodes,
+    node_failed,
+    out_of_memory,
+    over_its_time,
+    split_nodes,
+    too_much_memory,
+    too_much_time,
+    uneven_nodes,
+)
 from joblens.analysis.gpu_findings import held_idle, used_for_a_while, waiting_gpus
 from joblens.analysis.points import steady
 from joblens.analysis.view import Finding, Point, View, mean
@@ -34,7 +44,9 @@ def find(view: View) -> list[Finding]:
 
 def failed_early(view: View) -> Finding | None:
     """It ended with an error before it can have done much."""
-    if not view.job["exit_code"] or view.duration >= _EARLY_SECONDS:
+    if not (view.job["exit_code"] or view.job["signal"]) or view.duration >= _EARLY_SECONDS:
+        return None
+    if view.job["state"] not in ("FAILED", "COMPLETED"):  # then the scheduler says why
         return None
     if _death(view) in (signal.SIGINT, signal.SIGPIPE):  # the user, or the next in a pipeline, had enough
         return None
@@ -89,6 +101,9 @@ def idle_cores(view: View) -> Finding | None:
     free = view.used.get("node_idle_cores")
     if free is not None and free < 0.5 * (view.cores - used) and _had_to_make_way(view):
         return _taken_cores(view, used, free)
+    idle, busy = split_nodes(view)
+    if idle and busy and used > 0.5 * view.cores * len(busy) / len(view.nodes):
+        return None  # those of the nodes that had nothing to do: that is told
     enough = max(math.ceil(most - 0.2), 1)
     change = "let it work on more at once (threads, processes, -j)"
     if used < WAITING_CORES:
@@ -98,9 +113,14 @@ def idle_cores(view: View) -> Finding | None:
         view.job["start"],
         view.job["end"],
         f"{used:.1f} of {view.cores:g} cores in use on average, {most:.1f} at most",
-        f"ask for {enough} (--cpus-per-task={enough}); {change}" if view.in_slurm else change,
+        f"ask for {enough} ({_flags(view, enough)}); {change}" if view.in_slurm else change,
         (1 - used / view.cores) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
     )
+
+
+def _flags(view: View, cores: int) -> str:
+    """On several nodes there are several tasks, and which of the two was meant nobody tells."""
+    return f"--cpus-per-task={cores}" if len(view.nodes) < 2 else "fewer --ntasks or --cpus-per-task"
 
 
 def _had_to_make_way(view: View) -> bool:
@@ -217,14 +237,21 @@ def too_many_threads(view: View) -> Finding | None:
 
 RULES: tuple[Callable[[View], Finding | None], ...] = (
     failed_early,
+    over_its_time,
+    out_of_memory,
+    node_failed,
     held_idle,
     used_for_a_while,
     waiting_gpus,
+    idle_nodes,
+    uneven_nodes,
     idle_cores,
     serial_phase,
     memory_growth,
     io_wait,
     too_many_threads,
+    too_much_memory,
+    too_much_time,
 )
 
 

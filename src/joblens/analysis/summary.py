@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from joblens.analysis.energy import find_energy
@@ -9,44 +11,52 @@ from joblens.analysis.events import find_events
 from joblens.analysis.findings import find
 from joblens.analysis.gpus import find_gpus, sum_up
 from joblens.analysis.node import find_idle_cores, find_traffic
+from joblens.analysis.nodes import COUNTERS, LEVELS, NodeUse, Whole, find_nodes
 from joblens.analysis.points import make_points
 from joblens.analysis.rates import gaps
 from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
 from joblens.analysis.view import Gpu, View
+from joblens.schedulers.facts import Resources
 from joblens.store.reader import ProcessUse, Reader, Span
 
 _POINTS = 120
 _MOST_PROCESSES = 200
-_JOB_COLUMNS = (
-    "cpu_seconds", "system_seconds", "memory_bytes", "read_bytes", "written_bytes", "read_chars_bytes",
-    "written_chars_bytes", "processes", "threads",
-)  # fmt: skip
+_JOB_COLUMNS = (*COUNTERS, *LEVELS)
 _KEPT = "id cluster name user uid node source command folder tags environment".split()
+_OF_SCHEDULER = (
+    "nodes", "account", "partition", "qos", "submit", "eligible", "reason", "array_job", "array_task",
+    "het_job", "het_offset", "restarts", "tres_asked", "tres_allocated",
+)  # fmt: skip
 
 
 def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader) -> dict[str, Any]:
-    """From the facts at its start, the kernel's totals at its end if there are any, and the samples."""
-    start = float((end or facts)["start"])
-    looked = reader.sample_times(Span(facts["id"], start - 60, float(end["end"]) + 60 if end else 4e9))
-    finish = float(end["end"]) if end else (looked[-1] if looked else start)
-    span = Span(facts["id"], start, max(finish, start) + 1.0)
+    """From the facts at its start, the kernel's totals at its end if there are any, and the samples.
+
+    A scheduler's job names its `nodes`, and is looked for on all of them; what `joblens run` started has one.
+    """
+    start = float((end or facts)["start"] or facts.get("submit") or 0.0)
     interval = float(facts["interval"])
-    series = reader.series(span, "job", _JOB_COLUMNS, _POINTS)
+    whole = (_on_nodes if facts.get("nodes") else _on_one)(facts, end, reader, start, interval)
+    span, finish, looked, points = whole.span, whole.finish, whole.looks, whole.points
     processes = reader.processes(span)
+    if facts.get("nodes"):  # the same id is another job's, or another run's, a little before or after
+        processes = [it for it in processes if it.last >= start and it.first <= span.end]
     longest = max(3 * interval, 3 * (finish - start) / _POINTS, 1.0)
-    points = make_points(start, finish, series, longest)
     job = _job(facts, end, start, finish)
-    asked = {"cores": facts.get("cores"), "memory_bytes": facts.get("memory"), "time_seconds": None}
+    asked = _asked(facts)
     totals = (end or {}).get("totals") or {}
-    used = find_used(max(finish - start, 0.0), totals, series, points, processes, len(looked))
-    used["node_idle_cores"] = find_idle_cores(reader, span)
+    most_looks = max((len(node.looks) for node in whole.nodes), default=0)
+    used = find_used(max(finish - start, 0.0), totals, whole.series, points, processes, most_looks)
+    around = span._replace(nodes=tuple(node.node for node in whole.nodes)) if facts.get("nodes") else span
+    used["node_idle_cores"] = find_idle_cores(reader, around)
     gpus = find_gpus(reader, span, _POINTS, longest)
     if gpus:
-        asked |= {"gpus": sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
+        asked |= {"gpus": asked["gpus"] or sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
         used |= sum_up(gpus)
-    holes = gaps(looked, start, finish, max(3 * interval, 0.5))
-    view = View(job, asked, used, points, tuple(gpus))
+    nodes = _nodes(whole, start, finish, interval, is_grid=bool(facts.get("nodes")))
+    steps = [_step(step) for step in (end or {}).get("steps") or []]
+    view = View(job, asked, used, points, tuple(gpus), tuple(nodes))
     found = find(view)
     return {
         "job": job,
@@ -54,6 +64,8 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
         "used": used,
         "verdict": verdict(view, [finding.rule for finding in found]),
         "findings": [finding.plain() for finding in found],
+        "nodes": nodes,
+        "steps": steps,
         "timeline": [point._asdict() for point in points],
         "processes": [_process(process) for process in _worth_showing(processes)],
         "gpus": [gpu.plain() for gpu in gpus],
@@ -65,32 +77,104 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
             used["cpu_seconds"],
             facts.get("carbon_grams_per_kwh"),
             exclusive=_has_node_alone(facts, view),
+            around=around,
         ),
-        "traffic": find_traffic(reader, span),
+        "traffic": find_traffic(reader, around),
         "events": [event.plain() for event in find_events(reader, span)],
-        "gaps": [{"from": first, "to": last} for first, last in holes],
+        "gaps": [{"from": first, "to": last} for first, last in whole.gaps],
         "data": {
-            "samples": len(looked),
+            "samples": sum(node["samples"] for node in nodes) if facts.get("nodes") else len(looked),
+            "expected_samples": _sum_known(node["expected_samples"] for node in nodes),
             "interval_seconds": interval,
-            "exact": end is not None,
+            "exact": end is not None and bool(totals or not facts.get("nodes")),
             "problems": list((end or {}).get("problems") or []),
         },
     }
 
 
+def _on_one(
+    facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader, start: float, interval: float
+) -> Whole:
+    """What `joblens run` has seen, on the node where it was started."""
+    looked = reader.sample_times(Span(facts["id"], start - 60, float(end["end"]) + 60 if end else 4e9))
+    finish = float(end["end"]) if end else (looked[-1] if looked else start)
+    span = Span(facts["id"], start, max(finish, start) + 1.0)
+    series = reader.series(span, "job", _JOB_COLUMNS, _POINTS)
+    points = make_points(start, finish, series, max(3 * interval, 3 * (finish - start) / _POINTS, 1.0))
+    holes = gaps(looked, start, finish, max(3 * interval, 0.5))
+    only = NodeUse(str(facts.get("node") or ""), series, points, looked, holes)
+    return Whole(span, finish, [only], looked, series, points, holes)
+
+
+def _on_nodes(
+    facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader, start: float, interval: float
+) -> Whole:
+    """Of this run alone: one before it and one after it can have the same id."""
+    finish = max(float(end["end"]), start) if end else 4e9
+    span = Span(facts["id"], start, finish + 1.0, str(facts.get("cluster") or ""))
+    if end is None:
+        finish = max([start, *(times[-1] for times in reader.looks(span, "job").values() if times)])
+    return find_nodes(reader, span._replace(end=finish + 1.0), finish, facts["nodes"], interval, _POINTS)
+
+
 def _job(facts: dict[str, Any], end: dict[str, Any] | None, start: float, finish: float) -> dict[str, Any]:
     job = {name: facts.get(name) for name in _KEPT}
-    signal = (end or {}).get("signal")
-    code = (end or {}).get("exit_code")
-    state = "UNKNOWN" if end is None else "COMPLETED" if code == 0 else "FAILED"
+    if facts.get("nodes") or facts.get("submit"):
+        job |= {name: facts.get(name) for name in _OF_SCHEDULER}
     return {
         **job,
         "start": start,
         "end": finish,
-        "state": state,
-        "exit_code": code,
-        "signal": signal,
+        "state": _state(facts, end),
+        "exit_code": (end or {}).get("exit_code"),
+        "signal": (end or {}).get("signal"),
     }
+
+
+def _state(facts: dict[str, Any], end: dict[str, Any] | None) -> str:
+    """In the scheduler's word where there is one."""
+    told = str((end or facts).get("state") or "").split()
+    if told:
+        return told[0]
+    if end is None:
+        return "RUNNING" if facts.get("nodes") else "UNKNOWN"
+    return "COMPLETED" if end.get("exit_code") == 0 else "FAILED"
+
+
+def _asked(facts: dict[str, Any]) -> dict[str, Any]:
+    asked = {
+        "cores": facts.get("cores"),
+        "memory_bytes": facts.get("memory"),
+        "time_seconds": facts.get("time_limit_seconds"),
+    }
+    if facts.get("nodes"):
+        asked["nodes"] = facts.get("asked_nodes") or len(facts["nodes"])
+    return {**asked, "gpus": facts.get("gpus_asked")}
+
+
+def _nodes(whole: Whole, start: float, finish: float, interval: float, is_grid: bool) -> list[dict[str, Any]]:
+    """Agents look on a grid of time, and once more when they are told to: that is no sample more."""
+
+    def ticks(looks: list[float]) -> int:
+        grid = {round(look / interval) for look in looks}
+        return sum(start < tick * interval <= finish for tick in grid)
+
+    if not is_grid or interval <= 0:
+        return [node.plain(finish - start, len(node.looks), None) for node in whole.nodes]
+    expected = math.floor(finish / interval) - math.floor(start / interval)
+    return [node.plain(finish - start, ticks(node.looks), expected) for node in whole.nodes]
+
+
+def _step(step: dict[str, Any]) -> dict[str, Any]:
+    """As it is stored: lists for tuples, and names for what was allocated."""
+    allocated = step.get("allocated")
+    plain = allocated._asdict() if isinstance(allocated, Resources) else allocated
+    return {**step, "nodes": list(step.get("nodes") or ()), "allocated": plain}
+
+
+def _sum_known(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _has_node_alone(facts: dict[str, Any], view: View) -> bool:

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+from joblens.analysis.batch_findings import split_nodes
 from joblens.analysis.findings import WAITING_CORES, how_it_ended, was_stopped_by_user
 from joblens.analysis.gpu_findings import idle_gpus
 from joblens.analysis.view import View
 
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+_ENDS = {
+    "FAILED": "It failed, and ",
+    "TIMEOUT": "It was ended at its limit of time, and ",
+    "DEADLINE": "It was ended at its deadline, and ",
+    "OUT_OF_MEMORY": "It was killed for its memory, and ",
+    "CANCELLED": "It was cancelled, and ",
+    "PREEMPTED": "It had to make way for another job, and ",
+    "NODE_FAIL": "A node failed under it; until then it ",
+    "BOOT_FAIL": "A node failed under it; until then it ",
+    "RUNNING": "So far it ",
+    "COMPLETING": "So far it ",
+    "SUSPENDED": "It is suspended; so far it ",
+}
+
 
 def verdict(view: View, rules: list[str]) -> str:
     """How it ended if that is the news, else how it used its cores, by the heaviest finding."""
-    if view.job["state"] == "UNKNOWN":
+    state = view.job["state"]
+    if state == "UNKNOWN":
         return "How it ended is not known: joblens was stopped before it."
+    if state in _WAITING:
+        reason = view.job.get("reason")
+        return f"It waits{f': {reason}' if reason and reason != 'None' else ''}."
     if "failed early" in rules:
         return f"It failed: {how_it_ended(view)}."
-    if was_stopped_by_user(view):
+    if was_stopped_by_user(view) and state == "FAILED":
         prefix = "It was ended by Ctrl-C, and "
     else:
-        prefix = "It failed, and " if view.job["state"] == "FAILED" else "It "
+        prefix = _ENDS.get(state, "It ")
     return prefix + _use(view, rules)
 
 
 def _use(view: View, rules: list[str]) -> str:
     used, cores = view.used["cores_mean"], view.cores
+    if used is None and view.duration >= 1 and view.job.get("nodes"):
+        return "was seen in no sample: how it used what it had is not known."
     if used is None or view.duration < 1:
         return "was too short to judge how it used what it had."
     share = f"{used:.1f} of {cores:g} cores" if cores else f"{used:.1f} cores"
@@ -30,6 +52,8 @@ def _use(view: View, rules: list[str]) -> str:
         "GPUs held idle": _held(view),
         "GPUs held too long": f"used {share}, and its GPUs only for a part of the time that it held them.",
         "GPUs waiting": f"used {share}; its GPUs waited for work most of the time.",
+        "idle nodes": _idle_nodes(view, share),
+        "uneven nodes": f"used {share}, on some nodes far more than on others.",
         "I/O wait": f"waited for storage much of the time and used {share}.",
         "idle cores": f"used {share}; {idle}",
         "cores taken by others": f"used {share}; other work on the node had the rest.",
@@ -51,3 +75,9 @@ def _held(view: View) -> str:
     if used + idle < len(held):  # of the others it is not known
         return f"held {len(held)} GPUs, {idle} of them for nothing."
     return f"held {len(held)} GPUs and used {used or 'none'}."
+
+
+def _idle_nodes(view: View, share: str) -> str:
+    idle, busy = split_nodes(view)
+    worked = f"{len(busy)} of its {len(view.nodes)} nodes did the work." if idle else ""
+    return f"used {share}; {worked}"

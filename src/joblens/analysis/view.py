@@ -104,6 +104,7 @@ class View(NamedTuple):
     used: dict[str, Any]
     points: list[Point]
     gpus: tuple[Gpu, ...] = ()
+    nodes: tuple[dict[str, Any], ...] = ()
 
     @property
     def duration(self) -> float:

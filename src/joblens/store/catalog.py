@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from joblens.errors import OutsideError, sentence
-from joblens.schedulers.nodelist import compress
 from joblens.store import records
 from joblens.store.columns import storable
 from joblens.store.home import Home
-from joblens.store.listing import COLUMNS, JobFilter, select, shown_id
+from joblens.store.listing import COLUMNS, JobFilter, name_nodes, select, shown_id
 
 MIGRATIONS = (
     """
@@ -337,7 +336,7 @@ def _take(database: sqlite3.Connection, record: dict[str, Any], where: tuple[str
         "cores": record["asked"]["cores"],
         "verdict": record["verdict"],
         "shown_id": shown_id(job),
-        "nodes": compress(job["nodes"]) if job["nodes"] else job["node"],
+        "nodes": name_nodes(job["nodes"]) if job["nodes"] else job["node"],
     }
     on_nodes = "\n".join(["", *(job["nodes"] or [job["node"] or ""]), ""])
     identity = _identity(record)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from joblens.errors import UsageError
+from joblens.errors import MalformedError, UsageError
+from joblens.schedulers.nodelist import compress
 from joblens.store.columns import storable
 
 COLUMNS = (
     "cluster", "id", "start", "end", "name", "user", "node", "source", "state", "exit_code",
     "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes", "verdict",
+    "shown_id", "nodes", "partition", "account",
 )  # fmt: skip
 SORTS = {
     "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
@@ -27,6 +30,27 @@ class JobFilter(NamedTuple):
     sort: str = "start"
     reverse: bool = False
     limit: int = 20  # 0 for all
+    cluster: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    node: str | None = None  # one of those that it ran on
+
+
+def name_nodes(names: Iterable[str]) -> str:
+    """`c[1-3]`; a record can have names that no scheduler would give to a node."""
+    found = list(names)
+    try:
+        return compress(found)
+    except MalformedError:
+        return ",".join(found)
+
+
+def shown_id(job: dict[str, Any]) -> str:
+    """As people write it: 4242, 4200_7 of an array, 4300+1 of a job in parts that are not alike."""
+    for whole, part, sign in (("array_job", "array_task", "_"), ("het_job", "het_offset", "+")):
+        if job.get(whole) and job.get(part):
+            return f"{job[whole]}{sign}{job[part]}"
+    return str(job["id"])
 
 
 def select(wanted: JobFilter) -> tuple[str, list[Any]]:
@@ -41,6 +65,10 @@ def select(wanted: JobFilter) -> tuple[str, list[Any]]:
         ("state = ?", wanted.state),
         ("start >= ?", wanted.since),
         ("start <= ?", wanted.until),
+        ("cluster = ?", wanted.cluster),
+        ("partition = ?", wanted.partition),
+        ("account = ?", wanted.account),
+        ("instr(on_nodes, char(10) || ? || char(10))", wanted.node),
     ):
         if value is not None:
             conditions.append(condition)

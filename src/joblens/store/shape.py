@@ -55,8 +55,15 @@ _JOB = (
     | _shape(_text, "state node source command folder")
     | _shape(_whole, "exit_code signal uid")
     | _shape(_named_texts, "tags")
+    | _shape(_texts, "nodes")
+    | _shape(
+        _text,
+        "account partition qos reason array_job array_task het_job het_offset tres_asked tres_allocated",
+    )
+    | _shape(_moment, "submit eligible")
+    | _shape(_amount, "restarts")
 )
-_ASKED = _shape(_amount, "cores memory_bytes time_seconds gpus gpu_memory_bytes")
+_ASKED = _shape(_amount, "nodes cores memory_bytes time_seconds gpus gpu_memory_bytes")
 _USED = _shape(_text, "memory_from") | _shape(
     _amount,
     "duration_seconds cpu_seconds cores_mean cores_peak memory_peak_bytes memory_mean_bytes read_bytes "
@@ -67,6 +74,16 @@ _FINDING = _shape(_text, "rule evidence advice") | _shape(_moment, "from to")
 _EVENT = _shape(_moment, "time") | _shape(_text, "kind text")
 _EVENT_DETAILS = _shape(_text, "device") | _shape(_whole, "pid")
 _GAP = _shape(_moment, "from to")
+_NODE_NAMES = _shape(_text, "node")
+_NODE = _shape(_amount, "cores_mean cores_peak memory_peak_bytes cpu_seconds samples expected_samples")
+_STEP_NAMES = _shape(_text, "id")
+_STEP = (
+    _shape(_text, "name state")
+    | _shape(_whole, "exit_code signal")
+    | _shape(_moment, "start end")
+    | _shape(_texts, "nodes")
+    | _shape(_amount, "tasks user_seconds system_seconds memory_peak_bytes")
+)
 _POINT_TIMES = _shape(_moment, "start end")
 _POINT = _shape(_amount, "cores memory read written threads")
 _PROCESS_NAMES = _shape(_whole, "pid start parent") | _shape(_text, "name command node")
@@ -79,7 +96,7 @@ _GPU_POINT = _shape(_amount, "busy memory power")
 _ENERGY_NEEDED = _shape(_amount, "joules") | _shape(_text, "how")
 _ENERGY = _shape(_amount, "gpu_joules watts_mean carbon_grams")
 _TRAFFIC = _shape(_text, "kind name") | _shape(_amount, "in_bytes out_bytes errors")
-_DATA = _shape(_whole, "samples") | _shape(_flag, "exact") | _shape(_texts, "problems")
+_DATA = _shape(_whole, "samples expected_samples") | _shape(_flag, "exact") | _shape(_texts, "problems")
 _FACTS_NEEDED = _NAMES | _shape(_text, "node") | _shape(_amount, "interval")
 _FACTS = (
     _shape(_text, "source command folder")
@@ -102,6 +119,10 @@ def check_record(record: Any) -> dict[str, Any]:
     """The record with all of its parts. Raises ValueError that names the part which is wrong."""
     found = check_head(record)
     found["findings"] = _list("findings", found.get("findings"), _FINDING, {})
+    found["nodes"] = _list("nodes", found.get("nodes"), _NODE_NAMES, _NODE)
+    for node in found["nodes"]:
+        node["gaps"] = _list("gaps of a node", node.get("gaps"), _GAP, {})
+    found["steps"] = _list("steps", found.get("steps"), _STEP_NAMES, _STEP)
     found["timeline"] = _list("timeline", found.get("timeline"), _POINT_TIMES, _POINT)
     found["processes"] = _list("processes", found.get("processes"), _PROCESS_NAMES, _PROCESS)
     found["gpus"] = _list("gpus", found.get("gpus"), _GPU_NAMES, _GPU)

@@ -1,0 +1,335 @@
+"""A job on several nodes: what each of them saw of it, and all of it on one axis of time.
+
+Nodes look at moments of their own, begin and end to look at different times, and have their own gaps. So
+stretches are made per node, and only what is known of a stretch of time is added up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from joblens.analysis.points import make_points, steady
+from joblens.analysis.rates import gaps
+from joblens.analysis.view import Point
+from joblens.store.reader import Break, Reader, Series, Span
+
+COUNTERS = (
+    "cpu_seconds", "system_seconds", "read_bytes", "written_bytes", "read_chars_bytes", "written_chars_bytes",
+)  # fmt: skip
+LEVELS = ("memory_bytes", "processes", "threads")
+_RATES = ("cores", "system", "read", "written")
+_HEARTBEAT = "load"  # a set that an agent tells at every look, whether there are jobs or not
+_FEW = 0.1  # so many of the nodes may be unknown for a sum over all of them
+Stretch = tuple[float, float, float | None]
+
+
+class NodeUse(NamedTuple):
+    """What is known of the job on one node."""
+
+    node: str
+    series: Series  # counters go on, though whoever counts has begun anew
+    points: list[Point]
+    looks: list[float]  # at the job, or at the node when nothing of the job was there
+    gaps: list[tuple[float, float]]
+
+    def total(self, name: str) -> float | None:
+        return next((value for value in reversed(self.series.last.get(name, [])) if value is not None), None)
+
+    def plain(self, duration: float, samples: int, expected: int | None) -> dict[str, Any]:
+        cpu = self.total("cpu_seconds")
+        mean = cpu / duration if cpu is not None and duration > 0 else None
+        seen = max((p.cores for p in steady(self.points) if p.cores is not None), default=None)
+        memory = max((p.memory for p in self.points if p.memory is not None), default=None)
+        return {
+            "node": self.node,
+            "cores_mean": mean,
+            "cores_peak": None if seen is None else max(seen, mean or 0.0),
+            "memory_peak_bytes": None if memory is None else int(memory),
+            "cpu_seconds": cpu,
+            "samples": samples,
+            "expected_samples": expected,
+            "gaps": [{"from": first, "to": last} for first, last in self.gaps],
+        }
+
+
+class Whole(NamedTuple):
+    """The job on all of its nodes."""
+
+    span: Span
+    finish: float  # of the job; the last look comes after it
+    nodes: list[NodeUse]
+    looks: list[float]
+    series: Series
+    points: list[Point]
+    gaps: list[tuple[float, float]]
+
+
+def find_nodes(
+    reader: Reader, span: Span, finish: float, names: Sequence[str], interval: float, most: int
+) -> Whole:
+    """Of these nodes, and of the job's run in this span alone. `most` is how many points there may be."""
+    jobs = _of_its_cluster(reader.looks(span, "job"), span.cluster, names)
+    span = span._replace(cluster=span.cluster if any(cluster == span.cluster for cluster, _ in jobs) else "")
+    seen = {node: times for (_, node), times in jobs.items()}
+    nodes = list(dict.fromkeys([*names, *seen]))
+    beats = _heartbeats(reader, span, nodes)
+    between = max(interval, *(_typical(times) for times in seen.values()), 0.0)
+    split = reader.split(span, "job", ("node",), (*COUNTERS, *LEVELS), most)
+    breaks = reader.breaks(span, "job", COUNTERS, 1.5 * between)
+    longest = max(3 * between, 3 * (finish - span.start) / most, 1.0)
+    found = [
+        _node(
+            node, span.start, finish, split.get((node,)), breaks.get(node, []), seen.get(node, []),
+            beats.get(node, []), longest, between, most,
+        )
+        for node in nodes
+    ]  # fmt: skip
+    looks = sorted({look for node in found for look in node.looks})
+    holes = gaps(looks, span.start, finish, max(3 * interval, 0.5))
+    series, points = _together(found, span.start, finish, max(interval, (finish - span.start) / most))
+    return Whole(span, finish, found, looks, series, points, holes)
+
+
+def _of_its_cluster(
+    found: dict[tuple[str, str], list[float]], cluster: str, names: Sequence[str]
+) -> dict[tuple[str, str], list[float]]:
+    """Another cluster can have a job of that number. An agent that was told no cluster names another."""
+    own = {key: times for key, times in found.items() if key[0] == cluster} or found
+    return {key: times for key, times in own.items() if key[1] in names} or own
+
+
+def _heartbeats(reader: Reader, span: Span, nodes: Sequence[str]) -> dict[str, list[float]]:
+    around = span._replace(nodes=tuple(nodes), cluster="")
+    found = reader.looks(around, _HEARTBEAT) if nodes else {}
+    return {node: times for (cluster, node), times in found.items() if cluster in ("", span.cluster)} or {
+        node: times for (_, node), times in found.items()
+    }
+
+
+def _typical(times: Sequence[float]) -> float:
+    return median(b - a for a, b in zip(times, times[1:])) if len(times) > 1 else 0.0
+
+
+def _node(
+    node: str,
+    start: float,
+    finish: float,
+    series: Series | None,
+    breaks: list[Break],
+    seen: list[float],
+    beats: list[float],
+    longest: float,
+    between: float,
+    most: int,
+) -> NodeUse:
+    idle = _idle_looks(seen, beats, start, 1.5 * between)
+    known = _continued(series or Series([], {}, {}, {}), breaks, idle)
+    width = max((finish - start) / most, between)
+    filled = _with_idle(known, _thinned(idle, width), breaks)
+    looks = sorted({*seen, *beats})
+    points = make_points(start, finish, filled, longest)
+    return NodeUse(node, filled, points, looks, gaps(looks, start, finish, max(3 * between, 0.5)))
+
+
+def _idle_looks(seen: list[float], beats: list[float], start: float, longest: float) -> list[float]:
+    """When the node was looked at and had nothing of the job. A job begins and is seen a moment later."""
+    edges = [start, *seen, float("inf")]
+    found = []
+    for beat in beats:
+        place = bisect_right(edges, beat)
+        before, after = edges[place - 1] if place else beat, edges[min(place, len(edges) - 1)]
+        if before < beat < after and after - before > longest:
+            found.append(beat)
+    return found
+
+
+def _thinned(times: list[float], width: float) -> list[float]:
+    """Of each stretch without the job the first, the last, and some in between."""
+    found: list[float] = []
+    for number, time in enumerate(times):
+        last = number == len(times) - 1 or times[number + 1] - time > 2 * width
+        if not found or last or time - found[-1] >= width:
+            found.append(time)
+    return found
+
+
+def _continued(series: Series, breaks: list[Break], idle: list[float]) -> Series:
+    """Counters as if whoever counts had never begun anew.
+
+    A job that was gone from the node and came back counts from zero. An agent that began anew counts those
+    who live from their birth, and has forgotten those who ended: what it shows first is nothing new.
+    """
+    last = dict(series.last)
+    for name in COUNTERS:
+        if name in last:
+            steps = [(found.after, _step(found, name, idle)) for found in breaks]
+            last[name] = _raised(series.times, last[name], [step for step in steps if step[1]])
+    chosen = [n for n, value in enumerate(last.get("cpu_seconds") or []) if value is not None]
+    if not chosen or len(chosen) == len(series.times):
+        return series._replace(last=last)
+    # Looks at which only other things were measured would make two unknown rates of a known one.
+    parts = ({name: [values[n] for n in chosen] for name, values in p.items()} for p in (last, *series[2:]))
+    return Series([series.times[n] for n in chosen], *parts)
+
+
+def _step(found: Break, name: str, idle: list[float]) -> float:
+    before, after = found.counters.get(name, (None, None))
+    if before is None:
+        return 0.0
+    if _was_gone(found, idle):
+        return before
+    return max(before - after, 0.0) if after is not None else 0.0
+
+
+def _was_gone(found: Break, idle: list[float]) -> bool:
+    place = bisect_right(idle, found.before)
+    return place < len(idle) and idle[place] < found.after
+
+
+def _raised(
+    times: list[float], values: list[float | None], steps: list[tuple[float, float]]
+) -> list[float | None]:
+    if not steps:
+        return values
+    return [
+        None if value is None else value + sum(step for moment, step in steps if moment <= time)
+        for time, value in zip(times, values)
+    ]
+
+
+def _with_idle(series: Series, idle: list[float], breaks: list[Break]) -> Series:
+    """With a look for each at which nothing of the job was there: nothing is added, and all levels are 0."""
+    if not idle:
+        return series
+    counters = [name for name in COUNTERS if name in series.last] or ["cpu_seconds"]
+    gone = {name: _stood(series, breaks, idle, name) for name in counters}
+    rows = sorted([*((t, n) for n, t in enumerate(series.times)), *((t, -1) for t in idle)])
+    found = Series([t for t, _ in rows], {}, {}, {})
+    for name in counters:
+        values = series.last.get(name) or []
+        found.last[name] = [gone[name](t) if n < 0 else values[n] for t, n in rows]
+    for part, into in zip(series[1:], found[1:]):
+        for name in LEVELS:
+            levels = part.get(name) or [None] * len(series.times)
+            into[name] = [0.0 if n < 0 else levels[n] for _, n in rows]
+    return found
+
+
+def _stood(
+    series: Series, breaks: list[Break], idle: list[float], name: str
+) -> Callable[[float], float | None]:
+    """What a counter stood at while the job was not there, by the look before it was gone."""
+    values = [value or 0.0 for value in series.last.get(name) or []]
+    raised, ends = 0.0, []
+    for found in breaks:
+        before = found.counters.get(name, (None, None))[0]
+        ends.append((found.before, found.after, None if before is None else before + raised))
+        raised += _step(found, name, idle)
+
+    def stood(moment: float) -> float | None:
+        for first, last, value in ends:
+            if first <= moment <= last:
+                return value
+        return values[-1] if values and moment > series.times[-1] else 0.0
+
+    return stood
+
+
+# All nodes together
+
+
+def _together(nodes: list[NodeUse], start: float, finish: float, step: float) -> tuple[Series, list[Point]]:
+    known = [node for node in nodes if node.points]
+    if len(known) < 2:
+        return (known[0].series, known[0].points) if known else (Series([], {}, {}, {}), [])
+    axis = _axis([p.end for node in known for p in node.points], start, step)
+    columns: dict[str, list[float | None]] = {}
+    for name in _RATES:
+        columns[name] = _sum([spread(_stretches(node.points, name), axis) for node in known])
+    for name in ("memory", "threads", "processes"):
+        columns[name] = _sum([highest(_stretches(node.points, name), axis) for node in known])
+    points = [
+        Point(axis[n], axis[n + 1], *(columns[name][n] for name in Point._fields[2:]))
+        for n in range(len(axis) - 1)
+    ]
+    means = [spread(_levels(node.series, start), axis) for node in known]
+    series = Series(axis[1:], _totals(known, len(axis) - 1), {"memory_bytes": _sum(means)}, {})
+    return series, [point for point in points if point.start < finish]
+
+
+def _axis(times: list[float], start: float, step: float) -> list[float]:
+    """Moments at which nodes looked, about so far apart. Most nodes look at the same ones."""
+    axis = [start]
+    for time in sorted(times):
+        if time - axis[-1] >= 0.75 * step:
+            axis.append(time)
+    last = max(times, default=start)
+    if last > axis[-1]:  # what is left is too short to stand alone
+        axis = [*(axis[:-1] if len(axis) > 1 else axis), last]
+    return axis
+
+
+def _stretches(points: list[Point], name: str) -> list[Stretch]:
+    return [(point.start, point.end, getattr(point, name)) for point in points]
+
+
+def _levels(series: Series, start: float) -> list[Stretch]:
+    means = series.mean.get("memory_bytes") or [None] * len(series.times)
+    return list(zip((start, *series.times), series.times, means))
+
+
+def spread(stretches: Sequence[Stretch], axis: Sequence[float]) -> list[float | None]:
+    """The mean over each part of the axis, None where less than half of it is known."""
+    found: list[float | None] = []
+    for first, last, inside in _overlaps(stretches, axis):
+        known = [(value, min(last, b) - max(first, a)) for a, b, value in inside if value is not None]
+        seconds = sum(overlap for _, overlap in known)
+        enough = known and seconds >= 0.5 * (last - first)
+        found.append(sum(value * overlap for value, overlap in known) / seconds if enough else None)
+    return found
+
+
+def highest(stretches: Sequence[Stretch], axis: Sequence[float]) -> list[float | None]:
+    """The most in each part of the axis, by the stretches that lie in it for the most part, or fill it."""
+    found: list[float | None] = []
+    for first, last, inside in _overlaps(stretches, axis):
+        within = [(min(last, b) - max(first, a), b - a, value) for a, b, value in inside if value is not None]
+        chosen = [value for overlap, length, value in within if overlap >= 0.5 * min(length, last - first)]
+        found.append(max(chosen, default=max(within, default=(0, 0, None))[2]))
+    return found
+
+
+def _overlaps(
+    stretches: Sequence[Stretch], axis: Sequence[float]
+) -> Iterable[tuple[float, float, list[Stretch]]]:
+    """Of each part of the axis, what lies in it. Both are in order."""
+    at = 0
+    for first, last in zip(axis, axis[1:]):
+        while at < len(stretches) and stretches[at][1] <= first:
+            at += 1
+        end = at
+        while end < len(stretches) and stretches[end][0] < last:
+            end += 1
+        yield first, last, list(stretches[at:end])
+
+
+def _sum(columns: list[list[float | None]]) -> list[float | None]:
+    """Unknown where it is for more than a few of the nodes."""
+    found: list[float | None] = []
+    for values in zip(*columns):
+        known = [value for value in values if value is not None]
+        found.append(sum(known) if known and len(values) - len(known) <= _FEW * len(values) else None)
+    return found
+
+
+def _totals(nodes: list[NodeUse], length: int) -> dict[str, list[float | None]]:
+    """Each at its end: that is all that is asked of it."""
+    found: dict[str, list[float | None]] = {}
+    for name in COUNTERS:
+        known = [total for node in nodes for total in [node.total(name)] if total is not None]
+        if known and length:
+            found[name] = [*[None] * (length - 1), sum(known)]
+    return found
