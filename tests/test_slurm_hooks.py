@@ -29,7 +29,8 @@ OTHERS = (
     "SLURM_HET_JOB_ID",
 )
 HOSTILE = (
-    "../../etc/x", '"', "'", "\\", "$(touch gone)", "`touch gone`", "a\nb", "\n", " ", "*", "42\n", "-1", "007",
+    "../../etc/x", '"', "'", "\\", "$(touch gone)", "`touch gone`", "a\nb", "\n", " ", "*",
+    "42\n", "-1", "007",
     "4" * 10_000, "x" * 10_000, "a,b" * 3000, ",,,", "é", "\udcff", "", "42;touch gone", "1e5", "0x10", "{}",
 )  # fmt: skip
 SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,8 @@ from waiting import wait_for
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "run/jobs"
-    yield folder
+def jobs(tmp_path: Path) -> Path:
+    return tmp_path / "run/jobs"
 
 
 def begin(folder: Path) -> None:
@@ -71,17 +69,14 @@ def test_one_that_is_about_to_end_is_waited_for(jobs: Path) -> None:
     first = WhileJobs(str(jobs), 0.0)
     assert first.begin()
     assert first.is_over()  # and now it sends what it has left
-    other = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from joblens.agent.while_jobs import WhileJobs\n"
-            "print('begins', flush=True); print(WhileJobs(sys.argv[1], 5.0).begin())",
-            str(jobs),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    code = """if True:
+        import sys
+        from joblens.agent.while_jobs import WhileJobs
+        print("begins", flush=True)
+        print(WhileJobs(sys.argv[1], 5.0).begin())
+        """
+    words = [sys.executable, "-c", code, str(jobs)]
+    other = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert other.stdout
     assert other.stdout.readline() == "begins\n"
     first.end()

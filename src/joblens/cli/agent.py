@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import Any, Dict
 
@@ -16,6 +17,8 @@ from joblens.host import Host
 EXAMPLE = """example:
   joblens agent --interval 1 --listen 127.0.0.1:9477
   joblens agent --once"""
+
+HUB, _HUB_PORT = "JOBLENS_HUB", 9478
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,12 +72,22 @@ def _load(options: argparse.Namespace) -> Settings:
     chosen: Dict[str, Any] = {
         name: getattr(options, name) for name in ("interval", "listen") if getattr(options, name) is not None
     }
-    if options.push is not None:
-        chosen["push"] = {"url": options.push}
+    hub = options.push
+    if hub is None and not settings.push.url and os.environ.get(HUB):
+        hub = hub_url(os.environ[HUB])
+    if hub is not None:
+        chosen["push"] = {"url": hub}
     checked = parse_settings(dict(chosen), "", KNOWN)  # the same checks as for the file
-    if options.push is not None:
+    if hub is not None:
         chosen["push"] = settings.push._replace(url=checked.push.url)
     return settings._replace(**chosen)
+
+
+def hub_url(text: str) -> str:
+    """A name alone, or with its port, is enough."""
+    if not text or "://" in text:
+        return text
+    return f"http://{text}" if re.search(r":[0-9]+$", text) else f"http://{text}:{_HUB_PORT}"
 
 
 def _address(listen: str, port: int) -> str:

@@ -43,10 +43,12 @@ def find_places(options: argparse.Namespace) -> list[Place]:
         chosen = [("joblens", options.address)]
     else:
         chosen = [("joblens hub", HUB), ("joblens agent", AGENT)]
-    return [Place(what, name, _parse(name), options.token_file, options.ca_file) for what, name in chosen]
+    return [
+        Place(what, name, parse_address(name), options.token_file, options.ca_file) for what, name in chosen
+    ]
 
 
-def _parse(text: str) -> Url:
+def parse_address(text: str) -> Url:
     if "://" in text:
         return split_url(text, name="the address")
     return Url(False, *split_address(text, name="the address"), "")

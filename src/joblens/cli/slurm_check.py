@@ -1,0 +1,247 @@
+"""Whether Slurm, its hooks, the agent and the hub of this node work together, and what to do where not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from glob import glob
+from pathlib import Path
+from typing import NamedTuple
+
+from joblens.agent.knock import knock_path
+from joblens.cli import pages
+from joblens.cli.agent import HUB, hub_url
+from joblens.config import Settings, split_url
+from joblens.errors import JoblensError, sentence
+from joblens.hooks import SLURM
+
+_SECONDS = 10.0
+
+
+class Finding(NamedTuple):
+    what: str
+    right: bool
+    said: str
+    do: str = ""  # where it is not right
+
+
+class Node(NamedTuple):
+    """What is looked at."""
+
+    slurm: Mapping[str, str]  # as `scontrol show config` has it
+    folder: str
+    config: str
+    settings: Settings
+    agent: str  # the command that starts it, "" where it runs always
+
+
+def check(folder: str, config: str, as_json: bool) -> int:
+    found = list(findings(folder, config))
+    right = all(finding.right for finding in found)
+    if as_json:
+        print(json.dumps({"right": right, "findings": [it._asdict() for it in found]}, indent=1))
+    else:
+        print("\n".join(line for finding in found for line in render(finding)))
+    return 0 if right else 1
+
+
+def render(finding: Finding) -> list[str]:
+    first = f"{'✓' if finding.right else '✗'} {finding.what:<14} {finding.said}"
+    return [first] if finding.right else [first, f"  {'':<14} → {finding.do}"]
+
+
+def findings(folder: str, config: str) -> Iterator[Finding]:
+    settings, finding = _load_settings(config)
+    yield finding
+    slurm, finding = _ask_slurm()
+    yield finding
+    node = Node(slurm, folder, config, settings, _agent_command(Path(folder)))
+    parts: list[Callable[[Node], Iterator[Finding]]] = [_hooks, _folder, _agent, _hub]
+    for part in [*([_configured, _flags, _accounting, _cluster] if slurm else []), *parts]:
+        yield from part(node)
+
+
+def _load_settings(config: str) -> tuple[Settings, Finding]:
+    from joblens.cli.settings import load_agent
+    from joblens.config_files import load_layers
+
+    try:
+        return load_agent(load_layers(config, {})), Finding("settings", True, config)
+    except (JoblensError, OSError) as error:
+        return Settings(), Finding(
+            "settings", False, sentence(error), "joblens config init --system, or --config F"
+        )
+
+
+def _ask_slurm() -> tuple[dict[str, str], Finding]:
+    from joblens.schedulers.command import run_command
+
+    try:
+        found = parse_config(run_command(["scontrol", "show", "config"], timeout=_SECONDS))
+    except JoblensError as error:
+        return {}, Finding("Slurm", False, sentence(error), "run this on a node, where scontrol works")
+    return found, Finding(
+        "Slurm", True, f"{found.get('SLURM_VERSION', '')} {found.get('ClusterName', '')}".strip()
+    )
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """`Prolog[0] = …` and `Prolog[1] = …`, of Slurm 24.05 and newer, become one value with a comma."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = re.fullmatch(r"([A-Za-z]\w*)(?:\[\d+\])?\s*=\s?(.*?)\s*", line)
+        if match and match[2] not in ("(null)", "(NULL)", "N/A"):
+            found[match[1]] = ",".join(filter(None, (found.get(match[1]), match[2])))
+    return found
+
+
+def _configured(node: Node) -> Iterator[Finding]:
+    for name, key in SLURM.items():
+        ours, value = f"{node.folder}/{name}", node.slurm.get(key, "")
+        called = [path for word in value.split(",") if word for path in glob(word) or [word]]
+        right = any(_same(path, ours) or _calls(path, ours) for path in called)
+        yield Finding(key, right, value or "none", f"{key}={ours} in slurm.conf, then scontrol reconfigure")
+
+
+def _same(path: str, ours: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(ours)
+
+
+def _calls(path: str, ours: str) -> bool:
+    """A script of the site's own that runs ours."""
+    try:
+        return ours.encode() in Path(path).read_bytes()[: 1 << 20]
+    except OSError:
+        return False
+
+
+def _flags(node: Node) -> Iterator[Finding]:
+    flags = {flag.lower() for flag in node.slurm.get("PrologFlags", "").split(",")}
+    shown = node.slurm.get("PrologFlags", "none")
+    if node.agent and "runinjob" in flags:
+        yield Finding(
+            "PrologFlags",
+            False,
+            shown,
+            "RunInJob ends the agent with the job: joblens slurm install --resident",
+        )
+    else:
+        do = "PrologFlags=Alloc, or a node hears of a job only when its first step comes there"
+        yield Finding("PrologFlags", bool(flags & {"alloc", "contain"}), shown, do)
+
+
+def _accounting(node: Node) -> Iterator[Finding]:
+    track = node.slurm.get("ProctrackType", "none").rpartition("/")[2]
+    do = "ProctrackType=proctrack/cgroup, or linuxproc: else nobody knows which processes are a job's"
+    yield Finding("ProctrackType", track in ("cgroup", "linuxproc"), track, do)
+    if track == "linuxproc":
+        processes = node.settings.collectors.get("processes")
+        seconds = (processes.interval if processes else 0.0) or 5.0
+        do = f"interval = {node.settings.interval} in [collectors.processes] of {node.config}"
+        said = f"looked at every {seconds:g} s, and no cgroup tells of jobs"
+        yield Finding("processes", seconds <= node.settings.interval, said, do)
+    gather = node.slurm.get("JobAcctGatherType", "none").rpartition("/")[2]
+    do = "JobAcctGatherType=jobacct_gather/linux or cgroup, so that sacct knows what steps used"
+    yield Finding("JobAcctGather", gather not in ("none", ""), gather, do)
+    storage = node.slurm.get("AccountingStorageType", "none").rpartition("/")[2]
+    do = "AccountingStorageType=accounting_storage/slurmdbd: how a job ended is told by accounting only"
+    yield Finding("Accounting", storage not in ("none", ""), storage, do)
+
+
+def _cluster(node: Node) -> Iterator[Finding]:
+    name = node.slurm.get("ClusterName", "")
+    ours = node.settings.cluster
+    yield Finding("cluster", ours == name, ours or "not set", f'cluster = "{name}" in {node.config}')
+
+
+def _hooks(node: Node) -> Iterator[Finding]:
+    for name in SLURM:
+        path = f"{node.folder}/{name}"
+        problem = _why_not_run(path)
+        yield Finding(name, not problem, problem or path, "joblens slurm install --write, as root")
+
+
+def _why_not_run(path: str) -> str:
+    """Slurm runs it as root, or as any user: nobody else may be able to change it."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return sentence(error)
+    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o555 != 0o555:
+        return f"{path}: not everybody can run it"
+    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path}: others than root can change it"
+    return ""
+
+
+def _agent_command(folder: Path) -> str:
+    return _variable(folder / "prolog", "agent")
+
+
+def _variable(path: Path, name: str) -> str:
+    try:
+        match = re.search(rf"(?m)^{name}=(.*)$", path.read_text(encoding="utf-8"))
+        return " ".join(shlex.split(match[1])) if match else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _folder(node: Node) -> Iterator[Finding]:
+    wanted = os.path.dirname(knock_path(node.settings.attribution.job_files))
+    given = _variable(Path(node.folder) / "prolog", "folder")
+    do = "joblens slurm install --write --config F, with the agent's own settings"
+    yield Finding("job files", given == wanted, given or "no hooks", do)
+
+
+def _agent(node: Node) -> Iterator[Finding]:
+    if node.agent:
+        program = shlex.split(node.agent)[0]
+        do = "joblens slurm install --per-job --write, with the joblens of the nodes"
+        yield Finding("agent", os.access(program, os.X_OK), f"is started by the prolog: {node.agent}", do)
+        return
+    listen = node.settings.listen
+    place = pages.Place(
+        "joblens agent", listen, pages.parse_address(listen), node.settings.token_file or None
+    )
+    try:
+        pages.ask(place, "/sets")
+        yield Finding("agent", True, f"answers at {listen}")
+    except (JoblensError, OSError) as error:
+        yield Finding("agent", False, sentence(error), "systemctl enable --now joblens-agent")
+    look = knock_path(node.settings.attribution.job_files)
+    right = os.path.exists(look) and stat.S_ISFIFO(os.stat(look).st_mode)
+    yield Finding(
+        "pipe", right, look if right else f"{look}: not there", "an agent that runs as root makes it"
+    )
+
+
+def _hub(node: Node) -> Iterator[Finding]:
+    push = node.settings.push
+    address = push.url or hub_url(os.environ.get(HUB, ""))
+    if not address:
+        do = f'[push] url = "http://HUB:9478" in {node.config}, or JOBLENS_HUB=HUB for the agent'
+        yield Finding("hub", False, "no hub is set", do)
+        return
+    url = split_url(address)
+    try:
+        with socket.create_connection((url.host, url.port), _SECONDS) as connection:
+            yield Finding("hub", True, f"{address} answers, at {connection.getpeername()[0]}")
+    except OSError as error:
+        yield Finding(
+            "hub", False, f"{address}: {sentence(error)}", "is the name right, and does the hub run?"
+        )
+    if push.token_file:
+        from joblens.agent.secrets import read_token
+
+        try:
+            read_token(push.token_file)
+            yield Finding("token", True, push.token_file)
+        except (JoblensError, OSError) as error:
+            yield Finding(
+                "token", False, sentence(error), "joblens hub token NODE --cluster NAME, on the hub's machine"
+            )
