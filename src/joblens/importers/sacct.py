@@ -1,0 +1,162 @@
+"""Slurm's accounting as files: what `sacct --parsable2` or `sacct --json` has written, as jobs."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from joblens.errors import MalformedError
+from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.slurm_json import parse_sacct_json
+from joblens.schedulers.slurm_sacct import parse_sacct
+from joblens.schedulers.slurm_text import parse_job_id
+
+Tell = Callable[[int, str], None]  # a line, and what is wrong with it
+Read = Callable[[int], None]  # how many bytes were read
+
+_CHUNK = 5000  # rows that are understood at once
+_LONGEST_LINE = 1 << 20
+_LARGEST_JSON = 1 << 30
+_MOST_LINES = 1000  # of one row: a job's name can have line ends in it
+_DELIMITER = "|"
+_STDIN = Path("-")
+
+
+class _Row(NamedTuple):
+    number: int  # of its first line
+    text: str
+    is_step: bool
+
+
+def read_sacct(path: Path, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
+    """Jobs that have ended and those that have not. Raises MalformedError for what is no answer of sacct."""
+    with _open(path) as file:
+        first = file.readline(_LONGEST_LINE)
+        while first and not first.strip():
+            first = file.readline(_LONGEST_LINE)
+        if first.lstrip()[:1] == b"{":
+            yield from _read_json(path, first + file.read(_LARGEST_JSON), cluster, tell, read)
+        else:
+            yield from _read_text(path, first, file, cluster, tell, read)
+
+
+def _open(path: Path) -> BinaryIO:
+    if path == _STDIN:
+        return sys.stdin.buffer
+    if path.suffix == ".gz":
+        return gzip.open(path)  # type: ignore[return-value]
+    return path.open("rb")
+
+
+def _read_json(path: Path, data: bytes, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
+    read(len(data))
+    if len(data) >= _LARGEST_JSON:
+        raise MalformedError(str(path), "it is too large; ask sacct for less at once, or for text")
+    try:
+        told = parse_sacct_json(data.decode("utf-8", "replace"))
+    except MalformedError as error:
+        raise MalformedError(str(path), str(error)) from None
+    for _ in range(told.skipped):
+        tell(1, "an entry that is no job")
+    for job in told.jobs:
+        yield job if job.cluster or not cluster else job._replace(cluster=cluster)
+
+
+def _read_text(
+    path: Path, first: bytes, file: BinaryIO, cluster: str, tell: Tell, read: Read
+) -> Iterator[JobFacts]:
+    header = first.decode("utf-8", "replace").strip("\r\n")
+    columns = header.split(_DELIMITER)
+    parser = _Parser(columns, cluster, tell)
+    try:
+        parser.parse([])
+    except MalformedError as error:
+        raise MalformedError(str(path), str(error)) from None
+    read(len(first))
+    rows: list[_Row] = []
+    for row in _rows(file, parser, header, tell, read):
+        if len(rows) >= _CHUNK and not row.is_step:
+            yield from parser.parse(rows)
+            rows = []
+        rows.append(row)
+    yield from parser.parse(rows)
+
+
+class _Parser:
+    def __init__(self, columns: list[str], cluster: str, tell: Tell) -> None:
+        self.columns, self.cluster, self.tell = columns, cluster, tell
+        self.width = len(columns)
+        names = [name.strip().lower() for name in columns]
+        self._id = (
+            names.index("jobid")
+            if "jobid" in names
+            else names.index("jobidraw")
+            if "jobidraw" in names
+            else 0
+        )
+
+    def row(self, number: int, text: str) -> _Row | None:
+        """None if it is no job and no step, or not all of one."""
+        fields = text.split(_DELIMITER, self._id + 1)
+        if text.count(_DELIMITER) < self.width - 1:
+            return None
+        try:
+            return _Row(number, text, bool(parse_job_id(fields[self._id]).step))
+        except MalformedError:
+            return None
+
+    def parse(self, rows: list[_Row]) -> list[JobFacts]:
+        told = parse_sacct("\n".join(row.text for row in rows), _DELIMITER, self.columns, self.cluster)
+        if told.skipped:
+            self._tell_which(rows)
+        return told.jobs
+
+    def _tell_which(self, rows: list[_Row]) -> None:
+        job: _Row | None = None
+        for row in rows:
+            if row.is_step and job is None:
+                self.tell(row.number, "a step of no job")
+                continue
+            text = row.text if job is None or not row.is_step else f"{job.text}\n{row.text}"
+            bad = parse_sacct(text, _DELIMITER, self.columns).skipped
+            if bad:
+                self.tell(row.number, "a step of another job, or no step" if row.is_step else "no job")
+            if not row.is_step:
+                job = None if bad else row
+
+
+def _rows(file: BinaryIO, parser: _Parser, header: str, tell: Tell, read: Read) -> Iterator[_Row]:
+    """A line that is one by itself, or several: a job's name can have line ends in it."""
+    waiting: list[str] = []
+    began = 0
+    for number, line in _lines(file, read):
+        if not line.strip() or line == header:
+            continue
+        row = parser.row(number, line)
+        if row is None and waiting:
+            row = parser.row(began, "\n".join([*waiting, line]))
+            waiting, row = ([], row) if row else ([*waiting, line], None)
+        elif row is None:
+            waiting, began = [line], number
+        elif waiting:
+            tell(began, "not all of a job")
+            waiting = []
+        if row is not None:
+            yield row
+        if len(waiting) > _MOST_LINES:
+            tell(began, "no job")
+            waiting = []
+    if waiting:
+        tell(began, "not all of a job")
+
+
+def _lines(file: BinaryIO, read: Read) -> Iterator[tuple[int, str]]:
+    """Behind the header, which is the first."""
+    number = 1
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        read(len(line))
+        yield number, line.decode("utf-8", "replace").rstrip("\r\n")
