@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,12 +21,33 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 # Fixtures of a whole session that are dear: what uses one runs in one worker, so that it is made once.
-DEAR = {"any_broker": "kafka", "scraped": "prometheus"}
+DEAR = {"any_broker": "kafka", "lab": "slurm", "scraped": "prometheus"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     for name in DEAR.keys() & set(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.xdist_group(DEAR[name]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs the machine for itself comes last, when the other workers have nothing left to do."""
+    items.sort(key=is_alone)
+
+
+def is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that is marked `alone` waits for the end of those in other workers, and they for its end."""
+    with open(__file__, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # said, as a process that the test has forked has it open too
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

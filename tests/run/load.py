@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-LONGEST = 50  # seconds after which a process that was left alone ends itself
+LONGEST = 200  # seconds after which a process that was left alone ends itself
 MIB = 1 << 20
 SUPERVISOR = os.getppid()
 

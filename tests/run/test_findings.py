@@ -19,6 +19,7 @@ def test_failed_early(stand: Stand) -> None:
     assert [finding["rule"] for finding in stand.job()["findings"]] == ["failed early"]
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(cores < 2, reason="there is one core only")
 def test_serial_phase(stand: Stand) -> None:
     """The part of a job on one core is found, and begins where the part on two ends."""

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-LONGEST = 60  # seconds after which a process that was left alone ends itself
+LONGEST = 200  # seconds after which a process that was left alone ends itself
 SIZE = 128 << 20
 WRITTEN, READ_BACK, BY_CHILD = 20_000_003, 7_000_001, 1_000_007
 

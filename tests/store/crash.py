@@ -1,7 +1,7 @@
 """Writers that are killed, and what must hold afterwards. A program of its own, so that it can fork.
 
 python -m store.crash random FOLDER SEED KILLS     at random moments
-python -m store.crash points FOLDER                before each single change of a folder
+python -m store.crash points FOLDER PART PARTS     before each change of a folder, or every third and so on
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def main(mode: str, folder: str, *rest: str) -> None:
     if mode == "random":
         kill_at_random(Path(folder), int(rest[0]), int(rest[1]))
     else:
-        kill_at_every_point(Path(folder))
+        kill_at_every_point(Path(folder), int(rest[0]), int(rest[1]))
 
 
 # What is killed: each step says what is durable once it is.
@@ -109,10 +110,8 @@ def kill_at_random(top: Path, seed: int, kills: int) -> None:
     print(f"{killed} of {kills} were killed, {len(acknowledged)} steps acknowledged")
 
 
-def kill_at_every_point(top: Path) -> None:
-    point = 0
-    while True:
-        point += 1
+def kill_at_every_point(top: Path, part: int, parts: int) -> None:
+    for point in count(1 + part, parts):
         home = new_home(top / str(point))
         child, said = forked(lambda home=home, point=point: dying(home, point))  # type: ignore[misc]
         acknowledged = set(heard(said))

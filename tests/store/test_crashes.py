@@ -20,6 +20,7 @@ from joblens.store.home import Home
 from .made import all_files, grow_old, rows_by_batch, store_job, whole
 
 TESTS = Path(__file__).parent.parent
+PARTS = 4  # that can be done at the same time
 
 
 @pytest.fixture
@@ -46,9 +47,10 @@ def test_a_hundred_kills(quick_folder: Path) -> None:
     assert crash("random", str(quick_folder), str(seed), "100").startswith("100 of 100")
 
 
-def test_a_kill_before_every_change(quick_folder: Path) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_kill_before_every_change(quick_folder: Path, part: int) -> None:
     """The same before each single change of a folder; and what was under way is cleared away later."""
-    points = int(crash("points", str(quick_folder)).split()[0])
+    points = int(crash("points", str(quick_folder), str(part), str(PARTS)).split()[0])
     assert points > 50
 
 
