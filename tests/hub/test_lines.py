@@ -50,6 +50,7 @@ def test_gaps_are_bounded(tmp_path: Path) -> None:
     for number in range(300):
         told = make_header(number, gaps=[[number, number, 1, 2, "spool full"], [7, 7, 1, 2, "spool full"]])
         gaps.of_node(check_header(told))
+        gaps.save()
         gaps.of_segment(Segment(number, path), ["lake"], 5)
         assert path.stat().st_size <= 20_000
     assert (gaps.of_nodes, gaps.of_sinks) == (300, 300)

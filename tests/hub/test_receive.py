@@ -438,6 +438,18 @@ def test_gaps_of_nodes(hub: Hub, sender: Sender) -> None:
     assert hub.metrics()["joblens_hub_gaps_of_nodes"] == 2
 
 
+def test_gaps_of_a_batch_that_comes_again(hub: Hub, sender: Sender) -> None:
+    """Its hub ended just before it wrote them down: they are written then."""
+    batch = make_batch(8, gaps=[[3, 7, 10, 20, "spool full"]])
+    assert sender.send(batch).status == 200
+    hub.kill()
+    (hub.home / "gaps.jsonl").unlink()
+    with running_hub(hub.home.parent / "again", home=hub.home) as again, Sender(again.port) as second:
+        for _ in range(2):
+            assert second.send(batch).status == 200
+        assert len((hub.home / "gaps.jsonl").read_text().splitlines()) == 1
+
+
 def test_only_one_hub_in_a_folder(hub: Hub) -> None:
     with pytest.raises(AssertionError, match="another hub runs in"):
         Hub(hub.home.parent / "second", home=hub.home)

@@ -22,6 +22,7 @@ class Gaps:
         self._home, self._lines = path.parent, Lines(path, log, most_bytes)
         found = self._lines.load()
         self._known = set(map(_identity, found))
+        self._told: list[Line] = []
         self._count = self._lines.dropped + Counter(str(gap.get("kind")) for gap in found)
 
     @property
@@ -33,10 +34,15 @@ class Gaps:
         return self._count["sink"]
 
     def of_node(self, header: Header) -> None:
-        """Raises OSError; then they are still in the journal, with the batch that told them."""
+        """Written down by `save`, for many nodes at once."""
         batch = header.batch
         who = {"kind": "node", "cluster": batch.cluster, "node": batch.node}
-        self._add([{**who, **gap._asdict()} for gap in gaps_of(header)])
+        self._told += [{**who, **gap._asdict()} for gap in gaps_of(header)]
+
+    def save(self) -> None:
+        """On the disk on return. Raises OSError; then they are still in the journal, with who told them."""
+        told, self._told = self._told, []
+        self._add(told)
 
     def of_segment(self, segment: Segment, sinks: Iterable[str], size: int) -> None:
         """On the disk on return: what is missing is known before it is missing. Raises OSError."""

@@ -84,6 +84,9 @@ class Receiver:
             return
         if batch in self.journal.seen:
             self.repeats += 1
+            if header.gaps:  # the hub may have ended between storing it and writing these down
+                self.gaps.of_node(header)
+                self._save()
             done(acknowledge(batch, self.journal.seen.highest(batch)))
             return
         node = self.nodes.get(batch.cluster, batch.node)
@@ -112,6 +115,7 @@ class Receiver:
         """For a batch that gets into the journal by another way: what is shown of its node."""
         node = self.nodes.get(header.batch.cluster, header.batch.node)
         self._show(Entry(header.batch, data, received_ns, []), (node, header, None))
+        self._save()
 
     def _from_journal(self, entries: list[Entry], error: OSError | None) -> None:
         """In the journal's thread."""
@@ -121,11 +125,15 @@ class Receiver:
             return
 
     def _finish(self, entries: list[Entry], error: OSError | None) -> None:
+        """What nodes tell of gaps is on the disk too before they are answered: they forget it then."""
         for entry in entries:
             del self._under_way[entry.batch]
-            about, *waiting = entry.waiting
             if error is None:
-                self._count(entry, about)
+                self._count(entry, entry.waiting[0])
+        self._save()
+        for entry in entries:
+            _, *waiting = entry.waiting
+            if error is None:
                 answer = acknowledge(entry.batch)
             else:
                 why = f"the hub cannot store it now: {sentence(error)}"
@@ -133,10 +141,16 @@ class Receiver:
                 self.refused[answer.reason] += len(waiting)
             for done in waiting:
                 done(answer)
+
+    def _save(self) -> None:
+        try:
+            self.gaps.save()
+        except OSError as error:
+            self._log(f"gaps of nodes are kept in the journal only: {sentence(error)}")
         try:
             self.clocks.save()
-        except OSError as failed:
-            self._log(f"whose clock is wrong is not written down yet: {sentence(failed)}")
+        except OSError as error:
+            self._log(f"whose clock is wrong is not written down yet: {sentence(error)}")
 
     def _count(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
         self.batches += 1
@@ -152,10 +166,7 @@ class Receiver:
         if node.header is header:
             node.now.picked = self._picker.pick(entry.data)
         if header.gaps:
-            try:
-                self.gaps.of_node(header)
-            except OSError as error:
-                self._log(f"gaps of node {node.node} are kept in the journal only: {sentence(error)}")
+            self.gaps.of_node(header)
 
 
 def acknowledge(batch: Batch, highest: int | None = None) -> Answer:
