@@ -18,6 +18,14 @@ def open_scheduler(name: str = "") -> Scheduler | None:
         from joblens.schedulers.slurm import Slurm
 
         return Slurm()
+    if name == "flux":
+        from joblens.schedulers.flux import Flux
+
+        return Flux()
+    if name == "pbs":
+        from joblens.schedulers.pbs import Pbs
+
+        return Pbs()
     if name == "none":
         return None
     raise ConfigError(f"no scheduler is called {name!r}; there are {', '.join(NAMES)}")

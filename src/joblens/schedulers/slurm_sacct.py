@@ -38,7 +38,6 @@ MORE_COLUMNS = (
     "Reason WorkDir SubmitLine ReqNodes Restarts".split()
 )  # these not: asked for where it knows them
 _FREE = frozenset(("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir", "wckey"))
-_MOST_LINES = 10_000  # of one row: of a name with that many line ends we want no more
 
 _Row = dict[str, str]
 _NO_EXIT: tuple[int | None, int | None] = (None, None)
@@ -62,26 +61,35 @@ def parse_sacct(
         )
     jobs: list[JobFacts] = []
     skipped = 0
-    for fields in _rows(text, delimiter, len(names)):
+    for fields in _rows(text, delimiter, names):
         row = _named(names, fields, delimiter)
         skipped += row is None or not _take(jobs, row, cluster, zone)
     return Told([_with_totals(job) for job in jobs], skipped)
 
 
-def _rows(text: str, delimiter: str, width: int) -> Iterator[list[str]]:
-    """A line with too few fields goes on in the next one."""
+def _rows(text: str, delimiter: str, names: list[str]) -> Iterator[list[str]]:
+    """A line with too few fields goes on in the next one, as does a name at the end of a line."""
+    id = names.index("jobid") if "jobid" in names else names.index("jobidraw")
     waiting: list[str] = []
     delimiters = 0
     for line in text.split("\n"):
-        if not waiting and not line.strip():
-            continue
-        waiting.append(line)
-        delimiters += line.count(delimiter)
-        if delimiters >= width - 1 or len(waiting) > _MOST_LINES:
-            yield "\n".join(waiting).split(delimiter)
+        is_whole = delimiters >= len(names) - 1
+        goes_on = waiting and (not is_whole or (names[-1] in _FREE and not _begins(line, delimiter, id)))
+        if not goes_on:
+            if waiting:
+                yield "\n".join(waiting).split(delimiter)
             waiting, delimiters = [], 0
-    if waiting and any(line.strip() for line in waiting):
-        yield "\n".join(waiting).split(delimiter)
+        if line.strip() or waiting:
+            waiting.append(line)
+            delimiters += line.count(delimiter)
+    if waiting:
+        yield "\n".join(waiting).rstrip("\n").split(delimiter)
+
+
+def _begins(line: str, delimiter: str, id: int) -> bool:
+    """Whether it can be the first line of a row."""
+    fields = line.split(delimiter, id + 1)
+    return len(fields) > id and understood(parse_job_id, fields[id], None) is not None
 
 
 def _named(names: list[str], fields: list[str], delimiter: str) -> _Row | None:
@@ -142,10 +150,11 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
     has_ended = state.word in ENDED
     code, number = understood(parse_exit, row.get("exitcode", ""), _NO_EXIT)
     time = partial(parse_time, zone=zone)
-    reason = known(row.get("reason", ""))
-    if not reason and state.by is not None:
-        reason = f"by {state.by}"
-    allocated = _resources(row, "alloctres", "alloccpus", "nnodes")
+    reason = known(row.get("reason", ""))  # why it waited at last; of one that has ended that is no reason
+    if has_ended:
+        reason = "" if state.by is None else f"by {state.by}"
+    start = understood(time, row.get("start", ""), None)
+    allocated = Resources() if start is None else _resources(row, "alloctres", "alloccpus", "nnodes")
     return JobFacts(
         cluster=known(row.get("cluster", "")) or cluster,
         id=raw.job if raw else _shown(shown),
@@ -164,7 +173,7 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
         signal=number if has_ended else None,
         submit=understood(time, row.get("submit", ""), None),
         eligible=understood(time, row.get("eligible", ""), None),
-        start=understood(time, row.get("start", ""), None),
+        start=start,
         end=understood(time, row.get("end", ""), None) if has_ended else None,
         time_limit_seconds=understood(parse_limit, row.get("timelimitraw") or row.get("timelimit", ""), None),
         nodes=understood(expand, row.get("nodelist", ""), ()),

@@ -1,0 +1,105 @@
+"""Flux, asked through `flux jobs --json` (flux-jobs(1)). Its GPUs are not told there."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
+from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.json_text import list_at, load, number_at, text_at, whole_at
+from joblens.schedulers.nodelist import expand
+from joblens.schedulers.slurm_text import clock
+from joblens.schedulers.told import Told, understood
+
+_ALL = ["flux", "jobs", "-A", "--json", "--count=0"]
+_RAN_NEVER = -128  # a return code that stands for a job that was cancelled before it ran
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"  # RFC 19
+
+
+class Flux:
+    name = "flux"
+
+    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+        self.timeout = timeout
+        self.skipped = 0  # entries so far that were no job
+
+    def live(self) -> Sequence[JobFacts]:
+        return self._jobs("--filter=pending,running")
+
+    def ended(self, since: float, until: float) -> Sequence[JobFacts]:
+        ago = max(math.ceil(time.time() - since), 1)
+        jobs = self._jobs("--filter=inactive", f"--since=-{ago}s")
+        return [job for job in jobs if job.end is not None and since <= job.end <= until]
+
+    def _jobs(self, *which: str) -> list[JobFacts]:
+        told = parse_flux(run_command([*_ALL, *which], {}, self.timeout))
+        self.skipped += told.skipped
+        return told.jobs
+
+
+def parse_flux(text: str) -> Told:
+    """Many jobs stand in a list; one that was asked for by its id stands alone."""
+    tree = load(text, "flux jobs --json")
+    entries = list_at(tree, "jobs") if "jobs" in tree else [tree]
+    jobs = [_job(entry, id) for entry in entries if (id := _id(entry))]
+    return Told(jobs, len(entries) - len(jobs))
+
+
+def _id(job: Any) -> str:
+    """In F58 with an ASCII f, as Flux itself names a job's unit in systemd."""
+    text, number = text_at(job, "jobid"), whole_at(job, "id")
+    if text[:1] in {"ƒ", "f"} and len(text) > 1 and all(letter in _BASE58 for letter in text[1:]):
+        return "f" + text[1:]
+    return f58(number) if number is not None else ""
+
+
+def f58(number: int) -> str:
+    digits = ""
+    while number:
+        number, digit = divmod(number, len(_BASE58))
+        digits = _BASE58[digit] + digits
+    return "f" + (digits or _BASE58[0])
+
+
+def _job(job: Any, id: str) -> JobFacts:
+    start, code = _time(job, "t_run"), number_at(job, "returncode")
+    cleanup = _time(job, "t_cleanup")  # then its tasks have ended
+    has_ended = text_at(job, "state") == "INACTIVE"
+    size = Resources(nodes=whole_at(job, "nnodes") or None, cores=number_at(job, "ncores") or None)
+    return JobFacts(
+        cluster="",
+        id=id,
+        scheduler="flux",
+        user=text_at(job, "username"),
+        uid=whole_at(job, "userid"),
+        account=text_at(job, "bank"),
+        partition=text_at(job, "queue"),
+        name=text_at(job, "name"),
+        folder=text_at(job, "cwd"),
+        state=text_at(job, "status") or text_at(job, "result") or text_at(job, "state"),
+        reason=text_at(job, "exception/type"),
+        exit_code=int(code) if has_ended and code is not None and code >= 0 else None,
+        signal=int(-code) if has_ended and code is not None and _RAN_NEVER < code < 0 else None,
+        submit=_time(job, "t_submit"),
+        eligible=_time(job, "t_sched"),
+        start=start,
+        end=(cleanup if start is not None else None) or _time(job, "t_inactive") if has_ended else None,
+        time_limit_seconds=number_at(job, "duration") or None,  # 0 is no limit
+        nodes=_nodes(text_at(job, "nodelist")),
+        asked=size,
+        allocated=Resources() if start is None else size,
+    )
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    """Each once: several of Flux's brokers can run on one node."""
+    names: tuple[str, ...] = ()
+    return tuple(dict.fromkeys(understood(expand, text, names)))
+
+
+def _time(job: Any, name: str) -> float | None:
+    found = number_at(job, name)
+    return None if found is None else clock(found)

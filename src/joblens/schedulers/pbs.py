@@ -1,0 +1,193 @@
+"""PBS (OpenPBS, PBS Professional), asked through `qstat -f -F json` (qstat(1B)).
+
+What has ended it remembers only if the server keeps a history (`job_history_enable`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
+from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.json_text import at, load, number_at, whole_at
+from joblens.schedulers.slurm_text import clock, parse_duration
+from joblens.schedulers.told import Told, understood
+from joblens.schedulers.tres import parse_memory
+
+_STATES = {
+    "B": "BEGUN",
+    "E": "EXITING",
+    "F": "FINISHED",
+    "H": "HELD",
+    "M": "MOVED",
+    "Q": "QUEUED",
+    "R": "RUNNING",
+    "S": "SUSPENDED",
+    "T": "TRANSITING",
+    "U": "SUSPENDED",
+    "W": "WAITING",
+    "X": "EXPIRED",
+}
+_ENDED = frozenset("FX")
+_WAIT = frozenset("BHMQTW")
+_MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_CTIME = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d{2}):(\d{2}):(\d{2}) (\d{4})", re.ASCII)
+_ID = re.compile(r"([0-9]{1,20})(?:\[([0-9]{0,20})\])?(?:\.([A-Za-z0-9._:-]{1,255}))?")
+_CHUNK = re.compile(r"([A-Za-z0-9_]+)=([^:+()]+)")
+_MOST_NODES = 65_536
+
+
+class Pbs:
+    name = "pbs"
+
+    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+        self.timeout = timeout
+        self.skipped = 0  # entries so far that were no job
+
+    def live(self) -> Sequence[JobFacts]:
+        return self._jobs("-t")
+
+    def ended(self, since: float, until: float) -> Sequence[JobFacts]:
+        """qstat knows no span of time: it tells its whole history, and we look for what is meant."""
+        jobs = self._jobs("-x", "-t")
+        return [job for job in jobs if job.end is not None and since <= job.end <= until]
+
+    def _jobs(self, *which: str) -> list[JobFacts]:
+        told = parse_pbs(run_command(["qstat", *which, "-f", "-F", "json"], {}, self.timeout))
+        self.skipped += told.skipped
+        return told.jobs
+
+
+def parse_pbs(text: str) -> Told:
+    """Without a job there is no `Jobs`, and in some versions no answer at all."""
+    if not text.strip():
+        return Told([])
+    tree = load(text, "qstat -F json")
+    entries = at(tree, "Jobs")
+    entries = entries if isinstance(entries, dict) else {}
+    jobs = [
+        _job(job, found)
+        for id, job in entries.items()
+        if (found := _ID.fullmatch(id)) and isinstance(job, dict)
+    ]
+    return Told(jobs, len(entries) - len(jobs))
+
+
+def _job(job: dict[str, Any], id: re.Match[str]) -> JobFacts:
+    letter = _text(job, "job_state")
+    has_ended, waits = letter in _ENDED, letter in _WAIT
+    start = None if waits else _time(job, "stime")
+    code, number = _exit(whole_at(job, "Exit_status")) if has_ended else (None, None)
+    is_array, runs = id[2] is not None, whole_at(job, "run_count")
+    return JobFacts(
+        cluster=_text(job, "server") or id[3] or "",
+        id=id[0],
+        scheduler="pbs",
+        user=_text(job, "Job_Owner").partition("@")[0],
+        account=_text(job, "Account_Name"),
+        partition=_text(job, "queue"),
+        name=_text(job, "Job_Name"),
+        folder=_text(job, "Variable_List/PBS_O_WORKDIR"),
+        command=_text(job, "Submit_arguments"),
+        state=_STATES.get(letter, letter),
+        reason=_text(job, "comment"),
+        exit_code=code,
+        signal=number,
+        submit=_time(job, "ctime"),
+        eligible=_time(job, "etime"),
+        start=start,
+        end=_end(job, start) if has_ended else None,
+        time_limit_seconds=_duration(job, "Resource_List/walltime"),
+        nodes=_nodes(_text(job, "exec_host")),
+        asked=_asked(job),
+        allocated=Resources() if waits else _allocated(_text(job, "exec_vnode")),
+        array_job=id[1] if is_array else "",
+        array_task=(id[2] or f"[{_text(job, 'array_indices_remaining')}]") if is_array else "",
+        restarts=runs - 1 if runs else None,
+    )
+
+
+def _text(job: Any, path: str) -> str:
+    """qstat writes what looks like a number as one, a job's name too."""
+    found = at(job, path)
+    if isinstance(found, str):
+        return found
+    return str(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else ""
+
+
+def _time(job: Any, path: str) -> float | None:
+    """ctime(3) in local time, or seconds since 1970."""
+    number = number_at(job, path)
+    if number is not None:
+        return clock(number)
+    found = _CTIME.fullmatch(_text(job, path))
+    if not found or found[1] not in _MONTHS:
+        return None
+    day, hour, minute, second, year = (int(it) for it in found.groups()[1:])
+    try:
+        return clock(time.mktime((year, _MONTHS.index(found[1]) + 1, day, hour, minute, second, 0, 0, -1)))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _duration(job: Any, path: str) -> float | None:
+    number = number_at(job, path)
+    return number if number is not None else understood(parse_duration, _text(job, path), None)
+
+
+def _end(job: Any, start: float | None) -> float | None:
+    """Newer servers tell it; before, a job that ran ended its wall time after its start."""
+    told, ran = _time(job, "obittime"), _duration(job, "resources_used/walltime")
+    if told is None and start is not None and ran is not None:
+        return start + ran
+    return told or _time(job, "mtime")
+
+
+def _exit(status: int | None) -> tuple[int | None, int | None]:
+    """From 256 on it is a signal; below 0, which is not asked for here, PBS itself had a reason."""
+    if status is None:
+        return None, None
+    return (status, None) if status < 256 else (0, status % 256 or None)
+
+
+def _nodes(hosts: str) -> tuple[str, ...]:
+    """`n1/0*2+n2/0*2`: each once."""
+    names = [part.partition("/")[0] for part in hosts.split("+")]
+    return tuple(dict.fromkeys(name for name in names if name))[:_MOST_NODES]
+
+
+def _asked(job: Any) -> Resources:
+    cpus = number_at(job, "Resource_List/ncpus")
+    return Resources(
+        nodes=whole_at(job, "Resource_List/nodect") or None,
+        cores=cpus or None,
+        memory_bytes=_bytes(_text(job, "Resource_List/mem")),
+        gpus=whole_at(job, "Resource_List/ngpus"),
+        tres=_text(job, "Resource_List/select"),
+    )
+
+
+def _allocated(vnodes: str) -> Resources:
+    """`(n1:ncpus=2:mem=4194304kb)+(n2:ncpus=2)`."""
+    sums: dict[str, int] = {}
+    for name, text in _CHUNK.findall(vnodes):
+        amount = _bytes(text)
+        if amount is not None:
+            sums[name] = sums.get(name, 0) + amount
+    names = {part.strip("()").partition(":")[0] for part in re.split(r"[+]", vnodes)} - {""}
+    return Resources(
+        nodes=len(names) or None,
+        cores=float(sums["ncpus"]) if sums.get("ncpus") else None,
+        memory_bytes=sums.get("mem") or None,
+        gpus=sums.get("ngpus"),
+        tres=vnodes,
+    )
+
+
+def _bytes(text: str) -> int | None:
+    found = understood(partial(parse_memory, unit=1), text, None)
+    return found.bytes if found else None
