@@ -12,8 +12,10 @@ import time
 from typing import Callable
 
 from bench.agent import measure_agent
+from bench.children import WrongError
 from bench.exporter import measure_exporter
 from bench.gpus import measure_gpus
+from bench.hooks import measure_hooks
 from bench.hub import measure_hub
 from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
@@ -36,6 +38,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "gpus": measure_gpus,
     "hub": measure_hub,
     "sinks": measure_sinks,
+    "hooks": measure_hooks,
 }
 
 
@@ -71,6 +74,8 @@ def _measure(name: str, pythons: list[Interpreter]) -> list[Section]:
     print(f"bench: {name}", file=sys.stderr, flush=True)
     try:
         return MEASUREMENTS[name](pythons)
+    except WrongError:
+        raise
     except Exception as error:  # one measurement's trouble is not the others'
         return [Section(name, [], [f"not measured: {type(error).__name__}: {error}"])]
 

@@ -2,7 +2,7 @@
 
 A hook opens it for reading and writing, which never blocks, and closes it: to the agent that is a hang-up.
 Everybody may do so, and may also write into it. So what comes is not looked at, and all looks together take a
-twentieth of the time.
+tenth of a core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Callable
 
 from joblens.attribution.jobfiles import distrust
 
-_PATIENCE = 20
+_PATIENCE = 10
 _SAVED = 10.0  # seconds without a look whose share is kept for when many jobs end at once
 _MODE = 0o666
 
