@@ -60,6 +60,10 @@ class Store:
             raise LookupError(f"several jobs begin with {name!r}: {some}")
         return self._catalog.report(found[0])
 
+    def same_id(self, name: str) -> list[tuple[str, str, float]]:
+        """Cluster, id and start of all jobs with this id, the newest first: `job` gives that one."""
+        return self._catalog.same_id(name)
+
     def _why_unknown(self, name: str) -> str:
         if name == "last":
             return f"no job is stored in {self.home.path} yet; begin with: joblens run -- CMD"

@@ -3,17 +3,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 
 from joblens.cli.table import progress, tell, write
 from joblens.errors import JoblensError
 
 EXAMPLE = """example:
   joblens job last
-  joblens job r1nfmafbw90t4 --json"""
+  joblens job r1nfmafbw90t4 --json
+  joblens job 4200_7
+  joblens job 4242@cluster2"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID|last", help="of the job, or the beginning of it")
+    parser.add_argument("id", metavar="ID|last", help="of the job, also ID@CLUSTER, or the beginning of it")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -27,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
             raise JoblensError(str(error.args[0])) from None
         finally:
             tell(store.problems)
+        tell_others(store.same_id(options.id))
     if options.json:
         write(json.dumps(record, indent=2) + "\n")
     else:
@@ -34,3 +38,14 @@ def run(options: argparse.Namespace) -> int:
 
         write(render_report(record, Style.on(sys.stdout.isatty())))
     return 0
+
+
+def tell_others(found: list[tuple[str, str, float]]) -> None:
+    """Ids come round, jobs are put back into the queue, and clusters count on their own."""
+    if len(found) < 2:
+        return
+    when = [time.strftime("%Y-%m-%d %H:%M", time.localtime(start)) for _, _, start in found]
+    others = ", ".join(f"{cluster} {moment}" for (cluster, _, _), moment in zip(found[1:4], when[1:]))
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    name = f"job {found[0][1]} of {found[0][0]}, begun {when[0]}"
+    print(f"joblens: the newest is shown, {name}; others have that id: {others}{more}", file=sys.stderr)

@@ -17,9 +17,13 @@ from joblens.units import render_bytes, render_seconds
 EXAMPLE = """example:
   joblens jobs
   joblens jobs --name 'train*' --since 7d --sort cpu --limit 50
-  joblens jobs --tag model:resnet --json"""
+  joblens jobs --tag model:resnet --json
+  joblens jobs --partition gpu --state TIMEOUT --since 1d"""
 
-STATES = ("COMPLETED", "FAILED", "UNKNOWN")
+STATES = (
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
+    "DEADLINE", "RUNNING", "UNKNOWN",
+)  # fmt: skip
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -28,7 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--user", metavar="U", help="of this user")
     parser.add_argument("--name", metavar="PATTERN", help="of such a name, with * and ?")
-    parser.add_argument("--state", type=str.upper, choices=STATES, help="as they ended")
+    parser.add_argument(
+        "--state", type=str.upper, choices=STATES, metavar="STATE", help="as they ended, in Slurm's word"
+    )
+    for name, what in (
+        ("partition", "in this partition or queue"),
+        ("account", "on this account"),
+        ("node", "that ran on this node"),
+        ("cluster", "of this cluster"),
+    ):
+        parser.add_argument(f"--{name}", metavar=name[0].upper(), help=what)
     parser.add_argument(
         "--tag", action="append", default=[], metavar="K:V", help="with this tag; can be repeated"
     )
@@ -60,6 +73,10 @@ def run(options: argparse.Namespace) -> int:
         options.sort,
         options.reverse,
         options.limit,
+        options.cluster,
+        options.partition,
+        options.account,
+        options.node,
     )
     with Store(progress=progress("days of records")) as store:
         found = store.jobs(wanted)
@@ -106,7 +123,7 @@ def render(found: list[dict[str, Any]]) -> list[str]:
     users = len({job["user"] for job in found}) > 1
     rows = [
         (
-            job["id"],
+            job.get("shown_id") or job["id"],
             _when(job["start"]),
             *([job["user"]] if users else []),
             job["name"],

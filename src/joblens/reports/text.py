@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from joblens.reports.nodes import render_nodes, render_state, render_steps
 from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
+from joblens.store.listing import name_nodes, shown_id
 from joblens.units import render_bytes, render_grams, render_joules, render_seconds
 
 WIDTH = 80
@@ -19,6 +21,11 @@ _MOST_EVENTS = 5
 _MOST_TRAFFIC = 6
 _LONGEST = 300  # of a sentence
 _UNDER = " " * 13
+_PENDING = "PENDING"
+_STATES = {
+    "COMPLETED": "green", "FAILED": "red", "TIMEOUT": "red", "OUT_OF_MEMORY": "red", "NODE_FAIL": "red",
+    "BOOT_FAIL": "red", "DEADLINE": "red", "RUNNING": "cyan", "COMPLETING": "cyan", "PENDING": "cyan",
+}  # fmt: skip
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -43,9 +50,11 @@ def render_report(record: dict[str, Any], style: Style) -> str:
     parts = [
         _head(record, style),
         _bars(record, style),
+        render_nodes(record, WIDTH, style),
         render_timeline(record, WIDTH, style),
         _events(record, style),
         _findings(record, style),
+        render_steps(record, style),
         _processes(record, style),
         _traffic(record, style),
         _data(record, style),
@@ -55,20 +64,37 @@ def render_report(record: dict[str, Any], style: Style) -> str:
 
 def _head(record: dict[str, Any], style: Style) -> list[str]:
     job = record["job"]
-    state = job["state"] or "UNKNOWN"
-    if state == "FAILED":
-        state += f" (signal {job['signal']})" if job.get("signal") else f" ({job['exit_code']})"
-    colour = {"COMPLETED": "green", "FAILED": "red"}.get(state.partition(" ")[0], "yellow")
+    state = render_state(job["state"] or "UNKNOWN", job["exit_code"], job.get("signal"))
+    colour = _STATES.get(state.partition(" ")[0], "yellow")
     took = plain(_known(record["used"]["duration_seconds"], render_seconds) or "?", 14)
-    last = [took, plain(state, 24)]
+    last = ["" if state == _PENDING else took, plain(state, 24)]
     room = WIDTH - sum(display_width(word) + 2 for word in last)
-    first, *others = _fitted(["job " + plain(job["id"]), job["name"], job["user"], job["node"] or ""], room)
-    words = [style(first, "bold"), *filter(None, others), took, style(last[1], colour)]
+    where = name_nodes(job["nodes"]) if job.get("nodes") else job["node"] or ""
+    first, *others = _fitted(["job " + plain(shown_id(job)), job["name"], job["user"], where], room)
+    words = filter(None, [style(first, "bold"), *others, last[0], style(last[1], colour)])
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["start"]))
     tags = "".join(f"  {name}:{value}" for name, value in (job.get("tags") or {}).items())
     lines = ["  ".join(words), *wrap("", record["verdict"])]
     lines += [style(plain(f"{began}  $ {job['command'] or job['name']}", WIDTH), "dim")]
+    queue = _queue(job)
+    lines += [style(plain(queue, WIDTH), "dim")] if queue else []
     return lines + ([style(plain(f"tags{tags}", WIDTH), "dim")] if tags else [])
+
+
+def _queue(job: dict[str, Any]) -> str:
+    """Where it stood in line, and how long; nothing of a job that no scheduler started."""
+    named = ((name, job.get(name)) for name in ("partition", "account", "qos"))
+    words = [f"{name} {value}" for name, value in named if value]
+    ready = max(job.get("submit") or 0.0, job.get("eligible") or 0.0)
+    if ready and job["start"] - ready >= 1 and job["state"] != "PENDING":
+        words.append(f"waited {render_seconds(job['start'] - ready)}")
+    if job.get("restarts"):
+        words.append(f"restarted {_times(job['restarts'])}")
+    return ", ".join(words)
+
+
+def _times(count: float) -> str:
+    return "once" if count == 1 else f"{count:.0f} times"
 
 
 def _fitted(words: list[str], room: int) -> list[str]:
@@ -80,9 +106,24 @@ def _fitted(words: list[str], room: int) -> list[str]:
     return shown
 
 
+def _asked(record: dict[str, Any]) -> list[str]:
+    """Of a job that has not begun there is no more."""
+    asked = record["asked"]
+    known = (
+        ("CPU", _cores(asked["cores"])),
+        ("Memory", _known(asked["memory_bytes"], render_bytes)),
+        ("GPU", _known(asked["gpus"], _count)),
+        ("Time", _known(asked["time_seconds"], render_seconds)),
+    )
+    lines = [_bar_line(title, amount, "", "").rstrip() for title, amount in known if amount]
+    return [_bar_line("", "asked", "", "").rstrip(), *lines] if lines else []
+
+
 def _bars(record: dict[str, Any], style: Style) -> list[str]:
+    if record["job"]["state"] == _PENDING:
+        return _asked(record)
     asked, used = record["asked"], record["used"]
-    lines = [_bar_line("", "may use", "used", "peak")]
+    lines = [_bar_line("", "asked" if record["job"].get("nodes") else "may use", "used", "peak")]
     if used["cores_mean"] is not None:
         part = used["cores_mean"] / asked["cores"] if asked["cores"] else None
         mean, peak = _known(used["cores_mean"], _number), _known(used["cores_peak"], _number)
@@ -95,6 +136,12 @@ def _bars(record: dict[str, Any], style: Style) -> list[str]:
         line = _bar_line("Memory", _known(limit, render_bytes), mean, render_bytes(peak_bytes))
         lines.append(line + _bar(part, "red" if (part or 0) >= 0.95 else "cyan", style))
     lines += _gpu_bars(record, style)
+    limit = asked.get("time_seconds")
+    if limit and used["duration_seconds"] is not None:
+        part = used["duration_seconds"] / limit
+        took = render_seconds(used["duration_seconds"])
+        line = _bar_line("Time", render_seconds(limit), took, "")
+        lines.append(line + _bar(part, "red" if part >= 0.98 else "cyan", style))
     for title, name in (("Read", "read_bytes"), ("Written", "written_bytes")):
         if used[name]:
             lines.append(_bar_line(title, "", render_bytes(used[name]), ""))
@@ -229,17 +276,14 @@ def _traffic(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def _data(record: dict[str, Any], style: Style) -> list[str]:
+    if record["job"]["state"] == _PENDING:
+        return []
     data, gaps = record["data"], record["gaps"]
-    exact = "totals from the kernel" if data["exact"] else "no exact totals"
-    lost = render_seconds(sum(gap["to"] - gap["from"] for gap in gaps))
-    missing = (
-        f"{len(gaps)} gaps of {lost} together" if len(gaps) > 1 else f"a gap of {lost}" if gaps else "no gap"
-    )
-    samples = f"{data['samples'] or 0} sample{'' if data['samples'] == 1 else 's'}"
-    first, *lines = wrap("Data".ljust(len(_UNDER)), f"{samples}, {missing}, {exact}")
+    first, *lines = wrap("Data".ljust(len(_UNDER)), ", ".join(_amounts(record)))
     lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]
     told = [f"nothing is known of {_when(gap, record['job'])}" for gap in gaps[:_MOST_GAPS]]
     told += [f"and of {len(gaps) - _MOST_GAPS} more, see --json"] if len(gaps) > _MOST_GAPS else []
+    told += _unknown_nodes(record)
     if record.get("energy"):
         told.append(f"energy: {record['energy']['how']}")
     source = record["used"]["memory_from"]
@@ -250,3 +294,42 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
     for problem in data["problems"] or []:
         lines += [style(line, "yellow") for line in wrap(_UNDER, problem)]
     return lines
+
+
+def _amounts(record: dict[str, Any]) -> list[str]:
+    """`3 of 3 nodes, 170 of 180 samples, a gap of 10 s, totals from accounting`"""
+    data, nodes = record["data"], record.get("nodes") or []
+    is_batch = bool(record["job"].get("nodes"))
+    expected = data.get("expected_samples")
+    of = "" if expected is None else f" of {expected:,}"
+    count = f"{data['samples'] or 0:,}" if is_batch else f"{data['samples'] or 0}"
+    words = [f"{count}{of} sample{'' if (expected or data['samples']) == 1 else 's'}"]
+    if is_batch:
+        words.insert(0, f"{sum(bool(node['samples']) for node in nodes)} of {_counted(len(nodes), 'node')}")
+    found = record["gaps"] or [
+        gap for node in nodes if len(nodes) > 1 and node["samples"] for gap in node["gaps"]
+    ]
+    lost = render_seconds(sum(gap["to"] - gap["from"] for gap in found))
+    several = f"{len(found)} gaps of {lost} together"
+    words.append(several if len(found) > 1 else f"a gap of {lost}" if found else "no gap")
+    source = "accounting" if is_batch else "the kernel"
+    return [*words, f"totals from {source}" if data["exact"] else "no exact totals"]
+
+
+def _unknown_nodes(record: dict[str, Any]) -> list[str]:
+    """Of which of several nodes something is missing."""
+    nodes = record.get("nodes") or []
+    if len(nodes) < 2 or record["gaps"]:
+        return []
+    dark = [node["node"] for node in nodes if not node["samples"]]
+    told = [f"nothing is known of {name_nodes(dark)}"] if dark else []
+    partly = [(node["node"], gap) for node in nodes if node["samples"] for gap in node["gaps"]]
+    told += [
+        f"nothing is known of {node} in {_when(gap, record['job'])}" for node, gap in partly[:_MOST_GAPS]
+    ]
+    more = len(partly) - _MOST_GAPS
+    return told + ([f"and of {more} more, see --json"] if more > 0 else [])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

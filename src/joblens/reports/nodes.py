@@ -1,0 +1,105 @@
+"""What a job did on each of its nodes, and those of its steps that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from joblens.reports.width import display_width, left, plain
+from joblens.store.listing import name_nodes, shown_id
+from joblens.units import render_bytes, render_seconds
+
+_MOST_NODES = 6
+_BUSIEST, _LEAST = 3, 2  # of more nodes than that
+_MOST_STEPS = 4
+_NAME, _BAR = 11, 26
+_FAILURES = ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
+Styled = Callable[..., str]
+
+
+def render_nodes(record: dict[str, Any], width: int, style: Styled) -> list[str]:
+    """One line each, of many the extremes; nothing for a job on one node."""
+    nodes = record.get("nodes") or []
+    if len(nodes) < 2:
+        return []
+    cores = (record["asked"]["cores"] or 0.0) / len(nodes)
+    lines = [style("Nodes", "bold") + f"{'memory':>{_NAME + 5}}{'cores':>13}{'peak':>11}"]
+    if len(nodes) <= _MOST_NODES:
+        return lines + [_node_line(node, cores, style) for node in nodes]
+    ordered = sorted(nodes, key=lambda node: -1.0 if node["cores_mean"] is None else -node["cores_mean"])
+    known = [node for node in ordered if node["cores_mean"] is not None]
+    dark = [node for node in ordered if node["cores_mean"] is None]
+    ends, middle = [*known[:_BUSIEST], *known[-_LEAST:]], known[_BUSIEST:-_LEAST]
+    if not middle:
+        ends = known
+    lines += [_node_line(node, cores, style) for node in ends[:_BUSIEST]]
+    lines += [_node_line(_mean_node(middle), cores, style)] if middle else []
+    lines += [_node_line(node, cores, style) for node in ends[_BUSIEST:]]
+    return lines + ([f" {len(dark)} without data"] if dark else [])
+
+
+def _mean_node(nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What those in between did: the mean of each, and the highest peaks."""
+    means = [node["cores_mean"] for node in nodes]
+    return {
+        "node": f"{len(nodes)} others" if len(nodes) > 1 else nodes[0]["node"],
+        "cores_mean": sum(means) / len(means),
+        "cores_peak": _most(nodes, "cores_peak"),
+        "memory_peak_bytes": _most(nodes, "memory_peak_bytes"),
+    }
+
+
+def _most(nodes: list[dict[str, Any]], name: str) -> float | None:
+    return max((node[name] for node in nodes if node[name] is not None), default=None)
+
+
+def _node_line(node: dict[str, Any], cores: float, style: Styled) -> str:
+    name = plain(node["node"])
+    if display_width(name) > _NAME:  # its end tells nodes apart better than its beginning
+        name = "…" + name[-(_NAME - 1) :]
+    name = plain(name, _NAME)
+    if node["cores_mean"] is None:
+        return f" {left(name, _NAME)} {style('no data', 'dim')}"
+    memory = "" if node["memory_peak_bytes"] is None else render_bytes(node["memory_peak_bytes"])
+    peak = "" if node["cores_peak"] is None else f"{node['cores_peak']:.1f}"
+    line = f" {left(name, _NAME)} {plain(memory, 8):>8}{plain(format(node['cores_mean'], '.1f'), 12):>13}"
+    line += f"{plain(peak, 10):>11}"
+    if not cores:
+        return line
+    part = node["cores_mean"] / cores
+    filled = min(round(part * _BAR), _BAR)
+    colour = "green" if part >= 0.7 else "yellow" if part >= 0.3 else "red"
+    bar = style("█" * filled, colour) + style("░" * (_BAR - filled), "dim")
+    return f"{line}   {bar} {min(part, 99):>4.0%}"
+
+
+def render_state(state: str, code: int | None, signal: int | None) -> str:
+    if state != "FAILED":
+        return state
+    return f"{state} (signal {signal})" if signal else f"{state} ({code})"
+
+
+def render_steps(record: dict[str, Any], style: Styled) -> list[str]:
+    """Those that failed, unless it is the script itself, whose end is the job's."""
+    job, steps = record["job"], record.get("steps") or []
+    failed = [
+        step
+        for step in steps
+        if step["state"] in _FAILURES and not (step["id"] == "batch" and step["state"] == job["state"])
+    ]
+    if not failed:
+        return []
+    lines = [style("Steps", "bold") + f"        {len(failed)} of {len(steps)} failed"]
+    lines += [_step_line(step, shown_id(job)) for step in failed[:_MOST_STEPS]]
+    more = len(failed) - _MOST_STEPS
+    return lines + ([f" and {more} more, see --json"] if more > 0 else [])
+
+
+def _step_line(step: dict[str, Any], job: str) -> str:
+    start, end = step["start"], step["end"]
+    words = [f"{job}.{step['id']}", step["name"] or ""]
+    words.append(render_state(step["state"], step["exit_code"], step["signal"]))
+    if start is not None and end is not None and end >= start:
+        words.append(f"after {render_seconds(end - start)}")
+    words.append(f"on {name_nodes(step['nodes'])}" if step["nodes"] else "")
+    return " " + "  ".join(filter(None, (plain(word, 22) for word in words)))[:78]
