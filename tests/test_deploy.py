@@ -6,6 +6,7 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
+from joblens.cli.slurm import advice
 from joblens.config import AttributionSettings
 
 UNIT = Path(__file__).parents[1] / "deploy/systemd/joblens-agent.service"
@@ -27,6 +28,25 @@ def test_spool_can_be_written() -> None:
     assert unit["Service"]["ProtectSystem"] == "strict"
     assert unit["Service"]["StateDirectory"] == "joblens"  # it is told to the agent as STATE_DIRECTORY
     assert unit["Service"]["StateDirectoryMode"] == "0700"
+
+
+def test_state_folders_differ() -> None:
+    """Hub and agent of one machine have folders of their own: the agent's is for nobody else to read."""
+    units = [ConfigParser(interpolation=None) for _ in range(2)]
+    for unit, name in zip(units, ("agent", "hub")):
+        unit.read_string(UNIT.with_name(f"joblens-{name}.service").read_text())
+    folders = [unit["Service"]["StateDirectory"] for unit in units]
+    assert len(set(folders)) == 2
+    assert units[1]["Service"]["Environment"] == f"JOBLENS_HOME=/var/lib/{folders[1]}"
+
+
+def test_slurm_conf_is_what_install_prints() -> None:
+    """The example and the command say the same."""
+    example = (UNIT.parents[1] / "slurm/slurm.conf").read_text().splitlines()
+    for line in advice("/etc/slurm/joblens.d", per_job=False):
+        assert line.startswith("#") or line in example
+    guide = (UNIT.parents[2] / "docs/deploy.md").read_text()
+    assert all(f"\n{line}\n" in guide for line in example if line and not line.startswith("#"))
 
 
 def test_make_run(tmp_path: Path) -> None:

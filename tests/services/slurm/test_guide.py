@@ -1,0 +1,139 @@
+"""docs/deploy.md, followed to the letter on a cluster of its own: what stands there is what is typed.
+
+Of the first step only the outcome is there, for these machines have no way to the internet; and systemctl is a
+small script that does what the units say, for there is no systemd.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from waiting import wait_for
+
+from .lab import SWITCH, Lab, why_no_lab
+from .machines import Machine
+
+TOP = Path(__file__).parents[3]
+GUIDE = (TOP / "docs/deploy.md").read_text()
+_LAYERED = ("/etc", "/usr/local", "/opt", "/srv", "/var")
+_JOBLENS = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m joblens "$@"\n'
+_SYSTEMCTL = r"""#!/bin/sh
+value() { sed -n "s/^$1=-*//p" "$unit"; }
+start() {
+    unit=/etc/systemd/system/$1.service
+    for folder in $(value RuntimeDirectory); do mkdir -p /run/$folder; done
+    for folder in $(value StateDirectory); do mkdir -p -m "$(value StateDirectoryMode)" /var/lib/$folder; done
+    for line in $(value Environment); do export "$line"; done
+    export STATE_DIRECTORY=/var/lib/$(value StateDirectory)
+    for file in $(value EnvironmentFile); do [ ! -e "$file" ] || export $(cat "$file"); done
+    setsid $(value ExecStart) </dev/null >/run/$1.log 2>&1 &
+    echo $! >/run/$1.pid
+}
+case $1 in
+daemon-reload) ;;
+enable) [ "$2" = --now ] && start "$3" ;;
+stop) read -r pid </run/$2.pid; kill "$pid"; while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done ;;
+*) exit 1 ;;
+esac
+"""
+
+
+def blocks(heading: str) -> list[str]:
+    """What is to be typed below a heading."""
+    section = GUIDE.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+    return re.findall(r"```(?:bash|ini)\n(.*?)```", section, re.S)
+
+
+def prepare(lab: Lab, machine: Machine) -> None:
+    """What is written to these folders is in memory, and this machine's alone."""
+    for number, folder in enumerate(_LAYERED):
+        layers = [f"/run/layers/{number}/{name}" for name in ("upper", "work")]
+        machine.run("mkdir", "-p", *layers, folder)
+        options = f"lowerdir={folder},upperdir={layers[0]},workdir={layers[1]}"
+        if machine.run("mount", "-t", "overlay", "-o", options, "none", folder, check=False).code:
+            pytest.skip("no overlay file systems here")
+    for name in ("passwd", "group", "hosts", "nsswitch.conf"):
+        machine.run("mount", "--bind", f"{lab.folder}/etc/{name}", f"/etc/{name}")
+    machine.run("mkdir", "-p", "/run/munge", "/run/guide", "/opt/joblens/bin")
+    machine.run("ln", "-s", f"{lab.folder}/munge/socket", "/run/munge/munge.socket.2")
+    machine.run("ln", "-s", str(TOP), "/run/guide/joblens")
+    for path, text in (("/opt/joblens/bin/joblens", _JOBLENS), ("/usr/local/bin/systemctl", _SYSTEMCTL)):
+        machine.run("sh", "-c", f"cat > {path} && chmod 755 {path}", input=text)
+    type_in(machine, blocks("1.")[0].splitlines()[-1])
+
+
+def type_in(machine: Machine, text: str) -> str:
+    done = machine.run("sh", "-e", "-c", f"cd /run/guide\n{text}", check=False)
+    assert done.code == 0, (text, done)
+    return done.out
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Lab]:
+    if why_not := why_no_lab():
+        pytest.skip(why_not)
+    with ExitStack() as stack:
+        lab = Lab(stack)
+        with lab.path("etc/hosts").open("a") as hosts:
+            hosts.write(f"{SWITCH} joblens-hub\n")
+        for machine in (lab.login, *lab.nodes.values()):
+            prepare(lab, machine)
+        lab.start_slurm()
+        yield lab
+
+
+def test_the_guide(cluster: Lab) -> None:
+    """Hub, two nodes, slurm.conf; a node that joins; an agent per job; nodes that leave."""
+    login, (first, second, third) = cluster.login, cluster.nodes.values()
+    (hub,) = blocks("2.")
+    settings, resident, per_job = blocks("3.")
+    lines, reconfigure = blocks("4.")
+    check, look = blocks("5.")
+    type_in(login, hub)
+    for node in (first, second):
+        type_in(node, settings)
+        type_in(node, resident)
+    cluster.path("etc/more.conf").write_text(lines)
+    type_in(login, reconfigure)
+    wait_for("the agents", lambda: nodes_of(login) >= {"c1", "c2"})
+    for node in (first, second):
+        assert "✗" not in type_in(node, check), "all is right"
+    assert third.run("sh", "-c", check, check=False).code == 1
+
+    submit, *_ = look.splitlines()
+    type_in(login, submit.replace("sbatch", "sbatch --nodelist=c1,c2"))
+    type_in(login, "\n".join(look.splitlines()[1:]))
+    wait_for("its record", lambda: "COMPLETED" in type_in(login, look.splitlines()[-1]))
+
+    type_in(third, settings)
+    type_in(third, per_job)
+    assert "✗" not in type_in(third, check)
+    type_in(login, submit.replace("-N2", "-N1 --nodelist=c3"))
+    wait_for("the node that joined", lambda: "c3" in nodes_of(login))
+    wait_for("the end of its agent", lambda: not third.path("/run/joblens/agent.pid").exists())
+    assert "Traceback" not in third.path("/run/joblens/agent.log").read_text()
+
+    type_in(second, "systemctl stop joblens-agent")
+    assert "Traceback" not in second.path("/run/joblens-agent.log").read_text()
+    assert not list(second.path("/var/lib/joblens/spool").rglob("*.batch"))
+    wait_for("two nodes that left", lambda: states(login)["c2"] != "live" != states(login)["c3"])
+    assert states(login)["c1"] == "live"
+
+
+def states(login: Machine) -> dict[str, str]:
+    """Of each node's samples of its cores, which there always are."""
+    told = json.loads(type_in(login, "joblens ls --json"))
+    return {it["node"]: it["state"] for it in told["sets"] if it["set"] == "cpu"}
+
+
+def nodes_of(login: Machine) -> set[str]:
+    done = login.run("joblens", "ls", "--json", check=False)
+    return set(states(login)) if done.code == 0 else set()
