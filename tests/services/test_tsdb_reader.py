@@ -178,7 +178,7 @@ def test_processes(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [it.pid for it in found] == [100, 101, 102]
     alike(found, wanted)
     monkeypatch.setattr(tsdb, "_MOST_RAW", 0)
-    many = stored.server.processes(stored.span)
+    many = sorted(stored.server.processes(stored.span), key=lambda it: it.pid)
     for one, other in zip(many, wanted):
         assert abs(one.first - other.first) <= 12.0  # it is looked for in steps
         assert abs(one.last - other.last) <= 12.0
