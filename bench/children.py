@@ -26,6 +26,10 @@ class BenchError(Exception):
     """Something that a measurement needs is not to be had; the others go on."""
 
 
+class WrongError(Exception):
+    """What was measured is not as it must be: that is no figure, and nothing goes on."""
+
+
 class Memory(NamedTuple):
     """In bytes."""
 

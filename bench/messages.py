@@ -7,6 +7,7 @@ import random
 import struct
 import time
 import zlib
+from typing import Any, Sequence
 
 from joblens.agent.batch import Batch
 from joblens.agent.frame import MAGIC
@@ -31,11 +32,11 @@ class Messages:
         self._bodies = [_make_bodies(chance, ticks) for _ in range(_KINDS)]
         self._sets = [[schema.set, 1, VALUES, 1.0, 0.0001] for schema in _SCHEMAS]
 
-    def request(self, node: int, sequence: int) -> bytes:
+    def request(self, node: int, sequence: int, gaps: Sequence[Sequence[Any]] = ()) -> bytes:
         head = {
             "version": 1, "cluster": "bench", "node": f"n{node}", "boot": "b", "sequence": sequence,
             "sent": time.time(), "agent": "bench", "interval": 1.0, "sets": self._sets, "jobs": [],
-            "gaps": [],
+            "gaps": gaps,
         }  # fmt: skip
         if self._jobs:
             head["jobs"] = [["bench", "1", f"n{node}", "u", 1000]]

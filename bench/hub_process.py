@@ -1,0 +1,44 @@
+"""The hub that is measured: its process, its settings, and what it has used."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+from bench.children import BenchError, connect, cpu_seconds, free_port, started
+
+_DRAIN = 90.0  # seconds that the sinks may take for what is left
+AS_FAST_AS_THEY_CAN = ("rate_bytes = 1000000000", "burst_bytes = 1000000000", "segment_seconds = 5.0")
+
+
+@contextmanager
+def running_hub(python: str, folder: Path, *settings: str) -> Iterator[tuple[int, int]]:
+    """Its pid and port, once its sinks have started too."""
+    port = free_port()
+    lines = ["[hub]", f'listen = "127.0.0.1:{port}"', f'home = "{folder / "hub"}"', *settings]
+    (folder / "hub.toml").write_text("\n".join(lines) + "\n")
+    os.environ["JOBLENS_HOME"] = str(folder / "store")
+    with started([python, "-m", "joblens", "hub", "--config", str(folder / "hub.toml")]) as pid:
+        connect(port).close()
+        time.sleep(2.0)
+        yield pid, port
+
+
+def wait_until_stored(folder: Path) -> None:
+    deadline = time.monotonic() + _DRAIN
+    while any((folder / "hub" / "journal").iterdir()):
+        if time.monotonic() > deadline:
+            raise BenchError("the sinks do not come to an end")
+        time.sleep(0.1)
+
+
+def cpu_by_process(pid: int) -> dict[int, float]:
+    """Of it and all that it has started."""
+    found = {pid: cpu_seconds(pid)}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found.update(cpu_by_process(int(child)))
+    return found
