@@ -34,6 +34,7 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake import Lake
 
 Log = Callable[[str], None]
+_Run = tuple[str, float]  # id and start
 
 OVERLAP = 600.0  # seconds: accounting may tell so much later of an end
 WINDOW = 3600.0  # of accounting that is asked for at once, when much is to be made up for
@@ -94,7 +95,7 @@ class Follower:
         self.counts = dict.fromkeys(("calls", "failed_calls", "finished", "running", "pending"), 0)
         self.answered = 0.0
         self.error = ""
-        self._running: dict[Identity, JobFacts] = {}
+        self._running: dict[_Run, JobFacts] = {}
         self._seen = 0.0
         self._asked_back = clock()
         self._back = 0.0
@@ -110,7 +111,7 @@ class Follower:
         self._next = self.state.since  # from here on accounting has not been asked yet
         with suppress(FileNotFoundError, MalformedError):
             before = load_live(self.home, self.name)
-            self._running = {identity(job): job for job in before.jobs if runs(job)}
+            self._running = {run_of(job): job for job in before.jobs if runs(job)}
             self._seen = before.time
 
     # One turn
@@ -143,15 +144,23 @@ class Follower:
             self.counts["failed_calls"] += 1
             raise
         self.answered = self.clock()
-        cluster = self.options.cluster
-        return [job._replace(cluster=cluster) if cluster else job for job in answer]
+        return [self._with_cluster(job) for job in answer]
+
+    def _with_cluster(self, job: JobFacts) -> JobFacts:
+        """squeue may leave out what sacct tells."""
+        if self.options.cluster:
+            return job._replace(cluster=self.options.cluster)
+        if job.cluster:
+            self.state.cluster = job.cluster
+            return job
+        return job._replace(cluster=self.state.cluster)
 
     def _ask_live(self, now: float) -> None:
         jobs = self._ask(self.scheduler.live)
-        running = {identity(job): job for job in jobs if runs(job)}
-        for key, job in self._running.items():
-            if key not in running:
-                self.state.gone[key] = Gone(job, self._seen)
+        running = {run_of(job): job for job in jobs if runs(job)}
+        for run, job in self._running.items():
+            if run not in running:
+                self.state.gone[identity(job)] = Gone(job, self._seen)
         self._running, self._seen = running, now
         self.counts["running"], self.counts["pending"] = len(running), len(jobs) - len(running)
         # Those that are gone first: whoever is killed in between finds them in the old list again.
@@ -293,7 +302,7 @@ class Follower:
         """Jobs of which accounting never told get a record that gives way to any other."""
         for key, it in list(self.state.gone.items()):
             if now - it.seen > GIVE_UP:
-                save_provisional(self.home, it.job, it.seen)
+                save_provisional(self.home, self._with_cluster(it.job), it.seen)
                 del self.state.gone[key]
         self.state.since = self._since(now)
         self.state.save()
@@ -311,6 +320,10 @@ class Follower:
                 **self.counts,
             }
         )
+
+
+def run_of(job: JobFacts) -> _Run:
+    return job.id, start_of(job)
 
 
 def digest_of(job: JobFacts) -> str:

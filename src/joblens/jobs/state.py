@@ -47,6 +47,7 @@ class State:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.since: float | None = None
+        self.cluster = ""  # as accounting calls it
         self.gone: dict[Identity, Gone] = {}
         self.late: dict[Identity, Late] = {}
         self._saved: dict[str, bytes] = {}
@@ -60,7 +61,7 @@ class State:
         problems: list[str] = []
         found = _load(self.folder / "state.json", _parse_state, problems)
         if found is not None:
-            self.since, self.gone = found
+            self.since, self.cluster, self.gone = found
         self.late = _load(self.folder / "late.json", _parse_late, problems) or {}
         return problems
 
@@ -72,7 +73,9 @@ class State:
         gone = [{"job": to_plain(it.job), "seen": it.seen} for it in self.gone.values()]
         late = [{"job": to_plain(it.job), "nodes": it.nodes, "since": it.since} for it in self.late.values()]
         self._save("late.json", {"version": VERSION, "late": late})
-        self._save("state.json", {"version": VERSION, "since": self.since, "gone": gone})
+        self._save(
+            "state.json", {"version": VERSION, "since": self.since, "cluster": self.cluster, "gone": gone}
+        )
 
     def _save(self, name: str, found: dict[str, Any]) -> None:
         data = json.dumps(found).encode("utf-8", "replace")
@@ -98,10 +101,10 @@ def _load(path: Path, parse: Callable[[Any], Any], problems: list[str]) -> Any:
         return None
 
 
-def _parse_state(found: Any) -> tuple[float | None, dict[Identity, Gone]]:
+def _parse_state(found: Any) -> tuple[float | None, str, dict[Identity, Gone]]:
     since = None if found["since"] is None else float(found["since"])
     gone = [Gone(from_plain(it["job"]), float(it["seen"])) for it in found["gone"]]
-    return since, {identity(it.job): it for it in gone}
+    return since, str(found["cluster"]), {identity(it.job): it for it in gone}
 
 
 def _parse_late(found: Any) -> dict[Identity, Late]:

@@ -1,0 +1,381 @@
+"""The follower: every run of every job that ended has one record, whatever fails and whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import joblens.files
+from joblens.errors import OutsideError
+from joblens.jobs import follow
+from joblens.jobs.live import find_live, live_rows
+
+from .made import Site
+
+
+def test_ended_job_gets_its_record(tmp_path: Path) -> None:
+    """With the scheduler's state, exit code and times, and a word that there are no samples."""
+    site = Site(tmp_path)
+    id = site.cluster.submit(("c1", "c2"))
+    site.turn()
+    site.cluster.start(id)
+    site.turn()
+    assert site.records() == []
+    site.cluster.now += 50
+    site.cluster.end(id, "FAILED", 3)
+    site.turn()
+    (row,) = site.records()
+    assert (row["id"], row["state"], row["exit_code"], row["duration_seconds"]) == (id, "FAILED", 3, 80.0)
+    record = site.record(id)
+    assert record["asked"]["nodes"] == 2
+    assert record["data"]["samples"] == 0
+    assert any("no sample" in problem for problem in record["data"]["problems"])
+    assert site.said == []
+
+
+def test_few_questions_whatever_the_number_of_jobs(tmp_path: Path) -> None:
+    """200 jobs that end at once: two questions per turn, and all records after one turn."""
+    site = Site(tmp_path)
+    ids = [site.cluster.submit() for _ in range(200)]
+    for id in ids:
+        site.cluster.start(id)
+    site.turn()
+    for id in ids:
+        site.cluster.end(id)
+    before = site.cluster.calls
+    site.turn()
+    assert site.cluster.calls - before == 2
+    assert {row["id"] for row in site.records()} == set(ids)
+    assert len(site.records()) == 200
+
+
+def test_waits_for_samples(tmp_path: Path) -> None:
+    """A record is made when all nodes' samples reach the end, and not before."""
+    site = Site(tmp_path)
+    id = site.cluster.submit(("c1", "c2"))
+    site.cluster.start(id)
+    site.cluster.samples["c2"] = site.cluster.now
+    site.turn()
+    site.cluster.end(id)
+    for _ in range(5):
+        site.turn()
+    assert site.records() == []
+    assert site.follower.waiting
+    site.cluster.samples["c2"] = site.cluster.now
+    site.turn()
+    assert len(site.records()) == 1
+    assert not any("c2" in problem for problem in site.record(id)["data"]["problems"])
+
+
+def test_samples_that_come_late(tmp_path: Path) -> None:
+    """After the time for waiting the record says what is missing; when it comes, the record is made again."""
+    site = Site(tmp_path, wait_seconds=100.0)
+    id = site.cluster.submit(("c1", "c2"))
+    site.cluster.start(id)
+    site.cluster.samples["c2"] = 1.0
+    site.turn()
+    site.cluster.end(id)
+    for _ in range(6):
+        site.turn()
+    assert "of node c2 no samples have come" in site.record(id)["data"]["problems"]
+    site.restart()
+    site.turn()
+    assert "of node c2 no samples have come" in site.record(id)["data"]["problems"]
+    del site.cluster.samples["c2"]
+    site.turn()
+    assert not any("c2" in problem for problem in site.record(id)["data"]["problems"])
+    assert len(site.records()) == 1
+    assert site.follower.state.late == {}
+
+
+def test_each_run_of_a_requeued_job(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    id = site.cluster.submit()
+    site.cluster.start(id)
+    site.turn()
+    site.cluster.requeue(id)
+    site.turn()
+    site.cluster.start(id)
+    site.turn()
+    site.cluster.end(id)
+    site.turn()
+    assert sorted(row["state"] for row in site.records()) == ["COMPLETED", "REQUEUED"]
+
+
+def test_job_that_never_started(tmp_path: Path) -> None:
+    """It is there with its state, and took no time."""
+    site = Site(tmp_path)
+    id = site.cluster.submit()
+    site.turn()
+    site.cluster.end(id, "CANCELLED")
+    site.turn()
+    (row,) = site.records()
+    assert (row["state"], row["duration_seconds"]) == ("CANCELLED", 0.0)
+    assert "it never started" in site.record(id)["data"]["problems"]
+
+
+def test_accounting_that_is_away_for_hours(tmp_path: Path) -> None:
+    """Nothing is lost, one sentence is said, and jobs that are gone are shown meanwhile as far as known."""
+    site = Site(tmp_path)
+    first, second = site.cluster.submit(), site.cluster.submit()
+    site.cluster.start(first)
+    site.turn()
+    site.cluster.down = True
+    site.cluster.end(first, "TIMEOUT")
+    site.turn()
+    site.cluster.start(second)  # between two turns: only accounting will ever tell of it
+    site.cluster.end(second)
+    for _ in range(50):
+        site.turn(300.0)
+    assert [row["state"] for row in site.records()] == ["UNKNOWN"]
+    assert "accounting did not tell" in site.record(first)["data"]["problems"][0]
+    assert len(site.said) == 1
+    assert "connection refused" in site.said[0]
+    site.cluster.down = False
+    for _ in range(10):
+        site.turn()
+    assert sorted((row["id"], row["state"]) for row in site.records()) == [
+        (first, "TIMEOUT"),
+        (second, "COMPLETED"),
+    ]
+
+
+def test_accounting_that_tells_very_late(tmp_path: Path) -> None:
+    """A controller that could not reach its accounting for five hours: its jobs come in the end."""
+    site = Site(tmp_path)
+    site.cluster.lag = 5 * 3600.0
+    id = site.cluster.submit()
+    site.cluster.start(id)
+    site.cluster.end(id)
+    for _ in range(12 * 12):
+        site.turn(300.0)
+    assert [row["id"] for row in site.records()] == [id]
+
+
+def test_accounting_that_corrects_itself(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    id = site.cluster.submit()
+    site.cluster.start(id)
+    site.cluster.end(id)
+    site.turn()
+    told, job = site.cluster.over[0]
+    site.cluster.over[0] = told, job._replace(exit_code=2, state="FAILED")
+    site.turn()
+    assert [(row["state"], row["exit_code"]) for row in site.records()] == [("FAILED", 2)]
+
+
+def test_imported_record_gives_way(tmp_path: Path) -> None:
+    """What an import has brought of a job is no reason not to look at its samples."""
+    from joblens.jobs.backfill import import_live
+
+    site = Site(tmp_path)
+    id = site.cluster.submit()
+    site.cluster.start(id)
+    site.cluster.end(id)
+    cluster = site.cluster
+    assert import_live(site.home, cluster, cluster.now - 60, "").jobs >= 1
+    before = site.record(id)["written"]
+    site.turn()
+    assert site.record(id)["written"] > before
+    assert import_live(site.home, cluster, cluster.now - 600, "").jobs == 0
+    assert len(site.records()) == 1
+
+
+def test_live_jobs_are_shown(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    first, second = site.cluster.submit(), site.cluster.submit()
+    site.cluster.start(first)
+    site.turn()
+    rows = {row["id"]: row for row in live_rows(site.home, [], site.cluster.now)}
+    assert (rows[first]["state"], rows[first]["duration_seconds"], rows[first]["waits"]) == (
+        "RUNNING",
+        30.0,
+        False,
+    )
+    assert (rows[second]["state"], rows[second]["waits"]) == ("PENDING", True)
+    found = find_live(site.home, first, [])
+    assert found is not None
+    assert found.user == "alice"
+    assert find_live(site.home, "999", []) is None
+
+
+def test_status_tells(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.cluster.start(site.cluster.submit())
+    site.cluster.down = True
+    site.turn()
+    status = json.loads((site.folder / "status.json").read_text())
+    assert status["state"] == "failing"
+    assert "connection refused" in status["error"]
+    assert (status["calls"], status["failed_calls"], status["running"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"version": 2}', b'{"version": 1, "since": "x", "gone": []}']
+)
+def test_damaged_state(tmp_path: Path, text: bytes) -> None:
+    """It is told, and the last day is looked at again: no job is lost and none is there twice."""
+    site = Site(tmp_path)
+    id = site.cluster.submit()
+    site.cluster.start(id)
+    site.cluster.end(id)
+    site.turn()
+    other = site.cluster.submit()
+    site.cluster.start(other)
+    site.cluster.end(other)
+    site.cluster.now += 7200
+    (site.folder / "state.json").write_bytes(text)
+    site.restart()
+    assert len(site.said) == 1
+    for _ in range(30):
+        site.turn()
+    assert sorted(row["id"] for row in site.records()) == [id, other]
+
+
+class KilledError(BaseException):
+    """As a kill: nothing is caught, nothing is cleaned up."""
+
+
+class Killer:
+    """At one of the moments at which a file gets its name: just before, or just after."""
+
+    def __init__(self) -> None:
+        self.left = -1
+        self.after = False
+
+    def rename(self, source: Any, target: Any) -> None:
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            raise KilledError
+        os.rename(source, target)
+        if self.left == 0:
+            raise KilledError
+
+
+DOINGS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "submit",
+                "start",
+                "start",
+                "end",
+                "end",
+                "cancel",
+                "requeue",
+                "turn",
+                "turn",
+                "kill",
+                "down",
+                "late",
+            ]
+        ),
+        st.integers(0, 7),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=40)
+@given(DOINGS)
+def test_every_ended_run_has_one_record(doings: list[tuple[str, int]]) -> None:
+    """Jobs in any order, accounting and nodes that fail, and the follower killed at any moment."""
+    killer = Killer()
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joblens.files, "os", _Os(killer))
+        site = Site(Path(folder), wait_seconds=120.0)
+        for what, number in doings:
+            _do(site, what, number, killer)
+        killer.left = -1
+        site.cluster.down, site.cluster.samples = False, {}
+        for _ in range(40):
+            site.turn(300.0)
+        expected = sorted((job.id, job.start or job.end, job.state) for _, job in site.cluster.over)
+        assert sorted((row["id"], row["start"], row["state"]) for row in site.records()) == expected
+        assert not site.follower.waiting
+        assert site.follower.state.gone == {}
+
+
+class _Os:
+    def __init__(self, killer: Killer) -> None:
+        self.rename = killer.rename
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+def _do(site: Site, what: str, number: int, killer: Killer) -> None:
+    cluster = site.cluster
+    cluster.now += 1 + 20 * number
+    running, pending = sorted(cluster.running), sorted(cluster.pending)
+    if what == "submit" or (what in ("start", "cancel") and not pending):
+        cluster.submit(("c1", "c2")[: 1 + number % 2])
+    elif what == "start":
+        cluster.start(pending[number % len(pending)])
+    elif what == "cancel":
+        cluster.end(pending[number % len(pending)], "CANCELLED")
+    elif what == "end" and running:
+        cluster.end(running[number % len(running)], "COMPLETED" if number % 2 else "FAILED", 1 - number % 2)
+    elif what == "requeue" and running:
+        cluster.requeue(running[number % len(running)])
+    elif what == "down":
+        cluster.down = not cluster.down
+    elif what == "late":
+        cluster.samples = {} if cluster.samples else {"c2": cluster.now}
+    elif what in ("turn", "kill"):
+        killer.left, killer.after = (number // 2 + 1, bool(number % 2)) if what == "kill" else (-1, False)
+        try:
+            site.turn(0.0)
+        except KilledError:
+            killer.left = -1
+            site.restart()
+
+
+def test_one_failing_job_holds_back_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, tried again, and has its record when the trouble has passed."""
+    from joblens.jobs import finish
+
+    site = Site(tmp_path)
+    bad, good = site.cluster.submit(), site.cluster.submit()
+    for id in (bad, good):
+        site.cluster.start(id)
+        site.cluster.end(id)
+    real = finish.make_record
+
+    def fails(job: Any, *more: Any) -> Any:
+        if job.id == bad:
+            raise OutsideError("no")
+        return real(job, *more)
+
+    monkeypatch.setattr(finish, "make_record", fails)
+    site.turn()
+    assert [row["id"] for row in site.records()] == [good]
+    assert len(site.said) == 1
+    monkeypatch.undo()
+    site.turn()
+    assert sorted(row["id"] for row in site.records()) == sorted([bad, good])
+
+
+def test_much_to_make_up_for_is_done_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After days without a follower it asks for an hour at a time, and comes to an end."""
+    site = Site(tmp_path)
+    site.turn()
+    ids = []
+    for _ in range(30):
+        site.cluster.now += 7200
+        id = site.cluster.submit()
+        site.cluster.start(id)
+        site.cluster.end(id)
+        ids.append(id)
+    site.restart()
+    monkeypatch.setattr(follow, "MOST_WAITING", 5)
+    for _ in range(80):
+        site.turn(5.0)
+    assert sorted(row["id"] for row in site.records()) == ids
