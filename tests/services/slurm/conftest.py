@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from .lab import Lab, why_no_lab
+from .watch import Watch
 
 
 @pytest.fixture(scope="session")
@@ -14,4 +15,13 @@ def lab() -> Iterator[Lab]:
     if why_not := why_no_lab():
         pytest.skip(why_not)
     with ExitStack() as stack:
-        yield Lab(stack)
+        lab = Lab(stack)
+        lab.watch = Watch(lab)
+        lab.start_slurm()
+        yield lab
+
+
+@pytest.fixture
+def watch(lab: Lab) -> Watch:
+    """joblens on it, with its hooks."""
+    return lab.watch

@@ -14,11 +14,14 @@ import subprocess
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waiting import wait_for
 
 from .machines import SWITCH, Machine, Result, connect, make_switch
+
+if TYPE_CHECKING:
+    from .watch import Watch
 
 NODES = ("c1", "c2", "c3")
 USERS = {"userA": 61001, "userB": 61002, "userC": 61003}
@@ -116,6 +119,8 @@ def why_no_lab() -> str:
 
 
 class Lab:
+    watch: Watch  # joblens on it
+
     def __init__(self, stack: ExitStack, proctrack: str = "proctrack/linuxproc") -> None:
         self.stack = stack
         # A short path, as sockets need, that others than root can get to.
@@ -135,7 +140,6 @@ class Lab:
             machine.variables["SLURM_CONF"] = f"{self.folder}/etc/slurm.conf"
         self._start_munge()
         self._start_database()
-        self.start_slurm()
 
     def path(self, *names: str) -> Path:
         """Of a file in the cluster's folder, as seen from outside."""

@@ -108,7 +108,7 @@ class Machine:
             try:
                 if folder.name.isdigit() and os.readlink(folder / "ns" / "pid") == space:
                     found[int(folder.name)] = (folder / "comm").read_text().strip()
-            except (FileNotFoundError, ProcessLookupError):
+            except OSError:  # it has ended, or is hidden
                 continue
         return found
 
@@ -143,7 +143,7 @@ def _last_child(pid: int) -> int:
         if folder.name.isdigit():
             try:
                 stat = (folder / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
+            except OSError:  # it has ended, or is hidden
                 continue
             parents[int(stat.rpartition(")")[2].split()[1])] = int(folder.name)
     while pid in parents:

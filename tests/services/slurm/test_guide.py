@@ -7,6 +7,7 @@ small script that does what the units say, for there is no systemd.
 from __future__ import annotations
 
 import json
+import pwd
 import re
 import shlex
 import sys
@@ -18,8 +19,8 @@ import pytest
 
 from waiting import wait_for
 
-from .lab import SWITCH, Lab, why_no_lab
-from .machines import Machine
+from .lab import Lab, why_no_lab
+from .machines import SWITCH, Machine
 
 TOP = Path(__file__).parents[3]
 GUIDE = (TOP / "docs/deploy.md").read_text()
@@ -62,12 +63,29 @@ def prepare(lab: Lab, machine: Machine) -> None:
             pytest.skip("no overlay file systems here")
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         machine.run("mount", "--bind", f"{lab.folder}/etc/{name}", f"/etc/{name}")
-    machine.run("mkdir", "-p", "/run/munge", "/run/guide", "/opt/joblens/bin")
-    machine.run("ln", "-s", f"{lab.folder}/munge/socket", "/run/munge/munge.socket.2")
+    start_munge(lab, machine)
+    machine.run("mkdir", "-p", "/run/guide", "/opt/joblens/bin")
     machine.run("ln", "-s", str(TOP), "/run/guide/joblens")
     for path, text in (("/opt/joblens/bin/joblens", _JOBLENS), ("/usr/local/bin/systemctl", _SYSTEMCTL)):
         machine.run("sh", "-c", f"cat > {path} && chmod 755 {path}", input=text)
     type_in(machine, blocks("1.")[0].splitlines()[-1])
+
+
+def start_munge(lab: Lab, machine: Machine) -> None:
+    """Each has its own, at the usual place: a credential says on which host it was made."""
+    user = str(pwd.getpwnam("munge").pw_uid)
+    machine.run("install", "-d", "-o", user, "-g", user, "/run/munge")
+    key = f"{lab.folder}/munge/key"
+    machine.run("install", "-m", "600", "-o", user, "-g", user, key, "/run/munge/key")
+    paths = {
+        "key-file": "key",
+        "socket": "munge.socket.2",
+        "pid-file": "pid",
+        "log-file": "log",
+        "seed-file": "seed",
+    }
+    words = [f"--{option}=/run/munge/{name}" for option, name in paths.items()]
+    machine.run("munged", *words, "--num-threads=1", uid=int(user))
 
 
 def type_in(machine: Machine, text: str) -> str:
