@@ -94,9 +94,11 @@ def test_killed_again_and_again(tmp_path: Path, hub: SmallHub) -> None:
     assert {why for *_, why, _ in gaps} == {"the agent was killed"}
     assert len(gaps) == 6  # one for each kill, told in one form
     numbers = {number for _, number in found}
+    # One that was killed before it had a batch of its own has lost what it sampled since its start.
+    known = {post.header["to_ns"] for post in posts} | {end for _, _, _, end, _, _ in gaps}
     for first, last, begin, end, _, _ in gaps:
         assert first == last not in numbers
-        assert begin in [post.header["to_ns"] for post in posts]
+        assert begin in known
         assert not [post for post in posts if begin < post.header["from_ns"] < end]
 
 

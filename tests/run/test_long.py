@@ -46,6 +46,7 @@ print(*watch.problems, *batches.problems())
 """
 
 
+@pytest.mark.alone  # it looks at all processes of the machine
 def test_thousands_of_looks(tmp_path: Path) -> None:
     """Once all tables are filled, two thousand looks more take no further memory."""
     words = [sys.executable, "-c", LOOKS, json.dumps(FACTS), str(tmp_path)]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from joblens.model import Number
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 from .load import BY_CHILD, READ_BACK, SIZE, WRITTEN
 from .watched import Stand, Watch, run_watched
@@ -65,11 +65,9 @@ def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
 
 def settle(watch: Watch, column: str, wanted: object) -> Number:
     """The figure once it is as wanted, or the last of many. Shares of memory are not counted anew at each
-    look, because counting is dear."""
-    for _ in range(100):
-        found = watch.look()[column]
-        if found == wanted:
-            break
+    look, because counting is dear, the more so on a busy machine."""
+    end = time.monotonic() + PATIENCE
+    while (found := watch.look()[column]) != wanted and time.monotonic() < end:
         time.sleep(0.02)
     return found
 
