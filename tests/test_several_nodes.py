@@ -185,7 +185,14 @@ def test_processes_of_another_run(tmp_path: Path) -> None:
     """A reader looks for processes also some time before and after: those of the run before are not ours."""
 
     def process(pid: int, second: int) -> Sample:
-        named = {"cluster": "lab", "jobid": "4242", "node": "c1", "pid": pid, "start": pid, "name": "x"}
+        named: dict[str, str | int] = {
+            "cluster": "lab",
+            "jobid": "4242",
+            "node": "c1",
+            "pid": pid,
+            "start": pid,
+            "name": "x",
+        }
         key = tuple(
             named.get(label, "" if label in ("step", "command") else 0) for label in OWNED_PROCESS.labels
         )

@@ -23,6 +23,7 @@ LEVELS = ("memory_bytes", "processes", "threads")
 _RATES = ("cores", "system", "read", "written")
 _HEARTBEAT = "load"  # a set that an agent tells at every look, whether there are jobs or not
 _FEW = 0.1  # so many of the nodes may be unknown for a sum over all of them
+_ENOUGH_LOOKS = 1000  # to know how far they lie apart
 Stretch = tuple[float, float, float | None]
 
 
@@ -110,7 +111,8 @@ def _heartbeats(reader: Reader, span: Span, nodes: Sequence[str]) -> dict[str, l
 
 
 def _typical(times: Sequence[float]) -> float:
-    return median(b - a for a, b in zip(times, times[1:])) if len(times) > 1 else 0.0
+    some = times[:_ENOUGH_LOOKS]
+    return median(b - a for a, b in zip(some, some[1:])) if len(some) > 1 else 0.0
 
 
 def _node(
@@ -138,7 +140,7 @@ def _idle_looks(seen: list[float], beats: list[float], start: float, longest: fl
     """When the node was looked at and had nothing of the job. A job begins and is seen a moment later."""
     edges = [start, *seen, float("inf")]
     found = []
-    for beat in beats:
+    for beat in sorted(set(beats).difference(seen)):  # of a long job there are millions, and here most go
         place = bisect_right(edges, beat)
         before, after = edges[place - 1] if place else beat, edges[min(place, len(edges) - 1)]
         if before < beat < after and after - before > longest:

@@ -147,7 +147,7 @@ def _asked(facts: dict[str, Any]) -> dict[str, Any]:
         "memory_bytes": facts.get("memory"),
         "time_seconds": facts.get("time_limit_seconds"),
     }
-    if facts.get("nodes"):
+    if facts.get("nodes") or facts.get("asked_nodes"):  # one that never started has none of the first
         asked["nodes"] = facts.get("asked_nodes") or len(facts["nodes"])
     return {**asked, "gpus": facts.get("gpus_asked")}
 
@@ -156,13 +156,12 @@ def _nodes(whole: Whole, start: float, finish: float, interval: float, is_grid: 
     """Agents look on a grid of time, and once more when they are told to: that is no sample more."""
 
     def ticks(looks: list[float]) -> int:
-        grid = {round(look / interval) for look in looks}
-        return sum(start < tick * interval <= finish for tick in grid)
+        return len({tick for look in looks if first < (tick := int(look / interval + 0.5)) <= last})
 
     if not is_grid or interval <= 0:
         return [node.plain(finish - start, len(node.looks), None) for node in whole.nodes]
-    expected = math.floor(finish / interval) - math.floor(start / interval)
-    return [node.plain(finish - start, ticks(node.looks), expected) for node in whole.nodes]
+    first, last = math.floor(start / interval), math.floor(finish / interval)
+    return [node.plain(finish - start, ticks(node.looks), last - first) for node in whole.nodes]
 
 
 def _step(step: dict[str, Any]) -> dict[str, Any]:
