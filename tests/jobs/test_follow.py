@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import joblens.files
 from joblens.errors import OutsideError
 from joblens.jobs import follow
-from joblens.jobs.live import find_live, live_rows
+from joblens.jobs.live import add_live, find_live, summarise_live
+from joblens.store.listing import COLUMNS, JobFilter
 
 from .made import Site
 
@@ -193,17 +194,28 @@ def test_live_jobs_are_shown(tmp_path: Path) -> None:
     first, second = site.cluster.submit(), site.cluster.submit()
     site.cluster.start(first)
     site.turn()
-    rows = {row["id"]: row for row in live_rows(site.home, [], site.cluster.now)}
-    assert (rows[first]["state"], rows[first]["duration_seconds"], rows[first]["waits"]) == (
-        "RUNNING",
-        30.0,
-        False,
-    )
-    assert (rows[second]["state"], rows[second]["waits"]) == ("PENDING", True)
+    stored = [{**dict.fromkeys(COLUMNS), "id": "1", "start": site.cluster.now - 3600}]
+    rows = add_live(site.home, JobFilter(), stored, [], site.cluster.now)
+    assert [row["id"] for row in rows] == [first, "1"]
+    assert (rows[0]["state"], rows[0]["duration_seconds"]) == ("RUNNING", 30.0)
+    assert [row["id"] for row in add_live(site.home, JobFilter(reverse=True), stored, [])] == ["1", first]
+    (waits,) = add_live(site.home, JobFilter(state="PENDING"), [], [])
+    assert (waits["id"], waits["start"]) == (second, None)
+    for wanted in (
+        JobFilter(user="bob"),
+        JobFilter(name="k*"),
+        JobFilter(node="c9"),
+        JobFilter(state="FAILED"),
+    ):
+        assert add_live(site.home, wanted, stored, []) == stored
     found = find_live(site.home, first, [])
     assert found is not None
     assert found.user == "alice"
+    assert find_live(site.home, f"{first}@fox", []) == found
+    assert find_live(site.home, f"{first}@bear", []) is None
     assert find_live(site.home, "999", []) is None
+    record = summarise_live(site.home, found)
+    assert (record["job"]["state"], record["job"]["id"]) == ("RUNNING", first)
 
 
 def test_status_tells(tmp_path: Path) -> None:

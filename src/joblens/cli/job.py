@@ -22,15 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from joblens.api import Store
+    from joblens.jobs.live import find_live, runs, summarise_live
 
+    problems: list[str] = []
     with Store(progress=progress("days of records")) as store:
+        live = find_live(store.home, options.id, problems)
         try:
-            record = store.job(options.id)
+            if live is not None and runs(live):
+                record = summarise_live(store.home, live)
+            else:
+                record = store.job(options.id)
         except LookupError as error:
-            raise JoblensError(str(error.args[0])) from None
+            waits = f"job {live.shown_id} waits: {live.state} {live.reason}".rstrip() if live else ""
+            raise JoblensError(waits or str(error.args[0])) from None
         finally:
-            tell(store.problems)
-        tell_others(store.same_id(options.id))
+            tell(store.problems + problems)
+        tell_others(store.same_id(options.id) if live is None else [])
     if options.json:
         write(json.dumps(record, indent=2) + "\n")
     else:

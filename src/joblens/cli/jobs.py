@@ -22,7 +22,7 @@ EXAMPLE = """example:
 
 STATES = (
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
-    "DEADLINE", "RUNNING", "UNKNOWN",
+    "DEADLINE", "REQUEUED", "RUNNING", "PENDING", "UNKNOWN",
 )  # fmt: skip
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--user", metavar="U", help="of this user")
     parser.add_argument("--name", metavar="PATTERN", help="of such a name, with * and ?")
     parser.add_argument(
-        "--state", type=str.upper, choices=STATES, metavar="STATE", help="as they ended, in Slurm's word"
+        "--state",
+        type=str.upper,
+        choices=STATES,
+        metavar="STATE",
+        help="in Slurm's word; PENDING lists those that wait",
     )
     for name, what in (
         ("partition", "in this partition or queue"),
@@ -59,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from joblens.api import Store
+    from joblens.jobs.live import add_live
     from joblens.store.listing import JobFilter
 
     if options.limit < 0:
@@ -78,10 +83,11 @@ def run(options: argparse.Namespace) -> int:
         options.account,
         options.node,
     )
+    problems: list[str] = []
     with Store(progress=progress("days of records")) as store:
-        found = store.jobs(wanted)
+        found = add_live(store.home, wanted, store.jobs(wanted), problems)
         empty = not found and not store.jobs(limit=1)
-        tell(store.problems)
+        tell(store.problems + problems)
     if options.json:
         write(json.dumps(found, indent=2) + "\n")
     elif options.csv:
@@ -139,8 +145,10 @@ def render(found: list[dict[str, Any]]) -> list[str]:
     return render_table(head, rows, left=(*range(name + 1), len(head) - 1), shrink=name)
 
 
-def _when(moment: float) -> str:
+def _when(moment: float | None) -> str:
     """As `ls -l` has it: the time for what is recent, else the year."""
+    if moment is None:
+        return "-"
     recent = -86_400 < time.time() - moment < 180 * 86_400
     return time.strftime("%d %b %H:%M" if recent else "%d %b %Y", time.localtime(moment))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from joblens.files import write_quickly
 from joblens.jobs.facts import INTERVAL, facts_of, first, from_plain, to_plain
 from joblens.schedulers.facts import JobFacts
 from joblens.store.home import Home, safe_name
-from joblens.store.listing import COLUMNS
+from joblens.store.listing import COLUMNS, SORTS, JobFilter, name_nodes
 
 # In the words of the batch systems, where one gives a time at which such a job may begin.
 WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
@@ -93,20 +94,53 @@ def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
         yield found
 
 
-def live_rows(home: Home, problems: list[str], now: float | None = None) -> list[dict[str, Any]]:
-    """As the listing of stored jobs has them, and `waits`: true of those that have not begun."""
+def add_live(
+    home: Home, wanted: JobFilter, stored: list[dict[str, Any]], problems: list[str], now: float | None = None
+) -> list[dict[str, Any]]:
+    """To those that are stored, those that run, or wait if that is asked for; all in their order."""
+    if wanted.tags:  # which only the jobs of `joblens run` have
+        return stored
     now = time.time() if now is None else now
-    return [_row(job, now) for live in load_all(home, problems) for job in live.jobs]
+    found = [
+        _row(job, now)
+        for live in load_all(home, problems)
+        for job in live.jobs
+        if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
+    ]
+    if not found:
+        return stored
+    column = SORTS[wanted.sort]
+    upwards = (wanted.sort in ("user", "name")) != wanted.reverse
+    both = [*found, *stored]
+    known = sorted(
+        (it for it in both if it[column] is not None), key=lambda it: it[column], reverse=not upwards
+    )
+    rest = [it for it in both if it[column] is None]
+    return (known + rest)[: wanted.limit or None]
+
+
+def _is_meant(job: JobFacts, wanted: JobFilter) -> bool:
+    start = (job.start if runs(job) else job.submit) or 0.0
+    return (
+        wanted.user in (None, job.user)
+        and wanted.state in (None, job.state)
+        and wanted.cluster in (None, job.cluster)
+        and wanted.partition in (None, job.partition)
+        and wanted.account in (None, job.account)
+        and (wanted.node is None or wanted.node in job.nodes)
+        and (wanted.name is None or fnmatchcase(job.name, wanted.name.replace("[", "[[]")))
+        and (wanted.since is None or start >= wanted.since)
+        and (wanted.until is None or start <= wanted.until)
+    )
 
 
 def _row(job: JobFacts, now: float) -> dict[str, Any]:
+    """As the listing of stored jobs has them."""
     start = job.start if runs(job) else None
     known = {
         "cluster": job.cluster,
         "id": job.id,
-        "shown_id": job.shown_id,
         "start": start,
-        "submit": job.submit,
         "name": job.name,
         "user": job.user,
         "node": job.nodes[0] if job.nodes else "",
@@ -114,16 +148,20 @@ def _row(job: JobFacts, now: float) -> dict[str, Any]:
         "state": job.state,
         "duration_seconds": None if start is None else max(now - start, 0.0),
         "cores": first(job.allocated.cores, job.asked.cores),
-        "verdict": job.reason,
-        "waits": not runs(job),
+        "verdict": "" if runs(job) else job.reason,
+        "shown_id": job.shown_id,
+        "nodes": name_nodes(job.nodes),
+        "partition": job.partition,
+        "account": job.account,
     }
     return {**dict.fromkeys(COLUMNS), **known}
 
 
 def find_live(home: Home, name: str, problems: list[str]) -> JobFacts | None:
-    """By the number under which it runs, or as people write it."""
+    """By the number under which it runs, or as people write it; also ID@CLUSTER."""
+    id, _, cluster = name.partition("@")
     jobs = (job for live in load_all(home, problems) for job in live.jobs)
-    found = [job for job in jobs if name and name in (job.id, job.shown_id)]
+    found = [job for job in jobs if id and id in (job.id, job.shown_id) and cluster in ("", job.cluster)]
     return max(found, key=lambda job: job.start or 0.0, default=None)
 
 
@@ -135,6 +173,5 @@ def summarise_live(home: Home, job: JobFacts) -> dict[str, Any]:
 
     lake = Lake(home.lake)
     record = summarise(facts_of(job, INTERVAL), None, LakeReader(lake))
-    record["job"]["state"] = job.state
     record["data"]["problems"] += lake.problems
     return record
