@@ -1,0 +1,98 @@
+"""Records of jobs whose samples the hub has stored: the same from an excerpt as from the whole lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hub.made import START, Running, encode, node_samples, seconds, write_segment
+from joblens.hub.sinks.lake import LakeSink
+from joblens.jobs.facts import from_plain, to_plain
+from joblens.jobs.finish import Ended, finish, make_record
+from joblens.schedulers.facts import JobFacts, Resources, Step
+from joblens.store.arrivals import Arrivals
+from joblens.store.catalog import Catalog
+from joblens.store.home import Home, find_home, make_home
+from joblens.store.lake import Lake
+from joblens.store.listing import JobFilter
+from joblens.store.reader import LakeReader
+from joblens.store.records import parse_record, render_record
+
+BEGIN = START / 1e9
+
+
+def store_segments(home: Home, journal: Path, segments: int, nodes: int = 3) -> None:
+    """Jobs 17 and 18 on all nodes, all of the time."""
+    sink = LakeSink("h1", home)
+    running = [Running("17", "alice", 1000), Running("18", "bob", 1001)]
+    for number in range(1, segments + 1):
+        times = seconds(number * 10, 10)
+        batches = [
+            encode(f"n{node}", number, node_samples(f"n{node}", times, running), running)
+            for node in range(nodes)
+        ]
+        sink.take(write_segment(journal, number, batches))
+
+
+def job(id: str, first: float, last: float, nodes: tuple[str, ...] = ("n0", "n1")) -> JobFacts:
+    return JobFacts(
+        "lab",
+        id,
+        "slurm",
+        user="alice",
+        state="COMPLETED",
+        exit_code=0,
+        start=BEGIN + first,
+        end=BEGIN + last,
+        nodes=nodes,
+        allocated=Resources(len(nodes), 4.0, 1 << 30, None, "cpu=4"),
+        user_seconds=3.0,
+        system_seconds=1.0,
+        steps=(Step("batch", memory_peak_bytes=5, nodes=nodes),),
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return make_home(find_home(tmp_path / "store"))
+
+
+def test_excerpt_is_as_good_as_the_lake(home: Home, tmp_path: Path) -> None:
+    store_segments(home, tmp_path / "journal", 5)
+    some = [job("17", 10, 59), job("18", 20, 40), job("17", 12, 30, ("n2",)), job("99", 10, 59)]
+    assert finish(home, tmp_path / "x", [Ended(it) for it in some]) == []
+    assert not (tmp_path / "x").exists()
+    catalog = Catalog(home)
+    reader = LakeReader(Lake(home.lake))
+    assert len(catalog.jobs(JobFilter(limit=0))) == 4
+    for it in some:
+        found = catalog.report(("lab", it.id, it.start or 0.0))
+        expected = parse_record("x", render_record({"version": 1, **make_record(it, reader)}))
+        for part in ("job", "used", "asked", "verdict", "timeline", "processes", "nodes", "gaps", "data"):
+            assert found[part] == expected[part], part
+    assert catalog.report(("lab", "17", BEGIN + 10))["data"]["samples"] > 80
+    nothing = catalog.report(("lab", "99", BEGIN + 10))
+    assert (nothing["data"]["samples"], nothing["used"]["memory_from"]) == (0, "accounting")
+    catalog.close()
+
+
+def test_arrivals(home: Home, tmp_path: Path) -> None:
+    """Up to when there are samples, of nodes and of jobs, as files come."""
+    arrivals = Arrivals(Lake(home.lake))
+    arrivals.look()
+    assert arrivals.of_node("n0") == 0.0
+    store_segments(home, tmp_path / "journal", 1)
+    arrivals.look()
+    assert arrivals.of_node("n0") == arrivals.of_node("n0.example.org") == BEGIN + 19
+    store_segments(home, tmp_path / "journal", 3, nodes=2)
+    arrivals.look()
+    assert (arrivals.of_node("n0"), arrivals.of_node("n2")) == (BEGIN + 39, BEGIN + 19)
+    assert arrivals.of_node("n9") == 0.0
+
+
+def test_facts_as_json() -> None:
+    found = job("17", 10, 59)
+    assert from_plain(to_plain(found)) == found
+    assert from_plain({**to_plain(found), "later": 1}) == found
+    assert "qos" not in to_plain(found)

@@ -1,0 +1,230 @@
+"""Slurm's past: text and JSON of sacct, each job once, bad lines told, nothing better replaced."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.errors import MalformedError
+from joblens.importers.sacct import read_sacct
+from joblens.jobs.backfill import Outcome, import_files
+from joblens.schedulers.facts import JobFacts
+from joblens.store.catalog import Catalog
+from joblens.store.home import Home, find_home, make_home
+from joblens.store.listing import JobFilter
+
+HEADER = (
+    "JobID|JobIDRaw|JobName|Cluster|User|State|Submit|Start|End|NodeList|AllocCPUS|UserCPU|SystemCPU"
+    "|MaxRSS|ExitCode"
+)
+
+
+def line(id: str, raw: str = "", name: str = "train", state: str = "COMPLETED", **more: str) -> str:
+    found = {
+        "JobID": id,
+        "JobIDRaw": raw or id,
+        "JobName": name,
+        "Cluster": "fox",
+        "User": "alice",
+        "State": state,
+        "Submit": "1700000000",
+        "Start": "1700000010",
+        "End": "1700003610",
+        "NodeList": "c[1-2]",
+        "AllocCPUS": "8",
+        "UserCPU": "01:00:00",
+        "SystemCPU": "00:10:00",
+        "MaxRSS": "",
+        "ExitCode": "0:0",
+    }
+    return "|".join((found | more)[column] for column in HEADER.split("|"))
+
+
+def step(id: str, memory: str) -> str:
+    return line(id, name="batch", User="", MaxRSS=memory)
+
+
+PAST = [
+    line("4242"),
+    step("4242.batch", "2048K"),
+    step("4242.0", "1G"),
+    line("4200_7", "4207", state="TIMEOUT", ExitCode="0:15"),
+    line("4300+1", "4301", state="CANCELLED by 1000", Start="None"),
+    line("4400", state="RUNNING", End="Unknown"),
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return make_home(find_home(tmp_path / "store"))
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("\n".join([HEADER, *lines]) + "\n")
+    return path
+
+
+def jobs(home: Home) -> dict[str, dict[str, Any]]:
+    catalog = Catalog(home)
+    found = catalog.jobs(JobFilter(limit=0))
+    reports = {it["shown_id"]: catalog.report((it["cluster"], it["id"], it["start"])) for it in found}
+    assert len(reports) == len(found)
+    catalog.close()
+    return reports
+
+
+def test_text(home: Home, tmp_path: Path) -> None:
+    """Each job with its steps: times, states, totals and memory as accounting has them."""
+    done = import_files(home, [write(tmp_path / "past", PAST)], "")
+    assert (done.jobs, done.known, done.not_ended, done.bad, done.problems) == (3, 0, 1, 0, [])
+    found = jobs(home)
+    assert set(found) == {"4242", "4200_7", "4300+1"}
+    used = found["4242"]["used"]
+    assert (used["duration_seconds"], used["cpu_seconds"]) == (3600.0, 4200.0)
+    assert (used["memory_peak_bytes"], used["memory_from"]) == (1 << 30, "accounting")
+    assert [it["id"] for it in found["4242"]["steps"]] == ["batch", "0"]
+    assert (found["4200_7"]["job"]["state"], found["4200_7"]["job"]["signal"]) == ("TIMEOUT", 15)
+    never = found["4300+1"]
+    assert (never["job"]["state"], never["job"]["start"]) == ("CANCELLED", never["job"]["end"])
+    assert "it never started" in never["data"]["problems"]
+
+
+def test_twice_changes_nothing(home: Home, tmp_path: Path) -> None:
+    path = write(tmp_path / "past", PAST)
+    import_files(home, [path], "")
+    before = {file: file.read_bytes() for file in home.records.rglob("*.json*")}
+    again = import_files(home, [path, path], "")
+    assert (again.jobs, again.known) == (0, 6)
+    assert {file: file.read_bytes() for file in home.records.rglob("*.json*")} == before
+
+
+def test_the_same_job_in_two_files(home: Home, tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a", PAST[:4]), write(tmp_path / "b", PAST[3:])
+    done = import_files(home, [first, second], "")
+    assert (done.jobs, done.known) == (3, 1)
+
+
+def test_bad_lines_are_named_and_left_out(home: Home, tmp_path: Path) -> None:
+    """With file and line; all others come."""
+    lines = [*PAST[:3], "4243|4243|cut off", PAST[3], "what is this", line("x7"), step("77.0", "1K"), PAST[4]]
+    path = write(tmp_path / "past", lines)
+    done = import_files(home, [path], "")
+    assert done.jobs == 3
+    assert [problem.rsplit(":", 1)[0] for problem in done.problems] == [
+        f"{path}:{number}" for number in (5, 7, 9)
+    ]
+    assert set(jobs(home)) == {"4242", "4200_7", "4300+1"}
+
+
+def test_many_bad_lines_are_counted(home: Home, tmp_path: Path) -> None:
+    lines = [text for number in range(30) for text in (f"{number}|cut", line(str(number + 1)))]
+    done = import_files(home, [write(tmp_path / "past", lines)], "")
+    assert (done.jobs, done.bad, len(done.problems)) == (30, 30, 11)
+    assert done.problems[-1].endswith("20 more lines like that")
+
+
+def test_names_with_anything_in_them(home: Home, tmp_path: Path) -> None:
+    """sacct quotes nothing: a name can have delimiters and line ends."""
+    lines = [line("1", name="a|b"), line("2", name="x\ny"), line("3", name='"; rm -rf /')]
+    done = import_files(home, [write(tmp_path / "past", lines)], "")
+    assert (done.jobs, done.bad) == (3, 0)
+    found = jobs(home)
+    assert [found[id]["job"]["name"] for id in "123"] == ["a|b", "x\ny", '"; rm -rf /']
+
+
+def test_other_columns(home: Home, tmp_path: Path) -> None:
+    """As few as there are: id, state and times. The cluster is what the user says."""
+    path = tmp_path / "few"
+    path.write_text(
+        "JobID|State|Start|End\n7|FAILED|1700000000|1700000060\n8_1|COMPLETED|1700000000|1700000001\n"
+    )
+    assert import_files(home, [path], "bear").jobs == 2
+    found = jobs(home)
+    assert set(found) == {"7", "8_1"}
+    assert (found["7"]["job"]["cluster"], found["7"]["used"]["cpu_seconds"]) == ("bear", None)
+
+
+def test_json_and_gzip(home: Home, tmp_path: Path) -> None:
+    job = {
+        "job_id": 12,
+        "cluster": "fox",
+        "user": "bob",
+        "name": "j",
+        "state": {"current": ["COMPLETED"]},
+        "time": {"start": 1_700_000_000, "end": 1_700_000_100, "submission": 1_699_999_999},
+    }
+    (tmp_path / "a.json").write_text(json.dumps({"jobs": [job, {"no": "job"}]}))
+    packed = tmp_path / "b.gz"
+    packed.write_bytes(gzip.compress("\n".join([HEADER, *PAST]).encode()))
+    done = import_files(home, [tmp_path / "a.json", packed], "")
+    assert (done.jobs, done.bad, done.unusable) == (4, 1, 0)
+    assert jobs(home)["12"]["used"]["duration_seconds"] == 100.0
+
+
+def test_file_that_is_something_else(home: Home, tmp_path: Path) -> None:
+    """It is told and left out; the others come, and the exit code says it."""
+    bad, packed, good = tmp_path / "bad", tmp_path / "x.gz", write(tmp_path / "good", PAST)
+    bad.write_bytes(b"\x00\x01 what\n")
+    packed.write_bytes(b"not packed")
+    done = import_files(home, [bad, packed, tmp_path / "missing", good], "")
+    assert (done.jobs, done.unusable, len(done.problems)) == (3, 3, 3)
+
+
+def test_command(tmp_path: Path) -> None:
+    """From a pipe, and with words for what was done."""
+
+    def joblens(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "joblens", *words]
+        env = {"JOBLENS_HOME": str(tmp_path / "store"), "PATH": ""}
+        return subprocess.run(command, input=text, env=env, capture_output=True, text=True, check=False)
+
+    first = joblens("import", "sacct", "-", text="\n".join([HEADER, *PAST, "bad"]))
+    assert first.stdout.splitlines() == ["3 new jobs", "1 job not ended yet, left out", "1 bad line left out"]
+    assert "-:8: not all of a job" in first.stderr
+    assert "4200_7" in joblens("jobs", "--state", "TIMEOUT").stdout
+    assert "TIMEOUT" in joblens("job", "4200_7").stdout
+    assert joblens("import", "sacct").returncode == 2
+    live = joblens("import", "sacct", "--live")
+    assert live.returncode == 3
+    assert "sacct cannot be run" in live.stderr
+
+
+def read(text: bytes, folder: Path) -> tuple[list[JobFacts], list[tuple[int, str]]]:
+    path, bad = folder / "any", list[tuple[int, str]]()
+    path.write_bytes(text)
+    return list(read_sacct(path, "", lambda *it: bad.append(it), lambda count: None)), bad
+
+
+WHOLE = "\n".join([HEADER, *PAST]).encode()
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.builds(
+            lambda cut, more: WHOLE[:cut] + more + WHOLE[cut:],
+            st.integers(0, len(WHOLE)),
+            st.binary(max_size=9),
+        ),
+        st.builds(lambda cut: WHOLE[:cut], st.integers(0, len(WHOLE))),
+    )
+)
+def test_damaged_text(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    """Jobs, bad lines, or one error that says what is wrong; nothing else."""
+    try:
+        found, _ = read(text, tmp_path_factory.mktemp("sacct"))
+    except MalformedError:
+        return
+    assert all(isinstance(job.id, str) and job.id for job in found)
+
+
+def test_outcome_is_plain() -> None:
+    assert json.loads(json.dumps(Outcome().describe()))["jobs"] == 0
