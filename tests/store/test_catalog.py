@@ -109,6 +109,76 @@ def test_an_id_that_comes_round_again(home: Home) -> None:
         assert len(store.jobs()) == 3
 
 
+@pytest.fixture
+def scheduled(home: Home) -> Home:
+    """Jobs as schedulers number them, in two clusters, one of them put back into the queue."""
+    made = store_job(home, "r1")
+    nodes = ["c1", "c2", "c3"]
+    for number, facts in enumerate(
+        [
+            {"id": "4207", "array_job": "4200", "array_task": "7", "partition": "gpu", "nodes": nodes},
+            {"id": "4301", "het_job": "4300", "het_offset": "1", "account": "physics", "nodes": ["c10"]},
+            {"id": "4242", "nodes": ["c2"]},
+            {"id": "4242", "nodes": ["c2"], "state": "TIMEOUT"},
+            {"id": "4242", "cluster": "other", "nodes": ["c\n1", "x,[y"]},
+        ],
+        1,
+    ):
+        job = {**made["job"], "node": facts["nodes"][0], **facts, "start": START + number}
+        records.save_record(home.records, {**made, "job": job})
+    return home
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4200_7", [("here", "4207", 1)]),
+        ("4207", [("here", "4207", 1)]),
+        ("4300+1", [("here", "4301", 2)]),
+        ("4242", [("other", "4242", 5)]),
+        ("4242@here", [("here", "4242", 4)]),
+        ("4200_7@here", [("here", "4207", 1)]),
+        ("4242@nowhere", []),
+        ("@", []),
+        ("4200_", [("here", "4207", 1)]),
+        ("4200", [("here", "4207", 1)]),
+    ],
+)
+def test_ids_of_schedulers(scheduled: Home, text: str, expected: list[tuple[str, str, float]]) -> None:
+    """As people write them, with the cluster where that is needed; of several the newest."""
+    found = [(cluster, job, start - START) for cluster, job, start in Catalog(scheduled).find(text)]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"partition": "gpu"}, ["4200_7"]),
+        ({"account": "physics"}, ["4300+1"]),
+        ({"cluster": "other"}, ["4242"]),
+        ({"node": "c2"}, ["4242", "4242", "4200_7"]),
+        ({"node": "c10"}, ["4300+1"]),
+        ({"node": "x,[y"}, ["4242"]),
+        ({"node": "c2\n"}, []),
+        ({"state": "TIMEOUT"}, ["4242"]),
+    ],
+)
+def test_filters_of_schedulers(scheduled: Home, filters: dict[str, Any], expected: list[str]) -> None:
+    """By partition, account, cluster and each of the nodes."""
+    with Store(scheduled) as store:
+        found = store.jobs(**filters)
+        assert [job["shown_id"] for job in found] == expected
+        assert {job["nodes"] for job in store.jobs(partition="gpu")} == {"c[1-3]"}
+
+
+def test_all_of_one_id(scheduled: Home) -> None:
+    """The newest first."""
+    with Store(scheduled) as store:
+        assert [start - START for _, _, start in store.same_id("4242")] == [5, 4, 3]
+        assert [start - START for _, _, start in store.same_id("4242@here")] == [4, 3]
+        assert store.same_id("last") == []
+
+
 def test_a_store_that_stays_open_sees_new_jobs(home: Home) -> None:
     """As a notebook does."""
     with Store(home) as store:

@@ -84,7 +84,47 @@ def stretch(first: float, last: float, **others: Any) -> dict[str, Any]:
     return {"from": START + first, "to": START + last, **others}
 
 
+def node(name: str, cores: float | None, gaps: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    known = {"cores_mean": cores, "cores_peak": cores, "memory_peak_bytes": 2 * GIB, "cpu_seconds": 9.0}
+    figures = known if cores is not None else dict.fromkeys(known)
+    samples = 0 if cores is None else 600
+    return {"node": name, **figures, "samples": samples, "expected_samples": 600, "gaps": gaps or []}
+
+
+def of_scheduler(nodes: list[dict[str, Any]], **others: Any) -> dict[str, Any]:
+    job = {
+        "id": "4207", "array_job": "4200", "array_task": "7", "nodes": [it["node"] for it in nodes],
+        "partition": "batch", "account": "physics", "qos": "normal", "submit": START - 90, "restarts": 1,
+        **others.pop("job", {}),
+    }  # fmt: skip
+    asked = {"cores": 8.0, "memory_bytes": 16 * GIB, "time_seconds": 3600.0, "nodes": len(nodes)}
+    count = sum(it["samples"] for it in nodes)
+    data = {"samples": count, "expected_samples": 600 * len(nodes), "exact": True, "problems": []}
+    return make_record(600, 60, job=job, asked=asked, nodes=nodes, data=data, **others)
+
+
+STEPS = [
+    {"id": "batch", "state": "COMPLETED", "exit_code": 0},
+    {"id": "0", "name": "solve", "state": "FAILED", "exit_code": 2, "start": START, "end": START + 75.0,
+     "nodes": ["c2", "c3"]},
+    {"id": "1", "name": "x" * 200, "state": "OUT_OF_MEMORY", "nodes": [f"n{3 * n}" for n in range(99)]},
+]  # fmt: skip
+
 RECORDS = {
+    "three-nodes": of_scheduler(
+        [node("c1", 2.5), node("c2", 1.5, [stretch(100, 130)]), node("c3", None)], steps=STEPS
+    ),
+    "many-nodes": of_scheduler(
+        [node(f"rack7-nid{n:06d}", 0.4 + n / 10) for n in range(16)], job={"state": "TIMEOUT"}
+    ),
+    "waiting": of_scheduler(
+        [node("c1", None)],
+        job={"state": "PENDING", "node": "", "nodes": [], "restarts": 0},
+        verdict="It waits: Resources.",
+        timeline=[],
+        processes=[],
+    ),
+    "running": of_scheduler([node("c1", 6.0)], job={"state": "RUNNING"}),
     "ordinary": make_record(600, 60),
     "ten-days": make_record(
         864_000,

@@ -135,7 +135,9 @@ class Catalog:
         if found or not text:
             return found
         wanted = storable(text)
-        return self._ask(f"{identity} WHERE id > ? AND id < ? {newest} 20", [wanted, wanted + "\U0010ffff"])
+        begins = "(id > :id AND id < :end OR (shown_id > :id AND shown_id < :end AND shown_id != id))"
+        values = {"id": wanted, "end": wanted + "\U0010ffff"}
+        return self._ask(f"{identity} WHERE {begins} {newest} 20", values)
 
     def same_id(self, text: str) -> list[tuple[str, str, float]]:
         """All that have exactly this id, the newest first: ids come round, and clusters have their own."""
