@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from joblens.errors import MalformedError, OutsideError
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import JobFacts
-from joblens.schedulers.slurm_sacct import COLUMNS, MORE_COLUMNS, parse_sacct
+from joblens.schedulers.slurm_sacct import columns_of, parse_sacct
 from joblens.schedulers.slurm_squeue import parse_squeue, squeue_format
 from joblens.schedulers.slurm_text import parse_job_id
 from joblens.schedulers.told import Told
@@ -68,10 +68,8 @@ class Slurm:
     def _all_columns(self) -> list[str]:
         """Asked for once: sacct refuses what it does not know. It answers this without the database."""
         if not self._columns:
-            offered = {
-                name.lower() for name in run_command(["sacct", "--helpformat"], {}, self.timeout).split()
-            }
-            self._columns = [name for name in MORE_COLUMNS if name.lower() in offered] + COLUMNS
+            offered = run_command(["sacct", "--helpformat"], {}, self.timeout).lower().split()
+            self._columns = columns_of(offered)
         return self._columns
 
     def _counted(self, told: Told) -> list[JobFacts]:

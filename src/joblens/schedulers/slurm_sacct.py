@@ -6,7 +6,7 @@ as the other columns allow, and an answer with a delimiter that nobody can guess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from datetime import tzinfo
 from functools import partial
 
@@ -28,19 +28,22 @@ from joblens.schedulers.slurm_text import (
 from joblens.schedulers.told import Told, understood, whole
 from joblens.schedulers.tres import Memory, parse_gres_gpus, parse_memory, resources
 
-# These every sacct has that joblens knows of; the last is one in which nothing odd can stand.
+# These every sacct has that joblens knows of. First come ids, and last what can hold nothing odd.
 COLUMNS = (
     "JobIDRaw JobID JobName Cluster User UID Account Partition QOS State Submit Eligible Start End"
     " TimelimitRaw NodeList NNodes AllocCPUS ReqCPUS ReqMem ReqTRES AllocTRES UserCPU SystemCPU MaxRSS"
     " NTasks ExitCode"
 ).split()
-MORE_COLUMNS = (
-    "Reason WorkDir SubmitLine ReqNodes Restarts".split()
-)  # these not: asked for where it knows them
+MORE_COLUMNS = "Reason WorkDir SubmitLine ReqNodes Restarts".split()  # asked for where this sacct knows them
 _FREE = frozenset(("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir", "wckey"))
 
 _Row = dict[str, str]
 _NO_EXIT: tuple[int | None, int | None] = (None, None)
+
+
+def columns_of(offered: Container[str]) -> list[str]:
+    """Those to ask for, of a sacct that offers these (in small letters)."""
+    return [*COLUMNS[:-1], *(name for name in MORE_COLUMNS if name.lower() in offered), COLUMNS[-1]]
 
 
 def parse_sacct(
@@ -79,9 +82,11 @@ def _rows(text: str, delimiter: str, names: list[str]) -> Iterator[list[str]]:
             if waiting:
                 yield "\n".join(waiting).split(delimiter)
             waiting, delimiters = [], 0
-        if line.strip() or waiting:
+        if goes_on or _begins(line, delimiter, id):
             waiting.append(line)
             delimiters += line.count(delimiter)
+        elif line.strip():
+            yield [line]
     if waiting:
         yield "\n".join(waiting).rstrip("\n").split(delimiter)
 

@@ -6,6 +6,7 @@ comment and folders are the user's: a field that occurs twice in one job may be 
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from joblens.schedulers.facts import JobFacts, Resources
@@ -45,17 +46,16 @@ _Fields = dict[str, str]
 
 def parse_scontrol(text: str, cluster: str = "") -> Told:
     starts = [found.start() for found in _RECORD.finditer(text)]
-    records = [_fields(text[start:end]) for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    records = [_fields(text[start:end]) for start, end in itertools.pairwise([*starts, len(text)])]
     jobs = [_job(fields, cluster) for fields in records if whole(fields.get("JobId", ""))]
     return Told(jobs, len(records) - len(jobs))
 
 
 def _fields(record: str) -> _Fields:
-    found = list(_FIELD.finditer(record))
-    ends = [it.start() for it in found[1:]] + [len(record)]
     fields: _Fields = {}
-    for it, end in zip(found, ends, strict=True):
-        fields[it[1]] = "" if it[1] in fields else record[it.end() : end].strip()
+    places = [(found[1], found.start(), found.end()) for found in _FIELD.finditer(record)]
+    for (name, _, start), (_, end, _) in itertools.pairwise([*places, ("", len(record), 0)]):
+        fields[name] = "" if name in fields else record[start:end].strip()
     return fields
 
 

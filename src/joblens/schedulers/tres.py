@@ -14,7 +14,7 @@ from joblens.schedulers.facts import Resources
 
 _MIB = 1 << 20
 _UNITS = "KMGTPE"
-_AMOUNT = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)([KMGTPE]?)B?", re.IGNORECASE)
+_AMOUNT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)([KMGTPE]?)B?", re.IGNORECASE)
 _MEMORY = re.compile(r"([0-9.]+[KMGTPE?]?)B?([nc]?)", re.IGNORECASE)
 _NAME = re.compile(r"[^=,\s]+(?: [^=,\s]+)*")
 _MOST = 1 << 63  # what Slurm can say is below: NO_VAL64 and INFINITE64 mean that it does not know

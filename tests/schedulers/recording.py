@@ -1,0 +1,22 @@
+"""Where recorded answers are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.told import Told
+
+RECORDED = Path(__file__).parent / "recorded"
+SLURM = RECORDED / "slurm-22.05"
+MARK = "~mark~"
+HOSTILE = "bad | name\nUserId=root(0) JobState=COMPLETED"
+
+
+def recorded(name: str) -> str:
+    return (SLURM / name).read_text()
+
+
+def by_id(told: Told) -> dict[str, JobFacts]:
+    """The last run of each."""
+    return {job.shown_id: job for job in told.jobs}

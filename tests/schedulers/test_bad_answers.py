@@ -1,0 +1,125 @@
+"""Answers that are cut off, damaged or nonsense: MalformedError or rows left out, never anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joblens.errors import MalformedError
+from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.flux import parse_flux
+from joblens.schedulers.pbs import parse_pbs
+from joblens.schedulers.slurm_json import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm_sacct import columns_of, parse_sacct
+from joblens.schedulers.slurm_scontrol import parse_scontrol
+from joblens.schedulers.slurm_squeue import parse_squeue
+from joblens.schedulers.told import Told
+
+from .recording import MARK, RECORDED, recorded
+
+Parse = Callable[[str], Told]
+FLUX, PBS = (RECORDED / "flux/jobs.json").read_text(), (RECORDED / "pbs/qstat.json").read_text()
+ASKED = columns_of(["reason", "workdir", "submitline", "reqnodes"])
+TEXTS: dict[str, tuple[Parse, str]] = {
+    "squeue": (lambda text: parse_squeue(text, MARK), recorded("squeue.txt")),
+    "sacct": (lambda text: parse_sacct(text, MARK, ASKED), recorded("sacct.txt")),
+    "sacct by header": (parse_sacct, recorded("sacct_header.txt")),
+    "scontrol": (parse_scontrol, recorded("scontrol.txt")),
+    "scontrol -o": (parse_scontrol, recorded("scontrol_oneline.txt")),
+    "squeue --json": (parse_squeue_json, recorded("squeue.json")),
+    "sacct --json": (parse_sacct_json, recorded("sacct.json")),
+    "flux": (parse_flux, FLUX),
+    "pbs": (parse_pbs, PBS),
+}
+PARSERS = [pytest.param(*it, id=name) for name, it in TEXTS.items()]
+TREES = [pytest.param(*TEXTS[name], id=name) for name in ("squeue --json", "sacct --json", "flux", "pbs")]
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def check(parse: Parse, text: str) -> None:
+    try:
+        told = parse(text)
+    except MalformedError:
+        return
+    assert all(isinstance(job, JobFacts) and job.id for job in told.jobs)
+    for job in told.jobs:
+        json.dumps(job, allow_nan=False)  # as it will be kept
+        assert job.shown_id
+
+
+@pytest.mark.parametrize(("parse", "text"), PARSERS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_cut_off(parse: Parse, text: str, data: st.DataObject) -> None:
+    check(parse, text[: data.draw(st.integers(0, len(text)))])
+
+
+@pytest.mark.parametrize(("parse", "text"), PARSERS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_damaged(parse: Parse, text: str, data: st.DataObject) -> None:
+    """Something else stands somewhere in it."""
+    at = data.draw(st.integers(0, len(text)))
+    length = data.draw(st.integers(0, 30))
+    check(parse, text[:at] + data.draw(st.text(max_size=20)) + text[at + length :])
+
+
+@pytest.mark.parametrize(("parse", "text"), PARSERS)
+@settings(max_examples=40)
+@given(noise=st.text() | st.text(alphabet='JobId=|~mark{}[]":,0123456789 \n\t'))
+def test_nonsense(parse: Parse, text: str, noise: str) -> None:
+    check(parse, noise)
+    check(parse, f"JobID|State\n{noise}")
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [path, *(place for key, it in items for place in places(it, (*path, key)))]
+
+
+def replaced(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    new = {key: replaced(it, path[1:], value) if key == path[0] else it for key, it in items}
+    return new if isinstance(tree, dict) else list(new.values())
+
+
+@pytest.mark.parametrize(("parse", "text"), TREES)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_values_of_another_kind(parse: Parse, text: str, data: st.DataObject) -> None:
+    """JSON in which any one place holds something else."""
+    tree = json.loads(text)
+    place = data.draw(st.sampled_from(places(tree)))
+    check(parse, json.dumps(replaced(tree, place, data.draw(ODD))))
+
+
+@pytest.mark.parametrize(("parse", "text"), TREES)
+def test_too_deep(parse: Parse, text: str) -> None:
+    with pytest.raises(MalformedError):
+        parse("[" * 100_000)
+
+
+def test_the_rest_is_there() -> None:
+    """These parsers do find jobs in these texts, so that the above says something."""
+    assert {name: len(parse(text).jobs) for name, (parse, text) in TEXTS.items()} == {
+        "squeue": 9,
+        "sacct": 16,
+        "sacct by header": 16,
+        "scontrol": 15,
+        "scontrol -o": 15,
+        "squeue --json": 7,
+        "sacct --json": 8,
+        "flux": 4,
+        "pbs": 4,
+    }
