@@ -165,6 +165,8 @@ class Agent:
                         knock.watch()
                     if self.ticks % 1000 == 0:
                         server.drop_silent()
+            if self.pusher:
+                self.look()  # what jobs have used until now belongs to what is sent last
         finally:
             knock.close()
             server.close()

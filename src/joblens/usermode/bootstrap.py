@@ -1,0 +1,99 @@
+"""What runs first on a host of the job: it gets the agent and its settings through its input, so that nothing
+of joblens need be there, and nothing is left behind.
+
+`PYTHON_FINDER` is for sh, `BOOTSTRAP` for the Python that it finds, from 3.9 on. The input is one line of
+JSON and then the agent as one file (joblens.usermode.pack). Then it stays open: its end is the end of the
+agent, so that none is left when whoever started them is gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# $1 is the Python that is at work here, $2 the bootstrap.
+PYTHON_FINDER = """\
+for p in "$1" python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9; do
+  command -v "$p" >/dev/null 2>&1 || continue
+  "$p" -c 'import sys; sys.exit(sys.version_info < (3, 9))' </dev/null >/dev/null 2>&1 && exec "$p" -c "$2"
+done
+echo "joblens: there is no Python 3.9 or newer on this host" >&2
+exit 127
+"""
+
+BOOTSTRAP = """\
+import json, os, runpy, shutil, signal, socket, sys, threading
+def read(size):
+    found = b""
+    while len(found) < size:
+        more = os.read(0, min(size - len(found), 1 << 16))
+        if not more:
+            sys.exit("joblens: the agent did not come whole")
+        found += more
+    return found
+line = b""
+while not line.endswith(b"\\n"):
+    line += read(1)
+told = json.loads(line)
+pack = read(told["size"])
+host = socket.gethostname()
+names = [os.environ.get("SLURMD_NODENAME", ""), host, host.partition(".")[0], "localhost"]
+node = next((name for name in names if name in told["tokens"]), "")
+if not node:
+    sys.exit("joblens: this host, " + host + ", is none of those that were asked for")
+def keep(name, data):
+    fd = os.memfd_create(name, 0)
+    os.fchmod(fd, 0o600)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    return "/proc/self/fd/%d" % fd
+os.umask(0o077)
+shared = os.path.isfile(os.path.join(told["folder"], told["nonce"]))
+if shared:
+    base = os.path.join(told["folder"], "hosts", node)
+else:
+    base = os.path.join(os.environ.get("TMPDIR", "/tmp"), "joblens-%s-%s" % (told["name"], node))
+os.makedirs(base, 0o700, exist_ok=shared)
+if told["job"]:
+    os.makedirs(os.path.join(base, "jobs"), 0o700, exist_ok=True)
+    with open(os.path.join(base, "jobs", "job.json"), "w") as file:
+        json.dump(dict(told["job"], uid=os.getuid()), file)
+quoted = lambda text: json.dumps(text, ensure_ascii=False)
+settings = told["settings"]
+for mark, text in (
+    ("NODE", node),
+    ("SPOOL", os.path.join(base, "spool")),
+    ("JOBS", os.path.join(base, "jobs")),
+    ("TOKEN", keep("token", told["tokens"][node].encode())),
+):
+    settings = settings.replace('"@%s@"' % mark, quoted(text))
+agent = keep("agent", pack)
+sys.argv = ["joblens", "agent", "--config", keep("settings", settings.encode())]
+held = os.dup(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+def wait():
+    while os.read(held, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=wait, daemon=True).start()
+try:
+    runpy.run_path(agent, run_name="__main__")
+finally:
+    if not shared:
+        shutil.rmtree(base, ignore_errors=True)
+"""
+
+
+class Payload(NamedTuple):
+    name: str  # of the session: letters, digits, - and _
+    folder: str  # of the session; where a host sees it, what the agent keeps is in it
+    nonce: str  # the name of a file in it
+    tokens: Mapping[str, str]  # by host
+    settings: str  # TOML, in which "@NODE@", "@SPOOL@", "@JOBS@" and "@TOKEN@" stand for what the host knows
+    job: Mapping[str, Any]  # a job file that means all of the user's processes; empty: there is a scheduler
+
+
+def make_input(payload: Payload, pack: bytes) -> bytes:
+    told = {**payload._asdict(), "tokens": dict(payload.tokens), "job": dict(payload.job), "size": len(pack)}
+    return json.dumps(told).encode() + b"\n" + pack

@@ -1,0 +1,99 @@
+"""Which job this is, and on which hosts: from what the batch system tells those who run in a job."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from joblens.errors import MalformedError, OutsideError, UsageError
+from joblens.schedulers.command import run_command
+from joblens.schedulers.nodelist import expand
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
+_LARGEST = 1 << 24
+_FLUX_SECONDS = 20.0
+
+
+class Allocation(NamedTuple):
+    """Where a job runs."""
+
+    scheduler: str  # slurm, flux, pbs; "": none, and then the job is this session
+    job: str
+    cluster: str
+    hosts: tuple[str, ...]
+    how: str  # in which way agents get to the hosts: slurm, flux, pbs, ssh or here
+
+
+def find_allocation(environment: Mapping[str, str], hosts: str = "") -> Allocation:
+    """Raises UsageError for a list that is none, OutsideError where a batch system does not say its hosts."""
+    found = _of_slurm(environment) or _of_flux(environment) or _of_pbs(environment) or _of_none()
+    if not hosts:
+        return found
+    chosen = parse_hosts(hosts)
+    if found.how != "here" and set(chosen) <= set(found.hosts):
+        return found._replace(hosts=chosen)
+    here = all(is_here(host) for host in chosen)
+    return found._replace(hosts=chosen, how="here" if here and len(chosen) == 1 else "ssh")
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """As Slurm writes them, `c[1-3],d1`, or with spaces between. They become words of commands."""
+    try:
+        found = tuple(dict.fromkeys(host for word in text.split() for host in expand(word)))
+    except MalformedError as error:
+        raise UsageError(f"--hosts: {error}") from None
+    for host in found:
+        check_host(host)
+    if not found:
+        raise UsageError("--hosts names no host")
+    return found
+
+
+def check_host(host: str) -> str:
+    if not _NAME.fullmatch(host):
+        raise UsageError(f"{host!r:.80} is no name of a host")
+    return host
+
+
+def short_name() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+def is_here(host: str) -> bool:
+    return host in ("localhost", socket.gethostname(), short_name())
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Allocation | None:
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job:
+        return None
+    nodes = environment.get("SLURM_JOB_NODELIST", "") or environment.get("SLURMD_NODENAME", "")
+    if not nodes:
+        raise OutsideError(f"Slurm says that this is job {job}, but not on which nodes")
+    cluster = environment.get("SLURM_CLUSTER_NAME", "")
+    return Allocation("slurm", job, cluster, tuple(map(check_host, expand(nodes))), "slurm")
+
+
+def _of_flux(environment: Mapping[str, str]) -> Allocation | None:
+    job = environment.get("FLUX_JOB_ID", "") or environment.get("FLUX_ENCLOSING_ID", "")
+    if not job or not environment.get("FLUX_URI"):
+        return None
+    text = run_command(["flux", "getattr", "hostlist"], timeout=_FLUX_SECONDS, most=_LARGEST)
+    return Allocation("flux", job, "", tuple(map(check_host, expand(text.strip()))), "flux")
+
+
+def _of_pbs(environment: Mapping[str, str]) -> Allocation | None:
+    job, path = environment.get("PBS_JOBID", ""), environment.get("PBS_NODEFILE", "")
+    if not job or not path:
+        return None
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        words = file.read(_LARGEST).split()
+    hosts = tuple(dict.fromkeys(map(check_host, words)))  # one line per process or core
+    return Allocation("pbs", job.partition(".")[0], "", hosts or (short_name(),), "pbs")
+
+
+def _of_none() -> Allocation:
+    return Allocation("", "", "", (short_name(),), "here")

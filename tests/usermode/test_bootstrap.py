@@ -1,0 +1,142 @@
+"""The agent on a host that has nothing of joblens: it comes through the input, and goes with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joblens.agent.frame import read_header
+from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER, Payload, make_input
+from joblens.usermode.pack import pack_agent
+from waiting import wait_for
+
+HOST = socket.gethostname()
+SETTINGS = """
+node = "@NODE@"
+listen = "127.0.0.1:0"
+[attribution]
+job_files = "@JOBS@"
+[push]
+url = "http://127.0.0.1:9"
+spool = "@SPOOL@"
+token_file = "@TOKEN@"
+period = 0.5
+"""
+
+
+@contextmanager
+def started(
+    payload: Payload, python: str = sys.executable, env: Mapping[str, str] = {}, pack: bytes | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", PYTHON_FINDER, "sh", python, BOOTSTRAP],
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={"PATH": os.defpath, **env}, cwd="/",
+    )  # fmt: skip
+    with process:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(make_input(payload, pack_agent() if pack is None else pack))
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+def make_payload(folder: Path, **more: Any) -> Payload:
+    (folder / "nonce").touch()
+    return Payload("4242-x", str(folder), "nonce", {HOST: "secret"}, SETTINGS, {}, **more)
+
+
+def batches(folder: Path) -> list[dict[str, Any]]:
+    return [read_header(path.read_bytes()) for path in sorted((folder / "spool").glob("*.batch"))]
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdin is not None
+    process.stdin.close()
+    return process.wait()
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/no/such/python"])
+def test_where_the_folder_is_seen(tmp_path: Path, python: str) -> None:
+    """What it keeps is in the session's folder, for its user only; the end of its input is its own."""
+    with started(make_payload(tmp_path), python) as process:
+        found = wait_for("batches", lambda: batches(tmp_path / "hosts" / HOST))
+        assert found[0]["node"] == HOST
+        assert (tmp_path / "hosts" / HOST).stat().st_mode & 0o077 == 0
+        count = len(found)
+        assert end(process) == 0
+    assert len(batches(tmp_path / "hosts" / HOST)) > count  # what it had at its end too
+
+
+def test_where_it_is_not(tmp_path: Path) -> None:
+    """A folder of its own with the job's name, that is gone with it. The secret is in no file at all."""
+    payload = make_payload(tmp_path)._replace(folder="/no/such/folder")
+    own = tmp_path / f"joblens-4242-x-{HOST}"
+    with started(payload, env={"TMPDIR": str(tmp_path)}) as process:
+        wait_for("batches", lambda: batches(own))
+        assert own.stat().st_mode & 0o077 == 0
+        written = [path for path in own.rglob("*") if path.is_file()]
+        assert all(b"secret" not in path.read_bytes() for path in written)
+        assert end(process) == 0
+    assert not own.exists()
+
+
+def test_a_folder_of_that_name_is_there(tmp_path: Path) -> None:
+    """Whoever made it, it is not used."""
+    payload = make_payload(tmp_path)._replace(folder="/no/such/folder")
+    (tmp_path / f"joblens-4242-x-{HOST}").mkdir()
+    with started(payload, env={"TMPDIR": str(tmp_path)}) as process:
+        assert process.wait() != 0
+        assert process.stderr is not None
+        assert b"File exists" in process.stderr.read()
+
+
+def test_whose_job_it_is(tmp_path: Path) -> None:
+    """Without a scheduler, all processes of the user are the job."""
+    payload = make_payload(tmp_path)._replace(job={"id": "r7", "start": 1_700_000_000})
+    with started(payload) as process:
+        header = wait_for("batches", lambda: batches(tmp_path / "hosts" / HOST))[0]
+        assert end(process) == 0
+    if os.getuid() >= 1000:  # those of the system are nobody's
+        assert "r7" in str(header)
+    assert (tmp_path / "hosts" / HOST / "jobs" / "job.json").is_file()
+
+
+def test_it_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    with started(make_payload(tmp_path)) as process:
+        wait_for("batches", lambda: batches(tmp_path / "hosts" / HOST))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    _, text = process.communicate()
+    return text.decode().splitlines()[-1]
+
+
+def test_what_can_be_wrong(tmp_path: Path) -> None:
+    """One line each."""
+    with started(make_payload(tmp_path)._replace(tokens={"other": "x"})) as process:
+        assert said(process) == f"joblens: this host, {HOST}, is none of those that were asked for"
+    finder = PYTHON_FINDER.replace("/usr/bin/python3", "").replace("python3", "no-python")
+    found = subprocess.run(
+        ["/bin/sh", "-c", finder, "sh", "/no/such", BOOTSTRAP], capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (
+        127, "joblens: there is no Python 3.9 or newer on this host\n",
+    )  # fmt: skip
+    cut = subprocess.run(
+        [sys.executable, "-c", BOOTSTRAP], input=make_input(make_payload(tmp_path), b"x" * 100)[:-1],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert (cut.returncode, cut.stderr) == (1, b"joblens: the agent did not come whole\n")
