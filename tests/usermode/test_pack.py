@@ -9,9 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.test_structure import AGENT, MODULES, SOURCE, closure
 
 from joblens.usermode.pack import pack_agent
+from test_structure import AGENT, MODULES, SOURCE, closure
 
 OTHER_PYTHON = "/usr/bin/python3"
 
