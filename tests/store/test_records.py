@@ -39,11 +39,15 @@ JSON = st.recursive(
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of a job that was really stored, findings and gaps added."""
+    """Of a job that was really stored, with findings, gaps, and what a scheduler's job has beyond it."""
     made = store_job(new_home(tmp_path_factory.mktemp("store")), "j1", tags={"a": "b"})
     stretch = {"from": START + 1, "to": START + 4}
     finding = {"rule": "idle cores", "evidence": "few", "advice": "fewer", **stretch}
-    return {"version": 1, "written": 5, **made, "findings": [finding], "gaps": [stretch]}
+    job = {**made["job"], "nodes": ["c1", "c2"], "array_job": "4200", "array_task": "7", "submit": START - 9}
+    step = {"id": "0", "name": "x", "state": "FAILED", "exit_code": 1, "start": START, "nodes": ["c2"]}
+    nodes = [{**made["nodes"][0], "node": name, "gaps": [stretch]} for name in ("c1", "c2")]
+    more = {"job": job, "nodes": nodes, "steps": [step], "findings": [finding], "gaps": [stretch]}
+    return {"version": 1, "written": 5, **made, **more}
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
