@@ -83,7 +83,7 @@ def make_record(
 ) -> dict[str, Any]:
     record = summarise(facts_of(job, interval), end_of(job, list(problems)), reader)
     used, data = record["used"], record["data"]
-    if used.get("memory_peak_bytes") is None:
+    if not used.get("memory_peak_bytes"):  # unknown, or no look at its nodes found it
         used |= _memory(job)
     if never_started(job):
         data["problems"].append("it never started")
