@@ -1,7 +1,7 @@
 """docs/deploy.md, followed to the letter on a cluster of its own: what stands there is what is typed.
 
-Of the first step only the outcome is there, for these machines have no way to the internet; and systemctl is a
-small script that does what the units say, for there is no systemd.
+Of the first step only the outcome is there, for these machines have no way to the internet; and systemctl is
+a small script that does what the units say, for there is no systemd.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ start() {
 case $1 in
 daemon-reload) ;;
 enable) [ "$2" = --now ] && start "$3" ;;
-stop) read -r pid </run/$2.pid; kill "$pid"; while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done ;;
+stop)
+    read -r pid </run/$2.pid
+    kill "$pid"
+    while grep -q . /proc/$pid/cmdline 2>/dev/null; do sleep 0.05; done # one that has ended has none
+    ;;
 *) exit 1 ;;
 esac
 """
