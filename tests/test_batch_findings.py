@@ -104,6 +104,17 @@ def test_nothing_to_say(view: View) -> None:
     assert find(view) == []
 
 
+def test_cores_of_a_scheduler_are_not_taken_by_others() -> None:
+    """All other cores of the node are busy with other jobs, and those of this one idle."""
+    view = made(node("c1", 1.0), cores=4.0)
+    view.used["node_idle_cores"] = 0.5
+    (found,) = find(view)
+    assert (found.rule, found.evidence) == (
+        "idle cores", "1.0 of 4 cores in use on average, 1.0 at most",
+    )  # fmt: skip
+    assert "--cpus-per-task=1" in found.advice
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [

@@ -240,6 +240,18 @@ def test_one_node_of_three_did_the_work(readers: Readers) -> None:
     assert [node["samples"] for node in record["nodes"]] == [60, 0, 0]
 
 
+def test_a_job_of_less_than_a_second(readers: Readers) -> None:
+    """Slurm's times are whole seconds, and one look when it was told to is all that there is."""
+    looks = [Look("c1.example.org", 0.4, 0.25, GIB)]
+    end = {**END, "end": START, "totals": {"user_seconds": 0.2, "system_seconds": 0.1}}
+    record = summaries(readers(looks), {**FACTS, "nodes": ["c1"]}, end)
+    assert record["used"]["cpu_seconds"] == pytest.approx(0.3)
+    assert [(it["node"], it["samples"], it["expected_samples"]) for it in record["nodes"]] == [
+        ("c1.example.org", 1, 1)
+    ]
+    assert record["verdict"] == "It was too short to judge how it used what it had."
+
+
 AMOUNTS = st.one_of(st.none(), st.floats(0, 1e6))
 LOOKS = st.builds(
     Look,

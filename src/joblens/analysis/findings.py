@@ -98,7 +98,8 @@ def idle_cores(view: View) -> Finding | None:
     used, most = view.used["cores_mean"], view.used["cores_peak"]
     if used is None or most is None or used > 0.5 * view.cores or most > 0.75 * view.cores:
         return None
-    free = view.used.get("node_idle_cores")
+    # Cores that a scheduler gave to a job it gave to nobody else, however busy the others are.
+    free = None if view.job.get("nodes") else view.used.get("node_idle_cores")
     if free is not None and free < 0.5 * (view.cores - used) and _had_to_make_way(view):
         return _taken_cores(view, used, free)
     idle, busy = split_nodes(view)

@@ -75,7 +75,7 @@ def find_nodes(
     jobs = _of_its_cluster(reader.looks(span, "job"), span.cluster, names)
     span = span._replace(cluster=span.cluster if any(cluster == span.cluster for cluster, _ in jobs) else "")
     seen = {node: times for (_, node), times in jobs.items()}
-    nodes = list(dict.fromkeys([*names, *seen]))
+    nodes = list(dict.fromkeys([*_as_seen(names, seen), *seen]))
     beats = _heartbeats(reader, span, nodes)
     between = max(interval, *(_typical(times) for times in seen.values()), 0.0)
     split = reader.split(span, "job", ("node",), (*COUNTERS, *LEVELS), most)
@@ -99,7 +99,18 @@ def _of_its_cluster(
 ) -> dict[tuple[str, str], list[float]]:
     """Another cluster can have a job of that number. An agent that was told no cluster names another."""
     own = {key: times for key, times in found.items() if key[0] == cluster} or found
-    return {key: times for key, times in own.items() if key[1] in names} or own
+    short = set(map(_short, names))
+    return {key: times for key, times in own.items() if _short(key[1]) in short} or own
+
+
+def _short(node: str) -> str:
+    """A scheduler's c1 can be an agent's c1.example.org."""
+    return node.partition(".")[0]
+
+
+def _as_seen(names: Sequence[str], seen: Iterable[str]) -> list[str]:
+    known = {_short(node): node for node in seen}
+    return [name if name in known.values() else known.get(_short(name), name) for name in names]
 
 
 def _heartbeats(reader: Reader, span: Span, nodes: Sequence[str]) -> dict[str, list[float]]:

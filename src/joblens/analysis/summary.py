@@ -155,13 +155,17 @@ def _asked(facts: dict[str, Any]) -> dict[str, Any]:
 def _nodes(whole: Whole, start: float, finish: float, interval: float, is_grid: bool) -> list[dict[str, Any]]:
     """Agents look on a grid of time, and once more when they are told to: that is no sample more."""
 
-    def ticks(looks: list[float]) -> int:
-        return len({tick for look in looks if first < (tick := int(look / interval + 0.5)) <= last})
-
     if not is_grid or interval <= 0:
         return [node.plain(finish - start, len(node.looks), None) for node in whole.nodes]
     first, last = math.floor(start / interval), math.floor(finish / interval)
-    return [node.plain(finish - start, ticks(node.looks), last - first) for node in whole.nodes]
+    expected = max(last - first, 1)
+
+    def ticks(looks: list[float]) -> int:
+        """A job that is shorter than the time between two is seen once."""
+        found = len({tick for look in looks if first < (tick := int(look / interval + 0.5)) <= last})
+        return min(found or int(bool(looks)), expected)
+
+    return [node.plain(finish - start, ticks(node.looks), expected) for node in whole.nodes]
 
 
 def _step(step: dict[str, Any]) -> dict[str, Any]:
