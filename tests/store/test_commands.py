@@ -56,6 +56,22 @@ def test_listing(two_jobs: Home, joblens: Joblens) -> None:
     )
 
 
+def test_two_clusters_with_one_id(home: Home) -> None:
+    """The newest is shown, of the others it is said that they are there, and each can be named."""
+    made = store_job(home, "4242", name="old")
+    job = {"cluster": "other", "name": "new", "start": START + 9, "nodes": ["c1", "c2"], "partition": "gpu"}
+    records.save_record(home.records, {**made, "job": {**made["job"], **job}})
+    found = run_joblens(home, "job", "4242")
+    assert found.returncode == 0
+    assert found.stdout.startswith("job 4242  new  alice  c[1-2]  ")
+    assert "the newest is shown, job 4242 of other" in found.stderr
+    assert "others have that id: here 2020-01-0" in found.stderr
+    found = run_joblens(home, "job", "4242@here")
+    assert (found.stdout.split()[2], found.stderr) == ("old", "")
+    found = run_joblens(home, "jobs", "--node", "c2", "--partition", "gpu", "--cluster", "other")
+    assert len(found.stdout.splitlines()) == 2
+
+
 def test_listing_as_json_and_csv(two_jobs: Home, joblens: Joblens) -> None:
     """The same jobs for programs, every column in both."""
     found = json.loads(joblens("jobs", "--json").stdout)
