@@ -96,6 +96,22 @@ def test_samples_that_come_late(tmp_path: Path) -> None:
     assert site.follower.state.late == {}
 
 
+def test_restart_while_samples_are_waited_for(tmp_path: Path) -> None:
+    """However long ago accounting told of it: it is asked again from there on."""
+    site = Site(tmp_path, wait_seconds=7200.0)
+    id = site.cluster.submit(("c1", "c2"))
+    site.cluster.start(id)
+    site.cluster.samples["c2"] = 1.0
+    site.cluster.end(id)
+    for _ in range(60):
+        site.turn()
+    assert site.records() == []
+    site.restart()
+    site.cluster.samples = {}
+    site.turn()
+    assert [row["id"] for row in site.records()] == [id]
+
+
 def test_each_run_of_a_requeued_job(tmp_path: Path) -> None:
     site = Site(tmp_path)
     id = site.cluster.submit()
@@ -285,6 +301,7 @@ DOINGS = st.lists(
                 "turn",
                 "turn",
                 "kill",
+                "away",
                 "down",
                 "late",
             ]
@@ -302,6 +319,9 @@ def test_every_ended_run_has_one_record(doings: list[tuple[str, int]]) -> None:
     killer = Killer()
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(joblens.files, "os", _Os(killer))
+        # Nothing may rest on looking twice: that is for accounting that tells late.
+        patch.setattr(follow, "OVERLAP", 50.0)
+        patch.setattr(follow, "LOOK_BACK_EVERY", float("inf"))
         site = Site(Path(folder), wait_seconds=120.0)
         for what, number in doings:
             _do(site, what, number, killer)
@@ -337,8 +357,17 @@ def _do(site: Site, what: str, number: int, killer: Killer) -> None:
         cluster.end(running[number % len(running)], "COMPLETED" if number % 2 else "FAILED", 1 - number % 2)
     elif what == "requeue" and running:
         cluster.requeue(running[number % len(running)])
-    elif what == "down":
+    else:
+        _disturb(site, what, number, killer)
+
+
+def _disturb(site: Site, what: str, number: int, killer: Killer) -> None:
+    cluster = site.cluster
+    if what == "down":
         cluster.down = not cluster.down
+    elif what == "away":
+        cluster.now += 300 * number
+        site.restart()
     elif what == "late":
         cluster.samples = {} if cluster.samples else {"c2": cluster.now}
     elif what in ("turn", "kill"):
