@@ -22,6 +22,7 @@ from joblens.host import Host
 from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 
 if TYPE_CHECKING:
+    from joblens.agent.door import Door
     from joblens.agent.push import Pusher
 
 OWN = Schema(
@@ -68,8 +69,9 @@ class Grid:
         self.tick += max(behind, 0) + 1
 
 
-# Sets with a series for each process or cgroup: many, and others' command lines among them.
-_BY_PROCESS = ("process", "thread", "process_pss", "gpu_process", "cgroup")
+# Sets with a series for each process or cgroup: many, and others' command lines among them. What jobs tell of
+# themselves is named by them.
+_BY_PROCESS = ("process", "thread", "process_pss", "gpu_process", "cgroup", "mark", "fom")
 
 
 class Agent:
@@ -82,11 +84,15 @@ class Agent:
         self._token = read_token(settings.token_file)
         self._expositions = {kind: Exposition(openmetrics=kind) for kind in (False, True)}
         self._stopping = False
+        self._listen = ""  # known once it does
         self.pusher: Optional[Pusher] = None
+        self.door: Optional[Door] = None
 
     def sample(self) -> None:
         samples = self.sampler.sample(self.grid.tick)
         self.ticks += 1
+        if self.door:
+            samples += self.door.samples()
         if self.pusher:
             self.pusher.take(self.grid.tick, samples)
 
@@ -100,7 +106,8 @@ class Agent:
 
     def render(self, openmetrics: bool = False) -> bytes:
         hidden = () if self.settings.process_metrics else _BY_PROCESS
-        sets = [rows for rows in self.sampler.known() if rows.schema.set not in hidden]
+        told = self.door.latest() if self.door else []
+        sets = [rows for rows in [*self.sampler.known(), *told] if rows.schema.set not in hidden]
         push = self.pusher.own() if self.pusher else []
         return self._expositions[openmetrics].render([*sets, self._own(), *push])
 
@@ -141,11 +148,15 @@ class Agent:
         selector = selectors.DefaultSelector()
         signals = _Signals(selector, {signal.SIGTERM: self._stop, signal.SIGINT: self._stop})
         server = Server(selector, split_address(self.settings.listen), self.answer)
+        self._listen = f"{self.settings.listen.rpartition(':')[0]}:{server.port}"
+        if self.pusher:
+            self.pusher.listen = self._listen
         signals.handlers[signal.SIGHUP] = lambda: self._reload(reload)
         knock = Knock(selector, knock_path(self.settings.attribution.job_files))
         if self.host.live:
             _make_folder(self.settings.attribution.job_files)
             knock.watch()
+            self.door = self._open_door(selector)
         ready(server.port)
         self.sample()  # so that the first to ask is answered
         gc.freeze()  # what start-up made stays: the collector need not look at it again
@@ -174,6 +185,20 @@ class Agent:
             selector.close()
             self.close()
 
+    def _open_door(self, selector: selectors.BaseSelector) -> Door:
+        from joblens.agent.door import Door
+
+        door = Door(selector, self.sampler, self.look)
+        door.open()
+        return door
+
+    def _close_door(self) -> None:
+        """What was told since the last tick goes with the last batch."""
+        if self.door:
+            self.door.close()
+            if self.pusher:
+                self.pusher.take(self.grid.tick - 1, self.door.samples())
+
     def _heed(self, knock: Knock) -> None:
         begin = time.thread_time()  # and not by the clock: on a busy node a look would seem dear
         knock.heed()
@@ -197,7 +222,9 @@ class Agent:
             return None
         from joblens.agent.push import Pusher
 
-        return Pusher(self.host, settings, sampler, self.log)
+        pusher = Pusher(self.host, settings, sampler, self.log)
+        pusher.listen = self._listen
+        return pusher
 
     def _stop(self) -> None:
         self._stopping = True
@@ -217,6 +244,8 @@ class Agent:
         self._missed_before += self.grid.missed
         self.sampler.close()
         self.settings, self.sampler, self._token = settings, sampler, token
+        if self.door:
+            self.door.sampler = sampler
         self.grid = Grid(settings.interval, time.time(), time.monotonic())
         self.sample()
         self.log("settings read again")

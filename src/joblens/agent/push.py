@@ -51,6 +51,7 @@ class Pusher:
 
     def __init__(self, host: Host, settings: Settings, sampler: Sampler, log: Log) -> None:
         self._host, self._log = host, log
+        self.listen = ""  # where the agent's own pages are
         self._set(settings, sampler)
         target = self._target()
         self.spool = self._open_spool()
@@ -162,6 +163,7 @@ class Pusher:
             "from_ns": self._from_ns,
             "to_ns": self._to_ns,
             "agent": __version__,
+            "listen": self.listen,
             "interval": self._settings.interval,
             "period": self._every * self._settings.interval,
             "updates": self._updates,

@@ -56,6 +56,7 @@ class Header(NamedTuple):
     sets: list[Any]
     jobs: list[Any]
     gaps: list[Any]
+    listen: str = ""  # where the agent's pages are, HOST:PORT; its host may be 0.0.0.0
 
 
 def check_header(found: dict[str, Any]) -> Header:
@@ -86,6 +87,7 @@ def _check(found: dict[str, Any]) -> Header:
         _list(found, "sets", 5, _MOST_SETS),
         _list(found, "jobs", 5, _MOST_JOBS),
         _list(found, "gaps", 5, _MOST_GAPS),
+        _text(found.get("listen")),
     )
 
 

@@ -98,6 +98,7 @@ def _describe_node(node: Node, now: float) -> dict[str, Any]:
         "node": node.node,
         "boot": node.header.batch.boot,
         "agent": node.header.agent,
+        "listen": node.header.listen,
         "age_seconds": node.age(now),
         "clock_offset_seconds": node.offset,
         "clock_wrong": node.clock_wrong,
