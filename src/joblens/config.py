@@ -45,6 +45,26 @@ class PushSettings(NamedTuple):
     timeout: float = 10.0
 
 
+class UsermodeSettings(NamedTuple):
+    """Servers that a session starts, `[usermode]`. In a path, {session} is the session's name."""
+
+    prometheus_binary: str = ""  # "": found on PATH
+    prometheus_datadir: str = ""  # "": in the session's folder
+    prometheus_logfile: str = ""  # "": in the session's folder
+    victoriametrics_binary: str = ""
+    victoriametrics_datadir: str = ""
+    victoriametrics_logfile: str = ""
+
+
+class TsdbSettings(NamedTuple):
+    """A server that speaks PromQL and has samples of jobs, `[tsdb]`."""
+
+    url: str = ""  # "": none
+    token_file: str = ""
+    ca_file: str = ""
+    write_url: str = ""  # "": below url, as Prometheus has it
+
+
 class Settings(NamedTuple):
     interval: float = 1.0
     listen: str = "127.0.0.1:9477"
@@ -56,6 +76,8 @@ class Settings(NamedTuple):
     attribution: AttributionSettings = AttributionSettings()
     external: Mapping[str, ExternalSettings] = {}
     push: PushSettings = PushSettings()
+    usermode: UsermodeSettings = UsermodeSettings()
+    tsdb: TsdbSettings = TsdbSettings()
 
 
 class Url(NamedTuple):
@@ -85,9 +107,11 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     attribution = as_table(values.pop("attribution", {}), path, "attribution")
     external = as_table(values.pop("external", {}), path, "external")
     push = as_table(values.pop("push", {}), path, "push")
+    usermode = as_table(values.pop("usermode", {}), path, "usermode")
+    tsdb = as_table(values.pop("tsdb", {}), path, "tsdb")
     as_table(values.pop("hub", {}), path, "hub")  # agent and hub can share a file; the hub reads its own part
     defaults = Settings()._asdict()
-    tables = ("collectors", "attribution", "external", "push")
+    tables = ("collectors", "attribution", "external", "push", "usermode", "tsdb")
     check_names(values, [name for name in defaults if name not in tables], path)
     check_names(collectors, known, path, "collectors.")
     settings = Settings(
@@ -102,6 +126,8 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
             for name, table in external.items()
         },
         push=_push(push, path),
+        usermode=_usermode(usermode, path),
+        tsdb=_tsdb(tsdb, path),
     )
     _check_interval("interval", settings.interval, path)
     split_address(settings.listen, path)
@@ -146,6 +172,28 @@ def _push(table: Dict[str, Any], path: str) -> PushSettings:
         raise ConfigError("push.munge and push.token_file: only one of them can be", path)
     if found.url and not split_url(found.url, path).secure and found.ca_file:
         raise ConfigError("push.ca_file is for an url that begins with https://", path)
+    return found
+
+
+def _usermode(table: Dict[str, Any], path: str) -> UsermodeSettings:
+    defaults = UsermodeSettings()._asdict()
+    check_names(table, defaults, path, "usermode.")
+    found = {name: typed(value, defaults[name], path, "usermode." + name) for name, value in table.items()}
+    for name, value in found.items():
+        if value and not value.startswith("/"):
+            raise ConfigError(f"usermode.{name} is {value!r:.60}, and does not begin with /", path)
+    return UsermodeSettings(**found)
+
+
+def _tsdb(table: Dict[str, Any], path: str) -> TsdbSettings:
+    defaults = TsdbSettings()._asdict()
+    check_names(table, defaults, path, "tsdb.")
+    found = TsdbSettings(
+        **{name: typed(value, defaults[name], path, "tsdb." + name) for name, value in table.items()}
+    )
+    for name in ("url", "write_url"):
+        if getattr(found, name):
+            split_url(getattr(found, name), path, "tsdb." + name)
     return found
 
 

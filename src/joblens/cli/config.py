@@ -109,7 +109,7 @@ _TABLES = ("sinks", "kafka")
 
 def _agent(settings: Settings) -> dict[str, Any]:
     found = settings._asdict()
-    for name in ("attribution", "push"):
+    for name in ("attribution", "push", "usermode", "tsdb"):
         found[name] = found[name]._asdict()
     found["external"] = {name: script._asdict() for name, script in settings.external.items()}
     found["collectors"] = {it.name: _collector(it, settings) for it in COLLECTORS}
