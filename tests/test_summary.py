@@ -9,7 +9,7 @@ from joblens.analysis.points import make_points
 from joblens.analysis.summary import summarise
 from joblens.analysis.used import find_io_wait, find_memory_peak
 from joblens.analysis.view import Point
-from joblens.store.reader import ProcessUse, Series, Span
+from joblens.store.reader import Break, ProcessUse, Series, Span
 
 MIB = 1 << 20
 FACTS = {
@@ -67,6 +67,14 @@ class Samples:
 
     def sample_times(self, span: Span) -> list[float]:
         return self.times
+
+    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+        return {("n", "n"): self.times}
+
+    def breaks(
+        self, span: Span, set_name: str, counters: Sequence[str], longest: float
+    ) -> dict[str, list[Break]]:
+        return {}
 
 
 def test_totals_and_samples() -> None:
