@@ -101,11 +101,13 @@ def test_wrong_use_runs_nothing(stand: Stand, words: list[str]) -> None:
 
 
 def test_the_environment_is_the_commands(stand: Stand) -> None:
-    """Every variable is as it was, in the C locale too, in which Python adds one for itself."""
+    """Every variable is as it was, in the C locale too, in which Python adds one for itself. One is new:
+    by it marks find their job."""
     stand.environment.update(LC_ALL="", LANG="C", HOSTILE="a\nb=c")
     stand.environment.pop("LC_CTYPE", None)
     ended = stand.run(["env", "-0"], "--quiet")
     shown = dict(entry.split("=", 1) for entry in ended.stdout.split("\0") if entry)
+    assert shown.pop("JOBLENS_RUN").startswith(f"{stand.home}/incoming/r")
     assert shown == stand.environment
 
 

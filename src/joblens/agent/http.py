@@ -1,4 +1,6 @@
-"""A small HTTP server in the agent's own loop: GET only, one page per request, bounded in all ways.
+"""A small HTTP server in the agent's own loop: one page per request, bounded in all ways.
+
+It answers GET. On a socket of Unix, where the kernel tells who asks, it can take small bodies as well.
 
 The standard library's http.server costs 7 MB and 50 ms of start-up, which is more than the rest of the
 agent, and a thread.
@@ -8,8 +10,9 @@ from __future__ import annotations
 
 import selectors
 import socket
+import struct
 import time
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 from joblens.errors import ServerError, sentence
 
@@ -17,7 +20,10 @@ _END = b"\r\n\r\n"
 _LARGEST_REQUEST = 16_384
 _MOST_CONNECTIONS = 64
 _PATIENCE = 60.0  # seconds that a silent connection is kept
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
+_REASONS = {
+    200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
+    405: "Method Not Allowed", 409: "Conflict", 413: "Content Too Large", 429: "Too Many Requests",
+}  # fmt: skip
 
 
 class Request(NamedTuple):
@@ -25,6 +31,8 @@ class Request(NamedTuple):
     path: str
     headers: Dict[str, str]  # names in lower case
     keep: bool = True  # the connection, for a next request
+    body: bytes = b""
+    uid: int = -1  # who asks, where the kernel tells
 
 
 class Response(NamedTuple):
@@ -37,7 +45,7 @@ Answer = Callable[[Request], Response]
 
 
 def parse_request(data: bytes) -> Optional[Request]:
-    """None if it is not HTTP. What follows the empty line is not read: a GET has no body."""
+    """None if it is not HTTP. What follows the empty line is not read."""
     lines = data.split(_END, 1)[0].decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
@@ -54,6 +62,13 @@ def parse_request(data: bytes) -> Optional[Request]:
     return Request(words[0], words[1].partition("?")[0], headers, keep)
 
 
+def body_length(request: Request) -> int:
+    """-1 if that cannot be understood."""
+    text = request.headers.get("content-length", "0")
+    chunked = "transfer-encoding" in request.headers
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 and not chunked else -1
+
+
 def render_response(response: Response, close: bool, head_only: bool) -> bytes:
     head = (
         f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"
@@ -67,24 +82,28 @@ def render_response(response: Response, close: bool, head_only: bool) -> bytes:
 
 
 class _Connection:
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
+    def __init__(self, channel: socket.socket, uid: int) -> None:
+        self.channel, self.uid = channel, uid
         self.incoming = b""
+        self.partial = False  # a body is on its way
         self.outgoing = b""
         self.closing = False
         self.active = time.monotonic()
 
 
 class Server:
-    def __init__(self, selector: selectors.BaseSelector, address: Tuple[str, int], answer: Answer) -> None:
-        self.selector, self.answer = selector, answer
+    """At a host and a port, or at the name of a socket of Unix; only there with bodies of some size."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        address: Union[Tuple[str, int], str],
+        answer: Answer,
+        most_body: int = 0,
+    ) -> None:
+        self.selector, self.answer, self.most_body = selector, answer, most_body
         self._connections: Dict[int, _Connection] = {}
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        try:
-            self.listener = socket.create_server(address, family=family, backlog=_MOST_CONNECTIONS)
-        except (OSError, OverflowError) as error:
-            why = sentence(error).partition(" (while attempting")[0]  # which only says the address again
-            raise ServerError(f"cannot listen on {address[0]}:{address[1]}: {why}") from None
+        self.listener = _listen_at(address) if isinstance(address, str) else _listen(address)
         self.listener.setblocking(False)
         selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
@@ -111,7 +130,7 @@ class Server:
         if len(self._connections) >= _MOST_CONNECTIONS:  # idle ones must not keep others out
             self._drop(min(self._connections.values(), key=lambda it: it.active))
         channel.setblocking(False)
-        connection = _Connection(channel)
+        connection = _Connection(channel, _peer(channel))
         self._connections[channel.fileno()] = connection
         self.selector.register(channel, selectors.EVENT_READ, lambda events: self._serve(connection, events))
 
@@ -131,7 +150,7 @@ class Server:
         if connection.closing and not connection.outgoing:
             self._drop(connection)
             return
-        busy = connection.outgoing or _END in connection.incoming
+        busy = connection.outgoing or (_END in connection.incoming and not connection.partial)
         wanted = selectors.EVENT_WRITE if busy else selectors.EVENT_READ
         key = self.selector.get_key(connection.channel)
         if key.events != wanted:
@@ -145,19 +164,27 @@ class Server:
 
     def _answer_next(self, connection: _Connection) -> None:
         if _END in connection.incoming:
-            head, _, connection.incoming = connection.incoming.partition(_END)
-            self._respond(connection, parse_request(head))
+            head, _, rest = connection.incoming.partition(_END)
+            request = parse_request(head)
+            length = body_length(request) if request and request.method == "POST" and self.most_body else 0
+            connection.partial = len(rest) < length <= self.most_body
+            if not connection.partial:
+                connection.incoming = rest[max(length, 0) :]
+                body = rest[: max(length, 0)] if length <= self.most_body else b""
+                self._respond(connection, request and request._replace(body=body, uid=connection.uid), length)
         elif len(connection.incoming) > _LARGEST_REQUEST:
             self._respond(connection, None)
 
-    def _respond(self, connection: _Connection, request: Optional[Request]) -> None:
-        if request is None:
+    def _respond(self, connection: _Connection, request: Optional[Request], length: int = 0) -> None:
+        if request is None or length < 0:
             response = Response(400, "text/plain", b"This is not a request that joblens understands.\n")
-        elif request.method not in ("GET", "HEAD"):
+        elif length > self.most_body:
+            response = Response(413, "text/plain", f"At most {self.most_body} bytes are taken.\n".encode())
+        elif request.method not in (("GET", "HEAD", "POST") if self.most_body else ("GET", "HEAD")):
             response = Response(405, "text/plain", b"Only GET is answered here.\n")
         else:
             response = self.answer(request)
-        connection.closing = request is None or not request.keep or response.status in (400, 405)
+        connection.closing = request is None or not request.keep or response.status in (400, 405, 413)
         head_only = request is not None and request.method == "HEAD"
         connection.outgoing = render_response(response, connection.closing, head_only)
 
@@ -170,3 +197,32 @@ class Server:
         self._connections.pop(connection.channel.fileno(), None)
         self.selector.unregister(connection.channel)
         connection.channel.close()
+
+
+def _listen(address: Tuple[str, int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family, backlog=_MOST_CONNECTIONS)
+    except (OSError, OverflowError) as error:
+        why = sentence(error).partition(" (while attempting")[0]  # which only says the address again
+        raise ServerError(f"cannot listen on {address[0]}:{address[1]}: {why}") from None
+
+
+def _listen_at(name: str) -> socket.socket:
+    """Raises OSError if another has it."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(name)
+        listener.listen(_MOST_CONNECTIONS)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _peer(channel: socket.socket) -> int:
+    """The user at the other end, by the kernel's word (unix(7)); -1 where it has none."""
+    if channel.family != socket.AF_UNIX:
+        return -1
+    _, uid, _ = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)

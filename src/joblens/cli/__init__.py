@@ -16,6 +16,8 @@ COMMANDS = (
     ("run", "run a command as a job, and tell what it did"),
     ("jobs", "list the jobs that are stored"),
     ("job", "tell what a job did"),
+    ("mark", "mark a moment or a stretch of the job that this is called in"),
+    ("fom", "tell a figure of merit of the job that this is called in"),
     ("db", "look after the store: info, compact, retain"),
     ("agent", "watch this node and show it to Prometheus"),
     ("hub", "take what the agents of many nodes send, and store it"),

@@ -1,11 +1,13 @@
-"""Starting the command as whoever typed it would have: same environment, same signals, same words."""
+"""Starting the command as whoever typed it would have: same environment but for what is named, same signals,
+same words.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import signal
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Mapping, Set
 
 _BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # which it ignores, and a command would inherit that
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM)
@@ -19,19 +21,20 @@ class NoRoomError(OSError):
     """There is no room for another process: the command can still take the place of this one."""
 
 
-def spawn(command: List[str], mask: Set[Any]) -> int:
+def spawn(command: List[str], mask: Set[Any], more: Mapping[bytes, bytes] = {}) -> int:
     """The pid. The kernel makes no copy of joblens for it, so that none counts as the command's."""
     try:
-        return _spawn(command, mask)
+        return _spawn(command, mask, more)
     except OSError as error:
         if error.errno == errno.ENOEXEC:
-            return _spawn(as_script(command), mask)
+            return _spawn(as_script(command), mask, more)
         kind = NoRoomError if error.errno in _NO_ROOM else NotStartedError
         raise kind(error.errno, error.strerror, command[0]) from None
 
 
-def _spawn(command: List[str], mask: Set[Any]) -> int:
-    return os.posix_spawnp(command[0], command, environment(), setsigmask=mask, setsigdef=_BY_PYTHON)
+def _spawn(command: List[str], mask: Set[Any], more: Mapping[bytes, bytes]) -> int:
+    given = {**environment(), **more}
+    return os.posix_spawnp(command[0], command, given, setsigmask=mask, setsigdef=_BY_PYTHON)
 
 
 def become(command: List[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from joblens.errors import sentence
 from joblens.run.clock import Clock, start_clock
+from joblens.run.marks import VARIABLE
 from joblens.run.start import spawn
 from joblens.run.streams import let_go
 from joblens.run.terminal import bring_to_front, foreground
@@ -59,7 +60,7 @@ class _Supervisor:
         io_before = read_io()
         start = clock.now()
         try:
-            self.child = spawn(command, mask)
+            self.child = spawn(command, mask, {VARIABLE.encode(): os.fsencode(self.folder)})
         except OSError:
             self._end_watcher()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -29,6 +29,7 @@ from joblens.run.clock import Clock, start_clock
 from joblens.run.events import JobEvents
 from joblens.run.gpus import JobGpus
 from joblens.run.heir import Heir
+from joblens.run.marks import JobMarks
 from joblens.run.memory import JobMemory
 from joblens.run.streams import wait_readable
 
@@ -61,7 +62,14 @@ def _open_all(host: Host, collectors: Iterable[Callable[[Host], Read]]) -> List[
 
 
 class Watch:
-    def __init__(self, host: Host, facts: Dict[str, Any], parent: int, clock: Optional[Clock] = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        facts: Dict[str, Any],
+        parent: int,
+        clock: Optional[Clock] = None,
+        folder: str = "",
+    ) -> None:
         self.host, self.clock = host, clock or start_clock()
         self.job = Job(facts["cluster"], facts["id"], "run", int(facts["start"]))
         self.node = str(facts["node"])
@@ -75,6 +83,7 @@ class Watch:
         self._devices_due = 0.0
         self.gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.get("gpus"))
         self._events = JobEvents(host, (self.job.cluster, self.job.id, self.node), self.clock.now_ns)
+        self.marks = JobMarks(folder, (self.job.cluster, self.job.id, self.node), self.clock)
         self._pids: Set[int] = set()
         self._job_keys: Tuple[Key, ...] = ((self.job.cluster, self.job.id, self.node),)
         self._process_keys: Tuple[Key, ...] = ()
@@ -93,7 +102,7 @@ class Watch:
             for read in list(self._devices):
                 found += self._read(partial(self._sample_device, read))
         events = self._read(lambda: self._events.read(self._pids, self.gpus.buses))
-        return [*(Sample(now, rows) for rows in found), *events]
+        return [*(Sample(now, rows) for rows in found), *events, *self._read(self.marks.read)]
 
     def _read(self, read: Callable[[], Iterable[Found]]) -> List[Found]:
         """One source's trouble is not the others', and is told once."""
@@ -142,7 +151,7 @@ def watch(
     """Until told to stop. Gives what went wrong, as sentences."""
     _listen_to(signals, told.hears)
     head = {name: facts[name] for name in ("cluster", "node", "boot", "id")}
-    watcher, batches = Watch(Host(), facts, parent, clock), Batches(folder, head)
+    watcher, batches = Watch(Host(), facts, parent, clock, folder), Batches(folder, head)
     if not os.read(told.told, 1):  # it could not be started
         return []
     begin = time.monotonic()
@@ -155,7 +164,7 @@ def watch(
             break
     batches.add(watcher.sample(last=True))  # those that outlive the command
     batches.flush()
-    return watcher.problems + watcher.gpus.problems() + batches.problems()
+    return watcher.problems + watcher.gpus.problems() + watcher.marks.problems() + batches.problems()
 
 
 def _next_look(looks: int, elapsed: float, interval: float) -> float:

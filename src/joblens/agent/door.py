@@ -1,0 +1,109 @@
+"""Where the jobs of this node tell the agent marks and figures of merit: HTTP on a socket of Unix.
+
+The kernel tells whose the other end is, so that nobody can mark another's job, and no token is needed. The
+socket has a name and no file (abstract, unix(7)): a job finds it without being told a port, and nothing is
+left behind. Each agent has its own, as root's and several users' can run on one node.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from contextlib import suppress
+from typing import Callable, Dict, List, Mapping, Optional
+
+from joblens.agent.http import Request, Response, Server
+from joblens.agent.marks import LARGEST, Book, JobName, parse_told
+from joblens.agent.sampler import Sampler
+from joblens.errors import MalformedError
+from joblens.model import Rows, Sample
+
+_JOB_VARIABLES = ("JOBLENS_JOB", "SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID")
+_LOOK_SECONDS = 1.0  # between two looks for a job that is not known yet
+_PAGE = b"""POST /mark  {"text": "solve", "kind": "start"}
+POST /fom   {"name": "gflops", "value": 812, "unit": ""}
+"""
+
+
+def own_job(environment: Mapping[str, str]) -> str:
+    return next((environment[name] for name in _JOB_VARIABLES if environment.get(name)), "")
+
+
+def door_name(uid: int, job: str = "") -> str:
+    """As curl --abstract-unix-socket has it. Of a user's agent in a job, with the job."""
+    return f"joblens-agent-{uid}" + (f"-{job}"[:60] if uid and job else "")
+
+
+class Door:
+    def __init__(self, selector: selectors.BaseSelector, sampler: Sampler, look: Callable[[], None]) -> None:
+        self.sampler, self.book = sampler, Book()
+        self._selector, self._look = selector, look
+        self._server: Optional[Server] = None
+        self._looked = -float("inf")
+
+    def open(self) -> None:
+        """Unless another agent has that name; then when it has gone."""
+        if self._server is None:
+            name = door_name(os.geteuid(), own_job(os.environ))
+            with suppress(OSError):
+                self._server = Server(self._selector, "\0" + name, self.answer, LARGEST)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def drop_silent(self) -> None:
+        if self._server is not None:
+            self._server.drop_silent()
+
+    def samples(self) -> List[Sample]:
+        found = self.book.samples(self.sampler.host.now_ns())
+        self.book.forget(self._jobs())
+        return found
+
+    def latest(self) -> List[Rows]:
+        return self.book.latest()
+
+    def answer(self, request: Request) -> Response:
+        if request.path not in ("/mark", "/fom"):
+            return Response(200 if request.path == "/" else 404, "text/plain", _PAGE)
+        if request.method != "POST":
+            return _say(405, f"Send it with POST: {request.path}")
+        try:
+            told = parse_told(request.path, request.body)
+        except MalformedError as error:
+            return _say(400, str(error))
+        named = self._named(request.uid, told.job, told.node)
+        if not named and time.monotonic() - self._looked >= _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._look()  # it may have just begun
+            named = self._named(request.uid, told.job, told.node)
+        if not named:
+            which = f"job {told.job!r:.80} of" if told.job else "job of"
+            return _say(404, f"no {which} user {request.uid} is seen on this node")
+        if len(named) > 1 and len({job[:2] for job in named}) > 1:
+            return _say(409, 'several jobs of yours are on this node: say which, as JOBLENS_JOB or "job"')
+        refused = self.book.take(named[0], told.entries, self.sampler.host.now_ns())
+        return _say(429, refused) if refused else _say(200, f"marked in job {named[0][1]}")
+
+    def _named(self, uid: int, job: str, node: str) -> List[JobName]:
+        """Those that are meant, and are the user's: root may mark any."""
+        return [
+            name
+            for name, whose in self._jobs().items()
+            if uid in (0, whose) and whose >= 0 and job in ("", name[1]) and node in ("", name[2])
+        ]
+
+    def _jobs(self) -> Dict[JobName, int]:
+        accounts = self.sampler.attribution.accounts
+        return {
+            (cluster, job, node): account.uid
+            for (cluster, job, step, node), account in accounts.items()
+            if not step
+        }
+
+
+def _say(status: int, text: str) -> Response:
+    return Response(status, "text/plain; charset=utf-8", (text + "\n").encode("utf-8", "replace"))

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import argparse
+
+from joblens.cli.mark import add_strict, hand_over
+from joblens.errors import MalformedError, UsageError
+
+EXAMPLE = """example:
+  joblens fom gflops=812
+  joblens fom loss=0.031 speed=12.5steps/s
+
+inside of `joblens run`, or of a job that an agent on this node sees"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "figures", nargs="+", metavar="NAME=VALUE", help="a number, also with its unit behind it"
+    )
+    add_strict(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from joblens.agent.marks import MOST_AT_ONCE, parse_fom
+
+    if len(options.figures) > MOST_AT_ONCE:
+        raise UsageError(f"{len(options.figures)} figures at once, there can be {MOST_AT_ONCE}")
+    try:
+        foms = [parse_fom(text) for text in options.figures]
+    except MalformedError as error:
+        raise UsageError(str(error)) from None
+    return hand_over("fom", {"foms": [fom._asdict() for fom in foms]}, options.strict)

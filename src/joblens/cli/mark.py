@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any, Dict
+
+from joblens.errors import OutsideError, UsageError, sentence
+
+EXAMPLE = """example:
+  joblens mark start "time steps"
+  mpirun ./solve
+  joblens mark stop "time steps"
+  joblens mark "half of it is done"
+
+inside of `joblens run`, or of a job that an agent on this node sees"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words", nargs="+", metavar="[start|stop] TEXT", help="what begins, ends, or happens now"
+    )
+    add_strict(parser)
+
+
+def add_strict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="fail if it cannot be stored (default: say so)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from joblens.agent.marks import LONGEST_TEXT, MOMENT, START, STOP, clean
+
+    kind, words = MOMENT, options.words
+    if words[0] in (START, STOP):
+        kind, words = words[0], words[1:]
+    text = clean(" ".join(words), LONGEST_TEXT)
+    if not text:
+        raise UsageError(f"say what: joblens mark {'' if kind == MOMENT else kind + ' '}TEXT")
+    return hand_over("mark", {"kind": kind, "text": text}, options.strict)
+
+
+def hand_over(what: str, body: Dict[str, Any], strict: bool) -> int:
+    """What cannot be stored must not end a script in which it stands."""
+    from joblens.run.tell import tell
+
+    try:
+        tell(f"/{what}", body, os.environ)
+    except (OutsideError, OSError) as error:
+        print(f"joblens {what}: not stored: {sentence(error)}", file=sys.stderr)
+        return 3 if strict else 0
+    return 0

@@ -1,0 +1,92 @@
+"""Telling a mark or a figure of merit from inside of a job, to the `joblens run` that it belongs to, or to an
+agent on this node.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple
+
+from joblens.agent.door import door_name, own_job
+from joblens.errors import OutsideError, ServerError, sentence
+from joblens.run.marks import VARIABLE, find_run, write_mark
+
+_SECONDS = 3.0  # that an agent has for its answer
+_AGAIN_SECONDS = 1.1  # after which an agent may look again for a job that it does not know
+_LARGEST = 1 << 16
+_UNKNOWN = 404
+
+
+class _Answer(NamedTuple):
+    status: int
+    text: str
+
+
+def tell(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> None:
+    """Raises OutsideError or OSError, in one sentence, if nobody takes it."""
+    folder = find_run(environment)
+    if folder:
+        write_mark(folder, path, body)
+        return
+    job = own_job(environment)
+    asked = dict(body, job=job) if job else body
+    names = _doors(environment, job)
+    problems: List[str] = []
+    for name in names:
+        try:
+            answer = _post(name, path, asked)
+            if answer.status == _UNKNOWN and job:
+                time.sleep(_AGAIN_SECONDS)
+                answer = _post(name, path, asked)
+        except (OSError, ServerError) as error:
+            if not isinstance(error, ConnectionRefusedError):
+                problems.append(sentence(error))
+            continue
+        if answer.status == 200:
+            return
+        problems.append(answer.text)
+    stale = f", and the job of {VARIABLE} is not here" if environment.get(VARIABLE) else ""
+    raise OutsideError("; ".join(problems) or f"no agent of joblens runs on this node{stale}")
+
+
+def _doors(environment: Mapping[str, str], job: str) -> List[str]:
+    """The user's own agent in this job, the user's own, and the node's."""
+    named = environment.get("JOBLENS_AGENT", "")
+    if named:
+        return [named]
+    uid = os.getuid()
+    return list(dict.fromkeys([door_name(uid, job), door_name(uid), door_name(0)]))
+
+
+def _post(name: str, path: str, body: Dict[str, Any]) -> _Answer:
+    import json
+
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.settimeout(_SECONDS)
+        channel.connect("\0" + name)
+        _, uid, _ = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (0, os.getuid()):  # anybody can take a name
+            raise ServerError(f"what answers at {name} is user {uid}'s and no agent for you")
+        channel.sendall(head.encode("ascii") + data)
+        return _read_answer(channel)
+
+
+def _read_answer(channel: socket.socket) -> _Answer:
+    end, found = time.monotonic() + _SECONDS, b""
+    while len(found) < _LARGEST and time.monotonic() < end:
+        more = channel.recv(_LARGEST)
+        if not more:
+            break
+        found += more
+    head, _, text = found.partition(b"\r\n\r\n")
+    words = head.split(b" ", 2)
+    if len(words) < 3 or not words[1].isdigit():
+        raise ServerError("the agent did not answer")
+    return _Answer(int(words[1]), text.decode("utf-8", "replace").strip())
