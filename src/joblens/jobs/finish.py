@@ -35,6 +35,7 @@ class Failed(NamedTuple):
 def finish(home: Home, folder: Path, ended: Sequence[Ended]) -> list[Failed]:
     """Their records, in the store on return. `folder` is for what is needed meanwhile. Those that failed."""
     failed: list[Failed] = []
+    ended = sorted(ended, key=lambda it: start_of(it.job))  # those of the same time together
     for begin in range(0, len(ended), BATCH):
         some = ended[begin : begin + BATCH]
         records = list(_make_records(home, folder, some, failed))

@@ -34,7 +34,7 @@ class Excerpt(Lake):
         self._whole, self._folder, self._jobs = lake, folder, jobs
         self._made: dict[str, list[Path]] = {}
         first, last = min(job.span.start for job in jobs), max(job.span.end for job in jobs)
-        self._dates = Span("", first - LOOKS_AROUND, last + LOOKS_AROUND).dates()
+        self._around = Span("", first - LOOKS_AROUND, last + LOOKS_AROUND)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         self._name_jobs()
@@ -68,7 +68,7 @@ class Excerpt(Lake):
         return self._made[set_name]
 
     def _make(self, set_name: str) -> list[Path]:
-        files = self._whole.files(set_name, self._dates)
+        files = self._whole.files(set_name, self._around.dates())
         self.report(*self._whole.problems)
         path = self._folder / f"{safe_name(set_name)}.{JobFile(HUB + 'excerpt', 1, 1).name}"
         made = self.attempt(files, lambda sound: self._copy(sound, path), False)
@@ -78,13 +78,17 @@ class Excerpt(Lake):
         there = {name.lower() for name in self.schema(files)}
         if "jobid" not in there or "time" not in there:
             return False
-        own = "jobid IN (SELECT job FROM wanted)"
+        # Names and times as such: where a file says that it has none of them, it is not read.
+        names = ", ".join(sorted({literal(job.span.job) for job in self._jobs}))
+        own = f"jobid IN ({names})"
         of_node = (
             " OR (coalesce(jobid, '') = '' AND EXISTS (SELECT 1 FROM wanted w"
             " WHERE w.node = l.node AND l.time BETWEEN w.first AND w.last))"
         )
         condition = own + (of_node if "node" in there else "")
-        chosen = f"SELECT l.* FROM {as_table(files)} l WHERE {condition}"
+        times = self._around.nanoseconds()
+        near = f"time BETWEEN make_timestamp_ns({times['first']}) AND make_timestamp_ns({times['last']})"
+        chosen = f"SELECT l.* FROM {as_table(files)} l WHERE {near} AND ({condition})"
         try:
             self.connection.execute(f"COPY ({chosen}) TO {literal(path)} (FORMAT parquet)")
         except OSError as error:
