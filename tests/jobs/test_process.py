@@ -58,6 +58,7 @@ def ended(number: int, state: str = "COMPLETED") -> dict[str, str]:
         "JobName": "j",
         "Cluster": "fox",
         "User": "alice",
+        "Partition": "main",
         "State": state,
         "Submit": str(now - 30),
         "Start": str(now - 20),
@@ -100,6 +101,27 @@ def test_killed_again_and_again(tmp_path: Path, commands: Commands, runner: Runn
     expected = {str(1000 + number) for number in range(60)}
     wait_for("all records", lambda: {job["id"] for job in stored(tmp_path / "store")} == expected)
     assert len(stored(tmp_path / "store")) == 60
+
+
+def test_half_told(tmp_path: Path, commands: Commands, runner: Runner) -> None:
+    """Accounting can know of an end before it knows of the beginning: until then the job is nobody's."""
+    whole = ended(2000)
+    half = {
+        **whole,
+        "User": "root",
+        "UID": "0",
+        "Partition": "",
+        "JobName": "allocation",
+        "Eligible": "Unknown",
+    }
+    commands.ended += [half, ended(2001)]
+    commands.save()
+    wait_for("the other's record", lambda: stored(tmp_path / "store"))
+    assert [job["id"] for job in stored(tmp_path / "store")] == ["2001"]
+    commands.ended[0] = whole
+    commands.save()
+    wait_for("both records", lambda: len(stored(tmp_path / "store")) == 2)
+    assert {job["user"] for job in stored(tmp_path / "store")} == {"alice"}
 
 
 def test_page_tells_how_it_goes(tmp_path: Path, commands: Commands, runner: Runner) -> None:

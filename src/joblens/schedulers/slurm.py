@@ -34,7 +34,9 @@ class Slurm:
         """By the end of each run. Slurm writes it down seconds later: ask for a time that has settled."""
         times = [f"--starttime=uts{max(math.floor(since), 1)}", f"--endtime=uts{max(math.ceil(until), 2)}"]
         jobs = self._sacct([*times, f"--state={_ENDED}"])
-        return [job for job in jobs if job.end is not None and since <= job.end <= until]
+        # slurmctld tells of beginnings every few seconds only. An end can be there first: its row is root's
+        # then, with no partition and not all nodes: it is whole when it is asked for next.
+        return [job for job in jobs if job.end is not None and since <= job.end <= until and job.partition]
 
     def job(self, id: str) -> JobFacts | None:
         """The last run of a job, as people write its id (4242, 4200_7, 4300+1), or None if there is none."""
