@@ -188,10 +188,10 @@ class Lab:
         (etc / "slurmdbd.conf").write_text(_SLURMDBD_CONF.format(**known))
         (etc / "slurmdbd.conf").chmod(0o600)
 
-    def start(self, machine: Machine, *words: str, uid: int = 0) -> subprocess.Popen[bytes]:
-        """Something that runs for as long as the cluster does."""
-        log = self.path("log", f"{machine.name}.{Path(words[0]).name}.out")
-        process = machine.start(log, *words, uid=uid)
+    def start(self, machine: Machine, *words: str, log: str = "") -> subprocess.Popen[bytes]:
+        """Something that runs for as long as the cluster does, at most."""
+        log = log or f"{machine.name}.{Path(words[0]).name}"
+        process = machine.start(self.path("log", f"{log}.out"), *words)
         self._started.append(process)
         return process
 
@@ -291,9 +291,11 @@ class Lab:
             "JobIDRaw,JobID,User,UID,Account,Partition,QOS,JobName,State,ExitCode,Submit,Eligible,Start,End,"
             "TimelimitRaw,NNodes,NCPUS,ReqCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,WorkDir"
         )
-        words = ["sacct", "-X", "-n", "-P", "--delimiter=\x1f", "-o", fields, "-j", ",".join(jobs)]
+        words = ["sacct", "-X", "-n", "-p", "--delimiter=\x1f", "-o", fields, "-j", ",".join(jobs)]
         done = self.slurm(*words, *(["-D"] if duplicates else []), variables={"SLURM_TIME_FORMAT": "%s"})
-        return [dict(zip(fields.split(","), line.split("\x1f"))) for line in done.out.splitlines()]
+        names, cells = fields.split(","), done.out.split("\x1f")  # a name can have several lines
+        rows = [cells[begin : begin + len(names)] for begin in range(0, len(cells) - 1, len(names))]
+        return [dict(zip(names, [row[0].lstrip("\n"), *row[1:]])) for row in rows]
 
     def wait_for_end(self, *jobs: str) -> dict[str, dict[str, str]]:
         """Until accounting has the end of each of them: its row by number.

@@ -20,7 +20,8 @@ SWITCH = "10.98.0.254"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KINDS = ("--mount", "--net", "--uts", "--ipc", "--pid")
 # Orphans are this process's children, and are gone when they end because it ignores that.
-_FIRST = """trap "" CHLD; hostname "$1" && mount -t tmpfs -o mode=755 none /run && echo here && exec cat"""
+_FIRST = """hostname "$1" && mount -t tmpfs -o mode=755 none /run && echo here &&
+exec env --ignore-signal=CHLD cat"""
 
 
 class Result(NamedTuple):

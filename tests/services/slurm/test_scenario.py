@@ -245,8 +245,12 @@ def seconds(text: str) -> float | None:
 
 
 def finished(watch: Watch, id: str) -> Any:
+    """Its record, when accounting has told of its steps too, which can be some seconds after its end."""
     record = watch.record(id)
-    return record if record and record["job"]["end"] is not None else None
+    if not record or record["job"]["end"] is None:
+        return None
+    started = record["job"]["nodes"]
+    return record if not started or record["used"]["cpu_seconds_exact"] is not None else None
 
 
 def check_runs(scenario: Scenario) -> None:

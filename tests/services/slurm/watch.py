@@ -8,8 +8,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,6 +73,7 @@ class Watch:
         lab.login.variables["JOBLENS_HOME"] = f"{self.folder}/store"
         for machine in (lab.login, *lab.nodes.values()):
             machine.variables["JOBLENS_CONFIG"] = os.devnull
+        self._count_calls()
         advice = self.install_hooks(RESIDENT)
         lines = [line for line in advice.splitlines() if line and not line.startswith("#")]
         self._write("etc/more.conf", "\n".join(lines) + "\n")
@@ -80,26 +83,37 @@ class Watch:
         path.write_text(text)
         path.chmod(0o600 if "key" in name else 0o644)
 
+    def _count_calls(self) -> None:
+        """The hub finds these first: each call of Slurm's commands becomes a line, and goes on."""
+        self.lab.path("counted").mkdir()
+        for name in ("sacct", "sacctmgr", "scontrol", "sdiag", "sinfo", "squeue", "sstat"):
+            program = self.lab.path("counted", name)
+            real = shutil.which(name, path=self.lab.login.variables["PATH"])
+            program.write_text(f'#!/bin/sh\necho {name} >>{self.folder}/calls\nexec {real} "$@"\n')
+            program.chmod(0o755)
+        self.lab.path("calls").touch()
+
+    def count_calls(self) -> Counter[str]:
+        """Of Slurm's commands, by the hub."""
+        return Counter(self.lab.path("calls").read_text().split())
+
     def joblens(self, *words: str, check: bool = True) -> Result:
         return self.lab.login.run(sys.executable, "-m", "joblens", *words, check=check)
 
-    def install_hooks(self, way: str) -> str:
+    def install_hooks(self, way: str, start: str = "") -> str:
         """What is to be put into slurm.conf. Hooks of another way of running have the same names."""
         words = ["--folder", f"{self.folder}/hooks", "--config", f"{self.folder}/etc/joblens.toml"]
         if way == PER_JOB:
-            start = [sys.executable, "-m", "joblens", "agent", "--while-jobs", "--linger", "2"]
-            words += [
-                "--per-job",
-                "--start",
-                " ".join([*start, "--config", f"{self.folder}/etc/joblens.toml"]),
-            ]
+            start = start or f"{sys.executable} -m joblens agent --while-jobs --linger 2"
+            words += ["--per-job", "--start", f"{start} --config {self.folder}/etc/joblens.toml"]
         return self.joblens("slurm", "install", "--write", *words).out
 
     # Hub and agents
 
     def start_hub(self) -> None:
         words = (sys.executable, "-m", "joblens", "hub", "--config", f"{self.folder}/etc/hub.toml")
-        self.hub = self.lab.login.start(self.lab.path("log", "hub.out"), *words)
+        path = f"PATH={self.folder}/counted:{self.lab.login.variables['PATH']}"
+        self.hub = self.lab.start(self.lab.login, "env", path, *words, log="hub")
         self.lab.wait_for_daemon(
             "the hub", self.hub, lambda: self.joblens("ls", *self.at, check=False).code == 0
         )
@@ -114,9 +128,8 @@ class Watch:
 
     def start_agent(self, node: str) -> None:
         config = f"{self.folder}/etc/joblens.toml"
-        log = self.lab.path("log", f"{node}.agent.out")
         words = (sys.executable, "-m", "joblens", "agent", "--config", config)
-        self.agents[node] = self.lab.nodes[node].start(log, *words)
+        self.agents[node] = self.lab.start(self.lab.nodes[node], *words, log=f"{node}.agent")
 
     def wait_for_agents(self) -> None:
         wait_for(

@@ -1,0 +1,77 @@
+"""Names and environments that somebody chose in order to do harm."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from waiting import wait_for
+
+from .lab import NODES, USERS, Lab
+from .test_scenario import finished
+from .watch import RESIDENT, Watch
+
+NAMES = (
+    "../../etc/x",
+    "a\nb\nc",
+    "\"quoted' `id` $(touch /tmp/x) ; rm -rf *",
+    "\x1b[2J\x1b]0;title\x07",
+    "name|with|bars,commas=and ends\\",
+    "x" * 1000,
+    "äöü \u202e 日本",
+)
+VARIABLES = {
+    "SLURM_JOB_UID": "0",
+    "SLURM_CLUSTER_NAME": '","id":"1',
+    "HOSTILE": "../../etc/x\n\"'`id`$(id)",
+    "LONG": "l" * 10_000,
+    "ENV": "/dev/stdin",
+    "IFS": "/",
+}
+
+
+def test_hostile_names(lab: Lab, watch: Watch) -> None:
+    """Nothing leaves its folder, nothing breaks, and the names are told as they are."""
+    with watch.running(RESIDENT):
+        jobs = {
+            lab.submit("userC", "sleep 2", f"--job-name={name}", "--comment", name, variables=VARIABLES): name
+            for name in NAMES
+        }
+        rows = lab.wait_for_end(*jobs)
+    watch.wait_for_sinks()
+    assert {row["State"] for row in rows.values()} == {"COMPLETED"}, rows
+    assert lab.node_states() == dict.fromkeys(NODES, "idle")
+    for job, row in rows.items():
+        record = wait_for(f"the record of {job}", lambda job=job: finished(watch, job))  # type: ignore[misc]
+        told = record["job"]
+        assert (told["id"], told["user"], told["state"]) == (job, "userC", "COMPLETED")
+        assert told["uid"] == USERS["userC"]
+        assert watch.csv_rows("userC", job, row["NodeList"], "job")
+        shown = watch.joblens("job", job).out
+        assert "\x1b" not in shown
+        assert "\x07" not in shown
+    check_names(watch, {job: row["JobName"] for job, row in rows.items()})
+    check_folders(lab, jobs)
+
+
+def check_names(watch: Watch, jobs: dict[str, str]) -> None:
+    """As Slurm has them: of a \" it makes a `."""
+    listed = json.loads(watch.joblens("jobs", "--json", "--limit", "2000").out)
+    names = {it["id"]: it["name"] for it in listed if it["id"] in jobs}
+    assert names == jobs
+    text = watch.joblens("jobs", "--limit", "2000").out
+    assert len(text.splitlines()) == len(listed) + 1, "one line for each job"
+
+
+def check_folders(lab: Lab, jobs: dict[str, str]) -> None:
+    """USER/JOB/NODE/SET.csv and nothing else, and nobody has made a file x."""
+    root = lab.path("csv")
+    for path in root.rglob("*.csv"):
+        user, job, node, _ = path.relative_to(root).parts
+        assert user in USERS
+        assert job.isdigit()
+        assert node in NODES
+    assert set(jobs) <= set(os.listdir(root / "userC"))
+    for place in ("/etc/x", "/tmp/x", "/run/x"):
+        for machine in (lab.login, *lab.nodes.values()):
+            assert not machine.path(place).exists()
