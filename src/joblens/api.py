@@ -21,7 +21,7 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake import Lake
 from joblens.store.leftovers import remove_leftovers
 from joblens.store.listing import JobFilter
-from joblens.store.reader import Series, Span
+from joblens.store.reader import Reader, Series, Span
 from joblens.store.retain import retain
 from joblens.store.waiting import find_reader, settle_all
 
@@ -89,6 +89,10 @@ class Store:
         span = self._span(name)
         found = find_reader(self.home, self._lake, span.job, span.start).processes(span)
         return [process._asdict() for process in found]
+
+    def reader(self, record: dict[str, Any]) -> Reader:
+        """For the samples of a job, by its record."""
+        return find_reader(self.home, self._lake, record["job"]["id"], record["job"]["start"])
 
     def _span(self, name: str) -> Span:
         job = self.job(name)["job"]

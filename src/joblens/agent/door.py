@@ -89,11 +89,11 @@ class Door:
         return _say(429, refused) if refused else _say(200, f"marked in job {named[0][1]}")
 
     def _named(self, uid: int, job: str, node: str) -> List[JobName]:
-        """Those that are meant, and are the user's: root may mark any."""
+        """Those that are meant, and are the user's: root may mark any that it names."""
         return [
             name
             for name, whose in self._jobs().items()
-            if uid in (0, whose) and whose >= 0 and job in ("", name[1]) and node in ("", name[2])
+            if (uid == whose or (uid == 0 and job)) and job in ("", name[1]) and node in ("", name[2])
         ]
 
     def _jobs(self) -> Dict[JobName, int]:

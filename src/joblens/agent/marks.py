@@ -94,7 +94,7 @@ def _mark(path: str, found: Dict[str, Any]) -> Mark:
 
 def _fom(path: str, found: Dict[str, Any]) -> Fom:
     value = found.get("value")
-    if type(value) not in (int, float):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise MalformedError(path, f"value is {value!r:.40} and no number")
     name = _named(path, "name", _text(path, found, "name"), LONGEST_NAME)
     return Fom(name, check_value(path, value), clean(_text(path, found, "unit", ""), LONGEST_UNIT))
@@ -168,9 +168,11 @@ def scale(path: str, value: float) -> Tuple[int, int]:
 
 def _shift(number: int, places: int) -> int:
     """Times ten to that power, rounded."""
+    power: int = 10 ** abs(places)
     if places >= 0:
-        return number * 10**places
-    return (abs(number) + 10**-places // 2) // 10**-places * (1 if number >= 0 else -1)
+        return number * power
+    rounded = (abs(number) + power // 2) // power
+    return rounded if number >= 0 else -rounded
 
 
 def _fom_schema(exponent: int) -> Schema:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from joblens.analysis.cut import Cut
 from joblens.analysis.energy import find_energy
 from joblens.analysis.events import find_events
 from joblens.analysis.findings import find
 from joblens.analysis.gpus import find_gpus, sum_up
+from joblens.analysis.marks import find_foms, find_marks, within
 from joblens.analysis.node import find_idle_cores, find_traffic
 from joblens.analysis.nodes import COUNTERS, LEVELS, NodeUse, Whole, find_nodes
 from joblens.analysis.points import make_points
@@ -21,6 +23,7 @@ from joblens.schedulers.facts import Resources
 from joblens.store.reader import ProcessUse, Reader, Span
 
 _POINTS = 120
+_MOST_POINTS = 20_000  # of a job of which a part is looked at
 _MOST_PROCESSES = 200
 _JOB_COLUMNS = (*COUNTERS, *LEVELS)
 _KEPT = "id cluster name user uid node source command folder tags environment".split()
@@ -30,22 +33,31 @@ _OF_SCHEDULER = (
 )  # fmt: skip
 
 
-def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader) -> dict[str, Any]:
+def summarise(
+    facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader, part: tuple[float, float] | None = None
+) -> dict[str, Any]:
     """From the facts at its start, the kernel's totals at its end if there are any, and the samples.
 
     A scheduler's job names its `nodes`, and is looked for on all of them; what `joblens run` started has one.
+    With a part, only of that time: its job then starts and ends with it.
     """
     start = float((end or facts)["start"] or facts.get("submit") or 0.0)
     interval = float(facts["interval"])
-    whole = (_on_nodes if facts.get("nodes") else _on_one)(facts, end, reader, start, interval)
+    most = _POINTS if part is None else _enough(start, end, part)
+    whole = (_on_nodes if facts.get("nodes") else _on_one)(facts, end, reader, start, interval, most)
+    marks, wrong = find_marks(reader, whole.span)
+    cut = None
+    if part is not None:
+        cut = Cut(max(part[0], start), min(part[1], whole.finish), start)
+        whole, start, marks = cut.whole(whole), cut.start, within(marks, cut.start, cut.end)
     span, finish, looked, points = whole.span, whole.finish, whole.looks, whole.points
-    processes = reader.processes(span)
+    processes = cut.processes(reader, span) if cut else reader.processes(span)
     if facts.get("nodes"):  # the same id is another job's, or another run's, a little before or after
         processes = [it for it in processes if it.last >= start and it.first <= span.end]
     longest = max(3 * interval, 3 * (finish - start) / _POINTS, 1.0)
     job = _job(facts, end, start, finish)
     asked = _asked(facts)
-    totals = (end or {}).get("totals") or {}
+    totals = {} if cut else (end or {}).get("totals") or {}
     most_looks = max((len(node.looks) for node in whole.nodes), default=0)
     used = find_used(max(finish - start, 0.0), totals, whole.series, points, processes, most_looks)
     around = span._replace(nodes=tuple(node.node for node in whole.nodes)) if facts.get("nodes") else span
@@ -81,40 +93,58 @@ def summarise(facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader)
         ),
         "traffic": find_traffic(reader, around),
         "events": [event.plain() for event in find_events(reader, span)],
+        "marks": [mark.plain() for mark in marks],
+        "foms": find_foms(reader, span),
         "gaps": [{"from": first, "to": last} for first, last in whole.gaps],
         "data": {
             "samples": sum(node["samples"] for node in nodes) if facts.get("nodes") else len(looked),
             "expected_samples": _sum_known(node["expected_samples"] for node in nodes),
             "interval_seconds": interval,
-            "exact": end is not None and bool(totals or not facts.get("nodes")),
-            "problems": list((end or {}).get("problems") or []),
+            "exact": end is not None and not cut and bool(totals or not facts.get("nodes")),
+            "problems": [*((end or {}).get("problems") or []), *wrong],
         },
     }
 
 
+def _enough(start: float, end: dict[str, Any] | None, part: tuple[float, float]) -> int:
+    """Points of the whole job, for as many in the part as a whole job has."""
+    last = float(end["end"]) if end else part[1]
+    return min(math.ceil(_POINTS * max((last - start) / max(part[1] - part[0], 0.1), 1.0)), _MOST_POINTS)
+
+
 def _on_one(
-    facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader, start: float, interval: float
+    facts: dict[str, Any],
+    end: dict[str, Any] | None,
+    reader: Reader,
+    start: float,
+    interval: float,
+    most: int,
 ) -> Whole:
     """What `joblens run` has seen, on the node where it was started."""
     looked = reader.sample_times(Span(facts["id"], start - 60, float(end["end"]) + 60 if end else 4e9))
     finish = float(end["end"]) if end else (looked[-1] if looked else start)
     span = Span(facts["id"], start, max(finish, start) + 1.0)
-    series = reader.series(span, "job", _JOB_COLUMNS, _POINTS)
-    points = make_points(start, finish, series, max(3 * interval, 3 * (finish - start) / _POINTS, 1.0))
+    series = reader.series(span, "job", _JOB_COLUMNS, most)
+    points = make_points(start, finish, series, max(3 * interval, 3 * (finish - start) / most, 1.0))
     holes = gaps(looked, start, finish, max(3 * interval, 0.5))
     only = NodeUse(str(facts.get("node") or ""), series, points, looked, holes)
     return Whole(span, finish, [only], looked, series, points, holes)
 
 
 def _on_nodes(
-    facts: dict[str, Any], end: dict[str, Any] | None, reader: Reader, start: float, interval: float
+    facts: dict[str, Any],
+    end: dict[str, Any] | None,
+    reader: Reader,
+    start: float,
+    interval: float,
+    most: int,
 ) -> Whole:
     """Of this run alone: one before it and one after it can have the same id."""
     finish = max(float(end["end"]), start) if end else 4e9
     span = Span(facts["id"], start, finish + 1.0, str(facts.get("cluster") or ""))
     if end is None:
         finish = max([start, *(times[-1] for times in reader.looks(span, "job").values() if times)])
-    return find_nodes(reader, span._replace(end=finish + 1.0), finish, facts["nodes"], interval, _POINTS)
+    return find_nodes(reader, span._replace(end=finish + 1.0), finish, facts["nodes"], interval, most)
 
 
 def _job(facts: dict[str, Any], end: dict[str, Any] | None, start: float, finish: float) -> dict[str, Any]:

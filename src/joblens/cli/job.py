@@ -12,15 +12,24 @@ EXAMPLE = """example:
   joblens job last
   joblens job r1nfmafbw90t4 --json
   joblens job 4200_7
-  joblens job 4242@cluster2"""
+  joblens job 4242@cluster2
+  joblens job last --between "time steps"
+  joblens job last --from +10m --to 13:02:30"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID|last", help="of the job, also ID@CLUSTER, or the beginning of it")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--between", metavar="MARK", help="only while this mark was set (MARK#2: the second)")
+    parser.add_argument("--step", metavar="S", help="only while this step of it ran")
+    parser.add_argument(
+        "--from", dest="first", metavar="T", help="only from then on: 13:02, +10m after the start"
+    )
+    parser.add_argument("--to", dest="last", metavar="T", help="and until then")
 
 
 def run(options: argparse.Namespace) -> int:
+    from joblens.analysis.part import find_part, summarise_part
     from joblens.api import Store
     from joblens.jobs.live import find_live, runs, summarise_live
 
@@ -37,6 +46,9 @@ def run(options: argparse.Namespace) -> int:
             raise JoblensError(waits or str(error.args[0])) from None
         finally:
             tell(store.problems + problems)
+        part = find_part(record, options.between, options.step, options.first, options.last)
+        if part is not None:
+            record = summarise_part(record, store.reader(record), part)
         tell_others(store.same_id(options.id) if live is None else [])
     if options.json:
         write(json.dumps(record, indent=2) + "\n")

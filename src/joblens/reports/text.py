@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.nodes import render_nodes, render_state, render_steps
 from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
@@ -51,7 +52,8 @@ def render_report(record: dict[str, Any], style: Style) -> str:
         _head(record, style),
         _bars(record, style),
         render_nodes(record, WIDTH, style),
-        render_timeline(record, WIDTH, style),
+        [*render_timeline(record, WIDTH, style), *render_marks(record, WIDTH, style)],
+        render_foms(record, style),
         _events(record, style),
         _findings(record, style),
         render_steps(record, style),
@@ -76,9 +78,19 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     tags = "".join(f"  {name}:{value}" for name, value in (job.get("tags") or {}).items())
     lines = ["  ".join(words), *wrap("", record["verdict"])]
     lines += [style(plain(f"{began}  $ {job['command'] or job['name']}", WIDTH), "dim")]
+    lines += [style(line, "yellow") for line in _cut(record)]
     queue = _queue(job)
     lines += [style(plain(queue, WIDTH), "dim")] if queue else []
     return lines + ([style(plain(f"tags{tags}", WIDTH), "dim")] if tags else [])
+
+
+def _cut(record: dict[str, Any]) -> list[str]:
+    """Nothing for a report of a whole job."""
+    cut, job = record.get("cut"), record["job"]
+    if not cut:
+        return []
+    times = "–".join(clock(cut[name], (job["end"] or job["start"]) - job["start"]) for name in ("from", "to"))
+    return wrap("", f"only {times}, {cut['what']}")
 
 
 def _queue(job: dict[str, Any]) -> str:

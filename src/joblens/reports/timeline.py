@@ -12,7 +12,7 @@ from joblens.units import render_bytes
 _SPARKS = "▁▂▃▄▅▆▇█"
 _MOST_GPUS = 8
 _LITTLE_BYTES = 1 << 20
-_TITLE, _PEAK = 9, 15  # columns left and right of the sparks
+TITLE, PEAK = 9, 15  # columns left and right of the sparks
 _LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("CPU", "cores", lambda most: f"{most:.1f} cores"),
     ("memory", "memory", render_bytes),
@@ -28,7 +28,7 @@ def render_timeline(record: dict[str, Any], width: int, style: Callable[..., str
     start, end = record["job"]["start"], record["job"]["end"] or 0.0
     if len(points) < 4 or end - start < 1:
         return []
-    columns = width - _TITLE - _PEAK
+    columns = width - TITLE - PEAK
     lines = []
     for title, name, show in _LINES:
         values = resample(points, name, start, end, columns)
@@ -38,10 +38,10 @@ def render_timeline(record: dict[str, Any], width: int, style: Callable[..., str
             line = style(sparks(values, max(top or 0.0, most)), "cyan")
             # The same as above: over a stretch that is too short a tick of the clock would be the peak.
             peak = (record["used"]["cores_peak"] if name == "cores" else None) or most
-            lines.append(f" {title:<{_TITLE - 1}}{line} {style(plain(show(peak), _PEAK - 1), 'dim')}")
+            lines.append(f" {title:<{TITLE - 1}}{line} {style(plain(show(peak), PEAK - 1), 'dim')}")
         if name == "cores":
             lines += _gpu_lines(record, columns, style)
-    return [" " * _TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
+    return [" " * TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
 
 
 def _says_something(record: dict[str, Any], name: str, most: float) -> bool:
@@ -57,11 +57,11 @@ def _gpu_lines(record: dict[str, Any], columns: int, style: Callable[..., str]) 
     gpus = [gpu for gpu in record.get("gpus") or [] if gpu["used"] and gpu["timeline"]]
     several = len({gpu["node"] for gpu in gpus}) > 1
     lines = [
-        f" {_gpu_title(gpu, several):<{_TITLE - 1}}{_gpu_sparks(gpu, record['job'], columns, style)}"
+        f" {_gpu_title(gpu, several):<{TITLE - 1}}{_gpu_sparks(gpu, record['job'], columns, style)}"
         for gpu in gpus[:_MOST_GPUS]
     ]
     if len(gpus) > _MOST_GPUS:
-        lines.append(" " * _TITLE + style(f"and {len(gpus) - _MOST_GPUS} more GPUs, see --json", "dim"))
+        lines.append(" " * TITLE + style(f"and {len(gpus) - _MOST_GPUS} more GPUs, see --json", "dim"))
     return lines
 
 
@@ -81,11 +81,11 @@ def _gpu_sparks(gpu: dict[str, Any], job: dict[str, Any], columns: int, style: C
 
 def _gpu_title(gpu: dict[str, Any], several: bool) -> str:
     """`GPU 0`, or with the end of its node's name, which tells nodes apart better than its beginning."""
-    number = plain(str(gpu["index"]), _TITLE - 2)
+    number = plain(str(gpu["index"]), TITLE - 2)
     if not several:
-        return plain(f"GPU {number}", _TITLE - 2)
+        return plain(f"GPU {number}", TITLE - 2)
     node = plain(str(gpu["node"]))
-    return f"{node[-max(_TITLE - 3 - len(number), 1) :]}:{number}"
+    return f"{node[-max(TITLE - 3 - len(number), 1) :]}:{number}"
 
 
 def clock(moment: float, duration: float) -> str:

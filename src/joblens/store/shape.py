@@ -6,6 +6,7 @@ known here is left as it is, for a later joblens may have more to say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,6 +36,10 @@ def _moment(value: Any) -> bool:
 
 def _flag(value: Any) -> bool:
     return isinstance(value, bool)
+
+
+def _real(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _texts(value: Any) -> bool:
@@ -73,6 +78,11 @@ _USED = _shape(_text, "memory_from") | _shape(
 _FINDING = _shape(_text, "rule evidence advice") | _shape(_moment, "from to")
 _EVENT = _shape(_moment, "time") | _shape(_text, "kind text")
 _EVENT_DETAILS = _shape(_text, "device") | _shape(_whole, "pid")
+_MARK = _shape(_text, "text") | _shape(_moment, "start")
+_MARK_DETAILS = _shape(_moment, "end") | _shape(_text, "node")
+_FOM = _shape(_text, "name") | _shape(_real, "last")
+_FOM_DETAILS = _shape(_text, "unit node") | _shape(_amount, "count") | _shape(_real, "first lowest highest")
+_FOM_POINT = _shape(_moment, "time") | _shape(_real, "value")
 _GAP = _shape(_moment, "from to")
 _NODE_NAMES = _shape(_text, "node")
 _NODE = _shape(_amount, "cores_mean cores_peak memory_peak_bytes cpu_seconds samples expected_samples")
@@ -132,6 +142,10 @@ def check_record(record: Any) -> dict[str, Any]:
         found["energy"] = _filled("energy", found["energy"], _ENERGY_NEEDED, _ENERGY)
     found["traffic"] = _list("traffic", found.get("traffic"), _TRAFFIC, {})
     found["events"] = _list("events", found.get("events"), _EVENT, _EVENT_DETAILS)
+    found["marks"] = _list("marks", found.get("marks"), _MARK, _MARK_DETAILS)
+    found["foms"] = _list("foms", found.get("foms"), _FOM, _FOM_DETAILS)
+    for fom in found["foms"]:
+        fom["series"] = _list("series of a figure of merit", fom.get("series"), _FOM_POINT, {})
     found["gaps"] = _list("gaps", found.get("gaps"), _GAP, {})
     found["data"] = _filled("data", found.get("data") or {}, {}, _DATA)
     return found

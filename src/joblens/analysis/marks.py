@@ -1,0 +1,120 @@
+"""What a job told of itself: marks put together to stretches, and figures of merit over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from joblens.agent.marks import MOMENT, START, STOP
+from joblens.store.reader import Reader, Series, Span
+
+_POINTS = 10**9  # so many that each is a point of its own
+_MOST_MARKS, _MOST_FOMS = 1000, 100
+_MOST_SERIES = 120
+_MOST_TOLD = 3  # stops without a start
+_LONGEST_TOLD = 60
+_ORDER = {START: 0, MOMENT: 1, STOP: 2}
+
+
+class Told(NamedTuple):
+    time: float
+    kind: str
+    text: str
+    node: str
+
+
+class Stretch(NamedTuple):
+    text: str
+    start: float
+    end: float | None  # None if it was never stopped, the start if it is a moment
+    node: str
+
+    def plain(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def find_marks(reader: Reader, span: Span) -> tuple[list[Stretch], list[str]]:
+    """In the order in which they began, and what is wrong with them in sentences."""
+    told: set[Told] = set()
+    refused = 0.0
+    found = reader.split(span, "mark", ("node", "kind", "text"), ("time_seconds", "refused"), _POINTS)
+    for (node, kind, text), series in found.items():
+        refused = max([refused, *(value for value in series.last.get("refused") or [] if value is not None)])
+        if kind in _ORDER:
+            # Not when it was seen: who scrapes sees it often, and late.
+            times = {time for time in series.last.get("time_seconds") or [] if time is not None}
+            told |= {Told(time, kind, text, node) for time in times if span.start - 1 <= time <= span.end}
+    stretches, stray = pair(told)
+    problems = [
+        f"mark {mark.text[:_LONGEST_TOLD]!r} was stopped and never started" for mark in stray[:_MOST_TOLD]
+    ]
+    if len(stray) > _MOST_TOLD:
+        problems.append(f"{len(stray) - _MOST_TOLD} more marks were stopped and never started")
+    if refused:
+        problems.append(f"{refused:.0f} marks or figures of merit were refused: they were too many")
+    if len(stretches) > _MOST_MARKS:
+        problems.append(f"of {len(stretches)} marks the first {_MOST_MARKS} are kept")
+    return stretches[:_MOST_MARKS], problems
+
+
+def pair(told: Iterable[Told]) -> tuple[list[Stretch], list[Told]]:
+    """Each stop ends what was last started under that name on that node. Also those that end nothing."""
+    found: list[Stretch] = []
+    stray: list[Told] = []
+    open_ones: dict[tuple[str, str], list[int]] = {}
+    for mark in sorted(told, key=lambda it: (it.time, _ORDER[it.kind], it.text, it.node)):
+        waiting = open_ones.setdefault((mark.node, mark.text), [])
+        if mark.kind == STOP and not waiting:
+            stray.append(mark)
+        elif mark.kind == STOP:
+            number = waiting.pop()
+            found[number] = found[number]._replace(end=mark.time)
+        else:
+            if mark.kind == START:
+                waiting.append(len(found))
+            found.append(Stretch(mark.text, mark.time, mark.time if mark.kind == MOMENT else None, mark.node))
+    return found, stray
+
+
+def within(marks: Iterable[Stretch], start: float, end: float) -> list[Stretch]:
+    """Those that reach into that time."""
+    return [mark for mark in marks if mark.start <= end and (mark.end is None or mark.end >= start)]
+
+
+def find_foms(reader: Reader, span: Span) -> list[dict[str, Any]]:
+    """By name and node."""
+    found = reader.split(span, "fom", ("name", "unit", "node"), ("value", "told"), _POINTS)
+    every = [
+        {"name": name, "unit": unit, "node": node, **_describe(points, span)}
+        for (name, unit, node), series in found.items()
+        if (points := _points(series))
+    ]
+    return every[:_MOST_FOMS]
+
+
+def _points(series: Series) -> list[tuple[float, float]]:
+    """Each time that it was told: who scrapes sees the same one again and again."""
+    found: list[tuple[float, float]] = []
+    before: tuple[float | None, float | None] = (None, None)
+    values = series.last.get("value") or []
+    for time, value, told in zip(series.times, values, series.last.get("told") or [None] * len(values)):
+        if value is not None and (value, told) != before:
+            found.append((time, value))
+            before = value, told
+    return found
+
+
+def _describe(points: list[tuple[float, float]], span: Span) -> dict[str, Any]:
+    values = [value for _, value in points]
+    width = max((span.end - span.start) / _MOST_SERIES, 1e-6)
+    thinned = {
+        min(int((time - span.start) / width), _MOST_SERIES - 1): (time, value) for time, value in points
+    }
+    return {
+        "count": len(points),
+        "first": values[0],
+        "last": values[-1],
+        "lowest": min(values),
+        "highest": max(values),
+        "series": [{"time": time, "value": value} for time, value in thinned.values()],
+    }
