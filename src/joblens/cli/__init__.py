@@ -25,6 +25,7 @@ COMMANDS = (
     ("ls", "list what is sampled now, by a hub's nodes or one agent, and the jobs that are seen"),
     ("top", "watch nodes and jobs live"),
     ("up", "run agent and hub on this machine, with a store"),
+    ("usermode", "watch every host of this job, without root and without a server"),
     ("import", "bring what another system has collected into the store"),
     ("config", "write a settings file with every default, or show which settings are in force"),
     ("prometheus-config", "print a configuration with which Prometheus scrapes agents"),

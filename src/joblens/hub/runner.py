@@ -27,6 +27,7 @@ from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 Log = Callable[[str], None]
 DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
 _LOOK_SECONDS = 0.2
+_DRAIN_LOOK_SECONDS = 0.05
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _GOOD_SECONDS = 60.0  # a process that lived as long is started again at once
 _LAST_SECONDS = 5.0
@@ -207,8 +208,11 @@ class Runner:
                 except Exception as error:  # one sink's trouble is not the others'
                     self.log(f"{child.name}: {sentence(error)}")
 
-    def stop(self) -> None:
-        """What is not stored yet stays in the journal, for the next time."""
+    def stop(self, drain_seconds: float = 0.0) -> None:
+        """What is not stored by then stays in the journal, for the next time."""
+        until = time.monotonic() + drain_seconds
+        while time.monotonic() < until and any(it["lag_segments"] for it in self.status()):
+            time.sleep(_DRAIN_LOOK_SECONDS)
         self._stop.set()
         self._thread.join()
         for child in self._children:

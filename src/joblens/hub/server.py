@@ -126,7 +126,7 @@ class Hub:
         await asyncio.to_thread(self.receiver.close)
         await asyncio.sleep(0)  # the last answers and closings
         if self._sinks is not None and self.settings.run_sinks:
-            await asyncio.to_thread(self._sinks.stop)
+            await asyncio.to_thread(self._sinks.stop, self.settings.drain_seconds)
 
     # The door
 

@@ -45,6 +45,7 @@ class HubSettings(NamedTuple):
     from_kafka: bool = False  # take batches from Kafka too
     kafka: Mapping[str, Any] = {}  # [hub.kafka], where from: joblens.hub.from_kafka checks it
     run_sinks: bool = True  # false: what comes stays in the journal, until it is true again
+    drain_seconds: float = 0.0  # that sinks have at the hub's end for what they have not stored yet
     sinks: Mapping[str, Mapping[str, Any]] = {}  # [hub.sinks.NAME], each sink checks its own
     scheduler: str = ""  # slurm, flux or pbs: whose jobs are followed, and get their records
     jobs: JobsSettings = JobsSettings()  # [hub.jobs]
@@ -61,10 +62,11 @@ _LEAST = {
     "segment_bytes": 1,
     "segment_seconds": 0.05,
     "journal_bytes": 1,
+    "drain_seconds": 0.0,
 }
 SCHEDULERS = ("", "slurm", "flux", "pbs")
 _LEAST_OF_JOBS = {"poll_seconds": 0.2, "wait_seconds": 0.0}
-_MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.0}
+_MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.0, "drain_seconds": 86_400.0}
 
 
 def parse_hub_settings(found: Mapping[str, Any], path: str) -> HubSettings:

@@ -23,7 +23,7 @@ exit 127
 """
 
 BOOTSTRAP = """\
-import json, os, runpy, shutil, signal, socket, sys, threading
+import json, os, runpy, select, shutil, signal, socket, sys, threading
 def read(size):
     found = b""
     while len(found) < size:
@@ -38,10 +38,21 @@ while not line.endswith(b"\\n"):
 told = json.loads(line)
 pack = read(told["size"])
 host = socket.gethostname()
-names = [os.environ.get("SLURMD_NODENAME", ""), host, host.partition(".")[0], "localhost"]
+names = [told["node"], os.environ.get("SLURMD_NODENAME", ""), host, host.partition(".")[0], "localhost"]
 node = next((name for name in names if name in told["tokens"]), "")
 if not node:
     sys.exit("joblens: this host, " + host + ", is none of those that were asked for")
+def ask():
+    try:
+        socket.create_connection(tuple(told["hub"]), 5).close()
+    except OSError as error:
+        return error
+if told["hub"]:
+    error = ask()
+    if error:
+        why = error.strerror or error
+        print("joblens: the hub at %s:%d is not reached: %s" % (*told["hub"], why), file=sys.stderr)
+print("joblens: at work on " + node, file=sys.stderr, flush=True)
 def keep(name, data):
     fd = os.memfd_create(name, 0)
     os.fchmod(fd, 0o600)
@@ -73,8 +84,13 @@ sys.argv = ["joblens", "agent", "--config", keep("settings", settings.encode())]
 held = os.dup(0)
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 def wait():
-    while os.read(held, 4096):
-        pass
+    gone = 0  # how often in a row the hub's host has said that there is no hub
+    while gone < 3:
+        if select.select([held], [], [], 10)[0]:
+            if not os.read(held, 4096):
+                break
+        elif told["hub"]:
+            gone = gone + 1 if isinstance(ask(), ConnectionRefusedError) else 0
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=wait, daemon=True).start()
 try:
@@ -91,7 +107,9 @@ class Payload(NamedTuple):
     nonce: str  # the name of a file in it
     tokens: Mapping[str, str]  # by host
     settings: str  # TOML, in which "@NODE@", "@SPOOL@", "@JOBS@" and "@TOKEN@" stand for what the host knows
-    job: Mapping[str, Any]  # a job file that means all of the user's processes; empty: there is a scheduler
+    job: Mapping[str, Any]  # a job file, by which the job's processes are known; empty: there is a scheduler
+    node: str = ""  # how the host is called here; "": as it calls itself
+    hub: tuple[str, int] | None = None  # its address: an agent does not outlive it for long
 
 
 def make_input(payload: Payload, pack: bytes) -> bytes:

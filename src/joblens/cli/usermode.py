@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from joblens.cli.table import tell, write
+from joblens.errors import JoblensError, OutsideError, UsageError
+
+if TYPE_CHECKING:
+    from joblens.store.home import Home
+    from joblens.usermode.session import Session
+
+EXAMPLE = """example:
+  joblens usermode start --interval 1
+  srun ./a.out
+  joblens usermode stop"""
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 180.0  # as long as the holder may take for agents and sinks
+_LOOK_SECONDS = 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(title="what", metavar="start|stop|status", required=True)
+    start = what.add_parser("start", help="agents on every host of this job, and a store for what they see")
+    start.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks")
+    start.add_argument("--hosts", default="", metavar="LIST", help="these hosts, such as c[1-3],d1")
+    start.add_argument(
+        "--wait", type=float, default=_START_SECONDS, metavar="S",
+        help="for hosts to come up, at most (default %(default)g)",
+    )  # fmt: skip
+    stop = what.add_parser("stop", help="end them, and tell what the job did")
+    status = what.add_parser("status", help="which hosts are up, and how old what they sent is")
+    for command in (stop, status):
+        command.add_argument(
+            "job", nargs="?", default="", help="of which job (default: this one, or the last)"
+        )
+        command.add_argument("--json", action="store_true", help="as JSON")
+    for command, name in ((start, "start"), (stop, "stop"), (status, "status")):
+        command.add_argument("--home", metavar="DIR", help="the store (default JOBLENS_HOME and the like)")
+        command.set_defaults(what=name)
+
+
+def run(options: argparse.Namespace) -> int:
+    from joblens.store.home import find_home, make_home
+
+    home = make_home(find_home(options.home))
+    return {"start": _start, "stop": _stop, "status": _status}[options.what](options, home)
+
+
+def _start(options: argparse.Namespace, home: Home) -> int:
+    from joblens.config import parse_settings
+    from joblens.usermode.hosts import find_allocation
+    from joblens.usermode.launch import plan
+    from joblens.usermode.session import find_session, forget_old
+
+    parse_settings({"interval": options.interval}, "--interval", {})
+    allocation = find_allocation(os.environ, options.hosts)
+    plan(allocation.how, allocation.job, allocation.hosts, os.environ)  # that the programs for it are there
+    known = find_session(home, allocation.job) if allocation.job else None
+    if known is not None and known.is_held():
+        _say(f"user mode runs already for job {allocation.job}")
+        return 0
+    forget_old(home)
+    session = _begin(options, home, allocation)
+    return _wait_for_hosts(session, options.wait)
+
+
+def _begin(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
+    from joblens.run.facts import new_job_id
+    from joblens.usermode.facts import first_facts
+    from joblens.usermode.hosts import short_name
+    from joblens.usermode.session import make_session, start_of_process
+
+    now, leader = time.time(), os.getsid(0)
+    cluster = allocation.cluster or short_name()
+    allocation = allocation._replace(job=allocation.job or new_job_id(now), cluster=cluster)
+    job_file: dict[str, Any] = {}
+    if not allocation.scheduler:
+        job_file = {"id": allocation.job, "cluster": cluster, "start": int(now)}
+        if (
+            allocation.how == "here"
+        ):  # what is started in this terminal or script, and not all that the user does
+            job_file |= {"session": leader} if leader else {}
+    own = leader in (0, os.getpid())
+    told = {
+        "interval": options.interval,
+        "job_file": job_file,
+        "leader": None if own else [leader, start_of_process(leader)],
+    }
+    from joblens.jobs.facts import to_plain
+
+    told["facts"] = to_plain(first_facts(allocation, now, os.environ))
+    session = make_session(home, allocation, told)
+    _start_holder(session)
+    _note_facts(session)
+    return session
+
+
+def _start_holder(session: Session) -> None:
+    """In a session of its own, with no output of ours: a script's own output stays its own."""
+    with (session.folder / "log").open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "joblens.usermode.holder", str(session.folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            check=True,
+        )
+
+
+def _note_facts(session: Session) -> None:
+    """What the batch system tells now, as it may have forgotten it later."""
+    from joblens.files import write_quickly
+    from joblens.jobs.facts import to_plain
+    from joblens.usermode.facts import ask_scheduler
+    from joblens.usermode.session import allocation_of
+
+    job = ask_scheduler(allocation_of(session), 5.0)
+    if job is not None:
+        write_quickly(str(session.folder / "facts.json"), json.dumps(to_plain(job)).encode())
+
+
+def _wait_for_hosts(session: Session, seconds: float) -> int:
+    from joblens.usermode.session import ENDED, RUNNING, UP, WAITING
+
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        session.load()
+        waiting = [host for host, known in session.hosts.items() if known["state"] == WAITING]
+        if session.state == ENDED or (session.state == RUNNING and not waiting):
+            break
+        time.sleep(_LOOK_SECONDS)
+    up = [host for host, known in session.hosts.items() if known["state"] == UP]
+    _say(f"user mode of job {session.told['allocation']['job']}: {_count(len(up), len(session.hosts))}")
+    for line in _not_up(session):
+        _say(line)
+    if up:
+        return 0
+    for problem in session.told["problems"]:
+        _say(problem)
+    session.ask_to_stop()
+    raise OutsideError(f"no host is up; see {session.folder}/log")
+
+
+def _count(up: int, all_: int) -> str:
+    return f"{all_} host{'s' * (all_ != 1)} up" if up == all_ else f"{up} of {all_} hosts up"
+
+
+def _not_up(session: Session) -> list[str]:
+    from joblens.usermode.session import UP, WAITING
+
+    found = []
+    for host, known in session.hosts.items():
+        if known["state"] == WAITING:
+            said = known["said"][-1] if known["said"] else "no word from it yet"
+            found.append(f"{host} is not up yet: {said}")
+        elif known["state"] != UP:
+            found.append(f"{host} is not up: {known['why']}")
+    return found
+
+
+def _stop(options: argparse.Namespace, home: Home) -> int:
+    from joblens.usermode.finish import finish
+
+    session = _find(options, home)
+    if session is None:
+        _say("user mode does not run here")
+        return 0
+    _end(session)
+    finish(session, _say)
+    return _report(options, home, session)
+
+
+def _end(session: Session) -> None:
+    """Waits until whoever holds it has let everything end."""
+    until, holder = time.monotonic() + _STOP_SECONDS, session.told["holder"]
+    if session.is_held():
+        session.ask_to_stop()
+        if holder and session.told["host"] == os.uname().nodename:
+            with suppress(ProcessLookupError):
+                os.kill(holder[0], signal.SIGTERM)
+    while session.is_held():
+        if time.monotonic() > until:
+            raise OutsideError(f"it does not end; see {session.folder}/log")
+        time.sleep(_LOOK_SECONDS)
+        session.load()
+
+
+def _report(options: argparse.Namespace, home: Home, session: Session) -> int:
+    from joblens.api import Store
+
+    cluster, id, _ = session.told["record"]
+    with Store(home) as store:
+        record = store.job(f"{id}@{cluster}")
+        tell(store.problems)
+    if options.json:
+        write(json.dumps(record, indent=2) + "\n")
+    else:
+        from joblens.reports.text import Style, render_report
+
+        write(render_report(record, Style.on(sys.stdout.isatty())))
+    return 0
+
+
+def _find(options: argparse.Namespace, home: Home) -> Session | None:
+    from joblens.usermode.hosts import find_allocation
+    from joblens.usermode.session import find_session
+
+    if options.job:
+        found = find_session(home, options.job)
+        if found is None:
+            raise UsageError(f"there is no session of user mode for job {options.job}")
+        return found
+    job = ""
+    with suppress(JoblensError, OSError):
+        job = find_allocation(os.environ).job
+    return find_session(home, job)
+
+
+def _status(options: argparse.Namespace, home: Home) -> int:
+    session = _find(options, home)
+    if session is None:
+        if options.json:
+            write("null\n")
+        _say("user mode does not run here")
+        return 0
+    found = _describe(session)
+    if options.json:
+        write(json.dumps(found, indent=2) + "\n")
+        return 0
+    write(f"job {found['job']} of {found['cluster']}: {found['state']}, hub {found['hub'] or '-'}\n")
+    for host in found["hosts"]:
+        age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
+        write(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}\n")
+    return 0
+
+
+def _describe(session: Session) -> dict[str, Any]:
+    from joblens.usermode.session import ENDED, FINISHED
+
+    held = session.is_held()
+    state = session.state if held or session.state in (ENDED, FINISHED) else "died"
+    ages = _ages(session) if held else {}
+    return {
+        "job": session.told["allocation"]["job"],
+        "cluster": session.told["allocation"]["cluster"],
+        "state": state,
+        "started": session.told["started"],
+        "stopped": session.told["stopped"],
+        "interval_seconds": session.told["interval"],
+        "hub": session.told["hub"],
+        "folder": str(session.folder),
+        "hosts": [
+            {"host": host, "state": it["state"], "age_seconds": ages.get(host), "why": it.get("why", "")}
+            for host, it in session.hosts.items()
+        ],
+        "problems": session.told["problems"],
+    }
+
+
+def _ages(session: Session) -> dict[str, float]:
+    """By host, how old what the hub has of it is."""
+    from joblens.cli.pages import Place, ask, parse_address
+
+    url = str(session.told["hub"])
+    if not url:
+        return {}
+    place = Place("joblens hub", url, parse_address(url), str(session.folder / "page-token"))
+    try:
+        found = ask(place, "/sets")
+    except (JoblensError, OSError):
+        return {}
+    return {str(node["node"]): float(node["age_seconds"]) for node in found["nodes"]}
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):
+        print(f"joblens: {line}", file=sys.stderr, flush=True)

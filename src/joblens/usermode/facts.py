@@ -1,0 +1,64 @@
+"""What is known of a session's job: from its batch system while that tells, else from when it was started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from joblens.errors import JoblensError
+from joblens.host import Host
+from joblens.run.facts import cores, memory
+from joblens.schedulers.command import run_command
+from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.slurm import Slurm
+from joblens.schedulers.slurm_scontrol import parse_scontrol
+from joblens.schedulers.slurm_text import ENDED
+from joblens.usermode.hosts import Allocation
+
+_SECONDS = 10.0
+_TIMES = {"SLURM_TIME_FORMAT": "%s"}
+
+
+def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) -> JobFacts:
+    """What a job's own environment tells."""
+    uid, host = os.getuid(), Host()
+    job = JobFacts(
+        allocation.cluster,
+        allocation.job,
+        allocation.scheduler or "usermode",
+        user=host.user(uid),
+        uid=uid,
+        name=env.get("SLURM_JOB_NAME", "") or env.get("PBS_JOBNAME", "") or "user mode",
+        account=env.get("SLURM_JOB_ACCOUNT", ""),
+        partition=env.get("SLURM_JOB_PARTITION", "") or env.get("PBS_QUEUE", ""),
+        folder=env.get("SLURM_SUBMIT_DIR", "") or env.get("PWD", ""),
+        state="RUNNING",
+        start=start,
+        nodes=allocation.hosts,
+    )
+    if allocation.how != "here":
+        return job
+    return job._replace(allocated=Resources(nodes=1, cores=cores(host), memory_bytes=memory(host)))
+
+
+def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts | None:
+    """None where nobody answers. Of a job that has ended, accounting knows more than the queue does."""
+    if allocation.scheduler != "slurm":
+        return None
+    found = _scontrol(allocation, seconds)
+    if found is not None and found.state not in ENDED:
+        return found
+    try:
+        told = Slurm(seconds).job(allocation.job)
+    except JoblensError:
+        told = None
+    return told or found
+
+
+def _scontrol(allocation: Allocation, seconds: float) -> JobFacts | None:
+    try:
+        text = run_command(["scontrol", "-o", "show", "job", allocation.job], _TIMES, seconds)
+    except JoblensError:
+        return None
+    jobs = parse_scontrol(text, allocation.cluster).jobs
+    return next((job for job in jobs if job.id == allocation.job), None)

@@ -1,0 +1,245 @@
+"""From a session that has ended, in whatever way, to its job's record: what did not arrive is brought in, and
+what is missing is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from joblens.agent.client import Client
+from joblens.config import split_url
+from joblens.errors import JoblensError, OutsideError, sentence
+from joblens.files import list_names
+from joblens.hub.auth import make_token
+from joblens.hub.keep import read_cursor
+from joblens.hub.segments import OPEN, SEALED
+from joblens.jobs.facts import from_plain, to_plain
+from joblens.jobs.finish import make_record
+from joblens.schedulers.facts import JobFacts
+from joblens.store.home import Home, find_home
+from joblens.store.lake import Lake
+from joblens.store.reader import LakeReader, Span
+from joblens.store.records import save_record
+from joblens.usermode.child import Child
+from joblens.usermode.facts import ask_scheduler
+from joblens.usermode.session import ENDED, FAILED, FINISHED, GONE, UP, Session, allocation_of, find_session
+from joblens.usermode.settings import hub_settings
+
+_START_SECONDS = 30.0
+_DRAIN_SECONDS = 300.0
+_SEND_SECONDS = 10.0
+_MOST_GAPS = 5
+_RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING")
+Say = Callable[[str], None]
+
+
+def finish(session: Session, say: Say = lambda words: None) -> None:
+    """The job's record is in the store on return. Raises OutsideError while the session is held."""
+    if session.is_held():
+        raise OutsideError("the session still runs")
+    with session.alone():
+        session.load()
+        if session.state != FINISHED:
+            _finish(session, say)
+        elif not session.told["final"]:
+            _finish_again(session)
+
+
+def _finish(session: Session, say: Say) -> None:
+    told = session.told
+    problems = _find_problems(session)
+    left: list[str] = []
+    if _has_leftovers(session):
+        say("bringing in what had not arrived")
+        left = _bring_in(session)
+    problems += left + _gaps(session)
+    told["missing"] = problems
+    job = _ask(session)
+    _make_record(session, job)
+    if not left:
+        session.clear()
+        told["state"] = FINISHED
+    elif session.state != FINISHED:
+        told["state"] = ENDED
+    session.save()
+
+
+def _finish_again(session: Session) -> None:
+    """The job still ran when its record was made. If it has ended since, that is told now."""
+    job = ask_scheduler(allocation_of(session))
+    if job is not None and job.has_ended and job.state not in _RUNS:
+        _make_record(session, job)
+        session.save()
+
+
+def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | None:
+    """What is known of a job whose session runs now. One that has ended is finished, if nobody did that."""
+    session = find_session(home, job.partition("@")[0]) if (home.path / "usermode").is_dir() else None
+    if session is None:
+        return None
+    if session.is_held():
+        return _known(session)
+    try:
+        finish(session, say)
+    except (JoblensError, OSError) as error:
+        say(f"the session of job {job} could not be finished: {sentence(error)}")
+    return None
+
+
+def _known(session: Session) -> JobFacts:
+    """As it was told at the start, or since."""
+    with suppress(OSError, ValueError):
+        session.told["facts"] = json.loads((session.folder / "facts.json").read_bytes())
+    return from_plain(session.told["facts"])
+
+
+def _ask(session: Session) -> JobFacts:
+    known = _known(session)
+    found = ask_scheduler(allocation_of(session))
+    if found is None:
+        return known
+    return found._replace(nodes=found.nodes or known.nodes, cluster=known.cluster or found.cluster)
+
+
+def _make_record(session: Session, job: JobFacts) -> None:
+    told, problems = session.told, list(session.told["missing"])
+    lake = Lake(find_home(told["store"]).lake)
+    reader = LakeReader(lake)
+    told["final"] = job.scheduler != "slurm" or (job.end is not None and job.state not in _RUNS)
+    if job.end is None:
+        end = told["stopped"] or _last_look(reader, job) or told["time"]
+        job = job._replace(end=max(float(end), job.start or 0.0))
+        if job.scheduler == "usermode":
+            job = job._replace(state="ENDED" if told["stopped"] else "UNKNOWN")
+        elif told["stopped"]:
+            problems.append("the job still ran when user mode was stopped: this is what it did so far")
+        else:
+            problems.append("how the job ended is not known")
+    told["facts"] = to_plain(job) if told["final"] else told["facts"]
+    record = make_record(job, reader, problems, float(told["interval"]))
+    record["data"]["problems"] += lake.problems
+    save_record(find_home(told["store"]).records, record)
+    told["record"] = [job.cluster, job.id, record["job"]["start"]]
+
+
+def _last_look(reader: LakeReader, job: JobFacts) -> float:
+    span = Span(job.id, job.start or 0.0, 4e9, job.cluster)
+    return max((times[-1] for times in reader.looks(span, "job").values() if times), default=0.0)
+
+
+# What is missing
+
+
+def _find_problems(session: Session) -> list[str]:
+    told = session.told
+    found = list(told["problems"])
+    for host, known in session.hosts.items():
+        if known["state"] in (FAILED, GONE):
+            when = time.strftime("%H:%M:%S", time.localtime(known["ended"]))
+            what = "no agent ran there" if known["state"] == FAILED else f"its agent ended at {when}"
+            found.append(f"{host}: {what}: {known['why']}")
+        elif known["state"] != UP:
+            found.append(f"{host}: no agent came up there")
+    if session.state not in (ENDED, FINISHED):
+        found.append("user mode was ended from outside: what the hosts had not sent by then is missing")
+    return found
+
+
+def _gaps(session: Session) -> list[str]:
+    """That hosts have told of."""
+    lines = []
+    with suppress(OSError), (session.hub_home / "gaps.jsonl").open(encoding="utf-8") as file:
+        for line in file:
+            with suppress(ValueError, KeyError, TypeError):
+                gap = json.loads(line)
+                times = [
+                    time.strftime("%H:%M:%S", time.localtime(gap[it] / 1e9)) for it in ("from_ns", "to_ns")
+                ]
+                lines.append(
+                    f"{gap['node']}: samples from {times[0]} to {times[1]} are missing: {gap['why']}"
+                )
+    more = [f"{len(lines) - _MOST_GAPS} more gaps"] if len(lines) > _MOST_GAPS else []
+    return lines[:_MOST_GAPS] + more
+
+
+# What did not arrive
+
+
+def _spooled(session: Session) -> list[tuple[str, Path]]:
+    """By host, in the order in which they were made."""
+    found = []
+    for host in list_names(str(session.folder / "hosts")):
+        spool = session.folder / "hosts" / host / "spool"
+        found += [(host, spool / name) for name in list_names(str(spool)) if name.endswith(".batch")]
+    return found
+
+
+def _has_leftovers(session: Session) -> bool:
+    return bool(_spooled(session)) or _unstored(session) > 0
+
+
+def _unstored(session: Session) -> int:
+    """Segments of the journal that the lake does not have."""
+    done = read_cursor(session.hub_home, "lake")
+    names = list_names(str(session.hub_home / "journal"))
+    found = [match for match in (SEALED.fullmatch(name) or OPEN.fullmatch(name) for name in names) if match]
+    return sum(int(match[1]) > done for match in found)
+
+
+def _bring_in(session: Session) -> list[str]:
+    """Through a hub in the same folder, on this host. What could not be done, a sentence each."""
+    config = session.folder / "hub.toml"
+    config.write_text(hub_settings(session, "127.0.0.1:0", _DRAIN_SECONDS))
+    problems: list[str] = []
+    said: list[str] = []
+    words = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
+    with selectors.DefaultSelector() as selector:
+        hub = Child(words, dict(os.environ), said.append, selector, ends_with_us=True)
+        try:
+            url = _wait_for_hub(hub, said, selector)
+            problems += _send(session, url)
+        except (JoblensError, OSError) as error:
+            problems.append(sentence(error))
+        hub.end(_DRAIN_SECONDS + _START_SECONDS)
+    if not problems and _unstored(session):
+        last = said[-1] if said else "no word why"
+        problems.append(f"{_unstored(session)} segments of samples are not stored yet: {last}")
+    return problems
+
+
+def _wait_for_hub(hub: Child, said: list[str], selector: selectors.BaseSelector) -> str:
+    until = time.monotonic() + _START_SECONDS
+    while True:
+        for line in said:
+            if "takes batches at " in line:
+                return line.rpartition(" ")[2]
+        if not hub.runs or time.monotonic() > until:
+            hub.hear_out()
+            raise OutsideError(f"the hub did not start: {said[-1] if said else 'no word why'}")
+        for key, _ in selector.select(0.1):
+            key.data()
+
+
+def _send(session: Session, url: str) -> list[str]:
+    cluster, key = session.told["allocation"]["cluster"], (session.folder / "key").read_bytes()
+    client = Client(split_url(url), _SEND_SECONDS, "")
+    problems: list[str] = []
+    for host, path in _spooled(session):
+        token = make_token(key, cluster, host)
+        headers = {"Authorization": f"Bearer {token}", "X-Joblens-Sent": f"{time.time():.6f}"}
+        answer = client.post("/v1/batch", headers, path.read_bytes())
+        if answer.status not in (200, 400, 413):
+            raise OutsideError(
+                f"the hub answers {answer.status}: {answer.body.decode('utf-8', 'replace'):.200}"
+            )
+        if answer.status != 200:
+            problems.append(f"{host}: a batch is damaged: {answer.body.decode('utf-8', 'replace'):.200}")
+        path.unlink(missing_ok=True)
+    client.close()
+    return problems

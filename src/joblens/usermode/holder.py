@@ -1,0 +1,330 @@
+"""The process that holds a session, on the host where it was started: the hub, and the commands that agents
+hang on. Each agent ends with its input, which ends at the latest with this process, whatever ends that.
+
+`python -m joblens.usermode.holder FOLDER`. It ends when it is asked to (a file `stop`, SIGTERM), when no
+agent is left, or when the terminal or script that began the session is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from joblens.config import split_url
+from joblens.errors import JoblensError, MalformedError, OutsideError, sentence
+from joblens.files import write_quickly
+from joblens.hub.auth import make_token
+from joblens.schedulers.nodelist import expand
+from joblens.usermode.bootstrap import Payload, make_input
+from joblens.usermode.child import Child
+from joblens.usermode.extras import find_more
+from joblens.usermode.hosts import is_here
+from joblens.usermode.launch import Launch, environment, plan, plan_singly
+from joblens.usermode.pack import pack_agent
+from joblens.usermode.session import (
+    BEAT_SECONDS,
+    ENDED,
+    ENDING,
+    FAILED,
+    GONE,
+    RUNNING,
+    UP,
+    WAITING,
+    allocation_of,
+    load_session,
+    start_of_process,
+)
+from joblens.usermode.settings import agent_settings, hub_settings
+
+_LOOK_SECONDS = 1.0
+_HUB_SECONDS = 30.0  # until the hub is ready
+_AGENT_SECONDS = 20.0  # for agents to send what they have
+_KILL_SECONDS = 3.0
+_DRAIN_SECONDS = 60.0  # for sinks to take what has come
+_MOST_SAID = 20  # lines that are kept of a host
+_LONGEST_LINE = 500
+_HUB_STARTS = 20
+_TASK_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (.*)")
+_LABEL = re.compile(r"([\w.-]+): (.*)")
+_AT_WORK = re.compile(r"joblens: at work on (\S+)")
+_LISTENS = re.compile(r"joblens agent: metrics at (\S+)")
+_TAKES = re.compile(r"joblens hub: takes batches at (\S+)")
+
+
+class Agents:
+    """A command that holds the agents of some hosts, and whose words are whose."""
+
+    def __init__(self, launch: Launch, tell: Callable[[Sequence[str], str], None]) -> None:
+        self.launch, self._tell = launch, tell
+        self._names: dict[str, str] = {}  # by label
+        self.child: Child | None = None
+
+    def heard(self, line: str) -> None:
+        hosts = self.launch.hosts
+        label = _LABEL.fullmatch(line) if self.launch.labelled else None
+        if len(hosts) > 1 and label and label[1] not in ("srun", "slurmstepd", "flux-exec"):
+            line = label[2]
+            found = _AT_WORK.fullmatch(line)
+            if found:
+                self._names[label[1]] = found[1]
+            hosts = (self._names[label[1]],) if label[1] in self._names else ()
+        elif label and label[1] not in ("srun", "slurmstepd", "flux-exec"):
+            line = label[2]
+        elif len(hosts) > 1:
+            hosts = self._named_in(line)
+        self._tell(hosts, line)
+
+    def _named_in(self, line: str) -> tuple[str, ...]:
+        """Such as `srun: error: c[2-3]: tasks 1-2: Killed`."""
+        named: set[str] = set()
+        for word in re.findall(r"[\w.\[\],-]+", line):
+            with suppress(MalformedError):
+                named |= set(expand(word.strip(",.")))
+        return tuple(host for host in self.launch.hosts if host in named)
+
+
+class Holder:
+    def __init__(self, folder: Path) -> None:
+        self.session = load_session(folder)
+        self.allocation = allocation_of(self.session)
+        self.more = find_more(self.session)
+        self.env = environment(self.allocation.how, os.environ)
+        self.selector = selectors.DefaultSelector()
+        self.hub: Child | None = None
+        self.hub_starts = 0
+        self.agents: list[Agents] = []
+        self.asked = False
+        self._saved = 0.0
+        self._changed = True
+        self._key = (folder / "key").read_bytes()
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer)
+        self.selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._ask)
+
+    def _ask(self, *of_signal: object) -> None:
+        self.asked = True
+
+    def run(self) -> None:
+        told = self.session.told
+        told["holder"] = [os.getpid(), start_of_process(os.getpid())]
+        self.session.save()
+        try:
+            self._start()
+            while not self._is_over():
+                self._turn(_LOOK_SECONDS)
+        except (JoblensError, OSError) as error:
+            self._problem(sentence(error))
+        finally:
+            self._end()
+
+    def _is_over(self) -> bool:
+        leader = self.session.told.get("leader")
+        return (
+            self.asked
+            or not self.agents
+            or self.session.is_asked_to_stop()
+            or (leader is not None and start_of_process(leader[0]) != leader[1])
+        )
+
+    # Beginning
+
+    def _start(self) -> None:
+        folder = self.session.folder
+        (folder / "hosts").mkdir(mode=0o700, exist_ok=True)
+        self._start_hub(f"{hub_address(self.allocation.hosts)}:0")
+        until = time.monotonic() + _HUB_SECONDS
+        while not self.session.told["hub"]:
+            if self.hub is None or not self.hub.runs or time.monotonic() > until:
+                raise OutsideError("the hub did not start; see the log")
+            self._turn(_LOOK_SECONDS)
+            if self.asked:
+                return
+        for companion in self.more.companions:
+            companion.start(self.session)
+        launches = plan(self.allocation.how, self.allocation.job, self.allocation.hosts, os.environ)
+        self._pack = pack_agent()
+        for launch in launches:
+            self._launch(launch)
+        self.session.told["state"] = RUNNING
+        self._changed = True
+
+    def _start_hub(self, listen: str) -> None:
+        config = self.session.folder / "hub.toml"
+        text = hub_settings(self.session, listen, _DRAIN_SECONDS) + self.more.hub
+        write_quickly(str(config), text.encode())
+        words = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
+        self.hub_starts += 1
+        self.hub = Child(words, dict(os.environ), self._hub_said, self.selector, ends_with_us=True)
+
+    def _hub_said(self, line: str) -> None:
+        found = _TAKES.search(line)
+        if found:
+            self.session.told["hub"], self._changed = found[1], True
+        _log(line)
+
+    def _launch(self, launch: Launch) -> None:
+        agents = Agents(launch, self._host_said)
+        given = make_input(self._payload(launch.hosts), self._pack)
+        agents.child = Child(launch.words, self.env, agents.heard, self.selector, given)
+        self.agents.append(agents)
+        for host in launch.hosts:
+            self.session.hosts[host].update(state=WAITING, since=time.time())
+        self._changed = True
+
+    def _payload(self, hosts: Sequence[str]) -> Payload:
+        told, cluster = self.session.told, self.allocation.cluster
+        url = split_url(told["hub"])
+        return Payload(
+            name=told["name"],
+            folder=str(self.session.folder),
+            nonce="session.json",
+            tokens={host: make_token(self._key, cluster, host) for host in hosts},
+            settings=self.more.agent + agent_settings(self.session),
+            job=told["job_file"],
+            node=hosts[0] if len(hosts) == 1 else "",
+            hub=(url.host, url.port),
+        )
+
+    # While it runs
+
+    def _turn(self, seconds: float) -> None:
+        for key, _ in self.selector.select(seconds):
+            key.data()
+        for agents in [it for it in self.agents if it.child is not None and not it.child.runs]:
+            self._has_ended(agents)
+        if self.hub is not None and not self.hub.runs and self.session.state != ENDING:
+            self._hub_has_ended(self.hub)
+        if self._changed or time.monotonic() - self._saved > BEAT_SECONDS:
+            self._changed, self._saved = False, time.monotonic()
+            with suppress(OSError):  # a full disk, which is no reason to end
+                self.session.save()
+
+    def _hub_has_ended(self, hub: Child) -> None:
+        """It had an address: the agents know no other."""
+        hub.close()
+        self.hub = None
+        address = str(self.session.told["hub"]).partition("//")[2]
+        if not address or self.hub_starts >= _HUB_STARTS:
+            raise OutsideError("the hub has ended; see the log")
+        _log(f"the hub has ended ({hub.process.returncode}); it is started again")
+        time.sleep(min(0.2 * self.hub_starts, 5.0))
+        self._start_hub(address)
+
+    def _host_said(self, hosts: Sequence[str], line: str) -> None:
+        _log(f"{','.join(hosts) or '?'}: {line}")
+        self._changed = True
+        ended = _TASK_ENDED.search(line)
+        for host in hosts:
+            known = self.session.hosts.get(host)
+            if known is None:
+                continue
+            if _LISTENS.search(line):
+                known.update(state=UP, up=time.time())
+            elif ended:
+                self._lost(host, ended[1])
+            elif line.strip():
+                known["said"] = [*known["said"], line[:_LONGEST_LINE]][-_MOST_SAID:]
+
+    def _lost(self, host: str, why: str) -> None:
+        known = self.session.hosts[host]
+        if known["state"] in (UP, WAITING):
+            said = [it for it in known["said"] if not it.startswith("joblens: at work")]
+            words = said[-1] if said and known["state"] == WAITING else why
+            known.update(state=GONE if known["state"] == UP else FAILED, why=words, ended=time.time())
+            self._changed = True
+
+    def _has_ended(self, agents: Agents) -> None:
+        """Where one host fails, a batch system ends what was started with it: the others get a new one each."""
+        child = agents.child
+        if child is None:
+            return
+        child.close()
+        self.agents.remove(agents)
+        code = child.process.returncode
+        for host in agents.launch.hosts:
+            known = self.session.hosts[host]
+            single = None
+            if len(agents.launch.hosts) > 1 and known["state"] in (UP, WAITING) and self._goes_on():
+                single = plan_singly(self.allocation.how, self.allocation.job, host)
+            if single is not None:
+                self._launch(single)
+            elif code or self.session.state != ENDING:
+                how = f"ended by signal {-code}" if code < 0 else f"ended with {code}"
+                self._lost(host, f"the agent was {how}" if code < 0 else f"the agent {how}")
+
+    def _goes_on(self) -> bool:
+        return not self.asked and self.session.state == RUNNING
+
+    def _problem(self, words: str) -> None:
+        _log(words)
+        self.session.told["problems"].append(words)
+
+    # The end
+
+    def _end(self) -> None:
+        told = self.session.told
+        told.update(state=ENDING, stopped=time.time())
+        self._changed = True
+        for companion in self.more.companions:
+            companion.last_call(self.session)
+        for agents in self.agents:
+            if agents.child is not None:
+                agents.child.close_input()
+        self._wait(lambda: bool(self.agents), _AGENT_SECONDS)
+        for number, seconds in ((signal.SIGTERM, _KILL_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+            for agents in self.agents:
+                if agents.child is not None:
+                    agents.child.signal(number)
+            self._wait(lambda: bool(self.agents), seconds)
+        if self.hub is not None:
+            self.hub.end(_DRAIN_SECONDS + _HUB_SECONDS)
+        for companion in reversed(self.more.companions):
+            companion.stop(self.session)
+        told["state"] = ENDED
+        self.session.save()
+
+    def _wait(self, look: Callable[[], bool], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while look() and time.monotonic() < until:
+            self._turn(0.05)
+
+
+def hub_address(hosts: Sequence[str]) -> str:
+    """Of this host, as the first other one sees it."""
+    other = next((host for host in hosts if not is_here(host)), "")
+    if not other:
+        return "127.0.0.1"
+    for name in (other, socket.gethostname()):
+        with suppress(OSError):
+            family, kind, _, _, address = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)  # of a datagram: nothing is sent
+                found = str(probe.getsockname()[0])
+            return f"[{found}]" if ":" in found else found
+    raise OutsideError(f"neither {other} nor this host has an address")
+
+
+def _log(message: str) -> None:
+    with suppress(OSError):
+        print(time.strftime("%H:%M:%S"), message, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    if os.fork():  # what comes from whoever started us may be taken for the job, and this is not
+        os._exit(0)
+    Holder(Path(sys.argv[1])).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""How agents get to the hosts of a job: one command for all where the batch system can, else one each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from joblens.errors import OutsideError
+from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER
+
+SSH = "JOBLENS_SSH"  # ssh with its options, where those of ~/.ssh/config are not enough
+_SSH_SECONDS = 10
+# What a job's script was given is for its own steps: each could change what ours gets.
+_KEPT_OF_SLURM = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS")
+_OF_SLURM = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")
+
+
+class Launch(NamedTuple):
+    """A command that runs the bootstrap on hosts. Its input goes to each of them, and its end too."""
+
+    words: tuple[str, ...]
+    hosts: tuple[str, ...]
+    labelled: bool = False  # lines have `TASK: ` in front
+
+
+def plan(how: str, job: str, hosts: Sequence[str], env: Mapping[str, str]) -> list[Launch]:
+    """Raises OutsideError where the program for it is missing."""
+    if how == "slurm":
+        return [_srun(job, tuple(hosts))]
+    if how == "flux":
+        return [_flux(tuple(hosts))]
+    return [_here(host) if how == "here" else _ssh(host, env) for host in hosts]
+
+
+def plan_singly(how: str, job: str, host: str) -> Launch | None:
+    """For one host of those that were started together. None where there is no such way."""
+    return _srun(job, (host,)) if how == "slurm" else None
+
+
+def environment(how: str, env: Mapping[str, str]) -> dict[str, str]:
+    if how != "slurm":
+        return dict(env)
+    return {name: it for name, it in env.items() if not name.startswith(_OF_SLURM) or name in _KEPT_OF_SLURM}
+
+
+def _command() -> tuple[str, ...]:
+    return ("/bin/sh", "-c", PYTHON_FINDER, "sh", sys.executable, BOOTSTRAP)
+
+
+def _srun(job: str, hosts: tuple[str, ...]) -> Launch:
+    """Beside the job's own steps, with a share of what they have; the end of one task is not the others'."""
+    count = len(hosts)
+    options = (
+        f"--jobid={job}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(hosts)}", "--cpus-per-task=1", "--mem=0", "--gres=none", "--cpu-bind=none",
+        "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--label", "--unbuffered", "--chdir=/",
+        "--job-name=joblens",
+    )  # fmt: skip
+    return Launch((_program("srun"), *options, *_command()), hosts, labelled=True)
+
+
+def _flux(hosts: tuple[str, ...]) -> Launch:
+    return Launch((_program("flux"), "exec", "--label-io", "--dir=/", *_command()), hosts, labelled=True)
+
+
+def _ssh(host: str, env: Mapping[str, str]) -> Launch:
+    """Never a question: where ssh would ask for something, it fails and says so."""
+    given = shlex.split(env.get(SSH, "")) or ["ssh"]
+    options = ["-T", "-oBatchMode=yes", f"-oConnectTimeout={_SSH_SECONDS}", "-oServerAliveInterval=15"]
+    return Launch((_program(given[0]), *given[1:], *options, "--", host, shlex.join(_command())), (host,))
+
+
+def _here(host: str) -> Launch:
+    return Launch(_command(), (host,))
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name, path=os.environ.get("PATH") or os.defpath)
+    if found is None:
+        raise OutsideError(f"{name} is needed to get to the hosts, and not there")
+    return found

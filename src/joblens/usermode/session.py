@@ -1,0 +1,197 @@
+"""A session of user mode as a folder: what runs for a job, on which hosts, and how far it has come.
+
+usermode/NAME/           in the store, for its user only; NAME has the cluster, the job and the time
+  session.json           all that is known of it; replaced as a whole by whoever holds the session
+  stop                   somebody wants its end
+  key, page-token, hub.toml, hub/   of the hub
+  hosts/HOST/            what an agent keeps, where its host sees this folder
+  log                    what was said meanwhile
+Of one that is finished only session.json and the log are left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from joblens.errors import MalformedError, OutsideError
+from joblens.files import write_quickly
+from joblens.store.home import Home
+from joblens.usermode.hosts import Allocation
+
+STARTING, RUNNING, ENDING, ENDED, FINISHED = "starting", "running", "ending", "ended", "finished"
+UP, GONE, FAILED, WAITING = "up", "gone", "failed", "waiting"  # of a host
+BEAT_SECONDS = 5.0  # who holds a session says so as often
+_DEAD_SECONDS = 60.0  # without a word from another host
+_LARGEST = 1 << 26
+_MOST_KEPT = 200  # folders of sessions that are finished
+_PARTS = ("hub", "hosts", "key", "page-token", "hub.toml", "stop")
+
+
+class Session:
+    """What is in session.json is in `told`, as plain data."""
+
+    def __init__(self, folder: Path, told: dict[str, Any]) -> None:
+        self.folder, self.told = folder, told
+
+    @property
+    def state(self) -> str:
+        return str(self.told["state"])
+
+    @property
+    def hosts(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = self.told["hosts"]
+        return found
+
+    @property
+    def hub_home(self) -> Path:
+        return self.folder / "hub"
+
+    def save(self) -> None:
+        self.told["time"] = time.time()
+        write_quickly(str(self.folder / "session.json"), json.dumps(self.told).encode())
+
+    def load(self) -> Session:
+        """As it stands now."""
+        self.told = load_session(self.folder).told
+        return self
+
+    def is_held(self) -> bool:
+        """Whether somebody still sees to it: by process on this host, else by when it was last heard of."""
+        if self.state in (ENDED, FINISHED):
+            return False
+        holder = self.told.get("holder")
+        if self.told["host"] == os.uname().nodename:
+            return holder is not None and start_of_process(holder[0]) == holder[1]
+        return time.time() - float(self.told["time"]) < _DEAD_SECONDS
+
+    def ask_to_stop(self) -> None:
+        (self.folder / "stop").touch()
+
+    def is_asked_to_stop(self) -> bool:
+        return (self.folder / "stop").exists()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Only one finishes a session. Raises OutsideError if another is at it."""
+        file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise OutsideError("another command is just finishing this session") from None
+        except OSError:  # a file system without locks: then nobody can be kept out
+            pass
+        try:
+            yield
+        finally:
+            os.close(file)
+
+    def clear(self) -> None:
+        """All that was needed to run it."""
+        for name in _PARTS:
+            path = self.folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def make_session(home: Home, allocation: Allocation, options: Mapping[str, Any]) -> Session:
+    """A folder with the secrets of its hub."""
+    now = time.time()
+    parts = (allocation.cluster, allocation.job, time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)))
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", "-".join(filter(None, parts)))[:100] + "-" + secrets.token_hex(3)
+    folder = home.path / "usermode" / name
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    for secret in ("key", "page-token"):
+        fd = os.open(folder / secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:
+            file.write(secrets.token_hex(32))
+    told = {
+        "version": 1,
+        "name": name,
+        "state": STARTING,
+        "store": str(home.path),
+        "allocation": allocation._asdict(),
+        "host": os.uname().nodename,
+        "holder": None,
+        "started": now,
+        "stopped": None,
+        "hub": "",
+        "hosts": {host: {"state": WAITING, "said": []} for host in allocation.hosts},
+        "facts": None,
+        "problems": [],
+        "record": None,
+        **options,
+    }
+    session = Session(folder, told)
+    session.save()
+    return session
+
+
+def load_session(folder: Path) -> Session:
+    """Raises MalformedError, FileNotFoundError."""
+    path = folder / "session.json"
+    with path.open("rb") as file:
+        data = file.read(_LARGEST)
+    try:
+        told = json.loads(data)
+        if told["version"] != 1:
+            raise ValueError(f"version {told['version']!r:.20}")
+        for name, kind in (("state", str), ("hosts", dict), ("allocation", dict), ("host", str)):
+            if not isinstance(told[name], kind):
+                raise ValueError(f"{name} is {told[name]!r:.60}")
+        float(told["time"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedError(str(path), f"no session of user mode: {error!s:.100}") from None
+    return Session(folder, told)
+
+
+def list_sessions(home: Home) -> list[Session]:
+    """The newest first. What cannot be read is none."""
+    found = []
+    with suppress(FileNotFoundError):
+        for folder in (home.path / "usermode").iterdir():
+            with suppress(MalformedError, FileNotFoundError, NotADirectoryError):
+                found.append(load_session(folder))
+    return sorted(found, key=lambda it: float(it.told["started"]), reverse=True)
+
+
+def find_session(home: Home, job: str = "") -> Session | None:
+    """The newest of this job; without one, the newest that is not finished, else the newest."""
+    found = list_sessions(home)
+    if job:
+        return next((it for it in found if it.told["allocation"]["job"] == job), None)
+    return next((it for it in found if it.state != FINISHED), found[0] if found else None)
+
+
+def forget_old(home: Home) -> None:
+    """Folders of finished ones, when they are many: their jobs are in the store."""
+    for session in [it for it in list_sessions(home) if it.state == FINISHED][_MOST_KEPT:]:
+        shutil.rmtree(session.folder, ignore_errors=True)
+
+
+def allocation_of(session: Session) -> Allocation:
+    told = session.told["allocation"]
+    return Allocation(told["scheduler"], told["job"], told["cluster"], tuple(told["hosts"]), told["how"])
+
+
+def start_of_process(pid: int) -> int:
+    """In ticks after the boot, proc(5); 0 if there is no such process, or it has ended and waits."""
+    try:
+        with open(f"/proc/{int(pid)}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

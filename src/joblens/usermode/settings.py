@@ -1,0 +1,65 @@
+"""The settings files of a session's hub and agents."""
+
+from __future__ import annotations
+
+import json
+
+from joblens.usermode.session import Session
+
+_PERIOD_SECONDS = 2.0  # of samples in one batch
+_PROCESSES_SECONDS = 1.0
+_SEGMENT_SECONDS = 10.0  # each is some files in the store, which may be on a shared file system
+
+_HUB = """[hub]
+listen = {listen}
+home = {home}
+key_file = {key}
+token_file = {token}
+segment_seconds = {segment}
+drain_seconds = {drain}
+[hub.sinks.lake]
+home = {store}
+"""
+_AGENT = """interval = {interval}
+listen = "127.0.0.1:0"
+token_file = "@TOKEN@"
+cluster = {cluster}
+node = "@NODE@"
+[attribution]
+job_files = "@JOBS@"
+[collectors.processes]
+interval = {processes}
+[push]
+url = {hub}
+period = {period}
+spool = "@SPOOL@"
+token_file = "@TOKEN@"
+"""
+
+
+def hub_settings(session: Session, listen: str, drain_seconds: float) -> str:
+    return _HUB.format(
+        listen=_quoted(listen),
+        home=_quoted(str(session.hub_home)),
+        key=_quoted(str(session.folder / "key")),
+        token=_quoted(str(session.folder / "page-token")),
+        segment=_SEGMENT_SECONDS,
+        drain=drain_seconds,
+        store=_quoted(session.told["store"]),
+    )
+
+
+def agent_settings(session: Session) -> str:
+    interval = float(session.told["interval"])
+    return _AGENT.format(
+        interval=interval,
+        cluster=_quoted(session.told["allocation"]["cluster"]),
+        processes=max(interval, _PROCESSES_SECONDS),
+        hub=_quoted(session.told["hub"]),
+        period=max(interval, _PERIOD_SECONDS),
+    )
+
+
+def _quoted(text: str) -> str:
+    """A string of JSON is one of TOML."""
+    return json.dumps(text, ensure_ascii=False)
