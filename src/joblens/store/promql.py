@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import math
@@ -17,6 +18,14 @@ from joblens.errors import ConfigError, MalformedError, ServerError, sentence
 _LARGEST = 1 << 28  # bytes of an answer
 _LONGEST_ANSWER = 300
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+
+
+def authorization(path: str) -> str:
+    """Of what a file holds: a token, or USER:PASSWORD. A token has no colon (RFC 6750, 2.1)."""
+    secret = Path(path).read_text("utf-8").strip()
+    if ":" in secret:
+        return f"Basic {base64.b64encode(secret.encode()).decode()}"
+    return f"Bearer {secret}"
 
 
 class Found(NamedTuple):
@@ -88,7 +97,7 @@ class Server:
     def _send(self, path: str, form: str, method: str) -> tuple[int, bytes]:
         fields = {"Accept": "application/json"}
         if self._token_file:
-            fields["Authorization"] = f"Bearer {Path(self._token_file).read_text().strip()}"
+            fields["Authorization"] = authorization(self._token_file)
         for attempt in (1, 2):
             fresh = self._connection is None
             connection = self._connection = self._connection or self._connect()

@@ -23,10 +23,11 @@ from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.hub.sinks.snappy import compress
 from joblens.hub.sinks.write_request import Name, Namer, encode, make_series
+from joblens.store.promql import authorization
 
 OPTIONS: Mapping[str, Any] = {
     "url": "",  # such as http://127.0.0.1:9090/api/v1/write; it is needed
-    "token_file": "",  # holds what is sent as Authorization: Bearer
+    "token_file": "",  # holds what is sent as Authorization: a token, or USER:PASSWORD
     "ca_file": "",  # of a private CA, for https
     "timeout": 30.0,
     "skip": ["process", "thread", "process_pss", "gpu_process", "cgroup"],  # sets with very many series
@@ -108,7 +109,7 @@ class Server:
             "User-Agent": f"joblens/{__version__}",
         }
         if self._token_file:  # read each time: tokens are renewed
-            fields["Authorization"] = "Bearer " + Path(self._token_file).read_text().strip()
+            fields["Authorization"] = authorization(self._token_file)
         return fields
 
     def _name(self) -> str:
