@@ -113,6 +113,8 @@ class Follower:
             before = load_live(self.home, self.name)
             self._running = {run_of(job): job for job in before.jobs if runs(job)}
             self._seen = before.time
+        with suppress(OSError):  # a full disk: it is told when there is something to save
+            self.state.save()  # from now on no job is lost, though this one never comes to its first turn
 
     # One turn
 
