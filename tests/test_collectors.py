@@ -251,6 +251,20 @@ def test_a_process_that_gives_itself_a_title(tmp_path: Path) -> None:
     assert keys[-1][8] == "slurmstepd: [42.batch]"
 
 
+@pytest.mark.parametrize("looks", [1, 2, 3, 20])
+def test_slurmstepd_is_read_until_it_has_its_title(tmp_path: Path, looks: int) -> None:
+    """However many looks came before it: the next one shows it."""
+    stat = b"4000 " + PROCESS_STAT.replace(b"(a) R (b\n)", b"(slurmstepd)")
+    changes: dict[str, bytes | None] = {
+        "proc/4000/stat": stat,
+        "proc/4000/cmdline": b"/usr/sbin/slurmstepd\0",
+    }
+    reading = OPEN["processes"](Host(make_machine(tmp_path, changes)))
+    assert {reading()[0].keys[0][8] for _ in range(looks)} == {"/usr/sbin/slurmstepd"}
+    (tmp_path / "proc/4000/cmdline").write_bytes(b"slurmstepd: [42.batch]\0")
+    assert reading()[0].keys[0][8] == "slurmstepd: [42.batch]"
+
+
 def test_a_process_vanishes_between_two_reads(tmp_path: Path) -> None:
     """One that ends while it is read is left out; the others are there."""
     changes: dict[str, bytes | None] = {"proc/4001/stat": b"4001 " + PROCESS_STAT}

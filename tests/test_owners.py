@@ -118,6 +118,15 @@ def test_slurm_without_cgroups(tmp_path: Path) -> None:
     assert [o.step for o in found[:2] if o] == ["batch", "batch"]
 
 
+def test_slurmstepd_without_title(tmp_path: Path) -> None:
+    """What comes from it is some job's, and is not taken for a job of its own until its title tells which."""
+    them = owners(tmp_path)
+    early = key(10, uid=0, name="slurmstepd", command="/usr/sbin/slurmstepd")
+    assert them.of_processes([early, key(11, 10), key(12, 11)]) == [None, None, None]
+    titled = key(10, uid=0, name="slurmstepd", command="slurmstepd: [42.batch]")
+    assert ids(them.of_processes([titled, key(11, 10), key(12, 11)])) == ["42", "42", "42"]
+
+
 def test_flux_is_believed_only_under_its_own_user(tmp_path: Path) -> None:
     """A user can make a unit of any name below the own service manager: that is no Flux job."""
     path = "/user.slice/user-{0}.slice/user@{0}.service/imp-shell-0-fPY66.service"

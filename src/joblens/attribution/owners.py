@@ -18,7 +18,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 
 from joblens.attribution.jobfiles import SLURM, JobFile, JobFiles
 from joblens.attribution.paths import PathJob, parse_job_path
-from joblens.collectors.processes import ProcessKey
+from joblens.collectors.processes import STEPD, ProcessKey
 from joblens.config import AttributionSettings
 from joblens.host import Host
 from joblens.model import Job, Owner
@@ -162,15 +162,27 @@ class _Search:
         file = root or self.by_session.get(key.session) or self.by_user.get(key.uid)
         if file is not None and key.uid in (file.uid, 0):
             return self.owners.of_file(file)
-        if key.uid == 0 and key.name == "slurmstepd":
+        if key.uid == 0 and key.name == STEPD:
             match = _STEPD.match(key.command)
             if match:
                 return self.owners.of_slurm(match["job"], match["step"])
         return self.owners.inherited.get((key.pid, key.start))
 
+    def _comes_from_stepd(self, key: ProcessKey) -> bool:
+        seen = {key.pid}
+        parent = self.by_pid.get(key.parent)
+        while parent is not None and parent.pid not in seen:
+            if parent.uid == 0 and parent.name == STEPD:
+                return True
+            seen.add(parent.pid)
+            parent = self.by_pid.get(parent.parent)
+        return False
+
     def _infer(self, key: ProcessKey) -> Optional[Owner]:
         settings = self.owners.settings
         if not settings.infer or key.uid < settings.first_uid or key.uid == _NOBODY_UID:
+            return None
+        if self._comes_from_stepd(key):  # whose title, by which its job is known, was not there yet
             return None
         # Of another pid namespace's processes, groups that are not seen from here are 0.
         number = (key.group if key.terminal else key.session) or key.group or key.pid

@@ -88,6 +88,7 @@ THREAD = Schema(
         Column("wait_seconds", COUNTER, "time ready to run, waiting for a core", divisor=1_000_000_000),
     ),
 )
+STEPD = "slurmstepd"  # Slurm's, from which the processes of a job's step come
 _NO_IO = [ABSENT] * 7
 _STATUS = (
     b"\nVmRSS:",
@@ -109,6 +110,11 @@ class Stat(NamedTuple):
     @property
     def kernel_thread(self) -> bool:
         return bool(int(self.fields[6]) & _PF_KTHREAD)
+
+
+def _awaits_title(key: ProcessKey) -> bool:
+    """It calls itself `slurmstepd: [JOB.STEP]` a moment after its start, and a look may come in between."""
+    return key.name == STEPD and not key.command.startswith(STEPD + ": ")
 
 
 def parse_stat(path: str, data: bytes) -> Stat:
@@ -312,9 +318,10 @@ class _Table:
             command, cgroup = self._command(process), self._cgroup(process)
             # In the middle of an exec there are no words yet.
             process.again_in, process.settled = 1 if command else 0, False
-        elif process.again_in < 0:
+        elif process.again_in < 0 or _awaits_title(old):
             name, cgroup = old.name, self._cgroup(process)
-            command = old.command if process.settled else self._command(process)
+            is_known = process.settled and not _awaits_title(old)
+            command = old.command if is_known else self._command(process)
             process.again_in, process.settled = _READ_AGAIN, bool(command)
         else:
             name, command, cgroup = old.name, old.command, old.cgroup
