@@ -21,7 +21,7 @@ from joblens.errors import OutsideError, ServerError, UsageError
 from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
 from joblens.model import Rows, Sample
-from joblens.store.promql import Server
+from joblens.store.promql import Found, Server
 from joblens.usermode import companion
 from joblens.usermode.companion import (
     PROMETHEUS,
@@ -77,10 +77,10 @@ def write_load(found: Running, folder: Path, seconds: int = 20) -> tuple[float, 
 def read_load(server: Server, start: float, seconds: int = 20) -> list[float]:
     end = start + seconds
     try:
-        (found,) = server.instant(f'joblens_load_load1{{node="c1"}}[{seconds + 1}s]', end) or [None]
+        found = server.instant(f'joblens_load_load1{{node="c1"}}[{seconds + 1}s]', end)
     finally:
         server.close()
-    return found.values if found else []
+    return [value for one in found for value in one.values]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,10 +113,10 @@ def test_others_get_nothing(kind: str, tmp_path: Path) -> None:
         assert len(password) == 64
         assert password.encode() not in Path(f"/proc/{running.pid}/cmdline").read_bytes()
         assert password not in found.log.read_text()
-        for path in (found.folder, found.data):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o700
-        for path in (Path(running.token_file), found.log):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for folder in (found.folder, found.data):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        for file in (Path(running.token_file), found.log):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
         listening = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=False).stdout
         port = running.url.rpartition(":")[2]
         assert all("127.0.0.1:" in line for line in listening.splitlines() if line.split()[3].endswith(port))
@@ -133,8 +133,11 @@ def test_prometheus_scrapes_agents(tmp_path: Path, agent: StartAgent) -> None:
     with started(PROMETHEUS, tmp_path / "session") as found:
         found.scrape([Target("c1", "lab", address, "abc123"), Target("c9", "lab", "127.0.0.1:9", "x")], 0.5)
         server = server_of(found.running)
-        ask = lambda query: server.instant(query, time.time())  # noqa: E731
-        assert found.wait_until_scraped(["c1"], 60.0) == []
+
+        def ask(query: str) -> list[Found]:
+            return server.instant(query, time.time())
+
+        assert found.running.wait_until_scraped(["c1"], 60.0) == []
         wait_for("its load", lambda: ask('joblens_load_load1{node="c1",cluster="lab",job="joblens"}'))
         (one,) = wait_for(
             "a process", lambda: ask(f'joblens_process_threads{{pid="{os.getpid()}",node="c1"}}')
@@ -142,7 +145,7 @@ def test_prometheus_scrapes_agents(tmp_path: Path, agent: StartAgent) -> None:
         assert one.values[0] >= 1
         (up,) = wait_for("one that is not there", lambda: ask('up{node="c9"}'))
         assert up.values == [0.0]
-        assert found.wait_until_scraped(["c1", "c9"], 0.0) == ["c9"]
+        assert found.running.wait_until_scraped(["c1", "c9"], 0.0) == ["c9"]
         found.scrape([], 0.5)
         server.close()
         wait_for("no target", lambda: b'"activeTargets":[]' in server._send("/api/v1/targets", "", "GET")[1])

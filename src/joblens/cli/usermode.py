@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +22,6 @@ EXAMPLE = """example:
   joblens usermode stop"""
 
 _START_SECONDS = 30.0
-_STOP_SECONDS = 180.0  # as long as the holder may take for agents and sinks
 _LOOK_SECONDS = 0.05
 
 
@@ -32,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start = what.add_parser("start", help="agents on every host of this job, and a store for what they see")
     start.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks")
     start.add_argument("--hosts", default="", metavar="LIST", help="these hosts, such as c[1-3],d1")
+    start.add_argument(
+        "--tsdb", default="", metavar="WHICH",
+        help="also keep it in a prometheus or victoriametrics that is started here, or write it to a URL",
+    )  # fmt: skip
     start.add_argument(
         "--wait", type=float, default=_START_SECONDS, metavar="S",
         help="for hosts to come up, at most (default %(default)g)",
@@ -56,7 +58,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace, home: Home) -> int:
+    from joblens.cli.settings import load_agent
     from joblens.config import parse_settings
+    from joblens.config_files import load_layers
+    from joblens.usermode.extras import choose
     from joblens.usermode.hosts import find_allocation
     from joblens.usermode.launch import plan
     from joblens.usermode.session import find_session, forget_old
@@ -69,6 +74,7 @@ def _start(options: argparse.Namespace, home: Home) -> int:
         _say(f"user mode runs already for job {allocation.job}")
         return 0
     forget_old(home)
+    options.tsdb = choose(options.tsdb, load_agent(load_layers(None, os.environ)))
     session = _begin(options, home, allocation)
     return _wait_for_hosts(session, options.wait)
 
@@ -92,6 +98,7 @@ def _begin(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
     own = leader in (0, os.getpid())
     told = {
         "interval": options.interval,
+        "tsdb": options.tsdb,
         "job_file": job_file,
         "leader": None if own else [leader, start_of_process(leader)],
     }
@@ -131,6 +138,7 @@ def _note_facts(session: Session) -> None:
 
 
 def _wait_for_hosts(session: Session, seconds: float) -> int:
+    from joblens.usermode.extras import wait_until_scraped
     from joblens.usermode.session import ENDED, RUNNING, UP, WAITING
 
     until = time.monotonic() + seconds
@@ -141,6 +149,8 @@ def _wait_for_hosts(session: Session, seconds: float) -> int:
             break
         time.sleep(_LOOK_SECONDS)
     up = [host for host, known in session.hosts.items() if known["state"] == UP]
+    for host in wait_until_scraped(session, up, max(until - time.monotonic(), 0.0)):
+        _say(f"{host} has not been scraped by Prometheus yet")
     _say(f"user mode of job {session.told['allocation']['job']}: {_count(len(up), len(session.hosts))}")
     for line in _not_up(session):
         _say(line)
@@ -170,30 +180,15 @@ def _not_up(session: Session) -> list[str]:
 
 
 def _stop(options: argparse.Namespace, home: Home) -> int:
-    from joblens.usermode.finish import finish
+    from joblens.usermode.finish import end, finish
 
     session = _find(options, home)
     if session is None:
         _say("user mode does not run here")
         return 0
-    _end(session)
+    end(session)
     finish(session, _say)
     return _report(options, home, session)
-
-
-def _end(session: Session) -> None:
-    """Waits until whoever holds it has let everything end."""
-    until, holder = time.monotonic() + _STOP_SECONDS, session.told["holder"]
-    if session.is_held():
-        session.ask_to_stop()
-        if holder and session.told["host"] == os.uname().nodename:
-            with suppress(ProcessLookupError):
-                os.kill(holder[0], signal.SIGTERM)
-    while session.is_held():
-        if time.monotonic() > until:
-            raise OutsideError(f"it does not end; see {session.folder}/log")
-        time.sleep(_LOOK_SECONDS)
-        session.load()
 
 
 def _report(options: argparse.Namespace, home: Home, session: Session) -> int:

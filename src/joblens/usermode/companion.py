@@ -70,6 +70,20 @@ class Running(NamedTuple):
     def settings(self) -> TsdbSettings:
         return TsdbSettings(self.url, self.token_file)
 
+    def wait_until_scraped(self, nodes: Iterable[str], seconds: float) -> list[str]:
+        """Those of the nodes that have not been, after so many seconds. A new target takes it some five."""
+        waiting, end = set(nodes), time.monotonic() + seconds
+        server = Server(self.url, self.token_file)
+        try:
+            while waiting:
+                waiting -= {one.labels.get("node", "") for one in server.instant("up == 1", time.time())}
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.1)
+        finally:
+            server.close()
+        return sorted(waiting)
+
     def plain(self) -> dict[str, Any]:
         return self._asdict()
 
@@ -146,26 +160,13 @@ class Companion:
             self.process.send_signal(signal.SIGHUP)  # it is ready, and so it reads its file again
             self._told = text
 
-    def wait_until_scraped(self, nodes: Iterable[str], seconds: float) -> list[str]:
-        """Those of the nodes that have not been, after so many seconds. A new target takes it some five."""
-        found, waiting, end = self.running, set(nodes), time.monotonic() + seconds
-        server = Server(found.url, found.token_file)
-        try:
-            while self.kind == PROMETHEUS and waiting:
-                known = {one.labels.get("node", "") for one in server.instant("up == 1", time.time())}
-                waiting -= known
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.1)
-        finally:
-            server.close()
-        return sorted(waiting) if self.kind == PROMETHEUS else []
-
     def stop(self) -> None:
         """Harmless if it has ended. All that it has is in its folder then."""
         if self.process is not None:
             _end(self.process)
             self.process = None
+        for name in ("token", "web.yml", "prometheus.yml"):  # secrets that open nothing any more
+            (self.folder / name).unlink(missing_ok=True)
 
     def _launch(self, port: int, password: str, with_parent: bool) -> subprocess.Popen[bytes]:
         parent, libc = os.getpid(), ctypes.CDLL(None)

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import json
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+from joblens.config import Settings, TsdbSettings, UsermodeSettings, split_url
+from joblens.errors import UsageError
+from joblens.hub.auth import make_token
+from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Running, Target, sink_options
+from joblens.usermode.companion import Companion as Server
+from joblens.usermode.hosts import is_here
 from joblens.usermode.session import Session
+
+_PAGE = re.compile(r"https?://.*:([0-9]+)/")
+_LONGEST_LAST = 5.0  # seconds for a last scrape
 
 
 class Companion(Protocol):
     """A server that is there only while the session is. Each call ends in bounded time, and may raise
     JoblensError or OSError."""
 
+    hub: str  # TOML that is put behind the hub's settings, known after `prepare`
+
+    def prepare(self, session: Session) -> None:
+        """Before all else."""
+
     def start(self, session: Session) -> None:
         """The hub is there, agents are not yet."""
+
+    def host_up(self, session: Session, host: str, page: str) -> None:
+        """An agent is there, and listens at this address, as it says itself."""
 
     def last_call(self, session: Session) -> None:
         """Agents end next."""
@@ -27,5 +49,97 @@ class Extras(NamedTuple):
     companions: tuple[Companion, ...] = ()
 
 
+def choose(wanted: str, settings: Settings) -> dict[str, Any]:
+    """What `--tsdb` asks for, as the session's file keeps it. Raises what cannot be started, at once."""
+    if not wanted:
+        return {}
+    if wanted in (PROMETHEUS, VICTORIAMETRICS):
+        Server(wanted, Path(), settings.usermode)
+        return {"kind": wanted, **settings.usermode._asdict()}
+    if "://" not in wanted:
+        raise UsageError(f"--tsdb is {wanted!r:.60}: {PROMETHEUS}, {VICTORIAMETRICS} or a URL is needed")
+    split_url(wanted, name="--tsdb")
+    return {"kind": "url", **settings.tsdb._replace(url=wanted)._asdict()}
+
+
 def find_more(session: Session) -> Extras:
-    return Extras()
+    told: Mapping[str, Any] = session.told.get("tsdb") or {}
+    kind = told.get("kind")
+    if kind == "url":
+        return Extras(hub=_sink(TsdbSettings(*(str(told.get(it, "")) for it in TsdbSettings._fields))))
+    if kind not in (PROMETHEUS, VICTORIAMETRICS):
+        return Extras()
+    chosen = UsermodeSettings(*(str(told.get(it, "")) for it in UsermodeSettings._fields))
+    server = Server(kind, session.folder, chosen, str(session.told["name"]))
+    if kind == VICTORIAMETRICS:
+        return Extras(companions=(_Written(server),))
+    here = all(map(is_here, session.hosts))
+    session.told["listen"] = "127.0.0.1:0" if here else "0.0.0.0:0"  # each asks for its token
+    return Extras(agent="process_metrics = true\n", companions=(_Scraping(server),))
+
+
+def _sink(settings: TsdbSettings) -> str:
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in _options(settings)]
+    return "\n".join(["[hub.sinks.tsdb]", *lines, ""])
+
+
+def _options(settings: TsdbSettings) -> list[tuple[str, Any]]:
+    return list(sink_options(settings).items())
+
+
+class _Written:
+    """VictoriaMetrics: the hub writes to it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.hub = server, ""
+
+    def prepare(self, session: Session) -> None:
+        found = self.server.start()
+        session.told["tsdb"]["server"] = found.plain()
+        self.hub = _sink(found.settings())
+
+    def start(self, session: Session) -> None:
+        """It runs."""
+
+    def host_up(self, session: Session, host: str, page: str) -> None:
+        """Nothing is asked of agents."""
+
+    def last_call(self, session: Session) -> None:
+        """What agents have yet to send comes through the hub."""
+
+    def stop(self, session: Session) -> None:
+        self.server.stop()
+
+
+class _Scraping(_Written):
+    """Prometheus: it asks the agents."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._targets: dict[str, Target] = {}
+
+    def prepare(self, session: Session) -> None:
+        super().prepare(session)
+        self.hub = ""
+
+    def host_up(self, session: Session, host: str, page: str) -> None:
+        port = _PAGE.match(page)
+        if port is None:
+            return
+        cluster = str(session.told["allocation"]["cluster"])
+        address = f"{'127.0.0.1' if is_here(host) else host}:{port[1]}"
+        token = make_token((session.folder / "key").read_bytes(), cluster, host)
+        self._targets[host] = Target(host, cluster, address, token)
+        self.server.scrape(self._targets.values(), float(session.told["interval"]))
+
+    def last_call(self, session: Session) -> None:
+        """Once more, for what the pages show now."""
+        time.sleep(min(1.1 * float(session.told["interval"]) + 0.1, _LONGEST_LAST))
+
+
+def wait_until_scraped(session: Session, hosts: list[str], seconds: float) -> list[str]:
+    """Hosts that Prometheus has not asked after so many seconds; none where there is no Prometheus."""
+    told = session.told.get("tsdb") or {}
+    if told.get("kind") != PROMETHEUS or "server" not in told:
+        return []
+    return Running.from_plain(told["server"]).wait_until_scraped(hosts, seconds)

@@ -26,6 +26,7 @@ from joblens.schedulers.nodelist import expand
 from joblens.usermode.bootstrap import Payload, make_input
 from joblens.usermode.child import Child
 from joblens.usermode.extras import find_more
+from joblens.usermode.facts import has_ended
 from joblens.usermode.hosts import is_here
 from joblens.usermode.launch import Launch, environment, plan, plan_singly
 from joblens.usermode.pack import pack_agent
@@ -141,6 +142,8 @@ class Holder:
     def _start(self) -> None:
         folder = self.session.folder
         (folder / "hosts").mkdir(mode=0o700, exist_ok=True)
+        for companion in self.more.companions:
+            companion.prepare(self.session)
         self._start_hub(f"{hub_address(self.allocation.hosts)}:0")
         until = time.monotonic() + _HUB_SECONDS
         while not self.session.told["hub"]:
@@ -160,7 +163,8 @@ class Holder:
 
     def _start_hub(self, listen: str) -> None:
         config = self.session.folder / "hub.toml"
-        text = hub_settings(self.session, listen, _DRAIN_SECONDS) + self.more.hub
+        text = hub_settings(self.session, listen, _DRAIN_SECONDS)
+        text += self.more.hub + "".join(companion.hub for companion in self.more.companions)
         write_quickly(str(config), text.encode())
         words = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
         self.hub_starts += 1
@@ -228,8 +232,11 @@ class Holder:
             known = self.session.hosts.get(host)
             if known is None:
                 continue
-            if _LISTENS.search(line):
+            listens = _LISTENS.search(line)
+            if listens:
                 known.update(state=UP, up=time.time())
+                for companion in self.more.companions:
+                    companion.host_up(self.session, host, listens[1])
             elif ended:
                 self._lost(host, ended[1])
             elif line.strip():
@@ -240,17 +247,21 @@ class Holder:
         if known["state"] in (UP, WAITING):
             said = [it for it in known["said"] if not it.startswith("joblens: at work")]
             words = said[-1] if said and known["state"] == WAITING else why
-            known.update(state=GONE if known["state"] == UP else FAILED, why=words, ended=time.time())
+            ran = known["state"] == UP or "up" in known
+            known.update(state=GONE if ran else FAILED, why=words, ended=time.time())
             self._changed = True
 
     def _has_ended(self, agents: Agents) -> None:
-        """Where one host fails, a batch system ends what was started with it: the others get a new one each."""
+        """Where one host fails, all that was started with it can be ended: then each gets its own."""
         child = agents.child
         if child is None:
             return
         child.close()
         self.agents.remove(agents)
         code = child.process.returncode
+        if self._goes_on() and has_ended(self.allocation):
+            self.asked = True
+            return
         for host in agents.launch.hosts:
             known = self.session.hosts[host]
             single = None

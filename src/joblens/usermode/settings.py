@@ -21,7 +21,7 @@ drain_seconds = {drain}
 home = {store}
 """
 _AGENT = """interval = {interval}
-listen = "127.0.0.1:0"
+listen = {listen}
 token_file = "@TOKEN@"
 cluster = {cluster}
 node = "@NODE@"
@@ -53,6 +53,7 @@ def agent_settings(session: Session) -> str:
     interval = float(session.told["interval"])
     return _AGENT.format(
         interval=interval,
+        listen=_quoted(session.told.get("listen", "127.0.0.1:0")),
         cluster=_quoted(session.told["allocation"]["cluster"]),
         processes=max(interval, _PROCESSES_SECONDS),
         hub=_quoted(session.told["hub"]),
