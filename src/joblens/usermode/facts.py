@@ -62,3 +62,14 @@ def _scontrol(allocation: Allocation, seconds: float) -> JobFacts | None:
         return None
     jobs = parse_scontrol(text, allocation.cluster).jobs
     return next((job for job in jobs if job.id == allocation.job), None)
+
+
+def has_ended(allocation: Allocation) -> bool:
+    """Whether the batch system says that the job is over, or just ending."""
+    if allocation.scheduler != "slurm":
+        return False
+    command = ["squeue", "--noheader", f"--jobs={allocation.job}", "--format=%T"]
+    try:
+        return run_command(command, {}, _SECONDS).strip() not in ("RUNNING", "SUSPENDED")
+    except JoblensError as error:
+        return "Invalid job id" in str(error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -28,9 +29,22 @@ from joblens.store.reader import LakeReader, Span
 from joblens.store.records import save_record
 from joblens.usermode.child import Child
 from joblens.usermode.facts import ask_scheduler
-from joblens.usermode.session import ENDED, FAILED, FINISHED, GONE, UP, Session, allocation_of, find_session
+from joblens.usermode.session import (
+    BEAT_SECONDS,
+    ENDED,
+    FAILED,
+    FINISHED,
+    GONE,
+    UP,
+    Session,
+    allocation_of,
+    find_session,
+)
 from joblens.usermode.settings import hub_settings
 
+_END_SECONDS = 180.0  # as long as the holder may take for agents and sinks
+_SILENT_SECONDS = 4 * BEAT_SECONDS
+_LOOK_SECONDS = 0.05
 _START_SECONDS = 30.0
 _DRAIN_SECONDS = 300.0
 _SEND_SECONDS = 10.0
@@ -39,10 +53,31 @@ _RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING")
 Say = Callable[[str], None]
 
 
+def end(session: Session) -> None:
+    """Asks whoever holds it to let everything end, and waits for that. Raises OutsideError.
+
+    On another host its holder can be dead without our knowing: then nothing is heard of it any more.
+    """
+    here = session.told["host"] == os.uname().nodename
+    if not session.is_held():
+        return
+    session.ask_to_stop()
+    holder = session.told["holder"]
+    if here and holder:
+        with suppress(ProcessLookupError):
+            os.kill(holder[0], signal.SIGTERM)
+    begin = heard = time.monotonic()
+    while session.is_held() and (here or time.monotonic() - heard < _SILENT_SECONDS):
+        if time.monotonic() - begin > _END_SECONDS:
+            raise OutsideError(f"it does not end; see {session.folder}/log")
+        time.sleep(_LOOK_SECONDS)
+        before = session.told["time"]
+        if session.load().told["time"] != before:
+            heard = time.monotonic()
+
+
 def finish(session: Session, say: Say = lambda words: None) -> None:
-    """The job's record is in the store on return. Raises OutsideError while the session is held."""
-    if session.is_held():
-        raise OutsideError("the session still runs")
+    """Of one that has ended: the job's record is in the store on return."""
     with session.alone():
         session.load()
         if session.state != FINISHED:

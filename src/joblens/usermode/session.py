@@ -31,7 +31,7 @@ from joblens.usermode.hosts import Allocation
 STARTING, RUNNING, ENDING, ENDED, FINISHED = "starting", "running", "ending", "ended", "finished"
 UP, GONE, FAILED, WAITING = "up", "gone", "failed", "waiting"  # of a host
 BEAT_SECONDS = 5.0  # who holds a session says so as often
-_DEAD_SECONDS = 60.0  # without a word from another host
+_DEAD_SECONDS = 60.0  # without a word from another host, whose clock may differ
 _LARGEST = 1 << 26
 _MOST_KEPT = 200  # folders of sessions that are finished
 _PARTS = ("hub", "hosts", "key", "page-token", "hub.toml", "stop")
