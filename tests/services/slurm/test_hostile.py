@@ -20,6 +20,7 @@ NAMES = (
     "x" * 1000,
     "äöü \u202e 日本",
 )
+ODD_USER, ODD_UID = "../../tmp/x \"$(id)'", 61004
 VARIABLES = {
     "SLURM_JOB_UID": "0",
     "SLURM_CLUSTER_NAME": '","id":"1',
@@ -37,10 +38,12 @@ def test_hostile_names(lab: Lab, watch: Watch) -> None:
             lab.submit("userC", "sleep 2", f"--job-name={name}", "--comment", name, variables=VARIABLES): name
             for name in NAMES
         }
-        rows = lab.wait_for_end(*jobs)
+        odd = submit_as_odd_user(lab)
+        rows = lab.wait_for_end(*jobs, odd)
     watch.wait_for_sinks()
     assert {row["State"] for row in rows.values()} == {"COMPLETED"}, rows
     assert lab.node_states() == dict.fromkeys(NODES, "idle")
+    of_odd = rows.pop(odd)
     for job, row in rows.items():
         record = wait_for(f"the record of {job}", lambda job=job: finished(watch, job))  # type: ignore[misc]
         told = record["job"]
@@ -52,6 +55,18 @@ def test_hostile_names(lab: Lab, watch: Watch) -> None:
         assert "\x07" not in shown
     check_names(watch, {job: row["JobName"] for job, row in rows.items()})
     check_folders(lab, jobs)
+    record = wait_for("the odd user's record", lambda: finished(watch, odd))
+    assert record["job"]["uid"] == ODD_UID
+    (folder,) = lab.path("csv").glob(f"*/{odd}/{of_odd['NodeList']}")
+    assert folder.stat().st_uid == ODD_UID
+
+
+def submit_as_odd_user(lab: Lab) -> str:
+    """Somebody whose name a directory server of their own doing gave them."""
+    with lab.path("etc", "passwd").open("a") as file:
+        file.write(f"{ODD_USER}:x:{ODD_UID}:{ODD_UID}::/:/bin/sh\n")
+    words = ("sbatch", "--parsable", "--output=/dev/null", "--chdir=/", "--wrap=sleep 2")
+    return lab.login.run(*words, uid=ODD_UID).out.strip()
 
 
 def check_names(watch: Watch, jobs: dict[str, str]) -> None:
@@ -68,7 +83,7 @@ def check_folders(lab: Lab, jobs: dict[str, str]) -> None:
     root = lab.path("csv")
     for path in root.rglob("*.csv"):
         user, job, node, _ = path.relative_to(root).parts
-        assert user in USERS
+        assert user in USERS or path.stat().st_uid == ODD_UID
         assert job.isdigit()
         assert node in NODES
     assert set(jobs) <= set(os.listdir(root / "userC"))

@@ -13,7 +13,9 @@ from .lab import NODES, USERS, Lab
 def test_a_job_on_three_nodes(lab: Lab) -> None:
     """Each node has a name and processes of its own, and jobs are their users'."""
     job = lab.submit(
-        "userA", "srun sh -c 'echo $(hostname) $(id -un) $(grep -lx slurmd /proc/[0-9]*/comm | wc -l)'", "-N3"
+        "userA",
+        "srun sh -c 'echo $(hostname) $(id -un) $(grep -lsx slurmd /proc/[0-9]*/comm | wc -l)'",
+        "-N3",
     )
     row = lab.wait_for_end(job)[job]
     wanted = {
