@@ -19,6 +19,7 @@ from joblens.agent.sampler import Sampler
 from joblens.errors import MalformedError
 from joblens.model import Rows, Sample
 
+VARIABLE = "JOBLENS_AGENT"  # may name another, for both sides
 _JOB_VARIABLES = ("JOBLENS_JOB", "SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID")
 _LOOK_SECONDS = 1.0  # between two looks for a job that is not known yet
 _PAGE = b"""POST /mark  {"text": "solve", "kind": "start"}
@@ -43,9 +44,9 @@ class Door:
         self._looked = -float("inf")
 
     def open(self) -> None:
-        """Unless another agent has that name; then when it has gone."""
-        if self._server is None:
-            name = door_name(os.geteuid(), own_job(os.environ))
+        """Unless another agent has that name; then when it has gone. A recording has no jobs here."""
+        if self._server is None and self.sampler.host.live:
+            name = os.environ.get(VARIABLE) or door_name(os.geteuid(), own_job(os.environ))
             with suppress(OSError):
                 self._server = Server(self._selector, "\0" + name, self.answer, LARGEST)
 
@@ -54,8 +55,10 @@ class Door:
             self._server.close()
             self._server = None
 
-    def drop_silent(self) -> None:
-        if self._server is not None:
+    def tend(self, ticks: int) -> None:
+        """At each tick."""
+        self.open()
+        if self._server is not None and ticks % 1000 == 0:
             self._server.drop_silent()
 
     def samples(self) -> List[Sample]:

@@ -12,6 +12,7 @@ import selectors
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 from joblens.errors import ServerError, sentence
@@ -19,6 +20,7 @@ from joblens.errors import ServerError, sentence
 _END = b"\r\n\r\n"
 _LARGEST_REQUEST = 16_384
 _MOST_CONNECTIONS = 64
+_MOST_UNREAD = 1 << 18
 _PATIENCE = 60.0  # seconds that a silent connection is kept
 _REASONS = {
     200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
@@ -148,6 +150,8 @@ class Server:
         except OSError:  # the other side has hung up
             connection.closing, connection.outgoing = True, b""
         if connection.closing and not connection.outgoing:
+            with suppress(OSError):  # who closes with something unread takes the answer back
+                connection.channel.recv(_MOST_UNREAD)
             self._drop(connection)
             return
         busy = connection.outgoing or (_END in connection.incoming and not connection.partial)

@@ -97,9 +97,11 @@ class Agent:
             self.pusher.take(self.grid.tick, samples)
 
     def look(self) -> None:
-        """Outside of the grid: what jobs have used, and nothing else."""
+        """Outside of the grid: what jobs have used and told, and nothing else."""
         tick = self.grid.tick - 1
         samples = self.sampler.look(tick)
+        if self.door:
+            samples += self.door.samples()
         self.looks += 1
         if self.pusher:
             self.pusher.take(tick, samples)
@@ -153,10 +155,10 @@ class Agent:
             self.pusher.listen = self._listen
         signals.handlers[signal.SIGHUP] = lambda: self._reload(reload)
         knock = Knock(selector, knock_path(self.settings.attribution.job_files))
+        door = self.door = self._open_door(selector)
         if self.host.live:
             _make_folder(self.settings.attribution.job_files)
             knock.watch()
-            self.door = self._open_door(selector)
         ready(server.port)
         self.sample()  # so that the first to ask is answered
         gc.freeze()  # what start-up made stays: the collector need not look at it again
@@ -174,11 +176,13 @@ class Agent:
                     if self.host.live:
                         knock.path = knock_path(self.settings.attribution.job_files)
                         knock.watch()
+                    door.tend(self.ticks)
                     if self.ticks % 1000 == 0:
                         server.drop_silent()
             if self.pusher:
                 self.look()  # what jobs have used until now belongs to what is sent last
         finally:
+            door.close()
             knock.close()
             server.close()
             signals.close()
@@ -191,13 +195,6 @@ class Agent:
         door = Door(selector, self.sampler, self.look)
         door.open()
         return door
-
-    def _close_door(self) -> None:
-        """What was told since the last tick goes with the last batch."""
-        if self.door:
-            self.door.close()
-            if self.pusher:
-                self.pusher.take(self.grid.tick - 1, self.door.samples())
 
     def _heed(self, knock: Knock) -> None:
         begin = time.thread_time()  # and not by the clock: on a busy node a look would seem dear

@@ -10,6 +10,7 @@ import struct
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple
 
+from joblens.agent.door import VARIABLE as AGENT
 from joblens.agent.door import door_name, own_job
 from joblens.errors import OutsideError, ServerError, sentence
 from joblens.run.marks import VARIABLE, find_run, write_mark
@@ -54,7 +55,7 @@ def tell(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> Non
 
 def _doors(environment: Mapping[str, str], job: str) -> List[str]:
     """The user's own agent in this job, the user's own, and the node's."""
-    named = environment.get("JOBLENS_AGENT", "")
+    named = environment.get(AGENT, "")
     if named:
         return [named]
     uid = os.getuid()
