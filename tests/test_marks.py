@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hub.made import encode, write_segment
 from joblens.agent.marks import (
     FOM,
     LARGEST,
@@ -28,11 +29,13 @@ from joblens.agent.marks import (
 )
 from joblens.analysis.marks import Told, find_foms, find_marks, pair
 from joblens.errors import MalformedError
+from joblens.hub.sinks.lake import LakeSink
 from joblens.model import Rows, Sample
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.text import Style, render_report
 from joblens.reports.width import display_width
 from joblens.store.columns import check
+from joblens.store.home import find_home, make_home
 from joblens.store.lake import Lake
 from joblens.store.reader import LakeReader, Reader, Span
 from joblens.store.samples import SamplesReader
@@ -243,16 +246,21 @@ def in_lake(folder: Path, some: list[Sample]) -> Reader:
     return LakeReader(lake)
 
 
-@pytest.mark.parametrize("made", [in_memory, in_lake])
+def through_hub(folder: Path, some: list[Sample]) -> Reader:
+    sink = LakeSink("h1", make_home(find_home(folder / "home")))
+    taken = sink.take(write_segment(folder / "segments", 1, [encode("c1", 1, some, cluster="here")]))
+    assert (taken.dropped, taken.problems) == (0, ())
+    return LakeReader(sink.lake)
+
+
+@pytest.mark.parametrize("made", [in_memory, in_lake, through_hub])
 def test_from_any_store(made: Callable[[Path, list[Sample]], Reader], tmp_path: Path) -> None:
     """Marks and figures come back with their times, from numbers of all sizes in one set."""
     reader = made(tmp_path, samples())
     marks, problems = find_marks(reader, SPAN)
     assert [(it.text, it.node) for it in marks] == [("solve 'it'; 火", "c1"), ("here", "c1")]
-    assert [(it.start, it.end) for it in marks] == [
-        (pytest.approx(START + 10.25), pytest.approx(START + 20.5)),
-        (pytest.approx(START + 22), pytest.approx(START + 22)),
-    ]
+    times = [moment for it in marks for moment in (it.start, it.end)]
+    assert times == pytest.approx([START + second for second in (10.25, 20.5, 22, 22)])
     assert problems == ["mark 'never' was stopped and never started"]
     plain, named = find_foms(reader, SPAN)
     assert (plain["name"], plain["unit"], plain["count"]) == ("gflops", "", 3)
@@ -268,7 +276,8 @@ def test_who_scrapes_sees_the_same_again_and_again() -> None:
     again = [Sample(sample.time_ns + n * 10**9, sample.rows) for n in range(5) for sample in found]
     reader = SamplesReader(again, "r1", "c1")
     marks, _ = find_marks(reader, SPAN)
-    assert [(it.start, it.end) for it in marks] == [(pytest.approx(START + 10.25), None)]
+    assert [it.start for it in marks] == pytest.approx([START + 10.25])
+    assert [it.end for it in marks] == [None]
     assert [fom["count"] for fom in find_foms(reader, SPAN)] == [1]
 
 
