@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.made import encode, write_segment
+from joblens.agent.marks import Book, Fom, Mark
 from joblens.analysis.summary import summarise
 from joblens.attribution.sums import JOB, OWNED_PROCESS
 from joblens.collectors.cpu import SCHEMA as CPU
@@ -92,6 +93,19 @@ def samples(node: str, start: float) -> list[Sample]:
         ]
         if second % 5 == 0:
             found.append(Sample(time_ns, Rows(OWNED_PROCESS, (key,), process_row(second))))
+    return found + told(node, start)
+
+
+def told(node: str, start: float) -> list[Sample]:
+    """Marks and figures of merit, between the looks."""
+    book, found = Book(), []
+    for second in range(3, SECONDS, 20):
+        for later, entry in enumerate(
+            (Mark("start", 'a "b"\\'), Fom("loss", 1 / second), Mark("stop", 'a "b"\\'))
+        ):
+            time_ns = round((start + second + later) * 1e3) * 10**6 + 7 * 10**6
+            book.take(("lab", JOB_ID, node), [entry], time_ns)
+            found += book.samples(time_ns)
     return found
 
 
@@ -126,6 +140,21 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         server = Server(url.removesuffix("/api/v1/write"))
         yield Stored(LakeReader(sink.lake), TsdbReader(server), start)
         server.close()
+
+
+def test_marks(stored: Stored) -> None:
+    """Each with its own time, and each figure that was told."""
+    lake, server = (stored.record(reader) for reader in (stored.lake, stored.server))
+    assert len(lake["marks"]) == 15
+    assert [fom["count"] for fom in lake["foms"]] == [5, 5, 5]
+    for name in ("marks", "foms"):
+        alike(lake[name], server[name], name)
+    times = [
+        [mark[name] - stored.start for mark in it["marks"] for name in ("start", "end")]
+        for it in (lake, server)
+    ]
+    assert times[0] == pytest.approx(times[1], abs=0.002)
+    assert times[0][:2] == pytest.approx([3.007, 5.007], abs=0.002)
 
 
 def alike(one: Any, other: Any, where: str = "") -> None:
