@@ -280,3 +280,15 @@ def test_no_agent_can_be_started(hooks: Hooks, agent: str) -> None:
     hooks.write(agent)
     hooks.run("prolog")
     assert "jobs/slurm-42.json" in hooks.files()
+
+
+@pytest.mark.parametrize("name", SLURM)
+def test_no_process_can_be_started(hooks: Hooks, name: str) -> None:
+    """Of as many as may be there are as many already: the shell gives up, and the hook ends with 0 all the same."""
+    if "dash" not in SHELLS:
+        pytest.skip("other shells wait for a quarter of a minute")
+    import resource
+
+    (hooks.run_folder / "jobs").mkdir(parents=True)
+    who = {"user": 65533, "group": 65533, "extra_groups": []} if os.geteuid() == 0 else {}
+    hooks.run(name, shell="dash", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)), **who)
