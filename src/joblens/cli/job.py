@@ -4,9 +4,13 @@ import argparse
 import json
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from joblens.cli.table import progress, tell, write
 from joblens.errors import JoblensError
+
+if TYPE_CHECKING:
+    from joblens.schedulers.facts import JobFacts
 
 EXAMPLE = """example:
   joblens job last
@@ -34,8 +38,9 @@ def run(options: argparse.Namespace) -> int:
     from joblens.jobs.live import find_live, runs, summarise_live
 
     problems: list[str] = []
+    session = _settle(options.id)
     with Store(progress=progress("days of records")) as store:
-        live = find_live(store.home, options.id, problems)
+        live = session or find_live(store.home, options.id, problems)
         try:
             if live is not None and runs(live):
                 record = summarise_live(store.home, live)
@@ -57,6 +62,18 @@ def run(options: argparse.Namespace) -> int:
 
         write(render_report(record, Style.on(sys.stdout.isatty())))
     return 0
+
+
+def _settle(name: str) -> JobFacts | None:
+    """Of a job in user mode: what is known of it now, if it runs; if it has ended, it gets its record."""
+    from joblens.store.home import find_home
+
+    home = find_home()
+    if not (home.path / "usermode").is_dir():
+        return None
+    from joblens.usermode.finish import settle
+
+    return settle(home, name, lambda words: print(f"joblens: {words}", file=sys.stderr))
 
 
 def tell_others(found: list[tuple[str, str, float]]) -> None:

@@ -52,7 +52,8 @@ if told["hub"]:
     if error:
         why = error.strerror or error
         print("joblens: the hub at %s:%d is not reached: %s" % (*told["hub"], why), file=sys.stderr)
-print("joblens: at work on " + node, file=sys.stderr, flush=True)
+step = os.environ.get("SLURM_STEP_ID", "")
+print("joblens: at work on " + node + (step and ", step " + step), file=sys.stderr, flush=True)
 def keep(name, data):
     fd = os.memfd_create(name, 0)
     os.fchmod(fd, 0o600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from joblens.errors import JoblensError
 from joblens.host import Host
@@ -73,3 +74,9 @@ def has_ended(allocation: Allocation) -> bool:
         return run_command(command, {}, _SECONDS).strip() not in ("RUNNING", "SUSPENDED")
     except JoblensError as error:
         return "Invalid job id" in str(error)
+
+
+def cancel_step(allocation: Allocation, step: str) -> None:
+    if allocation.scheduler == "slurm" and step:
+        with suppress(JoblensError):
+            run_command(["scancel", f"{allocation.job}.{step}"], {}, _SECONDS)

@@ -45,6 +45,7 @@ from joblens.usermode.settings import hub_settings
 _END_SECONDS = 180.0  # as long as the holder may take for agents and sinks
 _SILENT_SECONDS = 4 * BEAT_SECONDS
 _LOOK_SECONDS = 0.05
+_SILENT_HOST_SECONDS = 5.0
 _START_SECONDS = 30.0
 _DRAIN_SECONDS = 300.0
 _SEND_SECONDS = 10.0
@@ -115,8 +116,8 @@ def _finish_again(session: Session) -> None:
 
 def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | None:
     """What is known of a job whose session runs now. One that has ended is finished, if nobody did that."""
-    session = find_session(home, job.partition("@")[0]) if (home.path / "usermode").is_dir() else None
-    if session is None:
+    session = find_session(home, "" if job == "last" else job.partition("@")[0])
+    if session is None or (session.state == FINISHED and session.told["final"]):
         return None
     if session.is_held():
         return _known(session)
@@ -157,6 +158,7 @@ def _make_record(session: Session, job: JobFacts) -> None:
         else:
             problems.append("how the job ended is not known")
     told["facts"] = to_plain(job) if told["final"] else told["facts"]
+    problems += _silent_hosts(session, reader, job)
     record = make_record(job, reader, problems, float(told["interval"]))
     record["data"]["problems"] += lake.problems
     save_record(find_home(told["store"]).records, record)
@@ -169,6 +171,22 @@ def _last_look(reader: LakeReader, job: JobFacts) -> float:
 
 
 # What is missing
+
+
+def _silent_hosts(session: Session, reader: LakeReader, job: JobFacts) -> list[str]:
+    """Whose last sample is much older than the end, though nobody said that anything is wrong there."""
+    until = min(float(session.told["stopped"] or 4e9), job.end or 4e9)
+    longest = max(10 * float(session.told["interval"]), _SILENT_HOST_SECONDS)
+    looks = reader.looks(Span(job.id, job.start or 0.0, (job.end or 4e9) + 60.0, job.cluster), "job")
+    found = []
+    for host, known in session.hosts.items():
+        times = looks.get((job.cluster, host))
+        if known["state"] == UP and times and until - times[-1] > longest:
+            when = time.strftime("%H:%M:%S", time.localtime(times[-1]))
+            found.append(f"{host}: nothing came from it after {when}")
+        elif known["state"] == UP and not times:
+            found.append(f"{host}: nothing came from it")
+    return found
 
 
 def _find_problems(session: Session) -> list[str]:

@@ -26,9 +26,9 @@ from joblens.schedulers.nodelist import expand
 from joblens.usermode.bootstrap import Payload, make_input
 from joblens.usermode.child import Child
 from joblens.usermode.extras import find_more
-from joblens.usermode.facts import has_ended
+from joblens.usermode.facts import cancel_step, has_ended
 from joblens.usermode.hosts import is_here
-from joblens.usermode.launch import Launch, environment, plan, plan_singly
+from joblens.usermode.launch import Launch, environment, plan, plan_again
 from joblens.usermode.pack import pack_agent
 from joblens.usermode.session import (
     BEAT_SECONDS,
@@ -47,7 +47,7 @@ from joblens.usermode.settings import agent_settings, hub_settings
 
 _LOOK_SECONDS = 1.0
 _HUB_SECONDS = 30.0  # until the hub is ready
-_AGENT_SECONDS = 20.0  # for agents to send what they have
+_AGENT_SECONDS = 10.0  # for agents to send what they have
 _KILL_SECONDS = 3.0
 _DRAIN_SECONDS = 60.0  # for sinks to take what has come
 _MOST_SAID = 20  # lines that are kept of a host
@@ -55,7 +55,9 @@ _LONGEST_LINE = 500
 _HUB_STARTS = 20
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (.*)")
 _LABEL = re.compile(r"([\w.-]+): (.*)")
-_AT_WORK = re.compile(r"joblens: at work on (\S+)")
+_AT_WORK = re.compile(r"joblens: at work on ([^\s,]+)(?:, step (\d+))?")
+_NOT_LAUNCHED = re.compile(r"srun: error: Task launch for .* failed on node \S+: (.*)")
+_ABORTED = re.compile(r"srun: Job step aborted|srun: error: Application launch failed")
 _LISTENS = re.compile(r"joblens agent: metrics at (\S+)")
 _TAKES = re.compile(r"joblens hub: takes batches at (\S+)")
 
@@ -66,6 +68,8 @@ class Agents:
     def __init__(self, launch: Launch, tell: Callable[[Sequence[str], str], None]) -> None:
         self.launch, self._tell = launch, tell
         self._names: dict[str, str] = {}  # by label
+        self.step = ""  # of Slurm's
+        self.aborted = False  # all of it: what is told of a task then is no word about its host
         self.child: Child | None = None
 
     def heard(self, line: str) -> None:
@@ -75,13 +79,15 @@ class Agents:
             line = label[2]
             found = _AT_WORK.fullmatch(line)
             if found:
-                self._names[label[1]] = found[1]
+                self._names[label[1]], self.step = found[1], found[2] or ""
             hosts = (self._names[label[1]],) if label[1] in self._names else ()
         elif label and label[1] not in ("srun", "slurmstepd", "flux-exec"):
             line = label[2]
         elif len(hosts) > 1:
             hosts = self._named_in(line)
-        self._tell(hosts, line)
+        self.aborted = self.aborted or bool(_ABORTED.match(line))
+        if not self.aborted or not _TASK_ENDED.match(line):
+            self._tell(hosts, line)
 
     def _named_in(self, line: str) -> tuple[str, ...]:
         """Such as `srun: error: c[2-3]: tasks 1-2: Killed`."""
@@ -227,7 +233,7 @@ class Holder:
     def _host_said(self, hosts: Sequence[str], line: str) -> None:
         _log(f"{','.join(hosts) or '?'}: {line}")
         self._changed = True
-        ended = _TASK_ENDED.search(line)
+        ended = _TASK_ENDED.match(line) or _NOT_LAUNCHED.match(line)
         for host in hosts:
             known = self.session.hosts.get(host)
             if known is None:
@@ -252,26 +258,26 @@ class Holder:
             self._changed = True
 
     def _has_ended(self, agents: Agents) -> None:
-        """Where one host fails, all that was started with it can be ended: then each gets its own."""
-        child = agents.child
+        """Where one host fails, all that was started with it can be ended: then the others begin again."""
+        child, hosts = agents.child, agents.launch.hosts
         if child is None:
             return
         child.close()
         self.agents.remove(agents)
-        code = child.process.returncode
         if self._goes_on() and has_ended(self.allocation):
             self.asked = True
             return
-        for host in agents.launch.hosts:
-            known = self.session.hosts[host]
-            single = None
-            if len(agents.launch.hosts) > 1 and known["state"] in (UP, WAITING) and self._goes_on():
-                single = plan_singly(self.allocation.how, self.allocation.job, host)
-            if single is not None:
-                self._launch(single)
-            elif code or self.session.state != ENDING:
-                how = f"ended by signal {-code}" if code < 0 else f"ended with {code}"
-                self._lost(host, f"the agent was {how}" if code < 0 else f"the agent {how}")
+        left = [host for host in hosts if self.session.hosts[host]["state"] in (UP, WAITING)]
+        if len(hosts) > 1 and self._goes_on():
+            cancel_step(self.allocation, agents.step)  # without its command it would go on alone
+            for launch in plan_again(
+                self.allocation.how, self.allocation.job, left, singly=len(left) == len(hosts)
+            ):
+                self._launch(launch)
+                left = [host for host in left if host not in launch.hosts]
+        code = child.process.returncode
+        for host in left if code or self.session.state != ENDING else ():
+            self._lost(host, f"its command was ended by signal {-code}" if code < 0 else f"ended with {code}")
 
     def _goes_on(self) -> bool:
         return not self.asked and self.session.state == RUNNING

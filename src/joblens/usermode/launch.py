@@ -36,9 +36,11 @@ def plan(how: str, job: str, hosts: Sequence[str], env: Mapping[str, str]) -> li
     return [_here(host) if how == "here" else _ssh(host, env) for host in hosts]
 
 
-def plan_singly(how: str, job: str, host: str) -> Launch | None:
-    """For one host of those that were started together. None where there is no such way."""
-    return _srun(job, (host,)) if how == "slurm" else None
+def plan_again(how: str, job: str, hosts: Sequence[str], singly: bool) -> list[Launch]:
+    """For those that were started together with others, and ended with them."""
+    if how != "slurm" or not hosts:
+        return []
+    return [_srun(job, (host,)) for host in hosts] if singly else [_srun(job, tuple(hosts))]
 
 
 def environment(how: str, env: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ key_file = {key}
 token_file = {token}
 segment_seconds = {segment}
 drain_seconds = {drain}
+other_nodes = true
 [hub.sinks.lake]
 home = {store}
 """
