@@ -25,6 +25,7 @@ from bench.sinks import measure_sinks
 from bench.startup import measure_startup
 from bench.store import measure_store
 from bench.table import Section, as_data, render
+from bench.tsdb import measure_tsdb
 
 MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "sixsets": measure_six_sets,
@@ -39,6 +40,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "hub": measure_hub,
     "sinks": measure_sinks,
     "hooks": measure_hooks,
+    "tsdb": measure_tsdb,
 }
 
 

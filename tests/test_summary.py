@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from joblens.analysis.points import make_points
 from joblens.analysis.summary import summarise
 from joblens.analysis.used import find_io_wait, find_memory_peak
 from joblens.analysis.view import Point
-from joblens.store.reader import Break, ProcessUse, Series, Span
+from joblens.store.reader import NO_LABELS, Break, ProcessUse, Series, Span
 
 MIB = 1 << 20
 FACTS = {
@@ -52,12 +52,19 @@ class Samples:
         return Series(self.times, last, mean, {"memory_bytes": sizes, "threads": [2.0] * len(used)})
 
     def split(
-        self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
+        self,
+        span: Span,
+        set_name: str,
+        labels: Sequence[str],
+        columns: Sequence[str],
+        points: int,
+        only: Mapping[str, str] = NO_LABELS,
     ) -> dict[tuple[str, ...], Series]:
         if set_name != "cpu":
             return {}
         idle: list[float | None] = [3 * time for time in self.times]  # of four cores three do nothing
-        return {("n", core): Series(self.times, {"idle_seconds": idle}, {}, {}) for core in ("total", "0")}
+        assert (*labels, dict(only)) == ("node", {"cpu": "total"})
+        return {("n",): Series(self.times, {"idle_seconds": idle}, {}, {})}
 
     def processes(self, span: Span) -> list[ProcessUse]:
         return self.found

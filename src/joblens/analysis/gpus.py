@@ -21,7 +21,8 @@ _ENOUGH = 0.5  # of the time must be known for a mean of it
 def find_gpus(reader: Reader, span: Span, points: int, longest: float) -> list[Gpu]:
     """By node and index."""
     found = reader.split(span, "job_gpu", _CARD, _COLUMNS, points)
-    names = _names(reader.split(span, "job_gpu", _LABELS, ("processes",), points)) if found else {}
+    seen = ("processes", "busy_ratio")  # one of them is always told
+    names = _names(reader.split(span, "job_gpu", _LABELS, seen, points)) if found else {}
     every = [_gpu(names[card], series, longest) for card, series in found.items() if card in names]
     return sorted(every, key=lambda gpu: (gpu.node, len(gpu.number), gpu.number, gpu.gpu))
 

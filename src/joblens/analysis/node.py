@@ -59,8 +59,8 @@ def _sum(series: Series, columns: tuple[str, ...]) -> float | None:
 
 def _cores(reader: Reader, span: Span, columns: tuple[str, ...]) -> dict[str, Series]:
     """An agent tells each core as well as their sum, which is meant here."""
-    found = reader.split(span, "cpu", ("node", "cpu"), columns, _POINTS)
-    return {node: series for (node, core), series in found.items() if core == "total"}
+    found = reader.split(span, "cpu", ("node",), columns, _POINTS, {"cpu": "total"})
+    return {node: series for (node,), series in found.items()}
 
 
 def find_traffic(reader: Reader, span: Span) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ rates of them. SQL does not leave this module.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from joblens.store.columns import identifier
@@ -15,6 +15,7 @@ from joblens.store.lake import Lake
 
 # The columns that name what was measured, and the numbers among those that only describe it.
 KEYS = frozenset("time pid start parent group session terminal uid tid state".split())
+NO_LABELS: Mapping[str, str] = {}
 LOOKS_AROUND = 60.0  # seconds: the last look comes after the end
 WAITING_FOR_DISK = 68  # the letter D of proc_pid_stat(5)
 _NUMBERS = ("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT", "INTEGER", "FLOAT")
@@ -121,9 +122,15 @@ class Reader(Protocol):
         """Over all that the set has a row for (devices, interfaces), added up."""
 
     def split(
-        self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
+        self,
+        span: Span,
+        set_name: str,
+        labels: Sequence[str],
+        columns: Sequence[str],
+        points: int,
+        only: Mapping[str, str] = NO_LABELS,
     ) -> dict[tuple[str, ...], Series]:
-        """One for each combination of these labels, as texts."""
+        """One for each combination of these labels, as texts; `only` of rows that have these labels."""
 
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]: ...
 
@@ -149,7 +156,13 @@ class LakeReader:
         return found.get((), Series([], {}, {}, {}))
 
     def split(
-        self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
+        self,
+        span: Span,
+        set_name: str,
+        labels: Sequence[str],
+        columns: Sequence[str],
+        points: int,
+        only: Mapping[str, str] = NO_LABELS,
     ) -> dict[tuple[str, ...], Series]:
         files = self.lake.files(set_name, span.dates(), span.job)
         known = self.lake.schema(files)
@@ -161,11 +174,14 @@ class LakeReader:
         folded = [f"arg_max({name}, t), avg({name}), max({name})" for name in map(identifier, chosen)]
         names = [f"coalesce({identifier(name)}, '')" for name in labels]
         where, values = _where(span)
+        for number, (name, text) in enumerate(only.items()):
+            where += f" AND coalesce({identifier(name)}, '') = $only{number}"
+            values[f"only{number}"] = text
         keys = [f"l{number}" for number in range(len(names))]
         named = [f"{name} AS {key}" for name, key in zip(names, keys)]
         rows = self.lake.query(
             files,
-            dict.fromkeys(chosen, "DOUBLE") | _SAMPLE | dict.fromkeys(labels, "VARCHAR"),
+            dict.fromkeys(chosen, "DOUBLE") | _SAMPLE | dict.fromkeys((*labels, *only), "VARCHAR"),
             f"SELECT {', '.join([*keys, 'max(t)', *folded])} FROM ("
             f" SELECT {', '.join(['epoch_ns(time) / 1e9 AS t', *named, *sums])}"
             f" FROM {{lake}} WHERE {where} GROUP BY {', '.join(['time', *names])}"

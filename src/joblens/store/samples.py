@@ -6,12 +6,21 @@ The report of a short job is made from these: loading DuckDB and NumPy takes lon
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joblens.model import ABSENT, Number, Rows, Sample, Schema
 from joblens.store.columns import storable, stored_name
-from joblens.store.reader import KEYS, LOOKS_AROUND, WAITING_FOR_DISK, Break, ProcessUse, Series, Span
+from joblens.store.reader import (
+    KEYS,
+    LOOKS_AROUND,
+    NO_LABELS,
+    WAITING_FOR_DISK,
+    Break,
+    ProcessUse,
+    Series,
+    Span,
+)
 
 _DAY_NS = 86_400 * 10**9
 _WORD = 1 << 63
@@ -38,12 +47,19 @@ class SamplesReader:
         return self._fold(span, set_name, self._within(span, set_name), columns, points)
 
     def split(
-        self, span: Span, set_name: str, labels: Sequence[str], columns: Sequence[str], points: int
+        self,
+        span: Span,
+        set_name: str,
+        labels: Sequence[str],
+        columns: Sequence[str],
+        points: int,
+        only: Mapping[str, str] = NO_LABELS,
     ) -> dict[tuple[str, ...], Series]:
         groups: dict[tuple[str, ...], list[Sample]] = {}
         for sample in self._within(span, set_name):
-            for key, rows in self._split(sample.rows, labels).items():
-                groups.setdefault(key, []).append(Sample(sample.time_ns, rows))
+            for key, rows in self._split(sample.rows, (*labels, *only)).items():
+                if key[len(labels) :] == tuple(only.values()):
+                    groups.setdefault(key[: len(labels)], []).append(Sample(sample.time_ns, rows))
         found = {key: self._fold(span, set_name, some, columns, points) for key, some in groups.items()}
         return {key: series for key, series in sorted(found.items()) if series.last}
 
