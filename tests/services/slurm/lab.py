@@ -28,6 +28,7 @@ USERS = {"userA": 61001, "userB": 61002, "userC": 61003}
 CLUSTER = "testcl"
 CORES = 8  # that each node says it has
 MEMORY_MB = 16000
+_GROUPS = Path("/sys/fs/cgroup")
 _PROGRAMS = (
     "ip", "mount", "nsenter", "unshare", "mariadbd", "mariadb-install-db", "munged", "sacct", "sbatch",
     "slurmctld", "slurmd", "slurmdbd",
@@ -49,8 +50,8 @@ SlurmdLogFile={folder}/log/slurmd.%n.log
 SlurmdSpoolDir={folder}/spool/%n
 SlurmdParameters=config_overrides
 TmpFS={folder}/tmp/%n
-ProctrackType={proctrack}
-TaskPlugin=task/none
+ProctrackType=proctrack/{kind}
+TaskPlugin=task/{task}
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -71,7 +72,7 @@ AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={switch}
 AccountingStoragePass={folder}/munge/socket
 AccountingStoreFlags=job_comment
-JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherType=jobacct_gather/{gather}
 JobAcctGatherFrequency=task=1
 JobCompType=jobcomp/none
 PartitionName=main Nodes=c[1-3] Default=YES MaxTime=60 State=UP OverSubscribe=NO
@@ -118,11 +119,33 @@ def why_no_lab() -> str:
     return ""
 
 
+def why_no_groups() -> str:
+    """ "" if Slurm can make cgroups of version 1."""
+    missing = [name for name in ("freezer", "cpuacct", "memory") if not (_GROUPS / name / "tasks").exists()]
+    if missing:
+        return f"no cgroups of version 1 here: {', '.join(missing)}"
+    there = find_groups()
+    return f"there are cgroups of another Slurm: {there[0]}" if there else ""
+
+
+def find_groups() -> list[Path]:
+    return [path for name in NODES for path in sorted(_GROUPS.glob(f"*/slurm_{name}"))]
+
+
+def remove_groups() -> None:
+    for top in find_groups():
+        for folder, _, _ in os.walk(top, topdown=False):
+            os.rmdir(folder)
+
+
 class Lab:
     watch: Watch  # joblens on it
 
-    def __init__(self, stack: ExitStack, proctrack: str = "proctrack/linuxproc") -> None:
+    def __init__(self, stack: ExitStack, cgroups: bool = False) -> None:
+        """`cgroups`: of version 1, in which each job and step is, as at most sites."""
         self.stack = stack
+        if cgroups:
+            stack.callback(remove_groups)
         # A short path, as sockets need, that others than root can get to.
         self.folder = Path(tempfile.mkdtemp(prefix="joblens-slurm-", dir="/tmp"))
         stack.callback(self.folder.rmdir)
@@ -135,7 +158,7 @@ class Lab:
         self._make_accounts()
         make_switch(self.login)
         self.nodes = {name: self._make_node(name, number) for number, name in enumerate(NODES, 1)}
-        self._write_settings(proctrack)
+        self._write_settings(cgroups)
         for machine in (self.login, *self.nodes.values()):
             machine.variables["SLURM_CONF"] = f"{self.folder}/etc/slurm.conf"
         self._start_munge()
@@ -175,16 +198,20 @@ class Lab:
 
     # The daemons
 
-    def _write_settings(self, proctrack: str) -> None:
+    def _write_settings(self, cgroups: bool) -> None:
         nodes = [
             f"NodeName={name} NodeAddr=10.98.0.{number} CPUs={CORES} RealMemory={MEMORY_MB}"
             for number, name in enumerate(NODES, 1)
         ]
-        known = {"cluster": CLUSTER, "switch": SWITCH, "folder": self.folder, "proctrack": proctrack}
+        known = {"cluster": CLUSTER, "switch": SWITCH, "folder": self.folder}
+        kinds = ("cgroup", "cgroup", "cgroup") if cgroups else ("linuxproc", "none", "linux")
+        known |= dict(zip(("kind", "task", "gather"), kinds))
         etc = self.path("etc")
         (etc / "slurm.conf").write_text(_SLURM_CONF.format(**known, nodes="\n".join(nodes)))
         (etc / "more.conf").write_text("# of a test\n")
-        (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        (etc / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainRAMSpace=yes\nConstrainCores=no\n"
+        )
         (etc / "slurmdbd.conf").write_text(_SLURMDBD_CONF.format(**known))
         (etc / "slurmdbd.conf").chmod(0o600)
 

@@ -152,10 +152,14 @@ def test_scenario(lab: Lab, watch: Watch, way: str) -> None:
 
 def missed_ticks(lab: Lab, node: str) -> int:
     """That the agent says it was too slow for."""
-    code = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9477/metrics').read().decode())"
-    lines = lab.nodes[node].run(sys.executable, "-c", code).out.splitlines()
-    (line,) = [line for line in lines if line.startswith("joblens_agent_ticks_missed_total")]
+    (line,) = [line for line in read_page(lab, node) if line.startswith("joblens_agent_ticks_missed_total")]
     return int(float(line.split()[-1]))
+
+
+def read_page(lab: Lab, node: str) -> list[str]:
+    """The agent's metrics, read on its node."""
+    code = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9477/metrics').read().decode())"
+    return lab.nodes[node].run(sys.executable, "-c", code).out.splitlines()
 
 
 def check_live(scenario: Scenario) -> None:

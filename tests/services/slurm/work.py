@@ -5,7 +5,9 @@ In Perl: the Python of these tests may lie where no other user gets to, and a sm
 
 from __future__ import annotations
 
+import re
 import shutil
+from typing import NamedTuple
 
 import pytest
 
@@ -13,17 +15,16 @@ from waiting import wait_for
 
 from .lab import USERS, Lab
 
-# Until it has used so many seconds of CPU time; with so much memory all the while. Then what it has used, and
-# its memory without that of files.
+# Until it has used so many seconds of CPU time; with so much memory all the while. Then its memory, without
+# that of files.
 _BURN = """
 my ($cpu, $mib) = ({cpu}, {mib});
 my $held = ""; vec($held, $mib * 1048576 - 1, 8) = 1 if $mib;
 while (1) {{ my ($u, $s) = times; last if $u + $s >= $cpu; my $x = 0; $x += $_ for 1 .. 20000; }}
 open(my $file, "<", "/proc/self/status"); my $kib = 0;
 while (<$file>) {{ $kib += $1 if /^Rss(?:Anon|Shmem):\\s+(\\d+)/ }}
-my ($u, $s) = times;
-printf("used %.2f %d\\n", $u + $s, $kib * 1024);
-$| = 1; print ""; sleep({hold});
+printf("held %d\\n", $kib * 1024) if $mib;
+sleep({hold});
 """
 
 
@@ -38,10 +39,16 @@ def need_perl() -> None:
         pytest.skip("perl is not installed")
 
 
-def told(lab: Lab, user: str, job: str) -> list[tuple[float, int]]:
-    """CPU seconds and bytes of each process."""
-    words = [line.split() for line in lab.output(user, job).splitlines()]
-    return [(float(it[1]), int(it[2])) for it in words if it and it[0] == "used"]
+class Told(NamedTuple):
+    cpu_seconds: float
+    memory_bytes: int
+
+
+def told(lab: Lab, user: str, job: str) -> Told:
+    """By its shells that end with `times`, and by each process that burns."""
+    text = lab.output(user, job)
+    cpu = sum(int(minutes) * 60 + float(seconds) for minutes, seconds in re.findall(r"(\d+)m([\d.]+)s", text))
+    return Told(cpu, sum(map(int, re.findall(r"held (\d+)", text))))
 
 
 def wait_for_no_processes(lab: Lab) -> None:
