@@ -49,13 +49,13 @@ def measure_tsdb(pythons: list[Interpreter]) -> list[Section]:
         running = {kind: found for kind, found in servers.items() if found is not None}
         start = time.time() // 1 - _SECONDS - 60
         values = _fill(folder, start, lake, running)
-        compact(lake.lake, lambda: ())
+        compact(lake.lake, set)
         for found in running.values():
             _settle(found)
         seconds = {"lake": _time(lambda: LakeReader(lake.lake), start)}
         for kind, found in running.items():
             server = Server(found.url, found.token_file)
-            seconds[kind] = _time(lambda server=server: TsdbReader(server), start)  # type: ignore[misc]
+            seconds[kind] = _time(lambda server=server: TsdbReader(server), start)
             server.close()
     notes.append(f"{_NODES} nodes for {_SECONDS} s at 1 Hz, {values} values, written through the hub's sinks")
     lines: list[Line] = [at_most("lake", label, "seconds", seconds["lake"], most=_GOAL)]

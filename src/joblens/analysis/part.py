@@ -99,25 +99,40 @@ def parse_moment(text: str, start: float) -> float:
 
 def summarise_part(record: dict[str, Any], reader: Reader, part: Part) -> dict[str, Any]:
     """As `summarise`, of that time alone; `cut` tells which. Raises JoblensError if there are no samples."""
-    job, asked = record["job"], record["asked"]
+    job = record["job"]
     start, end = _ends(record)
     if not reader.looks(Span(job["id"], start - 1, end + 1), "job"):
         raise JoblensError(
             f"no samples of job {job['id']} are stored, and a report of a part of it needs them"
         )
+    facts, over = told_by(record)
+    found = summarise(facts, over, reader, (part.start, part.end))
+    found["cut"] = {"from": part.start, "to": part.end, "what": part.what}
+    return found
+
+
+def told_by(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What its summary has started from, as far as it is in it."""
+    job, asked = record["job"], record["asked"]
     facts = {
         **job,
         "cores": asked["cores"],
         "memory": asked["memory_bytes"],
         "asked_nodes": asked.get("nodes"),
         "gpus_asked": asked["gpus"],
-        "interval": record["data"].get("interval_seconds") or 1.0,
+        "interval": record["data"]["interval_seconds"] or 1.0,
+        "carbon_grams_per_kwh": _carbon(record["energy"]),
     }
     over = {
         **{name: job[name] for name in ("start", "state", "exit_code", "signal")},
-        "end": end,
+        "end": _ends(record)[1],
         "steps": record["steps"],
     }
-    found = summarise(facts, over, reader, (part.start, part.end))
-    found["cut"] = {"from": part.start, "to": part.end, "what": part.what}
-    return found
+    return facts, over
+
+
+def _carbon(energy: dict[str, Any] | None) -> float | None:
+    """What a kilowatt hour was made with."""
+    if not energy or energy["carbon_grams"] is None or not energy["joules"]:
+        return None
+    return float(energy["carbon_grams"] / energy["joules"] * 3_600_000)

@@ -4,12 +4,13 @@ import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import progress, tell, write
 from joblens.errors import JoblensError
 
 if TYPE_CHECKING:
+    from joblens.api import Store
     from joblens.schedulers.facts import JobFacts
 
 EXAMPLE = """example:
@@ -17,6 +18,7 @@ EXAMPLE = """example:
   joblens job r1nfmafbw90t4 --json
   joblens job 4200_7
   joblens job 4242@cluster2
+  joblens job 4242 --store http://127.0.0.1:9090
   joblens job last --between "time steps"
   joblens job last --from +10m --to 13:02:30"""
 
@@ -30,28 +32,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="first", metavar="T", help="only from then on: 13:02, +10m after the start"
     )
     parser.add_argument("--to", dest="last", metavar="T", help="and until then")
+    parser.add_argument(
+        "--store", metavar="WHERE",
+        help="from a server that speaks PromQL: its URL, its data folder, or tsdb, the one of the settings",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
     from joblens.analysis.part import find_part, summarise_part
     from joblens.api import Store
-    from joblens.jobs.live import find_live, runs, summarise_live
+    from joblens.cli.elsewhere import CONFIGURED, configured, report_elsewhere
+    from joblens.jobs.live import find_live
 
     problems: list[str] = []
     session = _settle(options.id)
     with Store(progress=progress("days of records")) as store:
         live = session or find_live(store.home, options.id, problems)
         try:
-            if live is not None and runs(live):
-                record = summarise_live(store.home, live)
+            if options.store is None:
+                record = _find(store, options.id, live)
             else:
-                record = store.job(options.id)
+                record = report_elsewhere(options, store, live, options.store)
         except LookupError as error:
             waits = f"job {live.shown_id} waits: {live.state} {live.reason}".rstrip() if live else ""
-            raise JoblensError(waits or str(error.args[0])) from None
+            if waits or options.id == "last" or not configured():
+                raise JoblensError(waits or str(error.args[0])) from None
+            options.store = CONFIGURED
+            record = report_elsewhere(options, store, None, CONFIGURED)
         finally:
             tell(store.problems + problems)
-        part = find_part(record, options.between, options.step, options.first, options.last)
+        part = None
+        if options.store is None:
+            part = find_part(record, options.between, options.step, options.first, options.last)
         if part is not None:
             record = summarise_part(record, store.reader(record), part)
         tell_others(store.same_id(options.id) if live is None else [])
@@ -74,6 +86,21 @@ def _settle(name: str) -> JobFacts | None:
     from joblens.usermode.finish import settle
 
     return settle(home, name, lambda words: print(f"joblens: {words}", file=sys.stderr))
+
+
+def _find(store: Store, id: str, live: JobFacts | None) -> dict[str, Any]:
+    """LookupError if there is none. Of one that has just ended the record may be there already."""
+    from joblens.jobs.live import runs, summarise_live
+
+    if live is None or not runs(live):
+        return store.job(id)
+    try:
+        record = store.job(id) if live.end is not None else {}
+    except LookupError:
+        record = {}
+    if record and record["job"]["start"] >= (live.start or 0.0):
+        return record
+    return summarise_live(store.home, live)
 
 
 def tell_others(found: list[tuple[str, str, float]]) -> None:

@@ -90,10 +90,10 @@ class Running(NamedTuple):
     @staticmethod
     def from_plain(found: Mapping[str, Any]) -> Running:
         """Raises KeyError, TypeError or ValueError for what `plain` did not give."""
-        texts = [found[name] for name in Running._fields[:5]]
-        if not all(isinstance(text, str) for text in texts):
+        texts = {name: found[name] for name in Running._fields[:5]}
+        if not all(isinstance(text, str) for text in texts.values()):
             raise TypeError("a server's names are no texts")
-        return Running(*texts, int(found["pid"]), int(found["start"]))
+        return Running(**texts, pid=int(found["pid"]), start=int(found["start"]))
 
 
 class Companion:
@@ -228,6 +228,14 @@ class Companion:
         write_quickly(str(path), text.encode())
         path.chmod(0o600)
         return path
+
+
+def kind_of(data: Path) -> str:
+    """Whose data folder that is. Raises OutsideError if it is nobody's."""
+    for kind, names in ((PROMETHEUS, ("wal", "chunks_head")), (VICTORIAMETRICS, ("data", "indexdb"))):
+        if all((data / name).is_dir() for name in names):
+            return kind
+    raise OutsideError(f"{data} is no data folder of Prometheus or VictoriaMetrics")
 
 
 def stop_running(found: Running) -> None:

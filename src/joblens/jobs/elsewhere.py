@@ -1,0 +1,112 @@
+"""The report of a job from a server that speaks PromQL, whoever has put its samples there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from joblens.analysis.part import told_by
+from joblens.analysis.summary import summarise
+from joblens.errors import JoblensError
+from joblens.jobs.facts import INTERVAL, end_of, facts_of
+from joblens.schedulers.facts import JobFacts
+from joblens.store.exporters import ABOUT, ExporterReader
+from joblens.store.promql import Found, Server, equals, lasting
+from joblens.store.reader import Reader, Span
+from joblens.store.tsdb import TsdbReader
+
+SCAN_SECONDS = 30 * 86_400.0  # in which a job is looked for of which nothing else is known
+_STEPS = 1000
+_INFO = ("joblens_job_info", "rmsjob_info")  # ours, and Omnistat's
+
+
+class Told(NamedTuple):
+    """What a summary starts from."""
+
+    facts: dict[str, Any]
+    end: dict[str, Any] | None
+
+    @property
+    def span(self) -> Span:
+        start = float((self.end or self.facts)["start"])
+        finish = float(self.end["end"]) if self.end else time.time()
+        return Span(str(self.facts["id"]), start, max(finish, start) + 1.0)
+
+
+def told_by_scheduler(job: JobFacts) -> Told:
+    return Told(facts_of(job, INTERVAL), end_of(job, []) if job.end is not None else None)
+
+
+def told_by_record(record: dict[str, Any]) -> Told:
+    return Told(*told_by(record))
+
+
+def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> Told:
+    """From the labels that a job has, and from when it was first and last seen. LookupError if never."""
+    id, _, cluster = name.partition("@")
+    now, step = time.time(), seconds / _STEPS
+    matchers = ",".join([equals("jobid", id), *([equals("cluster", cluster)] if cluster else [])])
+    for info in _INFO:
+        scan = f"count by (cluster, jobid) (last_over_time({info}{{{matchers}}}[{lasting(step)}]))"
+        coarse = [one for one in server.range(scan, now - seconds, now + step, step) if one.times]
+        if coarse:
+            newest = max(coarse, key=lambda one: one.times[-1])
+            return _looked_at(server, info, newest, matchers, step)
+    raise LookupError(f"{server.name} has no job {id!r:.60} of the last {seconds / 86_400:g} days")
+
+
+def _looked_at(server: Server, info: str, newest: Found, matchers: str, step: float) -> Told:
+    """Of this run: one before it may have had the same id."""
+    cluster = newest.labels.get("cluster", "")
+    first = last = newest.times[-1]
+    for moment in reversed(newest.times):
+        if first - moment > 1.5 * step:
+            break
+        first = moment
+    if cluster and "cluster=" not in matchers:
+        matchers += "," + equals("cluster", cluster)
+    window = lasting(last - first + step)
+    found = [one for one in server.instant(f"{info}{{{matchers}}}[{window}]", last) if one.times]
+    labels: dict[str, str] = {}
+    for one in found:
+        labels.update(one.labels)
+    nodes = sorted({_node(one.labels) for one in found} - {""})
+    times = [moment for one in found for moment in (one.times[0], one.times[-1])]
+    start, end = min(times, default=first), max(times, default=last)
+    uid = labels.get("uid", "")
+    facts: dict[str, Any] = {
+        "id": newest.labels.get("jobid", ""), "cluster": cluster, "user": labels.get("user", ""),
+        "uid": int(uid) if uid.isdigit() else None, "source": labels.get("source", "series"),
+        "partition": labels.get("partition", ""), "name": "", "node": nodes[0] if nodes else "",
+        "nodes": nodes, "start": start, "interval": _interval(found), "cores": None, "memory": None,
+        "tags": {},
+    }  # fmt: skip
+    runs = time.time() - end < 3 * max(_interval(found), 5.0)
+    return Told(facts, None if runs else {"start": start, "end": end, "state": "ENDED"})
+
+
+def _node(labels: Mapping[str, str]) -> str:
+    return labels.get("node", "") or labels.get("instance", "").partition(":")[0]
+
+
+def _interval(found: Iterable[Found]) -> float:
+    """Seconds from look to look."""
+    paces = [(one.times[-1] - one.times[0]) / (len(one.times) - 1) for one in found if len(one.times) > 2]
+    return max(round(min(paces), 3), 0.001) if paces else INTERVAL
+
+
+def summarise_elsewhere(server: Server, told: Told) -> tuple[dict[str, Any], Reader]:
+    """From what joblens has written there, else from what other exporters tell of its nodes."""
+    reader: Reader = TsdbReader(server)
+    nodes = [str(node) for node in told.facts.get("nodes") or [told.facts.get("node")] if node]
+    exporters: ExporterReader | None = None
+    if not reader.looks(told.span, "job"):
+        reader = exporters = ExporterReader(server, nodes)
+        if not nodes or not reader.looks(told.span, "job"):
+            raise JoblensError(f"{server.name} has no samples of job {told.facts['id']} or of its nodes")
+        told = Told({**told.facts, "nodes": nodes, "interval": exporters.pace or INTERVAL}, told.end)
+    record = summarise(told.facts, told.end, reader)
+    if exporters is not None:
+        record["data"]["problems"].append(ABOUT.format(" and ".join(exporters.exporters)))
+    return record, reader
