@@ -106,7 +106,12 @@ _GPU_POINT = _shape(_amount, "busy memory power")
 _ENERGY_NEEDED = _shape(_amount, "joules") | _shape(_text, "how")
 _ENERGY = _shape(_amount, "gpu_joules watts_mean carbon_grams")
 _TRAFFIC = _shape(_text, "kind name") | _shape(_amount, "in_bytes out_bytes errors")
-_DATA = _shape(_whole, "samples expected_samples") | _shape(_flag, "exact") | _shape(_texts, "problems")
+_DATA = (
+    _shape(_whole, "samples expected_samples")
+    | _shape(_amount, "interval_seconds")
+    | _shape(_flag, "exact")
+    | _shape(_texts, "problems")
+)
 _FACTS_NEEDED = _NAMES | _shape(_text, "node") | _shape(_amount, "interval")
 _FACTS = (
     _shape(_text, "source command folder")
