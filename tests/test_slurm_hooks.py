@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -284,11 +285,10 @@ def test_no_agent_can_be_started(hooks: Hooks, agent: str) -> None:
 
 @pytest.mark.parametrize("name", SLURM)
 def test_no_process_can_be_started(hooks: Hooks, name: str) -> None:
-    """Of as many as may be there are as many already: the shell gives up, and the hook ends with 0 all the same."""
+    """There are as many already as may be: the shell gives up, and the hook ends with 0 all the same."""
     if "dash" not in SHELLS:
         pytest.skip("other shells wait for a quarter of a minute")
-    import resource
-
     (hooks.run_folder / "jobs").mkdir(parents=True)
     who = {"user": 65533, "group": 65533, "extra_groups": []} if os.geteuid() == 0 else {}
-    hooks.run(name, shell="dash", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)), **who)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # noqa: E731
+    hooks.run(name, None, "dash", preexec_fn=limit, **who)
