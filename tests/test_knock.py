@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import selectors
@@ -181,8 +182,8 @@ class Stepd:
 
 def job_file(folder: Path) -> AttributionSettings:
     (folder / "jobs").mkdir(mode=0o755, parents=True, exist_ok=True)
-    text = '{"source": "slurm", "id": "42", "uid": 1000, "cluster": "fox", "node": "c1", "start": 1794775948}'
-    (folder / "jobs/slurm-42.json").write_text(text)
+    told = {"source": "slurm", "id": "42", "uid": 1000, "cluster": "fox", "node": "c1"}
+    (folder / "jobs/slurm-42.json").write_text(json.dumps(told))
     return AttributionSettings(job_files=str(folder / "jobs"))
 
 

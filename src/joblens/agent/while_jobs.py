@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from typing import Callable, Optional
+from typing import Callable, Container, Optional
 
 from joblens.files import write_quickly
 
@@ -47,9 +47,12 @@ class WhileJobs:
             return False
         return True
 
-    def is_over(self) -> bool:
-        """Whether there has been no job for a while. It is asked at each tick."""
-        if self._has_jobs():
+    def is_over(self, forgotten: Container[str] = ()) -> bool:
+        """Whether there has been no job for a while but for those of which only a file is left.
+
+        It is asked at each tick.
+        """
+        if self._has_jobs(forgotten):
             self._idle_since = None
             return False
         if self._idle_since is None:
@@ -57,7 +60,7 @@ class WhileJobs:
         if self.clock() - self._idle_since < self.linger:
             return False
         self._remove_pid()
-        if not self._has_jobs():
+        if not self._has_jobs(forgotten):
             return True
         self._write_pid()  # one came at the last moment
         return False
@@ -74,12 +77,13 @@ class WhileJobs:
         with suppress(FileNotFoundError):
             os.unlink(self._pid)
 
-    def _has_jobs(self) -> bool:
+    def _has_jobs(self, forgotten: Container[str]) -> bool:
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return False
-        return any(name.startswith("slurm-") and name.endswith(".json") for name in names)
+        ids = (name[6:-5] for name in names if name.startswith("slurm-") and name.endswith(".json"))
+        return any(id not in forgotten for id in ids)
 
 
 def _own_start() -> str:

@@ -53,6 +53,7 @@ INFO = Schema(
 OWNED_PROCESS = Schema("process", ("cluster", "jobid", "step", "node", *PROCESS.labels), PROCESS.columns)
 _GROUP = {column.name: index for index, column in enumerate(CGROUP.columns)}
 _THREADS = PROCESS.position("threads")
+_FORGOTTEN = 86_400  # seconds without a process after which a job's file was left behind by a lost Epilog
 
 Processes = List[Tuple[ProcessKey, List[int]]]
 
@@ -75,6 +76,7 @@ class Account:
         self.threads = 0
         self.io_known = False
         self.looked_for = False
+        self.seen = job.start  # with a process or a cgroup, in seconds since 1970
 
     def take(
         self, processes: Processes, sharing: SharedMemory, foreign: Mapping[Identity, Used] = {}
@@ -163,6 +165,7 @@ class Attribution:
         self.host, self.owners = host, owners
         self.accounts: Dict[Name, Account] = {}
         self._declared: Set[Name] = set()
+        self.forgotten: Set[str] = set()  # jobs of which there is a file, and nothing else for a long time
         self._estates = Estates()
         self._sharing = SharedMemory(host)
         self._fresh = False
@@ -212,6 +215,7 @@ class Attribution:
         for declared in self.owners.declared:
             self._account(declared)
         self._declared = set(map(_name, self.owners.declared))
+        self.forgotten = set()
         members = [
             Member(key, processes.row(number), self._accounts_of(owner))
             for number, (key, owner) in enumerate(zip(keys, owners))
@@ -264,9 +268,15 @@ class Attribution:
 
     def _drop_ended(self) -> None:
         """Not those that a scheduler's hooks have not yet told to be over: another step may come."""
-        ended = {name for name, a in self.accounts.items() if a.group is None and not a.processes}
-        for name in ended - self._declared:
-            del self.accounts[name]
+        now = self.host.now_ns() // 1_000_000_000
+        for name, account in list(self.accounts.items()):
+            if account.group is not None or account.processes:
+                account.seen = now
+            elif name not in self._declared:
+                del self.accounts[name]
+            elif now - account.seen > _FORGOTTEN:
+                self.forgotten.add(account.job.id)
+                del self.accounts[name]
 
     def rows(self) -> List[Rows]:
         """As of now: what was not measured since the last call is absent."""
@@ -299,7 +309,7 @@ class Attribution:
             if devices is not None:
                 found[(cluster, job, node)] = Given(devices, "cgroup")
         for file in self.owners.files.load():
-            if file.gpus:
+            if file.gpus and file.id not in self.forgotten:
                 owner = self.owners.of_file(file)
                 found[(owner.job.cluster, owner.job.id, owner.node)] = Given(frozenset(file.gpus), "file")
         return found

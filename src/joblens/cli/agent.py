@@ -61,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
         _log("another agent is here for the jobs")
         return 0
     try:
-        agent.run(lambda: _load(options), ready, jobs.is_over)
+        is_over = lambda: jobs.is_over(agent.sampler.attribution.forgotten)  # noqa: E731
+        agent.run(lambda: _load(options), ready, is_over)
     finally:
         jobs.end()
     return 0
