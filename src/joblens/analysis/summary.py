@@ -67,6 +67,8 @@ def summarise(
         asked |= {"gpus": asked["gpus"] or sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
         used |= sum_up(gpus)
     nodes = _nodes(whole, start, finish, interval, is_grid=bool(facts.get("nodes")))
+    if facts.get("nodes") == []:  # it had none, or nobody has told
+        nodes = []
     steps = [_step(step) for step in (end or {}).get("steps") or []]
     view = View(job, asked, used, points, tuple(gpus), tuple(nodes))
     found = find(view)

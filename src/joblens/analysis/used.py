@@ -23,6 +23,7 @@ def find_used(
     io = totals.get("io") or {}
     exact = (totals.get("user_seconds") or 0.0) + (totals.get("system_seconds") or 0.0) if totals else None
     cpu = _largest(exact, _last(series, "cpu_seconds"))
+    peak = find_memory_peak(totals.get("largest_rss_bytes"), points, processes)
     cores = cpu / duration if cpu is not None and duration > 0 else None
     seen = max((p.cores for p in steady(points) if p.cores is not None), default=None)
     return {
@@ -33,8 +34,8 @@ def find_used(
         "system_seconds": totals.get("system_seconds"),
         "cores_mean": cores,
         "cores_peak": None if seen is None else _largest(seen, cores),  # looks miss what was short
-        **find_memory_peak(totals.get("largest_rss_bytes"), points, processes),
-        "memory_mean_bytes": _mean_memory(series, points),
+        **peak,
+        "memory_mean_bytes": _mean_memory(series, points, peak["memory_peak_bytes"]),
         "read_bytes": _largest(io.get("read"), _last(series, "read_bytes")),
         "written_bytes": _largest(io.get("written"), _last(series, "written_bytes")),
         "read_chars_bytes": _largest(io.get("read_chars"), _last(series, "read_chars_bytes")),
@@ -47,13 +48,17 @@ def find_used(
     }
 
 
-def _mean_memory(series: Series, points: list[Point]) -> float | None:
-    """A point has the most that was seen in it, which over a long stretch is more than the mean."""
+def _mean_memory(series: Series, points: list[Point], peak: Any) -> float | None:
+    """A point has the most that was seen in it, which over a long stretch is more than the mean.
+
+    The last look comes after the job's end, and is in the series only: no mean is more than the peak.
+    """
     if not points:
         return None
     means = series.mean.get("memory_bytes") or []
     stretches = zip((points[0].start, *series.times), series.times, means)
-    return mean([(value, end - start) for start, end, value in stretches if value is not None])
+    found = mean([(value, end - start) for start, end, value in stretches if value is not None])
+    return found if found is None or peak is None else min(found, float(peak))
 
 
 def find_memory_peak(

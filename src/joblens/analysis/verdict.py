@@ -27,10 +27,13 @@ def verdict(view: View, rules: list[str]) -> str:
     """How it ended if that is the news, else how it used its cores, by the heaviest finding."""
     state = view.job["state"]
     if state == "UNKNOWN":
-        return "How it ended is not known: joblens was stopped before it."
+        why = "accounting has not told it" if view.job.get("nodes") else "joblens was stopped before it"
+        return f"How it ended is not known: {why}."
     if state in _WAITING:
         reason = view.job.get("reason")
         return f"It waits{f': {reason}' if reason and reason != 'None' else ''}."
+    if view.never_started:
+        return "It was cancelled before it started." if state == "CANCELLED" else "It never started."
     if "failed early" in rules:
         return f"It failed: {how_it_ended(view)}."
     if was_stopped_by_user(view) and state == "FAILED":

@@ -115,8 +115,17 @@ class View(NamedTuple):
         return float(self.asked["cores"] or 0)
 
     @property
+    def never_started(self) -> bool:
+        return never_started(self.job)
+
+    @property
     def in_slurm(self) -> bool:
         return self.job.get("source") == "slurm" or "SLURM_JOB_ID" in (self.job.get("environment") or {})
+
+
+def never_started(job: dict[str, Any]) -> bool:
+    """A scheduler's, that was given no node and has an end all the same."""
+    return job.get("nodes") == [] and job["end"] is not None and job["end"] <= job["start"]
 
 
 def mean(values: list[tuple[float, float]]) -> float | None:

@@ -133,7 +133,7 @@ def render(found: list[dict[str, Any]]) -> list[str]:
             _when(job["start"]),
             *([job["user"]] if users else []),
             job["name"],
-            _known(job["duration_seconds"], render_seconds),
+            _took(job),
             _cores(job),
             _known(job["memory_peak_bytes"], render_bytes),
             job["state"] if job["state"] != "FAILED" else f"FAILED {job['exit_code']}",
@@ -155,6 +155,12 @@ def _when(moment: float | None) -> str:
 
 def _known(value: Any, show: Any) -> str:
     return "-" if value is None else str(show(value))
+
+
+def _took(job: dict[str, Any]) -> str:
+    """Nothing of a job that was never given a node."""
+    never = not job["node"] and not job["duration_seconds"]
+    return "-" if never else _known(job["duration_seconds"], render_seconds)
 
 
 def _cores(job: dict[str, Any]) -> str:

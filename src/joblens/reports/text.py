@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from joblens.analysis.view import never_started
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.nodes import render_nodes, render_state, render_steps
 from joblens.reports.timeline import clock, render_timeline
@@ -69,7 +70,7 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     state = render_state(job["state"] or "UNKNOWN", job["exit_code"], job.get("signal"))
     colour = _STATES.get(state.partition(" ")[0], "yellow")
     took = plain(_known(record["used"]["duration_seconds"], render_seconds) or "?", 14)
-    last = ["" if state == _PENDING else took, plain(state, 24)]
+    last = [took if _has_begun(job) else "", plain(state, 24)]
     room = WIDTH - sum(display_width(word) + 2 for word in last)
     where = name_nodes(job["nodes"]) if job.get("nodes") else job["node"] or ""
     first, *others = _fitted(["job " + plain(shown_id(job)), job["name"], job["user"], where], room)
@@ -82,6 +83,10 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     queue = _queue(job)
     lines += [style(plain(queue, WIDTH), "dim")] if queue else []
     return lines + ([style(plain(f"tags{tags}", WIDTH), "dim")] if tags else [])
+
+
+def _has_begun(job: dict[str, Any]) -> bool:
+    return job["state"] != _PENDING and not never_started(job)
 
 
 def _cut(record: dict[str, Any]) -> list[str]:
@@ -119,7 +124,7 @@ def _fitted(words: list[str], room: int) -> list[str]:
 
 
 def _asked(record: dict[str, Any]) -> list[str]:
-    """Of a job that has not begun there is no more."""
+    """Of a job that has not begun there is no more to tell."""
     asked = record["asked"]
     known = (
         ("CPU", _cores(asked["cores"])),
@@ -132,10 +137,10 @@ def _asked(record: dict[str, Any]) -> list[str]:
 
 
 def _bars(record: dict[str, Any], style: Style) -> list[str]:
-    if record["job"]["state"] == _PENDING:
+    if not _has_begun(record["job"]):
         return _asked(record)
     asked, used = record["asked"], record["used"]
-    lines = [_bar_line("", "asked" if record["job"].get("nodes") else "may use", "used", "peak")]
+    lines = [_bar_line("", "asked" if _is_batch(record["job"]) else "may use", "used", "peak")]
     if used["cores_mean"] is not None:
         part = used["cores_mean"] / asked["cores"] if asked["cores"] else None
         mean, peak = _known(used["cores_mean"], _number), _known(used["cores_peak"], _number)
@@ -288,7 +293,7 @@ def _traffic(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def _data(record: dict[str, Any], style: Style) -> list[str]:
-    if record["job"]["state"] == _PENDING:
+    if not _has_begun(record["job"]):
         return []
     data, gaps = record["data"], record["gaps"]
     first, *lines = wrap("Data".ljust(len(_UNDER)), ", ".join(_amounts(record)))
@@ -311,12 +316,12 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
 def _amounts(record: dict[str, Any]) -> list[str]:
     """`3 of 3 nodes, 170 of 180 samples, a gap of 10 s, totals from accounting`"""
     data, nodes = record["data"], record.get("nodes") or []
-    is_batch = bool(record["job"].get("nodes"))
+    is_batch = _is_batch(record["job"])
     expected = data.get("expected_samples")
     of = "" if expected is None else f" of {expected:,}"
     count = f"{data['samples'] or 0:,}" if is_batch else f"{data['samples'] or 0}"
     words = [f"{count}{of} sample{'' if (expected or data['samples']) == 1 else 's'}"]
-    if is_batch:
+    if nodes and is_batch:
         words.insert(0, f"{sum(bool(node['samples']) for node in nodes)} of {_counted(len(nodes), 'node')}")
     found = record["gaps"] or [
         gap for node in nodes if len(nodes) > 1 and node["samples"] for gap in node["gaps"]
@@ -326,6 +331,11 @@ def _amounts(record: dict[str, Any]) -> list[str]:
     words.append(several if len(found) > 1 else f"a gap of {lost}" if found else "no gap")
     source = "accounting" if is_batch else "the kernel"
     return [*words, f"totals from {source}" if data["exact"] else "no exact totals"]
+
+
+def _is_batch(job: dict[str, Any]) -> bool:
+    """Whether a scheduler told of it; it may not have told on which nodes it was."""
+    return job.get("nodes") is not None
 
 
 def _unknown_nodes(record: dict[str, Any]) -> list[str]:

@@ -10,7 +10,8 @@ from joblens.errors import MalformedError
 
 MOST = 65_536  # names in one list: as many as Slurm itself lets a range have
 _MOST_BRACKETS = 8
-_UNKNOWN = frozenset(("", "none assigned", "(null)", "n/a", "none", "unknown"))
+NO_NODES = "none assigned"  # what sacct writes for a job that never had any
+_UNKNOWN = frozenset(("", NO_NODES, "(null)", "n/a", "none", "unknown"))
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _ODD = re.compile(r"[\[\],\s]")

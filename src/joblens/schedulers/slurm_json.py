@@ -11,7 +11,7 @@ from typing import Any
 
 from joblens.schedulers.facts import JobFacts, Resources, Step
 from joblens.schedulers.json_text import at, list_at, load, number_at, text_at, whole_at
-from joblens.schedulers.nodelist import expand
+from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.slurm_text import ENDED, NO_VALUES, WAITING, State, clock, known, parse_state
 from joblens.schedulers.told import Told, understood
 from joblens.schedulers.tres import gpus, parse_gres_gpus, render_tres, resources
@@ -81,6 +81,7 @@ def _accounted(job: Any, id: int) -> JobFacts:
     has_ended = state in ENDED
     code, number = _exit(at(job, "exit_code"), state)
     steps = tuple(_step(step) for step in list_at(job, "steps"))
+    never = has_ended and text_at(job, "nodes").strip().lower() == NO_NODES
     reason, killer = known(text_at(job, "state/reason")), text_at(job, "kill_request_user")
     return JobFacts(
         cluster=text_at(job, "cluster"),
@@ -99,7 +100,7 @@ def _accounted(job: Any, id: int) -> JobFacts:
         signal=number,
         submit=_time(job, "time/submission"),
         eligible=_time(job, "time/eligible"),
-        start=_time(job, "time/start"),
+        start=None if never else _time(job, "time/start"),
         end=_time(job, "time/end") if has_ended else None,
         time_limit_seconds=_limit(job, "time/limit"),
         nodes=understood(expand, text_at(job, "nodes"), ()),

@@ -12,7 +12,7 @@ from functools import partial
 
 from joblens.errors import MalformedError
 from joblens.schedulers.facts import JobFacts, Resources, Step
-from joblens.schedulers.nodelist import expand
+from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.slurm_text import (
     ENDED,
     JobId,
@@ -158,7 +158,9 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
     reason = known(row.get("reason", ""))  # why it waited at last; of one that has ended that is no reason
     if has_ended:
         reason = "" if state.by is None else f"by {state.by}"
-    start = understood(time, row.get("start", ""), None)
+    # Of one that was cancelled before it could begin some versions tell its end as the start.
+    never = has_ended and row.get("nodelist", "").strip().lower() == NO_NODES
+    start = None if never else understood(time, row.get("start", ""), None)
     allocated = Resources() if start is None else _resources(row, "alloctres", "alloccpus", "nnodes")
     return JobFacts(
         cluster=known(row.get("cluster", "")) or cluster,

@@ -1,0 +1,71 @@
+"""Jobs that were cancelled while they waited: they have an end, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from joblens.cli.jobs import render
+from joblens.jobs.backfill import import_files
+from joblens.reports.text import Style, render_report
+from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.slurm_sacct import parse_sacct
+from joblens.store.catalog import Catalog
+from joblens.store.home import find_home, make_home
+from joblens.store.listing import JobFilter
+
+HEADER = "JobIDRaw|JobID|JobName|User|Partition|State|Submit|Eligible|Start|End|ReqTRES|AllocTRES|NodeList"
+HEADER += "|ExitCode"
+ASKED = "billing=3,cpu=3,mem=192M,node=3"
+# As Slurm 22.05 wrote them: of one that could have begun, and of two that waited for another job.
+ROWS = (
+    f"6|6|a|u|main|CANCELLED by 0|1000|1000|None|1005|{ASKED}||None assigned|0:0",
+    f"7|7|b|u|main|CANCELLED by 0|1000|Unknown|1003|1003|{ASKED}||None assigned|0:0",
+    f"8|8_[1-1000%5]|c|u|main|CANCELLED by 0|1000|Unknown|1003|1003|{ASKED}||None assigned|0:0",
+)
+RAN = f"9|9|d|u|main|COMPLETED|1000|1000|1003|1003|{ASKED}|{ASKED}|c[1-3]|0:0"
+
+
+def told(*rows: str) -> list[JobFacts]:
+    return parse_sacct("\n".join([HEADER, *rows]) + "\n").jobs
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_no_start(row: str) -> None:
+    (job,) = told(row)
+    assert (job.start, job.nodes) == (None, ())
+    assert job.end in (1003.0, 1005.0)
+    assert job.asked.cores == 3
+    assert job.allocated.cores is None
+
+
+def test_one_of_no_time_at_all() -> None:
+    """It had nodes: it did run."""
+    (job,) = told(RAN)
+    assert (job.start, job.end, job.nodes) == (1003.0, 1003.0, ("c1", "c2", "c3"))
+
+
+def test_how_it_is_told(tmp_path: Path) -> None:
+    """That it never began, what it had asked for, and no more: nothing was used, measured or missed."""
+    home = make_home(find_home(str(tmp_path / "store")))
+    (tmp_path / "past").write_text("\n".join([HEADER, *ROWS, RAN]) + "\n")
+    assert import_files(home, [tmp_path / "past"], "fox").problems == []
+    catalog = Catalog(home)
+    listed = {it["id"]: it for it in catalog.jobs(JobFilter())}
+    reports = {id: catalog.report(("fox", id, it["start"])) for id, it in listed.items()}
+    catalog.close()
+    lines = render(list(listed.values()))
+    for id in "678":
+        record = reports[id]
+        text = render_report(record, Style(False))
+        assert record["nodes"] == []
+        assert record["verdict"] == "It was cancelled before it started."
+        assert "3 cores" in text
+        assert "192 MiB" in text
+        for wrong in ("µs", "kernel", "unknown", "sample", "may use"):
+            assert wrong not in text, text
+        (line,) = [line for line in lines if line.split()[0] == listed[id]["shown_id"]]
+        assert "µs" not in line
+    assert "before it started" not in reports["9"]["verdict"]
+    assert "totals from the kernel" not in render_report(reports["9"], Style(False))
