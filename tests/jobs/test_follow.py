@@ -234,6 +234,42 @@ def test_live_jobs_are_shown(tmp_path: Path) -> None:
     assert (record["job"]["state"], record["job"]["id"]) == ("RUNNING", first)
 
 
+def test_just_ended_jobs_are_shown(tmp_path: Path) -> None:
+    """Between its end and its record a job is not nowhere, and at no time there twice."""
+    site = Site(tmp_path)
+    cluster = site.cluster
+    id = cluster.submit()
+    cluster.start(id)
+    site.turn()
+    cluster.samples["c1"] = cluster.now  # an agent that is dead
+    cluster.lag = 40.0
+    cluster.end(id, "FAILED", 3)
+    seen = []
+    for _ in range(30):
+        site.turn()
+        (row,) = add_live(site.home, JobFilter(), site.records(), [], cluster.now)
+        seen.append(row["state"])
+        found = find_live(site.home, id, [])
+        if site.records():
+            break
+        assert found is not None
+        record = summarise_live(site.home, found)
+        assert record["job"]["state"] == row["state"]
+        if row["state"] == "FAILED":
+            assert (row["duration_seconds"], record["job"]["exit_code"]) == (0.0, 3)
+            assert any("on their way" in problem for problem in record["data"]["problems"])
+        else:
+            assert "accounting has not told it" in record["verdict"]
+    assert list(dict.fromkeys(seen)) == ["UNKNOWN", "FAILED"]
+    assert site.records()
+    site.turn()
+    assert find_live(site.home, id, []) is None
+    site.restart()
+    site.turn()
+    assert len(site.records()) == 1
+    assert not site.follower.state.gone
+
+
 def test_status_tells(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.cluster.start(site.cluster.submit())

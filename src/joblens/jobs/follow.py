@@ -95,6 +95,7 @@ class Follower:
         self.counts = dict.fromkeys(("calls", "failed_calls", "finished", "running", "pending"), 0)
         self.answered = 0.0
         self.error = ""
+        self._live: Sequence[JobFacts] = ()
         self._running: dict[_Run, JobFacts] = {}
         self._seen = 0.0
         self._asked_back = clock()
@@ -163,11 +164,17 @@ class Follower:
         for run, job in self._running.items():
             if run not in running:
                 self.state.gone[identity(job)] = Gone(job, self._seen)
-        self._running, self._seen = running, now
+        self._live, self._running, self._seen = jobs, running, now
         self.counts["running"], self.counts["pending"] = len(running), len(jobs) - len(running)
         # Those that are gone first: whoever is killed in between finds them in the old list again.
         self.state.save()
-        save_live(self.home, self.name, jobs, now)
+        self._save_live()
+
+    def _save_live(self) -> None:
+        """With those that would else be nowhere until their record is made."""
+        ended = [it.job for it in self.waiting.values()]
+        ended += [it.job._replace(state="UNKNOWN", end=None) for it in self.state.gone.values()]
+        save_live(self.home, self.name, self._live, self._seen, ended)
 
     def _ask_ended(self, now: float) -> None:
         if len(self.waiting) >= MOST_WAITING:
@@ -308,6 +315,8 @@ class Follower:
                 del self.state.gone[key]
         self.state.since = self._since(now)
         self.state.save()
+        if self._seen:  # else nobody has told yet what is live
+            self._save_live()
 
     def _tell(self, now: float) -> None:
         self.state.tell(

@@ -1,4 +1,4 @@
-"""Jobs that wait or run now: the follower writes them down, listings and reports show them.
+"""Jobs that wait, run or have just ended: the follower writes them down, listings and reports show them.
 
 live/HUB.json   in the store, replaced as a whole each time that the batch system was asked
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import write_quickly
-from joblens.jobs.facts import INTERVAL, facts_of, first, from_plain, to_plain
+from joblens.jobs.facts import INTERVAL, end_of, facts_of, first, from_plain, identity, to_plain
 from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.slurm_text import ENDED
 from joblens.store.home import Home, safe_name
 from joblens.store.listing import COLUMNS, SORTS, JobFilter, name_nodes
 
@@ -24,12 +25,14 @@ WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPE
 OLD_SECONDS = 300.0  # who follows asks several times in this time
 _MOST_WAITING = 20_000
 _LARGEST = 1 << 28
+_ON_THEIR_WAY = "it has just ended: samples are on their way, and its record is made when they are here"
 
 
 class Live(NamedTuple):
     time: float  # when the batch system was asked
     jobs: tuple[JobFacts, ...]
     left_out: int = 0  # jobs that wait, beyond those that are kept
+    ended: tuple[JobFacts, ...] = ()  # that have no record yet; how is told, or not told yet
 
     @property
     def is_old(self) -> bool:
@@ -40,7 +43,9 @@ def runs(job: JobFacts) -> bool:
     return job.start is not None and job.state not in WAITING
 
 
-def save_live(home: Home, name: str, jobs: Sequence[JobFacts], now: float) -> None:
+def save_live(
+    home: Home, name: str, jobs: Sequence[JobFacts], now: float, ended: Iterable[JobFacts] = ()
+) -> None:
     """Not forced onto the disk: in half a minute it is told again."""
     running = [job for job in jobs if runs(job)]
     waiting = [job for job in jobs if not runs(job)]
@@ -50,6 +55,7 @@ def save_live(home: Home, name: str, jobs: Sequence[JobFacts], now: float) -> No
         "time": now,
         "jobs": [to_plain(job) for job in kept],
         "left_out": len(jobs) - len(kept),
+        "ended": [to_plain(job._replace(steps=())) for job in ended],
     }
     path = _file(home, name)
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -71,7 +77,8 @@ def _load(path: Path) -> Live:
             found = json.loads(file.read(_LARGEST))
         if found["version"] != 1:
             raise ValueError(f"version {found['version']!r:.20}")
-        return Live(float(found["time"]), tuple(map(from_plain, found["jobs"])), int(found["left_out"]))
+        jobs, ended = (tuple(map(from_plain, found.get(name, []))) for name in ("jobs", "ended"))
+        return Live(float(found["time"]), jobs, int(found["left_out"]), ended)
     except FileNotFoundError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -97,26 +104,28 @@ def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
 def add_live(
     home: Home, wanted: JobFilter, stored: list[dict[str, Any]], problems: list[str], now: float | None = None
 ) -> list[dict[str, Any]]:
-    """To those that are stored, those that run, or wait if that is asked for; all in their order."""
+    """To those that are stored, those that run or have just ended, or wait if that is asked for; in order."""
     if wanted.tags:  # which only the jobs of `joblens run` have
         return stored
     now = time.time() if now is None else now
+    known = {(it["cluster"], it["id"], it["start"]) for it in stored}
     found = [
         _row(job, now)
         for live in load_all(home, problems)
-        for job in live.jobs
+        for job in (*live.jobs, *live.ended)
         if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
+        if identity(job) not in known  # it has got its record meanwhile
     ]
     if not found:
         return stored
     column = SORTS[wanted.sort]
     upwards = (wanted.sort in ("user", "name")) != wanted.reverse
     both = [*found, *stored]
-    known = sorted(
+    ordered = sorted(
         (it for it in both if it[column] is not None), key=lambda it: it[column], reverse=not upwards
     )
     rest = [it for it in both if it[column] is None]
-    return (known + rest)[: wanted.limit or None]
+    return (ordered + rest)[: wanted.limit or None]
 
 
 def _is_meant(job: JobFacts, wanted: JobFilter) -> bool:
@@ -137,6 +146,7 @@ def _is_meant(job: JobFacts, wanted: JobFilter) -> bool:
 def _row(job: JobFacts, now: float) -> dict[str, Any]:
     """As the listing of stored jobs has them."""
     start = job.start if runs(job) else None
+    until = now if job.end is None or job.state not in ENDED else job.end
     known = {
         "cluster": job.cluster,
         "id": job.id,
@@ -146,7 +156,7 @@ def _row(job: JobFacts, now: float) -> dict[str, Any]:
         "node": job.nodes[0] if job.nodes else "",
         "source": job.scheduler,
         "state": job.state,
-        "duration_seconds": None if start is None else max(now - start, 0.0),
+        "duration_seconds": None if start is None else max(until - start, 0.0),
         "cores": first(job.allocated.cores, job.asked.cores),
         "verdict": "" if runs(job) else job.reason,
         "shown_id": job.shown_id,
@@ -160,7 +170,7 @@ def _row(job: JobFacts, now: float) -> dict[str, Any]:
 def find_live(home: Home, name: str, problems: list[str]) -> JobFacts | None:
     """By the number under which it runs, or as people write it; also ID@CLUSTER."""
     id, _, cluster = name.partition("@")
-    jobs = (job for live in load_all(home, problems) for job in live.jobs)
+    jobs = (job for live in load_all(home, problems) for job in (*live.jobs, *live.ended))
     found = [job for job in jobs if id and id in (job.id, job.shown_id) and cluster in ("", job.cluster)]
     return max(found, key=lambda job: job.start or 0.0, default=None)
 
@@ -172,6 +182,7 @@ def summarise_live(home: Home, job: JobFacts) -> dict[str, Any]:
     from joblens.store.reader import LakeReader
 
     lake = Lake(home.lake)
-    record = summarise(facts_of(job, INTERVAL), None, LakeReader(lake))
+    end = end_of(job, [_ON_THEIR_WAY]) if job.state in ENDED and job.end is not None else None
+    record = summarise(facts_of(job, INTERVAL), end, LakeReader(lake))
     record["data"]["problems"] += lake.problems
     return record
