@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from joblens.store.promql import Found, Server, lasting, quote
@@ -21,6 +22,7 @@ _NODE_EXPORTER, _DCGM, _OMNISTAT = "node_exporter", "the DCGM exporter", "Omnist
 _MIB = 1 << 20
 _MOST_STEPS = 2000
 _LONGEST_DISTANCE = 120.0  # seconds between two scrapes: with more, a server takes a series for ended
+_PROBE_SECONDS = 600.0  # in which it is looked how often is scraped
 _ENDING = re.compile(r"(:[0-9]+)?$")
 _STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 _BUSY = 'mode=~"user|nice|system|irq|softirq"'
@@ -202,17 +204,16 @@ class ExporterReader(TsdbReader):
         if exporter not in self._pace:
             probe = {_NODE_EXPORTER: "node_load1", _DCGM: "DCGM_FI_DEV_GPU_UTIL"}.get(exporter)
             names = [probe] if probe else ["rocm_utilization_percentage", "omnistat_mem_total_bytes"]
-            seconds = max(span.end - span.start, 2 * _LONGEST_DISTANCE)
-            counts = [
-                one.values[0]
-                for name in names
-                for one in self.server.instant(
-                    f"count_over_time({name}{{{self._chosen()}}}[{lasting(seconds)}])", span.end
-                )
-                if one.values
-            ]
-            self._pace[exporter] = min(seconds / max(counts), _LONGEST_DISTANCE) if counts else 0.0
+            # At its end, where that is enough; what is scraped seldom has few samples anyway.
+            windows = (_PROBE_SECONDS, max(span.end - span.start, _PROBE_SECONDS))
+            answers = (self._distances(name, span.end, window) for window in windows for name in names)
+            found = next(filter(None, answers), [])
+            self._pace[exporter] = min(max(median(found), 0.1), _LONGEST_DISTANCE) if found else 0.0
         return self._pace[exporter]
+
+    def _distances(self, name: str, end: float, seconds: float) -> list[float]:
+        found = self.server.instant(f"{name}{{{self._chosen()}}}[{lasting(seconds)}]", end)
+        return [b - a for one in found for a, b in zip(one.times, one.times[1:])]
 
     def _chosen(self) -> str:
         names = "|".join(re.sub(r"[^A-Za-z0-9_-]", lambda it: "\\" + it[0], name) for name in self._nodes)
