@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ def jobs(tmp_path: Path) -> Path:
 def begin(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "slurm-42.json").write_text('{"source": "slurm", "id": "42", "uid": 1000}')
+
+
+def fetch(address: str) -> str:
+    with urllib.request.urlopen(address) as page:  # noqa: S310 (our own)
+        return str(page.read(), "utf-8")
 
 
 def end(folder: Path) -> None:
@@ -123,7 +129,8 @@ def test_the_agent_itself(jobs: Path, tmp_path: Path) -> None:
     wait_for("its name", (jobs.parent / "agent.pid").exists)
     wait_for("the pipe", (jobs.parent / "look").exists)
     assert agent.stderr
-    assert "metrics at" in agent.stderr.readline()
+    address = agent.stderr.readline().split()[-1]
+    wait_for("the job", lambda: 'jobid="42"' in fetch(address))
     second = subprocess.run(
         [sys.executable, "-m", "joblens", *words], capture_output=True, text=True, check=True
     )

@@ -53,6 +53,12 @@ def told(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
     return run_job(library, tmp_path_factory.mktemp("report"), "0,1,2,3", "2", "4")
 
 
+def part_of_time(told: Told) -> float:
+    """For which it was busy: four fifths, from its first use on. On a busy machine that comes late."""
+    used, job = told.record["gpus"][2], told.record["job"]
+    return 0.8 * float(used["last_use"] - used["first_use"]) / float(job["end"] - job["start"])
+
+
 def test_which_one_when_and_how_much(told: Told) -> None:
     """The third was busy four fifths of the time with 20 GiB, from begin to end; the others did nothing."""
     gpus = told.record["gpus"]
@@ -60,10 +66,10 @@ def test_which_one_when_and_how_much(told: Told) -> None:
     assert [gpu["used"] for gpu in gpus] == [False, False, True, False]
     assert {gpu["given"] for gpu in gpus} == {"environment"}
     used, job = gpus[2], told.record["job"]
-    assert used["busy_mean"] == pytest.approx(0.8, abs=0.1)
+    assert part_of_time(told) - 0.1 < used["busy_mean"] < 0.9
     assert used["memory_peak_bytes"] == 20 * GIB - 600 * MIB
-    assert used["first_use"] - job["start"] < 2
-    assert job["end"] - used["last_use"] < 2
+    assert used["first_use"] - job["start"] < PATIENCE
+    assert job["end"] - used["last_use"] < PATIENCE
     assert gpus[0]["busy_mean"] == 0
 
 
@@ -72,7 +78,7 @@ def test_sums(told: Told) -> None:
     assert told.record["asked"]["gpus"] == 4
     assert told.record["asked"]["gpu_memory_bytes"] == 4 * 80 * GIB
     assert told.record["used"]["gpus"] == 1
-    assert told.record["used"]["gpus_mean"] == pytest.approx(0.8, abs=0.1)
+    assert part_of_time(told) - 0.1 < told.record["used"]["gpus_mean"] < 0.9
     energy = told.record["energy"]
     assert energy["gpu_joules"] == pytest.approx(400 * SECONDS, rel=0.25)
     assert energy["joules"] >= energy["gpu_joules"]

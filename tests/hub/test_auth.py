@@ -160,7 +160,7 @@ def test_settings_in_the_document() -> None:
     text = (Path(__file__).parents[2] / "docs" / "hub.md").read_text()
     example = parse_toml(re.findall(r"```toml\n(.*?)```", text, re.S)[0], "example")
     assert parse_hub_settings(example, "example") == HubSettings()
-    elsewhere = {"sinks", "kafka", "from_kafka"}
+    elsewhere = {"sinks", "kafka", "from_kafka", "jobs"}
     assert example["hub"].keys() | elsewhere == set(HubSettings._fields)
 
 
