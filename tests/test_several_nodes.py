@@ -17,6 +17,7 @@ from joblens.analysis.summary import summarise
 from joblens.attribution.sums import JOB, OWNED_PROCESS
 from joblens.hub.sinks.lake import LakeSink
 from joblens.model import ABSENT, Rows, Sample
+from joblens.reports.text import Style, render_report
 from joblens.schedulers.facts import Step
 from joblens.store.home import find_home, make_home
 from joblens.store.reader import LakeReader, Reader
@@ -222,6 +223,45 @@ def test_a_job_that_nobody_saw(readers: Readers) -> None:
     pending = {**FACTS, "start": None, "nodes": [], "state": "PENDING", "reason": "Resources"}
     record = summaries(readers([]), pending, None)
     assert (record["job"]["state"], record["verdict"]) == ("PENDING", "It waits: Resources.")
+
+
+def test_agents_that_died_as_it_began(readers: Readers) -> None:
+    """The last look of a dead agent, which found nothing yet, does not say that nothing was done there."""
+    looks = [Look("c1", t, 2.0 * t, 3 * GIB) for t in range(1, 61)]
+    looks += [Look("c2", 0.0), Look("c3", 0.0), Look("c3", 1.0), Look("c3", 2.0)]
+    record = summaries(
+        readers(looks), FACTS, {**END, "totals": {"user_seconds": 350.0, "system_seconds": 10.0}}
+    )
+    c1, *others = record["nodes"]
+    for node in others:
+        assert (node["cores_mean"], node["cores_peak"], node["memory_peak_bytes"]) == (None, None, None)
+        assert sum(gap["to"] - gap["from"] for gap in node["gaps"]) >= 58
+    assert c1["cores_mean"] == pytest.approx(2)
+    assert record["used"]["cores_mean"] == pytest.approx(6)  # as accounting says
+    assert record["used"]["memory_peak_bytes"] == 3 * GIB
+    text = render_report(record, Style(False))
+    assert "1 of 3 nodes" in text
+    assert text.count("no data") == 2
+    assert not any(it["rule"] == "memory not used" for it in record["findings"])
+
+
+@pytest.mark.parametrize("beats", [[0.0], [0.0, 1.0], []])
+def test_a_look_before_a_short_job(readers: Readers, beats: list[float]) -> None:
+    """One that was never seen: what it used is what accounting says, and its memory is unknown."""
+    facts = {**FACTS, "nodes": ["c1"], "asked_nodes": 1}
+    end = {**END, "end": START + 1, "totals": {"user_seconds": 0.5, "system_seconds": 0.0}}
+    record = summaries(readers([Look("c1", second) for second in beats]), facts, end)
+    assert record["used"]["cpu_seconds"] == 0.5
+    assert (record["used"]["memory_peak_bytes"], record["used"]["memory_mean_bytes"]) == (None, None)
+
+
+def test_memory_that_grows_when_an_agent_is_dead(readers: Readers) -> None:
+    """From then on no sum can be made; the peak is that of the node that is known, and says so."""
+    looks = [Look("c1", t, 2.0 * t, t * GIB / 10) for t in range(1, 61)]
+    looks += [Look("c2", t, t, GIB) for t in range(1, 21)]
+    record = summaries(readers(looks), {**FACTS, "nodes": ["c1", "c2"], "asked_nodes": 2}, END)
+    assert record["used"]["memory_peak_bytes"] == 6 * GIB
+    assert "one node" in record["used"]["memory_from"]
 
 
 def test_one_node_of_three_did_the_work(readers: Readers) -> None:

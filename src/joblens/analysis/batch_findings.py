@@ -18,6 +18,7 @@ _MUCH_TIME = 4 * 3600.0
 _IDLE_CORES = 0.1
 _IDLE_PART = 0.05  # of what the busiest node did
 _UNEVEN = 0.5
+_MUCH_MISSING = 0.2  # of the time
 _SPARE = 1.3  # times what was seen is enough
 OUT_OF_MEMORY = ("OUT_OF_MEMORY", "OUT_OF_ME+")
 NODE_FAILED = ("NODE_FAIL", "BOOT_FAIL")
@@ -97,7 +98,7 @@ def split_nodes(view: View) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     known = [node for node in view.nodes if node["cores_mean"] is not None]
     if len(view.nodes) < 2 or len(known) < len(view.nodes) or view.duration < _WORTH_SECONDS / 2:
         return [], []
-    if any(_missing(node, view) > 0.2 for node in known):
+    if any(_missing(node, view) > _MUCH_MISSING for node in known):
         return [], []
     most = max(node["cores_mean"] for node in known)
     limit = min(_IDLE_CORES, _IDLE_PART * most)
@@ -135,7 +136,11 @@ def too_much_memory(view: View) -> Finding | None:
     asked, peak = view.asked.get("memory_bytes"), view.used.get("memory_peak_bytes")
     if not _was_judged(view) or not asked or peak is None:
         return None
-    most, per_node = _most_on_a_node(view) or peak, _per_node(view, asked) or asked
+    if any(_missing(node, view) > _MUCH_MISSING for node in view.nodes):
+        return None  # what was needed meanwhile is not known
+    most, per_node = _most_on_a_node(view), _per_node(view, asked) or asked
+    if most is None:
+        return None
     unused = per_node - most
     if most > _LITTLE_MEMORY * per_node or unused < _MUCH_MEMORY:
         return None

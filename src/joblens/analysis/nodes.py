@@ -23,6 +23,7 @@ LEVELS = ("memory_bytes", "processes", "threads")
 _RATES = ("cores", "system", "read", "written")
 _HEARTBEAT = "load"  # a set that an agent tells at every look, whether there are jobs or not
 _FEW = 0.1  # so many of the nodes may be unknown for a sum over all of them
+_FEWEST_BEATS = 3  # that tell that nothing of the job was there all the time
 _ENOUGH_LOOKS = 1000  # to know how far they lie apart
 Stretch = tuple[float, float, float | None]
 
@@ -138,13 +139,20 @@ def _node(
     between: float,
     most: int,
 ) -> NodeUse:
+    looks = sorted({*seen, *beats})
+    holes = gaps(looks, start, finish, max(3 * between, 0.5))
+    if not seen and (len(beats) < _FEWEST_BEATS or _seconds(holes) > _FEW * (finish - start)):
+        return NodeUse(node, Series([], {}, {}, {}), [], looks, holes)  # a look or two do not tell of no job
     idle = _idle_looks(seen, beats, start, 1.5 * between)
     known = _continued(series or Series([], {}, {}, {}), breaks, idle)
     width = max((finish - start) / most, between)
     filled = _with_idle(known, _thinned(idle, width), breaks)
-    looks = sorted({*seen, *beats})
     points = make_points(start, finish, filled, longest)
-    return NodeUse(node, filled, points, looks, gaps(looks, start, finish, max(3 * between, 0.5)))
+    return NodeUse(node, filled, points, looks, holes)
+
+
+def _seconds(holes: list[tuple[float, float]]) -> float:
+    return sum(last - first for first, last in holes)
 
 
 def _idle_looks(seen: list[float], beats: list[float], start: float, longest: float) -> list[float]:

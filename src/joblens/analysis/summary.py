@@ -61,6 +61,7 @@ def summarise(
     most_looks = max((len(node.looks) for node in whole.nodes), default=0)
     used = find_used(max(finish - start, 0.0), totals, whole.series, points, processes, most_looks)
     around = span._replace(nodes=tuple(node.node for node in whole.nodes)) if facts.get("nodes") else span
+    _raise_memory(used, whole.nodes)
     used["node_idle_cores"] = find_idle_cores(reader, around)
     gpus = find_gpus(reader, span, _POINTS, longest)
     if gpus:
@@ -215,6 +216,14 @@ def _sum_known(values: Iterable[int | None]) -> int | None:
 def _has_node_alone(facts: dict[str, Any], view: View) -> bool:
     """A scheduler that gave it all cores gave them to nobody else."""
     return view.in_slurm and bool(facts.get("node_cores")) and view.cores >= float(facts["node_cores"])
+
+
+def _raise_memory(used: dict[str, Any], nodes: list[NodeUse]) -> None:
+    """While not all nodes are known there is no sum; what one of them had, the job had at least."""
+    peaks = [p.memory for node in nodes for p in node.points if p.memory is not None]
+    most = int(max(peaks, default=0.0))
+    if len(nodes) > 1 and most > (used["memory_peak_bytes"] or 0):
+        used |= {"memory_peak_bytes": most, "memory_from": "of one node alone, as not all are known"}
 
 
 def _gpu_memory(gpus: list[Gpu]) -> dict[str, Any]:

@@ -322,7 +322,8 @@ def _amounts(record: dict[str, Any]) -> list[str]:
     count = f"{data['samples'] or 0:,}" if is_batch else f"{data['samples'] or 0}"
     words = [f"{count}{of} sample{'' if (expected or data['samples']) == 1 else 's'}"]
     if nodes and is_batch:
-        words.insert(0, f"{sum(bool(node['samples']) for node in nodes)} of {_counted(len(nodes), 'node')}")
+        known = sum(bool(node["samples"]) and node["cpu_seconds"] is not None for node in nodes)
+        words.insert(0, f"{known} of {_counted(len(nodes), 'node')}")
     found = record["gaps"] or [
         gap for node in nodes if len(nodes) > 1 and node["samples"] for gap in node["gaps"]
     ]
