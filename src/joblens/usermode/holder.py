@@ -47,7 +47,7 @@ from joblens.usermode.settings import agent_settings, hub_settings
 
 _LOOK_SECONDS = 1.0
 _HUB_SECONDS = 30.0  # until the hub is ready
-_AGENT_SECONDS = 10.0  # for agents to send what they have
+_AGENT_SECONDS = 8.0  # for agents to send what they have
 _KILL_SECONDS = 3.0
 _DRAIN_SECONDS = 60.0  # for sinks to take what has come
 _MOST_SAID = 20  # lines that are kept of a host
@@ -276,7 +276,8 @@ class Holder:
                 self._launch(launch)
                 left = [host for host in left if host not in launch.hosts]
         code = child.process.returncode
-        for host in left if code or self.session.state != ENDING else ():
+        as_asked = self.session.state == ENDING and (not code or len(hosts) > 1)
+        for host in () if as_asked else left:
             self._lost(host, f"its command was ended by signal {-code}" if code < 0 else f"ended with {code}")
 
     def _goes_on(self) -> bool:

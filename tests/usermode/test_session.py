@@ -1,0 +1,195 @@
+"""User mode on this machine alone: from start to report, and whatever ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from usermode.sessions import Place, wait_for_samples
+from waiting import wait_for
+
+LEFT = {"session.json", "log", "lock"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    for pid in place.pids():
+        os.kill(pid, signal.SIGKILL)
+    assert not list(place.tmp.glob("joblens*"))
+
+
+def test_from_start_to_report(place: Place) -> None:
+    """Three lines of a script; its own output is its own. The report is there, then and later."""
+    done = place.script(
+        "joblens usermode start --interval 0.5 2>/dev/null",
+        "perl -e '$t = time; 1 while time < $t + 4'",
+        "echo of the job; echo too >&2",
+        f"joblens usermode stop >{place.tmp}/report",
+        f"joblens usermode stop >{place.tmp}/again",
+        "exit 7",
+    )
+    assert done == (7, "of the job\n", "too\n"), place.logs()
+    report = (place.tmp / "report").read_text()
+    assert report.startswith("job r")
+    assert (place.tmp / "again").read_text() == report
+    record = json.loads(place.joblens("job", "last", "--json").out)
+    assert record["job"]["state"] == "ENDED"
+    assert record["used"]["cpu_seconds"] > 1
+    assert [node["samples"] > 3 for node in record["nodes"]] == [True]
+    assert record["data"]["problems"] == []
+    names = {process["name"] for process in record["processes"]}
+    assert "perl" in names
+    assert not [it for it in record["processes"] if "holder" in it["command"] or " hub " in it["command"]]
+    assert record["job"]["id"] in place.joblens("jobs").out
+    assert place.left() == LEFT
+    place.wait_until_nothing_runs()
+
+
+def test_a_short_job(place: Place) -> None:
+    """Its last moments are in it: what ran just before the end is seen, and counted."""
+    done = place.script(
+        "joblens usermode start --interval 1",
+        'perl -e \'1 while (times)[0] < 1.2; exec("sleep", "0.1")\'',
+        "joblens usermode stop --json",
+    )
+    record = json.loads(done.out)
+    assert record["used"]["cpu_seconds"] >= 1.2
+    assert record["job"]["end"] - record["timeline"][-1]["end"] < 1
+
+
+def test_status(place: Place) -> None:
+    assert place.joblens("usermode", "status").err == "joblens: user mode does not run here\n"
+    process = place.started()
+    wait_for_samples(place)
+    found = place.status()
+    assert (found["state"], [host["state"] for host in found["hosts"]]) == ("running", ["up"])
+    assert found["hosts"][0]["age_seconds"] < 60
+    text = place.joblens("usermode", "status").out
+    assert text.splitlines()[0].startswith(f"job {found['job']} of ")
+    again = place.joblens("usermode", "start")  # another one beside it
+    assert again.code == 0
+    assert place.joblens("usermode", "stop").code == 0
+    place.joblens("usermode", "stop", found["job"])
+    assert place.joblens("usermode", "stop", "nobody").code == 2
+    process.kill()
+    process.wait()
+    place.wait_until_nothing_runs()
+
+
+def test_nothing_to_stop(place: Place) -> None:
+    assert place.joblens("usermode", "stop") == (0, "", "joblens: user mode does not run here\n")
+
+
+def test_for_its_user_only(place: Place) -> None:
+    """Folders, secrets, and what hub and agent show."""
+    process = place.started()
+    folder = Path(place.status()["folder"])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in ("key", "page-token")} == {0o600}
+    assert stat.S_IMODE(place.home.stat().st_mode) == 0o700
+    secret = (folder / "key").read_text()
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in place.pids()]
+    assert not [words for words in commands if secret.encode() in words]
+    pages = [
+        line.rpartition(" ")[2].removesuffix("/metrics")
+        for line in place.logs().splitlines()
+        if " at http" in line
+    ]
+    assert len(pages) == 2  # of hub and agent
+    for page in pages:
+        assert "oken is needed" in place.joblens("ls", "--agent", page).err
+    place.stop()
+    process.kill()
+    process.wait()
+
+
+def test_a_script_that_dies(place: Place) -> None:
+    """Nobody says stop: all ends with whoever began it, and the report is there when it is asked for."""
+    process = place.started()
+    wait_for_samples(place)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    place.wait_until_nothing_runs()
+    assert place.session()["state"] == "ended"
+    record = json.loads(place.joblens("job", place.session()["allocation"]["job"], "--json").out)
+    assert record["data"]["samples"] > 1
+    assert place.session()["state"] == "finished"
+    assert place.left() == LEFT
+
+
+@pytest.mark.parametrize("whom", ["usermode.holder", "joblens\0hub", "hub.sink", "import json, os"])
+def test_killed(place: Place, whom: str) -> None:
+    """Whichever of ours it is, the others end or go on, and the report says what is missing."""
+    process = place.started()
+    wait_for_samples(place)
+    (pid,) = place.pids(whom)
+    os.kill(pid, signal.SIGKILL)
+    goes_on = whom in ("joblens\0hub", "hub.sink")
+    if goes_on:
+        wait_for("another one", lambda: place.pids(whom) not in ([], [pid]))
+        wait_for_samples(place)
+    else:
+        wait_for("the end", lambda: not place.pids("hub.toml"))
+    record = place.stop()
+    assert record["data"]["samples"] > 1
+    problems = " ".join(record["data"]["problems"])
+    assert bool(problems) is not goes_on, problems
+    if whom == "usermode.holder":
+        assert "ended from outside" in problems
+    if whom == "import json, os":
+        assert "its agent ended at" in problems
+    process.kill()
+    process.wait()
+    place.wait_until_nothing_runs()
+    assert place.left() == LEFT
+
+
+def test_what_waits_is_brought_in(place: Place) -> None:
+    """All killed at once: what the agent had written, and what the hub had taken, is in the report."""
+    process = place.started()
+    wait_for_samples(place, 3.0)
+    (hub,) = place.pids("joblens\0hub")
+    os.kill(hub, signal.SIGSTOP)  # so that batches wait
+    folder = Path(place.session()["store"]) / "usermode" / place.session()["name"]
+    wait_for("batches that wait", lambda: len(list(folder.glob("hosts/*/spool/*.batch"))) >= 2)
+    for pid in place.pids():
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    place.wait_until_nothing_runs()
+    done = place.joblens("usermode", "stop", "--json")
+    assert done.err == "joblens: bringing in what had not arrived\n"
+    record = json.loads(done.out)
+    assert record["job"]["state"] == "UNKNOWN"
+    assert record["data"]["samples"] >= 6
+    assert record["timeline"][-1]["cores"] is not None
+    assert place.left() == LEFT
+
+
+def test_no_agent_comes_up(place: Place) -> None:
+    """It is said why, and nothing runs on."""
+    place.env["JOBLENS_SSH"] = "/no/such/ssh"
+    done = place.joblens("usermode", "start", "--hosts", "a,b")
+    assert (done.code, done.err) == (
+        3,
+        "joblens: /no/such/ssh is needed to get to the hosts, and not there\n",
+    )
+    place.env["JOBLENS_SSH"] = "/bin/false"
+    done = place.joblens("usermode", "start", "--hosts", "a,b")
+    assert done.code == 3
+    assert "joblens: a is not up: ended with 1\njoblens: b is not up: ended with 1\n" in done.err
+    place.wait_until_nothing_runs()
+    assert place.stop()["data"]["samples"] == 0
+
+
+@pytest.mark.parametrize("words", [("--interval", "0"), ("--interval", "nan"), ("--hosts", "-x")])
+def test_wrong_words(place: Place, words: tuple[str, str]) -> None:
+    assert place.joblens("usermode", "start", *words).code == 2
+    assert not place.pids()
