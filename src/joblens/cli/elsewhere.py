@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from joblens.schedulers.facts import JobFacts
     from joblens.store.promql import Server
 
-CONFIGURED = "tsdb"
+CONFIGURED = "tsdb"  # the server that the settings name
 _SCHEDULER_SECONDS = 10.0
 
 

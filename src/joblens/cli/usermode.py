@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--hosts", default="", metavar="LIST", help="these hosts, such as c[1-3],d1")
     start.add_argument(
         "--tsdb", default="", metavar="WHICH",
-        help="also keep it in a prometheus or victoriametrics that is started here, or write it to a URL",
+        help="beside the store: a prometheus or victoriametrics that is started here, or a server by its URL",
     )  # fmt: skip
     start.add_argument(
         "--wait", type=float, default=_START_SECONDS, metavar="S",

@@ -17,6 +17,7 @@ from joblens.usermode.companion import Companion as Server
 from joblens.usermode.hosts import is_here
 from joblens.usermode.session import Session
 
+CONFIGURED = "tsdb"  # the server that the settings name
 _PAGE = re.compile(r"https?://.*:([0-9]+)/")
 _LONGEST_LAST = 5.0  # seconds for a last scrape
 
@@ -56,10 +57,14 @@ def choose(wanted: str, settings: Settings) -> dict[str, Any]:
     if wanted in (PROMETHEUS, VICTORIAMETRICS):
         Server(wanted, Path(), settings.usermode)
         return {"kind": wanted, **settings.usermode._asdict()}
-    if "://" not in wanted:
+    known = settings.tsdb
+    url = known.url if wanted == CONFIGURED else wanted
+    if "://" not in url:
         raise UsageError(f"--tsdb is {wanted!r:.60}: {PROMETHEUS}, {VICTORIAMETRICS} or a URL is needed")
-    split_url(wanted, name="--tsdb")
-    return {"kind": "url", **settings.tsdb._replace(url=wanted)._asdict()}
+    split_url(url, name="--tsdb")
+    if url.rstrip("/") != known.url.rstrip("/") or not known.url:  # a token goes to the server that it is for
+        known = TsdbSettings(url)
+    return {"kind": "url", **known._asdict()}
 
 
 def find_more(session: Session) -> Extras:
