@@ -135,6 +135,8 @@ def test_from_agent_to_lake(up: Any) -> None:
     """What the agent sees gets through the hub into the store, once; Ctrl-C ends all of it."""
     it = up()
     wait_for("sets at the hub", it.sets)
+    (told,) = json.loads(fetch(it.address("hub") + "/sets").text)["nodes"]
+    assert fetch(f"http://{told['listen']}/metrics").status == 200
     shown = it.joblens("ls", "--hub", it.address("hub"))
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"^memory .* live$", shown.stdout, re.M)

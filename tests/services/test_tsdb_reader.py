@@ -110,9 +110,14 @@ def told(node: str, start: float) -> list[Sample]:
 
 
 class Stored:
-    def __init__(self, lake: Reader, server: TsdbReader, start: float) -> None:
-        self.lake, self.server, self.start = lake, server, start
+    def __init__(self, lake: Reader, server: Server, start: float) -> None:
+        self.lake, self._server, self.start = lake, server, start
         self.span = Span(JOB_ID, start, start + SECONDS)
+
+    @property
+    def server(self) -> TsdbReader:
+        """A new one: it keeps what it was told."""
+        return TsdbReader(self._server)
 
     def record(self, reader: Reader) -> dict[str, Any]:
         facts = {
@@ -138,7 +143,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         writer.recover(1)
         wait_for("all samples", lambda: sum(map(len, ask().values())) == taken.values)
         server = Server(url.removesuffix("/api/v1/write"))
-        yield Stored(LakeReader(sink.lake), TsdbReader(server), start)
+        yield Stored(LakeReader(sink.lake), server, start)
         server.close()
 
 
@@ -185,6 +190,10 @@ def test_the_same_answers(stored: Stored) -> None:
             stored.server.split(of_nodes, "cpu", ("node", "cpu"), ("user_seconds",), points),
             stored.lake.split(of_nodes, "cpu", ("node", "cpu"), ("user_seconds",), points),
         )
+        asked_one = (of_nodes, "cpu", ("node",), ("user_seconds",), points, {"cpu": "cpu1"})
+        found_one = stored.server.split(*asked_one)
+        alike(found_one, stored.lake.split(*asked_one))
+        assert set(found_one) == {(node,) for node in NODES}
         asked_all = (of_nodes, "job", ("threads",), points)
         alike(stored.server.series(*asked_all), stored.lake.series(*asked_all))
     for set_name, which in (("job", span), ("load", of_nodes)):
