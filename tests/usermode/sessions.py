@@ -52,9 +52,9 @@ class Place:
         )  # fmt: skip
         return Said(done.returncode, done.stdout, done.stderr)
 
-    def started(self, text: str = "exec sleep 1000") -> subprocess.Popen[bytes]:
+    def started(self, text: str = "exec sleep 1000", options: str = "") -> subprocess.Popen[bytes]:
         """A script that has begun a session and goes on."""
-        text = f"joblens usermode start --interval 0.5 || exit 9\ntouch {self.tmp}/up\n{text}"
+        text = f"joblens usermode start --interval 0.5 {options} || exit 9\ntouch {self.tmp}/up\n{text}"
         (self.tmp / "up").unlink(missing_ok=True)
         process = subprocess.Popen(
             ["/bin/sh", "-c", text.replace("joblens ", f"{JOBLENS} ")], env=self.env, start_new_session=True,

@@ -105,8 +105,8 @@ def _of_its_cluster(
 
 
 def _short(node: str) -> str:
-    """A scheduler's c1 can be an agent's c1.example.org."""
-    return node.partition(".")[0]
+    """A scheduler's c1 can be an agent's c1.example.org. An address is a name as it stands."""
+    return node if node.replace(".", "").isdigit() else node.partition(".")[0]
 
 
 def _as_seen(names: Sequence[str], seen: Iterable[str]) -> list[str]:

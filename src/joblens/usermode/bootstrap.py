@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 PYTHON_FINDER = """\
 for p in "$1" python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9; do
   command -v "$p" >/dev/null 2>&1 || continue
-  "$p" -I -c 'import sys; sys.exit(sys.version_info < (3, 9))' </dev/null >/dev/null 2>&1 && exec "$p" -I -c "$2"
+  "$p" -I -c 'import sys; sys.exit(sys.version_info < (3, 9))' </dev/null >/dev/null 2>&1 || continue
+  exec "$p" -I -c "$2"
 done
 echo "joblens: there is no Python 3.9 or newer on this host" >&2
 exit 127

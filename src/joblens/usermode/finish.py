@@ -28,7 +28,7 @@ from joblens.store.lake import Lake
 from joblens.store.reader import LakeReader, Span
 from joblens.store.records import save_record
 from joblens.usermode.child import Child
-from joblens.usermode.facts import ask_scheduler
+from joblens.usermode.facts import ask_scheduler, has_ended
 from joblens.usermode.session import (
     BEAT_SECONDS,
     ENDED,
@@ -43,7 +43,7 @@ from joblens.usermode.session import (
 from joblens.usermode.settings import hub_settings
 
 _END_SECONDS = 180.0  # as long as the holder may take for agents and sinks
-_SILENT_SECONDS = 4 * BEAT_SECONDS
+_SILENT_SECONDS = 3 * BEAT_SECONDS
 _LOOK_SECONDS = 0.05
 _SILENT_HOST_SECONDS = 5.0
 _START_SECONDS = 30.0
@@ -119,9 +119,10 @@ def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | No
     session = find_session(home, "" if job == "last" else job.partition("@")[0])
     if session is None or (session.state == FINISHED and session.told["final"]):
         return None
-    if session.is_held():
+    if session.is_held() and not has_ended(allocation_of(session)):
         return _known(session)
     try:
+        end(session)
         finish(session, say)
     except (JoblensError, OSError) as error:
         say(f"the session of job {job} could not be finished: {sentence(error)}")
