@@ -22,6 +22,7 @@ from bench.loops import measure_processes, measure_six_sets
 from bench.reports import measure_reports
 from bench.run import measure_run
 from bench.sinks import measure_sinks
+from bench.slurm import measure_slurm
 from bench.startup import measure_startup
 from bench.store import measure_store
 from bench.table import Section, as_data, render
@@ -40,6 +41,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "hub": measure_hub,
     "sinks": measure_sinks,
     "hooks": measure_hooks,
+    "slurm": measure_slurm,
     "tsdb": measure_tsdb,
 }
 
@@ -47,7 +49,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench",
-        description="Side by side with what people would use instead. All takes some nine minutes.",
+        description="Side by side with what people would use instead. All takes some twelve minutes.",
         epilog="example:\n  python -m bench sixsets startup --json figures.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
