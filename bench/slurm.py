@@ -124,7 +124,7 @@ def _lines(what: str, found: dict[bool, list[Took]]) -> list[Line]:
         "wall": lambda took: took.wall, "its CPU": lambda took: took.cpu, "srun": lambda took: took.whole
     }  # fmt: skip
     return [
-        compare(f"{what}, {name}", "", *([part(it) for it in found[watched]] for watched in (True, False)))
+        compare(f"{what}, {name}", "", list(map(part, found[True])), list(map(part, found[False])))
         for name, part in parts.items()
     ]
 

@@ -100,9 +100,9 @@ def told(node: str, start: float) -> list[Sample]:
     """Marks and figures of merit, between the looks."""
     book, found = Book(), []
     for second in range(3, SECONDS, 20):
-        for later, entry in enumerate(
-            (Mark("start", 'a "b"\\'), Fom("loss", 1 / second), Mark("stop", 'a "b"\\'))
-        ):
+        begin, end = (Mark(kind, 'a "b"\\') for kind in ("start", "stop"))
+        told: tuple[Mark | Fom, ...] = (begin, Fom("loss", 1 / second), end)
+        for later, entry in enumerate(told):
             time_ns = round((start + second + later) * 1e3) * 10**6 + 7 * 10**6
             book.take(("lab", JOB_ID, node), [entry], time_ns)
             found += book.samples(time_ns)
