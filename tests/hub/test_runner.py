@@ -219,6 +219,24 @@ def test_sinks_end_with_the_hub(tmp_path: Path) -> None:
     wait_for("the end of the sink", lambda: not _lives(pid))
 
 
+def test_sinks_drain_before_the_end(tmp_path: Path) -> None:
+    """If that is wanted: all that is sealed is stored then. One that always fails holds nobody up."""
+    home, blocked = tmp_path / "hub", tmp_path / "blocked"
+    blocked.write_text("a file where a folder should be")
+    sinks: dict[str, dict[str, Any]] = {
+        "lake": {"home": str(tmp_path / "store")},
+        "tree": {"type": "csv", "root": str(blocked)},
+    }
+    runner = make_runner(HubSettings(sinks=sinks), home, print)
+    runner.start()
+    for number in (1, 2, 3):
+        fleet_segment(home / "journal", number, 1)
+    runner.stop(drain_seconds=3600.0)
+    assert load_status(Place("lake", home, ""))["lag_segments"] == 0
+    assert load_status(Place("tree", home, ""))["lag_segments"] == 3
+    assert len(lake_rows(tmp_path / "store")) == 3 * 8
+
+
 def _lives(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
