@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from joblens.errors import JoblensError, MalformedError, sentence
 from joblens.hub.limits import Notes
+from joblens.jobs.clocks import Clocks
 from joblens.jobs.facts import identity, never_started, start_of
 from joblens.jobs.finish import BATCH, Ended, finish
 from joblens.jobs.live import load_live, runs, save_live
@@ -88,6 +89,7 @@ class Follower:
         self.options, self.clock = options, clock
         self.notes = Notes(log)
         self.newest = newest or Arrivals(Lake(home.lake))
+        self.clocks = Clocks(folder.parent / "clocks.jsonl")
         self.state = State(folder)
         self.waiting: dict[Identity, Waiting] = {}
         self.done: dict[Identity, str] = {}  # of those that accounting told of last, what it told
@@ -126,6 +128,7 @@ class Follower:
         self._try("live", self._ask_live, now)
         self._try("ended", self._ask_ended, now)
         self._try("lake", self.newest.look)
+        self._try("clocks", self.clocks.look)
         self._try("finish", self._finish, self.clock())
         self._try("state", self._settle, now)
         behind = len(self.waiting) > MOST_AT_ONCE or self._next < now - OVERLAP
@@ -243,7 +246,7 @@ class Follower:
                 break
             missing = self._missing(it.job, now)
             if not missing or now - it.known_since >= self.options.wait_seconds:
-                ready[key] = Ended(it.job, self._say_missing(it.job, missing)), missing
+                ready[key] = Ended(it.job, self._problems(it.job, missing)), missing
         self._add_late(ready, now)
         failed = {identity(it.job): it for it in self._make([ended for ended, _ in ready.values()])}
         for key, (ended, missing) in ready.items():
@@ -281,7 +284,7 @@ class Follower:
             elif key not in ready and key not in self.waiting and len(ready) < MOST_AT_ONCE:
                 missing = self._missing(it.job, now)
                 if not set(it.nodes) <= set(missing):
-                    ready[key] = Ended(it.job, self._say_missing(it.job, missing)), missing
+                    ready[key] = Ended(it.job, self._problems(it.job, missing)), missing
 
     def _missing(self, job: JobFacts, now: float) -> tuple[str, ...]:
         """Nodes whose samples do not reach its end yet."""
@@ -294,6 +297,15 @@ class Follower:
             for node in job.nodes
             if self.newest.of_node(node) < end and self.newest.of_job(job.id, node) < nearly
         )
+
+    def _problems(self, job: JobFacts, missing: tuple[str, ...]) -> tuple[str, ...]:
+        end = float(job.end or 0.0)
+        said = [] if never_started(job) else [self.clocks.say(node, start_of(job), end) for node in job.nodes]
+        wrong = [words for words in said if words]
+        more = (
+            (f"of {len(wrong) - _NAMED} more nodes the clock was wrong too",) if len(wrong) > _NAMED else ()
+        )
+        return (*self._say_missing(job, missing), *wrong[:_NAMED], *more)
 
     def _say_missing(self, job: JobFacts, missing: tuple[str, ...]) -> tuple[str, ...]:
         said = [self._say_node(job, node) for node in missing[:_NAMED]]

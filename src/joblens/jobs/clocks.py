@@ -1,0 +1,61 @@
+"""Whose clock was wrong while a job ran, by what the hub has written down (joblens.hub.clocks).
+
+Samples have their node's time and a job has its scheduler's: where these differ, samples at the job's begin
+or end are not found, or seem to be of a time without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from joblens.store.arrivals import short
+from joblens.units import render_seconds
+
+_Change = tuple[float, float]  # when, and by how much from then on: the hub's clock minus the node's
+
+
+class Clocks:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._version: tuple[int, int] = (0, 0)
+        self._changes: dict[str, list[_Change]] = {}
+
+    def look(self) -> None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return
+        version = status.st_mtime_ns, status.st_size
+        if version != self._version:
+            self._version, self._changes = version, _load(self._path.read_bytes())
+
+    def say(self, node: str, start: float, end: float) -> str:
+        """A sentence, or nothing where it was right all the time."""
+        worst = max(self._offsets(short(node), start, end), key=abs, default=0.0)
+        if not worst:
+            return ""
+        how, when = ("behind", "early") if worst > 0 else ("ahead", "late")
+        by = render_seconds(abs(worst))
+        return f"the clock of node {node} was {by} {how}: its samples have times that are as much too {when}"
+
+    def _offsets(self, node: str, start: float, end: float) -> list[float]:
+        """Each that held at some time in between."""
+        changes = self._changes.get(node, [])
+        until = [moment for moment, _ in changes[1:]] + [float("inf")]
+        return [offset for (first, offset), last in zip(changes, until) if first <= end and last >= start]
+
+
+def _load(data: bytes) -> dict[str, list[_Change]]:
+    """What is no line of it, such as one that is just being written, is left out."""
+    found: dict[str, list[_Change]] = defaultdict(list)
+    for text in data.splitlines():
+        try:
+            line: Any = json.loads(text)
+            offset = float(line["offset_seconds"]) if line["wrong"] else 0.0
+            found[short(str(line["node"]))].append((float(line["time"]), offset))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+    return found
