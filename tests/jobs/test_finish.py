@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ from hub.made import START, Running, encode, node_samples, seconds, write_segmen
 from joblens.hub.sinks.lake import LakeSink
 from joblens.jobs.facts import from_plain, to_plain
 from joblens.jobs.finish import Ended, finish, make_record
+from joblens.jobs.follow import Follower, Options
+from joblens.jobs.state import State
 from joblens.schedulers.facts import JobFacts, Resources, Step
+from joblens.schedulers.slurm import Slurm
 from joblens.store.arrivals import Arrivals
 from joblens.store.catalog import Catalog
 from joblens.store.home import Home, find_home, make_home
@@ -97,6 +102,49 @@ def test_arrivals(home: Home, tmp_path: Path) -> None:
     arrivals.look()
     assert (arrivals.of_node("n0"), arrivals.of_node("n2")) == (BEGIN + 39, BEGIN + 19)
     assert arrivals.of_node("n9") == 0.0
+
+
+def test_arrivals_after_a_pause(home: Home, tmp_path: Path) -> None:
+    """A follower that was away for a day finds samples that the hub has stored meanwhile."""
+    store_segments(home, tmp_path / "journal", 1)
+    before = time.time() - 86_400
+    for path in home.lake.rglob("*.parquet"):
+        os.utime(path, (before, before))
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    state = State(folder)
+    state.since = before - 600
+    state.save()
+    follower = Follower(Slurm(), home, folder, "h1", Options(), print)
+    follower.newest.look()
+    assert follower.newest.of_node("n0") == BEGIN + 19
+    state.since = time.time()
+    state.save()
+    follower = Follower(Slurm(), home, folder, "h1", Options(), print)
+    follower.newest.look()
+    assert follower.newest.of_node("n0") == 0.0
+
+
+def test_long_names(home: Home, tmp_path: Path) -> None:
+    """An agent that calls its node by its name in DNS: its looks at the node are found for a record, too."""
+    sink, running = LakeSink("h1", home), [Running("17", "alice", 1000)]
+    name = "n0.example.org"
+    batches = [
+        encode(name, 1, node_samples(name, seconds(10, 10), running), running),
+        encode(name, 2, node_samples(name, seconds(20, 20), [])),  # nothing of it is there any more
+    ]
+    sink.take(write_segment(tmp_path / "journal", 1, batches))
+    it = job("17", 12, 30, ("n0",))
+    assert finish(home, tmp_path / "x", [Ended(it)]) == []
+    catalog = Catalog(home)
+    found = catalog.report(("lab", "17", it.start or 0.0))
+    catalog.close()
+    expected = parse_record(
+        "x", render_record({"version": 1, **make_record(it, LakeReader(Lake(home.lake)))})
+    )
+    assert found["gaps"] == []
+    for part in ("used", "nodes", "gaps", "data"):
+        assert found[part] == expected[part], part
 
 
 def test_facts_as_json() -> None:

@@ -88,7 +88,6 @@ class Follower:
         self.scheduler, self.home, self.folder, self.name = scheduler, home, folder, name
         self.options, self.clock = options, clock
         self.notes = Notes(log)
-        self.newest = newest or Arrivals(Lake(home.lake))
         self.clocks = Clocks(folder.parent / "clocks.jsonl")
         self.state = State(folder)
         self.waiting: dict[Identity, Waiting] = {}
@@ -103,6 +102,8 @@ class Follower:
         self._asked_back = clock()
         self._back = 0.0
         self._begin()
+        # After a pause of a day the samples of jobs that ended meanwhile are a day old.
+        self.newest = newest or Arrivals(Lake(home.lake), self.state.since)
 
     def _begin(self) -> None:
         problems = self.state.load()

@@ -11,15 +11,16 @@ from joblens.store.lake import Lake
 
 _SETS = {"load": "''", "job": "coalesce(jobid, '')"}  # one has a row per look at the node, one per job
 _COLUMNS = {"time": "TIMESTAMP_NS", "node": "VARCHAR", "jobid": "VARCHAR"}
-_AT_FIRST = 3600.0  # seconds: what came before does not matter any more
+_BEFORE = 3600.0  # seconds
 _JOB_KEPT = 2 * 3600.0
 _MOST_JOBS = 200_000
 
 
 class Arrivals:
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, since: float | None = None) -> None:
+        """`since`: what was stored before, in seconds since 1970, does not matter any more."""
         self._lake = lake
-        self._since = time.time() - _AT_FIRST
+        self._since = (time.time() if since is None else since) - _BEFORE
         self._changed: dict[Path, int] = {}
         self._seen: dict[Path, frozenset[str]] = {}
         self._nodes: dict[str, float] = {}

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from joblens.errors import OutsideError
+from joblens.store.arrivals import short
 from joblens.store.folder import HUB, JobFile
 from joblens.store.home import safe_name
 from joblens.store.lake import Lake, as_table, literal, reason
@@ -54,7 +55,7 @@ class Excerpt(Lake):
         rows = []
         for span, nodes in self._jobs:
             times = span._replace(start=span.start - LOOKS_AROUND, end=span.end + LOOKS_AROUND).nanoseconds()
-            rows += [(span.job, node, times["first"], times["last"]) for node in nodes or ("",)]
+            rows += [(span.job, short(node), times["first"], times["last"]) for node in nodes or ("",)]
         for row in rows:
             self.connection.execute(
                 "INSERT INTO wanted VALUES (?, ?, make_timestamp_ns(?), make_timestamp_ns(?))", row
@@ -83,7 +84,7 @@ class Excerpt(Lake):
         own = f"jobid IN ({names})"
         of_node = (
             " OR (coalesce(jobid, '') = '' AND EXISTS (SELECT 1 FROM wanted w"
-            " WHERE w.node = l.node AND l.time BETWEEN w.first AND w.last))"
+            " WHERE w.node = split_part(l.node, '.', 1) AND l.time BETWEEN w.first AND w.last))"
         )
         condition = own + (of_node if "node" in there else "")
         times = self._around.nanoseconds()
@@ -107,12 +108,3 @@ class Excerpt(Lake):
             {"fewest": _FEWEST},
         )
         return {str(job): float(distance) for job, distance in rows}
-
-    def newest(self) -> dict[tuple[str, str], float]:
-        """By job and node, when the last look was, in seconds since 1970."""
-        rows = self.query(
-            self.files("job"),
-            _SAMPLE,
-            "SELECT jobid, coalesce(node, ''), epoch_ns(max(time)) / 1e9 FROM {lake} GROUP BY ALL",
-        )
-        return {(str(job), str(node)): float(last) for job, node, last in rows}
