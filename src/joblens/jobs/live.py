@@ -24,6 +24,7 @@ from joblens.store.listing import COLUMNS, SORTS, JobFilter, name_nodes
 WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
 OLD_SECONDS = 300.0  # who follows asks several times in this time
 _MOST_WAITING = 20_000
+_MOST_STEPS = 100  # of one that has just ended; its record has them all
 _LARGEST = 1 << 28
 _ON_THEIR_WAY = "it has just ended: samples are on their way, and its record is made when they are here"
 
@@ -55,7 +56,7 @@ def save_live(
         "time": now,
         "jobs": [to_plain(job) for job in kept],
         "left_out": len(jobs) - len(kept),
-        "ended": [to_plain(job._replace(steps=())) for job in ended],
+        "ended": [to_plain(job._replace(steps=job.steps[:_MOST_STEPS])) for job in ended],
     }
     path = _file(home, name)
     path.parent.mkdir(mode=0o700, exist_ok=True)

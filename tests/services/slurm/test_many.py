@@ -54,7 +54,8 @@ def ended(lab: Lab, array: str) -> list[dict[str, str]]:
 
 def records(watch: Watch, wanted: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     listed = json.loads(watch.joblens("jobs", "--json", "--limit", str(10 * JOBS)).out)
-    found = {it["id"]: it for it in listed if it["id"] in wanted and it["state"] == "COMPLETED"}
+    stored = [it for it in listed if it["verdict"]]  # what is known before there is a record has none
+    found = {it["id"]: it for it in stored if it["id"] in wanted and it["state"] == "COMPLETED"}
     return found if len(found) == len(wanted) else {}
 
 

@@ -250,7 +250,7 @@ def seconds(text: str) -> float | None:
 def finished(watch: Watch, id: str) -> Any:
     """Its record, when accounting has told of its steps too, which can be some seconds after its end."""
     record = watch.record(id)
-    if not record or record["job"]["end"] is None:
+    if not record or "written" not in record:  # else it is what is known before there is a record
         return None
     started = record["job"]["nodes"]
     return record if not started or record["used"]["cpu_seconds_exact"] is not None else None
