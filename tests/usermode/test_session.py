@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from joblens.usermode.hosts import short_name
 from usermode.sessions import Place, wait_for_samples
 from waiting import wait_for
 
@@ -171,6 +173,61 @@ def test_what_waits_is_brought_in(place: Place) -> None:
     assert record["data"]["samples"] >= 6
     assert record["timeline"][-1]["cores"] is not None
     assert place.left() == LEFT
+
+
+def test_two_sessions_in_one_job(place: Place) -> None:
+    """The first was killed: what it had is in the report of the second."""
+    place.env |= {"SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": short_name(), "SLURM_CLUSTER_NAME": "lab"}
+    place.env["PATH"] = f"{place.tmp}:{os.environ['PATH']}"
+    # A batch system of one host that tells nothing of its jobs: it runs what stands behind its options.
+    runs = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
+    for name, text in {"srun": runs, "scontrol": "exit 1", "squeue": "exit 1", "sacct": "exit 1"}.items():
+        (place.tmp / name).write_text(f"#!/bin/sh\n{text}\n")
+        (place.tmp / name).chmod(0o755)
+    for _ in range(2):
+        process = place.started()
+        assert place.joblens("usermode", "start").err == "joblens: user mode runs already for job 4242\n"
+        wait_for("samples", lambda: place.status()["hosts"][0]["age_seconds"] is not None)
+        for pid in place.pids():
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+    assert place.joblens("usermode", "stop", "--json").code == 0
+    states = [json.loads(path.read_bytes())["state"] for path in place.home.glob("usermode/*/session.json")]
+    assert states == ["finished"] * 2
+    assert place.left() == LEFT
+    place.wait_until_nothing_runs()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to mount a small disk needs root")
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The script goes on; the report is told, with what is missing, and stored when there is room again."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "none", small], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk here: {mounted.stderr.decode()}")
+    try:
+        place = Place(small)
+        done = place.script(
+            "joblens usermode start --interval 0.5 || exit 9",
+            "sleep 5",
+            f"cat /dev/zero >{small}/much 2>/dev/null",
+            "sleep 3",
+            "joblens usermode stop --json",
+        )
+        assert done.code == 0, done
+        told = " ".join(json.loads(done.out)["data"]["problems"])
+        assert "No space left on device" in told, told
+        place.wait_until_nothing_runs()
+        (small / "much").unlink()
+        record = place.stop()
+        assert record["data"]["samples"] > 1
+        assert "No space left on device" not in " ".join(record["data"]["problems"])
+        assert place.left() == LEFT
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
 
 
 def test_no_agent_comes_up(place: Place) -> None:

@@ -180,24 +180,15 @@ def _not_up(session: Session) -> list[str]:
 
 
 def _stop(options: argparse.Namespace, home: Home) -> int:
-    from joblens.usermode.finish import end, finish
+    from joblens.usermode.finish import end, finish, finish_earlier
 
     session = _find(options, home)
     if session is None:
         _say("user mode does not run here")
         return 0
     end(session)
-    finish(session, _say)
-    return _report(options, home, session)
-
-
-def _report(options: argparse.Namespace, home: Home, session: Session) -> int:
-    from joblens.api import Store
-
-    cluster, id, _ = session.told["record"]
-    with Store(home) as store:
-        record = store.job(f"{id}@{cluster}")
-        tell(store.problems)
+    finish_earlier(session, _say)
+    record = finish(session, _say) or _load(home, session)
     if options.json:
         write(json.dumps(record, indent=2) + "\n")
     else:
@@ -205,6 +196,15 @@ def _report(options: argparse.Namespace, home: Home, session: Session) -> int:
 
         write(render_report(record, Style.on(sys.stdout.isatty())))
     return 0
+
+
+def _load(home: Home, session: Session) -> dict[str, Any]:
+    from joblens.api import Store
+
+    cluster, id, _ = session.told["record"]
+    with Store(home) as store:
+        tell(store.problems)
+        return store.job(f"{id}@{cluster}")
 
 
 def _find(options: argparse.Namespace, home: Home) -> Session | None:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from joblens.agent.client import Client
 from joblens.config import split_url
 from joblens.errors import JoblensError, OutsideError, sentence
-from joblens.files import list_names
+from joblens.files import list_names, write_quickly
 from joblens.hub.auth import make_token
 from joblens.hub.keep import read_cursor
 from joblens.hub.segments import OPEN, SEALED
@@ -39,6 +40,7 @@ from joblens.usermode.session import (
     Session,
     allocation_of,
     find_session,
+    list_sessions,
 )
 from joblens.usermode.settings import hub_settings
 
@@ -62,8 +64,12 @@ def end(session: Session) -> None:
     here = session.told["host"] == os.uname().nodename
     if not session.is_held():
         return
-    session.ask_to_stop()
     holder = session.told["holder"]
+    try:
+        session.ask_to_stop()
+    except OSError:  # a full disk
+        if not here:
+            raise
     if here and holder:
         with suppress(ProcessLookupError):
             os.kill(holder[0], signal.SIGTERM)
@@ -77,18 +83,28 @@ def end(session: Session) -> None:
             heard = time.monotonic()
 
 
-def finish(session: Session, say: Say = lambda words: None) -> None:
-    """Of one that has ended: the job's record is in the store on return."""
+def finish(session: Session, say: Say = lambda words: None) -> dict[str, Any] | None:
+    """Of one that has ended: the job's record, which is in the store on return, or says that it is not.
+    None: it was there already."""
     with session.alone():
         session.load()
         if session.state != FINISHED:
-            _finish(session, say)
-        elif not session.told["final"]:
-            _finish_again(session)
+            return _finish(session, say)
+        return None if session.told["final"] else _finish_again(session)
 
 
-def _finish(session: Session, say: Say) -> None:
+def finish_earlier(session: Session, say: Say = lambda words: None) -> None:
+    """Other sessions of the same job, which nobody has stopped: what they have belongs to it too."""
+    for other in list_sessions(find_home(session.told["store"])):
+        same = other.told["allocation"] == session.told["allocation"] and other.folder != session.folder
+        if same and other.state != FINISHED and not other.is_held():
+            finish(other, say)
+
+
+def _finish(session: Session, say: Say) -> dict[str, Any]:
     told = session.told
+    told["died"] = told.get("died", False) or session.state != ENDED
+    told["state"] = ENDED
     problems = _find_problems(session)
     left: list[str] = []
     if _has_leftovers(session):
@@ -96,22 +112,35 @@ def _finish(session: Session, say: Say) -> None:
         left = _bring_in(session)
     problems += left + _gaps(session)
     told["missing"] = problems
-    job = _ask(session)
-    _make_record(session, job)
-    if not left:
+    record = _make_record(session, _ask(session))
+    why = _store(session, record)
+    if not left and not why:
         session.clear()
         told["state"] = FINISHED
-    elif session.state != FINISHED:
-        told["state"] = ENDED
-    session.save()
+        session.save()
+    return record
 
 
-def _finish_again(session: Session) -> None:
+def _store(session: Session, record: dict[str, Any]) -> str:
+    """Why it could not be. Then a later call does all of it again."""
+    try:
+        save_record(find_home(session.told["store"]).records, record)
+        session.save()
+    except OSError as error:
+        why = f"this report could not be stored: {sentence(error)}"
+        record["data"]["problems"].append(why)
+        return why
+    return ""
+
+
+def _finish_again(session: Session) -> dict[str, Any] | None:
     """The job still ran when its record was made. If it has ended since, that is told now."""
     job = ask_scheduler(allocation_of(session))
     if job is not None and job.has_ended and job.state not in _RUNS:
-        _make_record(session, job)
-        session.save()
+        record = _make_record(session, job)
+        _store(session, record)
+        return record
+    return None
 
 
 def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | None:
@@ -123,6 +152,7 @@ def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | No
         return _known(session)
     try:
         end(session)
+        finish_earlier(session, say)
         finish(session, say)
     except (JoblensError, OSError) as error:
         say(f"the session of job {job} could not be finished: {sentence(error)}")
@@ -140,11 +170,11 @@ def _ask(session: Session) -> JobFacts:
     known = _known(session)
     found = ask_scheduler(allocation_of(session))
     if found is None:
-        return known
+        return known if session.told["stopped"] else known._replace(state="UNKNOWN")
     return found._replace(nodes=found.nodes or known.nodes, cluster=known.cluster or found.cluster)
 
 
-def _make_record(session: Session, job: JobFacts) -> None:
+def _make_record(session: Session, job: JobFacts) -> dict[str, Any]:
     told, problems = session.told, list(session.told["missing"])
     lake = Lake(find_home(told["store"]).lake)
     reader = LakeReader(lake)
@@ -154,7 +184,7 @@ def _make_record(session: Session, job: JobFacts) -> None:
         job = job._replace(end=max(float(end), job.start or 0.0))
         if job.scheduler == "usermode":
             job = job._replace(state="ENDED" if told["stopped"] else "UNKNOWN")
-        elif told["stopped"]:
+        elif job.state in _RUNS:
             problems.append("the job still ran when user mode was stopped: this is what it did so far")
         else:
             problems.append("how the job ended is not known")
@@ -162,8 +192,8 @@ def _make_record(session: Session, job: JobFacts) -> None:
     problems += _silent_hosts(session, reader, job)
     record = make_record(job, reader, problems, float(told["interval"]))
     record["data"]["problems"] += lake.problems
-    save_record(find_home(told["store"]).records, record)
     told["record"] = [job.cluster, job.id, record["job"]["start"]]
+    return record
 
 
 def _last_look(reader: LakeReader, job: JobFacts) -> float:
@@ -200,7 +230,7 @@ def _find_problems(session: Session) -> list[str]:
             found.append(f"{host}: {what}: {known['why']}")
         elif known["state"] != UP:
             found.append(f"{host}: no agent came up there")
-    if session.state not in (ENDED, FINISHED):
+    if told["died"]:
         found.append("user mode was ended from outside: what the hosts had not sent by then is missing")
     return found
 
@@ -249,7 +279,10 @@ def _unstored(session: Session) -> int:
 def _bring_in(session: Session) -> list[str]:
     """Through a hub in the same folder, on this host. What could not be done, a sentence each."""
     config = session.folder / "hub.toml"
-    config.write_text(hub_settings(session, "127.0.0.1:0", _DRAIN_SECONDS))
+    try:
+        write_quickly(str(config), hub_settings(session, "127.0.0.1:0", _DRAIN_SECONDS).encode())
+    except OSError as error:
+        return [f"what had not arrived could not be brought in: {sentence(error)}"]
     problems: list[str] = []
     said: list[str] = []
     words = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]

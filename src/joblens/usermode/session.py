@@ -114,6 +114,7 @@ def make_session(home: Home, allocation: Allocation, options: Mapping[str, Any])
     folder = home.path / "usermode" / name
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700)
+    (folder / "lock").touch(0o600)  # now: later the disk may be full
     for secret in ("key", "page-token"):
         fd = os.open(folder / secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(fd, "w") as file:
