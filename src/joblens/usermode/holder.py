@@ -58,6 +58,7 @@ _ELSEWHERE = "192.0.2.1"  # RFC 5737: nobody's, but there is a way out to it, wh
 _LABEL = re.compile(r"([\w.-]+): (.*)")
 _AT_WORK = re.compile(r"joblens: at work on ([^\s,]+)(?:, step (\d+))?")
 _NOT_LAUNCHED = re.compile(r"srun: error: Task launch for .* failed on node \S+: (.*)")
+_STEP = re.compile(r"\bStepId=\d+\.(\d+)")
 _ABORTED = re.compile(r"srun: Job step aborted|srun: error: Application launch failed")
 _LISTENS = re.compile(r"joblens agent: metrics at (\S+)")
 _TAKES = re.compile(r"joblens hub: takes batches at (\S+)")
@@ -86,6 +87,8 @@ class Agents:
             line = label[2]
         elif len(hosts) > 1:
             hosts = self._named_in(line)
+        step = _STEP.search(line)
+        self.step = step[1] if step else self.step
         self.aborted = self.aborted or bool(_ABORTED.match(line))
         if not self.aborted or not _TASK_ENDED.match(line):
             self._tell(hosts, line)

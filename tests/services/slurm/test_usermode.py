@@ -250,6 +250,8 @@ def test_a_node_that_is_not_reached(lab: Lab, mode: UserMode) -> None:
             f"joblens: user mode of job {job}: 2 of 3 hosts up\njoblens: c3 is not up: "
         ), said
         wait_for("samples", lambda: age(mode, "userA", job) is not None)
+        # The first attempt, which failed with c3, may still be ending there.
+        wait_for("one agent", lambda: len(mode.pids("c2", job, AGENT)) == 1)
         (agent,) = mode.pids("c2", job, AGENT)
         os.kill(agent, signal.SIGKILL)
         wait_for("a word about c2", lambda: "c2: task" in mode.log("userA", job))
