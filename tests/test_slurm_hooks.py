@@ -292,3 +292,21 @@ def test_no_process_can_be_started(hooks: Hooks, name: str) -> None:
     who = {"user": 65533, "group": 65533, "extra_groups": []} if os.geteuid() == 0 else {}
     limit = lambda: resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # noqa: E731
     hooks.run(name, None, "dash", preexec_fn=limit, **who)
+
+
+@pytest.mark.parametrize("whose", ["another's", "another's inside", "a link", "a link inside"])
+def test_a_folder_that_others_rule(hooks: Hooks, whose: str) -> None:
+    """Root writes nothing where another user could have put links, and starts nothing for it."""
+    hooks.write(agent=f"touch {hooks.top}/started")
+    (hooks.run_folder / "jobs").mkdir(parents=True)
+    folder = hooks.run_folder / "jobs" if "inside" in whose else hooks.run_folder
+    if "link" in whose:
+        folder.rename(hooks.top / "elsewhere")
+        folder.symlink_to(hooks.top / "elsewhere")
+    elif os.geteuid() == 0:
+        os.chown(folder, 65533, 65533)
+    else:
+        pytest.skip("only root can give a folder away")
+    before = hooks.everything()
+    hooks.run("prolog")
+    assert hooks.everything() == before
