@@ -191,6 +191,18 @@ def test_a_dead_hub(site: Site) -> None:
     assert str(site.settings["push.url"]) in str(finding["said"])
 
 
+@pytest.mark.parametrize(("code", "right"), [("echo MUNGE:x:", True), ("echo no socket >&2; exit 6", False)])
+def test_munge(site: Site, code: str, right: bool) -> None:
+    """Where nodes prove who they are through munge: whether it does."""
+    site.settings["push.munge"] = True
+    site.install("--resident")
+    (site._bin / "munge").write_text(f"#!/bin/sh\ncat >/dev/null; {code}\n")
+    (site._bin / "munge").chmod(0o755)
+    _, found = site.check()
+    assert found["munge"]["right"] == right
+    assert right or "no socket" in str(found["munge"]["said"])
+
+
 def test_for_people(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """One line for each thing, and below what is wrong what to do."""
     site.install("--write")

@@ -235,7 +235,15 @@ def _hub(node: Node) -> Iterator[Finding]:
         yield Finding(
             "hub", False, f"{address}: {sentence(error)}", "is the name right, and does the hub run?"
         )
-    if push.token_file:
+    if push.munge:
+        from joblens.agent.secrets import Proof
+
+        try:
+            Proof(push, node.settings.cluster, "").make()
+            yield Finding("munge", True, "makes credentials")
+        except (JoblensError, OSError) as error:
+            yield Finding("munge", False, sentence(error), "systemctl start munge, as Slurm needs it too")
+    elif push.token_file:
         from joblens.agent.secrets import read_token
 
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from waiting import wait_for
 
@@ -33,7 +34,7 @@ def test_agents_dead_all_the_time(lab: Lab, watch: Watch) -> None:
     assert (row["state"], row["user"]) == ("COMPLETED", "userA")
 
 
-def seen_as_ended(watch: Watch, job: str) -> object:
+def seen_as_ended(watch: Watch, job: str) -> Any:
     record = watch.record(job)
     return (
         record if record and record["job"]["state"] == "COMPLETED" and record["nodes"][0]["samples"] else None
