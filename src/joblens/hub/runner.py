@@ -28,7 +28,7 @@ Log = Callable[[str], None]
 DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
 _LOOK_SECONDS = 0.2
 _DRAIN_LOOK_SECONDS = 0.05
-_HOPELESS = 5  # failures in a row
+_HOPELESS = 5  # failures in a row, or processes that died
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _GOOD_SECONDS = 60.0  # a process that lived as long is started again at once
 _LAST_SECONDS = 5.0
@@ -212,10 +212,13 @@ class Runner:
     def stop(self, drain_seconds: float = 0.0) -> None:
         """What is not stored by then stays in the journal, for the next time; nobody waits for a sink that
         fails again and again."""
-        until = time.monotonic() + drain_seconds
-        while time.monotonic() < until and any(
-            it["lag_segments"] and it.get("failures", 0) < _HOPELESS for it in self.status()
-        ):
+        until, before = time.monotonic() + drain_seconds, {it.name: it.starts for it in self._sinks}
+
+        def is_waited_for(it: dict[str, Any]) -> bool:
+            died = it["starts"] - before[f"sink {it['name']}"]
+            return bool(it["lag_segments"]) and it.get("failures", 0) < _HOPELESS and died < _HOPELESS
+
+        while time.monotonic() < until and any(map(is_waited_for, self.status())):
             time.sleep(_DRAIN_LOOK_SECONDS)
         self._stop.set()
         self._thread.join()
