@@ -46,11 +46,10 @@ class Stage:
         self.folder, self.hub, self.name = folder, hub, name
         self.environment = {**os.environ, "JOBLENS_AGENT": name, "SLURM_JOB_ID": "42", "JOBLENS_RUN": ""}
 
-    def begin(self, id: str = "42", uid: int | None = None) -> None:
-        file = self.folder / "jobs" / f"{id}.json"
-        file.write_text(
-            json.dumps({"id": id, "uid": os.getuid() if uid is None else uid, "pid": os.getpid()})
-        )
+    def begin(self, id: str = "42", uid: int | None = None, pid: int = 0) -> None:
+        """A process is one job's only."""
+        told = {"id": id, "uid": os.getuid() if uid is None else uid, "pid": pid or os.getpid()}
+        (self.folder / "jobs" / f"{id}.json").write_text(json.dumps(told))
 
     def joblens(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -141,9 +140,11 @@ def test_whose_job_it_is(stage: Stage) -> None:
     stage.begin()
     wait_for("the job", lambda: stage.post("/mark", b'{"text": "x"}')[0] == 200)
     assert stage.post("/mark", b'{"text": "x", "job": "43"}')[0] == 404
-    stage.begin("43")
-    wait_for("the other job", lambda: stage.post("/mark", b'{"text": "x", "job": "43"}')[0] == 200)
-    status, why = stage.post("/mark", b'{"text": "x"}')
+    with subprocess.Popen(["sleep", "600"]) as other:
+        stage.begin("43", pid=other.pid)
+        wait_for("the other job", lambda: stage.post("/mark", b'{"text": "x", "job": "43"}')[0] == 200)
+        status, why = stage.post("/mark", b'{"text": "x"}')
+        other.kill()
     assert (status, "several jobs" in why) == (409, True)
     if os.geteuid() != 0:
         return

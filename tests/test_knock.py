@@ -25,6 +25,7 @@ from joblens.model import Sample
 from waiting import wait_for
 
 _TICK = 10_000  # microseconds
+ID = str(2_000_000_000 + os.getpid())  # of no job of other tests, that run beside these
 
 
 class Door:
@@ -163,7 +164,7 @@ class Stepd:
         burn = "import time\nwhile time.process_time() < 0.4: pass"
         script = f'"$0" -c "$1" & wait; {after}; echo done; read line'
         self.process = subprocess.Popen(
-            ["slurmstepd: [42.batch]", "-c", script, sys.executable, burn],
+            [f"slurmstepd: [{ID}.batch]", "-c", script, sys.executable, burn],
             executable=program,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -182,8 +183,8 @@ class Stepd:
 
 def job_file(folder: Path) -> AttributionSettings:
     (folder / "jobs").mkdir(mode=0o755, parents=True, exist_ok=True)
-    told = {"source": "slurm", "id": "42", "uid": 1000, "cluster": "fox", "node": "c1"}
-    (folder / "jobs/slurm-42.json").write_text(json.dumps(told))
+    told = {"source": "slurm", "id": ID, "uid": 1000, "cluster": "fox", "node": "c1"}
+    (folder / f"jobs/slurm-{ID}.json").write_text(json.dumps(told))
     return AttributionSettings(job_files=str(folder / "jobs"))
 
 
@@ -198,20 +199,20 @@ def test_a_look_after_a_task_is_exact(folder: Path) -> None:
     needs_root()
     sampler = Sampler(Host("/"), Settings(attribution=job_file(folder)), print)
     before = sampler.look(0)
-    assert seconds(before, "job", "42") == 0
+    assert seconds(before, "job", ID) == 0
     stepd = Stepd(folder)
     try:
         least = stepd.used()
         after = sampler.look(0)
-        assert 200_000 < least <= seconds(after, "job", "42") <= stepd.used()
-        assert seconds(after, "step", "42") == seconds(after, "job", "42")
+        assert 200_000 < least <= seconds(after, "job", ID) <= stepd.used()
+        assert seconds(after, "step", ID) == seconds(after, "job", ID)
         assert {sample.rows.schema.set for sample in after} == {"job", "step"}
     finally:
         stepd.close()
-    assert seconds(sampler.look(0), "job", "42") >= least  # until the epilog, though it has ended
-    (folder / "jobs/slurm-42.json").unlink()
+    assert seconds(sampler.look(0), "job", ID) >= least  # until the epilog, though it has ended
+    (folder / f"jobs/slurm-{ID}.json").unlink()
     (rows,) = [sample.rows for sample in sampler.look(0) if sample.rows.schema.set == "job"]
-    assert ("fox", "42", "c1") not in rows.keys
+    assert ("fox", ID, "c1") not in rows.keys
 
 
 def test_the_agent_answers_a_hook(folder: Path) -> None:
@@ -233,7 +234,7 @@ def test_the_agent_answers_a_hook(folder: Path) -> None:
         wait_for("the first sample", lambda: figure(url, "joblens_agent_ticks_total"))
         stepd = Stepd(folder, f"/bin/sh {folder}/task-epilog")
         wait_for("a look", lambda: figure(url, "joblens_agent_looks_total"))
-        used = figure(url, 'joblens_job_cpu_seconds_total{cluster="fox",jobid="42",node="c1"}')
+        used = figure(url, f'joblens_job_cpu_seconds_total{{cluster="fox",jobid="{ID}",node="c1"}}')
         assert 0.2 < used <= stepd.used() / 1e6
         assert figure(url, "joblens_agent_ticks_total") == 1
         assert 'uid="1000"' in page(url)

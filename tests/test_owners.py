@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.attribution.jobfiles import JobFile, JobFiles, parse_job_file
-from joblens.attribution.owners import Owners
+from joblens.attribution.owners import _STEPD, Owners
 from joblens.collectors.processes import ProcessKey
 from joblens.config import AttributionSettings
 from joblens.host import Host
@@ -282,3 +282,12 @@ def test_a_node_with_its_domain_is_the_same_node(tmp_path: Path) -> None:
     them = Owners(Host(make_machine(tmp_path)), SETTINGS, "fox", "c1.example.org")
     them.of_processes([])
     assert [owner.node for owner in them.declared] == ["c1.example.org"]
+
+
+@pytest.mark.parametrize(
+    "title", ["[92228476968.batch]", "[0.batch]", "[x.batch]", "[12.batch]lurmd", "[12.ba"]
+)
+def test_titles_that_are_half_written(title: str) -> None:
+    """What stands in it belongs to no job that Slurm could have."""
+    assert _STEPD.match(f"slurmstepd: {title}") is None
+    assert _STEPD.match("slurmstepd: [4294967294.extern]") is not None

@@ -242,7 +242,7 @@ def row(**others: Any) -> dict[str, Any]:
     known = {
         "id": "r1nfmcxdbry", "start": time.time(), "name": "train-resnet", "user": "alice", "cores": 128.0,
         "duration_seconds": 86_000.0, "cpu_seconds": 8_600_000.0, "memory_peak_bytes": 800 << 30,
-        "state": "COMPLETED", "exit_code": 0,
+        "state": "COMPLETED", "exit_code": 0, "node": "c1",
     }  # fmt: skip
     return {**known, **others}
 

@@ -23,7 +23,10 @@ from joblens.config import AttributionSettings
 from joblens.host import Host
 from joblens.model import Job, Owner
 
-_STEPD = re.compile(r"slurmstepd: \[(?P<job>[\w+]+)\.(?P<step>\w+)\]")
+# A title that is just being written can be read half new and half old: ids have 32 bits, or are SLUIDs.
+_STEPD = re.compile(
+    r"slurmstepd: \[(?P<job>[1-9]\d{0,9}(?:[+_]\d{1,10})?|s[0-9A-Z]{13})\.(?P<step>\w+)\](?:\s|$)"
+)
 _NOBODY_UID = 65534
 _TICKS = 100
 _MOST_PATHS = 1000  # that are remembered: some 300 bytes each, and a few µs to find out again
@@ -39,6 +42,7 @@ class Owners:
         self._paths: Dict[str, Optional[Owner]] = {}
         # What Slurm's prolog told of jobs, also of those whose file is gone while their last process is not.
         self._facts: OrderedDict[str, JobFile] = OrderedDict()
+        self._claimed: Dict[str, int] = {}  # users of the other jobs that files tell of
         self.declared: List[Owner] = []  # jobs that are here, as Slurm's hooks say, with processes or without
         self.inherited: Dict[Tuple[int, int], Owner] = {}
         self._inferred: Dict[str, Owner] = {}
@@ -73,10 +77,14 @@ class Owners:
         while len(self._facts) > _MOST_FACTS:
             self._facts.popitem(last=False)
         self.declared = [self.of_file(file) for file in files if file.source == SLURM]
-        return [file for file in files if file.source != SLURM]
+        claiming = [file for file in files if file.source != SLURM]
+        self._claimed = {file.id: file.uid for file in claiming}
+        return claiming
 
     def told_uid(self, job: Job) -> int:
-        """Whose job it is, as Slurm told its prolog; -1 if it did not."""
+        """Whose job it is, as Slurm told its prolog, or its file says; -1 if nobody did."""
+        if job.source == "file":
+            return self._claimed.get(job.id, -1)
         facts = self._facts.get(job.id) if job.source == SLURM else None
         return facts.uid if facts else -1
 
