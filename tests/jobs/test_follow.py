@@ -186,6 +186,13 @@ def test_accounting_that_corrects_itself(tmp_path: Path) -> None:
     site.cluster.over[0] = told, job._replace(exit_code=2, state="FAILED")
     site.turn()
     assert [(row["state"], row["exit_code"]) for row in site.records()] == [("FAILED", 2)]
+    site.cluster.over[0] = told, job._replace(exit_code=3, state="FAILED")
+    site.restart()  # before it has asked again
+    site.turn()
+    assert [(row["state"], row["exit_code"]) for row in site.records()] == [("FAILED", 3)]
+    count = site.follower.counts["finished"]
+    site.turn()
+    assert site.follower.counts["finished"] == count
 
 
 def test_imported_record_gives_way(tmp_path: Path) -> None:

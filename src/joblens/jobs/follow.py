@@ -99,7 +99,8 @@ class Follower:
         self._live: Sequence[JobFacts] = ()
         self._running: dict[_Run, JobFacts] = {}
         self._seen = 0.0
-        self._asked_back = clock()
+        self._asked_back = self._began = clock()
+        self._began_ns = time.time_ns()  # as records say when they were written
         self._back = 0.0
         self._begin()
         # After a pause of a day the samples of jobs that ended meanwhile are a day old.
@@ -216,12 +217,16 @@ class Follower:
         written = self.catalog.written(unknown)
         for key, job in ended.items():
             digest = digest_of(job)
-            if key in written and is_final(written[key], job):
+            if key in written and is_final(written[key], job) and not self._may_be_early(job, written[key]):
                 self.done[key] = digest
             if self.done.get(key) == digest:
                 continue
             before = self.waiting.get(key)
             self.waiting[key] = Waiting(job, before.known_since if before else now, digest)
+
+    def _may_be_early(self, job: JobFacts, written: int) -> bool:
+        """By the one before this, from what accounting told at first: what it told then is not known here."""
+        return written < self._began_ns and (job.end or 0.0) > self._began - OVERLAP
 
     def _are_told(self, ended: Iterable[JobFacts]) -> None:
         """What accounting tells of a run that ended after the one that is gone had begun is its end."""
