@@ -255,7 +255,7 @@ def load_status(place: Place) -> dict[str, Any]:
 def main() -> int:
     """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
     told = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_the_hub, daemon=True).start()
+    threading.Thread(target=end_with_the_hub, daemon=True).start()
     place = Place(told["name"], Path(told["home"]), told["hub"])
     for folder in (place.cursor.parent, place.folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -264,7 +264,7 @@ def main() -> int:
     _clear(place)
     Checker.own_rows_only = bool(told.get("own_rows_only"))
     sink: Sink = import_module(KINDS[told["type"]]).open_sink(place, told["options"])
-    work = Work(place, told["type"], sink, _log)
+    work = Work(place, told["type"], sink, log)
     while True:
         time.sleep(work.step())
 
@@ -276,13 +276,14 @@ def _clear(place: Place) -> None:
             path.unlink(missing_ok=True)
 
 
-def _end_with_the_hub() -> None:
+def end_with_the_hub() -> None:
+    """Of each process that a hub has started. Its input ends with the hub."""
     while os.read(0, 1):
         continue
     os._exit(0)  # at any moment: what a crash may do, this may do
 
 
-def _log(message: str) -> None:
+def log(message: str) -> None:
     with suppress(OSError):
         print(f"joblens hub: {message}", file=sys.stderr, flush=True)
 

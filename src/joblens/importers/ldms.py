@@ -9,10 +9,9 @@ from typing import Any, cast
 from joblens.errors import MalformedError, sentence
 from joblens.importers.ldms_csv import Chunk, Header, Line, Source, find_sources, read_chunks
 from joblens.importers.ldms_sets import Cells, Target, parse_cells, plan
+from joblens.importers.trouble import Trouble
 from joblens.store.imported import Importer, Stored, digest_of, real_column, text_column, whole_column
 from joblens.store.lake import Lake
-
-_NAMED = 10  # bad lines of a file; the others are counted
 
 Progress = Callable[[int, int], None]
 
@@ -31,23 +30,6 @@ class Outcome:
 
     def describe(self) -> dict[str, Any]:
         return dict(vars(self))
-
-
-class _Trouble:
-    """The bad lines of one file."""
-
-    def __init__(self, path: Path, outcome: Outcome) -> None:
-        self.path, self.outcome, self.count = path, outcome, 0
-
-    def tell(self, number: int, what: str) -> None:
-        self.count += 1
-        self.outcome.bad += 1
-        if self.count <= _NAMED:
-            self.outcome.problems.append(f"{self.path}:{number}: {what}")
-
-    def sum_up(self) -> None:
-        if self.count > _NAMED:
-            self.outcome.problems.append(f"{self.path}: {self.count - _NAMED} more lines like that")
 
 
 def import_ldms(
@@ -76,7 +58,7 @@ def import_ldms(
 def _import_file(
     importer: Importer, source: Source, cluster: str, outcome: Outcome, read: Callable[[int], None]
 ) -> None:
-    trouble = _Trouble(source.path, outcome)
+    trouble = Trouble(source.path, outcome)
     outcome.files += 1
     try:
         for chunk in read_chunks(source, trouble.tell, read):
@@ -88,7 +70,7 @@ def _import_file(
 
 
 def _save(
-    importer: Importer, schema: str, chunk: Chunk, cluster: str, outcome: Outcome, trouble: _Trouble
+    importer: Importer, schema: str, chunk: Chunk, cluster: str, outcome: Outcome, trouble: Trouble
 ) -> None:
     chosen = plan(schema, chunk.header)
     parsed = [(target, parse_cells([it.cells[at] for it in chunk.lines])) for at, target in chosen.targets]

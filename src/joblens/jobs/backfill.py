@@ -9,6 +9,7 @@ from pathlib import Path
 
 from joblens.errors import MalformedError, sentence
 from joblens.importers.sacct import read_sacct
+from joblens.importers.trouble import Trouble
 from joblens.jobs.facts import identity
 from joblens.jobs.provisional import make_provisional
 from joblens.schedulers.facts import JobFacts, Scheduler
@@ -19,7 +20,6 @@ from joblens.store.records import save_records
 Progress = Callable[[int, int], None]
 
 _AT_ONCE = 5000  # jobs whose records are in memory
-_NAMED = 10  # bad lines of a file; the others are counted
 _WINDOW = 6 * 3600.0  # of accounting, asked for at once
 
 
@@ -53,7 +53,7 @@ def import_files(home: Home, paths: list[Path], cluster: str, progress: Progress
 
     for path in paths:
         outcome.files += 1
-        trouble = _Trouble(path, outcome)
+        trouble = Trouble(path, outcome)
         try:
             _save(home, catalog, read_sacct(path, cluster, trouble.tell, read), outcome)
         except (MalformedError, OSError, EOFError) as error:  # the other files go on
@@ -102,20 +102,3 @@ def _ended(jobs: Iterable[JobFacts], outcome: Outcome) -> Iterator[JobFacts]:
             outcome.not_ended += 1
         else:
             yield job
-
-
-class _Trouble:
-    """The bad lines of one file."""
-
-    def __init__(self, path: Path, outcome: Outcome) -> None:
-        self.path, self.outcome, self.count = path, outcome, 0
-
-    def tell(self, number: int, what: str) -> None:
-        self.count += 1
-        self.outcome.bad += 1
-        if self.count <= _NAMED:
-            self.outcome.problems.append(f"{self.path}:{number}: {what}")
-
-    def sum_up(self) -> None:
-        if self.count > _NAMED:
-            self.outcome.problems.append(f"{self.path}: {self.count - _NAMED} more lines like that")

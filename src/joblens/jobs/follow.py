@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from joblens.errors import JoblensError, MalformedError, sentence
 from joblens.hub.limits import Notes
+from joblens.hub.sink import end_with_the_hub, log
 from joblens.jobs.clocks import Clocks
 from joblens.jobs.facts import identity, never_started, start_of
 from joblens.jobs.finish import BATCH, Ended, finish
@@ -365,11 +366,11 @@ def digest_of(job: JobFacts) -> str:
 def main() -> int:
     """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
     told = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_the_hub, daemon=True).start()
+    threading.Thread(target=end_with_the_hub, daemon=True).start()
     try:
-        follow(told, _log)
+        follow(told, log)
     except JoblensError as error:
-        _log(f"jobs: {sentence(error)}")
+        log(f"jobs: {sentence(error)}")
     return 3
 
 
@@ -389,17 +390,6 @@ def follow(told: dict[str, Any], log: Log) -> NoReturn:
             began = time.monotonic()
             wait = follower.step()
             time.sleep(max(wait - (time.monotonic() - began), wait / 4))
-
-
-def _end_with_the_hub() -> None:
-    while os.read(0, 1):
-        continue
-    os._exit(0)  # at any moment: what a crash may do, this may do
-
-
-def _log(message: str) -> None:
-    with suppress(OSError):
-        print(f"joblens hub: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

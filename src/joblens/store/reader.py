@@ -7,7 +7,7 @@ rates of them. SQL does not leave this module.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from joblens.store.columns import identifier
@@ -67,6 +67,23 @@ class Break(NamedTuple):
     before: float
     after: float
     counters: dict[str, tuple[float | None, float | None]]  # what they stood at, before and after
+
+
+def find_breaks(
+    looks: Iterable[tuple[float, Mapping[str, float | None]]], counters: Sequence[str], longest: float
+) -> list[Break]:
+    """From all looks at a job on one node, in order of time."""
+    found: list[Break] = []
+    known: dict[str, float | None] = dict.fromkeys(counters)
+    before: float | None = None
+    for moment, values in looks:
+        pairs = {name: (known[name], values.get(name)) for name in counters}
+        back = any(old is not None and new is not None and new < old for old, new in pairs.values())
+        if before is not None and (back or moment - before > longest):
+            found.append(Break(before, moment, pairs))
+        before = moment
+        known.update((name, now) for name, (_, now) in pairs.items() if now is not None)
+    return found
 
 
 class ProcessUse(NamedTuple):

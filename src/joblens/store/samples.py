@@ -20,6 +20,7 @@ from joblens.store.reader import (
     ProcessUse,
     Series,
     Span,
+    find_breaks,
 )
 
 _DAY_NS = 86_400 * 10**9
@@ -137,7 +138,10 @@ class SamplesReader:
         for time_ns, rows in self._within(span, set_name):
             for (node,), some in self._split(rows, ("node",)).items():
                 groups.setdefault(node, []).append(Sample(time_ns, some))
-        found = {node: _breaks(samples, counters, longest) for node, samples in sorted(groups.items())}
+        found = {
+            node: find_breaks(_counted(samples, counters), counters, longest)
+            for node, samples in sorted(groups.items())
+        }
         return {node: breaks for node, breaks in found.items() if breaks}
 
     def _columns(self, span: Span, set_name: str) -> Iterator[str]:
@@ -177,19 +181,11 @@ def _moments(samples: list[Sample]) -> Iterator[tuple[int, list[Rows]]]:
     return iter(found.items())
 
 
-def _breaks(samples: list[Sample], counters: Sequence[str], longest: float) -> list[Break]:
-    found: list[Break] = []
-    known: dict[str, float | None] = dict.fromkeys(counters)
-    before: float | None = None
+def _counted(
+    samples: list[Sample], counters: Sequence[str]
+) -> Iterator[tuple[float, dict[str, float | None]]]:
     for time_ns, parts in _moments(samples):
-        now = {name: _sum(parts, name) for name in counters}
-        pairs = {name: (known[name], now[name]) for name in counters}
-        back = any(old is not None and new is not None and new < old for old, new in pairs.values())
-        if before is not None and (back or time_ns / 1e9 - before > longest):
-            found.append(Break(before, time_ns / 1e9, pairs))
-        before = time_ns / 1e9
-        known.update((name, value) for name, value in now.items() if value is not None)
-    return found
+        yield time_ns / 1e9, {name: _sum(parts, name) for name in counters}
 
 
 def _of_job(rows: Rows, job: str) -> Rows:

@@ -21,6 +21,7 @@ from joblens.store.reader import (
     ProcessUse,
     Series,
     Span,
+    find_breaks,
 )
 
 # Sets whose names begin with that of another: `joblens_job_gpu_busy` is none of `job`.
@@ -189,8 +190,10 @@ class TsdbReader:
                 for time, value in zip(one.times, one.values):
                     values = moments.setdefault(time, {})
                     values[name] = values.get(name, 0.0) + value
-        found = {node: _breaks(moments, counters, longest) for node, moments in sorted(at.items())}
-        return {node: some for node, some in found.items() if some}
+        found = {
+            node: find_breaks(sorted(moments.items()), counters, longest) for node, moments in at.items()
+        }
+        return {node: some for node, some in sorted(found.items()) if some}
 
     # What is asked
 
@@ -379,21 +382,6 @@ def _as_series(
         {name: [points[time].get((which, name)) for time in times] for name in columns} for which in range(3)
     )
     return Series([min(time, end) for time in times], *parts)
-
-
-def _breaks(moments: dict[float, dict[str, float]], counters: Sequence[str], longest: float) -> list[Break]:
-    found: list[Break] = []
-    known: dict[str, float | None] = dict.fromkeys(counters)
-    before: float | None = None
-    for time in sorted(moments):
-        now = {name: moments[time].get(name) for name in counters}
-        pairs = {name: (known[name], now[name]) for name in counters}
-        back = any(old is not None and new is not None and new < old for old, new in pairs.values())
-        if before is not None and (back or time - before > longest):
-            found.append(Break(before, time, pairs))
-        before = time
-        known.update((name, value) for name, value in now.items() if value is not None)
-    return found
 
 
 class _Use:
