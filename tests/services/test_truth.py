@@ -21,7 +21,8 @@ from waiting import PATIENCE, wait_for
 from .load import BY_CHILD, READ_BACK, SIZE, WRITTEN
 from .watched import Stand, Watch, run_watched
 
-pytestmark = pytest.mark.xdist_group("cgroups")  # whoever made a folder for all jobs removes it
+# Whoever made a folder for all jobs removes it; and Slurm's nodes see these cgroups as their own.
+pytestmark = pytest.mark.xdist_group("slurm")
 TREE, GROUPS = "process tree", "cgroup v1"
 
 
