@@ -21,8 +21,7 @@ from waiting import PATIENCE, wait_for
 from .load import BY_CHILD, READ_BACK, SIZE, WRITTEN
 from .watched import Stand, Watch, run_watched
 
-# Whoever made a folder for all jobs removes it; and Slurm's nodes see these cgroups as their own.
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = pytest.mark.xdist_group("cgroups")  # whoever made a folder for all jobs removes it
 TREE, GROUPS = "process tree", "cgroup v1"
 
 
