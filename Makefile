@@ -30,7 +30,8 @@ stop: ## stop what `make run` started
 	@JOBLENS=$(BIN)/joblens deploy/try stop
 
 test: install services lint ## install what the tests need, check the code, run all tests
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest tests/services/slurm
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --ignore tests/services/slurm
 
 lint: install ## ruff, mypy --strict, and Python 3.9 for what the agent loads
 	$(BIN)/ruff check .

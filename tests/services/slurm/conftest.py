@@ -9,9 +9,10 @@ from .lab import Lab, why_no_lab
 from .watch import Watch
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """A Slurm cluster for all tests that need one: to start it takes some seconds."""
+    """A Slurm cluster for the tests of one file: to start it takes some seconds, and what one test has left
+    on it is not in the way of all others."""
     if why_not := why_no_lab():
         pytest.skip(why_not)
     with ExitStack() as stack:
