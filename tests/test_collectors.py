@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from joblens.collectors import COLLECTORS
+from joblens.collectors.processes import PROCESS
 from joblens.errors import MalformedError
 from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, GAUGE, Rows
@@ -277,6 +278,46 @@ def test_kernel_threads_are_left_out(tmp_path: Path) -> None:
     thread = b"(kswapd0) S 2 0 0 0 -1 2129984 " + b"0 " * 44 + b"\n"
     (processes,) = read("processes", tmp_path, {"proc/90/stat": b"90 " + thread})
     assert [key[0] for key in processes.keys] == [4000]
+
+
+def _process(pid: int, uid: int, name: str) -> dict[str, bytes | None]:
+    return {
+        f"proc/{pid}/stat": b"%d " % pid + PROCESS_STAT.replace(b"(a) R (b\n)", b"(%s)" % name.encode()),
+        f"proc/{pid}/status": f"Name:\t{name}\nUid:\t{uid}\t0\t0\t0\n".encode(),
+        f"proc/{pid}/cmdline": name.encode(),
+    }
+
+
+def test_without_those_of_others(tmp_path: Path) -> None:
+    """By the real user, for a program can have its file's; and Slurm's own, whoever it belongs to."""
+    own, other = os.geteuid(), os.geteuid() + 1
+    changes = {
+        **_process(4000, other, "a"), **_process(4001, own, "b"), **_process(4002, other, "slurmstepd"),
+        **_process(4003, other, "slurmstepd2"),
+    }  # fmt: skip
+    (processes,) = read("processes", tmp_path, changes, others=False)
+    assert sorted(key[0] for key in processes.keys) == [4001, 4002]
+
+
+@pytest.mark.parametrize("looks", [1, 2, 20])
+def test_one_that_becomes_ours(tmp_path: Path, looks: int) -> None:
+    """At once if it has just been started, as a scheduler does as root, and else at some time."""
+    own, other = os.geteuid(), os.geteuid() + 1
+    reading = OPEN["processes"](Host(make_machine(tmp_path, _process(4000, other, "a"))), others=False)
+    assert not any(reading()[0].keys for _ in range(looks))
+    make_machine(tmp_path, _process(4000, own, "a"))
+    seen = [bool(reading()[0].keys) for _ in range(64)]
+    assert seen[0] == (looks == 1)
+    assert seen[-1]
+
+
+def test_others_of_this_machine() -> None:
+    """We ourselves are among ours, and nobody else is."""
+    host = Host()
+    (all_,), (ours,) = OPEN["processes"](host)(), OPEN["processes"](host, others=False)()
+    uid, name = PROCESS.labels.index("uid"), PROCESS.labels.index("name")
+    assert {key[uid] for key in ours.keys if key[name] != "slurmstepd"} == {os.geteuid()}
+    assert (os.getpid() in [key[0] for key in ours.keys]) == (os.getpid() in [key[0] for key in all_.keys])
 
 
 def test_threads_on_request(tmp_path: Path) -> None:

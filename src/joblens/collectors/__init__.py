@@ -56,7 +56,13 @@ COLLECTORS: Tuple[Collector, ...] = (
     Collector("filesystems", filesystems, "/proc/self/mounts, statvfs", pause=60.0),
     Collector("cgroups", cgroups, "/sys/fs/cgroup"),
     # Costs some 30 µs per process, which on a node with thousands is much for every second.
-    Collector("processes", processes, "/proc/PID", pause=5.0, options={"threads": False, "pss": False}),
+    Collector(
+        "processes",
+        processes,
+        "/proc/PID",
+        pause=5.0,
+        options={"threads": False, "pss": False, "others": True},
+    ),
     Collector("kernel_log", late_kernel_log, "/dev/kmsg", optional=True),
     Collector("gpu", late_gpus, "NVML, /sys/class/drm", options={"pcie": False}, optional=True),
     Collector(

@@ -89,6 +89,7 @@ THREAD = Schema(
     ),
 )
 STEPD = "slurmstepd"  # Slurm's, from which the processes of a job's step come
+_STEPD_NAME = f"Name:\t{STEPD}\n".encode()
 _NO_IO = [ABSENT] * 7
 _STATUS = (
     b"\nVmRSS:",
@@ -204,10 +205,11 @@ class _Process:
 
 
 class _Table:
-    def __init__(self, host: Host, below: int) -> None:
+    def __init__(self, host: Host, below: int, others: bool) -> None:
         self.host = host
-        self.below = below
+        self.below, self.others = below, others
         self.strangers: Set[str] = set()
+        self._foreign: Set[str] = set()  # since the last scan, so that it may still change its user
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
         self.scans = 0
@@ -219,6 +221,8 @@ class _Table:
         pids = [pid for pid in self.host.list("proc") if pid.isdigit()]
         if self.below:
             pids = self._descendants(pids)
+        elif not self.others:
+            pids = self._of_user(pids)
         for pid in self.known.keys() - set(pids):
             self.known.pop(pid).close()
         keys: List[Key] = []
@@ -255,6 +259,28 @@ class _Table:
         family -= {str(self.below), str(os.getpid())}
         self.strangers.update(pid for pid in parents if pid not in family)
         return [pid for pid in pids if pid in family]
+
+    def _of_user(self, pids: List[str]) -> List[str]:
+        """Those whose real user is ours, and Slurm's, by which one knows the steps of those.
+
+        A stranger is looked at again at the next scan, for a scheduler starts processes as root, and then
+        seldom: another process may have got its number.
+        """
+        listed = set(pids)
+        self.strangers = self.strangers & listed if self.scans % 64 else set()
+        new = listed - self.strangers - self.known.keys()
+        followed = {pid for pid in new if self._is_followed(pid)}
+        foreign = new - followed
+        self.strangers |= foreign & self._foreign
+        self._foreign = foreign
+        return [pid for pid in pids if pid in self.known or pid in followed]
+
+    def _is_followed(self, pid: str) -> bool:
+        try:
+            status = self.host.read_once(f"proc/{pid}/status")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return False
+        return status.startswith(_STEPD_NAME) or parse_status(status)[0] == self.host.uid
 
     def _parent(self, pid: str) -> str:
         try:
@@ -378,10 +404,11 @@ class _Table:
 
 
 def processes(
-    host: Host, threads: bool = False, pss: bool = False, below: int = 0
+    host: Host, threads: bool = False, pss: bool = False, others: bool = True, below: int = 0
 ) -> Callable[[], Tuple[Rows, ...]]:
-    """All processes, or those that come from the process `below`; on request each of their threads."""
-    table = _Table(host, below)
+    """All processes, or without those of other users, or those that come from the process `below`; on request
+    each of their threads."""
+    table = _Table(host, below, others)
 
     def read() -> Tuple[Rows, ...]:
         found = [table.read()]

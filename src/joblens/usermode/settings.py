@@ -30,6 +30,7 @@ node = "@NODE@"
 job_files = "@JOBS@"
 [collectors.processes]
 interval = {processes}
+others = false
 [push]
 url = {hub}
 period = {period}
