@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import time
+from collections import defaultdict
 from contextlib import ExitStack
 
 import pytest
@@ -10,9 +12,13 @@ import pytest
 from waiting import wait_for
 
 from .lab import USERS, Lab, why_no_groups, why_no_lab
+from .node_count import NodeCount
 from .test_scenario import finished
 from .watch import RESIDENT, Watch
-from .work import burn, need_perl, told
+from .work import burn, need_perl, share, told, wait_for_no_processes
+
+OVER = "over"  # a file: all have been at their peak
+SHARED = 200 << 20
 
 
 def test_without_cgroups(lab: Lab, watch: Watch) -> None:
@@ -33,31 +39,113 @@ def test_with_cgroups() -> None:
 
 def share_a_node(lab: Lab, watch: Watch, in_groups: bool) -> None:
     need_perl()
-    one = f"{burn(4, 200, hold=3)}\ntimes"
-    tasks = f"srun sh -c {shlex.quote(f'{burn(4, 100, hold=3)}; times')}\ntimes"
+    one = f"{burn(4, 300, until=OVER)}\ntimes"
+    tasks = f"srun sh -c {shlex.quote(f'{burn(4, 150, until=OVER)}; times')}\ntimes"
     # One process after the other, most of them shorter than the time between two looks.
-    many = f"{burn(0.3)}\n" * 10 + f"{burn(1, 150, hold=3)}\ntimes"
-    with watch.running(RESIDENT):
+    many = f"{burn(0.3)}\n" * 10 + f"{burn(1, 200, until=OVER)}\ntimes"
+    with ExitStack() as stack, watch.running(RESIDENT):
+        node = count_node(stack, lab, in_groups)
         jobs = {
             lab.submit(user, script, "--nodelist=c1", "--mem=1G", *more): user
             for user, script, *more in (("userA", one), ("userA", tasks, "-n2"), ("userB", many))
         }
+        all_held = hold_together(lab, jobs, 4, OVER)
+        lab.wait_for_end(*jobs)
+        wait_for_no_processes(lab)
+        used = node.cpu_seconds if node else 0.0
+    watch.wait_for_sinks()
+    for job, user in jobs.items():
+        check_record(lab, watch, user, job)
+    check_processes(watch, jobs, in_groups)
+    if node is None:
+        pytest.skip("the sum of the jobs was not compared with the node's: no cgroup can be made here")
+    check_sums(watch, jobs, node, used, all_held)
+
+
+def test_memory_that_jobs_share(lab: Lab, watch: Watch) -> None:
+    """Two jobs of one user have the same 200 MiB mapped: each has half of it, and the node has it once."""
+    need_perl()
+    make = f"head -c {SHARED} /dev/zero >new && mv new shared"
+    wait, work = "until [ -e shared ]; do sleep 0.1; done", share("shared", "unshared")
+    with ExitStack() as stack, watch.running(RESIDENT):
+        node = count_node(stack, lab, in_groups=False)
+        if node is None:
+            pytest.skip("no cgroup can be made here")
+        scripts = (f"{make}\n{work}", f"{wait}\n{work}")
+        jobs = {lab.submit("userA", script, "--nodelist=c1", "--mem=1G"): "userA" for script in scripts}
+        all_held = hold_together(lab, jobs, 2, "unshared")
         lab.wait_for_end(*jobs)
     watch.wait_for_sinks()
-    total = 0.0
-    for job, user in jobs.items():
-        record = wait_for(f"the record of {job}", lambda job=job: finished(watch, job))  # type: ignore[misc]
-        cpu, memory = told(lab, user, job)
-        used = record["used"]
-        assert used["cpu_seconds"] == pytest.approx(cpu, rel=0.03, abs=0.05), job
-        assert used["cpu_seconds_exact"] == pytest.approx(cpu, rel=0.03, abs=0.05), job
-        assert used["memory_peak_bytes"] == pytest.approx(memory, rel=0.03), job
-        assert record["nodes"][0]["node"] == "c1"
-        total += cpu
-    last = watch.in_lake("job", "jobid, max(cpu_seconds)", "true GROUP BY jobid")
-    of_jobs = sum(float(cpu) for job, cpu in last if job in jobs)
-    assert of_jobs == pytest.approx(total, rel=0.03, abs=0.05)
-    check_processes(watch, jobs, in_groups)
+    assert [told(lab, "userA", job).memory_bytes for job in jobs] == pytest.approx([SHARED] * 2, rel=0.03)
+    for found in check_memory(watch, jobs, node, all_held):
+        assert min(found.values()) == pytest.approx(max(found.values()), rel=0.03)
+
+
+def count_node(stack: ExitStack, lab: Lab, in_groups: bool) -> NodeCount | None:
+    try:
+        return NodeCount(stack, lab, "c1", in_groups)
+    except OSError:
+        return None
+
+
+def hold_together(lab: Lab, jobs: dict[str, str], processes: int, over: str) -> tuple[float, float]:
+    """A span of time in which so many processes have all their memory, and none works. A file ends it."""
+    wait_for(
+        "jobs at their peak", lambda: sum(held(lab, user, job) for job, user in jobs.items()) == processes
+    )
+    begin = time.time()
+    time.sleep(4)  # for some looks of joblens
+    end = time.time()
+    for user in USERS:
+        lab.path("home", user, over).touch()
+    return begin, end
+
+
+def held(lab: Lab, user: str, job: str) -> int:
+    try:
+        return lab.output(user, job).count("held ")
+    except FileNotFoundError:
+        return 0
+
+
+def check_record(lab: Lab, watch: Watch, user: str, job: str) -> None:
+    """By what its own shells and processes have told."""
+    record = wait_for(f"the record of {job}", lambda: finished(watch, job))
+    cpu, memory = told(lab, user, job)
+    used = record["used"]
+    assert used["cpu_seconds"] == pytest.approx(cpu, rel=0.03, abs=0.05), job
+    assert used["cpu_seconds_exact"] == pytest.approx(cpu, rel=0.03, abs=0.05), job
+    assert used["memory_peak_bytes"] == pytest.approx(memory, rel=0.03), job
+    assert record["nodes"][0]["node"] == "c1"
+
+
+def check_sums(
+    watch: Watch, jobs: dict[str, str], node: NodeCount, used: float, all_held: tuple[float, float]
+) -> None:
+    """Of all jobs together, and what the kernel has counted for the node."""
+    reported = sum(finished(watch, job)["used"]["cpu_seconds"] for job in jobs)
+    last = watch.in_lake("job", "jobid, max(cpu_seconds)", "node = 'c1' GROUP BY jobid")
+    sampled = sum(float(cpu) for job, cpu in last if job in jobs)
+    assert reported == pytest.approx(used, rel=0.03)
+    assert sampled == pytest.approx(used, rel=0.03)
+    check_memory(watch, jobs, node, all_held)
+
+
+def check_memory(
+    watch: Watch, jobs: dict[str, str], node: NodeCount, all_held: tuple[float, float]
+) -> list[dict[str, int]]:
+    """The jobs', at each look, is together the node's. By look, what each of them had."""
+    looks: dict[float, dict[str, int]] = defaultdict(dict)
+    for when, job, memory in watch.in_lake("job", "epoch(time), jobid, memory_bytes", "node = 'c1'"):
+        if job in jobs and all_held[0] <= when <= all_held[1]:
+            looks[when][job] = memory
+    whole = [found for found in looks.values() if len(found) == len(jobs)]
+    assert len(whole) >= 2
+    counted = node.memory_between(*all_held)
+    assert max(counted) == pytest.approx(min(counted), rel=0.01), "nothing moved meanwhile"
+    for found in whole:
+        assert sum(found.values()) == pytest.approx(counted[0], rel=0.03)
+    return whole
 
 
 def check_processes(watch: Watch, jobs: dict[str, str], in_groups: bool) -> None:
