@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,17 @@ import pytest
 
 from joblens.config import Settings, TsdbSettings
 from joblens.errors import ConfigError, UsageError
+from joblens.store.home import find_home, make_home
 from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS
 from joblens.usermode.extras import choose
+from joblens.usermode.hosts import Allocation
+from joblens.usermode.session import FINISHED, forget_old, list_sessions, make_session
+from usermode.sessions import Place, wait_for_samples
+from waiting import wait_for
 
 from .conftest import need
+from .running import running_prometheus
+from .test_companion import started
 
 PROGRAMS = {PROMETHEUS: "prometheus", VICTORIAMETRICS: "victoria-metrics"}
 # As a batch script has it: in a session of its own, whose end is the end of all.
@@ -75,6 +83,87 @@ def is_running(pid: int, start: int) -> bool:
     except OSError:
         return False
     return int(text.rpartition(")")[2].split()[19]) == start
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_server_that_is_there(kind: str, tmp_path: Path) -> None:
+    """It asks for a password, which the settings know, and gets all that the store has."""
+    home = tmp_path / "home"
+    home.mkdir(0o700)
+    with started(kind, tmp_path / "server") as server:
+        config = home / "joblens.toml"
+        config.write_text(
+            f'[tsdb]\nurl = "{server.running.url}"\ntoken_file = "{server.running.token_file}"\n'
+        )
+        run(home, "sh", "-c", SCRIPT, KIND="tsdb", JOBLENS_CONFIG=str(config))
+        lake = json.loads((home / "lake.json").read_text())
+        assert lake["data"]["problems"] == []
+        words = (sys.executable, "-m", "joblens", "job", lake["job"]["id"], "--json", "--store", "tsdb")
+        other: dict[str, Any] = {}
+
+        def is_all_there() -> bool:  # new samples are shown a little later
+            other.update(json.loads(run(home, *words, JOBLENS_CONFIG=str(config))))
+            return bool(other["data"]["samples"] == lake["data"]["samples"])
+
+        wait_for("all samples", is_all_there)
+    assert_alike(lake, other)
+    assert other["used"]["cpu_seconds"] == pytest.approx(lake["used"]["cpu_seconds"], abs=0.01)
+    assert other["used"]["memory_peak_bytes"] == lake["used"]["memory_peak_bytes"]
+
+
+def test_a_server_that_takes_nothing(tmp_path: Path) -> None:
+    """A Prometheus that was not told to: this is said when the session starts, and in the report."""
+    need(PROGRAMS[PROMETHEUS])
+    with running_prometheus(tmp_path / "server", config="scrape_configs: []") as prometheus:
+        place = Place(tmp_path)
+        process = place.started(options=f"--tsdb {prometheus.address} 2>{place.tmp}/said")
+        said = (place.tmp / "said").read_text()
+        assert f"joblens: {prometheus.address}/api/v1/write answers 404: remote write receiver" in said
+        assert said.splitlines()[-1].endswith(": 1 host up")
+        wait_for_samples(place)
+        record = place.stop()
+        process.kill()
+        process.wait()
+    assert record["data"]["samples"] > 1
+    (problem,) = record["data"]["problems"]
+    assert problem.startswith(f"{prometheus.address} did not get all samples: {prometheus.address}/api/v1/")
+    assert problem.endswith("; the store has them")
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_server_that_is_killed(kind: str, tmp_path: Path) -> None:
+    """The session goes on, its store has everything, and the report says what the server lacks."""
+    need(PROGRAMS[kind])
+    place = Place(tmp_path)
+    process = place.started(options=f"--tsdb {kind}")
+    status = place.status()
+    assert status["tsdb"]["url"].startswith("http://127.0.0.1:")
+    assert Path(status["tsdb"]["data"]).is_dir()
+    os.kill(place.session()["tsdb"]["server"]["pid"], signal.SIGKILL)
+    wait_for_samples(place)
+    record = place.stop()
+    process.kill()
+    process.wait()
+    assert record["data"]["samples"] > 1
+    problems = " ".join(record["data"]["problems"])
+    assert f"{kind} was ended by signal 9: what came later is not in its folder" in problems
+    assert ("did not get all samples" in problems) == (kind == VICTORIAMETRICS)
+    status = place.status()
+    assert (status["tsdb"]["url"], Path(status["tsdb"]["data"]).is_dir()) == ("", True)
+
+
+def test_folders_with_data_are_kept(tmp_path: Path) -> None:
+    """However many sessions come later: what a server has left is the user's."""
+    home = make_home(find_home(str(tmp_path / "home")))
+    for number in range(203):
+        session = make_session(home, Allocation("", str(number), "lab", ("c1",), "here"), {})
+        session.told.update(state=FINISHED, started=float(number))
+        session.save()
+        if number == 0:
+            (session.folder / PROMETHEUS / "data").mkdir(parents=True)
+    forget_old(home)
+    jobs = {int(it.told["allocation"]["job"]) for it in list_sessions(home)}
+    assert jobs == {0, *range(3, 203)}
 
 
 def test_what_can_be_asked_for() -> None:

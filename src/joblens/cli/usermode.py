@@ -65,6 +65,7 @@ def _start(options: argparse.Namespace, home: Home) -> int:
     from joblens.usermode.hosts import find_allocation
     from joblens.usermode.launch import plan
     from joblens.usermode.session import find_session, forget_old
+    from joblens.usermode.written import ask_server
 
     parse_settings({"interval": options.interval}, "--interval", {})
     allocation = find_allocation(os.environ, options.hosts)
@@ -75,6 +76,9 @@ def _start(options: argparse.Namespace, home: Home) -> int:
         return 0
     forget_old(home)
     options.tsdb = choose(options.tsdb, load_agent(load_layers(None, os.environ)))
+    doubt = ask_server(options.tsdb)
+    if doubt:
+        _say(f"{doubt}; the hub will try it again")
     session = _begin(options, home, allocation)
     return _wait_for_hosts(session, options.wait)
 
@@ -234,6 +238,8 @@ def _status(options: argparse.Namespace, home: Home) -> int:
         write(json.dumps(found, indent=2) + "\n")
         return 0
     write(f"job {found['job']} of {found['cluster']}: {found['state']}, hub {found['hub'] or '-'}\n")
+    if found["tsdb"] is not None:
+        write(" ".join(f"{name} {text}" for name, text in found["tsdb"].items() if text) + "\n")
     for host in found["hosts"]:
         age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
         write(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}\n")
@@ -254,6 +260,7 @@ def _describe(session: Session) -> dict[str, Any]:
         "stopped": session.told["stopped"],
         "interval_seconds": session.told["interval"],
         "hub": session.told["hub"],
+        "tsdb": _server(session, held),
         "folder": str(session.folder),
         "hosts": [
             {"host": host, "state": it["state"], "age_seconds": ages.get(host), "why": it.get("why", "")}
@@ -261,6 +268,18 @@ def _describe(session: Session) -> dict[str, Any]:
         ],
         "problems": session.told["problems"],
     }
+
+
+def _server(session: Session, held: bool) -> dict[str, str] | None:
+    """That beside the store: where it can be asked while the session runs, and where its data is."""
+    told = session.told.get("tsdb") or {}
+    server = told.get("server") or {}
+    if told.get("kind") == "url":
+        return {"url": told["url"], "token_file": told["token_file"], "data": ""}
+    if not server:
+        return None
+    asked = {name: server[name] if held else "" for name in ("url", "token_file")}
+    return {**asked, "data": server["data"]}
 
 
 def _ages(session: Session) -> dict[str, float]:

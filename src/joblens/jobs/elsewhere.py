@@ -39,7 +39,10 @@ def told_by_scheduler(job: JobFacts) -> Told:
 
 
 def told_by_record(record: dict[str, Any]) -> Told:
-    return Told(*told_by(record))
+    """With what accounting has told: samples of a server are no reason to forget it."""
+    facts, over = told_by(record)
+    known = {name: record["used"].get(name) for name in ("user_seconds", "system_seconds")}
+    return Told(facts, {**over, "totals": {name: it for name, it in known.items() if it is not None}})
 
 
 def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> Told:

@@ -160,6 +160,13 @@ class Companion:
             self.process.send_signal(signal.SIGHUP)  # it is ready, and so it reads its file again
             self._told = text
 
+    def why_ended(self) -> str:
+        """Of one that failed before anybody asked it to end, how; else \"\"."""
+        code = self.process.poll() if self.process is not None else None
+        if not code:
+            return ""
+        return f"was ended by signal {-code}" if code < 0 else f"ended with {code}, {_last_words(self.log)}"
+
     def stop(self) -> None:
         """Harmless if it has ended. All that it has is in its folder then."""
         if self.process is not None:

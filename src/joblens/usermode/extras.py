@@ -16,6 +16,7 @@ from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Running, Tar
 from joblens.usermode.companion import Companion as Server
 from joblens.usermode.hosts import is_here
 from joblens.usermode.session import Session
+from joblens.usermode.written import SINK, URL, settings_of
 
 CONFIGURED = "tsdb"  # the server that the settings name
 _PAGE = re.compile(r"https?://.*:([0-9]+)/")
@@ -64,14 +65,14 @@ def choose(wanted: str, settings: Settings) -> dict[str, Any]:
     split_url(url, name="--tsdb")
     if url.rstrip("/") != known.url.rstrip("/") or not known.url:  # a token goes to the server that it is for
         known = TsdbSettings(url)
-    return {"kind": "url", **known._asdict()}
+    return {"kind": URL, **known._asdict()}
 
 
 def find_more(session: Session) -> Extras:
     told: Mapping[str, Any] = session.told.get("tsdb") or {}
     kind = told.get("kind")
-    if kind == "url":
-        return Extras(hub=_sink(TsdbSettings(*(str(told.get(it, "")) for it in TsdbSettings._fields))))
+    if kind == URL:
+        return Extras(hub=sink_of_server(session))
     if kind not in (PROMETHEUS, VICTORIAMETRICS):
         return Extras()
     chosen = UsermodeSettings(*(str(told.get(it, "")) for it in UsermodeSettings._fields))
@@ -83,9 +84,15 @@ def find_more(session: Session) -> Extras:
     return Extras(agent="process_metrics = true\n", companions=(_Scraping(server),))
 
 
+def sink_of_server(session: Session) -> str:
+    """Of one that is there without us, also after the session; "" if it has none."""
+    told: Mapping[str, Any] = session.told.get("tsdb") or {}
+    return _sink(settings_of(told)) if told.get("kind") == URL else ""
+
+
 def _sink(settings: TsdbSettings) -> str:
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in _options(settings)]
-    return "\n".join(["[hub.sinks.tsdb]", *lines, ""])
+    return "\n".join([f"[hub.sinks.{SINK}]", *lines, ""])
 
 
 def _options(settings: TsdbSettings) -> list[tuple[str, Any]]:
@@ -113,6 +120,9 @@ class _Written:
         """What agents have yet to send comes through the hub."""
 
     def stop(self, session: Session) -> None:
+        why = self.server.why_ended()
+        if why:
+            session.told["problems"].append(f"{self.server.kind} {why}: what came later is not in its folder")
         self.server.stop()
 
 

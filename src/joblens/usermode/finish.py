@@ -29,6 +29,7 @@ from joblens.store.lake import Lake
 from joblens.store.reader import LakeReader, Span
 from joblens.store.records import save_record
 from joblens.usermode.child import Child
+from joblens.usermode.extras import sink_of_server
 from joblens.usermode.facts import ask_scheduler, has_ended
 from joblens.usermode.session import (
     BEAT_SECONDS,
@@ -43,6 +44,7 @@ from joblens.usermode.session import (
     list_sessions,
 )
 from joblens.usermode.settings import hub_settings
+from joblens.usermode.written import not_written
 
 _END_SECONDS = 180.0  # as long as the holder may take for agents and sinks
 _SILENT_SECONDS = 3 * BEAT_SECONDS
@@ -107,10 +109,13 @@ def _finish(session: Session, say: Say) -> dict[str, Any]:
     told["state"] = ENDED
     problems = _find_problems(session)
     left: list[str] = []
-    if _has_leftovers(session):
+    on_its_way = _has_leftovers(session)
+    missing = not_written(session, on_its_way)
+    if on_its_way:
         say("bringing in what had not arrived")
         left = _bring_in(session)
-    problems += left + _gaps(session)
+        missing = not_written(session, False) if sink_of_server(session) else missing
+    problems += left + _gaps(session) + missing
     told["missing"] = problems
     record = _make_record(session, _ask(session))
     why = _store(session, record)
@@ -280,7 +285,8 @@ def _bring_in(session: Session) -> list[str]:
     """Through a hub in the same folder, on this host. What could not be done, a sentence each."""
     config = session.folder / "hub.toml"
     try:
-        write_quickly(str(config), hub_settings(session, "127.0.0.1:0", _DRAIN_SECONDS).encode())
+        text = hub_settings(session, "127.0.0.1:0", _DRAIN_SECONDS) + sink_of_server(session)
+        write_quickly(str(config), text.encode())
     except OSError as error:
         return [f"what had not arrived could not be brought in: {sentence(error)}"]
     problems: list[str] = []

@@ -178,8 +178,10 @@ def find_session(home: Home, job: str = "") -> Session | None:
 
 
 def forget_old(home: Home) -> None:
-    """Folders of finished ones, when they are many: their jobs are in the store."""
-    for session in [it for it in list_sessions(home) if it.state == FINISHED][_MOST_KEPT:]:
+    """Folders of finished ones, when they are many: their jobs are in the store. What a server has left in
+    one is the user's."""
+    finished = [it for it in list_sessions(home) if it.state == FINISHED]
+    for session in [it for it in finished if not any(it.folder.glob("*/data"))][_MOST_KEPT:]:
         shutil.rmtree(session.folder, ignore_errors=True)
 
 

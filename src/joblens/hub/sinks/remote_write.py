@@ -35,7 +35,7 @@ OPTIONS: Mapping[str, Any] = {
 _REQUEST_SAMPLES = 20_000
 _MOST_VALUES = 4_000_000  # in memory, of all nodes
 # The fault is in what was sent, and will be the same the next time. All else may pass, a wrong token too.
-_REFUSED = (400, 409, 413, 422)
+REFUSED = (400, 409, 413, 422)
 _MOST_SPLITS = 6
 _LONGEST_ANSWER = 300
 
@@ -71,20 +71,21 @@ class Server:
     def send(self, body: bytes) -> None:
         """Raises RefusedError for what is never taken, and ServerError for what may pass."""
         try:
-            status, text, retry = self._post(body)
+            status, text, retry = self.post(body)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise ServerError(f"{self._name()}: {sentence(error)}") from None
         if status // 100 == 2:
             return
         said = f"{self._name()} answers {status}: {' '.join(text.split())[:_LONGEST_ANSWER]}"
-        if status in _REFUSED:
+        if status in REFUSED:
             raise RefusedError(said)
         if retry.isdigit():
             time.sleep(min(int(retry), 60))
         raise ServerError(said)
 
-    def _post(self, body: bytes) -> tuple[int, str, str]:
+    def post(self, body: bytes) -> tuple[int, str, str]:
+        """Status, text, and Retry-After. Raises OSError, HTTPException."""
         if self._connection is None:
             self._connection = self._connect()
         path = (self._address.path or "/") + (f"?{self._address.query}" if self._address.query else "")
