@@ -131,6 +131,49 @@ def test_counting_shares_is_not_repeated_at_once(tmp_path: Path) -> None:
     assert measure(4600) == 2 * 2300 * 1024  # counted anew: 2150 + 150 of 4600
 
 
+class Counting(Host):
+    """A machine where counting takes a millisecond."""
+
+    now = 0.0
+    counts = 0
+
+    def read_once(self, path: str) -> bytes:
+        self.now += 0.001
+        self.counts += 1
+        return super().read_once(path)
+
+
+def test_what_stays_the_same_is_counted_seldom(tmp_path: Path) -> None:
+    """Each time later, up to a minute; one that grows, or whose share changes, as soon as may be."""
+    root = make_machine(tmp_path, {"proc/1/smaps_rollup": ROLLUP, "proc/2/smaps_rollup": ROLLUP})
+    host = Counting(root)
+    memory = SharedMemory(host, lambda: host.now)
+
+    def measure(kib: int, seconds: int) -> tuple[int, int]:
+        """How often was counted in that time, and what is known at its end."""
+        values = [0] * len(PROCESS.columns)
+        values[PROCESS.position("rss_anon_bytes")] = kib
+        keys = [ProcessKey(pid, 1, 1, 1, 1, 0, 1000, "a", "a", "/") for pid in (1, 2)]
+        before = host.counts
+        for _ in range(seconds):
+            host.now = host.now // 1 + 1
+            found = memory.measure([(key, values) for key in keys])
+        assert found is not None
+        return host.counts - before, found.bytes
+
+    measure(2300, 300)
+    counts, size = measure(2300, 600)
+    assert counts == 2 * 10
+    assert size == 2 * 1150 * 1024
+    for pid in (1, 2):
+        (tmp_path / f"proc/{pid}/smaps_rollup").write_bytes(ROLLUP.replace(b"1000 kB", b"4450 kB"))
+    assert measure(4600, 1) == (2, 2 * 4600 * 1024)
+    (tmp_path / "proc/1/smaps_rollup").write_bytes(ROLLUP)
+    counts, size = measure(4600, 60)
+    assert size == (4600 + 1150) * 1024
+    assert 2 < counts < 20
+
+
 class Slow(Host):
     """A machine where counting takes its time: 70 ms for each process, as for some GiB."""
 

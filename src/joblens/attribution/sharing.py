@@ -2,8 +2,10 @@
 
 One process alone: its anonymous and shared parts. Several: the sum of their proportional shares (PSS),
 which the kernel counts page by page. That is dear, some 10 to 40 ms per GiB, so all counting together takes
-a hundredth of the time; until a process is counted again its share follows its RSS. Those that were never
-counted are, in at most a twentieth of the time: on a node full of memory that takes minutes.
+a hundredth of the time; until a process is counted again its share follows its RSS. One whose share was the
+same as before has twice as much time until then, up to a minute, as long as its RSS stays about the same too.
+Those that were never counted are, in at most a twentieth of the time: on a node full of memory that takes
+minutes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ _RSS_ANON, _RSS_SHMEM = PROCESS.position("rss_anon_bytes"), PROCESS.position("rs
 _RSS = PROCESS.position("rss_bytes")
 _PATIENCE, _FIRST_PATIENCE = 100, 20
 _STRETCH = 0.2  # seconds that counting may take at a time
+_LONGEST = 60.0  # seconds between two counts of a process that does not change
+_SAME_PART, _SAME_SIZE = 1 / 20, 1 / 8
 _KIB = 1024
 
 
@@ -30,7 +34,12 @@ class Memory(NamedTuple):
 
 class _Share(NamedTuple):
     part: float  # of anonymous and shared RSS that is its own share
-    again: float  # when to count next
+    size: int  # that RSS, in KiB
+    soon: float  # when to count next, at the earliest
+    pause: float  # how much later if it stays as it is
+
+    def is_due(self, now: float, size: int) -> bool:
+        return now >= self.soon + (self.pause if _is_like(size, self.size, _SAME_SIZE) else 0.0)
 
 
 class SharedMemory:
@@ -63,14 +72,17 @@ class SharedMemory:
         identity = (key.pid, key.start)
         share = self._shares.get(identity)
         begin = self.clock()
-        if begin >= self._paid and (share is None or begin >= share.again):
+        if begin >= self._paid and (share is None or share.is_due(begin, size)):
             pss = read_pss(self.host, key.pid)
             cost = self.clock() - begin
             self._paid = max(self._paid, begin - _STRETCH * _FIRST_PATIENCE) + cost * _FIRST_PATIENCE
             if pss is not None:
                 # The more there are, the later each has its turn again.
-                again = begin + cost * _PATIENCE * (len(self._shares) + 1)
-                share = self._shares[identity] = _Share(part_of(pss, size), again)
+                least = cost * _PATIENCE * (len(self._shares) + 1)
+                part, pause = part_of(pss, size), 0.0
+                if share is not None and _is_like(part, share.part, _SAME_PART):
+                    pause = max(min(2 * (share.pause + least), _LONGEST) - least, 0.0)
+                share = self._shares[identity] = _Share(part, size, begin + least, pause)
         return share.part if share else None
 
 
@@ -80,6 +92,10 @@ def private(values: List[int]) -> Optional[int]:
     if ABSENT not in (anon, shmem):
         return anon + shmem
     return None if values[_RSS] == ABSENT else values[_RSS]
+
+
+def _is_like(one: float, other: float, difference: float) -> bool:
+    return abs(one - other) <= difference * other
 
 
 def part_of(pss: Pss, size: int) -> float:

@@ -60,7 +60,8 @@ def _build_parser(words: List[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"joblens {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    # With its name it need not ask how wide the terminal is, for which it would load half a megabyte.
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", prog="joblens")
     called = next((word for word in words if not word.startswith("-")), None)
     for name, what in COMMANDS:
         # Only the command that is called is loaded: the others need no more than their line in the help.
