@@ -21,7 +21,8 @@ from joblens.errors import OutsideError, ServerError, UsageError
 from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
 from joblens.model import Rows, Sample
-from joblens.store.promql import Found, Server
+from joblens.store.promql import Server
+from joblens.store.promql_answer import Found
 from joblens.usermode import companion
 from joblens.usermode.companion import (
     PROMETHEUS,

@@ -28,11 +28,13 @@ from joblens.hub.sinks import remote_write
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.model import ABSENT, Key, Rows, Sample
-from joblens.store import tsdb
+from joblens.store import tsdb, tsdb_series
 from joblens.store.home import find_home, make_home
-from joblens.store.promql import Server, lasting, one_of, quote
+from joblens.store.promql import Server
+from joblens.store.promql_text import lasting, one_of, quote
 from joblens.store.reader import LakeReader, ProcessUse, Reader, Span
-from joblens.store.tsdb import LONG_SETS, TsdbReader
+from joblens.store.tsdb import TsdbReader
+from joblens.store.tsdb_series import LONG_SETS
 from waiting import wait_for
 
 from .test_remote_write import SERVERS
@@ -215,7 +217,7 @@ def test_processes(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     found, wanted = stored.server.processes(stored.span), stored.lake.processes(stored.span)
     assert [it.pid for it in found] == [100, 101, 102]
     alike(found, wanted)
-    monkeypatch.setattr(tsdb, "_MOST_RAW", 0)
+    monkeypatch.setattr(tsdb_series, "MOST_RAW", 0)
     many = sorted(stored.server.processes(stored.span), key=lambda it: it.pid)
     for one, other in zip(many, wanted):
         assert abs(one.first - other.first) <= 12.0  # it is looked for in steps
@@ -235,12 +237,33 @@ def test_the_same_report(stored: Stored) -> None:
 
 def test_the_same_report_of_many_samples(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put together by the server: within one sample of what the lake has."""
-    monkeypatch.setattr(tsdb, "_MOST_RAW", 0)
-    monkeypatch.setattr(tsdb, "_MOST_LOOKS", 100)
+    monkeypatch.setattr(tsdb_series, "MOST_RAW", 0)
+    monkeypatch.setattr(tsdb, "MOST_LOOKS", 100)
     found, wanted = stored.record(stored.server), stored.record(stored.lake)
     assert abs(found["used"]["cpu_seconds"] - wanted["used"]["cpu_seconds"]) <= 3.5
     assert abs(found["used"]["cores_mean"] - wanted["used"]["cores_mean"]) <= 3.5 / SECONDS
     assert found["used"]["memory_peak_bytes"] == pytest.approx(wanted["used"]["memory_peak_bytes"], rel=0.02)
+
+
+def test_points_of_the_server_are_those_of_the_lake(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where looks are known, each point has the same samples and the same time."""
+    monkeypatch.setattr(tsdb_series, "MOST_RAW", 0)
+    reader = stored.server
+    reader.looks(stored.span, "job")
+    for points in (6, 20):
+        asked = (stored.span, "job", ("node",), ("cpu_seconds", "memory_bytes", "threads"), points)
+        found, wanted = reader.split(*asked), stored.lake.split(*asked)
+        for series in (*found.values(), *wanted.values()):
+            series.mean.pop("cpu_seconds"), series.peak.pop("cpu_seconds")  # of a counter nobody asks for it
+        alike(found, wanted)
+
+
+def test_processes_that_wait(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few that do, all looks are counted, also where of all others the server only tells the most."""
+    monkeypatch.setattr(tsdb_series, "MOST_RAW", 100)
+    found, wanted = stored.server.processes(stored.span), stored.lake.processes(stored.span)
+    assert {it.pid: it.looks_waiting for it in found} == {it.pid: it.looks_waiting for it in wanted}
+    assert any(it.looks_waiting for it in wanted)
 
 
 def test_names_of_sets() -> None:

@@ -29,18 +29,23 @@ class Answer(NamedTuple):
 
 
 class Client:
-    def __init__(self, url: Url, timeout: float, ca_file: str) -> None:
-        self.url, self._timeout, self._ca_file = url, timeout, ca_file
+    def __init__(self, url: Url, timeout: float, ca_file: str, most_body: int = _MOST_BODY) -> None:
+        self.url, self._timeout, self._ca_file, self._most_body = url, timeout, ca_file, most_body
         self._socket: Optional[socket.socket] = None
-        self._rest = b""  # received, and not yet looked at
+        self._rest = bytearray()  # received, and not yet looked at
         self._end = 0.0
 
     def post(self, path: str, headers: Dict[str, str], body: bytes) -> Answer:
         """Raises OSError or ServerError. The same may have to be sent again, and then arrive twice."""
-        lines = [f"POST {self.url.path}{path} HTTP/1.1", f"Host: {self.url.authority}"]
+        return self._ask("POST", path, {**headers, "Content-Length": str(len(body))}, body)
+
+    def get(self, path: str, headers: Dict[str, str]) -> Answer:
+        return self._ask("GET", path, headers, b"")
+
+    def _ask(self, method: str, path: str, headers: Dict[str, str], body: bytes) -> Answer:
+        lines = [f"{method} {self.url.path}{path} HTTP/1.1", f"Host: {self.url.authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        lines += [f"Content-Length: {len(body)}", "", ""]
-        message = "\r\n".join(lines).encode("latin-1") + body
+        message = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
         kept = self._socket is not None
         try:
             return self._exchange(message)
@@ -75,7 +80,7 @@ class Client:
         except BaseException:
             connection.close()
             raise
-        self._socket, self._rest = connection, b""
+        self._socket, self._rest = connection, bytearray()
         return connection
 
     def _send(self, connection: socket.socket, message: bytes) -> None:
@@ -107,11 +112,10 @@ class Client:
 
     def _read_head(self, connection: socket.socket) -> Tuple[int, bool, Dict[str, str]]:
         while b"\r\n\r\n" not in self._rest:
-            if not b"HTTP/1.".startswith(self._rest[:7]) or len(self._rest) > _MOST_HEAD:
+            if not b"HTTP/1.".startswith(bytes(self._rest[:7])) or len(self._rest) > _MOST_HEAD:
                 raise ServerError("what answers does not speak HTTP")
             self._receive(connection)
-        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
-        first, *lines = head.split(b"\r\n")
+        first, *lines = self._take(self._rest.index(b"\r\n\r\n"), 4).split(b"\r\n")
         match = _STATUS.fullmatch(first)
         if match is None:
             raise ServerError("what answers does not speak HTTP")
@@ -129,31 +133,38 @@ class Client:
             return self._read_chunks(connection), True
         if length is None:
             with suppress(_SilentError):
-                while len(self._rest) <= _MOST_BODY:
+                while len(self._rest) <= self._most_body:
                     self._receive(connection)
-            return self._rest[:_MOST_BODY], False
+            return bytes(self._rest[: self._most_body]), False
         if not re.fullmatch("[0-9]{1,9}", length):
             raise ServerError("what answers does not speak HTTP")
-        if int(length) > _MOST_BODY:
-            return b"", False  # it is none of the hub's; the status is enough
+        if int(length) > self._most_body:
+            return b"", False  # it is none that is waited for; the status is enough
         return self._read_bytes(connection, int(length)), True
 
     def _read_bytes(self, connection: socket.socket, count: int) -> bytes:
         while len(self._rest) < count:
             self._receive(connection)
-        found, self._rest = self._rest[:count], self._rest[count:]
+        return self._take(count)
+
+    def _take(self, count: int, end: int = 0) -> bytes:
+        """From the front of what was received, and its end with it, which is dropped."""
+        found = bytes(self._rest[:count])
+        del self._rest[: count + end]
         return found
 
     def _read_chunks(self, connection: socket.socket) -> bytes:
-        body = b""
+        body = bytearray()
         while True:
             size = self._read_line(connection).partition(b";")[0].strip()
-            if not re.fullmatch(b"[0-9a-fA-F]{1,8}", size) or len(body) + int(size, 16) > _MOST_BODY:
+            if not re.fullmatch(b"[0-9a-fA-F]{1,8}", size):
                 raise ServerError("what answers does not speak HTTP")
+            if len(body) + int(size, 16) > self._most_body:
+                raise ServerError(f"it answers with more than {self._most_body >> 10} KiB")
             if int(size, 16) == 0:
                 while self._read_line(connection):
                     pass
-                return body
+                return bytes(body)
             body += self._read_bytes(connection, int(size, 16))
             self._read_line(connection)
 
@@ -162,13 +173,12 @@ class Client:
             if len(self._rest) > _MOST_HEAD:
                 raise ServerError("what answers does not speak HTTP")
             self._receive(connection)
-        line, _, self._rest = self._rest.partition(b"\r\n")
-        return line
+        return self._take(self._rest.index(b"\r\n"), 2)
 
     def _receive(self, connection: socket.socket) -> None:
         connection.settimeout(self._remaining())
         try:
-            data = connection.recv(1 << 14)
+            data = connection.recv(1 << 16)
         except ConnectionError:
             data = b""
         if not data:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
+from operator import sub
 from typing import Any, NamedTuple
 
 from joblens.analysis.points import make_points, steady
@@ -123,8 +123,10 @@ def _heartbeats(reader: Reader, span: Span, nodes: Sequence[str]) -> dict[str, l
 
 
 def _typical(times: Sequence[float]) -> float:
+    """The median: the module for that takes longer to load than the looks at a job to be read."""
     some = times[:_ENOUGH_LOOKS]
-    return median(b - a for a, b in zip(some, some[1:])) if len(some) > 1 else 0.0
+    apart = sorted(map(sub, some[1:], some))
+    return (apart[(len(apart) - 1) // 2] + apart[len(apart) // 2]) / 2 if apart else 0.0
 
 
 def _node(

@@ -12,7 +12,9 @@ from joblens.errors import JoblensError
 from joblens.jobs.facts import INTERVAL, end_of, facts_of
 from joblens.schedulers.facts import JobFacts
 from joblens.store.exporters import ABOUT, ExporterReader
-from joblens.store.promql import Found, Server, equals, lasting
+from joblens.store.promql import Server
+from joblens.store.promql_answer import Found
+from joblens.store.promql_text import equals, lasting
 from joblens.store.reader import Reader, Span
 from joblens.store.tsdb import TsdbReader
 

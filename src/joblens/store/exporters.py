@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import NamedTuple
 
-from joblens.store.promql import Found, Server, lasting, quote
-from joblens.store.reader import Break, ProcessUse, Span
-from joblens.store.tsdb import Amount, TsdbReader
+from joblens.store.promql import Server
+from joblens.store.promql_answer import Found
+from joblens.store.promql_text import lasting, quote
+from joblens.store.reader import NO_LABELS, Break, ProcessUse, Span
+from joblens.store.tsdb import TsdbReader
+from joblens.store.tsdb_series import Amount, JobSeries
 
 ABOUT = "it is told by {}, by node: what others did on its nodes meanwhile is in it"
 _NODE_EXPORTER, _DCGM, _OMNISTAT = "node_exporter", "the DCGM exporter", "Omnistat"
@@ -130,51 +132,33 @@ SOURCES: Mapping[str, Mapping[str, Sequence[_Source]]] = {
 }
 
 
-class ExporterReader(TsdbReader):
-    """Of these nodes; `label` is the label that names them, as HOST or HOST:PORT."""
+class ExporterSeries(JobSeries):
+    """Columns of ours by what they are made of, all of it as samples: scrapes are few."""
 
-    def __init__(self, server: Server, nodes: Sequence[str], label: str = "instance") -> None:
+    def __init__(self, server: Server, nodes: Sequence[str], label: str) -> None:
         super().__init__(server)
-        self._nodes, self._label = {_short(node): node for node in nodes}, label
+        self.nodes, self._label = {_short(node): node for node in nodes}, label
         self._answers: dict[tuple[str, str, Span], list[Found]] = {}
-        self._pace: dict[str, float] = {}
+        self.pace: dict[str, float] = {}
         self.exporters: list[str] = []  # those that have told something
 
-    @property
-    def pace(self) -> float:
-        """Seconds from one scrape to the next, 0 if unknown."""
-        return round(max(self._pace.values(), default=0.0), 1)
-
-    def _names(self, span: Span, set_name: str) -> dict[str, str]:
+    def names(self, span: Span, set_name: str) -> dict[str, str]:
         known = SOURCES.get(set_name, {})
         return {name: f"{set_name}.{name}" for name in known if self._found(span, set_name, name)}
 
-    def _amount(self, span: Span, name: str) -> Amount:
-        found = self._raw(span, name)
-        return Amount(sum(len(one.times) for one in found), len(found), 0.0)
+    def amount(self, span: Span, name: str, only: Mapping[str, str] = NO_LABELS) -> Amount:
+        """As little: here they are already."""
+        return Amount(0.0, 0, 0.0, [])
 
-    def _fullest(self, span: Span, names: list[str]) -> str:
+    def fullest(self, span: Span, names: Sequence[str]) -> str:
         return names[0]
 
-    def _is_little(self, amount: Amount, columns: int) -> bool:
-        return True
-
-    def _raws(self, span: Span, names: Sequence[str], more: Iterable[str] = ()) -> dict[str, list[Found]]:
+    def raws(self, span: Span, names: Sequence[str], more: Iterable[str] = ()) -> dict[str, list[Found]]:
         """Where there is a sum over all cores, there is nothing but that sum: nothing is left to choose."""
         return {name: self._found(span, *name.split(".")) for name in names}
 
-    def _broken(self, span: Span, set_name: str, chosen: dict[str, str], longest: float) -> list[str]:
-        return sorted(self._nodes.values())
-
-    def breaks(
-        self, span: Span, set_name: str, counters: Sequence[str], longest: float
-    ) -> dict[str, list[Break]]:
-        """A scrape that was missed is no break: their counters are the kernel's."""
-        found = super().breaks(span, set_name, counters, math.inf)
-        return {node: some for node, some in found.items() if some}
-
-    def processes(self, span: Span) -> list[ProcessUse]:
-        return []
+    def moments(self, span: Span, name: str) -> list[Found]:
+        return self.raws(span, [name])[name]
 
     def _found(self, span: Span, set_name: str, column: str) -> list[Found]:
         span = span._replace(job="", cluster="", nodes=())
@@ -201,31 +185,62 @@ class ExporterReader(TsdbReader):
 
     def _find_pace(self, exporter: str, span: Span) -> float:
         """Seconds from one scrape to the next, 0 if the nodes are not told of at all."""
-        if exporter not in self._pace:
+        if exporter not in self.pace:
             probe = {_NODE_EXPORTER: "node_load1", _DCGM: "DCGM_FI_DEV_GPU_UTIL"}.get(exporter)
             names = [probe] if probe else ["rocm_utilization_percentage", "omnistat_mem_total_bytes"]
             # At its end, where that is enough; what is scraped seldom has few samples anyway.
             windows = (_PROBE_SECONDS, max(span.end - span.start, _PROBE_SECONDS))
             answers = (self._distances(name, span.end, window) for window in windows for name in names)
-            found = next(filter(None, answers), [])
-            self._pace[exporter] = min(max(median(found), 0.1), _LONGEST_DISTANCE) if found else 0.0
-        return self._pace[exporter]
+            found = sorted(next(filter(None, answers), []))
+            median = found[len(found) // 2] if found else 0.0
+            self.pace[exporter] = min(max(median, 0.1), _LONGEST_DISTANCE) if found else 0.0
+        return self.pace[exporter]
 
     def _distances(self, name: str, end: float, seconds: float) -> list[float]:
-        found = self.server.instant(f"{name}{{{self._chosen()}}}[{lasting(seconds)}]", end)
+        found = self.server.moments(f"{name}{{{self._chosen()}}}[{lasting(seconds)}]", end)
         return [b - a for one in found for a, b in zip(one.times, one.times[1:])]
 
     def _chosen(self) -> str:
-        names = "|".join(re.sub(r"[^A-Za-z0-9_-]", lambda it: "\\" + it[0], name) for name in self._nodes)
+        names = "|".join(re.sub(r"[^A-Za-z0-9_-]", lambda it: "\\" + it[0], name) for name in self.nodes)
         pattern = "(" + names + r")(\..*)?(:[0-9]+)?"
         return f"{self._label}=~{quote(pattern)}"
 
     def _named(self, one: Found, source: _Source) -> Found:
         theirs = one.labels.get(self._label, "")
-        labels = {"node": self._nodes.get(_short(theirs), _ENDING.sub("", theirs)), "cluster": ""}
+        labels = {"node": self.nodes.get(_short(theirs), _ENDING.sub("", theirs)), "cluster": ""}
         for ours, name in source.labels.items():
             labels[ours] = name[1:] if name.startswith("=") else one.labels.get(name, "")
         return Found(labels, one.times, [value * source.factor for value in one.values])
+
+
+class ExporterReader(TsdbReader):
+    """Of these nodes; `label` is the label that names them, as HOST or HOST:PORT."""
+
+    def __init__(self, server: Server, nodes: Sequence[str], label: str = "instance") -> None:
+        self._of = ExporterSeries(server, nodes, label)
+        super().__init__(server, self._of)
+
+    @property
+    def pace(self) -> float:
+        """Seconds from one scrape to the next, 0 if unknown."""
+        return round(max(self._of.pace.values(), default=0.0), 1)
+
+    @property
+    def exporters(self) -> list[str]:
+        """Those that have told something."""
+        return self._of.exporters
+
+    def _broken(self, span: Span, set_name: str, names: list[str], longest: float) -> list[str]:
+        return sorted(self._of.nodes.values())
+
+    def breaks(
+        self, span: Span, set_name: str, counters: Sequence[str], longest: float
+    ) -> dict[str, list[Break]]:
+        """A scrape that was missed is no break: their counters are the kernel's."""
+        return super().breaks(span, set_name, counters, math.inf)
+
+    def processes(self, span: Span) -> list[ProcessUse]:
+        return []
 
 
 def _short(name: str) -> str:

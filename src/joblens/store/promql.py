@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import base64
-import http.client
-import json
-import math
-import re
-import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from threading import Thread
+from typing import Any
+from urllib.parse import urlencode
 
+from joblens.agent.client import Client
+from joblens.config import split_url
 from joblens.errors import ConfigError, MalformedError, ServerError, sentence
+from joblens.store.promql_answer import Answer, Found, read_answer, read_series
 
 _LARGEST = 1 << 28  # bytes of an answer
 _LONGEST_ANSWER = 300
-_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+Question = Callable[[], list[Found]]
 
 
 def authorization(path: str) -> str:
@@ -28,133 +27,101 @@ def authorization(path: str) -> str:
     return f"Bearer {secret}"
 
 
-class Found(NamedTuple):
-    """One series: what it is called, and its samples in order of time. What is no number is left out."""
-
-    labels: dict[str, str]
-    times: list[float]
-    values: list[float]
-
-
 class Server:
-    """One connection that is kept. Everything raises ServerError, or MalformedError for what is no answer."""
+    """Connections are kept. Everything raises ServerError, or MalformedError for what is no answer."""
 
     def __init__(self, url: str, token_file: str = "", ca_file: str = "", timeout: float = 60.0) -> None:
-        address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(f"{url!r:.100} is no address such as http://127.0.0.1:9090")
-        self._host, self._port = address.hostname, address.port
-        self._path = address.path.rstrip("/")
-        self._tls = ssl.create_default_context(cafile=ca_file or None) if address.scheme == "https" else None
-        self._token_file, self._timeout = token_file, timeout
-        self._connection: http.client.HTTPConnection | None = None
-        self.name = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{self._path}"
+        try:
+            self._url = split_url(url)
+        except ConfigError:
+            raise ConfigError(f"{url!r:.100} is no address such as http://127.0.0.1:9090") from None
+        self._token_file, self._ca_file, self._timeout = token_file, ca_file, timeout
+        self._idle: list[Client] = []
+        self.name = url.rstrip("/")
 
     def instant(self, query: str, time: float) -> list[Found]:
         """A vector has one sample each; of a range selector it is all of them, as they were stored."""
-        return self._series("/api/v1/query", {"query": query, "time": f"{time:.3f}", "nocache": "1"})
+        return self._series("/api/v1/query", {"query": query, "time": f"{time:.3f}"})
+
+    def moments(self, query: str, time: float) -> list[Found]:
+        """The same without the values."""
+        return self._series("/api/v1/query", {"query": query, "time": f"{time:.3f}"}, only_times=True)
 
     def range(self, query: str, start: float, end: float, step: float) -> list[Found]:
-        # VictoriaMetrics moves start and end to multiples of the step, but not with nocache.
-        asked = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}", "nocache": "1"}
+        asked = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
         return self._series("/api/v1/query_range", {"query": query, **asked})
 
     def names(self, selector: str, start: float, end: float) -> list[str]:
         """Of the series that the selector means in that time."""
         asked = {"match[]": selector, "start": f"{start:.3f}", "end": f"{end:.3f}"}
-        found = self._ask("/api/v1/label/__name__/values", asked, "GET")
+        found = self._ask("/api/v1/label/__name__/values", asked, "GET").plain.get("data")
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             raise MalformedError(self.name, "names of series are no list of texts")
         return found
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def at_once(self, *questions: Question) -> list[list[Found]]:
+        """While one answer is read here, the server works on the next."""
+        answers: list[list[Found]] = [[] for _ in questions]
+        errors: list[BaseException] = []
 
-    def _series(self, path: str, asked: Mapping[str, str]) -> list[Found]:
+        def ask(number: int, question: Question) -> None:
+            try:
+                answers[number] = question()
+            except BaseException as error:  # it is raised where the answers are waited for
+                errors.append(error)
+
+        threads = [Thread(target=ask, args=pair, daemon=True) for pair in enumerate(questions)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return answers
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _series(self, path: str, asked: Mapping[str, str], only_times: bool = False) -> list[Found]:
+        # VictoriaMetrics moves start and end to multiples of the step, but not with nocache.
+        answer = self._ask(path, {**asked, "nocache": "1"}, "POST")
         try:
-            return [_parse(item) for item in self._ask(path, asked, "POST")["result"]]
-        except (KeyError, TypeError, ValueError, AttributeError):
+            return read_series(answer, only_times)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
             raise MalformedError(self.name, f"what {path} answers is no list of series") from None
 
-    def _ask(self, path: str, asked: Mapping[str, str], method: str) -> Any:
+    def _ask(self, path: str, asked: Mapping[str, str], method: str) -> Answer:
         try:
             status, body = self._send(path, urlencode(asked), method)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
+        except (OSError, ServerError) as error:
             raise ServerError(f"{self.name}: {sentence(error)}") from None
         try:
-            answer = json.loads(body)
+            answer = read_answer(body)
         except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict) or answer.get("status") != "success" or status != 200:
-            text = answer.get("error", "") if isinstance(answer, dict) else body.decode("utf-8", "replace")
-            said = " ".join(str(text).split())[:_LONGEST_ANSWER]
+            answer = Answer(None, [])
+        plain: Any = answer.plain
+        if not isinstance(plain, dict) or plain.get("status") != "success" or status != 200:
+            text = plain.get("error", "") if isinstance(plain, dict) else body.decode("utf-8", "replace")
+            said = " ".join(str(text)[: 2 * _LONGEST_ANSWER].split())[:_LONGEST_ANSWER]
             raise ServerError(f"{self.name} answers {status}" + (f": {said}" if said else ""))
-        return answer.get("data")
+        return answer
 
     def _send(self, path: str, form: str, method: str) -> tuple[int, bytes]:
         fields = {"Accept": "application/json"}
         if self._token_file:
             fields["Authorization"] = authorization(self._token_file)
-        for attempt in (1, 2):
-            fresh = self._connection is None
-            connection = self._connection = self._connection or self._connect()
-            try:
-                if method == "GET":
-                    connection.request("GET", f"{self._path}{path}?{form}", headers=fields)
-                else:
-                    typed = {**fields, "Content-Type": "application/x-www-form-urlencoded"}
-                    connection.request("POST", self._path + path, form, typed)
-                answer = connection.getresponse()
-                body = answer.read(_LARGEST + 1)
-            except (ConnectionError, http.client.HTTPException):
-                self.close()
-                if fresh or attempt == 2:  # else the server had only ended a connection that was idle
-                    raise
-                continue
-            if len(body) > _LARGEST:
-                self.close()
-                raise ServerError(f"{self.name} answers with more than {_LARGEST >> 20} MiB")
-            return answer.status, body
-        raise AssertionError  # not reached
+        client = self._idle.pop() if self._idle else self._connect()
+        if method == "GET":
+            answer = client.get(f"{path}?{form}", fields)
+        else:
+            typed = {**fields, "Content-Type": "application/x-www-form-urlencoded"}
+            answer = client.post(path, typed, form.encode())
+        self._idle.append(client)
+        length = answer.headers.get("content-length", "")
+        if not answer.body and length.isdigit() and int(length) > _LARGEST:
+            raise ServerError(f"it answers with more than {_LARGEST >> 20} MiB")
+        return answer.status, answer.body
 
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._tls is not None:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._timeout, context=self._tls
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
-
-
-def _parse(item: Any) -> Found:
-    labels = item["metric"]
-    if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
-        raise ValueError
-    pairs = item["values"] if "values" in item else [item["value"]]
-    known = [(float(time), value) for time, text in pairs if math.isfinite(value := float(text))]
-    return Found(labels, [time for time, _ in known], [value for _, value in known])
-
-
-def quote(text: str) -> str:
-    """As a text in PromQL. Names come from outside."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def equals(label: str, value: str) -> str:
-    return f"{label}={quote(value)}"
-
-
-def one_of(label: str, values: Iterable[str]) -> str:
-    return f"{label}=~{quote('|'.join(_SPECIAL.sub(_escape, value) for value in values))}"
-
-
-def _escape(match: re.Match[str]) -> str:
-    return "\\" + match[0]
-
-
-def lasting(seconds: float) -> str:
-    """A duration, never shorter."""
-    return f"{max(math.ceil(seconds * 1000), 1)}ms"
+    def _connect(self) -> Client:
+        return Client(self._url, self._timeout, self._ca_file, _LARGEST)
