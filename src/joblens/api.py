@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from joblens.analysis.complete import recover
 from joblens.errors import UsageError
 from joblens.store import ingest, records
-from joblens.store.catalog import Catalog
+from joblens.store.catalog import Catalog, Run, choose_run
 from joblens.store.compact import compact
 from joblens.store.folder import list_folder
 from joblens.store.home import Home, find_home, make_home
@@ -50,19 +50,28 @@ class Store:
         """Jobs, the newest first unless sorted otherwise; filters are the fields of JobFilter."""
         return self._catalog.jobs(wanted or JobFilter(**filters))
 
-    def job(self, name: str) -> dict[str, Any]:
-        """All that is known of one job, by its id, its beginning, or `last`. LookupError if there is none."""
+    def job(self, name: str, run: int | None = None) -> dict[str, Any]:
+        """All that is known of one job, by its id, its beginning, or `last`. LookupError if there is none.
+
+        Where an id had several runs it is the last of them, or the one with that number; the first is 1.
+        """
         found = self._catalog.find(name)
         if not found:
             raise LookupError(self._why_unknown(name))
         if len(found) > 1:
             some = ", ".join(identity[1] for identity in found[:5]) + (", …" if len(found) > 5 else "")
             raise LookupError(f"several jobs begin with {name!r}: {some}")
-        return self._catalog.report(found[0])
+        if run is None:
+            return self._catalog.report(found[0])
+        chosen = choose_run(self.runs(name), run)
+        return self._catalog.report((chosen.cluster, chosen.id, chosen.start))
 
-    def same_id(self, name: str) -> list[tuple[str, str, float]]:
-        """Cluster, id and start of all jobs with this id, the newest first: `job` gives that one."""
-        return self._catalog.same_id(name)
+    def runs(self, name: str) -> list[Run]:
+        """Cluster, id, start, end and state of each, the oldest first.
+
+        Jobs are put back into the queue, ids come round, and clusters have their own.
+        """
+        return self._catalog.runs(name)
 
     def _why_unknown(self, name: str) -> str:
         if name == "last":

@@ -231,12 +231,11 @@ def test_live_jobs_are_shown(tmp_path: Path) -> None:
         JobFilter(state="FAILED"),
     ):
         assert add_live(site.home, wanted, stored, []) == stored
-    found = find_live(site.home, first, [])
-    assert found is not None
+    (found,) = find_live(site.home, first, [])
     assert found.user == "alice"
-    assert find_live(site.home, f"{first}@fox", []) == found
-    assert find_live(site.home, f"{first}@bear", []) is None
-    assert find_live(site.home, "999", []) is None
+    assert find_live(site.home, f"{first}@fox", []) == [found]
+    assert find_live(site.home, f"{first}@bear", []) == []
+    assert find_live(site.home, "999", []) == []
     record = summarise_live(site.home, found)
     assert (record["job"]["state"], record["job"]["id"]) == ("RUNNING", first)
 
@@ -256,10 +255,9 @@ def test_just_ended_jobs_are_shown(tmp_path: Path) -> None:
         site.turn()
         (row,) = add_live(site.home, JobFilter(), site.records(), [], cluster.now)
         seen.append(row["state"])
-        found = find_live(site.home, id, [])
         if site.records():
             break
-        assert found is not None
+        (found,) = find_live(site.home, id, [])
         record = summarise_live(site.home, found)
         assert record["job"]["state"] == row["state"]
         if row["state"] == "FAILED":
@@ -270,7 +268,7 @@ def test_just_ended_jobs_are_shown(tmp_path: Path) -> None:
     assert list(dict.fromkeys(seen)) == ["UNKNOWN", "FAILED"]
     assert site.records()
     site.turn()
-    assert find_live(site.home, id, []) is None
+    assert find_live(site.home, id, []) == []
     site.restart()
     site.turn()
     assert len(site.records()) == 1

@@ -172,11 +172,18 @@ def test_filters_of_schedulers(scheduled: Home, filters: dict[str, Any], expecte
 
 
 def test_all_of_one_id(scheduled: Home) -> None:
-    """The newest first."""
+    """The oldest first, and each can be had by its number."""
     with Store(scheduled) as store:
-        assert [start - START for _, _, start in store.same_id("4242")] == [5, 4, 3]
-        assert [start - START for _, _, start in store.same_id("4242@here")] == [4, 3]
-        assert store.same_id("last") == []
+        assert [run.start - START for run in store.runs("4242")] == [3, 4, 5]
+        assert [run.start - START for run in store.runs("4242@here")] == [3, 4]
+        assert [run.start - START for run in store.runs("last")] == [5], "of its own cluster"
+        assert [run.id for run in store.runs("4200_")] == ["4207"]
+        assert store.runs("42") == [], "it could be any of them"
+        assert [store.job("4242", run)["job"]["start"] - START for run in (1, 2, 3)] == [3, 4, 5]
+        assert store.job("4242@here", 2) == store.job("4242@here")
+        for wrong in (0, 4, -1):
+            with pytest.raises(LookupError, match="this id has 3 runs"):
+                store.job("4242", wrong)
 
 
 def test_a_store_that_stays_open_sees_new_jobs(home: Home) -> None:

@@ -64,8 +64,8 @@ def test_two_clusters_with_one_id(home: Home) -> None:
     found = run_joblens(home, "job", "4242")
     assert found.returncode == 0
     assert found.stdout.startswith("job 4242  new  alice  c[1-2]  ")
-    assert "the newest is shown, job 4242 of other" in found.stderr
-    assert "others have that id: here 2020-01-0" in found.stderr
+    assert "\nrun 2 of 2 with this id; the others: --run 1 of 2020-01-0" in found.stdout
+    assert "COMPLETED on here" in " ".join(found.stdout.split())
     found = run_joblens(home, "job", "4242@here")
     assert (found.stdout.split()[2], found.stderr) == ("old", "")
     found = run_joblens(home, "jobs", "--node", "c2", "--partition", "gpu", "--cluster", "other")

@@ -17,6 +17,7 @@ _ENDS = {
     "PREEMPTED": "It had to make way for another job, and ",
     "NODE_FAIL": "A node failed under it; until then it ",
     "BOOT_FAIL": "A node failed under it; until then it ",
+    "REQUEUED": "It was put back into the queue; until then it ",
     "RUNNING": "So far it ",
     "COMPLETING": "So far it ",
     "SUSPENDED": "It is suspended; so far it ",
@@ -29,7 +30,7 @@ def verdict(view: View, rules: list[str]) -> str:
     if state == "UNKNOWN":
         why = "accounting has not told it" if view.job.get("nodes") else "joblens was stopped before it"
         return f"How it ended is not known: {why}."
-    if state in _WAITING:
+    if state in _WAITING and (state != "REQUEUED" or view.job["end"] is None):
         reason = view.job.get("reason")
         return f"It waits{f': {reason}' if reason and reason != 'None' else ''}."
     if view.never_started:

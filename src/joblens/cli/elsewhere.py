@@ -25,14 +25,14 @@ _SCHEDULER_SECONDS = 10.0
 
 
 def report_elsewhere(
-    options: argparse.Namespace, store: Store, live: JobFacts | None, where: str
+    options: argparse.Namespace, store: Store, live: JobFacts | None, where: str, run: int | None = None
 ) -> dict[str, Any]:
-    """Raises JoblensError."""
+    """Of the job that runs, or of this run of those that are stored. Raises JoblensError."""
     from joblens.analysis.part import find_part, summarise_part
     from joblens.jobs.elsewhere import summarise_elsewhere
 
     with _open(where) as server:
-        record, reader = summarise_elsewhere(server, _told(options.id, store, live, server))
+        record, reader = summarise_elsewhere(server, _told(options.id, store, live, server, run))
         part = find_part(record, options.between, options.step, options.first, options.last)
         return record if part is None else summarise_part(record, reader, part)
 
@@ -42,14 +42,14 @@ def configured() -> str:
     return _settings().tsdb.url
 
 
-def _told(name: str, store: Store, live: JobFacts | None, server: Server) -> Told:
+def _told(name: str, store: Store, live: JobFacts | None, server: Server, run: int | None) -> Told:
     """What is known of the job here, else what its batch system tells, else what the series do."""
     from joblens.jobs.elsewhere import told_by_record, told_by_scheduler, told_by_series
 
     if live is not None and live.start is not None:
         return told_by_scheduler(live)
     with suppress(LookupError):
-        return told_by_record(store.job(name))
+        return told_by_record(store.job(name, run))
     job = _ask_slurm(name)
     if job is not None and job.start is not None:
         return told_by_scheduler(job)

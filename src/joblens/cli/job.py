@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import progress, tell, write
@@ -12,12 +11,14 @@ from joblens.errors import JoblensError
 if TYPE_CHECKING:
     from joblens.api import Store
     from joblens.schedulers.facts import JobFacts
+    from joblens.store.catalog import Run
 
 EXAMPLE = """example:
   joblens job last
   joblens job r1nfmafbw90t4 --json
   joblens job 4200_7
   joblens job 4242@cluster2
+  joblens job 4242 --run 1
   joblens job 4242 --store http://127.0.0.1:9090
   joblens job last --between "time steps"
   joblens job last --from +10m --to 13:02:30"""
@@ -25,6 +26,13 @@ EXAMPLE = """example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID|last", help="of the job, also ID@CLUSTER, or the beginning of it")
+    parser.add_argument(
+        "--run",
+        dest="number",
+        type=int,
+        metavar="N",
+        help="of several with this id the first, second and so on; else it is the last",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--between", metavar="MARK", help="only while this mark was set (MARK#2: the second)")
     parser.add_argument("--step", metavar="S", help="only while this step of it ran")
@@ -39,34 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.analysis.part import find_part, summarise_part
     from joblens.api import Store
-    from joblens.cli.elsewhere import CONFIGURED, configured, report_elsewhere
-    from joblens.jobs.live import find_live
+    from joblens.jobs.live import add_runs, find_live
 
     problems: list[str] = []
     session = _settle(options.id)
     with Store(progress=progress("days of records")) as store:
-        live = session or find_live(store.home, options.id, problems)
+        found = [session] if session else find_live(store.home, options.id, problems)
+        runs = add_runs(store.runs(options.id), found)
         try:
-            if options.store is None:
-                record = _find(store, options.id, live)
-            else:
-                record = report_elsewhere(options, store, live, options.store)
+            record = _report(options, store, found, runs)
         except LookupError as error:
-            waits = f"job {live.shown_id} waits: {live.state} {live.reason}".rstrip() if live else ""
-            if waits or options.id == "last" or not configured():
-                raise JoblensError(waits or str(error.args[0])) from None
-            options.store = CONFIGURED
-            record = report_elsewhere(options, store, None, CONFIGURED)
+            raise JoblensError(str(error.args[0])) from None
         finally:
             tell(store.problems + problems)
-        part = None
-        if options.store is None:
-            part = find_part(record, options.between, options.step, options.first, options.last)
-        if part is not None:
-            record = summarise_part(record, store.reader(record), part)
-        tell_others(store.same_id(options.id) if live is None else [])
+    record |= _number(record["job"], runs)
     if options.json:
         write(json.dumps(record, indent=2) + "\n")
     else:
@@ -88,14 +83,55 @@ def _settle(name: str) -> JobFacts | None:
     return settle(home, name, lambda words: print(f"joblens: {words}", file=sys.stderr))
 
 
-def _find(store: Store, id: str, live: JobFacts | None) -> dict[str, Any]:
-    """LookupError if there is none. Of one that has just ended the record may be there already."""
-    from joblens.jobs.live import runs, summarise_live
+def _report(
+    options: argparse.Namespace, store: Store, found: list[JobFacts], runs: list[Run]
+) -> dict[str, Any]:
+    """Of the run that is meant, or the part of it. LookupError if there is none."""
+    from joblens.analysis.part import find_part, summarise_part
+    from joblens.cli.elsewhere import CONFIGURED, configured, report_elsewhere
 
-    if live is None or not runs(live):
-        return store.job(id)
+    live, number = _meant(options, store, found, runs)
+    where = options.store
+    if where is None:
+        try:
+            record = _find(store, options, live, number)
+        except LookupError:
+            if live is not None:
+                raise LookupError(f"job {live.shown_id} waits: {live.state} {live.reason}".rstrip()) from None
+            if options.id == "last" or not configured():
+                raise
+            where = CONFIGURED
+        else:
+            part = find_part(record, options.between, options.step, options.first, options.last)
+            return record if part is None else summarise_part(record, store.reader(record), part)
+    return report_elsewhere(options, store, live, where, number)
+
+
+def _meant(
+    options: argparse.Namespace, store: Store, found: list[JobFacts], runs: list[Run]
+) -> tuple[JobFacts | None, int | None]:
+    """One that runs or has no record yet, or the number of a stored one; neither is the newest stored."""
+    from joblens.jobs.facts import identity
+    from joblens.store.catalog import choose_run
+
+    if options.number is None:
+        return (found[-1] if found else None), None
+    chosen, stored = choose_run(runs, options.number), store.runs(options.id)
+    if chosen in stored:
+        return None, stored.index(chosen) + 1
+    return next(job for job in found if identity(job) == chosen[:3]), None
+
+
+def _find(
+    store: Store, options: argparse.Namespace, live: JobFacts | None, number: int | None
+) -> dict[str, Any]:
+    """LookupError if there is none. Of one that has just ended the record may be there already."""
+    from joblens.jobs.live import has_run, summarise_live
+
+    if live is None or not has_run(live):
+        return store.job(options.id, number)
     try:
-        record = store.job(id) if live.end is not None else {}
+        record = store.job(options.id) if live.end is not None and options.number is None else {}
     except LookupError:
         record = {}
     if record and record["job"]["start"] >= (live.start or 0.0):
@@ -103,12 +139,9 @@ def _find(store: Store, id: str, live: JobFacts | None) -> dict[str, Any]:
     return summarise_live(store.home, live)
 
 
-def tell_others(found: list[tuple[str, str, float]]) -> None:
-    """Ids come round, jobs are put back into the queue, and clusters count on their own."""
-    if len(found) < 2:
-        return
-    when = [time.strftime("%Y-%m-%d %H:%M", time.localtime(start)) for _, _, start in found]
-    others = ", ".join(f"{cluster} {moment}" for (cluster, _, _), moment in zip(found[1:4], when[1:]))
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    name = f"job {found[0][1]} of {found[0][0]}, begun {when[0]}"
-    print(f"joblens: the newest is shown, {name}; others have that id: {others}{more}", file=sys.stderr)
+def _number(job: dict[str, Any], runs: list[Run]) -> dict[str, Any]:
+    """Which of the runs it is, and all of them: ids come round, and jobs are put back into the queue."""
+    listed = [{"run": number, **run._asdict()} for number, run in enumerate(runs, 1)]
+    this = (job["cluster"], job["id"], job["start"])
+    number = next((it["run"] for it in listed if (it["cluster"], it["id"], it["start"]) == this), None)
+    return {"run": number, "runs": listed}

@@ -17,6 +17,7 @@ from joblens.files import write_quickly
 from joblens.jobs.facts import INTERVAL, end_of, facts_of, first, from_plain, identity, to_plain
 from joblens.schedulers.facts import JobFacts
 from joblens.schedulers.slurm_text import ENDED
+from joblens.store.catalog import Run
 from joblens.store.home import Home, safe_name
 from joblens.store.listing import COLUMNS, SORTS, JobFilter, name_nodes
 
@@ -42,6 +43,11 @@ class Live(NamedTuple):
 
 def runs(job: JobFacts) -> bool:
     return job.start is not None and job.state not in WAITING
+
+
+def has_run(job: JobFacts) -> bool:
+    """Or runs: also one that was put back into the queue, before its record is made."""
+    return runs(job) or (job.start is not None and job.end is not None)
 
 
 def save_live(
@@ -168,12 +174,23 @@ def _row(job: JobFacts, now: float) -> dict[str, Any]:
     return {**dict.fromkeys(COLUMNS), **known}
 
 
-def find_live(home: Home, name: str, problems: list[str]) -> JobFacts | None:
-    """By the number under which it runs, or as people write it; also ID@CLUSTER."""
+def find_live(home: Home, name: str, problems: list[str]) -> list[JobFacts]:
+    """By the number under which it runs, or as people write it; also ID@CLUSTER. The newest is the last.
+
+    There are several where one that was put back into the queue has no record of its first run yet.
+    """
     id, _, cluster = name.partition("@")
     jobs = (job for live in load_all(home, problems) for job in (*live.jobs, *live.ended))
     found = [job for job in jobs if id and id in (job.id, job.shown_id) and cluster in ("", job.cluster)]
-    return max(found, key=lambda job: job.start or 0.0, default=None)
+    return sorted(found, key=lambda job: job.start or 0.0)
+
+
+def add_runs(stored: list[Run], live: Iterable[JobFacts]) -> list[Run]:
+    """To those that have a record, those that run or have none yet; the oldest first."""
+    known = {(run.cluster, run.id, run.start) for run in stored}
+    began = [job for job in live if has_run(job) and identity(job) not in known]
+    more = [Run(*identity(job), job.end, job.state) for job in began]
+    return sorted([*stored, *more], key=lambda run: (run.start, run.id))
 
 
 def summarise_live(home: Home, job: JobFacts) -> dict[str, Any]:

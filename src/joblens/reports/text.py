@@ -21,6 +21,7 @@ _BAR = 26
 _MOST_GAPS = 3
 _MOST_EVENTS = 5
 _MOST_TRAFFIC = 6
+_MOST_RUNS = 3
 _LONGEST = 300  # of a sentence
 _UNDER = " " * 13
 _PENDING = "PENDING"
@@ -80,6 +81,7 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     lines = ["  ".join(words), *wrap("", record["verdict"])]
     lines += [style(plain(f"{began}  $ {job['command'] or job['name']}", WIDTH), "dim")]
     lines += [style(line, "yellow") for line in _cut(record)]
+    lines += [style(line, "dim") for line in _runs(record)]
     queue = _queue(job)
     lines += [style(plain(queue, WIDTH), "dim")] if queue else []
     return lines + ([style(plain(f"tags{tags}", WIDTH), "dim")] if tags else [])
@@ -96,6 +98,25 @@ def _cut(record: dict[str, Any]) -> list[str]:
         return []
     times = "–".join(clock(cut[name], (job["end"] or job["start"]) - job["start"]) for name in ("from", "to"))
     return wrap("", f"only {times}, {cut['what']}")
+
+
+def _runs(record: dict[str, Any]) -> list[str]:
+    """Nothing of a job whose id no other has had."""
+    runs, this = record.get("runs") or [], record.get("run")
+    others = [run for run in runs if run["run"] != this]
+    if not others or this is None:
+        return []
+    clusters = len({run["cluster"] for run in runs}) > 1
+    nearest = sorted(others, key=lambda run: abs(run["run"] - this))[:_MOST_RUNS]
+    said = [_run(run, clusters) for run in sorted(nearest, key=lambda run: run["run"])]
+    more = [f"and {len(others) - len(said)} more"] if len(others) > len(said) else []
+    return wrap("", f"run {this} of {len(runs)} with this id; the others: {', '.join([*said, *more])}")
+
+
+def _run(run: dict[str, Any], with_cluster: bool) -> str:
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["start"]))
+    words = ["--run", str(run["run"]), "of", began, run["state"] or "UNKNOWN"]
+    return " ".join([*words, "on", run["cluster"]] if with_cluster else words)
 
 
 def _queue(job: dict[str, Any]) -> str:

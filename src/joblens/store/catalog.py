@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from joblens.errors import OutsideError, sentence
 from joblens.store import records
@@ -99,6 +99,24 @@ _ANEW = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  #
 Identity = tuple[str, str, float]  # cluster, id and start
 
 
+class Run(NamedTuple):
+    """One of those that an id has had."""
+
+    cluster: str
+    id: str
+    start: float
+    end: float | None
+    state: str | None
+
+
+def choose_run(runs: Sequence[Run], number: int) -> Run:
+    """Counted from 1. LookupError if there is none."""
+    if not 1 <= number <= len(runs):
+        have = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        raise LookupError(f"there is no run {number}: this id has {have}")
+    return runs[number - 1]
+
+
 class _NewerError(Exception):
     pass
 
@@ -131,26 +149,34 @@ class Catalog:
         identity = "SELECT cluster, id, start FROM jobs"
         if text == "last":
             return self._ask(f"{identity} {newest} 1")
-        found = self.same_id(text)[:1]
+        found = self._with_id(text)[-1:]
         if found or not text:
-            return found
+            return [(run.cluster, run.id, run.start) for run in found]
         wanted = storable(text)
         begins = "(id > :id AND id < :end OR (shown_id > :id AND shown_id < :end AND shown_id != id))"
         values = {"id": wanted, "end": wanted + "\U0010ffff"}
         return self._ask(f"{identity} WHERE {begins} {newest} 20", values)
 
-    def same_id(self, text: str) -> list[tuple[str, str, float]]:
-        """All that have exactly this id, the newest first: ids come round, and clusters have their own."""
-        newest = "ORDER BY start DESC, id DESC LIMIT 20"
-        identity = "SELECT cluster, id, start FROM jobs"
+    def runs(self, text: str) -> list[Run]:
+        """All with the id of the job that is meant, the oldest first; nothing if it could be several jobs."""
+        found = self._with_id(text)
+        if not found and len(meant := self.find(text)) == 1:
+            cluster, id, _ = meant[0]
+            found = self._with_id(f"{id}@{cluster}")
+        return found
+
+    def _with_id(self, text: str) -> list[Run]:
+        """Jobs are put back into the queue, ids come round, and clusters have their own."""
+        columns = 'SELECT cluster, id, start, "end", state FROM jobs'
         # One is looked for in an index of its own: most jobs have but one id.
         either = "(id = :id OR (shown_id = :id AND shown_id != id))"
-        found = self._ask(f"{identity} WHERE {either} {newest}", {"id": storable(text)})
+        oldest = "ORDER BY start, id"
+        found = self._ask(f"{columns} WHERE {either} {oldest}", {"id": storable(text)})
         name, at, cluster = text.rpartition("@")
-        if found or not at:
-            return found
-        values = {"id": storable(name), "cluster": storable(cluster)}
-        return self._ask(f"{identity} WHERE {either} AND cluster = :cluster {newest}", values)
+        if not found and at:
+            values = {"id": storable(name), "cluster": storable(cluster)}
+            found = self._ask(f"{columns} WHERE {either} AND cluster = :cluster {oldest}", values)
+        return [Run(*row) for row in found]
 
     def written(self, identities: Iterable[Identity]) -> dict[Identity, int]:
         """Of those of them that are known, when their records were written."""

@@ -257,13 +257,20 @@ def finished(watch: Watch, id: str) -> Any:
 
 
 def check_runs(scenario: Scenario) -> None:
-    """A job that ran twice has two records."""
-    id = scenario.id("requeued")
+    """A job that ran twice has two records, and each can be shown."""
+    id, watch = scenario.id("requeued"), scenario.watch
     runs = scenario.lab.sacct(id, duplicates=True)
     assert len(runs) == 2
-    found = json.loads(scenario.watch.joblens("jobs", "--json", "--limit", "1000").out)
-    starts = {it["start"] for it in found if it["id"] == id}
-    assert starts == {float(row["Start"]) for row in runs}
+    found = json.loads(watch.joblens("jobs", "--json", "--limit", "1000").out)
+    starts = sorted(it["start"] for it in found if it["id"] == id)
+    assert starts == sorted(float(row["Start"]) for row in runs)
+    for number, state in ((1, "REQUEUED"), (2, "COMPLETED")):
+        record = json.loads(watch.joblens("job", id, "--run", str(number), "--json").out)
+        job = record["job"]
+        assert (record["run"], job["start"], job["state"]) == (number, starts[number - 1], state)
+        # Its samples are its own: none of a time in which it waited, or ran once more.
+        assert 2 <= record["data"]["samples"] <= job["end"] - job["start"] + 1
+    assert "run 2 of 2 with this id; the others: --run 1 of" in watch.joblens("job", id).out
 
 
 def check_story(scenario: Scenario, task: dict[str, str]) -> None:
