@@ -9,6 +9,7 @@ from joblens.store.reader import Reader, Series, Span
 
 _IDLE = ("idle_seconds", "iowait_seconds")
 _POINTS = 1000
+_FEW_POINTS = 120  # of a mean over all of the time
 
 
 class _Kind(NamedTuple):
@@ -39,7 +40,7 @@ _KINDS = (
 
 def find_idle_cores(reader: Reader, span: Span) -> float | None:
     """How many cores of the node had nothing to do on average, whoever used the others."""
-    cores = _cores(reader, span, _IDLE)
+    cores = _cores(reader, span, _IDLE, _FEW_POINTS)
     times = [time for series in cores.values() for time in series.times]
     elapsed = max(times, default=0.0) - min(times, default=0.0)
     seconds = [found for series in cores.values() for found in [_sum(series, _IDLE)] if found is not None]
@@ -48,7 +49,7 @@ def find_idle_cores(reader: Reader, span: Span) -> float | None:
 
 def of_all_cores(reader: Reader, span: Span, columns: tuple[str, ...]) -> dict[str, float | None]:
     """By node, the core seconds in all of these states."""
-    return {node: _sum(series, columns) for node, series in _cores(reader, span, columns).items()}
+    return {node: _sum(series, columns) for node, series in _cores(reader, span, columns, _POINTS).items()}
 
 
 def _sum(series: Series, columns: tuple[str, ...]) -> float | None:
@@ -57,9 +58,9 @@ def _sum(series: Series, columns: tuple[str, ...]) -> float | None:
     return sum(known) if known else None
 
 
-def _cores(reader: Reader, span: Span, columns: tuple[str, ...]) -> dict[str, Series]:
+def _cores(reader: Reader, span: Span, columns: tuple[str, ...], points: int) -> dict[str, Series]:
     """An agent tells each core as well as their sum, which is meant here."""
-    found = reader.split(span, "cpu", ("node",), columns, _POINTS, {"cpu": "total"})
+    found = reader.split(span, "cpu", ("node",), columns, points, {"cpu": "total"})
     return {node: series for (node,), series in found.items()}
 
 

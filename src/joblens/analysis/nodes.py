@@ -308,10 +308,13 @@ def spread(stretches: Sequence[Stretch], axis: Sequence[float]) -> list[float | 
     """The mean over each part of the axis, None where less than half of it is known."""
     found: list[float | None] = []
     for first, last, inside in _overlaps(stretches, axis):
-        known = [(value, min(last, b) - max(first, a)) for a, b, value in inside if value is not None]
-        seconds = sum(overlap for _, overlap in known)
-        enough = known and seconds >= 0.5 * (last - first)
-        found.append(sum(value * overlap for value, overlap in known) / seconds if enough else None)
+        seconds = total = 0.0
+        for a, b, value in inside:
+            if value is not None:
+                overlap = (b if b < last else last) - (a if a > first else first)
+                seconds += overlap
+                total += value * overlap
+        found.append(total / seconds if seconds > 0 and seconds >= 0.5 * (last - first) else None)
     return found
 
 
@@ -319,24 +322,31 @@ def highest(stretches: Sequence[Stretch], axis: Sequence[float]) -> list[float |
     """The most in each part of the axis, by the stretches that lie in it for the most part, or fill it."""
     found: list[float | None] = []
     for first, last, inside in _overlaps(stretches, axis):
-        within = [(min(last, b) - max(first, a), b - a, value) for a, b, value in inside if value is not None]
-        chosen = [value for overlap, length, value in within if overlap >= 0.5 * min(length, last - first)]
-        found.append(max(chosen, default=max(within, default=(0, 0, None))[2]))
+        most, longest, otherwise = None, -1.0, None
+        for a, b, value in inside:
+            if value is None:
+                continue
+            overlap = (b if b < last else last) - (a if a > first else first)
+            if overlap > longest:
+                longest, otherwise = overlap, value
+            if (most is None or value > most) and overlap >= 0.5 * min(b - a, last - first):
+                most = value
+        found.append(otherwise if most is None else most)
     return found
 
 
 def _overlaps(
     stretches: Sequence[Stretch], axis: Sequence[float]
-) -> Iterable[tuple[float, float, list[Stretch]]]:
+) -> Iterable[tuple[float, float, Sequence[Stretch]]]:
     """Of each part of the axis, what lies in it. Both are in order."""
-    at = 0
+    at, count = 0, len(stretches)
     for first, last in zip(axis, axis[1:]):
-        while at < len(stretches) and stretches[at][1] <= first:
+        while at < count and stretches[at][1] <= first:
             at += 1
         end = at
-        while end < len(stretches) and stretches[end][0] < last:
+        while end < count and stretches[end][0] < last:
             end += 1
-        yield first, last, list(stretches[at:end])
+        yield first, last, stretches[at:end]
 
 
 def _sum(columns: list[list[float | None]]) -> list[float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import sub
 
 
 def rates(times: Sequence[float], counter: Sequence[float | None], longest: float) -> list[float | None]:
@@ -32,5 +33,7 @@ def increase(counter: Sequence[float | None]) -> float | None:
 
 def gaps(times: Sequence[float], start: float, end: float, longest: float) -> list[tuple[float, float]]:
     """Stretches of the job without any sample, also before the first and after the last one."""
-    within = sorted(time for time in times if start < time < end)
-    return [(a, b) for a, b in zip((start, *within), (*within, end)) if b - a > longest]
+    moments = [start, *sorted(time for time in times if start < time < end), end]
+    if max(map(sub, moments[1:], moments)) <= longest:  # of most there are none, and looks are many
+        return []
+    return [(a, b) for a, b in zip(moments, moments[1:]) if b - a > longest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from joblens.store.promql_answer import Found
@@ -29,14 +30,22 @@ class Grid(NamedTuple):
     def last(self) -> float:
         return self.first + (self.stretches - 1) * self.step
 
+    def place(self, time: float) -> int:
+        """The stretch that ends then, -1 if none does."""
+        inside = self.start <= time <= self.last + 0.001
+        return round((time - self.first) / self.step) if inside else -1
+
     def row(self, found: Found) -> list[float | None]:
-        """Its values, one for each stretch."""
-        if len(found.times) == self.stretches:
-            return list(found.values)
+        """Its values, one for each stretch. Most series have one in each, from their first to their last."""
         row: list[float | None] = [None] * self.stretches
+        first, last = self.place(found.times[0]), self.place(found.times[-1])
+        if first >= 0 and last - first == len(found.values) - 1:
+            row[first : last + 1] = found.values
+            return row
         for time, value in zip(found.times, found.values):
-            if self.start <= time <= self.last + 0.001:
-                row[round((time - self.first) / self.step)] = value
+            place = self.place(time)
+            if place >= 0:
+                row[place] = value
         return row
 
     def ends(self, looks: Sequence[float], end: float) -> list[float]:
@@ -100,11 +109,7 @@ def as_series(
 ) -> Series:
     """Without the points of which nothing is known. The parts: what was last, on average, and at most."""
     rows = [row for part in parts for row in part.values()]
-    known = list(range(len(times)))
-    if not any(None not in row for row in rows):
-        known = [number for number in known if any(row[number] is not None for row in rows)]
+    known = [any(value is not None for value in cells) for cells in zip(*rows)]
     unknown: list[float | None] = [None] * len(times)
-    chosen = [
-        {name: [part.get(name, unknown)[number] for number in known] for name in columns} for part in parts
-    ]
-    return Series([times[number] for number in known], *chosen)
+    chosen = ({name: list(compress(part.get(name, unknown), known)) for name in columns} for part in parts)
+    return Series(list(compress(times, known)), *chosen)
