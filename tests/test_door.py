@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ class Stage:
 
 
 @contextmanager
+def sleeping() -> Iterator[int]:
+    """A process, by its id."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@contextmanager
 def staged(folder: Path, interval: float = 0.1) -> Iterator[tuple[Stage, Agent]]:
     name = f"joblens-test-{os.urandom(6).hex()}"
     (folder / "jobs").mkdir(mode=0o755)
@@ -140,18 +151,31 @@ def test_whose_job_it_is(stage: Stage) -> None:
     stage.begin()
     wait_for("the job", lambda: stage.post("/mark", b'{"text": "x"}')[0] == 200)
     assert stage.post("/mark", b'{"text": "x", "job": "43"}')[0] == 404
-    with subprocess.Popen(["sleep", "600"]) as other:
-        stage.begin("43", pid=other.pid)
+    with sleeping() as other:
+        stage.begin("43", pid=other)
         wait_for("the other job", lambda: stage.post("/mark", b'{"text": "x", "job": "43"}')[0] == 200)
-        status, why = stage.post("/mark", b'{"text": "x"}')
-        other.kill()
-    assert (status, "several jobs" in why) == (409, True)
+        assert stage.post("/mark", b'{"text": "x"}') == (200, "marked in job 42")  # it comes from that
     if os.geteuid() != 0:
         return
     assert stage.post("/mark", b'{"text": "x", "job": "42"}', OTHER)[0] == 404
     stage.begin("44", OTHER)
     wait_for("theirs", lambda: stage.post("/mark", b'{"text": "x", "job": "44"}', OTHER)[0] == 200)
     assert stage.post("/mark", b'{"text": "x"}', OTHER)[0] == 200
+
+
+def is_marked(stage: Stage, job: str) -> bool:
+    return stage.post("/mark", json.dumps({"text": "x", "job": job}).encode())[0] == 200
+
+
+def test_several_jobs(stage: Stage) -> None:
+    """Who comes from none of them must say which."""
+    with sleeping() as one, sleeping() as other:
+        for job, pid in (("42", one), ("43", other)):
+            stage.begin(job, pid=pid)
+            wait_for(job, partial(is_marked, stage, job))
+        status, why = stage.post("/mark", b'{"text": "x"}')
+        assert (status, "several jobs" in why) == (409, True)
+        assert stage.post("/mark", b'{"text": "x", "own": true}')[0] == 404
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,15 @@ def test_a_child_that_was_waited_for_counts_once() -> None:
     assert ledger.ever == 2
 
 
+def test_what_was_used_before_the_group_began_is_not_its_own() -> None:
+    """A shell in which user mode is started has run other commands for days."""
+    ledger = Ledger(since=25)  # process 2 began at 20, process 3 at 30
+    assert ledger.update([process(2, 0, 500, inherited=9000, written=70)]) == Used(0, 0, 0, 0, 0, 0)
+    found = ledger.update([process(2, 0, 503, inherited=9000, written=75), process(3, 2, 40, written=0)])
+    assert (found.user, found.written) == (43 * TICK, 5)
+    assert ledger.update([process(2, 0, 503, inherited=9050, written=75)]).user == 53 * TICK
+
+
 def test_children_that_no_look_has_seen_count() -> None:
     """Children that come and go between two looks are in what their parent inherits."""
     ledger = Ledger()

@@ -67,6 +67,27 @@ def test_a_short_job(place: Place) -> None:
     assert record["job"]["end"] - record["timeline"][-1]["end"] < 1
 
 
+def test_in_a_shell_that_is_older(place: Place) -> None:
+    """What ran in the same terminal before is not the session's. A mark finds the session whose it is."""
+    began = place.started(options="2>/dev/null")  # another one, of the same user
+    done = place.script(
+        "perl -e '1 while (times)[0] < 8'",
+        "sleep 3",  # seconds are what the start of a job is known by
+        "joblens usermode start --interval 0.5",
+        "joblens mark --strict in the second",
+        "perl -e '1 while (times)[0] < 1'",
+        "joblens usermode stop --json",
+    )
+    began.kill()
+    began.wait()
+    place.joblens("usermode", "stop")
+    record = json.loads(done.out)
+    assert 1 <= record["used"]["cpu_seconds"] < 8, done.err
+    assert sum(process["cpu_seconds"] for process in record["processes"]) < 8
+    assert [mark["text"] for mark in record["marks"]] == ["in the second"]
+    place.wait_until_nothing_runs()
+
+
 def test_status(place: Place) -> None:
     assert place.joblens("usermode", "status").err == "joblens: user mode does not run here\n"
     process = place.started()

@@ -14,13 +14,15 @@ from contextlib import suppress
 from typing import Callable, Dict, List, Mapping, Optional
 
 from joblens.agent.http import Request, Response, Server
-from joblens.agent.marks import LARGEST, Book, JobName, parse_told
+from joblens.agent.marks import LARGEST, Book, JobName, Told, parse_told
 from joblens.agent.sampler import Sampler
 from joblens.errors import MalformedError
 from joblens.model import Rows, Sample
 
 VARIABLE = "JOBLENS_AGENT"  # may name another, for both sides
-_JOB_VARIABLES = ("JOBLENS_JOB", "SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID")
+JOB_VARIABLE = "JOBLENS_JOB"
+_JOB_VARIABLES = (JOB_VARIABLE, "SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID")
+_MOST_ANCESTORS = 100
 _LOOK_SECONDS = 1.0  # between two looks for a job that is not known yet
 _PAGE = b"""POST /mark  {"text": "solve", "kind": "start"}
 POST /fom   {"name": "gflops", "value": 812, "unit": ""}
@@ -32,8 +34,14 @@ def own_job(environment: Mapping[str, str]) -> str:
 
 
 def door_name(uid: int, job: str = "") -> str:
-    """As curl --abstract-unix-socket has it. Of a user's agent in a job, with the job."""
-    return f"joblens-agent-{uid}" + (f"-{job}"[:60] if uid and job else "")
+    """As curl --abstract-unix-socket has it. Of an agent that is there for one job, with the job."""
+    return f"joblens-agent-{uid}" + (f"-{job}"[:60] if job else "")
+
+
+def _own_name() -> str:
+    """Root's agents that a scheduler's prolog starts are all jobs', one after the other."""
+    uid = os.geteuid()
+    return door_name(uid, own_job(os.environ) if uid else os.environ.get(JOB_VARIABLE, ""))
 
 
 class Door:
@@ -46,7 +54,7 @@ class Door:
     def open(self) -> None:
         """Unless another agent has that name; then when it has gone. A recording has no jobs here."""
         if self._server is None and self.sampler.host.live:
-            name = os.environ.get(VARIABLE) or door_name(os.geteuid(), own_job(os.environ))
+            name = os.environ.get(VARIABLE) or _own_name()
             with suppress(OSError):
                 self._server = Server(self._selector, "\0" + name, self.answer, LARGEST)
 
@@ -78,11 +86,11 @@ class Door:
             told = parse_told(request.path, request.body)
         except MalformedError as error:
             return _say(400, str(error))
-        named = self._named(request.uid, told.job, told.node)
+        named = self._meant(request, told)
         if not named and time.monotonic() - self._looked >= _LOOK_SECONDS:
             self._looked = time.monotonic()
             self._look()  # it may have just begun
-            named = self._named(request.uid, told.job, told.node)
+            named = self._meant(request, told)
         if not named:
             which = f"job {told.job!r:.80} of" if told.job else "job of"
             return _say(404, f"no {which} user {request.uid} is seen on this node")
@@ -90,6 +98,29 @@ class Door:
             return _say(409, 'several jobs of yours are on this node: say which, as JOBLENS_JOB or "job"')
         refused = self.book.take(named[0], told.entries, self.sampler.host.now_ns())
         return _say(429, refused) if refused else _say(200, f"marked in job {named[0][1]}")
+
+    def _meant(self, request: Request, told: Told) -> List[JobName]:
+        named = self._named(request.uid, told.job, told.node)
+        if told.job or (len(named) < 2 and not told.own):
+            return named
+        own = [name for name in named if name == self._job_around(request.pid)]
+        return own or ([] if told.own else named)
+
+    def _job_around(self, pid: int) -> Optional[JobName]:
+        """Of a process, or of the nearest of those that it comes from which has been seen."""
+        for _ in range(_MOST_ANCESTORS):
+            found = self.sampler.attribution.job_of(pid) if pid > 0 else None
+            if found is not None or pid <= 0:
+                return found
+            pid = self._parent(pid)
+        return None
+
+    def _parent(self, pid: int) -> int:
+        try:
+            words = self.sampler.host.read_once(f"proc/{pid}/stat").rpartition(b")")[2].split()
+            return int(words[1])
+        except (OSError, ValueError, IndexError):
+            return 0
 
     def _named(self, uid: int, job: str, node: str) -> List[JobName]:
         """Those that are meant, and are the user's: root may mark any that it names."""

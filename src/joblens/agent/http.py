@@ -35,6 +35,7 @@ class Request(NamedTuple):
     keep: bool = True  # the connection, for a next request
     body: bytes = b""
     uid: int = -1  # who asks, where the kernel tells
+    pid: int = 0  # the process that does
 
 
 class Response(NamedTuple):
@@ -84,8 +85,9 @@ def render_response(response: Response, close: bool, head_only: bool) -> bytes:
 
 
 class _Connection:
-    def __init__(self, channel: socket.socket, uid: int) -> None:
-        self.channel, self.uid = channel, uid
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.pid, self.uid = _peer(channel)
         self.incoming = b""
         self.partial = False  # a body is on its way
         self.outgoing = b""
@@ -132,7 +134,7 @@ class Server:
         if len(self._connections) >= _MOST_CONNECTIONS:  # idle ones must not keep others out
             self._drop(min(self._connections.values(), key=lambda it: it.active))
         channel.setblocking(False)
-        connection = _Connection(channel, _peer(channel))
+        connection = _Connection(channel)
         self._connections[channel.fileno()] = connection
         self.selector.register(channel, selectors.EVENT_READ, lambda events: self._serve(connection, events))
 
@@ -175,7 +177,9 @@ class Server:
             if not connection.partial:
                 connection.incoming = rest[max(length, 0) :]
                 body = rest[: max(length, 0)] if length <= self.most_body else b""
-                self._respond(connection, request and request._replace(body=body, uid=connection.uid), length)
+                if request is not None:
+                    request = request._replace(body=body, uid=connection.uid, pid=connection.pid)
+                self._respond(connection, request, length)
         elif len(connection.incoming) > _LARGEST_REQUEST:
             self._respond(connection, None)
 
@@ -224,9 +228,9 @@ def _listen_at(name: str) -> socket.socket:
     return listener
 
 
-def _peer(channel: socket.socket) -> int:
-    """The user at the other end, by the kernel's word (unix(7)); -1 where it has none."""
+def _peer(channel: socket.socket) -> Tuple[int, int]:
+    """Process and user at the other end, by the kernel's word (unix(7)); 0 and -1 where it has none."""
     if channel.family != socket.AF_UNIX:
-        return -1
-    _, uid, _ = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
+        return 0, -1
+    pid, uid, _ = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid), int(uid)

@@ -50,8 +50,9 @@ class Told(NamedTuple):
     """One message of a job."""
 
     entries: List[Union[Mark, Fom]]
-    job: str = ""  # "": the only one that there is
+    job: str = ""  # "": that of whoever tells, or the only one that there is
     node: str = ""
+    own: bool = False  # only that of whoever tells
 
 
 # What comes from outside
@@ -74,15 +75,15 @@ def parse_told(path: str, data: bytes) -> Told:
 
 def read_told(path: str, found: Dict[str, Any]) -> Told:
     """The same from JSON that is read already."""
-    job, node = _text(path, found, "job", ""), _text(path, found, "node", "")
+    which = _text(path, found, "job", ""), _text(path, found, "node", ""), found.get("own") is True
     if path == "/mark":
-        return Told([_mark(path, found)], job, node)
+        return Told([_mark(path, found)], *which)
     several = found.get("foms", [found])
     if not isinstance(several, list) or not all(isinstance(it, dict) for it in several):
         raise MalformedError(path, "foms is no list of objects")
     if not 1 <= len(several) <= MOST_AT_ONCE:
         raise MalformedError(path, f"{len(several)} figures at once, there can be 1 to {MOST_AT_ONCE}")
-    return Told([_fom(path, it) for it in several], job, node)
+    return Told([_fom(path, it) for it in several], *which)
 
 
 def _mark(path: str, found: Dict[str, Any]) -> Mark:

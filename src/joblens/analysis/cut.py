@@ -6,9 +6,7 @@ from bisect import bisect_right
 
 from joblens.analysis.nodes import COUNTERS, NodeUse, Whole
 from joblens.analysis.view import Point
-from joblens.store.reader import LOOKS_AROUND, ProcessUse, Reader, Series, Span
-
-_ADDED_UP = ("user_seconds", "system_seconds", "read_bytes", "written_bytes")
+from joblens.store.reader import Series
 
 
 class Cut:
@@ -30,15 +28,6 @@ class Cut:
             self._points(whole.points),
             self._gaps(whole.gaps),
         )
-
-    def processes(self, reader: Reader, span: Span) -> list[ProcessUse]:
-        """Those that were seen in it, without what they had used before."""
-        before = {
-            (it.pid, it.start, it.node): it
-            for it in reader.processes(_exactly(span._replace(start=self.job_start, end=self.start)))
-        }
-        found = reader.processes(_exactly(span._replace(start=self.start, end=self.end)))
-        return [_less(it, before.get((it.pid, it.start, it.node))) for it in found]
 
     def _node(self, node: NodeUse) -> NodeUse:
         return NodeUse(
@@ -99,17 +88,3 @@ def _at(known: list[tuple[float, float]], moment: float) -> float:
         return known[0][1]
     (first, before), (last, after) = known[place - 1], known[place]
     return before + (after - before) * (moment - first) / (last - first)
-
-
-def _exactly(span: Span) -> Span:
-    """Readers look at processes for a while before and after."""
-    return span._replace(start=span.start + LOOKS_AROUND, end=span.end - LOOKS_AROUND)
-
-
-def _less(process: ProcessUse, before: ProcessUse | None) -> ProcessUse:
-    if before is None:
-        return process
-    used = {name: (getattr(process, name), getattr(before, name)) for name in _ADDED_UP}
-    return process._replace(
-        **{name: max(now - then, 0) for name, (now, then) in used.items() if None not in (now, then)}
-    )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from joblens.analysis.cut import Cut
 from joblens.analysis.energy import find_energy
 from joblens.analysis.events import find_events
 from joblens.analysis.findings import find
 from joblens.analysis.gpus import find_gpus, sum_up
-from joblens.analysis.marks import find_foms, find_marks, within
+from joblens.analysis.marks import Stretch, find_foms, find_marks, within
 from joblens.analysis.node import find_idle_cores, find_traffic
 from joblens.analysis.nodes import COUNTERS, LEVELS, NodeUse, Whole, find_nodes
 from joblens.analysis.points import make_points
+from joblens.analysis.processes import plain_processes, used_between, used_since_seen
 from joblens.analysis.rates import gaps
 from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
@@ -24,7 +25,6 @@ from joblens.store.reader import ProcessUse, Reader, Span
 
 _POINTS = 120
 _MOST_POINTS = 20_000  # of a job of which a part is looked at
-_MOST_PROCESSES = 200
 _JOB_COLUMNS = (*COUNTERS, *LEVELS)
 _KEPT = "id cluster name user uid node source command folder tags environment".split()
 _OF_SCHEDULER = (
@@ -41,37 +41,17 @@ def summarise(
     A scheduler's job names its `nodes`, and is looked for on all of them; what `joblens run` started has one.
     With a part, only of that time: its job then starts and ends with it.
     """
-    start = float((end or facts)["start"] or facts.get("submit") or 0.0)
     interval = float(facts["interval"])
-    most = _POINTS if part is None else _enough(start, end, part)
-    whole = (_on_nodes if facts.get("nodes") else _on_one)(facts, end, reader, start, interval, most)
-    marks, wrong = find_marks(reader, whole.span)
-    cut = None
-    if part is not None:
-        cut = Cut(max(part[0], start), min(part[1], whole.finish), start)
-        whole, start, marks = cut.whole(whole), cut.start, within(marks, cut.start, cut.end)
-    span, finish, looked, points = whole.span, whole.finish, whole.looks, whole.points
-    processes = cut.processes(reader, span) if cut else reader.processes(span)
-    if facts.get("nodes"):  # the same id is another job's, or another run's, a little before or after
-        processes = [it for it in processes if it.last >= start and it.first <= span.end]
-    longest = max(3 * interval, 3 * (finish - start) / _POINTS, 1.0)
-    job = _job(facts, end, start, finish)
-    asked = _asked(facts)
-    totals = {} if cut else (end or {}).get("totals") or {}
-    most_looks = max((len(node.looks) for node in whole.nodes), default=0)
-    used = find_used(max(finish - start, 0.0), totals, whole.series, points, processes, most_looks)
-    around = span._replace(nodes=tuple(node.node for node in whole.nodes)) if facts.get("nodes") else span
-    _raise_memory(used, whole.nodes)
-    used["node_idle_cores"] = find_idle_cores(reader, around)
-    gpus = find_gpus(reader, span, _POINTS, longest)
+    seen = _look(facts, end, reader, interval, part)
+    whole, start, span, finish = seen.whole, seen.start, seen.whole.span, seen.whole.finish
+    totals = {} if part else (end or {}).get("totals") or {}
+    job, asked, used = _job(facts, end, start, finish), _asked(facts), _used(seen, totals, reader)
+    gpus = find_gpus(reader, span, _POINTS, max(3 * interval, 3 * (finish - start) / _POINTS, 1.0))
     if gpus:
         asked |= {"gpus": asked["gpus"] or sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
         used |= sum_up(gpus)
-    nodes = _nodes(whole, start, finish, interval, is_grid=bool(facts.get("nodes")))
-    if facts.get("nodes") == []:  # it had none, or nobody has told
-        nodes = []
-    steps = [_step(step) for step in (end or {}).get("steps") or []]
-    view = View(job, asked, used, points, tuple(gpus), tuple(nodes))
+    nodes = _nodes(whole, start, finish, interval, facts.get("nodes"))
+    view = View(job, asked, used, whole.points, tuple(gpus), tuple(nodes))
     found = find(view)
     return {
         "job": job,
@@ -80,9 +60,9 @@ def summarise(
         "verdict": verdict(view, [finding.rule for finding in found]),
         "findings": [finding.plain() for finding in found],
         "nodes": nodes,
-        "steps": steps,
-        "timeline": [point._asdict() for point in points],
-        "processes": [_process(process) for process in _worth_showing(processes)],
+        "steps": [_step(step) for step in (end or {}).get("steps") or []],
+        "timeline": [point._asdict() for point in whole.points],
+        "processes": plain_processes(seen.processes),
         "gpus": [gpu.plain() for gpu in gpus],
         "energy": find_energy(
             reader,
@@ -92,21 +72,70 @@ def summarise(
             used["cpu_seconds"],
             facts.get("carbon_grams_per_kwh"),
             exclusive=_has_node_alone(facts, view),
-            around=around,
+            around=seen.around,
         ),
-        "traffic": find_traffic(reader, around),
+        "traffic": find_traffic(reader, seen.around),
         "events": [event.plain() for event in find_events(reader, span)],
-        "marks": [mark.plain() for mark in marks],
+        "marks": [mark.plain() for mark in seen.marks],
         "foms": find_foms(reader, span),
         "gaps": [{"from": first, "to": last} for first, last in whole.gaps],
         "data": {
-            "samples": sum(node["samples"] for node in nodes) if facts.get("nodes") else len(looked),
+            "samples": sum(node["samples"] for node in nodes) if facts.get("nodes") else len(whole.looks),
             "expected_samples": _sum_known(node["expected_samples"] for node in nodes),
             "interval_seconds": interval,
-            "exact": end is not None and not cut and bool(totals or not facts.get("nodes")),
-            "problems": [*((end or {}).get("problems") or []), *wrong],
+            "exact": end is not None and not part and bool(totals or not facts.get("nodes")),
+            "problems": [*((end or {}).get("problems") or []), *seen.problems],
         },
     }
+
+
+class _Seen(NamedTuple):
+    """What samples tell of a job, or of the part of it that is meant."""
+
+    start: float
+    whole: Whole
+    processes: list[ProcessUse]
+    around: Span  # with all else that its nodes tell
+    marks: list[Stretch]
+    problems: list[str]
+
+
+def _look(
+    facts: dict[str, Any],
+    end: dict[str, Any] | None,
+    reader: Reader,
+    interval: float,
+    part: tuple[float, float] | None,
+) -> _Seen:
+    job_start = start = float((end or facts)["start"] or facts.get("submit") or 0.0)
+    most = _POINTS if part is None else _enough(start, end, part)
+    whole = (_on_nodes if facts.get("nodes") else _on_one)(facts, end, reader, start, interval, most)
+    marks, problems = find_marks(reader, whole.span)
+    if part is not None:
+        cut = Cut(max(part[0], start), min(part[1], whole.finish), start)
+        whole, start, marks = cut.whole(whole), cut.start, within(marks, cut.start, cut.end)
+    span = whole.span
+    if part is not None:
+        processes = used_between(reader, span, job_start)
+    elif facts.get("source") == "usermode":
+        processes = used_since_seen(reader, span, [node.looks[0] for node in whole.nodes if node.looks])
+    else:
+        processes = reader.processes(span)
+    around = span
+    if facts.get("nodes"):  # the same id is another job's, or another run's, a little before or after
+        processes = [it for it in processes if it.last >= start and it.first <= span.end]
+        around = span._replace(nodes=tuple(node.node for node in whole.nodes))
+    return _Seen(start, whole, processes, around, marks, problems)
+
+
+def _used(seen: _Seen, totals: dict[str, Any], reader: Reader) -> dict[str, Any]:
+    whole = seen.whole
+    looks = max((len(node.looks) for node in whole.nodes), default=0)
+    duration = max(whole.finish - seen.start, 0.0)
+    used = find_used(duration, totals, whole.series, whole.points, seen.processes, looks)
+    _raise_memory(used, whole.nodes)
+    used["node_idle_cores"] = find_idle_cores(reader, seen.around)
+    return used
 
 
 def _enough(start: float, end: dict[str, Any] | None, part: tuple[float, float]) -> int:
@@ -185,10 +214,13 @@ def _asked(facts: dict[str, Any]) -> dict[str, Any]:
     return {**asked, "gpus": facts.get("gpus_asked")}
 
 
-def _nodes(whole: Whole, start: float, finish: float, interval: float, is_grid: bool) -> list[dict[str, Any]]:
+def _nodes(
+    whole: Whole, start: float, finish: float, interval: float, names: list[str] | None
+) -> list[dict[str, Any]]:
     """Agents look on a grid of time, and once more when they are told to: that is no sample more."""
-
-    if not is_grid or interval <= 0:
+    if names == []:  # it had none, or nobody has told
+        return []
+    if not names or interval <= 0:
         return [node.plain(finish - start, len(node.looks), None) for node in whole.nodes]
     first, last = math.floor(start / interval), math.floor(finish / interval)
     expected = max(last - first, 1)
@@ -229,31 +261,3 @@ def _raise_memory(used: dict[str, Any], nodes: list[NodeUse]) -> None:
 def _gpu_memory(gpus: list[Gpu]) -> dict[str, Any]:
     sizes = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
     return {"gpu_memory_bytes": sum(sizes) if sizes else None}
-
-
-def _worth_showing(processes: list[ProcessUse]) -> list[ProcessUse]:
-    """Those that used most, with their parents, in the order in which they began."""
-    by_pid = {process.pid: process for process in processes}
-    chosen: dict[tuple[int, int], ProcessUse] = {}
-    for process in sorted(processes, key=_weight, reverse=True):
-        current: ProcessUse | None = process
-        while current is not None and (current.pid, current.start) not in chosen:
-            if len(chosen) >= _MOST_PROCESSES:
-                break
-            chosen[(current.pid, current.start)] = current
-            current = by_pid.get(current.parent)
-    return [process for process in processes if (process.pid, process.start) in chosen]
-
-
-def _weight(process: ProcessUse) -> tuple[float, int]:
-    cpu = (process.user_seconds or 0) + (process.system_seconds or 0)
-    return cpu, process.memory_peak_bytes or 0
-
-
-def _process(process: ProcessUse) -> dict[str, Any]:
-    found = process._asdict()
-    return {
-        **found,
-        "cpu_seconds": (process.user_seconds or 0.0) + (process.system_seconds or 0.0),
-        "exact": False,
-    }

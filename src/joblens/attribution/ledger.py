@@ -8,6 +8,9 @@ kept as `orphaned`.
 A parent inherits also from children that were another group's, such as a shell from the commands that
 were run in it. They are counted there already, so that what they leave is `foreign` here.
 
+A group can begin around processes that are older than it is, such as a shell in which user mode is started:
+what these have used until they are first seen is `foreign` too.
+
 A scan takes time. A child can end when its parent has been read already, and what the parent inherits
 then shows only at the next look: for so long it is `late`, and not yet orphaned.
 """
@@ -80,7 +83,10 @@ def knows_io(values: List[int]) -> bool:
 
 
 class Ledger:
-    def __init__(self) -> None:
+    """`since`, in clock ticks after the boot: who began before is older than the group."""
+
+    def __init__(self, since: int = 0) -> None:
+        self.since = since
         self.used = NOTHING
         self.ever = 0
         self._living: Dict[Identity, _Entry] = {}
@@ -101,7 +107,11 @@ class Ledger:
             for identity in [(key.pid, key.start)]
         }
         ended = {identity: old for identity, old in self._living.items() if identity not in now}
-        self.ever += sum(identity not in self._living for identity in now)
+        new = [process for identity, process in now.items() if identity not in self._living]
+        self.ever += len(new)
+        for process in new:
+            if process.key.start < self.since:
+                self._foreign = self._foreign.plus(process.whole)
         if ended or self._late or self._foreign_due or self._foreign_late:
             self._settle(ended, now)
         total = self._orphaned

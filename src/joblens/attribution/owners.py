@@ -29,6 +29,7 @@ _STEPD = re.compile(
 )
 _NOBODY_UID = 65534
 _TICKS = 100
+_ROUNDED = 2  # seconds
 _MOST_PATHS = 1000  # that are remembered: some 300 bytes each, and a few µs to find out again
 _MOST_FACTS = 4096
 
@@ -87,6 +88,14 @@ class Owners:
             return self._claimed.get(job.id, -1)
         facts = self._facts.get(job.id) if job.source == SLURM else None
         return facts.uid if facts else -1
+
+    def began(self, job: Job) -> int:
+        """When a job that a file tells of began, in ticks after the boot; 0 if that is unknown.
+
+        Both times are whole seconds, so that its own first process can seem to be somewhat older.
+        """
+        known = job.source == "file" and job.start and self._boot
+        return (job.start - self._boot - _ROUNDED) * _TICKS if known else 0
 
     def of_slurm(self, job: str, step: str, node: str = "") -> Owner:
         facts = self._facts.get(job)

@@ -65,11 +65,11 @@ def _name(owner: Owner) -> Name:
 class Account:
     """What is known of one job, or one step, on this node."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, since: int = 0) -> None:
         self.job = job
         self.group: Optional[List[int]] = None
         self.path = ""  # of the cgroup
-        self.ledger = Ledger()
+        self.ledger = Ledger(since)
         self.memory: Optional[Memory] = None
         self.uid = self.told_uid = -1
         self.processes = 0
@@ -260,7 +260,7 @@ class Attribution:
         """Make sure that there is one. Another start under the same name is another job."""
         account = self.accounts.get(_name(owner))
         if account is None or (account.job.start and owner.job.start not in (0, account.job.start)):
-            account = self.accounts[_name(owner)] = Account(owner.job)
+            account = self.accounts[_name(owner)] = Account(owner.job, self.owners.began(owner.job))
         elif owner.job.start:
             account.job = owner.job
         account.told_uid = self.owners.told_uid(owner.job)
@@ -289,10 +289,11 @@ class Attribution:
         if self._gpus is None:
             return []
         uses = self._uses or Rows(GPU_PROCESS, (), [])
-        found = self._shares.share(self._gpus, uses, self._job_of, self._given(), self._sees)
+        found = self._shares.share(self._gpus, uses, self.job_of, self._given(), self._sees)
         return [Rows(found.schema, self._same("job_gpu", found.keys), found.values)]
 
-    def _job_of(self, pid: int) -> Optional[JobName]:
+    def job_of(self, pid: int) -> Optional[JobName]:
+        """As of the last look at processes."""
         found = self._of_pid.get(pid)
         return (found[0], found[1], found[3]) if found else None
 

@@ -18,7 +18,8 @@ from joblens.run.marks import VARIABLE, find_run, write_mark
 _SECONDS = 3.0  # that an agent has for its answer
 _AGAIN_SECONDS = 1.1  # after which an agent may look again for a job that it does not know
 _LARGEST = 1 << 16
-_UNKNOWN = 404
+_MOST_DOORS = 100
+_NO_JOB = "no job "  # is what an agent says that does not see it
 
 
 class _Answer(NamedTuple):
@@ -33,33 +34,56 @@ def tell(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> Non
         write_mark(folder, path, body)
         return
     job = own_job(environment)
-    asked = dict(body, job=job) if job else body
+    # Without a job's name, whose agent sees it comes before one that only sees a job of this user.
+    rounds = [dict(body, job=job)] * 2 if job else [dict(body, own=True), body]
     names = _doors(environment, job)
     problems: List[str] = []
+    for number, asked in enumerate(rounds):
+        problems = []
+        if number and job:
+            time.sleep(_AGAIN_SECONDS)
+        if _told(names, path, asked, problems):
+            return
+        if not any(text.startswith(_NO_JOB) for text in problems):
+            break
+    stale = f", and the job of {VARIABLE} is not here" if environment.get(VARIABLE) else ""
+    raise OutsideError("; ".join(problems) or f"no agent of joblens runs on this node{stale}")
+
+
+def _told(names: List[str], path: str, body: Dict[str, Any], problems: List[str]) -> bool:
+    """Whether one of them has taken it."""
     for name in names:
         try:
-            answer = _post(name, path, asked)
-            if answer.status == _UNKNOWN and job:
-                time.sleep(_AGAIN_SECONDS)
-                answer = _post(name, path, asked)
+            answer = _post(name, path, body)
         except (OSError, ServerError) as error:
             if not isinstance(error, ConnectionRefusedError):
                 problems.append(sentence(error))
             continue
         if answer.status == 200:
-            return
-        problems.append(answer.text)
-    stale = f", and the job of {VARIABLE} is not here" if environment.get(VARIABLE) else ""
-    raise OutsideError("; ".join(problems) or f"no agent of joblens runs on this node{stale}")
+            return True
+        if answer.text not in problems:
+            problems.append(answer.text)
+    return False
 
 
 def _doors(environment: Mapping[str, str], job: str) -> List[str]:
-    """The user's own agent in this job, the user's own, and the node's."""
+    """Those of the user's own agents, and the node's; first of those that are there for one job."""
     named = environment.get(AGENT, "")
     if named:
         return [named]
-    uid = os.getuid()
-    return list(dict.fromkeys([door_name(uid, job), door_name(uid), door_name(0)]))
+    own, root = door_name(os.getuid()), door_name(0)
+    there = [name for name in _listening() if name.startswith((own + "-", root + "-"))]
+    usual = [door_name(os.getuid(), job), *there[:_MOST_DOORS], own, root]
+    return list(dict.fromkeys(usual))
+
+
+def _listening() -> List[str]:
+    """Names of sockets without a file, as proc(5) has them."""
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="replace") as lines:
+            return sorted({line.split()[-1][1:] for line in lines if " @joblens-" in line})
+    except OSError:
+        return []
 
 
 def _post(name: str, path: str, body: Dict[str, Any]) -> _Answer:

@@ -24,20 +24,19 @@ exit 127
 """
 
 BOOTSTRAP = """\
-import json, os, runpy, select, shutil, signal, socket, sys, threading
-def read(size):
-    found = b""
-    while len(found) < size:
-        more = os.read(0, min(size - len(found), 1 << 16))
-        if not more:
-            sys.exit("joblens: the agent did not come whole")
-        found += more
-    return found
+import json, os, select, signal, socket, sys, threading
+def read():
+    more = os.read(0, 1 << 16)
+    if not more:
+        sys.exit("joblens: the agent did not come whole")
+    return more
 line = b""
-while not line.endswith(b"\\n"):
-    line += read(1)
+while b"\\n" not in line:
+    line += read()
+line, _, pack = line.partition(b"\\n")
 told = json.loads(line)
-pack = read(told["size"])
+while len(pack) < told["size"]:
+    pack += read()
 host = socket.gethostname()
 names = [told["node"], os.environ.get("SLURMD_NODENAME", ""), host, host.partition(".")[0], "localhost"]
 node = next((name for name in names if name in told["tokens"]), "")
@@ -72,6 +71,7 @@ if told["job"]:
     os.makedirs(os.path.join(base, "jobs"), 0o700, exist_ok=True)
     with open(os.path.join(base, "jobs", "job.json"), "w") as file:
         json.dump(dict(told["job"], uid=os.getuid()), file)
+    os.environ["JOBLENS_JOB"] = told["job"]["id"]
 quoted = lambda text: json.dumps(text, ensure_ascii=False)
 settings = told["settings"]
 for mark, text in (
@@ -81,8 +81,9 @@ for mark, text in (
     ("TOKEN", keep("token", told["tokens"][node].encode())),
 ):
     settings = settings.replace('"@%s@"' % mark, quoted(text))
-agent = keep("agent", pack)
-sys.argv = ["joblens", "agent", "--config", keep("settings", settings.encode())]
+sys.path.insert(0, keep("agent", pack))
+words = ["agent", "--config", keep("settings", settings.encode())]
+del line, pack, settings
 held = os.dup(0)
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 def wait():
@@ -96,9 +97,11 @@ def wait():
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=wait, daemon=True).start()
 try:
-    runpy.run_path(agent, run_name="__main__")
+    from joblens.cli import main
+    sys.exit(main(words))
 finally:
     if not shared:
+        import shutil
         shutil.rmtree(base, ignore_errors=True)
 """
 

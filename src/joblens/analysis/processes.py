@@ -1,0 +1,70 @@
+"""The processes of a job: what each of them used, and which are worth showing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from joblens.store.reader import LOOKS_AROUND, ProcessUse, Reader, Span
+
+_MOST = 200
+_ADDED_UP = ("user_seconds", "system_seconds", "read_bytes", "written_bytes")
+
+
+def used_between(reader: Reader, span: Span, job_start: float) -> list[ProcessUse]:
+    """Those that were seen in a part of a job's time, without what they had used in the job before it."""
+    before = reader.processes(_exactly(span._replace(start=job_start, end=span.start)))
+    return _without(reader.processes(_exactly(span)), before)
+
+
+def used_since_seen(reader: Reader, span: Span, first_looks: Sequence[float]) -> list[ProcessUse]:
+    """Of a job that began around processes that were there: without what the first looks found them with."""
+    found = reader.processes(span)
+    if not first_looks:
+        return found
+    return _without(found, reader.processes(_exactly(span._replace(end=max(first_looks) + 0.001))))
+
+
+def _exactly(span: Span) -> Span:
+    """Readers look at processes for a while before and after."""
+    return span._replace(start=span.start + LOOKS_AROUND, end=span.end - LOOKS_AROUND)
+
+
+def _without(found: list[ProcessUse], before: list[ProcessUse]) -> list[ProcessUse]:
+    known = {(it.pid, it.start, it.node): it for it in before}
+    return [_less(it, known.get((it.pid, it.start, it.node))) for it in found]
+
+
+def _less(process: ProcessUse, before: ProcessUse | None) -> ProcessUse:
+    if before is None:
+        return process
+    used = {name: (getattr(process, name), getattr(before, name)) for name in _ADDED_UP}
+    return process._replace(
+        **{name: max(now - then, 0) for name, (now, then) in used.items() if None not in (now, then)}
+    )
+
+
+def plain_processes(processes: list[ProcessUse]) -> list[dict[str, Any]]:
+    """Those that used most, with their parents, in the order in which they began."""
+    by_pid = {process.pid: process for process in processes}
+    chosen: dict[tuple[int, int], ProcessUse] = {}
+    for process in sorted(processes, key=_weight, reverse=True):
+        current: ProcessUse | None = process
+        while current is not None and (current.pid, current.start) not in chosen:
+            if len(chosen) >= _MOST:
+                break
+            chosen[(current.pid, current.start)] = current
+            current = by_pid.get(current.parent)
+    return [_plain(process) for process in processes if (process.pid, process.start) in chosen]
+
+
+def _weight(process: ProcessUse) -> tuple[float, int]:
+    return _cpu(process), process.memory_peak_bytes or 0
+
+
+def _cpu(process: ProcessUse) -> float:
+    return (process.user_seconds or 0.0) + (process.system_seconds or 0.0)
+
+
+def _plain(process: ProcessUse) -> dict[str, Any]:
+    return {**process._asdict(), "cpu_seconds": _cpu(process), "exact": False}
