@@ -23,7 +23,7 @@ from joblens.schedulers.told import Told
 from .recording import MARK, RECORDED, recorded
 
 Parse = Callable[[str], Told]
-FLUX, PBS = (RECORDED / "flux/jobs.json").read_text(), (RECORDED / "pbs/qstat.json").read_text()
+FLUX, PBS = (RECORDED / "flux-0.88/ended.json").read_text(), (RECORDED / "pbs/qstat.json").read_text()
 ASKED = columns_of(["reason", "workdir", "submitline", "reqnodes"])
 TEXTS: dict[str, tuple[Parse, str]] = {
     "squeue": (lambda text: parse_squeue(text, MARK), recorded("squeue.txt")),
@@ -120,6 +120,6 @@ def test_the_rest_is_there() -> None:
         "scontrol -o": 15,
         "squeue --json": 7,
         "sacct --json": 8,
-        "flux": 4,
+        "flux": 13,
         "pbs": 4,
     }

@@ -1,8 +1,12 @@
-"""Flux, asked through `flux jobs --json` (flux-jobs(1)). Its GPUs are not told there."""
+"""Flux, asked through `flux jobs --json` (flux-jobs(1)).
+
+GPUs are told there only by its own scheduler, sched-simple, and only of jobs that got some.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +20,8 @@ from joblens.schedulers.told import Told, understood
 
 _ALL = ["flux", "jobs", "-A", "--json", "--count=0"]
 _RAN_NEVER = -128  # a return code that stands for a job that was cancelled before it ran
+_GROUP = re.compile(r"rank(\[[^\]]*\]|\d+)/(\S+)")  # of `rank[0-1]/core[0-3],gpu0 rank2/core0`
+_GPUS = re.compile(r"\bgpu(\[[^\]]*\]|\d+)")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"  # RFC 19
 
 
@@ -34,6 +40,13 @@ class Flux:
         jobs = self._jobs("--filter=inactive", f"--since=-{ago}s")
         return [job for job in jobs if job.end is not None and since <= job.end <= until]
 
+    def job(self, id: str, above: bool = False) -> JobFacts | None:
+        """One of the instance that we are in, or of that which runs this one as a job of its own."""
+        words = ["flux", *(["--parent"] if above else []), "jobs", "--json", id]
+        return next(
+            (job for job in parse_flux(run_command(words, {}, self.timeout)).jobs if job.id == id), None
+        )
+
     def _jobs(self, *which: str) -> list[JobFacts]:
         told = parse_flux(run_command([*_ALL, *which], {}, self.timeout))
         self.skipped += told.skipped
@@ -49,11 +62,14 @@ def parse_flux(text: str) -> Told:
 
 
 def _id(job: Any) -> str:
-    """In F58 with an ASCII f, as Flux itself names a job's unit in systemd."""
-    text, number = text_at(job, "jobid"), whole_at(job, "id")
-    if text[:1] in {"ƒ", "f"} and len(text) > 1 and all(letter in _BASE58 for letter in text[1:]):
-        return "f" + text[1:]
-    return f58(number) if number is not None else ""
+    text, number = plain_id(text_at(job, "jobid")), whole_at(job, "id")
+    return text or (f58(number) if number is not None else "")
+
+
+def plain_id(text: str) -> str:
+    """In F58 with an ASCII f, as Flux itself names a job's unit in systemd; "" if it is none."""
+    is_one = text[:1] in {"ƒ", "f"} and len(text) > 1 and all(letter in _BASE58 for letter in text[1:])
+    return "f" + text[1:] if is_one else ""
 
 
 def f58(number: int) -> str:
@@ -80,7 +96,7 @@ def _job(job: Any, id: str) -> JobFacts:
         name=text_at(job, "name"),
         folder=text_at(job, "cwd"),
         state=text_at(job, "status") or text_at(job, "result") or text_at(job, "state"),
-        reason=text_at(job, "exception/type"),
+        reason=_reason(job),
         exit_code=int(code) if has_ended and code is not None and code >= 0 else None,
         signal=int(-code) if has_ended and code is not None and _RAN_NEVER < code < 0 else None,
         submit=_time(job, "t_submit"),
@@ -90,8 +106,32 @@ def _job(job: Any, id: str) -> JobFacts:
         time_limit_seconds=number_at(job, "duration") or None,  # 0 is no limit
         nodes=_nodes(text_at(job, "nodelist")),
         asked=size,
-        allocated=Resources() if start is None else size,
+        allocated=Resources() if start is None else size._replace(gpus=_gpus(job)),
     )
+
+
+def _reason(job: Any) -> str:
+    """Why it ended as it did, or waits, as `flux jobs` says it."""
+    why = ": ".join(filter(None, (text_at(job, "exception/type"), text_at(job, "exception/note"))))
+    if why:
+        return why
+    state = text_at(job, "state")
+    waits_for = [it for it in list_at(job, "dependencies") if isinstance(it, str)]
+    if state == "DEPEND" and waits_for:
+        return f"depends:{','.join(waits_for)}"
+    if state == "SCHED" and whole_at(job, "priority") == 0:
+        return "held" if whole_at(job, "urgency") == 0 else "priority-hold"
+    return ""
+
+
+def _gpus(job: Any) -> int | None:
+    names: tuple[str, ...] = ()
+    found = 0
+    for ranks, parts in _GROUP.findall(text_at(job, "annotations/sched/resource_summary")):
+        gpus = _GPUS.search(parts)
+        if gpus:
+            found += len(understood(expand, ranks, names)) * len(understood(expand, gpus[1], names))
+    return found or None
 
 
 def _nodes(text: str) -> tuple[str, ...]:
