@@ -24,6 +24,7 @@ from joblens.hub.journal import Entry, Journal, recover
 from joblens.hub.keep import clean, read_cursor
 from joblens.hub.seen import Batch
 from joblens.hub.segments import list_sealed
+from small_disk import fill, mounted
 from waiting import wait_for
 
 from .sending import Hub, Sender, make_batch, running_hub, stored
@@ -230,25 +231,8 @@ def fill_segments(home: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root can mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Until nothing more goes in."""
-    path = folder / "ballast"
-    with path.open("wb", buffering=0) as file:
-        try:
-            while file.write(b"x" * 4096):
-                pass
-        except OSError:
-            return path
-    raise AssertionError("it does not fill")
+    with mounted(tmp_path / "small") as folder:
+        yield folder
 
 
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:

@@ -15,35 +15,17 @@ from joblens.api import Store
 from joblens.errors import OutsideError, sentence
 from joblens.store import ingest
 from joblens.store.home import Home, find_home
+from small_disk import fill, mounted
 
 from .conftest import Joblens
 from .made import all_files, begin_job, end_job, make_end, new_home, rows_by_batch, store_job, whole
 from .test_ingest import here
 
-SIZE = 2 << 20
-
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(folder)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root can mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Until nothing more goes in."""
-    path = folder / "ballast"
-    with path.open("wb", buffering=0) as file:
-        try:
-            while file.write(b"x" * 4096):
-                pass
-        except OSError:
-            return path
-    raise AssertionError("it does not fill")
+    with mounted(tmp_path / "small") as folder:
+        yield folder
 
 
 def test_a_full_disk(small_disk: Path) -> None:
