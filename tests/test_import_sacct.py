@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -228,3 +229,27 @@ def test_damaged_text(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> 
 
 def test_outcome_is_plain() -> None:
     assert json.loads(json.dumps(Outcome().describe()))["jobs"] == 0
+
+
+def test_local_times_while_clocks_are_set_back(home: Home, tmp_path: Path) -> None:
+    """An hour is there twice: a job that ended "before" it began did run, and as long as it took."""
+    header = "JobID|JobName|User|State|Submit|Start|End|Elapsed|NodeList|ExitCode"
+    day = "2026-10-25T"
+    rows = [
+        f"1|a|alice|COMPLETED|{day}01:50:00|{day}02:50:00|{day}02:10:00|00:20:00|c1|0:0",
+        "1.batch|batch||COMPLETED||2026-10-25T02:50:00|2026-10-25T02:10:00|00:20:00|c1|0:0",
+        f"2|b|alice|COMPLETED|{day}01:50:00|{day}02:10:00|{day}02:10:00|01:00:00|c1|0:0",
+        f"3|c|alice|COMPLETED|{day}01:50:00|{day}01:59:00|{day}03:01:00|02:02:00|c1|0:0",
+    ]
+    (tmp_path / "past").write_text("\n".join([header, *rows]) + "\n")
+    words = [sys.executable, "-m", "joblens", "import", "sacct", str(tmp_path / "past"), "--cluster", "fox"]
+    variables = {"JOBLENS_HOME": str(home.path), "TZ": "CET-1CEST,M3.5.0,M10.5.0/3"}
+    done = subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = jobs(home)
+    took = {id: record["used"]["duration_seconds"] for id, record in found.items()}
+    assert took == {"1": 1200.0, "2": 3600.0, "3": 7320.0}
+    assert found["1"]["job"]["start"] == 1792889400.0
+    (step,) = found["1"]["steps"]
+    assert (step["start"], step["end"]) == (1792889400.0, 1792890600.0)
+    assert not any("never started" in problem for it in found.values() for problem in it["data"]["problems"])

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import duckdb
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hub.made import Running, encode, node_samples, seconds, write_segment
 from joblens.hub.clocks import Clocks as HubClocks
 from joblens.hub.limits import Bucket
 from joblens.hub.nodes import Node
+from joblens.hub.sinks.lake import LakeSink
 from joblens.jobs.clocks import Clocks, _load
+from joblens.jobs.finish import Ended, finish
+from joblens.reports.text import Style, render_report
+from joblens.schedulers.facts import JobFacts, Resources
+from joblens.store.catalog import Catalog
+from joblens.store.home import Home, find_home, make_home
+from joblens.store.lake import Lake, as_table
 
 from .made import Site
 
@@ -71,3 +82,52 @@ def test_a_record_tells(tmp_path: Path) -> None:
 def test_any_file(data: bytes) -> None:
     for changes in _load(data).values():
         assert all(isinstance(it, float) for change in changes for it in change)
+
+
+@pytest.mark.parametrize("ahead", [-300.0, -60.0, -7.0, -1.5, -0.4, 0.4, 1.5, 7.0, 60.0, 300.0])
+def test_samples_of_another_clock(tmp_path: Path, ahead: float) -> None:
+    """The controller's clock is so much ahead of the node's. No row is lost, and nothing is less than 0."""
+    home = make_home(find_home(tmp_path / "store"))
+    running = [Running("17", "alice", 1000)]
+    times = seconds(100, 41)
+    batch = encode("n0", 1, node_samples("n0", times, running), running)
+    LakeSink("h1", home).take(write_segment(tmp_path / "journal", 1, [batch]))
+    before = count_rows(home)
+    assert before == [len(times)] * 3
+    start, end = times[0] / 1e9 + ahead, times[-1] / 1e9 + ahead
+    job = JobFacts(
+        "lab", "17", "slurm", "alice", state="COMPLETED", exit_code=0, submit=start - 1, start=start, end=end,
+        nodes=("n0",), allocated=Resources(1, 4.0, 1 << 30), user_seconds=3.0, system_seconds=1.0,
+    )  # fmt: skip
+    assert finish(home, tmp_path / "x", [Ended(job)]) == []
+    assert count_rows(home) == before
+    catalog = Catalog(home)
+    record = catalog.report(("lab", "17", start))
+    catalog.close()
+    assert find_negative(record) == []
+    assert (record["job"]["start"], record["job"]["end"]) == (start, end)
+    assert record["used"]["duration_seconds"] == 40.0
+    (node,) = record["nodes"]
+    inside = [it for it in times if start <= it / 1e9 <= end]
+    assert len(inside) - 1 <= node["samples"] <= len(inside) + 1
+    for name in ("gaps", "timeline"):
+        ends = [(it.get("from", it.get("start")), it.get("to", it.get("end"))) for it in record[name]]
+        assert all(start <= first <= last <= end + 1 for first, last in ends)
+        assert ends == sorted(ends)
+    text = render_report(record, Style(False))
+    assert "-" not in [word[0] for word in text.split() if word[1:2].isdigit()], text
+
+
+def count_rows(home: Home) -> list[int]:
+    lake = Lake(home.lake)
+    with duckdb.connect() as connection:
+        tables = [as_table(lake.files(name)) for name in ("job", "load", "process")]
+        return [len(connection.execute(f"SELECT time FROM {table}").fetchall()) for table in tables]
+
+
+def find_negative(found: Any, path: str = "") -> list[str]:
+    if isinstance(found, dict):
+        return [bad for name, it in found.items() for bad in find_negative(it, f"{path}/{name}")]
+    if isinstance(found, list):
+        return [bad for number, it in enumerate(found) for bad in find_negative(it, f"{path}/{number}")]
+    return [path] if isinstance(found, (int, float)) and found < 0 else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, timedelta, timezone
 
@@ -19,6 +19,7 @@ from joblens.schedulers.slurm_text import (
     parse_exit,
     parse_job_id,
     parse_limit,
+    parse_span,
     parse_state,
     parse_time,
 )
@@ -142,3 +143,71 @@ def test_durations_as_slurm_writes_them(seconds: int, thousandths: int) -> None:
     assert parse_duration(f"{seconds % 60:02}:{seconds % 59:02}.{thousandths:03}") == pytest.approx(
         seconds % 60 * 60 + seconds % 59 + thousandths / 1000
     )
+
+
+# Clocks in Oslo: from 2 to 3 on 29 March 2026, from 3 back to 2 on 25 October.
+OSLO = "CET-1CEST,M3.5.0,M10.5.0/3"
+FIRST_HALF_PAST_TWO = 1792888200.0  # 00:30 UTC
+
+
+@pytest.fixture
+def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", OSLO)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_oslo")
+@pytest.mark.parametrize(
+    ("start", "end", "elapsed", "expected"),
+    [
+        # Both within the hour that is there twice: of themselves the first, by their order, by what it took.
+        ("02:30:00", "02:40:00", "", (0, 600)),
+        ("02:30:00", "02:40:00", "600", (0, 600)),
+        ("02:30:00", "02:40:00", "4200", (0, 4200)),
+        ("02:40:00", "02:30:00", "", (600, 3600)),
+        ("02:40:00", "02:30:00", "00:50:00", (600, 3600)),
+        # One of them is not.
+        ("01:30:00", "02:30:00", "01:00:00", (-3600, 0)),
+        ("01:30:00", "02:30:00", "02:00:00", (-3600, 3600)),
+        ("02:30:00", "03:30:00", "7200", (0, 7200)),
+        ("02:30:00", "03:30:00", "3600", (3600, 7200)),
+        ("02:30:00", "03:30:00", "what", (0, 7200)),
+        # No elapsed time, or none of them at all.
+        ("02:30:00", "Unknown", "", (0, None)),
+        ("None", "02:30:00", "00:00:00", (None, 0)),
+        ("no time", "02:30:00", "", (None, 0)),
+    ],
+)
+def test_an_hour_that_is_there_twice(
+    start: str, end: str, elapsed: str, expected: tuple[int | None, int | None]
+) -> None:
+    """Times in seconds from half past two, the first time that it was."""
+    first, last = (f"2026-10-25T{text}" if text[0].isdigit() else text for text in (start, end))
+    found = parse_span(first, last, elapsed)
+    told = tuple(None if moment is None else moment - FIRST_HALF_PAST_TWO for moment in found)
+    assert told == expected
+
+
+@pytest.mark.usefixtures("in_oslo")
+def test_not_begun_before_it_was_submitted() -> None:
+    """Where the rest leaves it open."""
+    times = ("2026-10-25T02:30:00", "2026-10-25T02:40:00", "600")
+    assert parse_span(*times, FIRST_HALF_PAST_TWO + 1800)[0] == FIRST_HALF_PAST_TWO + 3600
+    assert parse_span(*times, FIRST_HALF_PAST_TWO - 1800)[0] == FIRST_HALF_PAST_TWO
+
+
+@pytest.mark.usefixtures("in_oslo")
+def test_an_hour_that_is_not_there() -> None:
+    """An hour of a job that ran while clocks were set forward did not pass."""
+    assert parse_span("2026-03-29T01:30:00", "2026-03-29T03:30:00") == (1774744200.0, 1774747800.0)
+
+
+def test_zones_and_seconds_leave_no_doubt() -> None:
+    assert parse_span("2026-10-25T02:40:00+02:00", "2026-10-25T02:30:00+01:00") == (
+        FIRST_HALF_PAST_TWO + 600,
+        FIRST_HALF_PAST_TWO + 3600,
+    )
+    assert parse_span("1792888200", "1792888201", "5") == (1792888200.0, 1792888201.0)

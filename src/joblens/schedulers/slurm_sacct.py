@@ -22,6 +22,7 @@ from joblens.schedulers.slurm_text import (
     parse_exit,
     parse_job_id,
     parse_limit,
+    parse_span,
     parse_state,
     parse_time,
 )
@@ -160,7 +161,9 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
         reason = "" if state.by is None else f"by {state.by}"
     # Of one that was cancelled before it could begin some versions tell its end as the start.
     never = has_ended and row.get("nodelist", "").strip().lower() == NO_NODES
-    start = None if never else understood(time, row.get("start", ""), None)
+    submit = understood(time, row.get("submit", ""), None)
+    start, end = _span(row, submit, zone)
+    start = None if never else start
     allocated = Resources() if start is None else _resources(row, "alloctres", "alloccpus", "nnodes")
     return JobFacts(
         cluster=known(row.get("cluster", "")) or cluster,
@@ -178,10 +181,10 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
         reason=reason,
         exit_code=code if has_ended else None,
         signal=number if has_ended else None,
-        submit=understood(time, row.get("submit", ""), None),
+        submit=submit,
         eligible=understood(time, row.get("eligible", ""), None),
         start=start,
-        end=understood(time, row.get("end", ""), None) if has_ended else None,
+        end=end if has_ended else None,
         time_limit_seconds=understood(parse_limit, row.get("timelimitraw") or row.get("timelimit", ""), None),
         nodes=understood(expand, row.get("nodelist", ""), ()),
         asked=_asked(row, allocated),
@@ -200,7 +203,7 @@ def _step(row: _Row, id: str, zone: tzinfo | None) -> Step:
     state = understood(parse_state, row.get("state", ""), State("")).word
     has_ended = state in ENDED
     code, number = understood(parse_exit, row.get("exitcode", ""), _NO_EXIT)
-    time = partial(parse_time, zone=zone)
+    start, end = _span(row, None, zone)
     peak = understood(partial(parse_memory, unit=1), row.get("maxrss", ""), None)
     return Step(
         id=id,
@@ -208,8 +211,8 @@ def _step(row: _Row, id: str, zone: tzinfo | None) -> Step:
         state=state,
         exit_code=code if has_ended else None,
         signal=number if has_ended else None,
-        start=understood(time, row.get("start", ""), None),
-        end=understood(time, row.get("end", ""), None) if has_ended else None,
+        start=start,
+        end=end if has_ended else None,
         nodes=understood(expand, row.get("nodelist", ""), ()),
         tasks=whole(row.get("ntasks", "")) or None,
         user_seconds=_seconds(row, "usercpu") if has_ended else None,
@@ -217,6 +220,11 @@ def _step(row: _Row, id: str, zone: tzinfo | None) -> Step:
         memory_peak_bytes=peak.bytes or None if peak else None,  # none at all: nobody looked while it ran
         allocated=_resources(row, "alloctres", "alloccpus", "nnodes"),
     )
+
+
+def _span(row: _Row, submit: float | None, zone: tzinfo | None) -> tuple[float | None, float | None]:
+    elapsed = row.get("elapsedraw") or row.get("elapsed", "")
+    return parse_span(row.get("start", ""), row.get("end", ""), elapsed.strip(), submit, zone)
 
 
 def _shown(id: JobId) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from datetime import datetime, tzinfo
 from typing import NamedTuple
@@ -70,8 +71,11 @@ def known(text: str) -> str:
     return "" if text.strip().upper() in _UNKNOWN else text.strip()
 
 
-def parse_time(text: str, zone: tzinfo | None = None) -> float | None:
-    """Seconds since 1970, or as sacct writes it: local time, of this machine where no other zone is given."""
+def parse_time(text: str, zone: tzinfo | None = None, fold: int = 0) -> float | None:
+    """Seconds since 1970, or as sacct writes it: local time, of this machine where no other zone is given.
+
+    Where clocks are set back, an hour is there twice: the first time, or with `fold` 1 the second (PEP 495).
+    """
     text = text.strip()
     if text.upper() in _UNKNOWN:
         return None
@@ -79,9 +83,44 @@ def parse_time(text: str, zone: tzinfo | None = None) -> float | None:
         return clock(int(text))
     try:
         when = datetime.fromisoformat(text)
-        return (when if when.tzinfo or zone is None else when.replace(tzinfo=zone)).timestamp()
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=zone, fold=fold)
+        return when.timestamp()
     except (ValueError, OverflowError, OSError) as error:
         raise MalformedError("time", repr(text[:80])) from error
+
+
+def parse_span(
+    start: str, end: str, elapsed: str = "", submit: float | None = None, zone: tzinfo | None = None
+) -> tuple[float | None, float | None]:
+    """Both times. Local ones can mean two: then those that fit to each other, to how long it took, and to
+    when it was submitted."""
+    took = _parse_elapsed(elapsed)
+
+    def misfit(pair: tuple[float | None, float | None]) -> tuple[bool, float, bool]:
+        first, last = pair
+        early = first is not None and submit is not None and first < submit
+        if first is None or last is None:
+            return False, 0.0, early
+        return last < first, 0.0 if took is None else abs(last - first - took), early
+
+    return min(itertools.product(_meanings(start, zone), _meanings(end, zone)), key=misfit)
+
+
+def _meanings(text: str, zone: tzinfo | None) -> list[float | None]:
+    try:
+        first, second = parse_time(text, zone), parse_time(text, zone, fold=1)
+    except MalformedError:
+        return [None]
+    return [first] if first == second else [first, second]
+
+
+def _parse_elapsed(text: str) -> float | None:
+    """In seconds, or as `01:02:03`."""
+    try:
+        return float(text) if text.isascii() and text.isdigit() else parse_duration(text)
+    except MalformedError:
+        return None
 
 
 def clock(number: float) -> float | None:
