@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, Thread
@@ -113,8 +115,12 @@ def test_several_at_once() -> None:
         assert first == [Found({"n": "1"}, [1.0] * 20_000, [2.0] * 20_000)]
         assert [len(one.times) for one in second] == [0, 20_000]
         assert second[1].values == []
+
+        def refused() -> list[Found]:
+            return [Found({}, [], []) for _ in server.names("x", 0, 1)]
+
         with pytest.raises(ServerError, match="answers 400"):
-            server.at_once(lambda: server.names("x", 0, 1) and [], list)
+            server.at_once(refused, list)
         server.close()
         listener.shutdown()
 
@@ -135,3 +141,23 @@ def test_points() -> None:
     assert folded.last == {"a": [20.0, 2.0], "b": [1.0, 2.0]}
     assert folded.mean["a"] == [15.5, 2.0]
     assert folded.peak["a"] == [20.0, 2.0]
+
+
+def test_what_a_report_from_a_server_loads() -> None:
+    """Not what the lake needs, and not what takes long for little."""
+    dear = (
+        "duckdb",
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "http.client",
+        "email",
+        "statistics",
+        "concurrent.futures",
+    )
+    code = (
+        "import sys, joblens.api, joblens.cli.job, joblens.cli.elsewhere, joblens.jobs.elsewhere\n"
+        f"print(*sys.modules.keys() & {set(dear)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from joblens.analysis.part import told_by
@@ -33,7 +33,9 @@ class Told(NamedTuple):
     def span(self) -> Span:
         start = float((self.end or self.facts)["start"])
         finish = float(self.end["end"]) if self.end else time.time()
-        return Span(str(self.facts["id"]), start, max(finish, start) + 1.0)
+        return Span(
+            str(self.facts["id"]), start, max(finish, start) + 1.0, str(self.facts.get("cluster") or "")
+        )
 
 
 def told_by_scheduler(job: JobFacts) -> Told:
@@ -64,41 +66,55 @@ def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> 
 def _looked_at(server: Server, info: str, newest: Found, matchers: str, step: float) -> Told:
     """Of this run: one before it may have had the same id."""
     cluster = newest.labels.get("cluster", "")
-    first = last = newest.times[-1]
-    for moment in reversed(newest.times):
-        if first - moment > 1.5 * step:
-            break
-        first = moment
+    first, last = _begin(newest.times, step), newest.times[-1]
     if cluster and "cluster=" not in matchers:
         matchers += "," + equals("cluster", cluster)
-    window = lasting(last - first + step)
-    found = [one for one in server.instant(f"{info}{{{matchers}}}[{window}]", last) if one.times]
+    selected = f"{info}{{{matchers}}}"
+    start, end = _edge(server, selected, first, step, min), _edge(server, selected, last, step, max)
     labels: dict[str, str] = {}
-    for one in found:
+    counts: dict[str, float] = {}  # of looks, by node
+    for one in server.instant(f"count_over_time({selected}[{lasting(last - first + step)}])", last):
         labels.update(one.labels)
-    nodes = sorted({_node(one.labels) for one in found} - {""})
-    times = [moment for one in found for moment in (one.times[0], one.times[-1])]
-    start, end = min(times, default=first), max(times, default=last)
+        counts[_node(one.labels)] = counts.get(_node(one.labels), 0.0) + sum(one.values)
+    nodes, most = sorted({*counts} - {""}), max(counts.values(), default=0.0)
+    interval = max(round((end - start) / (most - 1), 3), 0.001) if most > 2 else INTERVAL
     uid = labels.get("uid", "")
     facts: dict[str, Any] = {
         "id": newest.labels.get("jobid", ""), "cluster": cluster, "user": labels.get("user", ""),
         "uid": int(uid) if uid.isdigit() else None, "source": labels.get("source", "series"),
         "partition": labels.get("partition", ""), "name": "", "node": nodes[0] if nodes else "",
-        "nodes": nodes, "start": start, "interval": _interval(found), "cores": None, "memory": None,
-        "tags": {},
+        "nodes": nodes, "start": start, "interval": interval, "cores": None, "memory": None, "tags": {},
     }  # fmt: skip
-    runs = time.time() - end < 3 * max(_interval(found), 5.0)
+    runs = time.time() - end < 3 * max(interval, 5.0)
     return Told(facts, None if runs else {"start": start, "end": end, "state": "ENDED"})
+
+
+def _begin(times: list[float], step: float) -> float:
+    """Of the last of them that follow each other without a hole, the first."""
+    first = times[-1]
+    for moment in reversed(times):
+        if first - moment > 1.5 * step:
+            break
+        first = moment
+    return first
+
+
+def _edge(
+    server: Server, selected: str, moment: float, step: float, which: Callable[[Iterable[float]], float]
+) -> float:
+    """The first or the last look in the stretch that ends then, in two steps, as all looks would be many."""
+    fine = step / _STEPS
+    there = f"count(last_over_time({selected}[{lasting(fine)}]))"
+    found = [one for one in server.range(there, moment - step + fine, moment, fine) if one.times]
+    if not found:
+        return moment
+    near = which(which(one.times) for one in found)
+    looks = [one for one in server.moments(f"{selected}[{lasting(fine + 0.001)}]", near) if one.times]
+    return which(which(one.times) for one in looks) if looks else near
 
 
 def _node(labels: Mapping[str, str]) -> str:
     return labels.get("node", "") or labels.get("instance", "").partition(":")[0]
-
-
-def _interval(found: Iterable[Found]) -> float:
-    """Seconds from look to look."""
-    paces = [(one.times[-1] - one.times[0]) / (len(one.times) - 1) for one in found if len(one.times) > 2]
-    return max(round(min(paces), 3), 0.001) if paces else INTERVAL
 
 
 def summarise_elsewhere(server: Server, told: Told) -> tuple[dict[str, Any], Reader]:
@@ -106,7 +122,8 @@ def summarise_elsewhere(server: Server, told: Told) -> tuple[dict[str, Any], Rea
     reader: Reader = TsdbReader(server)
     nodes = [str(node) for node in told.facts.get("nodes") or [told.facts.get("node")] if node]
     exporters: ExporterReader | None = None
-    if not reader.looks(told.span, "job"):
+    # Agents that were told no cluster name another: then it is the one with that number.
+    if not any(reader.looks(span, "job") for span in (told.span, told.span._replace(cluster=""))):
         reader = exporters = ExporterReader(server, nodes)
         if not nodes or not reader.looks(told.span, "job"):
             raise JoblensError(f"{server.name} has no samples of job {told.facts['id']} or of its nodes")
