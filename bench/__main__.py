@@ -27,6 +27,7 @@ from bench.startup import measure_startup
 from bench.store import measure_store
 from bench.table import Section, as_data, render
 from bench.tsdb import measure_tsdb
+from bench.usermode import measure_usermode
 
 MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "sixsets": measure_six_sets,
@@ -43,6 +44,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "hooks": measure_hooks,
     "slurm": measure_slurm,
     "tsdb": measure_tsdb,
+    "usermode": measure_usermode,
 }
 
 
