@@ -13,9 +13,8 @@ from typing import Any
 
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.schedulers.json_text import list_at, load, number_at, text_at, whole_at
+from joblens.schedulers.json_text import list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import expand
-from joblens.schedulers.slurm_text import clock
 from joblens.schedulers.told import Told, understood
 
 _ALL = ["flux", "jobs", "-A", "--json", "--count=0"]
@@ -81,8 +80,8 @@ def f58(number: int) -> str:
 
 
 def _job(job: Any, id: str) -> JobFacts:
-    start, code = _time(job, "t_run"), number_at(job, "returncode")
-    cleanup = _time(job, "t_cleanup")  # then its tasks have ended
+    start, code = time_at(job, "t_run"), number_at(job, "returncode")
+    cleanup = time_at(job, "t_cleanup")  # then its tasks have ended
     has_ended = text_at(job, "state") == "INACTIVE"
     size = Resources(nodes=whole_at(job, "nnodes") or None, cores=number_at(job, "ncores") or None)
     return JobFacts(
@@ -99,10 +98,10 @@ def _job(job: Any, id: str) -> JobFacts:
         reason=_reason(job),
         exit_code=int(code) if has_ended and code is not None and code >= 0 else None,
         signal=int(-code) if has_ended and code is not None and _RAN_NEVER < code < 0 else None,
-        submit=_time(job, "t_submit"),
-        eligible=_time(job, "t_sched"),
+        submit=time_at(job, "t_submit"),
+        eligible=time_at(job, "t_sched"),
         start=start,
-        end=(cleanup if start is not None else None) or _time(job, "t_inactive") if has_ended else None,
+        end=(cleanup if start is not None else None) or time_at(job, "t_inactive") if has_ended else None,
         time_limit_seconds=number_at(job, "duration") or None,  # 0 is no limit
         nodes=_nodes(text_at(job, "nodelist")),
         asked=size,
@@ -138,8 +137,3 @@ def _nodes(text: str) -> tuple[str, ...]:
     """Each once: several of Flux's brokers can run on one node."""
     names: tuple[str, ...] = ()
     return tuple(dict.fromkeys(understood(expand, text, names)))
-
-
-def _time(job: Any, name: str) -> float | None:
-    found = number_at(job, name)
-    return None if found is None else clock(found)

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from joblens.errors import MalformedError
+from joblens.schedulers.slurm_text import clock
 
 
 def load(text: str, source: str) -> dict[str, Any]:
@@ -46,6 +47,12 @@ def number_at(tree: Any, path: str) -> float | None:
     if isinstance(found, bool) or not isinstance(found, (int, float)) or abs(found) >= 1 << 64:
         return None
     return found if math.isfinite(found) else None
+
+
+def time_at(tree: Any, path: str) -> float | None:
+    """In seconds since 1970."""
+    found = number_at(tree, path)
+    return None if found is None else clock(found)
 
 
 def whole_at(tree: Any, path: str) -> int | None:

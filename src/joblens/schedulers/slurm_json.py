@@ -10,9 +10,9 @@ import signal as signals
 from typing import Any
 
 from joblens.schedulers.facts import JobFacts, Resources, Step
-from joblens.schedulers.json_text import at, list_at, load, number_at, text_at, whole_at
+from joblens.schedulers.json_text import at, list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import NO_NODES, expand
-from joblens.schedulers.slurm_text import ENDED, NO_VALUES, WAITING, State, clock, known, parse_state
+from joblens.schedulers.slurm_text import ENDED, NO_VALUES, WAITING, State, known, parse_state
 from joblens.schedulers.told import Told, understood
 from joblens.schedulers.tres import gpus, parse_gres_gpus, render_tres, resources
 
@@ -39,6 +39,19 @@ def _told(text: str, source: str, make: Any) -> Told:
     return Told(jobs, len(found) - len(jobs))
 
 
+def _named_alike(job: Any, id: int) -> dict[str, Any]:
+    """What both commands tell under the same names."""
+    texts = {name: text_at(job, name) for name in ("cluster", "account", "partition", "qos", "name")}
+    nodes: tuple[str, ...] = ()
+    return {
+        **texts,
+        "id": str(id),
+        "scheduler": "slurm",
+        "nodes": understood(expand, text_at(job, "nodes"), nodes),
+        "restarts": _count(job, "restart_cnt"),
+    }
+
+
 def _live(job: Any, id: int) -> JobFacts:
     state = _state(at(job, "job_state"))
     waits, has_ended = state in WAITING, state in ENDED
@@ -47,30 +60,22 @@ def _live(job: Any, id: int) -> JobFacts:
     if asked.gpus is None:
         asked = asked._replace(gpus=parse_gres_gpus(text_at(job, "tres_per_job")))
     return JobFacts(
-        cluster=text_at(job, "cluster"),
-        id=str(id),
-        scheduler="slurm",
+        **_named_alike(job, id),
         user=text_at(job, "user_name"),
         uid=whole_at(job, "user_id"),
-        account=text_at(job, "account"),
-        partition=text_at(job, "partition"),
-        qos=text_at(job, "qos"),
-        name=text_at(job, "name"),
         folder=text_at(job, "current_working_directory"),
         command=text_at(job, "command"),
         state=state,
         reason=known(text_at(job, "state_reason")),
         exit_code=code,
         signal=number,
-        submit=_time(job, "submit_time"),
-        eligible=_time(job, "eligible_time"),
-        start=None if waits else _time(job, "start_time"),
-        end=_time(job, "end_time") if has_ended else None,
+        submit=time_at(job, "submit_time"),
+        eligible=time_at(job, "eligible_time"),
+        start=None if waits else time_at(job, "start_time"),
+        end=time_at(job, "end_time") if has_ended else None,
         time_limit_seconds=_limit(job, "time_limit"),
-        nodes=understood(expand, text_at(job, "nodes"), ()),
         asked=asked,
         allocated=Resources() if waits else _tres_text(text_at(job, "tres_alloc_str")),
-        restarts=_count(job, "restart_cnt"),
         **_array(job, "array_job_id", "array_task_id", "array_task_string"),
         **_het(job, "het_job_id", "het_job_offset"),
     )
@@ -84,31 +89,23 @@ def _accounted(job: Any, id: int) -> JobFacts:
     never = has_ended and text_at(job, "nodes").strip().lower() == NO_NODES
     reason, killer = known(text_at(job, "state/reason")), text_at(job, "kill_request_user")
     return JobFacts(
-        cluster=text_at(job, "cluster"),
-        id=str(id),
-        scheduler="slurm",
+        **_named_alike(job, id),
         user=text_at(job, "user") or text_at(job, "association/user"),
-        account=text_at(job, "account"),
-        partition=text_at(job, "partition"),
-        qos=text_at(job, "qos"),
-        name=text_at(job, "name"),
         folder=text_at(job, "working_directory"),
         command=text_at(job, "submit_line"),
         state=state,
         reason=(f"by {killer}" if killer else "") if has_ended else reason,  # why it waited is none
         exit_code=code,
         signal=number,
-        submit=_time(job, "time/submission"),
-        eligible=_time(job, "time/eligible"),
-        start=None if never else _time(job, "time/start"),
-        end=_time(job, "time/end") if has_ended else None,
+        submit=time_at(job, "time/submission"),
+        eligible=time_at(job, "time/eligible"),
+        start=None if never else time_at(job, "time/start"),
+        end=time_at(job, "time/end") if has_ended else None,
         time_limit_seconds=_limit(job, "time/limit"),
-        nodes=understood(expand, text_at(job, "nodes"), ()),
         asked=_tres_list(at(job, "tres/requested")),
         allocated=_tres_list(at(job, "tres/allocated")),
         user_seconds=_total(job, steps, "user") if has_ended else None,
         system_seconds=_total(job, steps, "system") if has_ended else None,
-        restarts=_count(job, "restart_cnt"),
         steps=steps,
         **_array(job, "array/job_id", "array/task_id", "array/task"),
         **_het(job, "het/job_id", "het/job_offset"),
@@ -126,8 +123,8 @@ def _step(step: Any) -> Step:
         state=state,
         exit_code=code,
         signal=number,
-        start=_time(step, "time/start"),
-        end=_time(step, "time/end") if has_ended else None,
+        start=time_at(step, "time/start"),
+        end=time_at(step, "time/end") if has_ended else None,
         nodes=names or understood(expand, text_at(step, "nodes/range"), ()),
         tasks=_count(step, "tasks/count") or None,
         user_seconds=_seconds(step, "time/user") if has_ended else None,
@@ -178,11 +175,6 @@ def _named(name: str) -> int | None:
 def _count(tree: Any, path: str) -> int | None:
     found = whole_at(tree, path)
     return None if found in NO_VALUES else found
-
-
-def _time(tree: Any, path: str) -> float | None:
-    found = number_at(tree, path)
-    return None if found is None else clock(found)
 
 
 def _limit(tree: Any, path: str) -> float | None:
