@@ -20,6 +20,7 @@ from joblens.usermode.pack import pack_agent
 from waiting import wait_for
 
 HOST = socket.gethostname()
+QUICK = BOOTSTRAP.replace("[], 10)", "[], 0.1)")  # seconds between two looks for the hub
 SETTINGS = """
 node = "@NODE@"
 listen = "127.0.0.1:0"
@@ -35,10 +36,14 @@ period = 0.5
 
 @contextmanager
 def started(
-    payload: Payload, python: str = sys.executable, env: Mapping[str, str] = {}, pack: bytes | None = None
+    payload: Payload,
+    python: str = sys.executable,
+    env: Mapping[str, str] = {},
+    pack: bytes | None = None,
+    hub: str = "",
 ) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        ["/bin/sh", "-c", PYTHON_FINDER, "sh", python, BOOTSTRAP],
+        ["/bin/sh", "-c", PYTHON_FINDER, "sh", python, QUICK, hub],
         stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={"PATH": os.defpath, **env}, cwd="/",
     )  # fmt: skip
     with process:
@@ -91,6 +96,54 @@ def test_where_it_is_not(tmp_path: Path) -> None:
     assert not own.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_whatever_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+    """Nothing of it is left where nobody would look for it, and whoever started it learns how it ended."""
+    payload = make_payload(tmp_path)._replace(folder="/no/such/folder")
+    own = tmp_path / f"joblens-4242-x-{HOST}"
+    with started(payload, env={"TMPDIR": str(tmp_path)}) as process:
+        wait_for("batches", lambda: batches(own))
+        (agent,) = children(process.pid)
+        os.kill(agent, number)
+        assert process.wait() == (0 if number == signal.SIGTERM else -number)
+    assert not own.exists()
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_it_gives_way(tmp_path: Path) -> None:
+    """Where memory runs out, the kernel ends it, and not the job."""
+    with started(make_payload(tmp_path)) as process:
+        wait_for("batches", lambda: batches(tmp_path / "hosts" / HOST))
+        assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
+        assert end(process) == 0
+
+
+def test_it_does_not_outlive_the_hub(tmp_path: Path) -> None:
+    """Though its input stays open, as that of a step whose srun was killed."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        place = f"127.0.0.1:{hub.getsockname()[1]}"
+        with started(make_payload(tmp_path), hub=place) as process:
+            wait_for("batches", lambda: batches(tmp_path / "hosts" / HOST))
+            assert process.poll() is None
+            hub.close()
+            assert process.wait() == 0
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """For an agent that never comes: there is no hub any more, or nothing at all comes."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    for code, hub in ((QUICK, place), (QUICK.replace("comes(0, 300)", "comes(0, 0.2)"), "")):
+        words = [sys.executable, "-c", code, hub]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.wait() == 1
+            assert process.stderr is not None
+            assert process.stderr.read() == b"joblens: the agent did not come\n"
+
+
 def test_a_folder_of_that_name_is_there(tmp_path: Path) -> None:
     """Whoever made it, it is not used."""
     payload = make_payload(tmp_path)._replace(folder="/no/such/folder")
@@ -130,13 +183,16 @@ def test_what_can_be_wrong(tmp_path: Path) -> None:
         assert said(process) == f"joblens: this host, {HOST}, is none of those that were asked for"
     finder = PYTHON_FINDER.replace("/usr/bin/python3", "").replace("python3", "no-python")
     found = subprocess.run(
-        ["/bin/sh", "-c", finder, "sh", "/no/such", BOOTSTRAP], capture_output=True, text=True, check=False
+        ["/bin/sh", "-c", finder, "sh", "/no/such", BOOTSTRAP, ""],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (found.returncode, found.stderr) == (
         127, "joblens: there is no Python 3.9 or newer on this host\n",
     )  # fmt: skip
     cut = subprocess.run(
-        [sys.executable, "-c", BOOTSTRAP], input=make_input(make_payload(tmp_path), b"x" * 100)[:-1],
+        [sys.executable, "-c", BOOTSTRAP, ""], input=make_input(make_payload(tmp_path), b"x" * 100)[:-1],
         capture_output=True, check=False,
     )  # fmt: skip
     assert (cut.returncode, cut.stderr) == (1, b"joblens: the agent did not come whole\n")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import os
 import time
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.errors import ConfigError
 from joblens.hub.refusals import Refused
+
+if TYPE_CHECKING:
+    import asyncio  # else late: it takes memory that who only makes tokens does not have
 
 _SHORTEST_KEY = 16
 _UNMUNGE_SECONDS = 10.0
@@ -77,6 +79,8 @@ class Munge:
         sender = self.recall(credential, address)
         if sender is None:
             if self._turns is None:
+                import asyncio
+
                 self._turns = asyncio.Semaphore(_MOST_UNMUNGE)
             async with self._turns:
                 code, text = await self._unmunge(credential)
@@ -102,6 +106,8 @@ class Munge:
 
     async def _unmunge(self, credential: str) -> tuple[int, bytes]:
         """Its exit code, which is munge's own number of the error, and what it prints."""
+        import asyncio
+
         command = ["unmunge", f"--keys={_KEYS}"]
         if self._socket:
             command.append(f"--socket={self._socket}")

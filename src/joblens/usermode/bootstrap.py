@@ -3,7 +3,9 @@ of joblens need be there, and nothing is left behind.
 
 `PYTHON_FINDER` is for sh, `BOOTSTRAP` for the Python that it finds, from 3.9 on. The input is one line of
 JSON and then the agent as one file (joblens.usermode.pack). Then it stays open: its end is the end of the
-agent, so that none is left when whoever started them is gone.
+agent, so that none is left when whoever started them is gone. It may never be told, though: a srun that is
+killed, or gives up because of another node, leaves its tasks with an input that is open for ever, and while
+the prolog of one node has not ended slurmctld signals no step. So they look for the hub too, at all times.
 """
 
 from __future__ import annotations
@@ -12,20 +14,43 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# $1 is the Python that is at work here, $2 the bootstrap.
+# $1 is the Python that is at work here, $2 the bootstrap, $3 the address of the hub.
 PYTHON_FINDER = """\
 for p in "$1" python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9; do
   command -v "$p" >/dev/null 2>&1 || continue
   "$p" -I -c 'import sys; sys.exit(sys.version_info < (3, 9))' </dev/null >/dev/null 2>&1 || continue
-  exec "$p" -I -c "$2"
+  exec "$p" -I -c "$2" "$3"
 done
 echo "joblens: there is no Python 3.9 or newer on this host" >&2
 exit 127
 """
 
 BOOTSTRAP = """\
-import json, os, select, signal, socket, sys, threading
+import json, os, select, signal, socket, sys, threading, time
+try:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out, this goes first, and not the job
+except OSError:
+    pass
+where, _, port = sys.argv[1].rpartition(":")
+def ask():
+    try:
+        socket.create_connection((where.strip("[]"), int(port)), 5).close()
+    except OSError as error:
+        return error
+def comes(fd, seconds):
+    gone, heard = 0, time.monotonic()  # how often in a row the hub's host has said that there is no hub
+    while gone < 3 and time.monotonic() - heard < seconds:
+        if select.select([fd], [], [], 10)[0]:
+            return True
+        if where:
+            error = ask()
+            gone = gone + 1 if isinstance(error, ConnectionRefusedError) else 0
+            heard = heard if error or fd == 0 else time.monotonic()
+    return False
 def read():
+    if not comes(0, 300):
+        sys.exit("joblens: the agent did not come")
     more = os.read(0, 1 << 16)
     if not more:
         sys.exit("joblens: the agent did not come whole")
@@ -42,16 +67,10 @@ names = [told["node"], os.environ.get("SLURMD_NODENAME", ""), host, host.partiti
 node = next((name for name in names if name in told["tokens"]), "")
 if not node:
     sys.exit("joblens: this host, " + host + ", is none of those that were asked for")
-def ask():
-    try:
-        socket.create_connection(tuple(told["hub"]), 5).close()
-    except OSError as error:
-        return error
-if told["hub"]:
-    error = ask()
-    if error:
-        why = error.strerror or error
-        print("joblens: the hub at %s:%d is not reached: %s" % (*told["hub"], why), file=sys.stderr)
+error = where and ask()
+if error:
+    why = error.strerror or error
+    print("joblens: the hub at %s is not reached: %s" % (sys.argv[1], why), file=sys.stderr)
 step = os.environ.get("SLURM_STEP_ID", "")
 print("joblens: at work on " + node + (step and ", step " + step), file=sys.stderr, flush=True)
 def keep(name, data):
@@ -67,6 +86,18 @@ if shared:
 else:
     base = os.path.join(os.environ.get("TMPDIR", "/tmp"), "joblens-%s-%s" % (told["name"], node))
 os.makedirs(base, 0o700, exist_ok=shared)
+child = 0 if shared else os.fork()
+if child:
+    # Whatever ends the agent, its folder goes with it, and this ends as it has ended.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: os.kill(child, number))
+    status = os.waitpid(child, 0)[1]
+    import shutil
+    shutil.rmtree(base, ignore_errors=True)
+    if os.WIFSIGNALED(status):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
 if told["job"]:
     os.makedirs(os.path.join(base, "jobs"), 0o700, exist_ok=True)
     with open(os.path.join(base, "jobs", "job.json"), "w") as file:
@@ -87,22 +118,14 @@ del line, pack, settings
 held = os.dup(0)
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 def wait():
-    gone = 0  # how often in a row the hub's host has said that there is no hub
-    while gone < 3:
-        if select.select([held], [], [], 10)[0]:
-            if not os.read(held, 4096):
-                break
-        elif told["hub"]:
-            gone = gone + 1 if isinstance(ask(), ConnectionRefusedError) else 0
+    # Of a host that is reached by ssh nobody else would end what is left there if the hub's host has died.
+    seconds = 3600 if "SSH_CONNECTION" in os.environ else float("inf")
+    while comes(held, seconds) and os.read(held, 4096):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=wait, daemon=True).start()
-try:
-    from joblens.cli import main
-    sys.exit(main(words))
-finally:
-    if not shared:
-        import shutil
-        shutil.rmtree(base, ignore_errors=True)
+from joblens.cli import main
+sys.exit(main(words))
 """
 
 
@@ -114,7 +137,6 @@ class Payload(NamedTuple):
     settings: str  # TOML, in which "@NODE@", "@SPOOL@", "@JOBS@" and "@TOKEN@" stand for what the host knows
     job: Mapping[str, Any]  # a job file, by which the job's processes are known; empty: there is a scheduler
     node: str = ""  # how the host is called here; "": as it calls itself
-    hub: tuple[str, int] | None = None  # its address: an agent does not outlive it for long
 
 
 def make_input(payload: Payload, pack: bytes) -> bytes:

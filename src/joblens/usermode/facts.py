@@ -1,19 +1,17 @@
-"""What is known of a session's job: from its batch system while that tells, else from when it was started."""
+"""What is known of a session's job: from its batch system while that tells, else from when it was started.
+
+Much is imported late: the process that holds a session asks for little of it, and its memory is the job's.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from joblens.errors import JoblensError
-from joblens.host import Host
-from joblens.run.facts import cores, memory
 from joblens.schedulers.command import run_command
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.schedulers.slurm import Slurm
-from joblens.schedulers.slurm_scontrol import parse_scontrol
-from joblens.schedulers.slurm_text import ENDED
 from joblens.usermode.hosts import Allocation
 
 _SECONDS = 10.0
@@ -22,6 +20,9 @@ _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 
 def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) -> JobFacts:
     """What a job's own environment tells."""
+    from joblens.host import Host
+    from joblens.run.facts import cores, memory
+
     uid, host = os.getuid(), Host()
     job = JobFacts(
         allocation.cluster,
@@ -46,6 +47,9 @@ def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts
     """None where nobody answers. Of a job that has ended, accounting knows more than the queue does."""
     if allocation.scheduler != "slurm":
         return None
+    from joblens.schedulers.slurm import Slurm
+    from joblens.schedulers.slurm_text import ENDED
+
     found = _scontrol(allocation, seconds)
     if found is not None and found.state not in ENDED:
         return found
@@ -61,6 +65,8 @@ def _scontrol(allocation: Allocation, seconds: float) -> JobFacts | None:
         text = run_command(["scontrol", "-o", "show", "job", allocation.job], _TIMES, seconds)
     except JoblensError:
         return None
+    from joblens.schedulers.slurm_scontrol import parse_scontrol
+
     jobs = parse_scontrol(text, allocation.cluster).jobs
     return next((job for job in jobs if job.id == allocation.job), None)
 
@@ -76,7 +82,8 @@ def has_ended(allocation: Allocation) -> bool:
         return "Invalid job id" in str(error)
 
 
-def cancel_step(allocation: Allocation, step: str) -> None:
-    if allocation.scheduler == "slurm" and step:
+def cancel_steps(allocation: Allocation, steps: Sequence[str]) -> None:
+    named = [f"{allocation.job}.{step}" for step in steps if step]
+    if allocation.scheduler == "slurm" and named:
         with suppress(JoblensError):
-            run_command(["scancel", f"{allocation.job}.{step}"], {}, _SECONDS)
+            run_command(["scancel", *named], {}, _SECONDS)

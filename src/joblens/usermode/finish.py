@@ -46,7 +46,8 @@ from joblens.usermode.session import (
 from joblens.usermode.settings import hub_settings
 from joblens.usermode.written import not_written
 
-_END_SECONDS = 180.0  # as long as the holder may take for agents and sinks
+_END_SECONDS = 150.0  # longer than the holder takes for agents, sinks and servers
+_KILL_SECONDS = 5.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
 _LOOK_SECONDS = 0.05
 _SILENT_HOST_SECONDS = 5.0
@@ -78,11 +79,24 @@ def end(session: Session) -> None:
     begin = heard = time.monotonic()
     while session.is_held() and (here or time.monotonic() - heard < _SILENT_SECONDS):
         if time.monotonic() - begin > _END_SECONDS:
-            raise OutsideError(f"it does not end; see {session.folder}/log")
+            _kill(session)
         time.sleep(_LOOK_SECONDS)
         before = session.told["time"]
         if session.load().told["time"] != before:
             heard = time.monotonic()
+
+
+def _kill(session: Session) -> None:
+    """Of a holder that does not end: what hangs on it ends with it. Raises OutsideError if it cannot be."""
+    holder = session.told["holder"]
+    if session.told["host"] == os.uname().nodename and holder:
+        with suppress(ProcessLookupError):
+            os.kill(holder[0], signal.SIGKILL)
+        until = time.monotonic() + _KILL_SECONDS
+        while session.is_held() and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+    if session.is_held():
+        raise OutsideError(f"it does not end; see {session.folder}/log")
 
 
 def finish(session: Session, say: Say = lambda words: None) -> dict[str, Any] | None:

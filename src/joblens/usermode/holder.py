@@ -17,16 +17,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from joblens.config import split_url
 from joblens.errors import JoblensError, MalformedError, OutsideError, sentence
 from joblens.files import write_quickly
 from joblens.hub.auth import make_token
 from joblens.schedulers.nodelist import expand
 from joblens.usermode.bootstrap import Payload, make_input
-from joblens.usermode.child import Child
-from joblens.usermode.extras import find_more
-from joblens.usermode.facts import cancel_step, has_ended
+from joblens.usermode.child import Child, go_first
+from joblens.usermode.facts import cancel_steps, has_ended
 from joblens.usermode.hosts import is_here
 from joblens.usermode.launch import Launch, environment, plan, plan_again
 from joblens.usermode.pack import pack_agent
@@ -39,17 +38,22 @@ from joblens.usermode.session import (
     RUNNING,
     UP,
     WAITING,
+    Session,
     allocation_of,
     load_session,
     start_of_process,
 )
 from joblens.usermode.settings import agent_settings, hub_settings
 
+if TYPE_CHECKING:
+    from joblens.usermode.extras import Companion
+
 _LOOK_SECONDS = 1.0
 _HUB_SECONDS = 30.0  # until the hub is ready
 _AGENT_SECONDS = 8.0  # for agents to send what they have
 _KILL_SECONDS = 3.0
-_DRAIN_SECONDS = 60.0  # for sinks to take what has come
+_DRAIN_SECONDS = 30.0  # for sinks to take what has come; what they have not is brought in later
+_LAST_SECONDS = 15.0  # for the hub itself to end
 _MOST_SAID = 20  # lines that are kept of a host
 _LONGEST_LINE = 500
 _HUB_STARTS = 20
@@ -106,7 +110,7 @@ class Holder:
     def __init__(self, folder: Path) -> None:
         self.session = load_session(folder)
         self.allocation = allocation_of(self.session)
-        self.more = find_more(self.session)
+        self.more_of_hub, self.more_of_agent, self.companions = _find_more(self.session)
         self.env = environment(self.allocation.how, os.environ)
         self.selector = selectors.DefaultSelector()
         self.hub: Child | None = None
@@ -152,7 +156,7 @@ class Holder:
     def _start(self) -> None:
         folder = self.session.folder
         (folder / "hosts").mkdir(mode=0o700, exist_ok=True)
-        for companion in self.more.companions:
+        for companion in self.companions:
             companion.prepare(self.session)
         self._start_hub(f"{hub_address(self.allocation.hosts)}:0")
         until = time.monotonic() + _HUB_SECONDS
@@ -162,9 +166,10 @@ class Holder:
             self._turn(_LOOK_SECONDS)
             if self.asked:
                 return
-        for companion in self.more.companions:
+        for companion in self.companions:
             companion.start(self.session)
-        launches = plan(self.allocation.how, self.allocation.job, self.allocation.hosts, os.environ)
+        where = self.allocation
+        launches = plan(where.how, where.job, where.hosts, os.environ, self._hub_place())
         self._pack = pack_agent()
         for launch in launches:
             self._launch(launch)
@@ -174,7 +179,7 @@ class Holder:
     def _start_hub(self, listen: str) -> None:
         config = self.session.folder / "hub.toml"
         text = hub_settings(self.session, listen, _DRAIN_SECONDS)
-        text += self.more.hub + "".join(companion.hub for companion in self.more.companions)
+        text += self.more_of_hub + "".join(companion.hub for companion in self.companions)
         write_quickly(str(config), text.encode())
         words = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
         self.hub_starts += 1
@@ -197,17 +202,18 @@ class Holder:
 
     def _payload(self, hosts: Sequence[str]) -> Payload:
         told, cluster = self.session.told, self.allocation.cluster
-        url = split_url(told["hub"])
         return Payload(
             name=told["name"],
             folder=str(self.session.folder),
             nonce="session.json",
             tokens={host: make_token(self._key, cluster, host) for host in hosts},
-            settings=self.more.agent + agent_settings(self.session),
+            settings=self.more_of_agent + agent_settings(self.session),
             job=told["job_file"],
             node=hosts[0] if len(hosts) == 1 else "",
-            hub=(url.host, url.port),
         )
+
+    def _hub_place(self) -> str:
+        return str(self.session.told["hub"]).partition("//")[2]
 
     # While it runs
 
@@ -227,7 +233,7 @@ class Holder:
         """It had an address: the agents know no other."""
         hub.close()
         self.hub = None
-        address = str(self.session.told["hub"]).partition("//")[2]
+        address = self._hub_place()
         if not address or self.hub_starts >= _HUB_STARTS:
             raise OutsideError("the hub has ended; see the log")
         _log(f"the hub has ended ({hub.process.returncode}); it is started again")
@@ -245,7 +251,7 @@ class Holder:
             listens = _LISTENS.search(line)
             if listens:
                 known.update(state=UP, up=time.time())
-                for companion in self.more.companions:
+                for companion in self.companions:
                     companion.host_up(self.session, host, listens[1])
             elif ended:
                 self._lost(host, ended[1])
@@ -273,10 +279,9 @@ class Holder:
             return
         left = [host for host in hosts if self.session.hosts[host]["state"] in (UP, WAITING)]
         if len(hosts) > 1 and self._goes_on():
-            cancel_step(self.allocation, agents.step)  # without its command it would go on alone
-            for launch in plan_again(
-                self.allocation.how, self.allocation.job, left, singly=len(left) == len(hosts)
-            ):
+            cancel_steps(self.allocation, [agents.step])  # without its command it would go on alone
+            how, job, singly = self.allocation.how, self.allocation.job, len(left) == len(hosts)
+            for launch in plan_again(how, job, left, singly, self._hub_place()):
                 self._launch(launch)
                 left = [host for host in left if host not in launch.hosts]
         code = child.process.returncode
@@ -294,23 +299,29 @@ class Holder:
     # The end
 
     def _end(self) -> None:
+        """In bounded time: a job waits for it."""
         told = self.session.told
         told.update(state=ENDING, stopped=time.time())
         self._changed = True
-        for companion in self.more.companions:
+        for companion in self.companions:
             companion.last_call(self.session)
         for agents in self.agents:
             if agents.child is not None:
                 agents.child.close_input()
         self._wait(lambda: bool(self.agents), _AGENT_SECONDS)
+        late = [agents.step for agents in self.agents]
         for number, seconds in ((signal.SIGTERM, _KILL_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
             for agents in self.agents:
                 if agents.child is not None:
                     agents.child.signal(number)
             self._wait(lambda: bool(self.agents), seconds)
+        cancel_steps(self.allocation, late)  # the end of its command is not always that of a step
         if self.hub is not None:
-            self.hub.end(_DRAIN_SECONDS + _HUB_SECONDS)
-        for companion in reversed(self.more.companions):
+            hub = self.hub
+            hub.process.terminate()
+            self._wait(lambda: hub.runs, _DRAIN_SECONDS + _LAST_SECONDS)
+            hub.end(0)
+        for companion in reversed(self.companions):
             companion.stop(self.session)
         told["state"] = ENDED
         self.session.save()
@@ -319,6 +330,15 @@ class Holder:
         until = time.monotonic() + seconds
         while look() and time.monotonic() < until:
             self._turn(0.05)
+
+
+def _find_more(session: Session) -> tuple[str, str, tuple[Companion, ...]]:
+    """Beside the embedded store, what few want: whoever does not, need not have it in memory."""
+    if not session.told.get("tsdb"):
+        return "", "", ()
+    from joblens.usermode.extras import find_more
+
+    return find_more(session)
 
 
 def hub_address(hosts: Sequence[str]) -> str:
@@ -344,6 +364,7 @@ def _log(message: str) -> None:
 def main() -> int:
     if os.fork():  # what comes from whoever started us may be taken for the job, and this is not
         os._exit(0)
+    go_first()
     Holder(Path(sys.argv[1])).run()
     return 0
 

@@ -27,20 +27,20 @@ class Launch(NamedTuple):
     labelled: bool = False  # lines have `TASK: ` in front
 
 
-def plan(how: str, job: str, hosts: Sequence[str], env: Mapping[str, str]) -> list[Launch]:
-    """Raises OutsideError where the program for it is missing."""
+def plan(how: str, job: str, hosts: Sequence[str], env: Mapping[str, str], hub: str = "") -> list[Launch]:
+    """`hub`: its address, which agents do not outlive for long. Raises OutsideError: a program is missing."""
     if how == "slurm":
-        return [_srun(job, tuple(hosts))]
+        return [_srun(job, tuple(hosts), hub)]
     if how == "flux":
-        return [_flux(tuple(hosts))]
-    return [_here(host) if how == "here" else _ssh(host, env) for host in hosts]
+        return [_flux(tuple(hosts), hub)]
+    return [_here(host, hub) if how == "here" else _ssh(host, env, hub) for host in hosts]
 
 
-def plan_again(how: str, job: str, hosts: Sequence[str], singly: bool) -> list[Launch]:
+def plan_again(how: str, job: str, hosts: Sequence[str], singly: bool, hub: str) -> list[Launch]:
     """For those that were started together with others, and ended with them."""
     if how != "slurm" or not hosts:
         return []
-    return [_srun(job, (host,)) for host in hosts] if singly else [_srun(job, tuple(hosts))]
+    return [_srun(job, (host,), hub) for host in hosts] if singly else [_srun(job, tuple(hosts), hub)]
 
 
 def environment(how: str, env: Mapping[str, str]) -> dict[str, str]:
@@ -49,11 +49,11 @@ def environment(how: str, env: Mapping[str, str]) -> dict[str, str]:
     return {name: it for name, it in env.items() if not name.startswith(_OF_SLURM) or name in _KEPT_OF_SLURM}
 
 
-def _command() -> tuple[str, ...]:
-    return ("/bin/sh", "-c", PYTHON_FINDER, "sh", sys.executable, BOOTSTRAP)
+def _command(hub: str) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", PYTHON_FINDER, "sh", sys.executable, BOOTSTRAP, hub)
 
 
-def _srun(job: str, hosts: tuple[str, ...]) -> Launch:
+def _srun(job: str, hosts: tuple[str, ...], hub: str) -> Launch:
     """Beside the job's own steps, with a share of what they have; the end of one task is not the others'."""
     count = len(hosts)
     options = (
@@ -62,22 +62,22 @@ def _srun(job: str, hosts: tuple[str, ...]) -> Launch:
         "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--label", "--unbuffered", "--chdir=/",
         "--job-name=joblens",
     )  # fmt: skip
-    return Launch((_program("srun"), *options, *_command()), hosts, labelled=True)
+    return Launch((_program("srun"), *options, *_command(hub)), hosts, labelled=True)
 
 
-def _flux(hosts: tuple[str, ...]) -> Launch:
-    return Launch((_program("flux"), "exec", "--label-io", "--dir=/", *_command()), hosts, labelled=True)
+def _flux(hosts: tuple[str, ...], hub: str) -> Launch:
+    return Launch((_program("flux"), "exec", "--label-io", "--dir=/", *_command(hub)), hosts, labelled=True)
 
 
-def _ssh(host: str, env: Mapping[str, str]) -> Launch:
+def _ssh(host: str, env: Mapping[str, str], hub: str) -> Launch:
     """Never a question: where ssh would ask for something, it fails and says so."""
     given = shlex.split(env.get(SSH, "")) or ["ssh"]
     options = ["-T", "-oBatchMode=yes", f"-oConnectTimeout={_SSH_SECONDS}", "-oServerAliveInterval=15"]
-    return Launch((_program(given[0]), *given[1:], *options, "--", host, shlex.join(_command())), (host,))
+    return Launch((_program(given[0]), *given[1:], *options, "--", host, shlex.join(_command(hub))), (host,))
 
 
-def _here(host: str) -> Launch:
-    return Launch(_command(), (host,))
+def _here(host: str, hub: str) -> Launch:
+    return Launch(_command(hub), (host,))
 
 
 def _program(name: str) -> str:

@@ -109,6 +109,12 @@ class UserMode:
         (pid,) = self.pids(HEAD, job, word)
         os.kill(pid, signal.SIGKILL)
 
+    def end_jobs(self) -> None:
+        """Of a test that has failed: they would be in the way of those behind it."""
+        for user in USERS:
+            self.lab.slurm("scancel", f"--user={user}", check=False)
+        wait_for("the end of all jobs", lambda: not self.lab.squeue())
+
     def check_nothing_is_left(self) -> None:
         wait_for_no_processes(self.lab)
         for node in self.lab.nodes.values():
@@ -119,7 +125,9 @@ class UserMode:
 def mode(lab: Lab) -> Iterator[UserMode]:
     need_perl()
     with ExitStack() as stack:
-        yield UserMode(lab, stack)
+        mode = UserMode(lab, stack)
+        stack.callback(mode.end_jobs)
+        yield mode
 
 
 def test_three_nodes(lab: Lab, mode: UserMode) -> None:
@@ -240,7 +248,8 @@ def test_a_node_that_is_not_reached(lab: Lab, mode: UserMode) -> None:
         echo done""",
         "-N3", "--no-kill",
     )  # fmt: skip
-    wait_for("the job", lambda: lab.squeue().get(job) == "RUNNING")
+    # With the prolog on all nodes: before its end no step of the job can be signalled.
+    wait_for("the job", lambda: lab.slurm("squeue", "-h", "-j", job, "-o", "%T %r").out == "RUNNING None\n")
     lab.login.ip("link set to-c3 down")
     try:
         mode.file("userA", f"go.{job}").touch()
