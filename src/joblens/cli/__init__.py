@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from importlib import import_module
-from typing import List, Optional
+from typing import Any, List, Optional
 
 from joblens import __version__
 from joblens.errors import JoblensError, sentence
@@ -33,6 +33,25 @@ COMMANDS = (
 )
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal. Unless told that, argparse asks shutil at every start, and that takes half a
+    megabyte that an agent keeps."""
+
+    def __init__(self, prog: str, **more: Any) -> None:
+        super().__init__(prog, **{"width": _width() - 2, **more})
+
+
+def _width() -> int:
+    try:
+        return int(os.environ.get("COLUMNS", "")) or 80
+    except ValueError:
+        pass
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:  # no terminal
+        return 80
+
+
 def main(arguments: Optional[List[str]] = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     parser = _build_parser(words)
@@ -57,11 +76,10 @@ def _build_parser(words: List[str]) -> argparse.ArgumentParser:
         prog="joblens",
         description="See what a job really did, from one thread to the whole cluster.",
         epilog="example:\n  joblens run -- make -j4\n  joblens agent --once | grep joblens_job_",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"joblens {__version__}")
-    # With its name it need not ask how wide the terminal is, for which it would load half a megabyte.
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", prog="joblens")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     called = next((word for word in words if not word.startswith("-")), None)
     for name, what in COMMANDS:
         # Only the command that is called is loaded: the others need no more than their line in the help.
@@ -71,7 +89,7 @@ def _build_parser(words: List[str]) -> argparse.ArgumentParser:
             help=what,
             description=what[0].upper() + what[1:] + ".",
             epilog=module.EXAMPLE if module else None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
         )
         if module:
             module.add_arguments(command)
