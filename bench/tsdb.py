@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple
 
-from bench.children import BenchError, cpu_seconds
+from bench.children import BenchError, cpu_seconds, run_usage
 from bench.interpreters import Interpreter
+from bench.run import joblens
 from bench.table import Line, Section, at_most
 from joblens.agent.batch import Batch
 from joblens.analysis.summary import summarise
@@ -29,6 +30,7 @@ from joblens.store.compact import compact
 from joblens.store.home import find_home, make_home
 from joblens.store.promql import Server
 from joblens.store.reader import LakeReader, Reader
+from joblens.store.records import save_record
 from joblens.store.tsdb import TsdbReader
 from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Companion, Running, sink_options
 
@@ -37,11 +39,12 @@ _CORES, _PROCESSES, _PROCESSES_EVERY = 4, 16, 5
 _ROUNDS = 5
 _GOAL = 1.0
 _JOB = "4242"
+_LAKE = "lake"
 _NAMES = {PROMETHEUS: "Prometheus", VICTORIAMETRICS: "VictoriaMetrics"}
 
 
 def measure_tsdb(pythons: list[Interpreter]) -> list[Section]:
-    label, notes = pythons[0].label, list[str]()
+    python, notes = pythons[0], list[str]()
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         lake = LakeSink("bench", make_home(find_home(folder / "store")))
@@ -50,23 +53,36 @@ def measure_tsdb(pythons: list[Interpreter]) -> list[Section]:
         start = time.time() // 1 - _SECONDS - 60
         values = _fill(folder, start, lake, running)
         compact(lake.lake, set)
-        for found in running.values():
-            _settle(found)
-        seconds = {"lake": _time(lambda: LakeReader(lake.lake), start, None)}
-        for kind, found in running.items():
-            server = Server(found.url, found.token_file)
-            seconds[kind] = _time(lambda server=server: TsdbReader(server), start, found.pid)
-            server.close()
+        save_record(lake.home.records, _report(LakeReader(lake.lake), start))
+        stores = {
+            _LAKE: _Lake(lake, python),
+            **{it: _Server(found, folder, python) for it, found in running.items()},
+        }
+        reports, commands = ({kind: list[Spent]() for kind in stores} for _ in range(2))
+        for number in range(_ROUNDS + 1):
+            for kind, store in stores.items():
+                report, command = store.time_report(start), store.time_command()
+                if number:  # the first caches files
+                    reports[kind].append(report)
+                    commands[kind].append(command)
     notes.append(f"{_NODES} nodes for {_SECONDS} s at 1 Hz, {values} values, written through the hub's sinks")
     notes.append("CPU is ours and the server's together; with a core free, nobody waits longer than that")
+    notes.append("command: job ID --store URL, of a job that only the series tell of; of the lake, --from +0")
+    lines = _describe("report", python.label, reports) + _describe("command", python.label, commands)
+    return [Section("Report of a one-hour job on 16 nodes, by where its samples are", lines, notes)]
+
+
+def _describe(what: str, label: str, found: dict[str, list[Spent]]) -> list[Line]:
     lines: list[Line] = []
-    for kind, spents in seconds.items():
-        name = _NAMES.get(kind, kind)
-        beside = [] if kind == "lake" else [spent.cpu for spent in seconds["lake"]]
+    for kind, spents in found.items():
+        name = f"{_NAMES.get(kind, kind)}, {what}"
+        beside = [] if kind == _LAKE else [spent.cpu for spent in found[_LAKE]]
         cpu = [spent.cpu for spent in spents]
         lines.append(at_most(f"{name}, CPU / lake", label, "seconds", cpu, beside=beside, most=_GOAL))
+        if kind != _LAKE:
+            lines.append(at_most(f"{name}, of it the server", label, "seconds", [it.server for it in spents]))
         lines.append(at_most(f"{name}, wall", label, "seconds", [spent.wall for spent in spents]))
-    return [Section("Report of a one-hour job on 16 nodes, by where its samples are", lines, notes)]
+    return lines
 
 
 def _start(kind: str, folder: Path, stack: ExitStack, notes: list[str]) -> Running | None:
@@ -79,32 +95,64 @@ def _start(kind: str, folder: Path, stack: ExitStack, notes: list[str]) -> Runni
         return None
 
 
-def _settle(found: Running) -> None:
-    """VictoriaMetrics shows what is new some seconds later unless it is told."""
-    if found.kind == VICTORIAMETRICS:
-        server = Server(found.url, found.token_file)
-        server._send("/internal/force_flush", "", "GET")
-        server.close()
-
-
 class Spent(NamedTuple):
+    """In seconds; the server's CPU is in `cpu` as well."""
+
     wall: float
     cpu: float
+    server: float
 
 
-def _time(make: Any, start: float, server: int | None) -> list[Spent]:
-    found = []
-    for _ in range(_ROUNDS):
-        begin, cpu = time.perf_counter(), _cpu(server)
-        record = _report(make(), start)
-        found.append(Spent(time.perf_counter() - begin, _cpu(server) - cpu))
+class _Lake:
+    pid = 0  # of a server
+
+    def __init__(self, sink: LakeSink, python: Interpreter) -> None:
+        self._lake, self._python = sink.lake, python
+        self._variables = {"JOBLENS_HOME": str(sink.home.path)}
+
+    def reader(self) -> Reader:
+        return LakeReader(self._lake)
+
+    def command(self) -> list[str]:
+        return joblens(self._python, "job", _JOB, "--from", "+0")
+
+    def time_report(self, start: float) -> Spent:
+        begin, own, server = time.perf_counter(), time.process_time(), self._server_cpu()
+        record = _report(self.reader(), start)
+        wall, own = time.perf_counter() - begin, time.process_time() - own
         if len(record["nodes"]) != _NODES or abs(record["used"]["cores_mean"] - _NODES) > 0.1 * _NODES:
             raise BenchError(f"the report is wrong: {json.dumps(record['used'])}")
-    return found
+        spent = self._server_cpu() - server
+        return Spent(wall, own + spent, spent)
+
+    def time_command(self) -> Spent:
+        server = self._server_cpu()
+        found = run_usage(self.command(), **self._variables)
+        spent = self._server_cpu() - server
+        return Spent(found.wall, found.cpu + spent, spent)
+
+    def _server_cpu(self) -> float:
+        return cpu_seconds(self.pid) if self.pid else 0.0
 
 
-def _cpu(server: int | None) -> float:
-    return time.process_time() + (cpu_seconds(server) if server else 0.0)
+class _Server(_Lake):
+    def __init__(self, found: Running, folder: Path, python: Interpreter) -> None:
+        self.pid, self._python = found.pid, python
+        self._server = Server(found.url, found.token_file)
+        if found.kind == VICTORIAMETRICS:  # it shows what is new some seconds later unless it is told
+            self._server._send("/internal/force_flush", "", "GET")
+        home = folder / f"{found.kind}-home"
+        home.mkdir(0o700)
+        config = home / "joblens.toml"
+        config.write_text(f'[tsdb]\nurl = "{found.url}"\ntoken_file = "{found.token_file}"\n')
+        # Without a PATH there is no sacct that would be asked first.
+        self._variables = {"JOBLENS_HOME": str(home), "JOBLENS_CONFIG": str(config), "PATH": str(home)}
+
+    def reader(self) -> Reader:
+        return TsdbReader(self._server)
+
+    def command(self) -> list[str]:
+        return joblens(self._python, "job", _JOB, "--store", "tsdb")
 
 
 def _report(reader: Reader, start: float) -> dict[str, Any]:
