@@ -92,6 +92,8 @@ def test_exit() -> None:
         ("OOM", State("OUT_OF_MEMORY")),
         ("R", State("RUNNING")),
         ("REQUEUED", State("REQUEUED")),
+        ("PENDING,REQUEUED", State("REQUEUED")),
+        ("PENDING,COMPLETING", State("PENDING")),
     ],
 )
 def test_state(text: str, state: State) -> None:

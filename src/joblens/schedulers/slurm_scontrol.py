@@ -35,7 +35,12 @@ _NAMES = (
     " MinMemoryCPU MinTmpDiskNode Features Prefer DelayBoot Reservation OverSubscribe Contiguous Licenses"
     " LicensesAlloc Network Command SubmitLine WorkDir AdminComment SystemComment Comment Extra StdErr"
     " StdIn StdOut BatchScript MemPerTres CpusPerTres TresPerJob TresPerNode TresPerSocket TresPerTask"
-    " TresBind TresFreq NtasksPerTRES Power Switches CronJob MailUser MailType Container ContainerID"
+    " TresBind TresFreq NtasksPerTRES Power Switches CronJob CrontabSpec MailUser MailType Container"
+    " ContainerID ContainerType SLUID Exclusive ExpeditedRequeue SegmentSize SpreadSegments"
+    " ConsolidateSegments SpreadJob MemUpdate OOMKillStep ResvPorts CompletingTime BatchFeatures"
+    " ClusterFeatures BurstBuffer BurstBufferState FedOrigin FedViableSiblings FedActiveSiblings"
+    " GresAllowTaskSharing GresEnforceBind GresOneTaskPerSharing KillOInInvalidDependent"
+    " KillOnInvalidDependent SELinuxContext"
 ).split()
 _FIELD = re.compile(rf"(?:^|(?<=\s))({'|'.join(map(re.escape, sorted(_NAMES, key=len, reverse=True)))})=")
 _RECORD = re.compile(r"^JobId=(?=[0-9])", re.MULTILINE)

@@ -22,6 +22,7 @@ _FLAGS = frozenset(  # set beside a state, or in its place
     "COMPLETING CONFIGURING EXPEDITING LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED"
     " REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED UPDATE_DB".split()
 )
+_PUT_BACK = frozenset("REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD REVOKED SPECIAL_EXIT".split())
 _SHORT = {
     "BF": "BOOT_FAIL",
     "CA": "CANCELLED",
@@ -165,12 +166,18 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
 
 
 def parse_state(text: str) -> State:
-    """One word: of `RUNNING,COMPLETING` that of the state, not those that are set beside it."""
+    """One word: of `RUNNING,COMPLETING` that of the state, not those that are set beside it.
+
+    Of `PENDING,REQUEUED`, as JSON has it, Slurm's text tells only how the job came to wait again.
+    """
     words = [_STATE.fullmatch(part.strip()) for part in text.replace("|", ",").split(",")]
     if not all(words):
         raise MalformedError("state", repr(text[:80]))
     found = [State(_SHORT.get(it[1], it[1]), int(it[2]) if it[2] else None) for it in words if it]
-    return next((state for state in found if state.word not in _FLAGS), found[0])
+    base = next((state for state in found if state.word not in _FLAGS), found[0])
+    if base.word == "PENDING":
+        return next((state for state in found if state.word in _PUT_BACK), base)
+    return base
 
 
 def parse_job_id(text: str) -> JobId:
