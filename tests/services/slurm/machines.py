@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from waiting import PATIENCE
 
 SWITCH = "10.98.0.254"
+_SLURM = os.environ.get("JOBLENS_SLURM_PREFIX", "")  # where another Slurm is than the one of this machine
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PATH = f"{_SLURM}/bin:{_SLURM}/sbin:{_PATH}" if _SLURM else _PATH
 _KINDS = ("--mount", "--net", "--uts", "--ipc", "--pid")
 # Orphans are this process's children, and are gone when they end because it ignores that.
 _FIRST = """hostname "$1" && mount -t tmpfs -o mode=755 none /run && echo here &&
