@@ -178,6 +178,17 @@ def test_several_jobs(stage: Stage) -> None:
         assert stage.post("/mark", b'{"text": "x", "own": true}')[0] == 404
 
 
+def test_an_agent_of_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not been seen by it yet is of that job."""
+    monkeypatch.setenv("JOBLENS_JOB", "43")
+    with staged(tmp_path) as (stage, _), sleeping() as one, sleeping() as other:
+        for job, pid in (("42", one), ("43", other)):
+            stage.begin(job, pid=pid)
+            wait_for(job, partial(is_marked, stage, job))
+        assert stage.post("/mark", b'{"text": "x"}') == (200, "marked in job 43")
+        assert stage.post("/mark", b'{"text": "x", "own": true}')[0] == 404
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

@@ -104,7 +104,8 @@ def test_others_get_nothing(kind: str, tmp_path: Path) -> None:
     where others could read it."""
     with started(kind, tmp_path / "session") as found:
         running = found.running
-        for path in ("/api/v1/query?query=up", "/api/v1/write", "/", "/api/v1/export?match[]=up"):
+        pages = ("/metrics", "/flags", "/config", "/debug/pprof/heap", "/debug/pprof/cmdline")
+        for path in ("/api/v1/query?query=up", "/api/v1/write", "/", "/api/v1/export?match[]=up", *pages):
             assert fetch(running.url + path).status == 401, path
         assert fetch(running.url + "/api/v1/query?query=up", Authorization="Basic eDp5").status == 401
         server = server_of(running)

@@ -38,10 +38,9 @@ def door_name(uid: int, job: str = "") -> str:
     return f"joblens-agent-{uid}" + (f"-{job}"[:60] if job else "")
 
 
-def _own_name() -> str:
-    """Root's agents that a scheduler's prolog starts are all jobs', one after the other."""
-    uid = os.geteuid()
-    return door_name(uid, own_job(os.environ) if uid else os.environ.get(JOB_VARIABLE, ""))
+def _only_job() -> str:
+    """For which this agent is there. Root's that a scheduler's prolog starts are all jobs', one by one."""
+    return own_job(os.environ) if os.geteuid() else os.environ.get(JOB_VARIABLE, "")
 
 
 class Door:
@@ -54,7 +53,7 @@ class Door:
     def open(self) -> None:
         """Unless another agent has that name; then when it has gone. A recording has no jobs here."""
         if self._server is None and self.sampler.host.live:
-            name = os.environ.get(VARIABLE) or _own_name()
+            name = os.environ.get(VARIABLE) or door_name(os.geteuid(), _only_job())
             with suppress(OSError):
                 self._server = Server(self._selector, "\0" + name, self.answer, LARGEST)
 
@@ -103,8 +102,12 @@ class Door:
         named = self._named(request.uid, told.job, told.node)
         if told.job or (len(named) < 2 and not told.own):
             return named
-        own = [name for name in named if name == self._job_around(request.pid)]
-        return own or ([] if told.own else named)
+        around = self._job_around(request.pid)
+        own = [name for name in named if name == around]
+        if told.own:
+            return own
+        # A program that has just begun has not been seen yet: then it is of the job that the agent is for.
+        return own or [name for name in named if name[1] == _only_job()] or named
 
     def _job_around(self, pid: int) -> Optional[JobName]:
         """Of a process, or of the nearest of those that it comes from which has been seen."""

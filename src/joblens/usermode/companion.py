@@ -37,6 +37,7 @@ _PROGRAMS = {
     VICTORIAMETRICS: ("victoria-metrics", "victoria-metrics-prod", "victoriametrics"),
 }
 _USER = "joblens"
+_OPEN_PAGES = ("metricsAuthKey", "flagsAuthKey", "pprofAuthKey")  # pages that httpAuth may leave open
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _ATTEMPTS = 5  # at finding a port
 _START_SECONDS = 30.0
@@ -188,6 +189,7 @@ class Companion:
         environment = {name: text for name, text in os.environ.items() if name in ("PATH", "HOME", "TMPDIR")}
         if self.kind == VICTORIAMETRICS:  # a command line is everybody's to read, and this is not
             environment |= {"httpAuth_username": _USER, "httpAuth_password": password}
+            environment |= dict.fromkeys(_OPEN_PAGES, password)
         with self.log.open("wb") as log:
             os.fchmod(log.fileno(), 0o600)
             return subprocess.Popen(
