@@ -47,19 +47,21 @@ class NodeCount:
         thread.start()
 
     def _enter(self, stack: ExitStack, group: Path) -> Path:
+        before = group.parent / _path_of(self.slurmd, group.parent.name) / "cgroup.procs"
+        if not before.exists():
+            raise OSError(f"{before} is not there")
         group.mkdir(exist_ok=True)
-        stack.callback(self._leave, group)
+        stack.callback(self._leave, group, before)
         (group / "cgroup.procs").write_text(str(self.slurmd))
         return group
 
-    def _leave(self, group: Path) -> None:
+    def _leave(self, group: Path, before: Path) -> None:
         """Slurm's own programs stay for a moment after their job."""
-        home = group.parent / "cgroup.procs"
 
         def is_gone() -> bool:
             for pid in (group / "cgroup.procs").read_text().split():
                 try:
-                    home.write_text(pid)
+                    before.write_text(pid)
                 except ProcessLookupError:
                     continue
             try:
@@ -104,6 +106,13 @@ class NodeCount:
 
     def memory_between(self, begin: float, end: float) -> list[int]:
         return [look.memory_bytes for look in self.looks if begin <= look.time <= end]
+
+
+def _path_of(pid: int, hierarchy: str) -> str:
+    """Where it is there (cgroups(7)): below the hierarchy's root."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    found = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
+    return found.get(hierarchy, found.get("", "/")).lstrip("/")
 
 
 def _find_slurmd(machine: Machine) -> int:
