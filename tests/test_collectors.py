@@ -15,6 +15,7 @@ from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, GAUGE, Rows
 from kernel import (
     DISKSTATS,
+    FILES,
     INTERRUPTS,
     MEMINFO,
     NET_DEV,
@@ -361,6 +362,16 @@ def test_a_cgroup_hierarchy_that_is_mounted_later(tmp_path: Path) -> None:
     assert reading()[0].keys == ()
     make_machine(tmp_path)
     assert [reading() for _ in range(64)][-1][0].keys == (("/slurm/uid_1000/job_42",),)
+
+
+def test_cgroups_of_one_job(tmp_path: Path) -> None:
+    """Those of a name and below it; where there are none of that name, all."""
+    names = [name for name in FILES if "/job_42/" in name]
+    changes: dict[str, bytes | None] = {name.replace("job_42", "job_421"): FILES[name] for name in names}
+    both = {("/slurm/uid_1000/job_42",), ("/slurm/uid_1000/job_421",)}
+    for only, wanted in (("job_42", {("/slurm/uid_1000/job_42",)}), ("job_4", both), ("", both)):
+        (groups,) = read("cgroups", tmp_path, changes, only=only)
+        assert set(groups.keys) == wanted
 
 
 def test_cgroups(tmp_path: Path) -> None:

@@ -61,7 +61,13 @@ NOTHING = Used(0, 0, 0, 0, 0, 0)
 class _Entry(NamedTuple):
     key: ProcessKey
     whole: Used  # its own and what it inherited
-    inherited: Used
+    child_user: int
+    child_system: int
+
+    @property
+    def inherited(self) -> Used:
+        """The kernel does not tell own and inherited I/O apart."""
+        return Used(self.child_user, self.child_system, *self.whole[2:])
 
 
 def entry(key: ProcessKey, values: List[int], before: Optional[_Entry]) -> _Entry:
@@ -70,11 +76,8 @@ def entry(key: ProcessKey, values: List[int], before: Optional[_Entry]) -> _Entr
         io = [values[index] for index in _IO]
     else:  # users are not told that of a process on its way out: what was known stays
         io = list((before.whole if before else NOTHING)[2:])
-    return _Entry(
-        key,
-        Used(values[_USER] * _TICK + child_user, values[_SYSTEM] * _TICK + child_system, *io),
-        Used(child_user, child_system, *io),  # the kernel does not tell own and inherited I/O apart
-    )
+    whole = Used(values[_USER] * _TICK + child_user, values[_SYSTEM] * _TICK + child_system, *io)
+    return _Entry(key, whole, child_user, child_system)
 
 
 def knows_io(values: List[int]) -> bool:
@@ -114,11 +117,8 @@ class Ledger:
                 self._foreign = self._foreign.plus(process.whole)
         if ended or self._late or self._foreign_due or self._foreign_late:
             self._settle(ended, now)
-        total = self._orphaned
-        for process in now.values():
-            total = total.plus(process.whole)
-        for late in self._late.values():
-            total = total.plus(late)
+        wholes = [process.whole for process in now.values()]
+        total = Used(*map(sum, zip(self._orphaned, *self._late.values(), *wholes)))
         self._living = now
         self.used = total.minus(self._foreign).at_least(self.used)
         return self.used

@@ -47,6 +47,7 @@ class Owners:
         self.declared: List[Owner] = []  # jobs that are here, as Slurm's hooks say, with processes or without
         self.inherited: Dict[Tuple[int, int], Owner] = {}
         self._inferred: Dict[str, Owner] = {}
+        self._of_files: Dict[int, Tuple[JobFile, Owner]] = {}  # by the file's identity, so it is kept beside
 
     def of_path(self, path: str) -> Optional[Owner]:
         if path in self._paths:
@@ -122,6 +123,15 @@ class Owners:
         return Owner(Job(self.cluster, name, "inferred", start), "", self.node)
 
     def of_file(self, found: JobFile) -> Owner:
+        """The same object each time: a job can have very many processes."""
+        known = self._of_files.get(id(found))
+        if known is None:
+            if len(self._of_files) >= _MOST_FACTS:
+                self._of_files.clear()
+            known = self._of_files[id(found)] = (found, self._make_owner(found))
+        return known[1]
+
+    def _make_owner(self, found: JobFile) -> Owner:
         job = Job(found.cluster or self.cluster, found.id, found.source or "file", found.start)
         long = self.node.startswith(found.node + ".")  # the host's name with its domain
         return Owner(job, found.step, self.node if long else found.node or self.node)

@@ -7,6 +7,7 @@ network file systems, and processes can end unseen. `job_info` says which it was
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Dict, List, Mapping, Optional, Set, Tuple
 
 from joblens.attribution.devices import DeviceLists, Given, JobName
@@ -177,6 +178,7 @@ class Attribution:
         self._looked_for: Set[int] = set()  # pids of which it is known whose they are, or that nobody knows
         self._wanted: Set[int] = set()
         self._keys: Dict[str, Tuple[Key, ...]] = {}
+        self._owned: Tuple[Tuple[Key, ...], List[Optional[Owner]]] = ((), [])  # of the last scan
 
     def take(self, rows: Rows) -> Rows:
         """The rows as they are told: those of processes have their job in front of their keys."""
@@ -216,8 +218,9 @@ class Attribution:
             self._account(declared)
         self._declared = set(map(_name, self.owners.declared))
         self.forgotten = set()
+        names_of = {id(owner): self._accounts_of(owner) for owner in {id(it): it for it in owners}.values()}
         members = [
-            Member(key, processes.row(number), self._accounts_of(owner))
+            Member(key, processes.row(number), names_of[id(owner)])
             for number, (key, owner) in enumerate(zip(keys, owners))
         ]
         left = self._estates.update(members)
@@ -230,11 +233,24 @@ class Attribution:
         self._sharing.forget((key.pid, key.start) for key in keys)
         self._drop_ended()
         self._fresh = True
-        self._of_pid = {key.pid: _name(owner) for key, owner in zip(keys, owners) if owner}
         self._looked_for = {key.pid for key in keys} | self._wanted
         self._wanted = set()
-        labels = tuple((*(_name(owner) if owner else _NOBODY), *key) for key, owner in zip(keys, owners))
-        return Rows(OWNED_PROCESS, self._same("process", labels), processes.values)
+        if not self._are_owned_as_before(processes.keys, owners):
+            self._owned = (processes.keys, owners)
+            self._of_pid = {key.pid: _name(owner) for key, owner in zip(keys, owners) if owner}
+            names = [_name(owner) if owner else _NOBODY for owner in owners]
+            self._same("process", tuple((*name, *key) for name, key in zip(names, keys)))
+        return Rows(OWNED_PROCESS, self._keys["process"], processes.values)
+
+    def _are_owned_as_before(self, keys: Tuple[Key, ...], owners: List[Optional[Owner]]) -> bool:
+        """By identity, which is what stays from one scan to the next while nothing changes."""
+        before = self._owned
+        return (
+            "process" in self._keys
+            and keys is before[0]
+            and len(owners) == len(before[1])
+            and all(map(is_, owners, before[1]))
+        )
 
     def take_uses(self, uses: Rows) -> Rows:
         """Processes on GPUs, with their job in front of the key."""

@@ -54,7 +54,7 @@ COLLECTORS: Tuple[Collector, ...] = (
     Collector("pressure", pressure, "/proc/pressure"),
     # Sizes change slowly, and a file system can take its time to answer.
     Collector("filesystems", filesystems, "/proc/self/mounts, statvfs", pause=60.0),
-    Collector("cgroups", cgroups, "/sys/fs/cgroup"),
+    Collector("cgroups", cgroups, "/sys/fs/cgroup", options={"only": ""}),
     # Costs some 30 µs per process, which on a node with thousands is much for every second.
     Collector(
         "processes",

@@ -96,7 +96,8 @@ _MOUNTS_READ_AGAIN = 64  # slurmd, which may be started after the agent, can mou
 _LIKELY = ("memory", "cpuacct", "freezer", "cpuset")  # v1 controllers in which Slurm or PBS make groups
 
 
-def cgroups(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+def cgroups(host: Host, only: str = "") -> Callable[[], Tuple[Rows, ...]]:
+    """All, or those below folders of that name, such as `job_42`; where there are none, all the same."""
     mounts = Mounts({}, None)
     top = _build_top()
     readings = 0
@@ -109,6 +110,8 @@ def cgroups(host: Host) -> Callable[[], Tuple[Rows, ...]]:
             mounts = parse_mounts(host.read_once("proc/self/mounts"))
         readings += 1
         groups = sorted(_find(host, mounts, top))
+        if only:
+            groups = [group for group in groups if only in group.split("/")] or groups
         if groups != known:
             for gone in set(known) - set(groups):
                 for folder in {*mounts.v1.values(), mounts.v2 or ""}:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.collectors.pss import read_shares
 from joblens.errors import MalformedError
@@ -91,6 +91,7 @@ THREAD = Schema(
 STEPD = "slurmstepd"  # Slurm's, from which the processes of a job's step come
 _STEPD_NAME = f"Name:\t{STEPD}\n".encode()
 _NO_IO = [ABSENT] * 7
+_STAT_FIELDS = 22
 _STATUS = (
     b"\nVmRSS:",
     b"\nRssAnon:",
@@ -118,10 +119,13 @@ def _awaits_title(key: ProcessKey) -> bool:
     return key.name == STEPD and not key.command.startswith(STEPD + ": ")
 
 
-def parse_stat(path: str, data: bytes) -> Stat:
-    """The name can hold anything, brackets and newlines too, so it ends at the last bracket."""
+def parse_stat(path: str, data: bytes, most: int = -1) -> Stat:
+    """The name can hold anything, brackets and newlines too, so it ends at the last bracket.
+
+    Of the fields so many are told apart, in a process those until its start and some more.
+    """
     first, last = data.find(b"("), data.rfind(b")")
-    fields = data[last + 1 :].split()
+    fields = data[last + 1 :].split(None, most)
     if first < 0 or last < first or len(fields) < 22:
         raise MalformedError(path, f"not the fields of a process: {data[:80]!r}")
     return Stat(data[first + 1 : last], fields)
@@ -172,7 +176,7 @@ def _says(path: bytes) -> Tuple[bool, int, int]:
 class _Process:
     """A process that is followed: its open files, and what of it is not read each time."""
 
-    __slots__ = ("again_in", "files", "kernel", "key", "path", "settled", "stat_name")
+    __slots__ = ("again_in", "files", "kernel", "key", "path", "settled", "stat_name", "who")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -182,6 +186,7 @@ class _Process:
         self.settled = False
         self.stat_name = b""
         self.key: Optional[ProcessKey] = None
+        self.who: Tuple[Any, ...] = ()  # that of it by which the key changes, as the kernel tells it
 
     def read(self, host: Host, name: str, keep: bool) -> bytes:
         fd = self.files.get(name)
@@ -210,6 +215,7 @@ class _Table:
         self.below, self.others = below, others
         self.strangers: Set[str] = set()
         self._foreign: Set[str] = set()  # since the last scan, so that it may still change its user
+        self._last_pid = b""
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
         self.scans = 0
@@ -218,11 +224,12 @@ class _Table:
 
     def read(self) -> Rows:
         self.scans += 1
-        pids = [pid for pid in self.host.list("proc") if pid.isdigit()]
         if self.below:
-            pids = self._descendants(pids)
+            pids = self._descendants(self._list())
         elif not self.others:
-            pids = self._of_user(pids)
+            pids = self._of_user()
+        else:
+            pids = self._list()
         for pid in self.known.keys() - set(pids):
             self.known.pop(pid).close()
         keys: List[Key] = []
@@ -237,6 +244,9 @@ class _Table:
         if found != self.keys:
             self.keys = found
         return Rows(PROCESS, self.keys, values)
+
+    def _list(self) -> List[str]:
+        return [pid for pid in self.host.list("proc") if pid.isdigit()]
 
     def identities(self) -> List[Tuple[int, int]]:
         return [(process.key.pid, process.key.start) for process in self.known.values() if process.key]
@@ -260,12 +270,17 @@ class _Table:
         self.strangers.update(pid for pid in parents if pid not in family)
         return [pid for pid in pids if pid in family]
 
-    def _of_user(self, pids: List[str]) -> List[str]:
+    def _of_user(self) -> List[str]:
         """Those whose real user is ours, and Slurm's, by which one knows the steps of those.
 
         A stranger is looked at again at the next scan, for a scheduler starts processes as root, and then
-        seldom: another process may have got its number.
+        seldom: another process may have got its number. On a node with many cores are thousands of kernel
+        threads: nobody is looked for while the kernel has given no number to anybody new.
         """
+        before, self._last_pid = self._last_pid, self._read_last_pid()
+        if self._last_pid and self._last_pid == before and not self._foreign and self.scans % 64:
+            return list(self.known)
+        pids = self._list()
         listed = set(pids)
         self.strangers = self.strangers & listed if self.scans % 64 else set()
         new = listed - self.strangers - self.known.keys()
@@ -273,7 +288,20 @@ class _Table:
         foreign = new - followed
         self.strangers |= foreign & self._foreign
         self._foreign = foreign
-        return [pid for pid in pids if pid in self.known or pid in followed]
+        # In the same order as last time: else all would be told anew who they are.
+        return [*(pid for pid in self.known if pid in listed), *followed]
+
+    def _read_last_pid(self) -> bytes:
+        """The number that was given last, to a process or a thread: the last word of /proc/loadavg (proc(5)).
+
+        Empty where nobody knows.
+        """
+        if not self.host.live:  # a recording's stands still
+            return b""
+        try:
+            return self.host.read("proc/loadavg").rpartition(b" ")[2]
+        except OSError:
+            return b""
 
     def _is_followed(self, pid: str) -> bool:
         try:
@@ -309,7 +337,7 @@ class _Table:
     def _read_known(self, process: _Process) -> Optional[Tuple[ProcessKey, List[int]]]:
         host = self.host
         keep = len(self.known) * 3 <= self.most_kept
-        stat = parse_stat(process.path, process.read(host, "stat", keep))
+        stat = parse_stat(process.path, process.read(host, "stat", keep), _STAT_FIELDS)
         fields = stat.fields
         process.kernel = stat.kernel_thread
         if process.kernel:
@@ -337,8 +365,12 @@ class _Table:
     def _key(self, process: _Process, stat: Stat, uid: int) -> ProcessKey:
         """The key of last time while nothing in it changed; a new name means a new command."""
         old, fields = process.key, stat.fields
-        parent, group, session, terminal = map(int, fields[1:5])
         process.again_in -= 1
+        who = (stat.name, uid, fields[19], *fields[1:5])
+        if who == process.who and process.again_in >= 0 and old and old.name != STEPD:
+            return old
+        process.who = who
+        parent, group, session, terminal = map(int, fields[1:5])
         if old is None or stat.name != process.stat_name:
             name, process.stat_name = stat.name.decode("utf-8", "replace"), stat.name
             command, cgroup = self._command(process), self._cgroup(process)

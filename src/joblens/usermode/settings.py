@@ -31,6 +31,8 @@ job_files = "@JOBS@"
 [collectors.processes]
 interval = {processes}
 others = false
+[collectors.cgroups]
+only = {group}
 [push]
 url = {hub}
 period = {period}
@@ -52,11 +54,13 @@ def hub_settings(session: Session, listen: str, drain_seconds: float) -> str:
 
 
 def agent_settings(session: Session) -> str:
-    interval = float(session.told["interval"])
+    """Others' jobs on the same node are not looked at: they are not ours, and there can be many."""
+    interval, allocation = float(session.told["interval"]), session.told["allocation"]
     return _AGENT.format(
         interval=interval,
         listen=_quoted(session.told.get("listen", "127.0.0.1:0")),
-        cluster=_quoted(session.told["allocation"]["cluster"]),
+        cluster=_quoted(allocation["cluster"]),
+        group=_quoted(f"job_{allocation['job']}" if allocation["scheduler"] == "slurm" else ""),
         processes=max(interval, _PROCESSES_SECONDS),
         hub=_quoted(session.told["hub"]),
         period=max(interval, _PERIOD_SECONDS),
