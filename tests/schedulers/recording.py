@@ -9,12 +9,13 @@ from joblens.schedulers.told import Told
 
 RECORDED = Path(__file__).parent / "recorded"
 SLURM = RECORDED / "slurm-22.05"
+NEWER = ("26.05",)
 MARK = "~mark~"
 HOSTILE = "bad | name\nUserId=root(0) JobState=COMPLETED"
 
 
-def recorded(name: str) -> str:
-    return (SLURM / name).read_text()
+def recorded(name: str, version: str = "22.05") -> str:
+    return (RECORDED / f"slurm-{version}" / name).read_text()
 
 
 def by_id(told: Told) -> dict[str, JobFacts]:

@@ -20,7 +20,7 @@ from joblens.schedulers.slurm_scontrol import parse_scontrol
 from joblens.schedulers.slurm_squeue import parse_squeue
 from joblens.schedulers.told import Told
 
-from .recording import MARK, RECORDED, recorded
+from .recording import MARK, NEWER, RECORDED, recorded
 
 Parse = Callable[[str], Told]
 FLUX, PBS = (RECORDED / "flux-0.88/ended.json").read_text(), (RECORDED / "pbs/qstat.json").read_text()
@@ -33,11 +33,15 @@ TEXTS: dict[str, tuple[Parse, str]] = {
     "scontrol -o": (parse_scontrol, recorded("scontrol_oneline.txt")),
     "squeue --json": (parse_squeue_json, recorded("squeue.json")),
     "sacct --json": (parse_sacct_json, recorded("sacct.json")),
+    "squeue --json, newest": (parse_squeue_json, recorded("squeue.json", NEWER[-1])),
+    "sacct --json, newest": (parse_sacct_json, recorded("sacct.json", NEWER[-1])),
     "flux": (parse_flux, FLUX),
     "pbs": (parse_pbs, PBS),
 }
 PARSERS = [pytest.param(*it, id=name) for name, it in TEXTS.items()]
-TREES = [pytest.param(*TEXTS[name], id=name) for name in ("squeue --json", "sacct --json", "flux", "pbs")]
+TREES = [
+    pytest.param(*it, id=name) for name, it in TEXTS.items() if "json" in name or name in {"flux", "pbs"}
+]
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -120,6 +124,8 @@ def test_the_rest_is_there() -> None:
         "scontrol -o": 15,
         "squeue --json": 7,
         "sacct --json": 8,
+        "squeue --json, newest": 8,
+        "sacct --json, newest": 8,
         "flux": 13,
         "pbs": 4,
     }

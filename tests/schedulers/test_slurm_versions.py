@@ -1,0 +1,156 @@
+"""What newer versions of Slurm answered on a real cluster: the same jobs in each, told in each way it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.slurm_json import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm_sacct import columns_of, parse_sacct
+from joblens.schedulers.slurm_scontrol import parse_scontrol
+from joblens.schedulers.slurm_squeue import parse_squeue
+from joblens.schedulers.told import Told
+
+from .recording import HOSTILE, MARK, NEWER, by_id, recorded
+
+MIB = 1 << 20
+ODD_NAME = "x" * 300 + ' "q" ~\\ é'
+every_version = pytest.mark.parametrize("version", NEWER)
+
+
+def columns(version: str) -> list[str]:
+    """That this sacct has of those that joblens knows. `Restarts` came with 24.11."""
+    return columns_of("reason workdir submitline reqnodes".split() + ["restarts"] * (version >= "24.11"))
+
+
+def squeue(version: str) -> Told:
+    return parse_squeue(recorded("squeue.txt", version), MARK)
+
+
+def sacct(version: str) -> Told:
+    return parse_sacct(recorded("sacct.txt", version), MARK, columns(version))
+
+
+@every_version
+def test_squeue(version: str) -> None:
+    told = squeue(version)
+    jobs = by_id(told)
+    assert told.skipped == 0
+    assert {"4", "5_1", "5_2", "5_[3-4%2]", "6", "7", "8", "10+0", "10+1", "12", "14", "15"} <= set(jobs)
+    three = jobs["4"]
+    tres = "cpu=3,mem=600M,node=3,billing=3,gres/gpu=3,gres/gpu:a100=3"
+    assert (three.user, three.uid, three.account, three.qos) == ("userA", 61001, "lab", "normal")
+    assert (three.state, three.reason, three.end, three.folder) == (
+        "RUNNING",
+        "",
+        None,
+        "/home/userA/a folder",
+    )
+    assert (three.nodes, three.time_limit_seconds) == (("c1", "c2", "c3"), 300.0)
+    assert (three.asked.gpus, three.allocated) == (3, Resources(3, 3.0, 600 * MIB, 3, tres))
+    assert (jobs["10+1"].id, jobs["5_1"].array_job, jobs["15"].state) == ("11", "5", "SUSPENDED")
+
+
+@every_version
+def test_waiting(version: str) -> None:
+    """Why each waits, with what it asks for; a limit that is infinite is none."""
+    jobs = by_id(squeue(version))
+    held, again, wide = jobs["13_[0,2,4,6,8]"], jobs["8"], jobs["12"]
+    assert (held.name, held.user, held.reason) == (HOSTILE, "userC", "JobHeldUser")
+    assert (held.asked.gpus, held.time_limit_seconds, held.eligible) == (2, None, None)
+    assert (again.state, again.reason, again.restarts, again.start) == ("PENDING", "BeginTime", 1, None)
+    assert (wide.asked.nodes, wide.time_limit_seconds, wide.nodes) == (3, 86_400.0, ())
+    assert jobs["6"].time_limit_seconds == 365 * 86_400.0  # so Slurm shows a limit that is none
+    assert (jobs["14"].name, jobs["14"].reason) == (ODD_NAME, "Dependency")
+
+
+@every_version
+def test_sacct_ends(version: str) -> None:
+    told = sacct(version)
+    assert told.skipped == 0
+    ends = {(job.shown_id, job.state, job.exit_code, job.signal, job.reason) for job in told.jobs}
+    assert {
+        ("1", "OUT_OF_MEMORY", 0, 125, ""),
+        ("2", "FAILED", 0, 9, ""),
+        ("3", "FAILED", 3, None, ""),
+        ("4", "FAILED", 1, None, ""),
+        ("5_4", "COMPLETED", 0, None, ""),
+        ("7", "CANCELLED", 0, None, "by 61002"),
+        ("8", "REQUEUED", 0, None, ""),
+        ("8", "CANCELLED", 0, None, "by 0"),
+        ("9", "TIMEOUT", 0, None, ""),
+        ("10+1", "COMPLETED", 0, None, ""),
+        ("12", "CANCELLED", 0, None, "by 0"),
+    } <= ends
+    never = by_id(told)["12"]
+    assert (never.start, never.nodes, never.allocated) == (None, (), Resources())
+    assert all(job.start and job.end and job.end >= job.start for job in told.jobs if job is not never)
+
+
+@every_version
+def test_sacct_steps(version: str) -> None:
+    job = by_id(sacct(version))["4"]
+    assert [(step.id, step.name, step.state, step.exit_code, step.tasks) for step in job.steps] == [
+        ("batch", "batch", "FAILED", 1, 1),
+        ("extern", "extern", "COMPLETED", 0, 3),
+        ("0", "sleep", "COMPLETED", 0, 3),
+        ("1", "false", "FAILED", 1, 1),
+    ]
+    assert job.steps[2].nodes == ("c1", "c2", "c3")
+    assert job.asked == Resources(3, 3.0, 600 * MIB, 3, "billing=3,cpu=3,gres/gpu=3,mem=600M,node=3")
+
+
+@every_version
+def test_squeue_json(version: str) -> None:
+    """Tells what the text tells, and what was asked for besides."""
+    told = parse_squeue_json(recorded("squeue.json", version))
+    jobs, text = by_id(told), by_id(squeue(version))
+    assert (set(jobs), told.skipped) == (
+        {"3", "4", "5_1", "5_[3-4%2]", "8", "10+1", "13_[0,2,4,6,8]", "15"},
+        0,
+    )
+    for shown in set(jobs) - {"3"}:  # which has ended, and is no more in the queue
+        assert jobs[shown]._replace(asked=Resources()) == text[shown]._replace(asked=Resources())
+    assert jobs["4"].asked == Resources(3, 3.0, 600 * MIB, 3, "cpu=3,mem=600M,node=3,billing=3,gres/gpu=3")
+    ended = jobs["3"]
+    assert (ended.state, ended.exit_code, ended.signal, ended.name) == ("FAILED", 3, None, HOSTILE)
+
+
+@every_version
+def test_scontrol(version: str) -> None:
+    """Tells what JSON tells, but for fields that a job's name has written once more."""
+    jobs = by_id(parse_scontrol(recorded("scontrol_oneline.txt", version), "testcl"))
+    told = by_id(parse_squeue_json(recorded("squeue.json", version)))
+    for shown in set(told) - {"3", "13_[0,2,4,6,8]"}:
+        assert jobs[shown] == told[shown]
+    assert (jobs["3"].user, jobs["3"].uid, jobs["3"].state) == ("", None, "")
+    assert (jobs["1"].state, jobs["1"].signal, jobs["1"].reason) == ("OUT_OF_MEMORY", 125, "OutOfMemory")
+    assert jobs["14"].name == ODD_NAME
+
+
+@every_version
+def test_sacct_json(version: str) -> None:
+    """Tells what the text tells, with microseconds and the name of who cancelled it."""
+    told = parse_sacct_json(recorded("sacct.json", version))
+    text = {(job.id, job.submit): job for job in sacct(version).jobs}
+    assert [job.shown_id for job in sorted(told.jobs, key=lambda job: (int(job.id), job.submit))] == [
+        *("1", "3", "4", "8", "8", "10+1", "12", "5_1"),
+    ]
+    for job in told.jobs:
+        check_alike(job, text[job.id, job.submit])
+    again = [job for job in told.jobs if job.id == "8"]
+    assert {(job.state, job.reason) for job in again} == {("REQUEUED", ""), ("CANCELLED", "by root")}
+
+
+def check_alike(job: JobFacts, text: JobFacts) -> None:
+    other = {"uid", "reason", "asked", "allocated", "user_seconds", "system_seconds", "restarts", "steps"}
+    for field in set(JobFacts._fields) - other:
+        assert getattr(job, field) == getattr(text, field), (job.id, field)
+    assert (job.asked[:4], job.allocated[:4]) == (text.asked[:4], text.allocated[:4])
+    assert job.restarts in {None, text.restarts}
+    assert job.user_seconds == pytest.approx(text.user_seconds, abs=0.001)
+    assert len(job.steps) == len(text.steps)
+    for step, known in zip(job.steps, text.steps, strict=True):
+        for field in ("id", "name", "state", "exit_code", "signal", "start", "end", "nodes", "tasks"):
+            assert getattr(step, field) == getattr(known, field), (job.id, step.id, field)
+        assert step.memory_peak_bytes == pytest.approx(known.memory_peak_bytes, rel=0.01)
