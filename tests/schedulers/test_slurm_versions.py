@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.nodelist import compress
 from joblens.schedulers.slurm_json import parse_sacct_json, parse_squeue_json
 from joblens.schedulers.slurm_sacct import columns_of, parse_sacct
 from joblens.schedulers.slurm_scontrol import parse_scontrol
 from joblens.schedulers.slurm_squeue import parse_squeue
 from joblens.schedulers.told import Told
+from joblens.schedulers.tres import parse_tres
 
 from .recording import HOSTILE, MARK, NEWER, by_id, recorded
 
@@ -98,6 +100,17 @@ def test_sacct_steps(version: str) -> None:
     ]
     assert job.steps[2].nodes == ("c1", "c2", "c3")
     assert job.asked == Resources(3, 3.0, 600 * MIB, 3, "billing=3,cpu=3,gres/gpu=3,mem=600M,node=3")
+
+
+@every_version
+def test_both_ways(version: str) -> None:
+    """Lists of nodes are written again as Slurm wrote them; of resources JSON has the amounts of the text."""
+    text, told = recorded("sacct.txt", version), parse_sacct_json(recorded("sacct.json", version))
+    assert "c[1-3]" in {compress(job.nodes) for job in told.jobs}
+    amounts = {job.id: parse_tres(job.allocated.tres) for job in sacct(version).jobs}
+    for job in told.jobs:
+        assert parse_tres(job.allocated.tres) == amounts[job.id]
+        assert f"{MARK}{compress(job.nodes) or 'None assigned'}{MARK}" in text
 
 
 @every_version

@@ -1,4 +1,4 @@
-"""Jobs from `squeue --json` and `sacct --json`, as Slurm 21.08 (v0.0.37) to 24.11 (v0.0.42) write them.
+"""Jobs from `squeue --json` and `sacct --json`, as Slurm 21.08 (v0.0.37) to 26.05 (v0.0.45) write them.
 
 The names of the fields stayed; numbers became objects that can say "not set", and a state became a list of
 words. The text of sacct tells more: 22.05 writes exit code 0 here for jobs that failed with another one.
