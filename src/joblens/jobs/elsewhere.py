@@ -19,7 +19,7 @@ from joblens.store.reader import Reader, Span
 from joblens.store.tsdb import TsdbReader
 
 SCAN_SECONDS = 30 * 86_400.0  # in which a job is looked for of which nothing else is known
-_STEPS = 1000
+_STEPS, _FINER = 1000, 96  # a duration is in whole milliseconds: 27 s
 _INFO = ("joblens_job_info", "rmsjob_info")  # ours, and Omnistat's
 
 
@@ -103,7 +103,7 @@ def _edge(
     server: Server, selected: str, moment: float, step: float, which: Callable[[Iterable[float]], float]
 ) -> float:
     """The first or the last look in the stretch that ends then, in two steps, as all looks would be many."""
-    fine = step / _STEPS
+    fine = step / _FINER
     there = f"count(last_over_time({selected}[{lasting(fine)}]))"
     found = [one for one in server.range(there, moment - step + fine, moment, fine) if one.times]
     if not found:
