@@ -281,23 +281,36 @@ def test_kernel_threads_are_left_out(tmp_path: Path) -> None:
     assert [key[0] for key in processes.keys] == [4000]
 
 
-def _process(pid: int, uid: int, name: str) -> dict[str, bytes | None]:
+def _process(pid: int, uid: int, name: str, parent: int = 1) -> dict[str, bytes | None]:
     return {
         f"proc/{pid}/stat": b"%d " % pid + PROCESS_STAT.replace(b"(a) R (b\n)", b"(%s)" % name.encode()),
-        f"proc/{pid}/status": f"Name:\t{name}\nUid:\t{uid}\t0\t0\t0\n".encode(),
+        f"proc/{pid}/status": f"Name:\t{name}\nPPid:\t{parent}\nUid:\t{uid}\t0\t0\t0\n".encode(),
         f"proc/{pid}/cmdline": name.encode(),
     }
 
 
 def test_without_those_of_others(tmp_path: Path) -> None:
-    """By the real user, for a program can have its file's; and Slurm's own, whoever it belongs to."""
+    """By the real user, for a program can have its file's; and Slurm's own that these come from."""
     own, other = os.geteuid(), os.geteuid() + 1
     changes = {
-        **_process(4000, other, "a"), **_process(4001, own, "b"), **_process(4002, other, "slurmstepd"),
-        **_process(4003, other, "slurmstepd2"),
+        **_process(4000, other, "a"), **_process(4001, own, "b", 4003), **_process(4002, other, "slurmstepd"),
+        **_process(4003, other, "slurmstepd", 4004), **_process(4004, other, "slurmstepd", 4005),
+        **_process(4005, other, "slurmd"), **_process(4006, own, "c", 4000), **_process(4007, own, "d", 4006),
     }  # fmt: skip
-    (processes,) = read("processes", tmp_path, changes, others=False)
-    assert sorted(key[0] for key in processes.keys) == [4001, 4002]
+    reading = OPEN["processes"](Host(make_machine(tmp_path, changes)), others=False)
+    for _ in range(70):
+        (processes,) = reading()
+        assert sorted(key[0] for key in processes.keys) == [4001, 4003, 4004, 4006, 4007]
+
+
+def test_a_task_that_comes_late(tmp_path: Path) -> None:
+    """Its slurmstepd was there long before it, and was nobody's."""
+    own, other = os.geteuid(), os.geteuid() + 1
+    step = {**_process(4000, other, "a"), **_process(4002, other, "slurmstepd")}
+    reading = OPEN["processes"](Host(make_machine(tmp_path, step)), others=False)
+    assert not any(reading()[0].keys for _ in range(10))
+    make_machine(tmp_path, {**step, **_process(4003, own, "b", 4002)})
+    assert sorted(key[0] for key in reading()[0].keys) == [4002, 4003]
 
 
 @pytest.mark.parametrize("looks", [1, 2, 20])

@@ -238,8 +238,8 @@ class Attribution:
         if not self._are_owned_as_before(processes.keys, owners):
             self._owned = (processes.keys, owners)
             self._of_pid = {key.pid: _name(owner) for key, owner in zip(keys, owners) if owner}
-            names = [_name(owner) if owner else _NOBODY for owner in owners]
-            self._same("process", tuple((*name, *key) for name, key in zip(names, keys)))
+            jobs = [_name(owner) if owner else _NOBODY for owner in owners]
+            self._same("process", tuple((*job, *key) for job, key in zip(jobs, keys)))
         return Rows(OWNED_PROCESS, self._keys["process"], processes.values)
 
     def _are_owned_as_before(self, keys: Tuple[Key, ...], owners: List[Optional[Owner]]) -> bool:

@@ -89,7 +89,7 @@ THREAD = Schema(
     ),
 )
 STEPD = "slurmstepd"  # Slurm's, from which the processes of a job's step come
-_STEPD_NAME = f"Name:\t{STEPD}\n".encode()
+_STEPD_NAME = f"Name:\t{STEPD}".encode()
 _NO_IO = [ABSENT] * 7
 _STAT_FIELDS = 22
 _STATUS = (
@@ -209,6 +209,14 @@ class _Process:
     __del__ = close  # a table that failed is dropped as it is
 
 
+class _Look(NamedTuple):
+    """What one has to know of a process to decide whether to follow it."""
+
+    name: bytes  # the whole line
+    uid: int
+    parent: str
+
+
 class _Table:
     def __init__(self, host: Host, below: int, others: bool) -> None:
         self.host = host
@@ -271,7 +279,7 @@ class _Table:
         return [pid for pid in pids if pid in family]
 
     def _of_user(self) -> List[str]:
-        """Those whose real user is ours, and Slurm's, by which one knows the steps of those.
+        """Those whose real user is ours, and any slurmstepd that they come from: by that their step is known.
 
         A stranger is looked at again at the next scan, for a scheduler starts processes as root, and then
         seldom: another process may have got its number. On a node with many cores are thousands of kernel
@@ -280,16 +288,26 @@ class _Table:
         before, self._last_pid = self._last_pid, self._read_last_pid()
         if self._last_pid and self._last_pid == before and not self._foreign and self.scans % 64:
             return list(self.known)
-        pids = self._list()
-        listed = set(pids)
+        listed = set(self._list())
         self.strangers = self.strangers & listed if self.scans % 64 else set()
         new = listed - self.strangers - self.known.keys()
-        followed = {pid for pid in new if self._is_followed(pid)}
-        foreign = new - followed
-        self.strangers |= foreign & self._foreign
+        looks = [(pid, self._look(pid)) for pid in new]
+        followed = {pid: look.parent for pid, look in looks if look.uid == self.host.uid}
+        foreign = new - followed.keys()
+        for pid in list(followed):
+            self._add_steps(followed[pid], followed)
+        self.strangers = (self.strangers | foreign & self._foreign) - followed.keys()
         self._foreign = foreign
-        # In the same order as last time: else all would be told anew who they are.
+        # In the order of last time: else it would be told anew of all who they are.
         return [*(pid for pid in self.known if pid in listed), *followed]
+
+    def _add_steps(self, pid: str, followed: Dict[str, str]) -> None:
+        while pid and pid not in self.known and pid not in followed:
+            look = self._look(pid)
+            if look.name != _STEPD_NAME:
+                return
+            followed[pid] = look.parent
+            pid = look.parent
 
     def _read_last_pid(self) -> bytes:
         """The number that was given last, to a process or a thread: the last word of /proc/loadavg (proc(5)).
@@ -303,12 +321,14 @@ class _Table:
         except OSError:
             return b""
 
-    def _is_followed(self, pid: str) -> bool:
+    def _look(self, pid: str) -> _Look:
         try:
             status = self.host.read_once(f"proc/{pid}/status")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            return False
-        return status.startswith(_STEPD_NAME) or parse_status(status)[0] == self.host.uid
+            return _Look(b"", -1, "")
+        name = status.partition(b"\n")[0]
+        parent = status.partition(b"\nPPid:\t")[2].partition(b"\n")[0]
+        return _Look(name, parse_status(status)[0], parent.decode("ascii", "replace"))
 
     def _parent(self, pid: str) -> str:
         try:

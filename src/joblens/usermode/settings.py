@@ -28,6 +28,7 @@ cluster = {cluster}
 node = "@NODE@"
 [attribution]
 job_files = "@JOBS@"
+infer = false
 [collectors.processes]
 interval = {processes}
 others = false
@@ -54,7 +55,7 @@ def hub_settings(session: Session, listen: str, drain_seconds: float) -> str:
 
 
 def agent_settings(session: Session) -> str:
-    """Others' jobs on the same node are not looked at: they are not ours, and there can be many."""
+    """Others' jobs on the same node are not looked at, nor is guessed what the user does beside this one."""
     interval, allocation = float(session.told["interval"]), session.told["allocation"]
     return _AGENT.format(
         interval=interval,
