@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.errors import ServerError
+from joblens.errors import ConfigError, ServerError
 from joblens.store.promql import Server
 from joblens.store.promql_answer import Answer, Found, read_answer, read_series
 from joblens.store.tsdb_fold import as_series, fold, make_grid
@@ -123,6 +123,23 @@ def test_several_at_once() -> None:
             server.at_once(refused, list)
         server.close()
         listener.shutdown()
+
+
+@pytest.mark.parametrize(
+    "url", ["https://m.example.org/select/0:1/prometheus/", "http://[::1]:9090", "http://prom_1/a%20b"]
+)
+def test_addresses(url: str) -> None:
+    """Also those of VictoriaMetrics' cluster, which have a tenant in their path."""
+    assert Server(url).name == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "http://", "http://a b", "http://user:word@x", "http://x?query=1"]
+)
+def test_what_is_no_address(url: str) -> None:
+    """A password in an address would be on command lines, and is not sent."""
+    with pytest.raises(ConfigError, match="is no address"):
+        Server(url)
 
 
 def test_points() -> None:

@@ -97,7 +97,7 @@ Known = Mapping[str, Mapping[str, Any]]
 _SHORTEST, _LONGEST = 0.01, 86_400.0
 _SMALLEST_SPOOL, _LARGEST_SPOOL = 1 << 16, 1 << 40
 _URL = re.compile(
-    r"(https?)://(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?(/[A-Za-z0-9._~/%+-]*)?"
+    r"(https?)://(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?(/[A-Za-z0-9._~/%+:@=,-]*)?"
 )
 
 
