@@ -45,7 +45,7 @@ def test_flux() -> None:
         "fC2MuGrB", "userA", 61001, "physics", "", "/home/userA",
     )  # fmt: skip
     assert (job.state, job.submit, job.start, job.end) == (
-        "RUN",
+        "RUNNING",
         1794812070.2988272,
         1794812070.3269322,
         None,
@@ -59,8 +59,8 @@ def test_flux_from_inside() -> None:
     """A batch job is an instance of its own, and is asked about at the one above."""
     (job,) = parse_flux((FLUX / "batch_from_inside.json").read_text()).jobs
     after = flux_job("batch")
-    assert (job.state, after.state, after.end) == ("RUN", "COMPLETED", 1794812067.8023396)
-    assert job == after._replace(state="RUN", end=None, exit_code=None)
+    assert (job.state, after.state, after.end) == ("RUNNING", "COMPLETED", 1794812067.8023396)
+    assert job == after._replace(state="RUNNING", end=None, exit_code=None)
 
 
 def test_flux_ends() -> None:
@@ -73,8 +73,8 @@ def test_flux_ends() -> None:
         "timeout: resource allocation expired",
     )
     assert (late.nodes, late.end) == (("c1", "c2"), 1794812055.1923237)
-    assert (cancelled.state, cancelled.exit_code, cancelled.reason) == ("CANCELED", 143, "cancel")
-    assert (never.state, never.exit_code, never.signal, never.start) == ("CANCELED", None, None, None)
+    assert (cancelled.state, cancelled.exit_code, cancelled.reason) == ("CANCELLED", 143, "cancel")
+    assert (never.state, never.exit_code, never.signal, never.start) == ("CANCELLED", None, None, None)
     assert (never.end, never.nodes, never.allocated) == (1794812073.4309406, (), Resources())
     assert (killed.state, killed.exit_code, killed.signal) == ("FAILED", 137, None)
     assert missing.reason.startswith("exec: task 0 (host c1): start failed: /no/such/program")
@@ -85,9 +85,9 @@ def test_flux_waits() -> None:
     """With why, where Flux tells that."""
     waits = [flux_job(name) for name in ("waits", "held", "depends")]
     assert [(job.state, job.reason, job.start) for job in waits] == [
-        ("SCHED", "", None),
-        ("SCHED", "held", None),
-        ("DEPEND", "depends:after-success=ƒC2MuGrB", None),
+        ("PENDING", "", None),
+        ("PENDING", "held", None),
+        ("PENDING", "depends:after-success=ƒC2MuGrB", None),
     ]
     assert waits[0].asked == Resources(nodes=1, cores=2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from joblens.errors import JoblensError, OutsideError, UsageError
 from joblens.usermode.hosts import Allocation, check_host, find_allocation, parse_hosts, short_name
+from joblens.usermode.launch import plan
 
+RECORDED = Path(__file__).parents[1] / "schedulers/recorded"
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "c[1-3]", "SLURM_CLUSTER_NAME": "fox"}
 
 
@@ -22,6 +25,56 @@ def test_slurm() -> None:
     assert find_allocation(SLURM, "d1").how == "ssh"
     with pytest.raises(OutsideError, match="this is job 42, but not on which nodes"):
         find_allocation({"SLURM_JOB_ID": "42"})
+
+
+def recorded(name: str) -> dict[str, str]:
+    text = (RECORDED / name).read_text()
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+@pytest.fixture
+def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command that answers as `flux` does, on which node of three several brokers run."""
+    script = tmp_path / "flux"
+    script.write_text(
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n'
+        'case "$1" in getattr) echo "c[1-2],c2,c3";; jobs) echo "c[2-3]";; esac\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "asked"
+
+
+def test_flux_batch(flux: Path) -> None:
+    """The script of `flux batch` has an instance of its own; an agent on one rank of each of its hosts."""
+    env = recorded("flux-0.88/batch.env")
+    found = find_allocation(env)
+    assert found == Allocation("flux", "f5TjKfTM", "", ("c1", "c2", "c3"), "flux")
+    assert flux.read_text() == "getattr hostlist\n"
+    (launch,) = plan("flux", found.job, found.hosts, env, "10.0.0.1:1")
+    assert launch.words[1:5] == ("exec", "--label-io", "--dir=/", "--rank=0,1,3")
+    assert launch.labels == ("0", "1", "3")
+    (launch,) = plan("flux", found.job, find_allocation(env, "c3").hosts, env)
+    assert "--rank=3" in launch.words
+    assert launch.hosts == ("c3",)
+
+
+@pytest.mark.parametrize("name", ["run", "run_in_batch"])
+def test_flux_run(flux: Path, name: str) -> None:
+    """Within `flux run`, also in a batch job: the hosts of that job, whose ranks are those of its own."""
+    env = recorded(f"flux-0.88/{name}.env")
+    found = find_allocation(env)
+    job = "f" + env["FLUX_JOB_ID"][1:]
+    assert found == Allocation("flux", job, "", ("c2", "c3"), "flux")
+    assert flux.read_text() == f"jobs --no-header --format={{nodelist}} {job}\n"
+    (launch,) = plan("flux", found.job, found.hosts, env)
+    assert launch.words[4:6] == ("--rank=0,1", f"--jobid={job}")
+
+
+def test_flux_elsewhere() -> None:
+    """An instance that is no job; what is no id of a job."""
+    assert find_allocation({"FLUX_URI": "local:///x"}).how == "here"
+    assert find_allocation({"FLUX_URI": "local:///x", "FLUX_JOB_ID": "../x"}).how == "here"
 
 
 def test_pbs(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def _begin(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
             allocation.how == "here"
         ):  # what is started in this terminal or script, and not all that the user does
             job_file |= {"session": leader} if leader else {}
+    elif allocation.how == "flux":  # whose brokers, or shells, start the job's tasks as they start our agents
+        job_file = {"id": allocation.job, "cluster": cluster, "parent": True}
     own = leader in (0, os.getpid())
     told = {
         "interval": options.interval,
@@ -158,10 +160,10 @@ def _wait_for_hosts(session: Session, seconds: float) -> int:
     _say(f"user mode of job {session.told['allocation']['job']}: {_count(len(up), len(session.hosts))}")
     for line in _not_up(session):
         _say(line)
-    if up:
-        return 0
     for problem in session.told["problems"]:
         _say(problem)
+    if up:
+        return 0
     session.ask_to_stop()
     raise OutsideError(f"no host is up; see {session.folder}/log")
 

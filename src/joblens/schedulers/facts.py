@@ -46,7 +46,7 @@ class JobFacts(NamedTuple):
     name: str = ""
     folder: str = ""
     command: str = ""
-    state: str = ""  # in the scheduler's words, one word: RUNNING, COMPLETED, OUT_OF_MEMORY
+    state: str = ""  # in Slurm's words, one word: RUNNING, COMPLETED, OUT_OF_MEMORY
     reason: str = ""  # why it waits, or why it ended as it did
     exit_code: int | None = None
     signal: int | None = None

@@ -18,6 +18,15 @@ from joblens.schedulers.nodelist import expand
 from joblens.schedulers.told import Told, understood
 
 _ALL = ["flux", "jobs", "-A", "--json", "--count=0"]
+_STATES = {  # in Slurm's words, as everything else here; RFC 21 has Flux's
+    "NEW": "PENDING",
+    "DEPEND": "PENDING",
+    "PRIORITY": "PENDING",
+    "SCHED": "PENDING",
+    "RUN": "RUNNING",
+    "CLEANUP": "COMPLETING",
+    "CANCELED": "CANCELLED",
+}
 _RAN_NEVER = -128  # a return code that stands for a job that was cancelled before it ran
 _GROUP = re.compile(r"rank(\[[^\]]*\]|\d+)/(\S+)")  # of `rank[0-1]/core[0-3],gpu0 rank2/core0`
 _GPUS = re.compile(r"\bgpu(\[[^\]]*\]|\d+)")
@@ -83,6 +92,7 @@ def _job(job: Any, id: str) -> JobFacts:
     start, code = time_at(job, "t_run"), number_at(job, "returncode")
     cleanup = time_at(job, "t_cleanup")  # then its tasks have ended
     has_ended = text_at(job, "state") == "INACTIVE"
+    state = text_at(job, "status") or text_at(job, "result") or text_at(job, "state")
     size = Resources(nodes=whole_at(job, "nnodes") or None, cores=number_at(job, "ncores") or None)
     return JobFacts(
         cluster="",
@@ -94,7 +104,7 @@ def _job(job: Any, id: str) -> JobFacts:
         partition=text_at(job, "queue"),
         name=text_at(job, "name"),
         folder=text_at(job, "cwd"),
-        state=text_at(job, "status") or text_at(job, "result") or text_at(job, "state"),
+        state=_STATES.get(state, state),
         reason=_reason(job),
         exit_code=int(code) if has_ended and code is not None and code >= 0 else None,
         signal=int(-code) if has_ended and code is not None and _RAN_NEVER < code < 0 else None,

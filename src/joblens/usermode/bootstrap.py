@@ -32,6 +32,7 @@ try:
         file.write("1000")  # where memory runs out, this goes first, and not the job
 except OSError:
     pass
+parent = os.getppid()
 where, _, port = sys.argv[1].rpartition(":")
 def ask():
     try:
@@ -100,8 +101,11 @@ if child:
     os._exit(os.WEXITSTATUS(status))
 if told["job"]:
     os.makedirs(os.path.join(base, "jobs"), 0o700, exist_ok=True)
+    job = dict(told["job"], uid=os.getuid())
+    if job.pop("parent", False):
+        job["pid"] = parent
     with open(os.path.join(base, "jobs", "job.json"), "w") as file:
-        json.dump(dict(told["job"], uid=os.getuid()), file)
+        json.dump(job, file)
     os.environ["JOBLENS_JOB"] = told["job"]["id"]
 quoted = lambda text: json.dumps(text, ensure_ascii=False)
 settings = told["settings"]
@@ -135,7 +139,9 @@ class Payload(NamedTuple):
     nonce: str  # the name of a file in it
     tokens: Mapping[str, str]  # by host
     settings: str  # TOML, in which "@NODE@", "@SPOOL@", "@JOBS@" and "@TOKEN@" stand for what the host knows
-    job: Mapping[str, Any]  # a job file, by which the job's processes are known; empty: there is a scheduler
+    # A job file, by which the job's processes are known, with `parent`: all that comes from what starts us;
+    # empty: they are known by their scheduler.
+    job: Mapping[str, Any]
     node: str = ""  # how the host is called here; "": as it calls itself
 
 

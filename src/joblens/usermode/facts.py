@@ -12,7 +12,7 @@ from contextlib import suppress
 from joblens.errors import JoblensError
 from joblens.schedulers.command import run_command
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.usermode.hosts import Allocation
+from joblens.usermode.hosts import Allocation, flux_job
 
 _SECONDS = 10.0
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
@@ -45,6 +45,8 @@ def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) ->
 
 def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts | None:
     """None where nobody answers. Of a job that has ended, accounting knows more than the queue does."""
+    if allocation.scheduler == "flux":
+        return _flux(allocation, seconds)
     if allocation.scheduler != "slurm":
         return None
     from joblens.schedulers.slurm import Slurm
@@ -58,6 +60,19 @@ def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts
     except JoblensError:
         told = None
     return told or found
+
+
+def _flux(allocation: Allocation, seconds: float) -> JobFacts | None:
+    """A batch job has a Flux of its own, which does not know it: that above does."""
+    from joblens.schedulers.flux import Flux
+
+    within = flux_job(os.environ, "FLUX_ENCLOSING_ID") == allocation.job
+    for above in (within, False) if within else (False,):
+        with suppress(JoblensError):
+            found = Flux(seconds).job(allocation.job, above)
+            if found is not None:
+                return found._replace(cluster=allocation.cluster)
+    return None
 
 
 def _scontrol(allocation: Allocation, seconds: float) -> JobFacts | None:
@@ -74,7 +89,8 @@ def _scontrol(allocation: Allocation, seconds: float) -> JobFacts | None:
 def has_ended(allocation: Allocation) -> bool:
     """Whether the batch system says that the job is over, or just ending."""
     if allocation.scheduler != "slurm":
-        return False
+        job = ask_scheduler(allocation)
+        return job is not None and job.end is not None
     command = ["squeue", "--noheader", f"--jobs={allocation.job}", "--format=%T"]
     try:
         return run_command(command, {}, _SECONDS).strip() not in ("RUNNING", "SUSPENDED")

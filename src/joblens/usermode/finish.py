@@ -197,7 +197,8 @@ def _make_record(session: Session, job: JobFacts) -> dict[str, Any]:
     told, problems = session.told, list(session.told["missing"])
     lake = Lake(find_home(told["store"]).lake)
     reader = LakeReader(lake)
-    told["final"] = job.scheduler != "slurm" or (job.end is not None and job.state not in _RUNS)
+    asked = job.scheduler in ("slurm", "flux", "pbs")
+    told["final"] = not asked or (job.end is not None and job.state not in _RUNS)
     if job.end is None:
         end = told["stopped"] or _last_look(reader, job) or told["time"]
         job = job._replace(end=max(float(end), job.start or 0.0))

@@ -59,6 +59,10 @@ _LONGEST_LINE = 500
 _HUB_STARTS = 20
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (.*)")
 _ELSEWHERE = "192.0.2.1"  # RFC 5737: nobody's, but there is a way out to it, which has an address here
+_RANK_ENDED = re.compile(  # as `flux exec --label-io` says it
+    r"(?:flux-exec: Error: rank |(?=\d+: (?:Exit \d+|Killed|Terminated|Hangup|Aborted|Segmentation fault)$))"
+    r"(\d+): (.*)"
+)
 _LABEL = re.compile(r"([\w.-]+): (.*)")
 _AT_WORK = re.compile(r"joblens: at work on ([^\s,]+)(?:, step (\d+))?")
 _NOT_LAUNCHED = re.compile(r"srun: error: Task launch for .* failed on node \S+: (.*)")
@@ -73,7 +77,7 @@ class Agents:
 
     def __init__(self, launch: Launch, tell: Callable[[Sequence[str], str], None]) -> None:
         self.launch, self._tell = launch, tell
-        self._names: dict[str, str] = {}  # by label
+        self._names = dict(zip(launch.labels, launch.hosts))  # by label
         self.step = ""  # of Slurm's
         self.aborted = False  # all of it: what is told of a task then is no word about its host
         self.child: Child | None = None
@@ -81,6 +85,12 @@ class Agents:
     def heard(self, line: str) -> None:
         hosts = self.launch.hosts
         label = _LABEL.fullmatch(line) if self.launch.labelled else None
+        if self.launch.labels:
+            ended = _RANK_ENDED.fullmatch(line)
+            label = ended or label
+            host = self._names.get(label[1]) if label else None
+            self._tell((host,) if host else (), label[2] if label and not ended else line)
+            return
         if len(hosts) > 1 and label and label[1] not in ("srun", "slurmstepd", "flux-exec"):
             line = label[2]
             found = _AT_WORK.fullmatch(line)
@@ -243,7 +253,7 @@ class Holder:
     def _host_said(self, hosts: Sequence[str], line: str) -> None:
         _log(f"{','.join(hosts) or '?'}: {line}")
         self._changed = True
-        ended = _TASK_ENDED.match(line) or _NOT_LAUNCHED.match(line)
+        ended = _TASK_ENDED.match(line) or _NOT_LAUNCHED.match(line) or _RANK_ENDED.fullmatch(line)
         for host in hosts:
             known = self.session.hosts.get(host)
             if known is None:
@@ -254,7 +264,7 @@ class Holder:
                 for companion in self.companions:
                     companion.host_up(self.session, host, listens[1])
             elif ended:
-                self._lost(host, ended[1])
+                self._lost(host, ended.groups()[-1])
             elif line.strip():
                 known["said"] = [*known["said"], line[:_LONGEST_LINE]][-_MOST_SAID:]
 

@@ -78,11 +78,30 @@ def _of_slurm(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def _of_flux(environment: Mapping[str, str]) -> Allocation | None:
-    job = environment.get("FLUX_JOB_ID", "") or environment.get("FLUX_ENCLOSING_ID", "")
+    job = flux_job(environment) or flux_job(environment, "FLUX_ENCLOSING_ID")
     if not job or not environment.get("FLUX_URI"):
         return None
-    text = run_command(["flux", "getattr", "hostlist"], timeout=_FLUX_SECONDS, most=_LARGEST)
-    return Allocation("flux", job, "", tuple(map(check_host, expand(text.strip()))), "flux")
+    return Allocation("flux", job, "", tuple(dict.fromkeys(flux_hosts(environment))), "flux")
+
+
+def flux_job(environment: Mapping[str, str], name: str = "FLUX_JOB_ID") -> str:
+    """That of `flux run` and `flux submit`; "" in the script of `flux batch`, which has a Flux of its own."""
+    if not environment.get(name):
+        return ""
+    from joblens.schedulers.flux import plain_id
+
+    return plain_id(environment[name])
+
+
+def flux_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """By rank, so that one with several brokers is there several times."""
+    job = flux_job(environment)
+    words = ["jobs", "--no-header", "--format={nodelist}", job] if job else ["getattr", "hostlist"]
+    text = run_command(["flux", *words], timeout=_FLUX_SECONDS, most=_LARGEST)
+    found = tuple(map(check_host, expand(text.strip())))
+    if not found:
+        raise OutsideError("Flux does not say on which hosts this job runs")
+    return found
 
 
 def _of_pbs(environment: Mapping[str, str]) -> Allocation | None:

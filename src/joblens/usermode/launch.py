@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from joblens.errors import OutsideError
 from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER
+from joblens.usermode.hosts import flux_hosts, flux_job
 
 SSH = "JOBLENS_SSH"  # ssh with its options, where those of ~/.ssh/config are not enough
 _SSH_SECONDS = 10
@@ -25,6 +26,7 @@ class Launch(NamedTuple):
     words: tuple[str, ...]
     hosts: tuple[str, ...]
     labelled: bool = False  # lines have `TASK: ` in front
+    labels: tuple[str, ...] = ()  # in the order of the hosts, where they are known beforehand
 
 
 def plan(how: str, job: str, hosts: Sequence[str], env: Mapping[str, str], hub: str = "") -> list[Launch]:
@@ -32,7 +34,7 @@ def plan(how: str, job: str, hosts: Sequence[str], env: Mapping[str, str], hub: 
     if how == "slurm":
         return [_srun(job, tuple(hosts), hub)]
     if how == "flux":
-        return [_flux(tuple(hosts), hub)]
+        return [_flux(tuple(hosts), env, hub)]
     return [_here(host, hub) if how == "here" else _ssh(host, env, hub) for host in hosts]
 
 
@@ -65,8 +67,12 @@ def _srun(job: str, hosts: tuple[str, ...], hub: str) -> Launch:
     return Launch((_program("srun"), *options, *_command(hub)), hosts, labelled=True)
 
 
-def _flux(hosts: tuple[str, ...], hub: str) -> Launch:
-    return Launch((_program("flux"), "exec", "--label-io", "--dir=/", *_command(hub)), hosts, labelled=True)
+def _flux(hosts: tuple[str, ...], env: Mapping[str, str], hub: str) -> Launch:
+    """By what starts the job's own tasks there: its instance's brokers, or of a single job its shells."""
+    program, ranks, job = _program("flux"), flux_hosts(env), flux_job(env)
+    labels = tuple(str(ranks.index(host)) for host in hosts)
+    options = ("--label-io", "--dir=/", f"--rank={','.join(labels)}", *([f"--jobid={job}"] if job else []))
+    return Launch((program, "exec", *options, *_command(hub)), hosts, labelled=True, labels=labels)
 
 
 def _ssh(host: str, env: Mapping[str, str], hub: str) -> Launch:

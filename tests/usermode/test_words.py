@@ -1,0 +1,42 @@
+"""Whose are the words of a command that holds the agents of several hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from joblens.usermode.holder import _RANK_ENDED, Agents
+from joblens.usermode.launch import Launch
+
+# What `flux exec --label-io` of Flux 0.88 has written: an agent at work, one that fails, one that is killed,
+# and a broker that dies.
+FLUX = """\
+0: joblens: at work on c1
+1: Exit 5
+3: Killed
+flux-exec: Error: rank 3: sh: No route to host
+flux-exec: Error: rank 1: /no/such: error launching process: No such file or directory
+1: joblens: there is no Python 3.9 or newer on this host
+flux-exec: something else
+"""
+
+
+def test_flux() -> None:
+    """By rank, which is known before a host has said its name; and which of them are over."""
+    heard: list[tuple[tuple[str, ...], str]] = []
+
+    def tell(hosts: Sequence[str], line: str) -> None:
+        ended = _RANK_ENDED.fullmatch(line)
+        heard.append((tuple(hosts), f"ended: {ended[2]}" if ended else line))
+
+    agents = Agents(Launch(("flux",), ("c1", "c2", "c4"), labelled=True, labels=("0", "1", "3")), tell)
+    for line in FLUX.splitlines():
+        agents.heard(line)
+    assert heard == [
+        (("c1",), "joblens: at work on c1"),
+        (("c2",), "ended: Exit 5"),
+        (("c4",), "ended: Killed"),
+        (("c4",), "ended: sh: No route to host"),
+        (("c2",), "ended: /no/such: error launching process: No such file or directory"),
+        (("c2",), "joblens: there is no Python 3.9 or newer on this host"),
+        ((), "something else"),
+    ]
