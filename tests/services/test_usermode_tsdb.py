@@ -158,6 +158,24 @@ def test_a_server_that_is_killed(kind: str, tmp_path: Path) -> None:
     assert (status["tsdb"]["url"], Path(status["tsdb"]["data"]).is_dir()) == ("", True)
 
 
+def test_a_server_that_does_not_start(tmp_path: Path) -> None:
+    """That is said, and the session goes on without."""
+    config = tmp_path / "joblens.toml"
+    config.write_text('[usermode]\nprometheus_binary = "/bin/false"\n')
+    place = Place(tmp_path, {"JOBLENS_CONFIG": str(config)})
+    process = place.started(options=f"--tsdb prometheus 2>{place.tmp}/said")
+    first, second = (place.tmp / "said").read_text().splitlines()
+    assert first.endswith(": 1 host up")
+    assert second == "joblens: prometheus did not start: it does not say why"
+    wait_for_samples(place)
+    record = place.stop()
+    process.kill()
+    process.wait()
+    assert record["data"]["samples"] > 1
+    assert record["data"]["problems"] == ["prometheus did not start: it does not say why"]
+    assert place.status()["tsdb"] is None
+
+
 def test_folders_with_data_are_kept(tmp_path: Path) -> None:
     """However many sessions come later: what a server has left is the user's."""
     home = make_home(find_home(str(tmp_path / "home")))

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.config import TsdbSettings, UsermodeSettings
-from joblens.errors import OutsideError, UsageError, sentence
+from joblens.errors import JoblensError, OutsideError, UsageError, sentence
 from joblens.files import write_quickly
 from joblens.store.promql import Server
 
@@ -77,7 +77,8 @@ class Running(NamedTuple):
         server = Server(self.url, self.token_file)
         try:
             while waiting:
-                waiting -= {one.labels.get("node", "") for one in server.instant("up == 1", time.time())}
+                with suppress(JoblensError):  # it may have ended, or be busy
+                    waiting -= {one.labels.get("node", "") for one in server.instant("up == 1", time.time())}
                 if time.monotonic() > end:
                     break
                 time.sleep(0.1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from joblens.config import Settings, TsdbSettings, UsermodeSettings, split_url
-from joblens.errors import UsageError
+from joblens.errors import JoblensError, UsageError, sentence
 from joblens.hub.auth import make_token
 from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Running, Target, sink_options
 from joblens.usermode.companion import Companion as Server
@@ -100,13 +100,17 @@ def _options(settings: TsdbSettings) -> list[tuple[str, Any]]:
 
 
 class _Written:
-    """VictoriaMetrics: the hub writes to it."""
+    """VictoriaMetrics: the hub writes to it. A session goes on without one that fails, and says so."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.hub = server, ""
 
     def prepare(self, session: Session) -> None:
-        found = self.server.start()
+        try:
+            found = self.server.start()
+        except (JoblensError, OSError) as error:
+            session.told["problems"].append(sentence(error))
+            return
         session.told["tsdb"]["server"] = found.plain()
         self.hub = _sink(found.settings())
 
@@ -145,10 +149,15 @@ class _Scraping(_Written):
         address = f"{'127.0.0.1' if is_here(host) else host}:{port[1]}"
         token = make_token((session.folder / "key").read_bytes(), cluster, host)
         self._targets[host] = Target(host, cluster, address, token)
-        self.server.scrape(self._targets.values(), float(session.told["interval"]))
+        try:
+            self.server.scrape(self._targets.values(), float(session.told["interval"]))
+        except (JoblensError, OSError) as error:
+            session.told["problems"].append(f"{host}: Prometheus is not told of it: {sentence(error)}")
 
     def last_call(self, session: Session) -> None:
         """Once more, for what the pages show now."""
+        if "server" not in session.told["tsdb"] or self.server.why_ended():
+            return
         time.sleep(min(1.1 * float(session.told["interval"]) + 0.1, _LONGEST_LAST))
 
 

@@ -46,7 +46,7 @@ def not_written(session: Session, on_its_way: bool) -> list[str]:
     """What the server did not get, while the hub's folder is still there. `on_its_way`: agents or the hub
     still had something when they ended."""
     told = session.told.get("tsdb") or {}
-    if told.get("kind") not in (URL, VICTORIAMETRICS):
+    if told.get("kind") != URL and (told.get("kind") != VICTORIAMETRICS or "server" not in told):
         return []
     where = str(told.get("url") or told["kind"])
     found = load_status(Place(SINK, session.hub_home, ""))
