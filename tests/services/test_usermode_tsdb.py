@@ -117,6 +117,31 @@ def test_a_server_that_is_there(kind: str, tmp_path: Path) -> None:
     assert other["used"]["memory_peak_bytes"] == lake["used"]["memory_peak_bytes"]
 
 
+def test_what_was_on_its_way(tmp_path: Path) -> None:
+    """Whoever holds the session is killed: what is brought in later goes to the server that is there too."""
+    with started(VICTORIAMETRICS, tmp_path / "server") as server:
+        config, found = tmp_path / "joblens.toml", server.running
+        config.write_text(f'[tsdb]\nurl = "{found.url}"\ntoken_file = "{found.token_file}"\n')
+        place = Place(tmp_path, {"JOBLENS_CONFIG": str(config)})
+        process = place.started(options="--tsdb tsdb")
+        wait_for_samples(place)
+        (holder,) = place.pids("usermode.holder")
+        os.kill(holder, signal.SIGKILL)
+        wait_for("the end of the others", lambda: not place.pids("joblens\0hub"))
+        record = place.stop()
+        process.kill()
+        process.wait()
+        assert record["data"]["samples"] > 1
+        assert not [words for words in record["data"]["problems"] if found.url in words]
+        words = ("job", record["job"]["id"], "--json", "--store", "tsdb")
+
+        def is_all_there() -> bool:
+            other = json.loads(place.joblens(*words).out)
+            return bool(other["data"]["samples"] == record["data"]["samples"])
+
+        wait_for("all samples", is_all_there)
+
+
 def test_a_server_that_takes_nothing(tmp_path: Path) -> None:
     """A Prometheus that was not told to: this is said when the session starts, and in the report."""
     need(PROGRAMS[PROMETHEUS])

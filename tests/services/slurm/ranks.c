@@ -24,11 +24,14 @@ static void tell(const char *path, const char *body) {
     struct sockaddr_un door = {.sun_family = AF_UNIX};
     const char *job = getenv("SLURM_JOB_ID");
     char *name = door.sun_path + 1; /* after a NUL */
-    int length = snprintf(name, sizeof door.sun_path - 1, "joblens-agent-%u-%s", (unsigned)getuid(), job ? job : "");
+    size_t most = sizeof door.sun_path - 1;
+    int length = snprintf(name, most, "joblens-agent-%u-%s", (unsigned)getuid(), job ? job : "");
+    size_t long_as = offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length;
     char text[1024];
     int channel = socket(AF_UNIX, SOCK_STREAM, 0);
-    if (connect(channel, (void *)&door, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)) == 0) {
-        int size = snprintf(text, sizeof text, "POST %s HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s", path, strlen(body), body);
+    if (connect(channel, (void *)&door, (socklen_t)long_as) == 0) {
+        int size = snprintf(text, sizeof text, "POST %s HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s", path,
+                            strlen(body), body);
         if (write(channel, text, (size_t)size) == size)
             while (read(channel, text, sizeof text) > 0) continue;
     }
