@@ -23,7 +23,7 @@ from joblens.schedulers.told import Told
 from .recording import MARK, NEWER, RECORDED, recorded
 
 Parse = Callable[[str], Told]
-FLUX, PBS = (RECORDED / "flux-0.88/ended.json").read_text(), (RECORDED / "pbs/qstat.json").read_text()
+FLUX, PBS = (RECORDED / "flux-0.88/ended.json").read_text(), (RECORDED / "pbs-23.06/ended.json").read_text()
 ASKED = columns_of(["reason", "workdir", "submitline", "reqnodes"])
 TEXTS: dict[str, tuple[Parse, str]] = {
     "squeue": (lambda text: parse_squeue(text, MARK), recorded("squeue.txt")),
@@ -127,5 +127,5 @@ def test_the_rest_is_there() -> None:
         "squeue --json, newest": 8,
         "sacct --json, newest": 8,
         "flux": 13,
-        "pbs": 4,
+        "pbs": 23,
     }

@@ -13,16 +13,24 @@ from joblens.schedulers import open_scheduler
 from joblens.schedulers.facts import JobFacts, Resources
 from joblens.schedulers.flux import f58, parse_flux
 from joblens.schedulers.pbs import parse_pbs
+from joblens.schedulers.told import Told
 
 from .recording import RECORDED
 
-FLUX, PBS = RECORDED / "flux-0.88", RECORDED / "pbs/qstat.json"
+FLUX, PBS = RECORDED / "flux-0.88", RECORDED / "pbs-23.06"
 LIVE, ENDED = FLUX / "live.json", FLUX / "ended.json"
-GIB = 1 << 30
+QUEUED, ENDED_IN_PBS = PBS / "live.json", PBS / "ended.json"
+MIB = 1 << 20
+OTHER_PBS = """{"Jobs": {"no job": {"job_state": "R"}, "1010.head": {
+    "Job_Name": 123, "Job_Owner": "userB@login.example.com", "job_state": "X", "Exit_status": 3,
+    "stime": "Mon Nov 16 07:25:00 2026", "resources_used": {"walltime": "00:01:00"},
+    "exec_host": "n24/0*2+n21/0*2",
+    "exec_vnode": "(n24:ncpus=2:mem=4194304kb:ngpus=1)+(n21:ncpus=2:mem=4194304kb)"}}}"""
 
 
-def local(hour: int, minute: int, second: int) -> float:
-    return time.mktime((2022, 10, 4, hour, minute, second, 0, 0, -1))
+def at(minute: int, second: int) -> float:
+    """In PBS times are those of here."""
+    return time.mktime((2026, 11, 16, 7, minute, second, 0, 0, -1))
 
 
 def answering(folder: Path, name: str, live: Path, ended: Path) -> None:
@@ -134,33 +142,86 @@ def test_flux_one_alone() -> None:
     assert parse_flux('{"jobs": []}').jobs == []
 
 
+def pbs_jobs(path: Path) -> dict[str, JobFacts]:
+    told = parse_pbs(path.read_text())
+    assert told.skipped == 0
+    return {job.shown_id: job for job in told.jobs}
+
+
 def test_pbs() -> None:
-    """One that runs on two nodes, one task of an array, and a name that looks like a number."""
-    told = parse_pbs(PBS.read_text())
+    """One that runs on three nodes, and one that was put back and runs again."""
+    jobs = pbs_jobs(QUEUED)
+    job, again = jobs["12.login"], jobs["11.login"]
+    assert (job.user, job.account, job.cluster, job.partition, job.name) == (
+        "userA", "physics", "login", "workq", "runs",
+    )  # fmt: skip
+    assert (job.state, job.reason, job.submit, job.start) == ("RUNNING", "", at(25, 42), at(25, 42))
+    assert (job.end, job.exit_code, job.restarts, job.time_limit_seconds) == (None, None, 0, 3600.0)
+    assert (job.nodes, job.folder) == (("c1", "c2", "c3"), "/home/userA")
+    assert job.asked == Resources(3, 5, 250 * MIB, None, "2:ncpus=2:mem=100mb+1:ncpus=1:mem=50mb")
+    assert job.allocated[:4] == (3, 5.0, 250 * MIB, None)
+    assert (again.state, again.start, again.end, again.restarts) == ("RUNNING", at(25, 42), None, 1)
+    assert pbs_jobs(PBS / "one.json")["12.login"] == job
+
+
+def test_pbs_waits() -> None:
+    """With why, where PBS tells that."""
+    waits = [job for job in pbs_jobs(QUEUED).values() if job.state == "PENDING"]
+    assert {(job.name, job.reason) for job in waits} == {
+        ("big", "Not Running: Not enough free nodes available"),
+        ("held", "held (u)"),
+        ("later", ""),
+        ("depends", "depends on afterok:12.login@login"),
+        ("warr", "held (u)"),
+    }
+    assert all(
+        (job.start, job.end, job.nodes, job.allocated) == (None, None, (), Resources()) for job in waits
+    )
+
+
+def test_pbs_ends() -> None:
+    """In Slurm's words: from the exit code, from what PBS itself had against the job, or from qdel."""
+    jobs = {job.name: job for job in pbs_jobs(ENDED_IN_PBS).values() if job.end is not None}
+    told = {name: (job.state, job.exit_code, job.signal, job.reason) for name, job in jobs.items()}
+    assert told == {
+        "hello": ("COMPLETED", 0, None, ""),
+        "three": ("COMPLETED", 0, None, ""),
+        "burn": ("COMPLETED", 0, None, ""),
+        "failed": ("FAILED", 3, None, ""),
+        "killed": ("FAILED", 137, None, ""),
+        "missing": ("FAILED", 127, None, ""),
+        "123": ("FAILED", 3, None, ""),
+        "arr": ("FAILED", 3, None, ""),
+        "late": ("TIMEOUT", None, None, "exceeded resource walltime"),
+        "deleted": ("CANCELLED", 0, 15, "terminated by userA@login"),
+        "never": ("CANCELLED", None, None, ""),
+    }
+    assert (jobs["three"].start, jobs["three"].end) == (at(25, 25), at(25, 32))
+    assert (jobs["never"].start, jobs["never"].end) == (None, at(25, 42))
+
+
+def test_pbs_arrays() -> None:
+    """Each task is a job; all of them together are none."""
+    live, ended = pbs_jobs(QUEUED), pbs_jobs(ENDED_IN_PBS)
+    assert {id for id in live if "_" in id} == {"17_1", "17_3", "18_1", "18_2"}
+    tasks = [ended[f"7_{number}"] for number in (1, 2, 3)]
+    assert [(job.id, job.exit_code, job.nodes) for job in tasks] == [
+        ("7[1].login", 1, ("c3",)), ("7[2].login", 2, ("c1",)), ("7[3].login", 3, ("c2",)),
+    ]  # fmt: skip
+    assert not any("[]" in job.id for job in (*live.values(), *ended.values()))
+
+
+def test_pbs_of_other_versions() -> None:
+    """Names that look like numbers stand as such, GPUs, no time of the end, and what is no job at all."""
+    told = parse_pbs(OTHER_PBS)
     assert told.skipped == 1
-    job, array, task, killed = told.jobs
-    assert (job.id, job.name, job.user, job.account, job.cluster) == (
-        "1008.head",
-        "123",
-        "userA",
-        "physics",
-        "head",
-    )
-    assert (job.state, job.start, job.end, job.restarts) == ("RUNNING", local(21, 23, 33), None, 1)
-    assert (job.nodes, job.time_limit_seconds, job.folder) == (
-        ("n24", "n21"),
-        360_000.0,
-        "/home/userA/a folder",
-    )
-    assert job.asked == Resources(2, 4, 8 * GIB, 1, "2:ncpus=2:mem=4gb")
-    assert job.allocated[:4] == (2, 4.0, 8 * GIB, 1)
-    assert (array.state, array.array_job, array.array_task, array.start) == ("BEGUN", "1009", "[2-9]", None)
-    assert (task.state, task.shown_id, task.exit_code, task.end) == ("EXPIRED", "1009_1", 3, local(21, 25, 0))
-    assert (killed.exit_code, killed.signal, killed.end) == (0, 15, local(21, 24, 7))
+    (job,) = told.jobs
+    assert (job.name, job.state, job.exit_code, job.end) == ("123", "FAILED", 3, at(26, 0))
+    assert job.allocated[:4] == (2, 4.0, 8 << 30, 1)
 
 
 def test_pbs_without_jobs() -> None:
-    assert parse_pbs("") == parse_pbs('{"timestamp": 1, "pbs_version": "20"}')
+    assert parse_pbs("") == parse_pbs((PBS / "nothing.json").read_text()) == Told([])
 
 
 def test_found_by_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +230,7 @@ def test_found_by_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert open_scheduler() is None
     names = []
     for command in ("qstat", "flux", "squeue"):
-        answering(tmp_path, command, PBS, PBS)
+        answering(tmp_path, command, QUEUED, QUEUED)
         found = open_scheduler()
         names.append(found.name if found else "")
     assert names == ["pbs", "flux", "slurm"]
@@ -182,7 +243,7 @@ def test_found_by_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("name", "command", "live", "ended", "asked"),
     [
         ("flux", "flux", LIVE, ENDED, "jobs -A --json --count=0 --filter=pending,running"),
-        ("pbs", "qstat", PBS, PBS, "-t -f -F json"),
+        ("pbs", "qstat", QUEUED, ENDED_IN_PBS, "-t -f -F json"),
     ],
 )
 def test_asked_in_one_call(
@@ -199,11 +260,11 @@ def test_asked_in_one_call(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     scheduler = open_scheduler(name)
     assert scheduler
-    assert len(scheduler.live()) == {"flux": 5, "pbs": 4}[name]
+    assert len(scheduler.live()) == {"flux": 5, "pbs": 10}[name]
     calls = (tmp_path / "asked").read_text().splitlines()
     assert [call.partition(" ")[2] for call in calls] == [asked]
     ends = sorted(job.end for job in scheduler.ended(0, 1 << 33) if job.end)
-    assert len(ends) == {"flux": 13, "pbs": 2}[name]
+    assert len(ends) == {"flux": 13, "pbs": 13}[name]
     assert [job.end for job in scheduler.ended(ends[0], ends[0])] == ends[:1]
 
 

@@ -18,22 +18,24 @@ from joblens.schedulers.slurm_text import clock, parse_duration
 from joblens.schedulers.told import Told, understood
 from joblens.schedulers.tres import parse_memory
 
-_STATES = {
-    "B": "BEGUN",
-    "E": "EXITING",
-    "F": "FINISHED",
-    "H": "HELD",
-    "M": "MOVED",
-    "Q": "QUEUED",
+_STATES = {  # in Slurm's words, as everything else here; of those that have ended, see _how_it_ended
+    "B": "RUNNING",
+    "E": "COMPLETING",
+    "H": "PENDING",
+    "M": "REVOKED",
+    "Q": "PENDING",
     "R": "RUNNING",
     "S": "SUSPENDED",
-    "T": "TRANSITING",
+    "T": "PENDING",
     "U": "SUSPENDED",
-    "W": "WAITING",
-    "X": "EXPIRED",
+    "W": "PENDING",
 }
 _ENDED = frozenset("FX")
-_WAIT = frozenset("BHMQTW")
+_WAIT = frozenset("HMQTW")
+_DELETED = 91  # a substate: qdel
+# Of PBS itself, below 0: it has killed the job for what that used.
+_KILLED_FOR = {-26: "OUT_OF_MEMORY", -27: "OUT_OF_MEMORY", -28: "TIMEOUT", -29: "TIMEOUT"}
+_RAN = re.compile(r"Job (?:run|Array Began) at .*? and (?!finished$|failed$)(.*)", re.DOTALL)
 _MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 _CTIME = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d{2}):(\d{2}):(\d{2}) (\d{4})", re.ASCII)
 _ID = re.compile(r"([0-9]{1,20})(?:\[([0-9]{0,20})\])?(?:\.([A-Za-z0-9._:-]{1,255}))?")
@@ -56,6 +58,11 @@ class Pbs:
         jobs = self._jobs("-x", "-t")
         return [job for job in jobs if job.end is not None and since <= job.end <= until]
 
+    def job(self, id: str) -> JobFacts | None:
+        """One, also if it has ended and the server keeps a history."""
+        text = run_command(["qstat", "-x", "-f", "-F", "json", id], {}, self.timeout)
+        return next((job for job in parse_pbs(text).jobs if job.id == id), None)
+
     def _jobs(self, *which: str) -> list[JobFacts]:
         told = parse_pbs(run_command(["qstat", *which, "-f", "-F", "json"], {}, self.timeout))
         self.skipped += told.skipped
@@ -69,12 +76,10 @@ def parse_pbs(text: str) -> Told:
     tree = load(text, "qstat -F json")
     entries = at(tree, "Jobs")
     entries = entries if isinstance(entries, dict) else {}
-    jobs = [
-        _job(job, found)
-        for id, job in entries.items()
-        if (found := _ID.fullmatch(id)) and isinstance(job, dict)
-    ]
-    return Told(jobs, len(entries) - len(jobs))
+    found = [(_ID.fullmatch(id), job) for id, job in entries.items()]
+    known = [(id, job) for id, job in found if id and isinstance(job, dict)]
+    # An array is listed beside all of its tasks, and is no job of its own.
+    return Told([_job(job, id) for id, job in known if id[2] != ""], len(entries) - len(known))
 
 
 def _job(job: dict[str, Any], id: re.Match[str]) -> JobFacts:
@@ -82,7 +87,7 @@ def _job(job: dict[str, Any], id: re.Match[str]) -> JobFacts:
     has_ended, waits = letter in _ENDED, letter in _WAIT
     start = None if waits else _time(job, "stime")
     code, number = _exit(whole_at(job, "Exit_status")) if has_ended else (None, None)
-    is_array, runs = id[2] is not None, whole_at(job, "run_count")
+    runs = whole_at(job, "run_count")
     return JobFacts(
         cluster=_text(job, "server") or id[3] or "",
         id=id[0],
@@ -93,8 +98,8 @@ def _job(job: dict[str, Any], id: re.Match[str]) -> JobFacts:
         name=_text(job, "Job_Name"),
         folder=_text(job, "Variable_List/PBS_O_WORKDIR"),
         command=_text(job, "Submit_arguments"),
-        state=_STATES.get(letter, letter),
-        reason=_text(job, "comment"),
+        state=_how_it_ended(job, start) if has_ended else _STATES.get(letter, letter),
+        reason=_reason(job, waits),
         exit_code=code,
         signal=number,
         submit=_time(job, "ctime"),
@@ -105,10 +110,31 @@ def _job(job: dict[str, Any], id: re.Match[str]) -> JobFacts:
         nodes=_nodes(_text(job, "exec_host")),
         asked=_asked(job),
         allocated=Resources() if waits else _allocated(_text(job, "exec_vnode")),
-        array_job=id[1] if is_array else "",
-        array_task=(id[2] or f"[{_text(job, 'array_indices_remaining')}]") if is_array else "",
+        array_job=id[1] if id[2] else "",
+        array_task=id[2] or "",
         restarts=runs - 1 if runs else None,
     )
+
+
+def _how_it_ended(job: Any, start: float | None) -> str:
+    status, was_deleted = number_at(job, "Exit_status"), number_at(job, "substate") == _DELETED
+    if was_deleted or start is None:
+        return "CANCELLED"
+    if status is None:
+        return "UNKNOWN"
+    return _KILLED_FOR.get(int(status), "FAILED") if status else "COMPLETED"
+
+
+def _reason(job: Any, waits: bool) -> str:
+    """Why it waits, or was ended; of one that runs there stands only where it does."""
+    comment, holds = _text(job, "comment"), _text(job, "Hold_Types")
+    if not waits:
+        found = _RAN.fullmatch(comment)
+        return found[1] if found else ""
+    if holds in ("", "n"):
+        return comment
+    depends = _text(job, "depend") if "s" in holds else ""
+    return comment or (f"depends on {depends}" if depends else f"held ({holds})")
 
 
 def _text(job: Any, path: str) -> str:
@@ -148,7 +174,7 @@ def _end(job: Any, start: float | None) -> float | None:
 
 
 def _exit(status: int | None) -> tuple[int | None, int | None]:
-    """From 256 on it is a signal; below 0, which is not asked for here, PBS itself had a reason."""
+    """From 256 on it is a signal; what is below 0 is no exit code, but a reason of PBS itself."""
     if status is None:
         return None, None
     return (status, None) if status < 256 else (0, status % 256 or None)
