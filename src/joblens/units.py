@@ -26,6 +26,8 @@ def render_seconds(seconds: float) -> str:
         return "forever"
     if seconds < 0:
         return "-" + render_seconds(-seconds)
+    if seconds == 0:  # of Slurm, which counts in whole seconds
+        return "0 s"
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (0.9995, 1e3, "ms"), (59.95, 1.0, "s")):
         if seconds < limit:
             return f"{_three(seconds * factor)} {unit}"

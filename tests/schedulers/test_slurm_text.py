@@ -94,6 +94,8 @@ def test_exit() -> None:
         ("REQUEUED", State("REQUEUED")),
         ("PENDING,REQUEUED", State("REQUEUED")),
         ("PENDING,COMPLETING", State("PENDING")),
+        ("RUNNING,RESIZING", State("RUNNING")),
+        ("PENDING,RESIZING", State("RESIZING")),
     ],
 )
 def test_state(text: str, state: State) -> None:

@@ -38,6 +38,8 @@ _AFTER_SIGNAL: dict[int, str] = {
 
 
 def find(view: View) -> list[Finding]:
+    if view.never_started:  # whatever it is called in the end: nothing that it did can be changed
+        return []
     found = [finding for rule in RULES for finding in [rule(view)] if finding is not None]
     return sorted(found, key=lambda finding: -finding.weight)
 

@@ -50,7 +50,7 @@ def _use(view: View, rules: list[str]) -> str:
         return "was seen in no sample: how it used what it had is not known."
     if used is None or view.duration < 1:
         return "was too short to judge how it used what it had."
-    share = f"{used:.1f} of {cores:g} cores" if cores else f"{used:.1f} cores"
+    share = f"{used:.1f} of {cores:g} core{'' if cores == 1 else 's'}" if cores else f"{used:.1f} cores"
     idle = "it waited most of the time." if used < WAITING_CORES else "the others had nothing to do."
     sayings = {
         "GPUs held idle": _held(view),

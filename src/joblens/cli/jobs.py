@@ -136,7 +136,7 @@ def render(found: list[dict[str, Any]]) -> list[str]:
             _took(job),
             _cores(job),
             _known(job["memory_peak_bytes"], render_bytes),
-            job["state"] if job["state"] != "FAILED" else f"FAILED {job['exit_code']}",
+            f"FAILED {job['exit_code']}" if job["state"] == "FAILED" and job["exit_code"] else job["state"],
         )
         for job in found
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
@@ -24,7 +25,7 @@ def render_table(
     widths = [max(screen.display_width(row[column]) for row in cells) for column in range(len(head))]
     if shrink is not None:
         rest = sum(widths) - widths[shrink] + 2 * (len(head) - 1)
-        widths[shrink] = min(widths[shrink], max(_SCREEN - rest, len(head[shrink])))
+        widths[shrink] = min(widths[shrink], max(_screen() - rest, len(head[shrink])))
         for row in cells:
             row[shrink] = screen.plain(row[shrink], widths[shrink])
     return [
@@ -34,6 +35,11 @@ def render_table(
         ).rstrip()
         for row in cells
     ]
+
+
+def _screen() -> int:
+    """How wide it is; what is read from a pipe is the same on all."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _SCREEN
 
 
 def plain(text: object) -> str:

@@ -32,7 +32,8 @@ def start_of(job: JobFacts) -> float:
 
 
 def never_started(job: JobFacts) -> bool:
-    return job.start is None or (job.end is not None and job.start > job.end)
+    """One that had nodes did, though a clock that was set back may say that it began after its end."""
+    return job.start is None or (job.end is not None and job.start > job.end and not job.nodes)
 
 
 def facts_of(job: JobFacts, interval: float = INTERVAL) -> dict[str, Any]:

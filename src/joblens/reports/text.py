@@ -25,6 +25,8 @@ _MOST_RUNS = 3
 _LONGEST = 300  # of a sentence
 _UNDER = " " * 13
 _PENDING = "PENDING"
+_WHOLE = "whole job"
+_MEMORY_OF_A_PART = {"accounting": "of its largest task, as accounting has no other"}
 _STATES = {
     "COMPLETED": "green", "FAILED": "red", "TIMEOUT": "red", "OUT_OF_MEMORY": "red", "NODE_FAIL": "red",
     "BOOT_FAIL": "red", "DEADLINE": "red", "RUNNING": "cyan", "COMPLETING": "cyan", "PENDING": "cyan",
@@ -69,6 +71,8 @@ def render_report(record: dict[str, Any], style: Style) -> str:
 def _head(record: dict[str, Any], style: Style) -> list[str]:
     job = record["job"]
     state = render_state(job["state"] or "UNKNOWN", job["exit_code"], job.get("signal"))
+    if state == "CANCELLED" and (job.get("reason") or "").startswith("by "):
+        state += f" {job['reason']}"  # who, in Slurm's words
     colour = _STATES.get(state.partition(" ")[0], "yellow")
     took = plain(_known(record["used"]["duration_seconds"], render_seconds) or "?", 14)
     last = [took if _has_begun(job) else "", plain(state, 24)]
@@ -169,7 +173,7 @@ def _bars(record: dict[str, Any], style: Style) -> list[str]:
         lines.append(_bar_line("CPU", _cores(asked["cores"]), mean, peak) + _bar(part, colour, style))
     peak_bytes, limit = used["memory_peak_bytes"], asked["memory_bytes"]
     if peak_bytes is not None:
-        part = peak_bytes / limit if limit else None
+        part = peak_bytes / limit if limit and used["memory_from"] not in _MEMORY_OF_A_PART else None
         mean = _known(used["memory_mean_bytes"], render_bytes)
         line = _bar_line("Memory", _known(limit, render_bytes), mean, render_bytes(peak_bytes))
         lines.append(line + _bar(part, "red" if (part or 0) >= 0.95 else "cyan", style))
@@ -255,7 +259,7 @@ def _findings(record: dict[str, Any], style: Style) -> list[str]:
 def _when(stretch: dict[str, Any], job: dict[str, Any]) -> str:
     end = job["end"] or job["start"]
     if stretch["from"] <= job["start"] + 1 and stretch["to"] >= end - 1:
-        return "whole job"
+        return _WHOLE
     return "–".join(clock(stretch[name], end - job["start"]) for name in ("from", "to"))
 
 
@@ -319,14 +323,15 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
     data, gaps = record["data"], record["gaps"]
     first, *lines = wrap("Data".ljust(len(_UNDER)), ", ".join(_amounts(record)))
     lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]
-    told = [f"nothing is known of {_when(gap, record['job'])}" for gap in gaps[:_MOST_GAPS]]
+    when = [_when(gap, record["job"]) for gap in gaps[:_MOST_GAPS]]
+    told = [f"nothing is known of {it}" for it in when if it != _WHOLE]  # that is told already
     told += [f"and of {len(gaps) - _MOST_GAPS} more, see --json"] if len(gaps) > _MOST_GAPS else []
     told += _unknown_nodes(record)
     if record.get("energy"):
         told.append(f"energy: {record['energy']['how']}")
     source = record["used"]["memory_from"]
     if source and source != "samples" and record["used"]["memory_peak_bytes"] is not None:
-        told.append(f"memory peak: {source}")
+        told.append(f"memory peak: {_MEMORY_OF_A_PART.get(source, source)}")
     for text in told:
         lines += wrap(_UNDER, text)
     for problem in data["problems"] or []:

@@ -42,7 +42,7 @@ def run_command(
             start_new_session=True,
         )
     except OSError as error:
-        raise OutsideError(f"{command[0]} cannot be run: {error.strerror}") from error
+        raise OutsideError(f"{command[0]} cannot be run: {error.strerror}") from None
     with process:
         try:
             said, complaint = _both(process, command[0], time.monotonic() + timeout, most)

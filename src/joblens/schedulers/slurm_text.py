@@ -17,12 +17,15 @@ ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED"
     " RECONFIG_FAIL REQUEUED REVOKED TIMEOUT".split()
 )
+RESIZING = "RESIZING"  # in accounting: it went on with more or fewer nodes, which is the next row
 WAITING = frozenset("PENDING REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
 _FLAGS = frozenset(  # set beside a state, or in its place
     "COMPLETING CONFIGURING EXPEDITING LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED"
     " REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED UPDATE_DB".split()
 )
-_PUT_BACK = frozenset("REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD REVOKED SPECIAL_EXIT".split())
+_BESIDE_PENDING = frozenset(  # Slurm's text has them in its place
+    "REQUEUED REQUEUE_FED REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SPECIAL_EXIT".split()
+)
 _SHORT = {
     "BF": "BOOT_FAIL",
     "CA": "CANCELLED",
@@ -86,7 +89,7 @@ def parse_time(text: str, zone: tzinfo | None = None, fold: int = 0) -> float | 
         when = datetime.fromisoformat(text)
         if when.tzinfo is None:
             when = when.replace(tzinfo=zone, fold=fold)
-        return when.timestamp()
+        return clock(when.timestamp())
     except (ValueError, OverflowError, OSError) as error:
         raise MalformedError("time", repr(text[:80])) from error
 
@@ -176,7 +179,7 @@ def parse_state(text: str) -> State:
     found = [State(_SHORT.get(it[1], it[1]), int(it[2]) if it[2] else None) for it in words if it]
     base = next((state for state in found if state.word not in _FLAGS), found[0])
     if base.word == "PENDING":
-        return next((state for state in found if state.word in _PUT_BACK), base)
+        return next((state for state in found if state.word in _BESIDE_PENDING), base)
     return base
 
 

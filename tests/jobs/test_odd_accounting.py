@@ -1,0 +1,150 @@
+"""Odd things that accounting tells of jobs, as people see them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joblens.cli.jobs import render
+from joblens.jobs.backfill import import_files
+from joblens.reports.text import Style, render_report
+from joblens.store.catalog import Catalog
+from joblens.store.home import Home, find_home, make_home
+from joblens.store.listing import JobFilter
+
+HEADER = (
+    "JobID|JobName|Cluster|User|State|Submit|Start|End|TimelimitRaw|NodeList|ReqTRES|MaxRSS|NTasks|ExitCode"
+)
+ASKED = "cpu=8,mem=64G,node=2"
+BEGIN, END = "2026-01-02T10:00:00", "2026-01-02T11:00:00"
+
+
+def row(
+    id: str, state: str, start: str = BEGIN, end: str = END, nodes: str = "c[1-2]", exit: str = "0:0"
+) -> str:
+    return f"{id}|j|fox|alice|{state}|2026-01-02T09:00:00|{start}|{end}|60|{nodes}|{ASKED}|||{exit}"
+
+
+ROWS = (
+    row("1", "FAILED", exit="0:15"),
+    row("2", "FAILED", exit="3:0"),
+    row("3", "DEADLINE", start="Unknown", nodes="None assigned"),
+    row("4", "NODE_FAIL", start=END, nodes="None assigned"),
+    row("5", "COMPLETED", end=BEGIN),
+    row("6", "COMPLETED"),
+    f"6.0|solver|fox||COMPLETED||{BEGIN}|{END}||c[1-2]||1G|64|0:0",
+    row("7", "CANCELLED by 1001"),
+    row("8", "COMPLETED", start=END, end=BEGIN),
+    row("9", "COMPLETED", start="1970-01-01T00:00:00"),
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("TZ", "UTC")
+    home = make_home(find_home(tmp_path / "store"))
+    (tmp_path / "past").write_text("\n".join([HEADER, *ROWS]) + "\n")
+    assert import_files(home, [tmp_path / "past"], "").problems == []
+    return home
+
+
+def listed(home: Home) -> dict[str, Any]:
+    catalog = Catalog(home)
+    found = catalog.jobs(JobFilter())
+    catalog.close()
+    return {it["id"]: it for it in found}
+
+
+def shown(home: Home, id: str) -> str:
+    catalog = Catalog(home)
+    (found,) = catalog.find(id)
+    record = catalog.report(found)
+    catalog.close()
+    return render_report(record, Style(False))
+
+
+def test_listing(home: Home) -> None:
+    """What ended by a signal has no exit code of its own; one of less than a second took none."""
+    found = listed(home)
+    lines = {line.split()[0]: line for line in render(list(found.values()))}
+    assert lines["1"].endswith("  FAILED")
+    assert lines["2"].endswith("  FAILED 3")
+    assert "  0 s  " in lines["5"]
+    assert found["5"]["duration_seconds"] == 0.0
+
+
+@pytest.mark.parametrize(("id", "state"), [("3", "DEADLINE"), ("4", "NODE_FAIL")])
+def test_nothing_to_change_in_what_never_ran(home: Home, id: str, state: str) -> None:
+    text = shown(home, id)
+    assert f"{state}\nIt never started." in text
+    assert "What to change" not in text
+
+
+def test_memory_of_one_task(home: Home) -> None:
+    """Is no part of what all 64 had together, and is told as what it is."""
+    (line,) = [line for line in shown(home, "6").splitlines() if line.startswith(" Memory")]
+    assert line.split() == ["Memory", "64", "GiB", "1", "GiB"]
+    assert "memory peak: of its largest task" in shown(home, "6")
+
+
+def test_who_cancelled_it(home: Home) -> None:
+    assert shown(home, "7").splitlines()[0].endswith("  CANCELLED by 1001")
+
+
+def test_a_clock_that_was_set_back(home: Home) -> None:
+    """It had nodes, so it ran, whenever that was."""
+    text = shown(home, "8")
+    assert "never started" not in text
+    assert listed(home)["8"]["duration_seconds"] == 0.0
+
+
+def test_no_time_before_all_times(home: Home) -> None:
+    """Slurm's zero is no moment, in whatever way it is written."""
+    assert listed(home)["9"]["duration_seconds"] == 0.0
+
+
+def test_one_sentence_for_no_samples(home: Home) -> None:
+    assert "nothing is known of" not in shown(home, "6")
+    assert "no sample of this job is there" in shown(home, "6")
+
+
+def test_as_wide_as_the_screen(home: Home) -> None:
+    """Names are cut where the screen ends, and nowhere else; in a pipe it is always the same."""
+    name = "a-rather-long-name-of-a-job-for-one-screen"
+    (home.path / "more").write_text(
+        "\n".join([HEADER, row("77", "COMPLETED").replace("|j|", f"|{name}|")]) + "\n"
+    )
+    import_files(home, [home.path / "more"], "")
+    words = [sys.executable, "-m", "joblens", "jobs", "--limit", "0"]
+    environment = {**os.environ, "JOBLENS_HOME": str(home.path)}
+    piped = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    assert name not in piped
+    assert max(map(len, piped.splitlines())) <= 80
+    for columns in (60, 100):
+        lines = on_a_terminal(words, {**environment, "COLUMNS": str(columns)}).splitlines()
+        assert max(map(len, lines)) <= columns
+        assert any(name in line for line in lines) == (columns == 100)
+
+
+def on_a_terminal(words: list[str], environment: dict[str, str]) -> str:
+    """What it writes to one."""
+    ours, theirs = os.openpty()
+    with subprocess.Popen(words, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        text = b""
+        while True:
+            try:
+                piece = os.read(ours, 1 << 16)
+            except OSError:  # nobody has the other end open any more
+                break
+            if not piece:
+                break
+            text += piece
+        assert process.wait() == 0
+    os.close(ours)
+    return text.decode()
