@@ -1,6 +1,6 @@
 """A job's script with user mode in it, as one process.
 
-`python -m bench.one_session HOME PROCESSES THREADS OPTION…`. What it tells is a line of JSON when
+`python -m bench.one_session HOME PROCESSES THREADS COMPUTING OPTION…`. What it tells is a line of JSON when
 the job runs, and another when user mode has stopped; in between it waits for a line.
 """
 
@@ -35,7 +35,6 @@ class FirstBatch(threading.Thread):
 
 
 def _work(threads: int, computes: bool) -> None:
-    """One of all computes; the others wait most of the time, as ranks and their helpers do."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for _ in range(threads - 1):
         threading.Thread(target=_wait, daemon=True).start()
@@ -49,12 +48,13 @@ def _wait() -> None:
         time.sleep(0.5)
 
 
-def start_job(processes: int, threads: int) -> list[int]:
+def start_job(processes: int, threads: int, computing: int = 1) -> list[int]:
+    """So many compute, and the others wait most of the time."""
     found = []
     for number in range(processes):
         pid = os.fork()
         if not pid:
-            _work(threads, computes=number == 0)
+            _work(threads, computes=number < computing)
         found.append(pid)
     return found
 
@@ -64,7 +64,7 @@ def _run(*words: str) -> str:
     return subprocess.run([*_JOBLENS, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def main(home: str, processes: int, threads: int, *options: str) -> None:
+def main(home: str, processes: int, threads: int, computing: int, *options: str) -> None:
     first = FirstBatch(Path(home))
     pids: list[int] = []
     begin = time.time()
@@ -72,7 +72,7 @@ def main(home: str, processes: int, threads: int, *options: str) -> None:
     up = time.time()
     try:
         first.join(30.0)
-        pids += start_job(processes, threads)
+        pids += start_job(processes, threads, computing)
         _tell({"begin": begin, "up": up, "stored": first.time})
         sys.stdin.readline()
     finally:
@@ -90,4 +90,4 @@ def _tell(what: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    main(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])

@@ -31,10 +31,22 @@ from bench.children import (
 from bench.interpreters import Interpreter
 from bench.table import Line, Section, at_most
 
-_JOBS = {"1 process": (1, 1), "16 × 4 threads": (16, 4), "64 × 4 threads": (64, 4)}
+
+class Job(NamedTuple):
+    processes: int
+    threads: int  # of each
+    computing: int  # processes that do, while the others wait
+
+
+_JOBS = {
+    "1 that waits": Job(1, 1, 0),
+    "1 that computes": Job(1, 1, 1),
+    "16 × 4 threads": Job(16, 4, 1),
+    "64 × 4 threads": Job(64, 4, 1),
+}
 _TSDB_JOB = "16 × 4 threads"
 _WARM_UP = 4.0
-_SLICES, _SLICE = 4, 6.0  # of whole batches, as an agent sends one every 2 s
+_SLICES, _SLICE = 5, 4.0  # of whole batches, as an agent sends one every 2 s
 _OF_A_CORE = 0.2  # per cent
 _RESIDENT = 20e6
 _FIRST_SAMPLE = 1.0
@@ -67,14 +79,14 @@ class Run(NamedTuple):
 def measure_usermode(pythons: list[Interpreter]) -> list[Section]:
     label, notes = pythons[0].label, list[str]()
     runs = {}
-    for what, (processes, threads) in _JOBS.items():
-        print(f"bench: usermode beside a job of {what}, 40 s", file=sys.stderr, flush=True)
-        runs[what] = observe(processes, threads, beside=True, notes=notes)
+    for what, job in _JOBS.items():
+        print(f"bench: usermode beside a job of {what}, half a minute", file=sys.stderr, flush=True)
+        runs[what] = observe(job, beside=True, notes=notes)
     beside_server: dict[str, Run] = {}
     for kind in _SERVERS:
-        print(f"bench: usermode with --tsdb {kind}, 40 s", file=sys.stderr, flush=True)
+        print(f"bench: usermode with --tsdb {kind}, half a minute", file=sys.stderr, flush=True)
         try:
-            beside_server[kind] = observe(*_JOBS[_TSDB_JOB], False, notes, "--tsdb", kind)
+            beside_server[kind] = observe(_JOBS[_TSDB_JOB], False, notes, "--tsdb", kind)
         except BenchError as error:
             notes.append(f"--tsdb {kind} is not measured: {error}")
     notes += [
@@ -127,11 +139,11 @@ def _describe_times(label: str, what: str, times: Times) -> list[Line]:
     ]
 
 
-def observe(processes: int, threads: int, beside: bool, notes: list[str], *options: str) -> Run:
+def observe(job: Job, beside: bool, notes: list[str], *options: str) -> Run:
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         home = folder / "store"
-        session = stack.enter_context(_session(folder, home, processes, threads, options, notes))
+        session = stack.enter_context(_session(folder, home, job, options, notes))
         begun = session.told()
         parts = find_parts(home)
         port = 0
@@ -142,10 +154,10 @@ def observe(processes: int, threads: int, beside: bool, notes: list[str], *optio
         slices = [_observe_slice(parts) for _ in range(_SLICES)]
         sizes = {name: _add(memory(pid) for pid in pids) for name, pids in parts.items()}
         if "exporter" in parts:
-            _check_exporter(port, processes)
+            _check_exporter(port, job.processes)
         ended = session.end()
         known = json.loads(next(home.glob("usermode/*/session.json")).read_bytes())
-        first = _check_and_find_first(home, processes)
+        first = _check_and_find_first(home, job.processes)
     (since,) = (host["since"] for host in known["hosts"].values())
     times = Times(
         begun["up"] - begun["begin"],
@@ -197,10 +209,10 @@ class _Script:
 
 @contextmanager
 def _session(
-    folder: Path, home: Path, processes: int, threads: int, options: tuple[str, ...], notes: list[str]
+    folder: Path, home: Path, job: Job, options: tuple[str, ...], notes: list[str]
 ) -> Iterator[_Script]:
     """In a session of Unix of its own, by an ordinary user: root would look at all that is root's too."""
-    words = [sys.executable, "-m", "bench.one_session", str(home), str(processes), str(threads), *options]
+    words = [sys.executable, "-m", "bench.one_session", str(home), *map(str, job), *options]
     kept = ("SLURM", "FLUX", "PBS", "JOBLENS")
     env = {name: it for name, it in environment().items() if not name.startswith(kept)}
     env |= {"JOBLENS_CONFIG": os.devnull, "TMPDIR": str(folder), "HOME": str(folder)}

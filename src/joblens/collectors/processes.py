@@ -224,6 +224,7 @@ class _Table:
         self.strangers: Set[str] = set()
         self._foreign: Set[str] = set()  # since the last scan, so that it may still change its user
         self._last_pid = b""
+        self._not_pids: Set[str] = set()  # what else is in /proc
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
         self.scans = 0
@@ -288,9 +289,12 @@ class _Table:
         before, self._last_pid = self._last_pid, self._read_last_pid()
         if self._last_pid and self._last_pid == before and not self._foreign and self.scans % 64:
             return list(self.known)
-        listed = set(self._list())
+        listed = set(self.host.list("proc"))
         self.strangers = self.strangers & listed if self.scans % 64 else set()
-        new = listed - self.strangers - self.known.keys()
+        new = listed - self._not_pids - self.strangers - self.known.keys()
+        if not self._not_pids:
+            self._not_pids = {name for name in new if not name.isdigit()}
+            new -= self._not_pids
         looks = [(pid, self._look(pid)) for pid in new]
         followed = {pid: look.parent for pid, look in looks if look.uid == self.host.uid}
         foreign = new - followed.keys()
@@ -324,11 +328,14 @@ class _Table:
     def _look(self, pid: str) -> _Look:
         try:
             status = self.host.read_once(f"proc/{pid}/status")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError):
             return _Look(b"", -1, "")
         name = status.partition(b"\n")[0]
-        parent = status.partition(b"\nPPid:\t")[2].partition(b"\n")[0]
-        return _Look(name, parse_status(status)[0], parent.decode("ascii", "replace"))
+        parent, uid = (
+            status.partition(what)[2].partition(b"\n")[0].split() for what in (b"\nPPid:", b"\nUid:")
+        )
+        known = int(uid[0]) if uid and uid[0].isdigit() else -1
+        return _Look(name, known, parent[0].decode("ascii", "replace") if parent else "")
 
     def _parent(self, pid: str) -> str:
         try:

@@ -33,6 +33,7 @@ infer = false
 interval = {processes}
 others = false
 [collectors.cgroups]
+enabled = {groups}
 only = {group}
 [push]
 url = {hub}
@@ -61,6 +62,7 @@ def agent_settings(session: Session) -> str:
         interval=interval,
         listen=_quoted(session.told.get("listen", "127.0.0.1:0")),
         cluster=_quoted(allocation["cluster"]),
+        groups="true" if allocation["scheduler"] else "false",
         group=_quoted(f"job_{allocation['job']}" if allocation["scheduler"] == "slurm" else ""),
         processes=max(interval, _PROCESSES_SECONDS),
         hub=_quoted(session.told["hub"]),
