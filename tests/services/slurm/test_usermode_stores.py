@@ -264,7 +264,10 @@ def test_one_job_in_two_stores(stores: Stores, kind: str) -> None:
     its = stores.from_store(ran.job, data, "--between", "work")
     assert_alike(mine, its)
     for one, other in zip(mine["nodes"], its["nodes"]):
-        assert abs(one["samples"] - other["samples"]) <= 1, (one, other)
+        least = (
+            one["samples"] // 2 if kind == PROMETHEUS else one["samples"]
+        )  # it gives up a scrape after 1 s
+        assert least <= other["samples"] <= one["samples"] + 1, (one, other)
     assert ranks(mine).keys() == ranks(its).keys()
 
 
