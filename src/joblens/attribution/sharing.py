@@ -3,8 +3,8 @@
 One process alone: its anonymous and shared parts. Several: the sum of their proportional shares (PSS),
 which the kernel counts page by page. That is dear, some 10 to 40 ms per GiB, so all counting together takes
 a hundredth of the time; until a process is counted again its share follows its RSS. One whose share was the
-same as before has four times as much time until then, up to a minute, as long as its RSS stays about the same
-too. Those that were never counted are, in at most a twentieth of the time: on a node full of memory that takes
+same as before has four times as much time until then, up to a minute, while its RSS stays about the same too.
+Those that were never counted are, in at most a twentieth of the time: on a node full of memory that takes
 minutes.
 """
 
