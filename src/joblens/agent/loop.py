@@ -290,6 +290,6 @@ def _resident() -> int:
 
 
 def _same(text: str, secret: bytes) -> bool:
-    import hmac  # brings OpenSSL, 3 MB that only those pay who ask for a token
+    from _operator import _compare_digest  # that of hmac, which would bring OpenSSL and 3 MB
 
-    return hmac.compare_digest(text.encode("latin-1"), secret)
+    return _compare_digest(text.encode("latin-1"), secret)
