@@ -77,10 +77,25 @@ def test_flux_elsewhere() -> None:
     assert find_allocation({"FLUX_URI": "local:///x", "FLUX_JOB_ID": "../x"}).how == "here"
 
 
-def test_pbs(tmp_path: Path) -> None:
-    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
-    found = find_allocation({"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")})
-    assert found == Allocation("pbs", "7", "", ("n1", "n2"), "pbs")
+def test_pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job under its whole name, as PBS names its cgroup. Its tasks are started by PBS, unless ssh is wanted."""
+    nodes = RECORDED / "pbs-23.06/nodefile"
+    env = {**recorded("pbs-23.06/job.env"), "PBS_NODEFILE": str(nodes)}
+    found = find_allocation(env)
+    assert found == Allocation("pbs", "0.login", "login", ("c1", "c2"), "pbs")
+    (tmp_path / "bin").mkdir()
+    for name in ("pbs_tmrsh", "ssh"):
+        (tmp_path / "bin" / name).touch(0o755)
+    (tmp_path / "pbs.conf").write_text(f"PBS_SERVER=login\nPBS_EXEC={tmp_path}\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    env["PBS_CONF_FILE"] = str(tmp_path / "pbs.conf")
+    (launch,) = plan("pbs", found.job, found.hosts, env, "10.0.0.1:99", "/home/userA/session")
+    assert launch.words[3:] == (
+        "/home/userA/session/call", "10.0.0.1", f"{tmp_path}/bin/pbs_tmrsh", "10.0.0.1:99", "c1", "c2",
+    )  # fmt: skip
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    by_ssh = plan("pbs", found.job, found.hosts, {**env, "JOBLENS_SSH": "ssh -p 22"})
+    assert [launch.words[0] for launch in by_ssh] == [f"{tmp_path}/bin/ssh"] * 2
 
 
 def test_nothing_of_the_kind() -> None:

@@ -101,6 +101,8 @@ def _begin(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
             job_file |= {"session": leader} if leader else {}
     elif allocation.how == "flux":  # whose brokers, or shells, start the job's tasks as they start our agents
         job_file = {"id": allocation.job, "cluster": cluster, "parent": True}
+    elif allocation.scheduler == "pbs":  # where it makes no cgroups: all that the user does on these hosts
+        job_file = {"id": allocation.job, "cluster": cluster, "start": int(now)}
     own = leader in (0, os.getpid())
     told = {
         "interval": options.interval,

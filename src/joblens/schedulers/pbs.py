@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from joblens.errors import OutsideError
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import JobFacts, Resources
 from joblens.schedulers.json_text import at, load, number_at, whole_at
@@ -59,8 +60,12 @@ class Pbs:
         return [job for job in jobs if job.end is not None and since <= job.end <= until]
 
     def job(self, id: str) -> JobFacts | None:
-        """One, also if it has ended and the server keeps a history."""
-        text = run_command(["qstat", "-x", "-f", "-F", "json", id], {}, self.timeout)
+        """One, also if it has ended and the server keeps a history; without one it takes no -x."""
+        words = ["-f", "-F", "json", id]
+        try:
+            text = run_command(["qstat", "-x", *words], {}, self.timeout)
+        except OutsideError:
+            text = run_command(["qstat", *words], {}, self.timeout)
         return next((job for job in parse_pbs(text).jobs if job.id == id), None)
 
     def _jobs(self, *which: str) -> list[JobFacts]:

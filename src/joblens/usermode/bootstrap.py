@@ -14,12 +14,14 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# $1 is the Python that is at work here, $2 the bootstrap, $3 the address of the hub.
+NO_FILE = 66  # an exit code: what would say where to call is not seen there, or nobody answers
+# $1 is the Python that is at work here, $2 the bootstrap, $3 the address of the hub, and where there is no
+# input (joblens.usermode.tasks_of_pbs) $4 the host and $5 a file.
 PYTHON_FINDER = """\
 for p in "$1" python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9; do
   command -v "$p" >/dev/null 2>&1 || continue
   "$p" -I -c 'import sys; sys.exit(sys.version_info < (3, 9))' </dev/null >/dev/null 2>&1 || continue
-  exec "$p" -I -c "$2" "$3"
+  exec "$p" -I -c "$2" "$3" ${4:+"$4" "$5"}
 done
 echo "joblens: there is no Python 3.9 or newer on this host" >&2
 exit 127
@@ -64,7 +66,8 @@ told = json.loads(line)
 while len(pack) < told["size"]:
     pack += read()
 host = socket.gethostname()
-names = [told["node"], os.environ.get("SLURMD_NODENAME", ""), host, host.partition(".")[0], "localhost"]
+names = [told["node"], *sys.argv[2:3], os.environ.get("SLURMD_NODENAME", "")]
+names += [host, host.partition(".")[0], "localhost"]
 node = next((name for name in names if name in told["tokens"]), "")
 if not node:
     sys.exit("joblens: this host, " + host + ", is none of those that were asked for")

@@ -33,7 +33,7 @@ def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) ->
         name=env.get("SLURM_JOB_NAME", "") or env.get("PBS_JOBNAME", "") or "user mode",
         account=env.get("SLURM_JOB_ACCOUNT", ""),
         partition=env.get("SLURM_JOB_PARTITION", "") or env.get("PBS_QUEUE", ""),
-        folder=env.get("SLURM_SUBMIT_DIR", "") or env.get("PWD", ""),
+        folder=env.get("SLURM_SUBMIT_DIR", "") or env.get("PBS_O_WORKDIR", "") or env.get("PWD", ""),
         state="RUNNING",
         start=start,
         nodes=allocation.hosts,
@@ -47,6 +47,8 @@ def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts
     """None where nobody answers. Of a job that has ended, accounting knows more than the queue does."""
     if allocation.scheduler == "flux":
         return _flux(allocation, seconds)
+    if allocation.scheduler == "pbs":
+        return _pbs(allocation, seconds)
     if allocation.scheduler != "slurm":
         return None
     from joblens.schedulers.slurm import Slurm
@@ -72,6 +74,15 @@ def _flux(allocation: Allocation, seconds: float) -> JobFacts | None:
             found = Flux(seconds).job(allocation.job, above)
             if found is not None:
                 return found._replace(cluster=allocation.cluster)
+    return None
+
+
+def _pbs(allocation: Allocation, seconds: float) -> JobFacts | None:
+    from joblens.schedulers.pbs import Pbs
+
+    with suppress(JoblensError):
+        found = Pbs(seconds).job(allocation.job)
+        return found and found._replace(cluster=allocation.cluster)
     return None
 
 

@@ -59,9 +59,9 @@ _LONGEST_LINE = 500
 _HUB_STARTS = 20
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (.*)")
 _ELSEWHERE = "192.0.2.1"  # RFC 5737: nobody's, but there is a way out to it, which has an address here
-_RANK_ENDED = re.compile(  # as `flux exec --label-io` says it
-    r"(?:flux-exec: Error: rank |(?=\d+: (?:Exit \d+|Killed|Terminated|Hangup|Aborted|Segmentation fault)$))"
-    r"(\d+): (.*)"
+_RANK_ENDED = re.compile(  # as `flux exec --label-io` says it, and we in PBS
+    r"(?:flux-exec: Error: rank |"
+    r"(?=[\w.-]+: (?:Exit -?\d+|Killed|Terminated|Hangup|Aborted|Segmentation fault)$))([\w.-]+): (.*)"
 )
 _LABEL = re.compile(r"([\w.-]+): (.*)")
 _AT_WORK = re.compile(r"joblens: at work on ([^\s,]+)(?:, step (\d+))?")
@@ -179,7 +179,7 @@ class Holder:
         for companion in self.companions:
             companion.start(self.session)
         where = self.allocation
-        launches = plan(where.how, where.job, where.hosts, os.environ, self._hub_place())
+        launches = plan(where.how, where.job, where.hosts, os.environ, self._hub_place(), str(folder))
         self._pack = pack_agent()
         for launch in launches:
             self._launch(launch)

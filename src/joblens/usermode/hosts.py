@@ -111,7 +111,7 @@ def _of_pbs(environment: Mapping[str, str]) -> Allocation | None:
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         words = file.read(_LARGEST).split()
     hosts = tuple(dict.fromkeys(map(check_host, words)))  # one line per process or core
-    return Allocation("pbs", job.partition(".")[0], "", hosts or (short_name(),), "pbs")
+    return Allocation("pbs", job, job.partition(".")[2], hosts or (short_name(),), "pbs")
 
 
 def _of_none() -> Allocation:

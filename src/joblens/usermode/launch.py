@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from joblens.errors import OutsideError
@@ -29,12 +30,19 @@ class Launch(NamedTuple):
     labels: tuple[str, ...] = ()  # in the order of the hosts, where they are known beforehand
 
 
-def plan(how: str, job: str, hosts: Sequence[str], env: Mapping[str, str], hub: str = "") -> list[Launch]:
-    """`hub`: its address, which agents do not outlive for long. Raises OutsideError: a program is missing."""
+def plan(
+    how: str, job: str, hosts: Sequence[str], env: Mapping[str, str], hub: str = "", folder: str = ""
+) -> list[Launch]:
+    """`hub`: its address, which agents do not outlive for long; `folder`: of the session.
+
+    Raises OutsideError: a program is missing.
+    """
     if how == "slurm":
         return [_srun(job, tuple(hosts), hub)]
     if how == "flux":
         return [_flux(tuple(hosts), env, hub)]
+    if how == "pbs" and SSH not in env:
+        return [_pbs(tuple(hosts), env, hub, folder)]
     return [_here(host, hub) if how == "here" else _ssh(host, env, hub) for host in hosts]
 
 
@@ -75,6 +83,24 @@ def _flux(hosts: tuple[str, ...], env: Mapping[str, str], hub: str) -> Launch:
     return Launch((program, "exec", *options, *_command(hub)), hosts, labelled=True, labels=labels)
 
 
+def _pbs(hosts: tuple[str, ...], env: Mapping[str, str], hub: str, folder: str) -> Launch:
+    """As tasks of the job, which PBS itself starts and ends."""
+    program = _program("pbs_tmrsh", _folder_of_pbs(env))
+    words = (f"{folder}/call", hub.rpartition(":")[0], program, hub, *hosts)
+    command = (sys.executable, "-m", "joblens.usermode.tasks_of_pbs", *words)
+    return Launch(command, hosts, labelled=True, labels=hosts)
+
+
+def _folder_of_pbs(env: Mapping[str, str]) -> str:
+    """A job's own PATH need not have it."""
+    with suppress(OSError), open(env.get("PBS_CONF_FILE") or "/etc/pbs.conf", encoding="utf-8") as file:
+        for line in file:
+            name, _, value = line.strip().partition("=")
+            if name == "PBS_EXEC":
+                return f"{value}/bin"
+    return ""
+
+
 def _ssh(host: str, env: Mapping[str, str], hub: str) -> Launch:
     """Never a question: where ssh would ask for something, it fails and says so."""
     given = shlex.split(env.get(SSH, "")) or ["ssh"]
@@ -86,8 +112,9 @@ def _here(host: str, hub: str) -> Launch:
     return Launch(_command(hub), (host,))
 
 
-def _program(name: str) -> str:
-    found = shutil.which(name, path=os.environ.get("PATH") or os.defpath)
+def _program(name: str, elsewhere: str = "") -> str:
+    path = os.environ.get("PATH") or os.defpath
+    found = shutil.which(name, path=f"{path}{os.pathsep}{elsewhere}" if elsewhere else path)
     if found is None:
         raise OutsideError(f"{name} is needed to get to the hosts, and not there")
     return found

@@ -4,6 +4,7 @@ usermode/NAME/           in the store, for its user only; NAME has the cluster, 
   session.json           all that is known of it; replaced as a whole by whoever holds the session
   stop                   somebody wants its end
   key, page-token, hub.toml, hub/   of the hub
+  call                   in PBS: where a task finds us, and by what we know each other
   hosts/HOST/            what an agent keeps, where its host sees this folder
   log                    what was said meanwhile
 Of one that is finished only session.json and the log are left.
@@ -34,7 +35,7 @@ BEAT_SECONDS = 5.0  # who holds a session says so as often
 _DEAD_SECONDS = 60.0  # without a word from another host, whose clock may differ
 _LARGEST = 1 << 26
 _MOST_KEPT = 200  # folders of sessions that are finished
-_PARTS = ("hub", "hosts", "key", "page-token", "hub.toml", "stop")
+_PARTS = ("hub", "hosts", "key", "page-token", "hub.toml", "stop", "call")
 
 
 class Session:
@@ -172,8 +173,9 @@ def list_sessions(home: Home) -> list[Session]:
 def find_session(home: Home, job: str = "") -> Session | None:
     """The newest of this job; without one, the newest that is not finished, else the newest."""
     found = list_sessions(home)
-    if job:
-        return next((it for it in found if it.told["allocation"]["job"] == job), None)
+    if job:  # in PBS 7 is enough for 7.server
+        names = ((it, str(it.told["allocation"]["job"])) for it in found)
+        return next((it for it, name in names if job in (name, name.partition(".")[0])), None)
     return next((it for it in found if it.state != FINISHED), found[0] if found else None)
 
 
