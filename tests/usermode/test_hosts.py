@@ -78,7 +78,7 @@ def test_flux_elsewhere() -> None:
 
 
 def test_pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job under its whole name, as PBS names its cgroup. Its tasks are started by PBS, unless ssh is wanted."""
+    """The job under its whole name, as PBS names its cgroup. PBS starts our tasks, unless ssh is wanted."""
     nodes = RECORDED / "pbs-23.06/nodefile"
     env = {**recorded("pbs-23.06/job.env"), "PBS_NODEFILE": str(nodes)}
     found = find_allocation(env)
