@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from waiting import PATIENCE, wait_for
 
 from .sessions import Place
 
@@ -56,6 +62,53 @@ def test_two_hosts(place: Place) -> None:
     assert (place.tmp.parent / "output").read_bytes() == b""
     assert not place.pids()
     assert not list(place.home.glob("usermode/*/call"))
+
+
+def test_who_calls(tmp_path: Path) -> None:
+    """Only who knows the secret gets what is for the host, and its words are heard; nobody speaks for two."""
+    command, file = tmp_path / "pbs_tmrsh", tmp_path / "call"
+    command.write_text(f"#!/bin/sh\nwhile [ ! -e {tmp_path}/over ]; do sleep 0.05; done\nexit 3\n")
+    command.chmod(0o755)
+    words = [str(file), "127.0.0.1", str(command), "127.0.0.1:9", "n1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "joblens.usermode.tasks_of_pbs", *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as tasks:  # fmt: skip
+        assert tasks.stdin
+        assert tasks.stdout
+        try:
+            tasks.stdin.write(b"for n1")
+            tasks.stdin.close()
+            wait_for("the file", file.exists)
+            check_callers(file)
+        finally:
+            (tmp_path / "over").touch()
+        assert tasks.stdout.read() == b"n1: one\nn1: two\nn1: Exit 3\n"
+
+
+def check_callers(file: Path) -> None:
+    address, port, secret, answer = file.read_text().split()
+    assert file.stat().st_mode & 0o777 == 0o600
+    place, right = (address, int(port)), f"n1 {secret}\n".encode()
+    for greeting in (b"", b"n1 \n", b"n2 " + secret.encode(), b"n1 wrong\n", b"\xff\n", b"x" * 5000):
+        with socket.create_connection(place, PATIENCE) as line:
+            assert answer_to(line, greeting) == b""
+    with socket.create_connection(place, PATIENCE) as line:
+        assert answer_to(line, right) == answer.encode() + b"for n1"
+        with socket.create_connection(place, PATIENCE) as other:
+            assert answer_to(other, right) == b""
+        line.sendall(b"one\ntwo")
+
+
+def answer_to(line: socket.socket, greeting: bytes) -> bytes:
+    heard = b""
+    with suppress(ConnectionError):
+        line.sendall(greeting)
+        if not greeting:
+            line.shutdown(socket.SHUT_WR)
+        while data := line.recv(4096):
+            heard += data
+    return heard
 
 
 def test_a_host_that_is_not_there(place: Place) -> None:
