@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -281,6 +282,49 @@ def test_no_agent_can_be_started(hooks: Hooks, agent: str) -> None:
     hooks.write(agent)
     hooks.run("prolog")
     assert "jobs/slurm-42.json" in hooks.files()
+
+
+# A file system whose server never answers (fuse(4)), for this process and its children: $1 is where, the rest
+# a command to run. When this process ends there is no server any more, and who hangs in it goes on.
+_HANGING = """
+import ctypes, os, subprocess, sys
+libc = ctypes.CDLL(None, use_errno=True)
+place, *words = sys.argv[1:]
+device = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+for call in (
+    lambda: libc.unshare(0x20000),  # CLONE_NEWNS
+    lambda: libc.mount(b"none", b"/", None, 0x44000, None),  # MS_REC | MS_PRIVATE
+    lambda: libc.mount(b"none", place.encode(), b"fuse", 0, options),
+):
+    if call():
+        sys.exit(f"cannot be had: {os.strerror(ctypes.get_errno())}")
+looks = subprocess.Popen(["ls", place])
+try:
+    looks.wait(1)
+    sys.exit("it does not hang")
+except subprocess.TimeoutExpired:
+    looks.kill()
+found = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+print(found)
+sys.exit(found.returncode or bool(found.stdout or found.stderr))
+"""
+
+
+def test_a_file_system_that_hangs(hooks: Hooks) -> None:
+    """joblens is installed on it, as are its settings: no hook waits for it, and the job begins as ever."""
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("no file system can be made here")
+    place = hooks.top / "hanging"
+    place.mkdir()
+    hooks.write(agent=f"{place}/bin/joblens agent --config {place}/joblens.toml")
+    for name in SLURM:
+        words = [sys.executable, "-c", _HANGING, str(place), str(hooks.top / name)]
+        found = subprocess.run(words, env=PLAIN, capture_output=True, text=True, timeout=60, check=False)
+        if "cannot be had" in found.stderr:
+            pytest.skip(found.stderr)
+        assert found.returncode == 0, found
+        assert ("jobs/slurm-42.json" in hooks.files()) == (name == "prolog")
 
 
 @pytest.mark.parametrize("name", SLURM)
