@@ -1,4 +1,4 @@
-"""A memory cgroup in which 20 MB are all there is, where one can be made."""
+"""A memory cgroup in which little is all there is, where one can be made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GREEDY = "import sys; open(sys.argv[1], 'w').write('0'); bytearray(200 << 20)"
 
 
 @contextmanager
-def small_group() -> Iterator[Path]:
+def small_group(size: int = 20 << 20) -> Iterator[Path]:
     name = f"joblens-test-{uuid.uuid4().hex}"
     for top, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
         group = Path("/sys/fs/cgroup") / top / name
@@ -23,7 +23,7 @@ def small_group() -> Iterator[Path]:
         except OSError:
             continue
         try:
-            (group / limit).write_text(str(20 << 20))
+            (group / limit).write_text(str(size))
         except OSError:
             group.rmdir()
             continue

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from usermode.sessions import Place
+from usermode.sessions import Place, wait_for_samples
 from waiting import wait_for
 
 # For nobody but these tests. As root it asks for a folder that packages make when they start it.
@@ -97,7 +97,7 @@ def test_from_start_to_report(place: Place) -> None:
     assert [node["node"] for node in record["nodes"]] == ["localhost", "127.0.0.1", "127.0.0.9"]
     assert [node["samples"] > 1 for node in record["nodes"]] == [True, True, False]
     assert [it for it in record["data"]["problems"] if it.startswith("127.0.0.9: no agent ran there: ssh: ")]
-    assert not agents()
+    check_nothing_is_left(place)
 
 
 def test_the_holder_is_killed(place: Place) -> None:
@@ -111,7 +111,39 @@ def test_the_holder_is_killed(place: Place) -> None:
     assert [node["samples"] > 0 for node in record["nodes"]] == [True, True]
     process.kill()
     process.wait()
+    check_nothing_is_left(place)
+
+
+@pytest.mark.parametrize("what", ["its agent", "its connection", "the script"])
+def test_one_that_dies(place: Place, what: str) -> None:
+    """Half-way: the others go on, and the report says from when on nothing came from it."""
+    process = place.started(options="--hosts localhost,127.0.0.1")
+    wait_for_samples(place)
+    if what == "the script":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        (first,) = place.pids("--\x00127.0.0.1\x00")
+        os.kill(first if what == "its connection" else agents()[0], signal.SIGKILL)
+        wait_for("a word of it", lambda: "gone" in [host["state"] for host in place.status()["hosts"]])
+        wait_for("the end of one", lambda: len(agents()) == 1)
+    record = place.stop()
+    assert [node["samples"] > 0 for node in record["nodes"]] == [True, True]
+    ended = [problem for problem in record["data"]["problems"] if ": its agent ended at " in problem]
+    assert len(ended) == (what != "the script"), record["data"]["problems"]
+    process.kill()
+    process.wait()
+    check_nothing_is_left(place)
+
+
+def check_nothing_is_left(place: Place) -> None:
+    """Here, and where it came to by ssh."""
     place.wait_until_nothing_runs()
+    wait_for("the end of agents", lambda: not agents())
+    assert place.left() == {"session.json", "log", "lock"}
+    name = place.session()["name"]
+    for folder in ("/tmp", "/dev/shm", "/var/tmp", str(place.tmp)):
+        assert not list(Path(folder).glob(f"*{name}*"))
+    assert place.session()["allocation"]["job"] not in Path("/proc/net/unix").read_text()
 
 
 def agents() -> list[int]:

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from joblens.usermode.finish import end
 from joblens.usermode.hosts import short_name
+from joblens.usermode.session import load_session
+from small_group import small_group
 from usermode.sessions import Place, wait_for_samples
 from waiting import wait_for
 
@@ -175,6 +178,26 @@ def test_killed(place: Place, whom: str) -> None:
     assert place.left() == LEFT
 
 
+def test_a_holder_that_hangs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever says stop does not wait for it for ever: it is killed, and all that hangs on it ends."""
+    process = place.started()
+    wait_for_samples(place)
+    (holder,) = place.pids("usermode.holder")
+    os.kill(holder, signal.SIGSTOP)
+    session = load_session(Path(place.status()["folder"]))
+    monkeypatch.setattr("joblens.usermode.finish._END_SECONDS", 1.0)
+    end(session)
+    assert not session.is_held()
+    wait_for("the end", lambda: not place.pids("hub.toml"))
+    record = place.stop()
+    assert record["data"]["samples"] > 1
+    assert "ended from outside" in " ".join(record["data"]["problems"])
+    process.kill()
+    process.wait()
+    place.wait_until_nothing_runs()
+    assert place.left() == LEFT
+
+
 def test_what_waits_is_brought_in(place: Place) -> None:
     """All killed at once: what the agent had written, and what the hub had taken, is in the report."""
     process = place.started()
@@ -249,6 +272,48 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert place.left() == LEFT
     finally:
         subprocess.run(["umount", "--lazy", small], check=True)
+
+
+def test_little_memory(place: Place) -> None:
+    """It only watches then, and keeps what it sees: the report is made where there is more."""
+    with small_group(120 << 20) as group:
+        done = place.script(
+            f"echo 0 >{group}/cgroup.procs",
+            "joblens usermode start --interval 0.5",
+            "perl -e '$t = time; 1 while time < $t + 3'",
+            "joblens usermode stop --json",
+            "exit 6",
+        )
+        place.wait_until_nothing_runs()
+    job = place.session()["allocation"]["job"]
+    later = f"joblens: 120 MiB of memory are too little for a report: joblens job {job} makes it elsewhere"
+    assert done == (
+        6, "null\n",
+        f"joblens: user mode of job {job}: 1 host up\n{later}; what is seen is kept until then\n{later}\n",
+    )  # fmt: skip
+    record = json.loads(place.joblens("job", job, "--json").out)
+    assert record["data"]["samples"] > 3
+    assert record["data"]["problems"] == []
+    assert place.left() == LEFT
+
+
+def test_memory_runs_out(place: Place) -> None:
+    """It is ours that the kernel ends, and not the job."""
+    with small_group(200 << 20) as group:
+        done = place.script(
+            f"echo 0 >{group}/cgroup.procs",
+            "joblens usermode start --interval 0.5 2>/dev/null",
+            "sleep 3",
+            f"perl -e 'vec($held, {190 << 20}, 8) = 1; sleep 2; print qq(held\\n)' || exit 9",
+            "joblens usermode stop 2>/dev/null",
+            "exit 6",
+        )
+        place.wait_until_nothing_runs()
+    assert (done.code, done.out) == (6, "held\n"), done
+    record = place.stop()
+    assert record["data"]["samples"] > 0
+    assert record["data"]["problems"]
+    assert place.left() == LEFT
 
 
 def test_no_agent_comes_up(place: Place) -> None:

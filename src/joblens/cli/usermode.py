@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from joblens.store.home import find_home, make_home
+    from joblens.usermode.child import go_first
 
+    go_first(500)  # behind what runs all the time
     home = make_home(find_home(options.home))
     return {"start": _start, "stop": _stop, "status": _status}[options.what](options, home)
 
@@ -85,7 +87,7 @@ def _start(options: argparse.Namespace, home: Home) -> int:
 
 def _begin(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
     from joblens.run.facts import new_job_id
-    from joblens.usermode.facts import first_facts
+    from joblens.usermode.facts import first_facts, little_memory
     from joblens.usermode.hosts import short_name
     from joblens.usermode.session import make_session, start_of_process
 
@@ -108,29 +110,37 @@ def _begin(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
         "interval": options.interval,
         "tsdb": options.tsdb,
         "job_file": job_file,
+        "little_memory": little_memory(),
         "leader": None if own else [leader, start_of_process(leader)],
     }
     from joblens.jobs.facts import to_plain
 
     told["facts"] = to_plain(first_facts(allocation, now, os.environ))
     session = make_session(home, allocation, told)
-    _start_holder(session)
+    _start_holder(session, allocation)
     _note_facts(session)
     return session
 
 
-def _start_holder(session: Session) -> None:
-    """In a session of its own, with no output of ours: a script's own output stays its own."""
+def _start_holder(session: Session, allocation: Any) -> None:
+    """In a session of its own, with no output of ours: a script's own output stays its own.
+
+    In a step of its own too, where there are steps: what happens to it there is no matter of the job's."""
+    from joblens.usermode.launch import environment, in_a_step
+
+    words = [sys.executable, "-m", "joblens.usermode.holder", str(session.folder)]
+    step = in_a_step(allocation, words)
+    env = environment(allocation.how, os.environ) if step else dict(os.environ)
     with (session.folder / "log").open("ab") as log:
-        subprocess.run(
-            [sys.executable, "-m", "joblens.usermode.holder", str(session.folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+        process = subprocess.Popen(
+            step or [*words, "apart"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/",
             start_new_session=True,
-            cwd="/",
-            check=True,
-        )
+        )  # fmt: skip
+    until = time.monotonic() + _START_SECONDS
+    while not session.load().told["holder"] and time.monotonic() < until:
+        if process.poll() not in (None, 0):
+            raise OutsideError(f"it could not be started; see {session.folder}/log")
+        time.sleep(_LOOK_SECONDS)
 
 
 def _note_facts(session: Session) -> None:
@@ -165,9 +175,18 @@ def _wait_for_hosts(session: Session, seconds: float) -> int:
     for problem in session.told["problems"]:
         _say(problem)
     if up:
+        if session.told.get("little_memory"):
+            _say(f"{_later(session)}; what is seen is kept until then")
         return 0
     session.ask_to_stop()
     raise OutsideError(f"no host is up; see {session.folder}/log")
+
+
+def _later(session: Session) -> str:
+    from joblens.units import render_bytes
+
+    little, job = render_bytes(session.told["little_memory"]), session.told["allocation"]["job"]
+    return f"{little} of memory are too little for a report: joblens job {job} makes it elsewhere"
 
 
 def _count(up: int, all_: int) -> str:
@@ -188,13 +207,20 @@ def _not_up(session: Session) -> list[str]:
 
 
 def _stop(options: argparse.Namespace, home: Home) -> int:
+    from joblens.usermode.facts import little_memory
     from joblens.usermode.finish import end, finish, finish_earlier
+    from joblens.usermode.session import FINISHED
 
     session = _find(options, home)
     if session is None:
         _say("user mode does not run here")
         return 0
     end(session)
+    session.told["little_memory"] = little_memory()
+    if session.told["little_memory"] and session.state != FINISHED:
+        _say(_later(session))
+        write("null\n" * options.json)
+        return 0
     finish_earlier(session, _say)
     record = finish(session, _say) or _load(home, session)
     if options.json:

@@ -127,10 +127,10 @@ class Child:
             output.close()
 
 
-def go_first() -> None:
+def go_first(how_soon: int = 1000) -> None:
     """Where memory runs out, the kernel ends this and what it starts, and not the job (choom(1))."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+        file.write(str(how_soon))
 
 
 def _end_with(parent: int) -> Callable[[], None]:

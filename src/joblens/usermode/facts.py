@@ -15,6 +15,7 @@ from joblens.schedulers.facts import JobFacts, Resources
 from joblens.usermode.hosts import Allocation, flux_job
 
 _SECONDS = 10.0
+_ROOM = 256 << 20  # bytes, most of which storing and reporting take: their libraries are large
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 
 
@@ -41,6 +42,15 @@ def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) ->
     if allocation.how != "here":
         return job
     return job._replace(allocated=Resources(nodes=1, cores=cores(host), memory_bytes=memory(host)))
+
+
+def little_memory() -> int:
+    """Bytes that may be used here, if they are too few for more than to watch and to keep what is seen."""
+    from joblens.host import Host
+    from joblens.run.facts import memory
+
+    found = memory(Host())
+    return found if found is not None and found < _ROOM else 0
 
 
 def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts | None:

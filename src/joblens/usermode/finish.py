@@ -227,7 +227,7 @@ def _last_look(reader: LakeReader, job: JobFacts) -> float:
 def _silent_hosts(session: Session, reader: LakeReader, job: JobFacts) -> list[str]:
     """Whose last sample is much older than the end, though nobody said that anything is wrong there."""
     until = min(float(session.told["stopped"] or 4e9), job.end or 4e9)
-    longest = max(10 * float(session.told["interval"]), _SILENT_HOST_SECONDS)
+    longest = max(5 * float(session.told["interval"]), _SILENT_HOST_SECONDS)
     looks = reader.looks(Span(job.id, job.start or 0.0, (job.end or 4e9) + 60.0, job.cluster), "job")
     found = []
     for host, known in session.hosts.items():

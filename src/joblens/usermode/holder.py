@@ -1,8 +1,8 @@
 """The process that holds a session, on the host where it was started: the hub, and the commands that agents
 hang on. Each agent ends with its input, which ends at the latest with this process, whatever ends that.
 
-`python -m joblens.usermode.holder FOLDER`. It ends when it is asked to (a file `stop`, SIGTERM), when no
-agent is left, or when the terminal or script that began the session is gone.
+`python -m joblens.usermode.holder FOLDER [apart]`. It ends when it is asked to (a file `stop`, SIGTERM), when
+no agent is left, or when the terminal or script that began the session is gone.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class Holder:
 
     def _start_hub(self, listen: str) -> None:
         config = self.session.folder / "hub.toml"
-        text = hub_settings(self.session, listen, _DRAIN_SECONDS)
+        stores = not self.session.told.get("little_memory")
+        text = hub_settings(self.session, listen, _DRAIN_SECONDS, stores)
         text += self.more_of_hub + "".join(companion.hub for companion in self.companions)
         write_quickly(str(config), text.encode())
         words = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
@@ -372,7 +373,7 @@ def _log(message: str) -> None:
 
 
 def main() -> int:
-    if os.fork():  # what comes from whoever started us may be taken for the job, and this is not
+    if sys.argv[2:] == ["apart"] and os.fork():  # what comes from whoever started us may be taken for the job
         os._exit(0)
     go_first()
     Holder(Path(sys.argv[1])).run()

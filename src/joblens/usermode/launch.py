@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from joblens.errors import OutsideError
 from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER
-from joblens.usermode.hosts import flux_hosts, flux_job
+from joblens.usermode.hosts import Allocation, flux_hosts, flux_job, is_here
 
 SSH = "JOBLENS_SSH"  # ssh with its options, where those of ~/.ssh/config are not enough
 _SSH_SECONDS = 10
@@ -59,20 +59,35 @@ def environment(how: str, env: Mapping[str, str]) -> dict[str, str]:
     return {name: it for name, it in env.items() if not name.startswith(_OF_SLURM) or name in _KEPT_OF_SLURM}
 
 
+def in_a_step(allocation: Allocation, words: Sequence[str]) -> list[str]:
+    """The command that runs another on this host in a step of its own; none where there are no steps.
+
+    Whatever is killed for want of memory in the step of a batch script makes Slurm call all of the job
+    OUT_OF_MEMORY, and what is left in it at its end is killed at once."""
+    here = next((host for host in allocation.hosts if is_here(host)), "")
+    if allocation.how != "slurm" or not here:
+        return []
+    return [*_in_job(allocation.job, (here,)), *words]
+
+
 def _command(hub: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", PYTHON_FINDER, "sh", sys.executable, BOOTSTRAP, hub)
 
 
 def _srun(job: str, hosts: tuple[str, ...], hub: str) -> Launch:
+    words = (*_in_job(job, hosts), "--label", "--unbuffered", *_command(hub))
+    return Launch(words, hosts, labelled=True)
+
+
+def _in_job(job: str, hosts: tuple[str, ...]) -> tuple[str, ...]:
     """Beside the job's own steps, with a share of what they have; the end of one task is not the others'."""
     count = len(hosts)
-    options = (
-        f"--jobid={job}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
-        f"--nodelist={','.join(hosts)}", "--cpus-per-task=1", "--mem=0", "--gres=none", "--cpu-bind=none",
-        "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--label", "--unbuffered", "--chdir=/",
+    return (
+        _program("srun"), f"--jobid={job}", "--overlap", f"--nodes={count}", f"--ntasks={count}",
+        "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "--cpus-per-task=1", "--mem=0",
+        "--gres=none", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
         "--job-name=joblens",
     )  # fmt: skip
-    return Launch((_program("srun"), *options, *_command(hub)), hosts, labelled=True)
 
 
 def _flux(hosts: tuple[str, ...], env: Mapping[str, str], hub: str) -> Launch:

@@ -17,6 +17,7 @@ key_file = {key}
 token_file = {token}
 segment_seconds = {segment}
 drain_seconds = {drain}
+run_sinks = {stores}
 other_nodes = true
 [hub.sinks.lake]
 home = {store}
@@ -43,7 +44,8 @@ token_file = "@TOKEN@"
 """
 
 
-def hub_settings(session: Session, listen: str, drain_seconds: float) -> str:
+def hub_settings(session: Session, listen: str, drain_seconds: float, stores: bool = True) -> str:
+    """Of a hub that `stores` what comes, or only keeps it."""
     return _HUB.format(
         listen=_quoted(listen),
         home=_quoted(str(session.hub_home)),
@@ -51,6 +53,7 @@ def hub_settings(session: Session, listen: str, drain_seconds: float) -> str:
         token=_quoted(str(session.folder / "page-token")),
         segment=_SEGMENT_SECONDS,
         drain=drain_seconds,
+        stores=str(stores).lower(),
         store=_quoted(session.told["store"]),
     )
 

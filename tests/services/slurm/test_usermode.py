@@ -6,119 +6,20 @@ import json
 import os
 import signal
 import stat
-import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
-import joblens
 from waiting import wait_for
 
-from .lab import NODES, USERS, Lab
-from .machines import Machine, Result
-from .work import burn, need_perl, told, wait_for_no_processes
+from .another_user import try_everything
+from .lab import NODES, USERS, Lab, why_no_groups, why_no_lab
+from .user_mode import AGENT, HEAD, HOLDER, HUB, LEFT, UserMode
+from .work import burn, need_perl, told
 
-HEAD = "c1"
-AGENT = "-c\0import json, os"  # how its command line begins
-LEFT = {"session.json", "facts.json", "log", "lock"}
-
-
-class UserMode:
-    """joblens where a user's job begins, and where users log in. The other nodes have nothing of it."""
-
-    def __init__(self, lab: Lab, stack: ExitStack) -> None:
-        self.lab, folder = lab, lab.folder
-        places = {
-            "python": sys.base_prefix,
-            "src": str(Path(joblens.__file__).parents[1]),
-            "packages": sysconfig.get_paths()["purelib"],
-        }
-        for name, where in places.items():
-            lab.path(name).mkdir(0o755, exist_ok=True)
-            for machine in (lab.login, lab.nodes[HEAD]):
-                self._mount(machine, stack, where, f"{folder}/{name}")
-        python = f"{folder}/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-        paths = f"LD_LIBRARY_PATH={folder}/python/lib PYTHONPATH={folder}/src:{folder}/packages"
-        lab.path("bin").mkdir(0o755, exist_ok=True)
-        self.command = lab.path("bin", "joblens")
-        self.command.write_text(f'#!/bin/sh\n{paths} exec {python} -m joblens "$@"\n')
-        self.command.chmod(0o755)
-
-    @staticmethod
-    def _mount(machine: Machine, stack: ExitStack, where: str, at: str) -> None:
-        machine.run("mount", "--bind", where, at)
-        stack.callback(machine.run, "umount", "--lazy", at)
-
-    def submit(self, user: str, script: str, *options: str) -> str:
-        lines = (
-            f"export JOBLENS_HOME=$HOME/store JOBLENS_CONFIG={os.devnull} PATH={self.lab.folder}/bin:$PATH",
-            "id=$SLURM_JOB_ID",
-        )
-        return self.lab.submit(user, "\n".join((*lines, script)), *options)
-
-    def joblens(self, user: str, *words: str, at: Machine | None = None) -> Result:
-        """Where users log in, or on a node."""
-        home = f"{self.lab.folder}/home/{user}"
-        variables = {"HOME": home, "JOBLENS_HOME": f"{home}/store"}
-        command = f"{self.lab.folder}/bin/joblens"
-        machine = at or self.lab.login
-        return machine.run(command, *words, uid=USERS[user], variables=variables, check=False)
-
-    def record(self, user: str, job: str) -> Any:
-        """Where its session was: there it is known at once who of it is still alive."""
-        done = self.joblens(user, "job", job, "--json", at=self.lab.nodes[HEAD])
-        assert done.code == 0, (done, self.log(user, job))
-        return json.loads(done.out)
-
-    def file(self, user: str, name: str) -> Path:
-        return self.lab.path("home", user, name)
-
-    def wait_for(self, user: str, name: str) -> None:
-        def look() -> bool:
-            return self.file(user, name).exists()
-
-        wait_for(f"{name} of {user}", look)
-
-    def folder(self, user: str, job: str) -> Path:
-        (found,) = self.file(user, "store").glob(f"usermode/*-{job}-*")
-        return found
-
-    def log(self, user: str, job: str) -> str:
-        return (self.folder(user, job) / "log").read_text()
-
-    def pids(self, node: str, job: str, word: str) -> list[int]:
-        """As seen from outside."""
-        found = []
-        for pid in self.lab.nodes[node].processes():
-            try:
-                words, env = (
-                    Path(f"/proc/{pid}/cmdline").read_bytes(),
-                    Path(f"/proc/{pid}/environ").read_bytes(),
-                )
-            except OSError:  # it has ended
-                continue
-            if word.encode() in words and f"SLURM_JOB_ID={job}".encode() in env.split(b"\0"):
-                found.append(pid)
-        return found
-
-    def kill(self, job: str, word: str) -> None:
-        (pid,) = self.pids(HEAD, job, word)
-        os.kill(pid, signal.SIGKILL)
-
-    def end_jobs(self) -> None:
-        """Of a test that has failed: they would be in the way of those behind it."""
-        for user in USERS:
-            self.lab.slurm("scancel", f"--user={user}", check=False)
-        wait_for("the end of all jobs", lambda: not self.lab.squeue())
-
-    def check_nothing_is_left(self) -> None:
-        wait_for_no_processes(self.lab)
-        for node in self.lab.nodes.values():
-            assert not list(node.path("/tmp").glob("joblens-testcl-*"))
+__all__ = ["HEAD", "LEFT", "UserMode"]
 
 
 @pytest.fixture
@@ -131,13 +32,15 @@ def mode(lab: Lab) -> Iterator[UserMode]:
 
 
 def test_three_nodes(lab: Lab, mode: UserMode) -> None:
-    """Some seconds on three nodes: every node, the last samples, and the job as if nobody had looked."""
+    """Some seconds on three nodes: every node, the last samples, and the job as if nobody had looked. One of
+    the nodes does not see the user's home."""
+    mode.hide_homes("c3")
     work = burn(1, 40, hold=1).replace("'", "'\\''")
     job = mode.submit(
         "userA",
         f"""joblens usermode start 2>said.$id
-        srun sh -c '{work}'
-        date +%s.%N >worked.$id
+        srun --chdir=/ sh -c '{work}'
+        ls -ld /tmp/joblens-testcl-$id-* >folders.$id
         joblens usermode stop >report.$id 2>>said.$id
         joblens usermode stop >again.$id 2>>said.$id
         exit 3""",
@@ -148,6 +51,9 @@ def test_three_nodes(lab: Lab, mode: UserMode) -> None:
     lines = lab.output("userA", job).splitlines()
     assert [line.split()[0] for line in lines] == ["held"] * 3, lines
     assert mode.file("userA", f"said.{job}").read_text() == f"joblens: user mode of job {job}: 3 hosts up\n"
+    (folder,) = mode.file("userA", f"folders.{job}").read_text().splitlines()
+    assert folder.startswith("drwx------ ")
+    assert folder.endswith("-c3")  # all nodes have the same /tmp here
     report = mode.file("userA", f"report.{job}").read_text()
     assert report.splitlines()[0].endswith("RUNNING")
     assert report.splitlines()[1].startswith("So far it used ")
@@ -168,83 +74,89 @@ def test_three_nodes(lab: Lab, mode: UserMode) -> None:
     mode.check_nothing_is_left()
 
 
-# What is killed, how the job then ends, and what the report says of it.
+class Fault(NamedTuple):
+    user: str
+    nodes: int
+    state: str  # in which the job ends
+    says: str  # its report; "": that nothing is missing
+
+
+LIMIT, CANCEL = "the limit of time", "scancel"
+# What is killed or done.
 FAULTS = {
-    "nothing": ("userA", "FAILED", ""),
-    "usermode.holder": ("userA", "FAILED", "user mode was ended from outside"),
-    "joblens\0hub": ("userB", "FAILED", ""),
-    AGENT: ("userB", "FAILED", "c1: its agent ended at "),
-    "the job": ("userC", "CANCELLED", ""),
+    "nothing": Fault("userA", 1, "FAILED", ""),
+    HOLDER: Fault("userA", 3, "FAILED", "user mode was ended from outside"),
+    HUB: Fault("userB", 1, "FAILED", ""),
+    AGENT: Fault("userB", 2, "FAILED", f"{HEAD}: its agent ended at "),
+    CANCEL: Fault("userC", 2, "CANCELLED", ""),
+    LIMIT: Fault("userC", 2, "TIMEOUT", ""),
 }
 
 
 def test_ended_in_many_ways(lab: Lab, mode: UserMode) -> None:
-    """Five jobs of three users at once on one node, none of which says stop: nobody is in another's way."""
+    """Six jobs of three users at once on one node, some on others too, none of which says stop: nobody is in
+    another's way, and nobody gets at what is another's."""
     script = """joblens usermode start 2>said.$id
         until [ -e over.$id ]; do perl -e '1 while (times)[0] < 0.2'; sleep 0.1; done
         exit 4"""
-    options = (f"--nodelist={HEAD}", "--mem=300M")
-    jobs = {fault: mode.submit(user, script, *options) for fault, (user, _, _) in FAULTS.items()}
-    for fault, job in jobs.items():
-        user = FAULTS[fault][0]
-        wait_for("hosts", lambda user=user, job=job: is_up(mode, user, job))  # type: ignore[misc]
-        wait_for("samples", lambda user=user, job=job: age(mode, user, job) is not None)  # type: ignore[misc]
+    jobs = {
+        name: mode.submit(it.user, script, f"--nodelist={','.join(NODES[: it.nodes])}", "--mem=300M")
+        for name, it in FAULTS.items()
+    }
+    for name, job in jobs.items():
+        wait_until_up(mode, FAULTS[name].user, job, FAULTS[name].nodes)
+        mode.wait_for_samples(FAULTS[name].user, job)
     check_secrets(mode, jobs)
-    for fault, job in jobs.items():
-        if fault not in ("nothing", "the job"):
-            mode.kill(job, fault)
-    lab.slurm("scancel", jobs["the job"], user="userC")
-    wait_for("a hub again", lambda: mode.pids(HEAD, jobs["joblens\0hub"], "joblens\0hub"))
-    for fault, job in jobs.items():
-        mode.file(FAULTS[fault][0], f"over.{job}").touch()
+    for name in (HOLDER, HUB, AGENT):
+        mode.kill(jobs[name], name)
+    lab.slurm("scancel", jobs[CANCEL], user="userC")
+    lab.slurm("scontrol", "update", f"JobId={jobs[LIMIT]}", "EndTime=now+2")
+    wait_for("a hub again", lambda: mode.pids(HEAD, jobs[HUB], HUB))
+    for name in ("nothing", HOLDER, HUB, AGENT):
+        mode.file(FAULTS[name].user, f"over.{jobs[name]}").touch()
     rows = lab.wait_for_end(*jobs.values())
     mode.check_nothing_is_left()
-    for fault, (user, state, says) in FAULTS.items():
-        job = jobs[fault]
-        assert rows[job]["State"].split()[0] == state, fault
-        assert lab.output(user, job) == "" or state == "CANCELLED"
-        record = mode.record(user, job)
-        assert (record["job"]["state"], record["job"]["user"]) == (state, user)
-        assert record["data"]["samples"] > 1, (fault, mode.log(user, job))
+    for name, it in FAULTS.items():
+        job = jobs[name]
+        assert rows[job]["State"].split()[0] == it.state, name
+        assert lab.output(it.user, job) == "" or it.state != "FAILED"
+        record = mode.record(it.user, job)
+        assert (record["job"]["state"], record["job"]["user"]) == (it.state, it.user)
+        assert [node["samples"] > 1 for node in record["nodes"]] == [True] * it.nodes, mode.log(it.user, job)
         problems = " ".join(record["data"]["problems"])
-        assert says in problems, (fault, problems)
-        assert says or not problems, (fault, problems)
-        assert {path.name for path in mode.folder(user, job).iterdir()} == LEFT
+        assert it.says in problems, (name, problems)
+        assert it.says or not problems, (name, problems)
+        assert record["marks"] == []
+        assert {path.name for path in mode.folder(it.user, job).iterdir()} == LEFT
 
 
-def is_up(mode: UserMode, user: str, job: str) -> bool:
+def wait_until_up(mode: UserMode, user: str, job: str, nodes: int) -> None:
     said = mode.file(user, f"said.{job}")
-    return said.exists() and said.read_text() == f"joblens: user mode of job {job}: 1 host up\n"
-
-
-def age(mode: UserMode, user: str, job: str) -> float | None:
-    done = mode.joblens(user, "usermode", "status", job, "--json", at=mode.lab.nodes[HEAD])
-    found = json.loads(done.out)
-    assert found["state"] == "running", (found, mode.log(user, job))
-    seconds: float | None = found["hosts"][0]["age_seconds"]
-    return seconds
+    hosts = "1 host" if nodes == 1 else f"{nodes} hosts"
+    wait_for("words", lambda: said.exists() and said.read_text().endswith("up\n"))
+    assert said.read_text() == f"joblens: user mode of job {job}: {hosts} up\n"
 
 
 def check_secrets(mode: UserMode, jobs: dict[str, str]) -> None:
-    """Folders are their user's, and pages ask for a token that only the user has."""
-    for fault, job in jobs.items():
-        user = FAULTS[fault][0]
+    """Folders are their user's, and whoever else is on the node gets at nothing."""
+    whose = {job: FAULTS[name].user for name, job in jobs.items()}
+    for job, user in whose.items():
         folder = mode.folder(user, job)
         assert (stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid) == (0o700, USERS[user])
         assert {stat.S_IMODE((folder / name).stat().st_mode) for name in ("key", "page-token")} == {0o600}
-    found = json.loads(mode.joblens("userA", "usermode", "status", jobs["nothing"], "--json").out)
-    asked = mode.joblens("userB", "ls", "--hub", found["hub"], at=mode.lab.nodes[HEAD])
-    assert "a token is needed" in asked.err
+    for user, name in (("userB", HUB), ("userA", "nothing")):
+        try_everything(mode, user, jobs[name], {job: it for job, it in whose.items() if it != user})
 
 
-def test_a_node_that_is_not_reached(lab: Lab, mode: UserMode) -> None:
-    """At the start, and another half-way: it is named, and the rest goes on."""
+def test_nodes_that_are_not_reached(lab: Lab, mode: UserMode) -> None:
+    """One at the start, another from half-way on: they are named, the rest goes on, nobody waits for them."""
+    mode.hide_homes("c2")  # what it keeps is nowhere else, as on a node that has died
     job = mode.submit(
         "userA",
         """until [ -e go.$id ]; do sleep 0.1; done
         joblens usermode start 2>said.$id; touch up.$id
         until [ -e over.$id ]; do sleep 0.1; done
-        joblens usermode stop >report.$id
+        joblens usermode stop >report.$id 2>>said.$id
         echo done""",
         "-N3", "--no-kill",
     )  # fmt: skip
@@ -258,23 +170,100 @@ def test_a_node_that_is_not_reached(lab: Lab, mode: UserMode) -> None:
         assert said.startswith(
             f"joblens: user mode of job {job}: 2 of 3 hosts up\njoblens: c3 is not up: "
         ), said
-        wait_for("samples", lambda: age(mode, "userA", job) is not None)
-        # The first attempt, which failed with c3, may still be ending there.
-        wait_for("one agent", lambda: len(mode.pids("c2", job, AGENT)) == 1)
-        (agent,) = mode.pids("c2", job, AGENT)
-        os.kill(agent, signal.SIGKILL)
-        wait_for("a word about c2", lambda: "c2: task" in mode.log("userA", job))
+        mode.wait_for_samples("userA", job)
+        lab.login.ip("link set to-c2 down")
+        wait_for("silence", lambda: age(mode, "userA", job, "c2") > 8)
         mode.file("userA", f"over.{job}").touch()
-        mode.wait_for("userA", f"report.{job}")
         wait_for("the end", lambda: lab.output("userA", job) == "done\n")
     finally:
-        lab.login.ip("link set to-c3 up")
+        for node in ("c2", "c3"):
+            lab.login.ip(f"link set to-{node} up")
     assert lab.wait_for_end(job)[job]["State"] == "COMPLETED"
     record = mode.record("userA", job)
     problems = " ".join(record["data"]["problems"])
     assert "c3: no agent ran there: " in problems
-    assert "c2: its agent ended at " in problems
+    assert "c2: nothing came from it after " in problems, problems
     assert "c1:" not in problems
     assert [node["samples"] > 0 for node in record["nodes"]] == [True, True, False]
     wait_for("idle nodes", lambda: lab.node_states() == dict.fromkeys(NODES, "idle"))
     mode.check_nothing_is_left()
+
+
+def age(mode: UserMode, user: str, job: str, host: str) -> float:
+    (found,) = [it["age_seconds"] for it in mode.status(user, job)["hosts"] if it["host"] == host]
+    assert found is not None
+    return float(found)
+
+
+def test_a_full_disk(lab: Lab, mode: UserMode) -> None:
+    """Of the session, half-way: the job ends as it would have; the report says what is missing, and is whole
+    when there is room again."""
+    small = mode.make_small_disk("userB", "3m")
+    job = mode.submit(
+        "userB",
+        f"""export JOBLENS_HOME={lab.folder}/small/store
+        joblens usermode start --interval 0.5 2>said.$id
+        sleep 3
+        cat /dev/zero >{lab.folder}/small/much 2>/dev/null
+        sleep 3
+        joblens usermode stop --json >report.$id 2>>said.$id
+        echo done; exit 5""",
+        f"--nodelist={HEAD}", "--mem=300M",
+    )  # fmt: skip
+    row = lab.wait_for_end(job)[job]
+    assert (row["State"], row["ExitCode"], lab.output("userB", job)) == ("FAILED", "5:0", "done\n")
+    report = mode.file("userB", f"report.{job}").read_text()
+    problems = " ".join(json.loads(report)["data"]["problems"])
+    assert "No space left on device" in problems, problems
+    mode.check_nothing_is_left()
+    (small / "much").unlink()
+    record = mode.record("userB", job, JOBLENS_HOME=f"{lab.folder}/small/store")
+    assert record["data"]["samples"] > 1
+    assert (record["job"]["state"], record["job"]["exit_code"]) == ("FAILED", 5)
+    assert {path.name for path in small.glob("store/usermode/*/*")} == LEFT
+
+
+def test_little_memory() -> None:
+    """Where Slurm limits memory by cgroups: the job ends as it would have, though ours may be killed."""
+    need_perl()
+    why_not = why_no_lab() or why_no_groups()
+    if why_not:
+        pytest.skip(why_not)
+    with ExitStack() as stack:
+        lab = Lab(stack, cgroups=True)
+        lab.start_slurm()
+        mode = UserMode(lab, stack)
+        script = """joblens usermode start --interval 0.5 2>said.$id
+            sleep 3
+            perl -e 'vec($held, {} << 20, 8) = 1; sleep 3; print qq(held\\n)' || exit 9
+            joblens usermode stop >report.$id 2>>said.$id
+            exit 0"""
+        sizes = {"64M": 16, "300M": 280}
+        jobs = {
+            size: mode.submit("userA", script.format(held), f"--mem={size}") for size, held in sizes.items()
+        }
+        rows = lab.wait_for_end(*jobs.values())
+        mode.check_nothing_is_left()
+        for job in jobs.values():
+            assert rows[job]["State"] == "COMPLETED"
+            assert lab.output("userA", job) == "held\n"
+            assert mode.record("userA", job)["data"]["samples"] > 0
+
+
+def test_a_holder_that_hangs(lab: Lab, mode: UserMode) -> None:
+    """It does not even see the end of the job, which comes as if it was not there."""
+    job = mode.submit(
+        "userC",
+        """joblens usermode start 2>said.$id
+        until [ -e over.$id ]; do sleep 0.1; done""",
+        "-N2", "--mem=300M",
+    )  # fmt: skip
+    wait_until_up(mode, "userC", job, 2)
+    mode.wait_for_samples("userC", job)
+    (holder,) = mode.pids(HEAD, job, HOLDER)
+    os.kill(holder, signal.SIGSTOP)
+    mode.file("userC", f"over.{job}").touch()
+    assert lab.wait_for_end(job)[job]["State"] == "COMPLETED"
+    wait_for("idle nodes", lambda: lab.node_states() == dict.fromkeys(NODES, "idle"))
+    mode.check_nothing_is_left()
+    assert [node["samples"] > 0 for node in mode.record("userC", job)["nodes"]] == [True, True]
