@@ -9,7 +9,7 @@ from joblens.schedulers.told import Told
 
 RECORDED = Path(__file__).parent / "recorded"
 SLURM = RECORDED / "slurm-22.05"
-NEWER = ("24.05", "26.05")
+NEWER = ("23.11", "24.05", "26.05")
 MARK = "~mark~"
 HOSTILE = "bad | name\nUserId=root(0) JobState=COMPLETED"
 
