@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
+from joblens.jobs.live import summarise_live
 from joblens.reports.text import Style, render_report
+from joblens.schedulers.facts import JobFacts
 from joblens.store.catalog import Catalog
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.listing import JobFilter
@@ -111,6 +114,19 @@ def test_no_time_before_all_times(home: Home) -> None:
 def test_one_sentence_for_no_samples(home: Home) -> None:
     assert "nothing is known of" not in shown(home, "6")
     assert "no sample of this job is there" in shown(home, "6")
+
+
+def test_one_that_runs_and_is_in_no_sample(home: Home) -> None:
+    """Its agents are dead: it took as long as it took, and of that time nothing is known."""
+    now = time.time()
+    job = JobFacts("fox", "5", "slurm", state="RUNNING", start=now - 600, nodes=("c1",))
+    record = summarise_live(home, job)
+    assert 500 <= record["used"]["duration_seconds"] < 600
+    assert record["gaps"] == [{"from": job.start, "to": record["job"]["end"]}]
+    assert record["verdict"].startswith("So far it was seen in no sample")
+    record = summarise_live(home, job._replace(state="COMPLETING", end=now - 300))
+    assert record["used"]["duration_seconds"] == 300
+    assert summarise_live(home, job._replace(start=now))["used"]["duration_seconds"] == 0
 
 
 def test_as_wide_as_the_screen(home: Home) -> None:

@@ -175,7 +175,8 @@ def _on_nodes(
     finish = max(float(end["end"]), start) if end else 4e9
     span = Span(facts["id"], start, finish + 1.0, str(facts.get("cluster") or ""))
     if end is None:
-        finish = max([start, *(times[-1] for times in reader.looks(span, "job").values() if times)])
+        looks = (times[-1] for times in reader.looks(span, "job").values() if times)
+        finish = max(start, float(facts.get("known_until") or 0.0), *looks)
     return find_nodes(reader, span._replace(end=finish + 1.0), finish, facts["nodes"], interval, most)
 
 

@@ -27,6 +27,7 @@ OLD_SECONDS = 300.0  # who follows asks several times in this time
 _MOST_WAITING = 20_000
 _MOST_STEPS = 100  # of one that has just ended; its record has them all
 _LARGEST = 1 << 28
+_LAG = 60.0  # seconds after which a sample should be there
 _ON_THEIR_WAY = "it has just ended: samples are on their way, and its record is made when they are here"
 
 
@@ -201,6 +202,14 @@ def summarise_live(home: Home, job: JobFacts) -> dict[str, Any]:
 
     lake = Lake(home.lake)
     end = end_of(job, [_ON_THEIR_WAY]) if job.state in ENDED and job.end is not None else None
-    record = summarise(facts_of(job, INTERVAL), end, LakeReader(lake))
+    facts = {**facts_of(job, INTERVAL), "known_until": _known_until(job)}
+    record = summarise(facts, end, LakeReader(lake))
     record["data"]["problems"] += lake.problems
     return record
+
+
+def _known_until(job: JobFacts) -> float | None:
+    """It runs, so what is not in samples by now is missing, and not still to come."""
+    if not runs(job) or job.state == "UNKNOWN":
+        return None
+    return min(time.time() - _LAG, job.end if job.end is not None else float("inf"))
