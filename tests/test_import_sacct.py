@@ -98,6 +98,25 @@ def test_text(home: Home, tmp_path: Path) -> None:
     assert "it never started" in never["data"]["problems"]
 
 
+def test_job_that_gave_nodes_back(home: Home, tmp_path: Path) -> None:
+    """One job, of all its time and nodes, though accounting has a row for each number of nodes."""
+    sizes = [
+        line("9", state="RESIZING", End="1700000100", NodeList="c[1-3]", AllocCPUS="12"),
+        step("9.0", "1G"),
+        line("9", state="RESIZING", Submit="1700000100", End="1700000200", NodeList="c[1-2]"),
+        line("9", state="FAILED", Submit="1700000200", End="1700000300", NodeList="c1", ExitCode="9:0"),
+    ]
+    other = line("10", state="RESIZING")
+    done = import_files(home, [write(tmp_path / "past", [*PAST[:3], *sizes, other, PAST[3]])], "")
+    assert (done.jobs, done.not_ended, done.problems) == (3, 1, [])
+    found = jobs(home)["9"]
+    job = found["job"]
+    assert (job["state"], job["exit_code"], job["nodes"]) == ("FAILED", 9, ["c1", "c2", "c3"])
+    assert (job["submit"], job["start"], job["end"]) == (1_700_000_000, 1_700_000_010, 1_700_000_300)
+    assert (found["asked"]["cores"], [it["id"] for it in found["steps"]]) == (12, ["0"])
+    assert found["used"]["cpu_seconds_exact"] is None, "of some time only"
+
+
 def test_twice_changes_nothing(home: Home, tmp_path: Path) -> None:
     path = write(tmp_path / "past", PAST)
     import_files(home, [path], "")

@@ -36,7 +36,16 @@ class Slurm:
         jobs = self._sacct([*times, f"--state={_ENDED}"])
         # slurmctld tells of beginnings every few seconds only. An end can be there first: its row is root's
         # then, with no partition and not all nodes: it is whole when it is asked for next.
-        return [job for job in jobs if job.end is not None and since <= job.end <= until and job.partition]
+        found = [job for job in jobs if job.end is not None and since <= job.end <= until and job.partition]
+        return self._with_all_sizes(found)
+
+    def _with_all_sizes(self, ended: list[JobFacts]) -> list[JobFacts]:
+        """Of one that was resized only the last size was found. It seems submitted when it got that."""
+        resized = [job.id for job in ended if job.start and job.submit and job.submit > job.start]
+        if not resized:
+            return ended
+        runs = {(job.id, job.end): job for job in self._sacct([f"--jobs={','.join(resized)}"])}
+        return [runs.get((job.id, job.end), job) for job in ended]
 
     def job(self, id: str) -> JobFacts | None:
         """The last run of a job, as people write its id (4242, 4200_7, 4300+1), or None if there is none."""

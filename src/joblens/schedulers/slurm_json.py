@@ -12,6 +12,7 @@ from typing import Any
 from joblens.schedulers.facts import JobFacts, Resources, Step
 from joblens.schedulers.json_text import at, list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import NO_NODES, expand
+from joblens.schedulers.slurm_sacct import joined
 from joblens.schedulers.slurm_text import ENDED, NO_VALUES, WAITING, State, known, parse_state
 from joblens.schedulers.told import Told, understood
 from joblens.schedulers.tres import gpus, parse_gres_gpus, render_tres, resources
@@ -30,7 +31,8 @@ def parse_squeue_json(text: str) -> Told:
 
 
 def parse_sacct_json(text: str) -> Told:
-    return _told(text, "sacct --json", _accounted)
+    told = _told(text, "sacct --json", _accounted)
+    return told._replace(jobs=joined(told.jobs))
 
 
 def _told(text: str, source: str, make: Any) -> Told:

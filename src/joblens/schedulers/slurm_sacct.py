@@ -6,7 +6,7 @@ as the other columns allow, and an answer with a delimiter that nobody can guess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from datetime import tzinfo
 from functools import partial
 
@@ -15,6 +15,7 @@ from joblens.schedulers.facts import JobFacts, Resources, Step
 from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.slurm_text import (
     ENDED,
+    RESIZING,
     JobId,
     State,
     known,
@@ -68,7 +69,34 @@ def parse_sacct(
     for fields in _rows(text, delimiter, names):
         row = _named(names, fields, delimiter)
         skipped += row is None or not _take(jobs, row, cluster, zone)
-    return Told([_with_totals(job) for job in jobs], skipped)
+    return Told([_with_totals(job) for job in joined(jobs)], skipped)
+
+
+def joined(jobs: Iterable[JobFacts]) -> list[JobFacts]:
+    """Of a job that was resized accounting has a row for each size: one job again."""
+    found: list[JobFacts] = []
+    for job in jobs:
+        last = found[-1] if found else None
+        if last and last.state == RESIZING and (last.cluster, last.id) == (job.cluster, job.id):
+            found[-1] = _join(last, job)
+        else:
+            found.append(job)
+    return found
+
+
+def _join(first: JobFacts, then: JobFacts) -> JobFacts:
+    """Steps are told up to the moment of the change, so what all used together is not known."""
+    return then._replace(
+        submit=first.submit,
+        eligible=first.eligible,
+        start=first.start,
+        nodes=tuple(dict.fromkeys((*first.nodes, *then.nodes))),
+        asked=first.asked,
+        allocated=max(first.allocated, then.allocated, key=lambda it: it.cores or 0.0),
+        steps=(*first.steps, *then.steps),
+        user_seconds=None,
+        system_seconds=None,
+    )
 
 
 def _rows(text: str, delimiter: str, names: list[str]) -> Iterator[list[str]]:
