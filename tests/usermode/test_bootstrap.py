@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,15 @@ from joblens.usermode.pack import pack_agent
 from waiting import wait_for
 
 HOST = socket.gethostname()
-QUICK = BOOTSTRAP.replace("[], 10)", "[], 0.1)")  # seconds between two looks for the hub
+# Seconds between two looks for the hub, and for last words.
+QUICK = BOOTSTRAP.replace("[], 10)", "[], 0.1)").replace("time.sleep(30)", "time.sleep(5)")
+DEAF = """
+import signal, sys, time
+def main(words):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("deaf", file=sys.stderr, flush=True)
+    time.sleep(1000)
+"""
 SETTINGS = """
 node = "@NODE@"
 listen = "127.0.0.1:0"
@@ -107,6 +117,21 @@ def test_whatever_ends_it(tmp_path: Path, number: signal.Signals) -> None:
         os.kill(agent, number)
         assert process.wait() == (0 if number == signal.SIGTERM else -number)
     assert not own.exists()
+
+
+def test_one_that_does_not_hear(tmp_path: Path) -> None:
+    """That it shall end: then it is killed."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("joblens/__init__.py", "")
+        file.writestr("joblens/cli.py", DEAF)
+    payload = make_payload(tmp_path)._replace(folder="/no/such/folder")
+    with started(payload, env={"TMPDIR": str(tmp_path)}, pack=archive.getvalue()) as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != b"deaf\n":
+            assert process.poll() is None
+        assert end(process) == -signal.SIGKILL
+    assert not list(tmp_path.glob("joblens-*"))
 
 
 def children(pid: int) -> list[int]:

@@ -130,6 +130,8 @@ def wait():
     while comes(held, seconds) and os.read(held, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)  # longer than an agent takes for its last words
+    os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=wait, daemon=True).start()
 from joblens.cli import main
 sys.exit(main(words))

@@ -120,7 +120,8 @@ def has_ended(allocation: Allocation) -> bool:
 
 
 def cancel_steps(allocation: Allocation, steps: Sequence[str]) -> None:
+    """With time for them to clean up: Slurm's own signal for that would be SIGKILL."""
     named = [f"{allocation.job}.{step}" for step in steps if step]
     if allocation.scheduler == "slurm" and named:
         with suppress(JoblensError):
-            run_command(["scancel", *named], {}, _SECONDS)
+            run_command(["scancel", "--signal=TERM", *named], {}, _SECONDS)
