@@ -20,7 +20,7 @@ from ..conftest import need
 from .lab import NODES, USERS, Lab
 from .machines import SWITCH, Machine
 from .test_usermode import HEAD, LEFT, UserMode
-from .work import need_perl
+from .work import need_perl, wait_for_no_processes
 
 USER, OTHER = "userA", "userB"
 SETTINGS = "joblens.toml"
@@ -82,7 +82,8 @@ class Stores:
         row = self.lab.wait_for_end(job)[job]
         said = self.mode.file(USER, f"said.{job}").read_text()
         assert (row["State"], row["ExitCode"]) == ("COMPLETED", "0:0"), said
-        self.mode.check_nothing_is_left()
+        wait_for_no_processes(self.lab)
+        assert not [node for node in self.lab.nodes.values() if list_files(node, session["name"])]
         report = json.loads(self.mode.file(USER, f"report.{job}").read_text())
         record = self.mode.record(USER, job)
         return Ran(job, self.lab.output(USER, job), said, report, record, session, closed)
@@ -169,6 +170,11 @@ def stores(lab: Lab) -> Iterator[Stores]:
         mode = UserMode(lab, stack)
         compile_ranks(lab)
         yield Stores(lab, mode)
+
+
+def list_files(node: Machine, session: str) -> list[Path]:
+    """Of a session, where all users keep theirs."""
+    return list(node.path("/tmp").glob(f"joblens-{session}*"))
 
 
 def compile_ranks(lab: Lab) -> None:
