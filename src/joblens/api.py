@@ -59,7 +59,7 @@ class Store:
         if not found:
             raise LookupError(self._why_unknown(name))
         if len(found) > 1:
-            some = ", ".join(identity[1] for identity in found[:5]) + (", …" if len(found) > 5 else "")
+            some = ", ".join(map(self._catalog.name_of, found[:5])) + (", …" if len(found) > 5 else "")
             raise LookupError(f"several jobs begin with {name!r}: {some}")
         if run is None:
             return self._catalog.report(found[0])

@@ -142,10 +142,16 @@ def scheduled(home: Home) -> Home:
         ("@", []),
         ("4200_", [("here", "4207", 1)]),
         ("4200", [("here", "4207", 1)]),
+        ("420", []),
+        ("42", []),
+        ("4", []),
     ],
 )
 def test_ids_of_schedulers(scheduled: Home, text: str, expected: list[tuple[str, str, float]]) -> None:
-    """As people write them, with the cluster where that is needed; of several the newest."""
+    """As people write them, with the cluster where that is needed; of several the newest.
+
+    A number that nobody has is not the beginning of another one: that would be someone else's job.
+    """
     found = [(cluster, job, start - START) for cluster, job, start in Catalog(scheduled).find(text)]
     assert found == expected
 

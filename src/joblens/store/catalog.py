@@ -121,6 +121,15 @@ class _NewerError(Exception):
     pass
 
 
+_DIGITS = "0123456789"
+
+
+def _begins(column: str) -> str:
+    """A number goes on with no further digit: that would be another number."""
+    whole = f"NOT (:number AND substr({column}, :next, 1) GLOB '[0-9]')"
+    return f"({column} > :id AND {column} < :end AND {whole})"
+
+
 class Catalog:
     def __init__(self, home: Home, progress: Callable[[int, int], None] | None = None) -> None:
         self.home, self._progress = home, progress
@@ -144,6 +153,7 @@ class Catalog:
         """Jobs with that id, or else whose id begins so, the newest first; `last` is the newest of all.
 
         An id can be written as the scheduler shows it, 4200_7 and 4300+1, and with its cluster: 4242@lab.
+        4242 is the beginning of 4242_7 and of 4242.server, and not of 42420.
         """
         newest = "ORDER BY start DESC, id DESC LIMIT"
         identity = "SELECT cluster, id, start FROM jobs"
@@ -153,9 +163,14 @@ class Catalog:
         if found or not text:
             return [(run.cluster, run.id, run.start) for run in found]
         wanted = storable(text)
-        begins = "(id > :id AND id < :end OR (shown_id > :id AND shown_id < :end AND shown_id != id))"
-        values = {"id": wanted, "end": wanted + "\U0010ffff"}
+        begins = f"({_begins('id')} OR ({_begins('shown_id')} AND shown_id != id))"
+        is_number = wanted[0] in _DIGITS and wanted[-1] in _DIGITS
+        values = {"id": wanted, "end": wanted + "\U0010ffff", "next": len(wanted) + 1, "number": is_number}
         return self._ask(f"{identity} WHERE {begins} {newest} 20", values)
+
+    def name_of(self, identity: Identity) -> str:
+        found = self._ask("SELECT shown_id FROM jobs WHERE (cluster, id, start) = (?, ?, ?)", identity)
+        return str(found[0][0]) if found else identity[1]
 
     def runs(self, text: str) -> list[Run]:
         """All with the id of the job that is meant, the oldest first; nothing if it could be several jobs."""
