@@ -13,7 +13,7 @@ import pytest
 
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
-from joblens.jobs.live import summarise_live
+from joblens.jobs.live import find_live, save_live, summarise_live
 from joblens.reports.text import Style, render_report
 from joblens.schedulers.facts import JobFacts
 from joblens.store.catalog import Catalog
@@ -127,6 +127,30 @@ def test_one_that_runs_and_is_in_no_sample(home: Home) -> None:
     record = summarise_live(home, job._replace(state="COMPLETING", end=now - 300))
     assert record["used"]["duration_seconds"] == 300
     assert summarise_live(home, job._replace(start=now))["used"]["duration_seconds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("tasks", "id", "is_it"),
+    [
+        ("[1-10%2]", "7_1", True),
+        ("[1-10%2]", "7_10", True),
+        ("[1-10%2]", "7_11", False),
+        ("[1-10%2]", "8_1", False),
+        ("[1-10%2]", "7_", False),
+        ("[1,3-9:3]", "7_6", True),
+        ("[1,3-9:3]", "7_5", False),
+        ("[1,3,...]", "7_3", True),
+        ("[1,3,...]", "7_4", False),
+        ("[1-10]", "7_²", False),
+        ("3", "7_3", True),
+        ("3", "7_33", False),
+    ],
+)
+def test_a_task_that_waits_with_others(home: Home, tasks: str, id: str, is_it: bool) -> None:
+    """Is found by its own number: squeue tells of them in one line."""
+    job = JobFacts("fox", "7", "slurm", state="PENDING", submit=1.0, array_job="7", array_task=tasks)
+    save_live(home, "h", [job], 1.0)
+    assert find_live(home, id, []) == ([job] if is_it else [])
 
 
 def test_as_wide_as_the_screen(home: Home) -> None:

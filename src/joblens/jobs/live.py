@@ -6,6 +6,7 @@ live/HUB.json   in the store, replaced as a whole each time that the batch syste
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -26,6 +27,7 @@ WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPE
 OLD_SECONDS = 300.0  # who follows asks several times in this time
 _MOST_WAITING = 20_000
 _MOST_STEPS = 100  # of one that has just ended; its record has them all
+_TASKS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
 _LARGEST = 1 << 28
 _LAG = 60.0  # seconds after which a sample should be there
 _ON_THEIR_WAY = "it has just ended: samples are on their way, and its record is made when they are here"
@@ -182,8 +184,32 @@ def find_live(home: Home, name: str, problems: list[str]) -> list[JobFacts]:
     """
     id, _, cluster = name.partition("@")
     jobs = (job for live in load_all(home, problems) for job in (*live.jobs, *live.ended))
-    found = [job for job in jobs if id and id in (job.id, job.shown_id) and cluster in ("", job.cluster)]
+    found = [job for job in jobs if id and _has_id(job, id) and cluster in ("", job.cluster)]
     return sorted(found, key=lambda job: job.start or 0.0)
+
+
+def _has_id(job: JobFacts, id: str) -> bool:
+    """A task of an array that waits is one of many that wait together: 4200_5 is in 4200_[1-10%2]."""
+    if id in (job.id, job.shown_id):
+        return True
+    array, _, task = id.partition("_")
+    if (
+        array != job.array_job
+        or not job.array_task.startswith("[")
+        or not (task.isascii() and task.isdigit())
+    ):
+        return False
+    tasks = job.array_task[1:-1].partition("%")[0].split(",")
+    return any(_is_between(int(task), it) for it in tasks)
+
+
+def _is_between(number: int, tasks: str) -> bool:
+    """Of `7`, `1-10` or `1-10:2`, every other; Slurm ends a list that is too long in `...`."""
+    found = _TASKS.fullmatch(tasks)
+    if not found:
+        return False
+    first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+    return first <= number <= last and (number - first) % max(step, 1) == 0
 
 
 def add_runs(stored: list[Run], live: Iterable[JobFacts]) -> list[Run]:
