@@ -158,6 +158,7 @@ def test_pbs() -> None:
     assert (job.state, job.reason, job.submit, job.start) == ("RUNNING", "", at(25, 42), at(25, 42))
     assert (job.end, job.exit_code, job.restarts, job.time_limit_seconds) == (None, None, 0, 3600.0)
     assert (job.nodes, job.folder) == (("c1", "c2", "c3"), "/home/userA")
+    assert job.command.startswith("qsub -A physics -N runs -l select=2:ncpus=2")
     assert job.asked == Resources(3, 5, 250 * MIB, None, "2:ncpus=2:mem=100mb+1:ncpus=1:mem=50mb")
     assert job.allocated[:4] == (3, 5.0, 250 * MIB, None)
     assert (again.state, again.start, again.end, again.restarts) == ("RUNNING", at(25, 42), None, 1)

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,6 +63,29 @@ def test_two_hosts(place: Place) -> None:
     assert (place.tmp.parent / "output").read_bytes() == b""
     assert not place.pids()
     assert not list(place.home.glob("usermode/*/call"))
+
+
+def test_told_later(place: Place) -> None:
+    """Within the job nobody could ask PBS; what it tells after the job takes the place of what was known."""
+    qstat = place.tmp.parent / "bin/qstat"
+    qstat.write_text("#!/bin/sh\nexit 1\n")
+    said = place.script(
+        "joblens usermode start --interval 0.5 || exit 9", "sleep 1", "joblens usermode stop >/dev/null"
+    )
+    assert said.code == 0, said
+    now = time.time()
+    times = {"stime": now - 60, "obittime": now, "job_state": "F", "Exit_status": 3}
+    answer = {
+        "Jobs": {
+            "7.server": {"Job_Name": "sim", "Job_Owner": "userA@login", "exec_host": "n1/0+n2/0", **times}
+        }
+    }
+    qstat.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")
+    record = json.loads(place.joblens("job", "7.server", "--json").out)
+    assert (record["job"]["state"], record["job"]["exit_code"]) == ("FAILED", 3)
+    assert record["job"]["start"] == pytest.approx(now - 60, abs=1)
+    jobs = json.loads(place.joblens("jobs", "--json").out)
+    assert [job["state"] for job in jobs] == ["FAILED"], jobs
 
 
 def test_who_calls(tmp_path: Path) -> None:

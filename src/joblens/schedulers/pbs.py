@@ -102,7 +102,7 @@ def _job(job: dict[str, Any], id: re.Match[str]) -> JobFacts:
         partition=_text(job, "queue"),
         name=_text(job, "Job_Name"),
         folder=_text(job, "Variable_List/PBS_O_WORKDIR"),
-        command=_text(job, "Submit_arguments"),
+        command=f"qsub {_text(job, 'Submit_arguments')}".rstrip(),
         state=_how_it_ended(job, start) if has_ended else _STATES.get(letter, letter),
         reason=_reason(job, waits),
         exit_code=code,

@@ -142,8 +142,13 @@ def _finish(session: Session, say: Say) -> dict[str, Any]:
 
 def _store(session: Session, record: dict[str, Any]) -> str:
     """Why it could not be. Then a later call does all of it again."""
+    told = session.told
     try:
-        save_record(find_home(session.told["store"]).records, record)
+        path = save_record(find_home(told["store"]).records, record)
+        run, before = told.get("stored") or (told["record"], "")
+        if run != told["record"]:  # the batch system, that did not answer then, tells another start of it
+            Path(before).unlink(missing_ok=True)
+        told["stored"] = [told["record"], str(path)]
         session.save()
     except OSError as error:
         why = f"this report could not be stored: {sentence(error)}"
