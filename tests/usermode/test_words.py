@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from joblens.usermode.holder import _RANK_ENDED, Agents
 from joblens.usermode.launch import Launch
 
-# What `flux exec --label-io` of Flux 0.88 has written: an agent at work, one that fails, one that is killed,
-# and a broker that dies.
+# What `flux exec --label-io` of Flux 0.88 has written: an agent at work, one that never begins, a broker that
+# dies, and, when all have ended, how: of those that ended alike in one line.
 FLUX = """\
 0: joblens: at work on c1
-1: Exit 5
-3: Killed
+3: joblens: there is no Python 3.9 or newer on this host
 flux-exec: Error: rank 3: sh: No route to host
 flux-exec: Error: rank 1: /no/such: error launching process: No such file or directory
-1: joblens: there is no Python 3.9 or newer on this host
+[1,3]: Exit 5
+3: Killed
+[2--]: Exit 5
 flux-exec: something else
 """
 
@@ -33,10 +34,11 @@ def test_flux() -> None:
         agents.heard(line)
     assert heard == [
         (("c1",), "joblens: at work on c1"),
-        (("c2",), "ended: Exit 5"),
-        (("c4",), "ended: Killed"),
+        (("c4",), "ended: joblens: there is no Python 3.9 or newer on this host"),
         (("c4",), "ended: sh: No route to host"),
         (("c2",), "ended: /no/such: error launching process: No such file or directory"),
-        (("c2",), "joblens: there is no Python 3.9 or newer on this host"),
+        (("c2", "c4"), "ended: Exit 5"),
+        (("c4",), "ended: Killed"),
+        ((), "ended: Exit 5"),
         ((), "something else"),
     ]

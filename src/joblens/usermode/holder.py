@@ -59,9 +59,10 @@ _LONGEST_LINE = 500
 _HUB_STARTS = 20
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (.*)")
 _ELSEWHERE = "192.0.2.1"  # RFC 5737: nobody's, but there is a way out to it, which has an address here
-_RANK_ENDED = re.compile(  # as `flux exec --label-io` says it, and we in PBS
-    r"(?:flux-exec: Error: rank |"
-    r"(?=[\w.-]+: (?:Exit -?\d+|Killed|Terminated|Hangup|Aborted|Segmentation fault)$))([\w.-]+): (.*)"
+# As `flux exec --label-io` says it, of one or, at the end, of some, and we in PBS; and our own last words.
+_RANK_ENDED = re.compile(
+    r"(?:flux-exec: Error: rank |(?=\S+: (?:Exit -?\d+|Killed|Terminated|Hangup|Aborted|Segmentation fault"
+    r"|joblens: (?:there is no Python|this host, |the agent did not come).*)$))(\[[\d,-]+\]|[\w.-]+): (.*)"
 )
 _LABEL = re.compile(r"([\w.-]+): (.*)")
 _AT_WORK = re.compile(r"joblens: at work on ([^\s,]+)(?:, step (\d+))?")
@@ -88,8 +89,7 @@ class Agents:
         if self.launch.labels:
             ended = _RANK_ENDED.fullmatch(line)
             label = ended or label
-            host = self._names.get(label[1]) if label else None
-            self._tell((host,) if host else (), label[2] if label and not ended else line)
+            self._tell(self._labelled(label[1]) if label else (), label[2] if label and not ended else line)
             return
         if len(hosts) > 1 and label and label[1] not in ("srun", "slurmstepd", "flux-exec"):
             line = label[2]
@@ -106,6 +106,13 @@ class Agents:
         self.aborted = self.aborted or bool(_ABORTED.match(line))
         if not self.aborted or not _TASK_ENDED.match(line):
             self._tell(hosts, line)
+
+    def _labelled(self, text: str) -> tuple[str, ...]:
+        """`1`, or `[1,3-4]`."""
+        try:
+            return tuple(self._names[name] for name in expand(text) if name in self._names)
+        except MalformedError:
+            return ()
 
     def _named_in(self, line: str) -> tuple[str, ...]:
         """Such as `srun: error: c[2-3]: tasks 1-2: Killed`."""
