@@ -290,18 +290,19 @@ class _Table:
         if self._last_pid and self._last_pid == before and not self._foreign and self.scans % 64:
             return list(self.known)
         listed = set(self.host.list("proc"))
-        self.strangers = self.strangers & listed if self.scans % 64 else set()
-        new = listed - self._not_pids - self.strangers - self.known.keys()
+        self.strangers &= listed
+        new = listed - self._not_pids - self.known.keys()
+        new -= self.strangers if self.scans % 64 else set()
         if not self._not_pids:
             self._not_pids = {name for name in new if not name.isdigit()}
             new -= self._not_pids
-        looks = [(pid, self._look(pid)) for pid in new]
+        looks = [(pid, self._look(pid)) for pid in new if self._may_be_ours(pid)]
         followed = {pid: look.parent for pid, look in looks if look.uid == self.host.uid}
         foreign = new - followed.keys()
         for pid in list(followed):
             self._add_steps(followed[pid], followed)
         self.strangers = (self.strangers | foreign & self._foreign) - followed.keys()
-        self._foreign = foreign
+        self._foreign = foreign - self.strangers
         # In the order of last time: else it would be told anew of all who they are.
         return [*(pid for pid in self.known if pid in listed), *followed]
 
@@ -324,6 +325,16 @@ class _Table:
             return self.host.read("proc/loadavg").rpartition(b" ")[2]
         except OSError:
             return b""
+
+    def _may_be_ours(self, pid: str) -> bool:
+        """The first look is a cheap one, for most are gone at the next: /proc/PID is its user's, or root's if
+        its program has rights of its own. Of a recording nobody knows whose it was."""
+        if not self.host.live or pid in self._foreign:
+            return True
+        try:
+            return self.host.stat(f"proc/{pid}").st_uid == self.host.uid
+        except OSError:
+            return False
 
     def _look(self, pid: str) -> _Look:
         try:
