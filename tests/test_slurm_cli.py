@@ -223,6 +223,39 @@ def test_the_command_is_the_hook(name: str) -> None:
     assert (found.stdout, found.stderr) == (b"", b"")
 
 
+# Of what Slurm 26.05.3 printed with two lines of Prolog, one of Epilog, and PrologFlags=Alloc,RunInJob.
+NEWER = """\
+Configuration data as of 1794812708
+Epilog[0]               = /etc/slurm/joblens.d/epilog
+EpilogMsgTime           = 2000 usec
+Prolog[0]               = /bin/true
+Prolog[1]               = /etc/slurm/joblens.d/prolog
+PrologEpilogTimeout     = 65534
+PrologFlags             = Alloc,Contain,RunInJob
+ResvEpilog              = (null)
+TaskProlog              = /etc/slurm/joblens.d/task-prolog
+
+Cgroup Support Configuration:
+CgroupJobIdPaths        = no
+CgroupPlugin            = cgroup/v1
+CgroupSlice             = (null)
+"""
+
+
+def test_several_hooks() -> None:
+    """Since 24.05 each has a number, and one that is not set has no line."""
+    assert parse_config(NEWER) == {
+        "Epilog": "/etc/slurm/joblens.d/epilog",
+        "EpilogMsgTime": "2000 usec",
+        "Prolog": "/bin/true,/etc/slurm/joblens.d/prolog",
+        "PrologEpilogTimeout": "65534",
+        "PrologFlags": "Alloc,Contain,RunInJob",
+        "TaskProlog": "/etc/slurm/joblens.d/task-prolog",
+        "CgroupJobIdPaths": "no",
+        "CgroupPlugin": "cgroup/v1",
+    }
+
+
 @given(st.text() | st.from_regex(r"([A-Za-z]{1,8}(\[\d\])? *= ?.{0,9}\n){0,5}"))
 def test_any_text(text: str) -> None:
     """Whatever scontrol prints."""
