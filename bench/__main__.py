@@ -51,7 +51,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench",
-        description="Side by side with what people would use instead. All takes some twelve minutes.",
+        description="Side by side with what people would use instead. All takes some fifteen minutes.",
         epilog="example:\n  python -m bench sixsets startup --json figures.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
