@@ -90,4 +90,4 @@ def _tell(what: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
-    main(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])
