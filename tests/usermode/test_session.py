@@ -74,11 +74,11 @@ def test_in_a_shell_that_is_older(place: Place) -> None:
     """What ran in the same terminal before is not the session's. A mark finds the session whose it is."""
     began = place.started(options="2>/dev/null")  # another one, of the same user
     done = place.script(
-        "perl -e '1 while (times)[0] < 8'",
+        "perl -e '{ 1 for 1..99999; redo if (times)[0] < 8 }'",
         "sleep 3",  # seconds are what the start of a job is known by
         "joblens usermode start --interval 0.5",
         "joblens mark --strict in the second",
-        "perl -e '1 while (times)[0] < 1'",
+        "perl -e '{ 1 for 1..99999; redo if (times)[0] < 1 }'",
         "joblens usermode stop --json",
     )
     began.kill()
@@ -100,13 +100,43 @@ def test_status(place: Place) -> None:
     assert found["hosts"][0]["age_seconds"] < 60
     text = place.joblens("usermode", "status").out
     assert text.splitlines()[0].startswith(f"job {found['job']} of ")
-    again = place.joblens("usermode", "start")  # another one beside it
-    assert again.code == 0
-    assert place.joblens("usermode", "stop").code == 0
     place.joblens("usermode", "stop", found["job"])
     assert place.joblens("usermode", "stop", "nobody").code == 2
     process.kill()
     process.wait()
+    place.wait_until_nothing_runs()
+
+
+def test_each_in_its_own_terminal(place: Place) -> None:
+    """A second start is none; what is stopped is the session of the same terminal or script, and where there
+    are only others, that which is named."""
+    first = place.started()
+    job = place.status()["job"]
+    done = place.script(
+        "joblens usermode start --interval 0.5",
+        "joblens usermode start",
+        "joblens mark --strict in the second",
+        "joblens usermode status | head -1 | cut -d' ' -f2",
+        "setsid -w joblens usermode stop",
+        "echo $?",
+        "joblens usermode stop --json",
+    )
+    own, code, text = done.out.split("\n", 2)
+    up, already, several, *_ = done.err.splitlines()
+    assert own != job
+    assert (up, already) == (
+        f"joblens: user mode of job {own}: 1 host up", f"joblens: user mode runs already for job {own}",
+    )  # fmt: skip
+    assert (code, several) == (
+        "2",
+        f"joblens: user mode runs for several jobs, none of them this one; say which: {own}, {job}",
+    )
+    record = json.loads(text)
+    assert record["job"]["id"] == own
+    assert [mark["text"] for mark in record["marks"]] == ["in the second"]
+    assert place.stop()["job"]["id"] == job  # the only one that runs
+    first.kill()
+    first.wait()
     place.wait_until_nothing_runs()
 
 

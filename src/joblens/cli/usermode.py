@@ -66,15 +66,15 @@ def _start(options: argparse.Namespace, home: Home) -> int:
     from joblens.usermode.extras import choose
     from joblens.usermode.hosts import find_allocation
     from joblens.usermode.launch import plan
-    from joblens.usermode.session import find_session, forget_old
+    from joblens.usermode.session import find_own, find_session, forget_old, list_sessions
     from joblens.usermode.written import ask_server
 
     parse_settings({"interval": options.interval}, "--interval", {})
     allocation = find_allocation(os.environ, options.hosts)
     plan(allocation.how, allocation.job, allocation.hosts, os.environ)  # that the programs for it are there
-    known = find_session(home, allocation.job) if allocation.job else None
+    known = find_session(home, allocation.job) if allocation.job else find_own(list_sessions(home))
     if known is not None and known.is_held():
-        _say(f"user mode runs already for job {allocation.job}")
+        _say(f"user mode runs already for job {known.told['allocation']['job']}")
         return 0
     forget_old(home)
     options.tsdb = choose(options.tsdb, load_agent(load_layers(None, os.environ)))
@@ -253,7 +253,19 @@ def _find(options: argparse.Namespace, home: Home) -> Session | None:
     job = ""
     with suppress(JoblensError, OSError):
         job = find_allocation(os.environ).job
+    if options.what == "stop" and not job:
+        _check_which(home)
     return find_session(home, job)
+
+
+def _check_which(home: Home) -> None:
+    """Of several that run, none of them here, which one is to end is not guessed."""
+    from joblens.usermode.session import find_own, list_sessions
+
+    running = [it for it in list_sessions(home) if it.is_held()]
+    if len(running) > 1 and find_own(running) is None:
+        jobs = ", ".join(str(it.told["allocation"]["job"]) for it in running)
+        raise UsageError(f"user mode runs for several jobs, none of them this one; say which: {jobs}")
 
 
 def _status(options: argparse.Namespace, home: Home) -> int:

@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -171,12 +171,23 @@ def list_sessions(home: Home) -> list[Session]:
 
 
 def find_session(home: Home, job: str = "") -> Session | None:
-    """The newest of this job; without one, the newest that is not finished, else the newest."""
+    """The newest of this job; without one, the newest of this terminal or script that runs, else the newest
+    that is not finished, else the newest."""
     found = list_sessions(home)
     if job:  # in PBS 7 is enough for 7.server
         names = ((it, str(it.told["allocation"]["job"])) for it in found)
         return next((it for it, name in names if job in (name, name.partition(".")[0])), None)
-    return next((it for it in found if it.state != FINISHED), found[0] if found else None)
+    return find_own(found) or next((it for it in found if it.state != FINISHED), found[0] if found else None)
+
+
+def find_own(sessions: Sequence[Session]) -> Session | None:
+    """That which runs in this terminal or script, which is how a job is known where there is no scheduler."""
+    leader, host = os.getsid(0), os.uname().nodename
+    this = [leader, start_of_process(leader)]
+    return next(
+        (it for it in sessions if it.told.get("leader") == this and it.told["host"] == host and it.is_held()),
+        None,
+    )
 
 
 def forget_old(home: Home) -> None:
