@@ -15,6 +15,7 @@ from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
 from joblens.jobs.live import find_live, save_live, summarise_live
 from joblens.reports.text import Style, render_report
+from joblens.reports.width import display_width
 from joblens.schedulers.facts import JobFacts
 from joblens.store.catalog import Catalog
 from joblens.store.home import Home, find_home, make_home
@@ -43,6 +44,8 @@ ROWS = (
     f"6.0|solver|fox||COMPLETED||{BEGIN}|{END}||c[1-2]||1G|64|0:0",
     row("7", "CANCELLED by 1001"),
     row("8", "COMPLETED", start=END, end=BEGIN),
+    row("10", "FAILED", exit="1:0", nodes="日本計算機節点[001-100]"),
+    f"10.0|{'日' * 40}|fox||OUT_OF_MEMORY||{BEGIN}|{END}||日本計算機節点[001-100]||1G|64|0:125",
     row("9", "COMPLETED", start="1970-01-01T00:00:00"),
 )
 
@@ -93,6 +96,14 @@ def test_memory_of_one_task(home: Home) -> None:
     (line,) = [line for line in shown(home, "6").splitlines() if line.startswith(" Memory")]
     assert line.split() == ["Memory", "64", "GiB", "1", "GiB"]
     assert "memory peak: of its largest task" in shown(home, "6")
+
+
+def test_steps_fit_the_screen(home: Home) -> None:
+    """Also where letters take two columns; and nothing is called a command that is none."""
+    text = shown(home, "10")
+    (line,) = [line for line in text.splitlines() if line.startswith(" 10.0")]
+    assert 70 <= display_width(line) <= 80
+    assert "$" not in text
 
 
 def test_who_cancelled_it(home: Home) -> None:

@@ -12,7 +12,7 @@ from joblens.units import render_bytes, render_seconds
 _MOST_NODES = 6
 _BUSIEST, _LEAST = 3, 2  # of more nodes than that
 _MOST_STEPS = 4
-_NAME, _BAR = 11, 26
+_NAME, _BAR, _STEP = 11, 26, 79
 _FAILURES = ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
 Styled = Callable[..., str]
 
@@ -102,4 +102,7 @@ def _step_line(step: dict[str, Any], job: str) -> str:
     if start is not None and end is not None and end >= start:
         words.append(f"after {render_seconds(end - start)}")
     words.append(f"on {name_nodes(step['nodes'])}" if step["nodes"] else "")
-    return " " + "  ".join(filter(None, (plain(word, 22) for word in words)))[:78]
+    line = " " + "  ".join(filter(None, (plain(word, 22) for word in words)))
+    while display_width(line) > _STEP:
+        line = line[:-1]
+    return line

@@ -83,7 +83,8 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["start"]))
     tags = "".join(f"  {name}:{value}" for name, value in (job.get("tags") or {}).items())
     lines = ["  ".join(words), *wrap("", record["verdict"])]
-    lines += [style(plain(f"{began}  $ {job['command'] or job['name']}", WIDTH), "dim")]
+    command = f" $ {job['command']}" if job["command"] else ""  # accounting need not tell it
+    lines += [style(plain(began + command, WIDTH), "dim")]
     lines += [style(line, "yellow") for line in _cut(record)]
     lines += [style(line, "dim") for line in _runs(record)]
     queue = _queue(job)
