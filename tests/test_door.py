@@ -120,7 +120,11 @@ def test_marks_of_a_job(tmp_path: Path) -> None:
         stage.begin()
         told = stage.joblens("mark", "--strict", "start", "time", "steps")
         assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
-        assert stage.joblens("fom", "--strict", "gflops=812", "bw=8.1GB/s").returncode == 0
+        done = stage.joblens("fom", "gflops=812", "loss=nan", "bw=8.1GB/s")  # what came of a program
+        assert (done.returncode, done.stderr) == (
+            0, "joblens fom: not stored: loss=nan: a figure is written NAME=NUMBER, or NAME=NUMBERUNIT\n",
+        )  # fmt: skip
+        assert stage.joblens("fom", "--strict", "loss=").returncode == 3
         page = wait_for("the figure", lambda: ("fom_value" in (text := agent.page().text) and text) or "")
         assert 'joblens_fom_value{cluster="lab",jobid="42",node="c1",name="bw",unit="GB/s"} 8.1\n' in page
         assert (
@@ -240,7 +244,7 @@ def test_nobody_there(tmp_path: Path) -> None:
         ended = stage.joblens(*words)
         assert (ended.returncode, ended.stdout) == (code, "")
         assert ended.stderr == f"joblens {words[0]}: not stored: no agent of joblens runs on this node\n"
-    for wrong in (("mark", "start"), ("mark", " "), ("fom", "x"), ("fom", "x=nan"), ("fom",)):
+    for wrong in (("mark", "start"), ("mark", " "), ("fom", "x"), ("fom",)):
         assert stage.joblens(*wrong).returncode == 2
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import argparse
 
-from joblens.cli.mark import add_strict, hand_over
+from joblens.cli.mark import add_strict, hand_over, not_stored
 from joblens.errors import MalformedError, UsageError
 
 EXAMPLE = """example:
@@ -24,8 +24,13 @@ def run(options: argparse.Namespace) -> int:
 
     if len(options.figures) > MOST_AT_ONCE:
         raise UsageError(f"{len(options.figures)} figures at once, there can be {MOST_AT_ONCE}")
-    try:
-        foms = [parse_fom(text) for text in options.figures]
-    except MalformedError as error:
-        raise UsageError(str(error)) from None
-    return hand_over("fom", {"foms": [fom._asdict() for fom in foms]}, options.strict)
+    foms, code = [], 0
+    for text in options.figures:
+        try:
+            foms.append(parse_fom(text))
+        except MalformedError as error:
+            if "=" not in text:
+                raise UsageError(str(error)) from None
+            code = not_stored("fom", error, options.strict)  # what a program computed, such as nan
+    told = [fom._asdict() for fom in foms]
+    return max(code, hand_over("fom", {"foms": told}, options.strict)) if told else code

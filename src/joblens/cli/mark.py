@@ -40,12 +40,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def hand_over(what: str, body: Dict[str, Any], strict: bool) -> int:
-    """What cannot be stored must not end a script in which it stands."""
     from joblens.run.tell import tell
 
     try:
         tell(f"/{what}", body, os.environ)
     except (OutsideError, OSError) as error:
-        print(f"joblens {what}: not stored: {sentence(error)}", file=sys.stderr)
-        return 3 if strict else 0
+        return not_stored(what, error, strict)
     return 0
+
+
+def not_stored(what: str, error: Exception, strict: bool) -> int:
+    """This must not end a script in which it stands."""
+    print(f"joblens {what}: not stored: {sentence(error)}", file=sys.stderr)
+    return 3 if strict else 0
