@@ -225,5 +225,7 @@ def test_what_can_be_asked_for() -> None:
     assert (other["url"], other["token_file"]) == ("https://other.example.org", "")
     with pytest.raises(UsageError, match="prometheus, victoriametrics or a URL is needed"):
         choose("influx", own)
+    with pytest.raises(UsageError, match=r"no setting tsdb\.url names a server"):
+        choose("tsdb", Settings())
     with pytest.raises(ConfigError, match="--tsdb is"):
         choose("ftp://x", own)

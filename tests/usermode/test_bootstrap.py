@@ -206,6 +206,10 @@ def test_what_can_be_wrong(tmp_path: Path) -> None:
     """One line each."""
     with started(make_payload(tmp_path)._replace(tokens={"other": "x"})) as process:
         assert said(process) == f"joblens: this host, {HOST}, is none of those that were asked for"
+    elsewhere = make_payload(tmp_path)._replace(folder="/no/such/folder")
+    with started(elsewhere, env={"TMPDIR": "/dev/null"}) as process:
+        where = f"/dev/null/joblens-4242-x-{HOST}"
+        assert said(process) == f"joblens: {where} cannot be made: Not a directory"
     finder = PYTHON_FINDER.replace("/usr/bin/python3", "").replace("python3", "no-python")
     found = subprocess.run(
         ["/bin/sh", "-c", finder, "sh", "/no/such", BOOTSTRAP, ""],

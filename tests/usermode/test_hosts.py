@@ -102,6 +102,9 @@ def test_nothing_of_the_kind() -> None:
     assert find_allocation({}) == Allocation("", "", "", (short_name(),), "here")
     assert find_allocation({}, "localhost").how == "here"
     assert find_allocation({}, socket.gethostname()).how == "here"
+    here, there = plan("ssh", "r1", (socket.gethostname(), "other"), {"JOBLENS_SSH": "sh -x"})
+    assert here.words[0] == "/bin/sh"  # by ssh only where there is no other way
+    assert there.words[1:2] == ("-x",)
     assert find_allocation({}, "a,b").how == "ssh"
 
 

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from joblens.store.home import find_home, make_home
+from joblens.toml import parse_toml
 from joblens.usermode.finish import end
-from joblens.usermode.hosts import short_name
-from joblens.usermode.session import load_session
+from joblens.usermode.hosts import Allocation, short_name
+from joblens.usermode.session import load_session, make_session
+from joblens.usermode.settings import agent_settings
+from small_disk import fill, mounted
 from small_group import small_group
-from usermode.sessions import Place, wait_for_samples
+from usermode.sessions import JOBLENS, Place, wait_for_samples
 from waiting import wait_for
 
 LEFT = {"session.json", "log", "lock"}
@@ -362,7 +366,63 @@ def test_no_agent_comes_up(place: Place) -> None:
     assert place.stop()["data"]["samples"] == 0
 
 
-@pytest.mark.parametrize("words", [("--interval", "0"), ("--interval", "nan"), ("--hosts", "-x")])
+def test_interrupted(place: Place) -> None:
+    """Ctrl-C while hosts are waited for: it is as if it had not been started."""
+    place.env["JOBLENS_SSH"] = "sh -c 'cat >/dev/null'"
+    words = [*JOBLENS.split(), "usermode", "start", "--hosts", "a,b"]
+    with subprocess.Popen(words, env=place.env, stderr=subprocess.PIPE, text=True) as start:
+        wait_for("what waits", lambda: len(place.pids("cat >/dev/null")) == 2)
+        start.send_signal(signal.SIGINT)
+        _, said = start.communicate()
+    assert (start.returncode, said) == (130, "joblens: interrupted; what was started is ended\n")
+    place.wait_until_nothing_runs()
+
+
+def test_no_room_for_a_session(place: Place) -> None:
+    """What and where; and nothing of it is left."""
+    with mounted(place.home) as disk:
+        assert place.joblens("usermode", "status").code == 0  # so that the store is there
+        fill(disk)
+        done = place.joblens("usermode", "start")
+        assert done.code == 3
+        assert done.err.startswith(f"joblens: {place.home}/usermode/")
+        assert " cannot be made: " in done.err
+        assert done.err.endswith("No space left on device\n")
+        assert not list(disk.glob("usermode/*"))
+
+
+def test_srun_fails(place: Place) -> None:
+    """It is said why."""
+    place.env |= {"SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": short_name(), "SLURM_CLUSTER_NAME": "lab"}
+    place.env["PATH"] = f"{place.tmp}:{os.environ['PATH']}"
+    (place.tmp / "srun").write_text("#!/bin/sh\necho srun: fatal: no way >&2\nexit 1\n")
+    (place.tmp / "srun").chmod(0o755)
+    done = place.joblens("usermode", "start")
+    assert done.code == 3
+    assert done.err.startswith("joblens: it could not be started: srun: fatal: no way; see ")
+
+
+def test_settings_that_are_named(place: Place) -> None:
+    (place.tmp / "own.toml").write_text('[usermode]\nprometheus_binary = "/no/such/program"\n')
+    words = ("usermode", "start", "--tsdb", "prometheus", "--config", f"{place.tmp}/own.toml")
+    assert place.joblens(*words) == (
+        3, "", "joblens: /no/such/program, which usermode.prometheus_binary names, is no program\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("", 1.0), ("prometheus", 0.25), ("victoriametrics", 1.0)])
+def test_each_scrape_finds_a_new_look(kind: str, seconds: float, tmp_path: Path) -> None:
+    """At processes, too: of two that find the same one, the rates would be 0 and twice what it was."""
+    options = {"interval": 0.25, "tsdb": {"kind": kind} if kind else {}, "job_file": {}}
+    allocation = Allocation("", "r1", "lab", ("c1",), "here")
+    session = make_session(make_home(find_home(tmp_path / "store")), allocation, options)
+    found = parse_toml(agent_settings(session), "agent")
+    assert (found["interval"], found["collectors"]["processes"]["interval"]) == (0.25, seconds)
+
+
+@pytest.mark.parametrize(
+    "words", [("--wait", "0"), ("--interval", "0"), ("--interval", "nan"), ("--hosts", "a;b")]
+)
 def test_wrong_words(place: Place, words: tuple[str, str]) -> None:
     assert place.joblens("usermode", "start", *words).code == 2
     assert not place.pids()

@@ -23,6 +23,7 @@ EXAMPLE = """example:
 
 _START_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
+_LONGEST_WAIT = 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait", type=float, default=_START_SECONDS, metavar="S",
         help="for hosts to come up, at most (default %(default)g)",
     )  # fmt: skip
+    start.add_argument("--config", metavar="F", help="settings, a TOML file (default: see `joblens config`)")
     stop = what.add_parser("stop", help="end them, and tell what the job did")
     status = what.add_parser("status", help="which hosts are up, and how old what they sent is")
     for command in (stop, status):
@@ -70,6 +72,8 @@ def _start(options: argparse.Namespace, home: Home) -> int:
     from joblens.usermode.written import ask_server
 
     parse_settings({"interval": options.interval}, "--interval", {})
+    if not 0 < options.wait <= _LONGEST_WAIT:
+        raise UsageError(f"--wait is {options.wait:g}, it can be up to {_LONGEST_WAIT:g} s")
     allocation = find_allocation(os.environ, options.hosts)
     plan(allocation.how, allocation.job, allocation.hosts, os.environ)  # that the programs for it are there
     known = find_session(home, allocation.job) if allocation.job else find_own(list_sessions(home))
@@ -77,15 +81,22 @@ def _start(options: argparse.Namespace, home: Home) -> int:
         _say(f"user mode runs already for job {known.told['allocation']['job']}")
         return 0
     forget_old(home)
-    options.tsdb = choose(options.tsdb, load_agent(load_layers(None, os.environ)))
+    options.tsdb = choose(options.tsdb, load_agent(load_layers(options.config, os.environ)))
     doubt = ask_server(options.tsdb)
     if doubt:
         _say(f"{doubt}; the hub will try it again")
-    session = _begin(options, home, allocation)
-    return _wait_for_hosts(session, options.wait)
+    session = _make(options, home, allocation)
+    try:
+        _start_holder(session)
+        _note_facts(session)
+        return _wait_for_hosts(session, options.wait)
+    except KeyboardInterrupt:
+        session.ask_to_stop()
+        _say("interrupted; what was started is ended")
+        raise
 
 
-def _begin(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
+def _make(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
     from joblens.run.facts import new_job_id
     from joblens.usermode.facts import first_facts, little_memory
     from joblens.usermode.hosts import short_name
@@ -116,18 +127,17 @@ def _begin(options: argparse.Namespace, home: Home, allocation: Any) -> Session:
     from joblens.jobs.facts import to_plain
 
     told["facts"] = to_plain(first_facts(allocation, now, os.environ))
-    session = make_session(home, allocation, told)
-    _start_holder(session, allocation)
-    _note_facts(session)
-    return session
+    return make_session(home, allocation, told)
 
 
-def _start_holder(session: Session, allocation: Any) -> None:
+def _start_holder(session: Session) -> None:
     """In a session of its own, with no output of ours: a script's own output stays its own.
 
     In a step of its own too, where there are steps: what happens to it there is no matter of the job's."""
     from joblens.usermode.launch import environment, in_a_step
+    from joblens.usermode.session import allocation_of
 
+    allocation = allocation_of(session)
     words = [sys.executable, "-m", "joblens.usermode.holder", str(session.folder)]
     step = in_a_step(allocation, words)
     env = environment(allocation.how, os.environ) if step else dict(os.environ)
@@ -139,7 +149,8 @@ def _start_holder(session: Session, allocation: Any) -> None:
     until = time.monotonic() + _START_SECONDS
     while not session.load().told["holder"] and time.monotonic() < until:
         if process.poll() not in (None, 0):
-            raise OutsideError(f"it could not be started; see {session.folder}/log")
+            said = (session.folder / "log").read_text("utf-8", "replace").strip().rpartition("\n")[2]
+            raise OutsideError(f"it could not be started: {said or 'no word why'}; see {session.folder}/log")
         time.sleep(_LOOK_SECONDS)
 
 

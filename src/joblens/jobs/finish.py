@@ -19,7 +19,8 @@ from joblens.store.samples import SamplesReader
 
 BATCH = 100  # jobs for which the lake is read at once
 
-_NO_SAMPLES = "no sample of this job is there: what it used is what accounting tells"
+_NO_SAMPLES = "no sample of this job is there"
+_OF_ACCOUNTING = ": what it used is what accounting tells"
 
 
 class Ended(NamedTuple):
@@ -89,7 +90,8 @@ def make_record(
     if never_started(job):
         data["problems"].append("it never started")
     elif not data["samples"]:
-        data["problems"].append(_NO_SAMPLES)
+        told = any(used.get(name) is not None for name in ("cpu_seconds", "memory_peak_bytes"))
+        data["problems"].append(_NO_SAMPLES + _OF_ACCOUNTING * told)
     return record
 
 

@@ -88,8 +88,11 @@ shared = os.path.isfile(os.path.join(told["folder"], told["nonce"]))
 if shared:
     base = os.path.join(told["folder"], "hosts", node)
 else:
-    base = os.path.join(os.environ.get("TMPDIR", "/tmp"), "joblens-%s-%s" % (told["name"], node))
-os.makedirs(base, 0o700, exist_ok=shared)
+    base = os.path.join(os.environ.get("TMPDIR") or "/tmp", "joblens-%s-%s" % (told["name"], node))
+try:
+    os.makedirs(base, 0o700, exist_ok=shared)
+except OSError as error:
+    sys.exit("joblens: %s cannot be made: %s" % (base, error.strerror))
 child = 0 if shared else os.fork()
 if child:
     # Whatever ends the agent, its folder goes with it, and this ends as it has ended.

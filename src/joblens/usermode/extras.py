@@ -60,6 +60,8 @@ def choose(wanted: str, settings: Settings) -> dict[str, Any]:
         return {"kind": wanted, **settings.usermode._asdict()}
     known = settings.tsdb
     url = known.url if wanted == CONFIGURED else wanted
+    if not url:
+        raise UsageError("no setting tsdb.url names a server; --tsdb URL does")
     if "://" not in url:
         raise UsageError(f"--tsdb is {wanted!r:.60}: {PROMETHEUS}, {VICTORIAMETRICS} or a URL is needed")
     split_url(url, name="--tsdb")

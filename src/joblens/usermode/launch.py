@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from joblens.errors import OutsideError
 from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER
-from joblens.usermode.hosts import Allocation, flux_hosts, flux_job, is_here
+from joblens.usermode.hosts import Allocation, flux_hosts, flux_job, is_here, short_name
 
 SSH = "JOBLENS_SSH"  # ssh with its options, where those of ~/.ssh/config are not enough
 _SSH_SECONDS = 10
@@ -43,7 +44,8 @@ def plan(
         return [_flux(tuple(hosts), env, hub)]
     if how == "pbs" and SSH not in env:
         return [_pbs(tuple(hosts), env, hub, folder)]
-    return [_here(host, hub) if how == "here" else _ssh(host, env, hub) for host in hosts]
+    here = (socket.gethostname(), short_name())
+    return [_here(host, hub) if how == "here" or host in here else _ssh(host, env, hub) for host in hosts]
 
 
 def plan_again(how: str, job: str, hosts: Sequence[str], singly: bool, hub: str) -> list[Launch]:

@@ -108,18 +108,11 @@ class Session:
 
 
 def make_session(home: Home, allocation: Allocation, options: Mapping[str, Any]) -> Session:
-    """A folder with the secrets of its hub."""
+    """A folder with the secrets of its hub. Raises OutsideError, and leaves nothing then."""
     now = time.time()
     parts = (allocation.cluster, allocation.job, time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)))
     name = re.sub(r"[^A-Za-z0-9_-]", "_", "-".join(filter(None, parts)))[:100] + "-" + secrets.token_hex(3)
     folder = home.path / "usermode" / name
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    folder.mkdir(mode=0o700)
-    (folder / "lock").touch(0o600)  # now: later the disk may be full
-    for secret in ("key", "page-token"):
-        fd = os.open(folder / secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "w") as file:
-            file.write(secrets.token_hex(32))
     told = {
         "version": 1,
         "name": name,
@@ -138,8 +131,23 @@ def make_session(home: Home, allocation: Allocation, options: Mapping[str, Any])
         **options,
     }
     session = Session(folder, told)
-    session.save()
+    try:
+        _make_folder(folder)
+        session.save()
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise OutsideError(f"{folder} cannot be made") from error
     return session
+
+
+def _make_folder(folder: Path) -> None:
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    (folder / "lock").touch(0o600)  # now: later the disk may be full
+    for secret in ("key", "page-token"):
+        fd = os.open(folder / secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:
+            file.write(secrets.token_hex(32))
 
 
 def load_session(folder: Path) -> Session:

@@ -7,7 +7,7 @@ import json
 from joblens.usermode.session import Session
 
 _PERIOD_SECONDS = 2.0  # of samples in one batch
-_PROCESSES_SECONDS = 1.0
+_PROCESSES_SECONDS = 1.0  # the least, unless they are scraped: a look that is scraped twice is a rate of 0
 _SEGMENT_SECONDS = 10.0  # each is some files in the store, which may be on a shared file system
 
 _HUB = """[hub]
@@ -61,13 +61,14 @@ def hub_settings(session: Session, listen: str, drain_seconds: float, stores: bo
 def agent_settings(session: Session) -> str:
     """Others' jobs on the same node are not looked at, nor is guessed what the user does beside this one."""
     interval, allocation = float(session.told["interval"]), session.told["allocation"]
+    scraped = (session.told.get("tsdb") or {}).get("kind") == "prometheus"
     return _AGENT.format(
         interval=interval,
         listen=_quoted(session.told.get("listen", "127.0.0.1:0")),
         cluster=_quoted(allocation["cluster"]),
         groups="true" if allocation["scheduler"] else "false",
         group=_quoted(f"job_{allocation['job']}" if allocation["scheduler"] == "slurm" else ""),
-        processes=max(interval, _PROCESSES_SECONDS),
+        processes=interval if scraped else max(interval, _PROCESSES_SECONDS),
         hub=_quoted(session.told["hub"]),
         period=max(interval, _PERIOD_SECONDS),
     )
