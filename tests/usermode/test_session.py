@@ -105,6 +105,9 @@ def test_status(place: Place) -> None:
     text = place.joblens("usermode", "status").out
     assert text.splitlines()[0].startswith(f"job {found['job']} of ")
     place.joblens("usermode", "stop", found["job"])
+    assert place.joblens("usermode", "status").out.split() == [
+        "job", found["job"], "of", found["cluster"] + ":", "finished", short_name(), "ended", "-",
+    ]  # fmt: skip
     assert place.joblens("usermode", "stop", "nobody").code == 2
     process.kill()
     process.wait()

@@ -290,19 +290,21 @@ def _status(options: argparse.Namespace, home: Home) -> int:
     if options.json:
         write(json.dumps(found, indent=2) + "\n")
         return 0
-    write(f"job {found['job']} of {found['cluster']}: {found['state']}, hub {found['hub'] or '-'}\n")
+    hub = f", hub {found['hub']}" if found["hub"] else ""
+    write(f"job {found['job']} of {found['cluster']}: {found['state']}{hub}\n")
     if found["tsdb"] is not None:
         write(" ".join(f"{name} {text}" for name, text in found["tsdb"].items() if text) + "\n")
     for host in found["hosts"]:
         age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
-        write(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}\n")
+        write(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}".rstrip() + "\n")
     return 0
 
 
 def _describe(session: Session) -> dict[str, Any]:
-    from joblens.usermode.session import ENDED, FINISHED
+    from joblens.usermode.session import ENDED, FINISHED, UP
 
     held = session.is_held()
+    over = {} if held else {UP: ENDED}
     state = session.state if held or session.state in (ENDED, FINISHED) else "died"
     ages = _ages(session) if held else {}
     return {
@@ -312,11 +314,14 @@ def _describe(session: Session) -> dict[str, Any]:
         "started": session.told["started"],
         "stopped": session.told["stopped"],
         "interval_seconds": session.told["interval"],
-        "hub": session.told["hub"],
+        "hub": session.told["hub"] if held else "",
         "tsdb": _server(session, held),
         "folder": str(session.folder),
         "hosts": [
-            {"host": host, "state": it["state"], "age_seconds": ages.get(host), "why": it.get("why", "")}
+            {
+                "host": host, "state": over.get(it["state"], it["state"]), "age_seconds": ages.get(host),
+                "why": it.get("why", ""),
+            }
             for host, it in session.hosts.items()
         ],
         "problems": session.told["problems"],
