@@ -25,7 +25,10 @@ from joblens.usermode.bootstrap import BOOTSTRAP, NO_FILE, PYTHON_FINDER
 
 _LONGEST_LINE = 4096
 _LOOK_SECONDS = 1.0
-_WORDS = {127: "there is no Python 3.9 or newer there", NO_FILE: "the session's folder is not seen there"}
+_WORDS = {
+    127: "there is no Python 3.9 or newer there",
+    NO_FILE: "the session's folder is not seen there: put the store (--home) where it is, or set JOBLENS_SSH",
+}
 _SILENT = "exec </dev/null >/dev/null 2>&1\n"  # what it said would be in the output of the job
 _CALL = f"""\
 import os, socket, sys
