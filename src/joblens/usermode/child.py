@@ -73,7 +73,8 @@ class Child:
             self._selector.unregister(output)
             output.close()
         for line in lines:
-            self._hears(line.decode("utf-8", "replace").rstrip())
+            text = line.decode("utf-8", "replace").expandtabs().rstrip()
+            self._hears("".join(letter if letter.isprintable() else "?" for letter in text))  # for a terminal
 
     def hear_out(self) -> None:
         """What there is of its last words: others may hold the other end of the pipe."""
