@@ -188,6 +188,24 @@ def test_a_script_that_dies(place: Place) -> None:
     assert place.left() == LEFT
 
 
+def test_what_goes_on_without_its_script(place: Place) -> None:
+    """As under nohup: the session ends with the last of what the script has started."""
+    (place.tmp / "later").write_text(
+        "sleep 3\n"  # in which it would have ended
+        f"perl -e '{{ 1 for 1..99999; redo if (times)[0] < 1.5 }}'\n{JOBLENS} usermode stop --json\n"
+    )
+    begun = place.script(
+        "joblens usermode start --interval 0.5 || exit 9",
+        f"sh {place.tmp}/later >{place.tmp}/report 2>&1 &",
+    )
+    assert begun.code == 0, begun
+    wait_for("its end", lambda: place.session()["state"] == "finished")
+    place.wait_until_nothing_runs()
+    record = json.loads((place.tmp / "report").read_text())
+    assert record["used"]["cpu_seconds"] >= 1.5
+    assert record["data"]["problems"] == []
+
+
 @pytest.mark.parametrize("whom", ["usermode.holder", "joblens\0hub", "hub.sink", "import json, os"])
 def test_killed(place: Place, whom: str) -> None:
     """Whichever of ours it is, the others end or go on, and the report says what is missing."""

@@ -2,7 +2,7 @@
 hang on. Each agent ends with its input, which ends at the latest with this process, whatever ends that.
 
 `python -m joblens.usermode.holder FOLDER [apart]`. It ends when it is asked to (a file `stop`, SIGTERM), when
-no agent is left, or when the terminal or script that began the session is gone.
+no agent is left, or when the terminal or script that began the session is gone, with all in it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from joblens.usermode.session import (
     WAITING,
     Session,
     allocation_of,
+    find_member,
     load_session,
     start_of_process,
 )
@@ -135,6 +136,7 @@ class Holder:
         self.agents: list[Agents] = []
         self.asked = False
         self._saved = 0.0
+        self._last: tuple[int, int] | None = None  # a process of the job whose script has ended
         self._changed = True
         self._key = (folder / "key").read_bytes()
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -160,13 +162,17 @@ class Holder:
             self._end()
 
     def _is_over(self) -> bool:
-        leader = self.session.told.get("leader")
-        return (
-            self.asked
-            or not self.agents
-            or self.session.is_asked_to_stop()
-            or (leader is not None and start_of_process(leader[0]) != leader[1])
-        )
+        return self.asked or not self.agents or self.session.is_asked_to_stop() or self._is_left()
+
+    def _is_left(self) -> bool:
+        """By the terminal or script that began it and, without a batch system, by all that it has started:
+        what runs on under nohup is the job."""
+        leader, last = self.session.told.get("leader"), self._last
+        if leader is None or start_of_process(leader[0]) == leader[1]:
+            return False
+        if not self.allocation.scheduler and (last is None or start_of_process(last[0]) != last[1]):
+            last = self._last = find_member(leader[0])
+        return last is None
 
     # Beginning
 

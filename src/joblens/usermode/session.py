@@ -192,10 +192,12 @@ def find_own(sessions: Sequence[Session]) -> Session | None:
     """That which runs in this terminal or script, which is how a job is known where there is no scheduler."""
     leader, host = os.getsid(0), os.uname().nodename
     this = [leader, start_of_process(leader)]
-    return next(
-        (it for it in sessions if it.told.get("leader") == this and it.told["host"] == host and it.is_held()),
-        None,
-    )
+    for it in sessions:
+        begun = it.told.get("leader")
+        same = begun == this or (begun and begun[0] == leader and not this[1])  # it has ended, not all else
+        if same and it.told["host"] == host and it.is_held():
+            return it
+    return None
 
 
 def forget_old(home: Home) -> None:
@@ -213,9 +215,27 @@ def allocation_of(session: Session) -> Allocation:
 
 def start_of_process(pid: int) -> int:
     """In ticks after the boot, proc(5); 0 if there is no such process, or it has ended and waits."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def find_member(leader: int) -> tuple[int, int] | None:
+    """Of a session of Unix whose leader has ended: one that is still in it, and when that began. The leader's
+    number is nobody else's until then."""
+    if _stat(leader):
+        return None
+    for name in os.listdir("/proc"):
+        fields = _stat(int(name)) if name.isdigit() else []
+        if fields and int(fields[3]) == leader:
+            return int(name), int(fields[19])
+    return None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What proc(5) has behind the name; nothing of one that has ended."""
     try:
         with open(f"/proc/{int(pid)}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
-        return 0
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+        return []
+    return [] if fields[0] in (b"Z", b"X") else fields
