@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections import defaultdict
@@ -79,6 +80,29 @@ def test_memory_that_jobs_share(lab: Lab, watch: Watch) -> None:
     assert [told(lab, "userA", job).memory_bytes for job in jobs] == pytest.approx([SHARED] * 2, rel=0.03)
     for found in check_memory(watch, jobs, node, all_held):
         assert min(found.values()) == pytest.approx(max(found.values()), rel=0.03)
+
+
+_WRITE = """
+file=/var/tmp/joblens-test-$$
+dd if=/dev/zero of=$file bs=1M count={mib} conv=fsync 2>/dev/null
+grep ^write_bytes: /proc/$$/io
+rm -f $file
+"""
+
+
+def test_what_jobs_write(lab: Lab, watch: Watch) -> None:
+    """Two jobs of one user on one node, one of them with a step: to each what it has put on a disk."""
+    step = f"srun sh -c {shlex.quote(_WRITE.format(mib=24))}\nsleep 2"
+    with watch.running(RESIDENT):
+        scripts = (step, _WRITE.format(mib=8) + "sleep 3", "sleep 3")
+        jobs = [lab.submit("userA", script, "--nodelist=c1") for script in scripts]
+        lab.wait_for_end(*jobs)
+    watch.wait_for_sinks()
+    wrote = [sum(map(int, re.findall(r"write_bytes: (\d+)", lab.output("userA", job)))) for job in jobs]
+    if wrote[1] < 8 << 20:
+        pytest.skip("/var/tmp is no disk of which the kernel counts what is written")
+    used = [wait_for("its record", lambda job=job: finished(watch, job))["used"] for job in jobs]  # type: ignore[misc]
+    assert [it["written_bytes"] or 0 for it in used] == pytest.approx(wrote, rel=0.03, abs=1 << 18)
 
 
 def count_node(stack: ExitStack, lab: Lab, in_groups: bool) -> NodeCount | None:
