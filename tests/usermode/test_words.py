@@ -42,3 +42,13 @@ def test_flux() -> None:
         ((), "ended: Exit 5"),
         ((), "something else"),
     ]
+
+
+def test_the_step_of_srun() -> None:
+    """It is known from the agents' first words, or from srun's own: by it the agents can be ended."""
+    for hosts in (("c1",), ("c1", "c2")):
+        agents = Agents(Launch(("srun",), hosts, labelled=True), lambda hosts, line: None)
+        agents.heard("0: joblens: at work on c1, step 7")
+        assert agents.step == "7"
+        agents.heard("srun: error: Task launch for StepId=12.9 failed on node c2: Communication failure")
+        assert agents.step == "9"

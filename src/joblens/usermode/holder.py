@@ -66,9 +66,9 @@ _RANK_ENDED = re.compile(
     r"|joblens: (?:there is no Python|this host, |the agent did not come).*)$))(\[[\d,-]+\]|[\w.-]+): (.*)"
 )
 _LABEL = re.compile(r"([\w.-]+): (.*)")
-_AT_WORK = re.compile(r"joblens: at work on ([^\s,]+)(?:, step (\d+))?")
+_AT_WORK = re.compile(r"joblens: at work on ([^\s,]+)(?:, step \d+)?")
 _NOT_LAUNCHED = re.compile(r"srun: error: Task launch for .* failed on node \S+: (.*)")
-_STEP = re.compile(r"\bStepId=\d+\.(\d+)")
+_STEP = re.compile(r"\bStepId=\d+\.(\d+)|^joblens: at work on [^\s,]+, step (\d+)$")
 _ABORTED = re.compile(r"srun: Job step aborted|srun: error: Application launch failed")
 _LISTENS = re.compile(r"joblens agent: metrics at (\S+)")
 _TAKES = re.compile(r"joblens hub: takes batches at (\S+)")
@@ -96,14 +96,14 @@ class Agents:
             line = label[2]
             found = _AT_WORK.fullmatch(line)
             if found:
-                self._names[label[1]], self.step = found[1], found[2] or ""
+                self._names[label[1]] = found[1]
             hosts = (self._names[label[1]],) if label[1] in self._names else ()
         elif label and label[1] not in ("srun", "slurmstepd", "flux-exec"):
             line = label[2]
         elif len(hosts) > 1:
             hosts = self._named_in(line)
         step = _STEP.search(line)
-        self.step = step[1] if step else self.step
+        self.step = step[step.lastindex] if step and step.lastindex else self.step
         self.aborted = self.aborted or bool(_ABORTED.match(line))
         if not self.aborted or not _TASK_ENDED.match(line):
             self._tell(hosts, line)
@@ -309,7 +309,9 @@ class Holder:
                 self._launch(launch)
                 left = [host for host in left if host not in launch.hosts]
         code = child.process.returncode
-        as_asked = self.session.state == ENDING and (not code or len(hosts) > 1)
+        # Slurm's signal for the end of a job goes to us and to srun.
+        ended = self.asked or self.session.state == ENDING
+        as_asked = ended and (code in (0, -signal.SIGTERM, 128 + signal.SIGTERM) or len(hosts) > 1)
         for host in () if as_asked else left:
             self._lost(host, f"its command was ended by signal {-code}" if code < 0 else f"ended with {code}")
 
@@ -333,13 +335,13 @@ class Holder:
             if agents.child is not None:
                 agents.child.close_input()
         self._wait(lambda: bool(self.agents), _AGENT_SECONDS)
-        late = [agents.step for agents in self.agents]
-        for number, seconds in ((signal.SIGTERM, _KILL_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+        # The end of its command is not always that of a step; and srun has tasks killed soon if asked to end.
+        cancel_steps(self.allocation, [agents.step for agents in self.agents])
+        for number in (signal.SIGTERM, signal.SIGKILL):
             for agents in self.agents:
-                if agents.child is not None:
+                if agents.child is not None and (number == signal.SIGKILL or not agents.step):
                     agents.child.signal(number)
-            self._wait(lambda: bool(self.agents), seconds)
-        cancel_steps(self.allocation, late)  # the end of its command is not always that of a step
+            self._wait(lambda: bool(self.agents), _KILL_SECONDS)
         if self.hub is not None:
             hub = self.hub
             hub.process.terminate()
