@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from joblens.agent.http import Request, Response, Server, body_length
 from joblens.agent.marks import LARGEST
+from joblens.errors import OutsideError
+from joblens.run.tell import tell
 from services.running import Agent, running_agent
 from small_hub import SmallHub, small_hub
 from waiting import PATIENCE, wait_for
@@ -99,8 +101,8 @@ def sleeping() -> Iterator[int]:
 
 
 @contextmanager
-def staged(folder: Path, interval: float = 0.1) -> Iterator[tuple[Stage, Agent]]:
-    name = f"joblens-test-{os.urandom(6).hex()}"
+def staged(folder: Path, interval: float = 0.1, name: str | None = None) -> Iterator[tuple[Stage, Agent]]:
+    name = f"joblens-test-{os.urandom(6).hex()}" if name is None else name
     (folder / "jobs").mkdir(mode=0o755)
     with small_hub() as hub, pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOBLENS_AGENT", name)
@@ -266,6 +268,42 @@ def test_anothers_socket_is_not_trusted(tmp_path: Path) -> None:
             ended = Stage(tmp_path, None, name).joblens("mark", "secret")  # type: ignore[arg-type]
             assert f"is user {OTHER}'s" in ended.stderr
             assert thief.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_anothers_socket_is_not_in_the_way(
+    listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent whose name another user has taken is found under another one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    job = f"r{os.urandom(6).hex()}"
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(f"\0joblens-agent-{os.geteuid()}-{job}")
+        if listens:
+            program = f"import os, socket\nos.setuid({OTHER})\nsocket.socket(fileno=0).listen()"
+            subprocess.run([sys.executable, "-c", program], stdin=taken.fileno(), check=True)
+        monkeypatch.setenv("JOBLENS_JOB", job)
+        with staged(tmp_path, name="") as (stage, _):
+            stage.begin(job)
+            done = stage.joblens("mark", "--strict", "here", JOBLENS_JOB=job)
+            assert (done.returncode, done.stderr) == (0, "")
+            wait_for("the mark", lambda: [row for row in stage.rows("mark") if "here" in row])
+
+
+def test_doors_behind_which_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can open any number of them: a script does not wait for each."""
+    names = [f"joblens-test-{os.urandom(6).hex()}" for _ in range(3)]
+    monkeypatch.setattr("joblens.run.tell._doors", lambda *given: names)
+    monkeypatch.setattr("joblens.run.tell._SECONDS", 0.05)
+    monkeypatch.setattr("joblens.run.tell._ALL_SECONDS", 0.01)
+    with ExitStack() as stack:
+        for name in names:
+            door = stack.enter_context(socket.socket(socket.AF_UNIX))
+            door.bind("\0" + name)
+            door.listen()
+        with pytest.raises(OutsideError, match="not all agents were asked"):
+            tell("/mark", {"kind": "start", "text": "x"}, {})
 
 
 # The server itself

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import time
 from contextlib import suppress
 from typing import Callable, Dict, List, Mapping, Optional
 
-from joblens.agent.http import Request, Response, Server
+from joblens.agent.http import Request, Response, Server, peer
 from joblens.agent.marks import LARGEST, Book, JobName, Told, parse_told
 from joblens.agent.sampler import Sampler
 from joblens.errors import MalformedError
@@ -51,11 +52,17 @@ class Door:
         self._looked = -float("inf")
 
     def open(self) -> None:
-        """Unless another agent has that name; then when it has gone. A recording has no jobs here."""
+        """Unless another agent has that name; then when it has gone. A recording has no jobs here.
+
+        Where another user has it, under another name that those who look for it see."""
         if self._server is None and self.sampler.host.live:
             name = os.environ.get(VARIABLE) or door_name(os.geteuid(), _only_job())
-            with suppress(OSError):
-                self._server = Server(self._selector, "\0" + name, self.answer, LARGEST)
+            names = [name] if name == os.environ.get(VARIABLE) else [name, f"{name}-{os.urandom(4).hex()}"]
+            for chosen in names:
+                with suppress(OSError):
+                    self._server = Server(self._selector, "\0" + chosen, self.answer, LARGEST)
+                if self._server is not None or _is_own(chosen):
+                    return
 
     def close(self) -> None:
         if self._server is not None:
@@ -140,6 +147,15 @@ class Door:
             for (cluster, job, step, node), account in accounts.items()
             if not step
         }
+
+
+def _is_own(name: str) -> bool:
+    """Whether an agent of this user listens there: anybody can take a name."""
+    with socket.socket(socket.AF_UNIX) as channel, suppress(OSError):
+        channel.setblocking(False)
+        channel.connect("\0" + name)
+        return peer(channel)[1] == os.geteuid()
+    return False
 
 
 def _say(status: int, text: str) -> Response:

@@ -87,7 +87,7 @@ def render_response(response: Response, close: bool, head_only: bool) -> bytes:
 class _Connection:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
-        self.pid, self.uid = _peer(channel)
+        self.pid, self.uid = peer(channel)
         self.incoming = b""
         self.partial = False  # a body is on its way
         self.outgoing = b""
@@ -228,7 +228,7 @@ def _listen_at(name: str) -> socket.socket:
     return listener
 
 
-def _peer(channel: socket.socket) -> Tuple[int, int]:
+def peer(channel: socket.socket) -> Tuple[int, int]:
     """Process and user at the other end, by the kernel's word (unix(7)); 0 and -1 where it has none."""
     if channel.family != socket.AF_UNIX:
         return 0, -1

@@ -16,6 +16,7 @@ from joblens.errors import OutsideError, ServerError, sentence
 from joblens.run.marks import VARIABLE, find_run, write_mark
 
 _SECONDS = 3.0  # that an agent has for its answer
+_ALL_SECONDS = 10.0  # that all have: anybody can open many doors behind which nobody answers
 _AGAIN_SECONDS = 1.1  # after which an agent may look again for a job that it does not know
 _LARGEST = 1 << 16
 _MOST_DOORS = 100
@@ -36,13 +37,13 @@ def tell(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> Non
     job = own_job(environment)
     # Without a job's name, whose agent sees it comes before one that only sees a job of this user.
     rounds = [dict(body, job=job)] * 2 if job else [dict(body, own=True), body]
-    names = _doors(environment, job)
+    names, until = _doors(environment, job), time.monotonic() + _ALL_SECONDS
     problems: List[str] = []
     for number, asked in enumerate(rounds):
         problems = []
         if number and job:
             time.sleep(_AGAIN_SECONDS)
-        if _told(names, path, asked, problems):
+        if _told(names, path, asked, until, problems):
             return
         if not any(text.startswith(_NO_JOB) for text in problems):
             break
@@ -50,9 +51,12 @@ def tell(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> Non
     raise OutsideError("; ".join(problems) or f"no agent of joblens runs on this node{stale}")
 
 
-def _told(names: List[str], path: str, body: Dict[str, Any], problems: List[str]) -> bool:
+def _told(names: List[str], path: str, body: Dict[str, Any], until: float, problems: List[str]) -> bool:
     """Whether one of them has taken it."""
     for name in names:
+        if time.monotonic() >= until:
+            problems.append("not all agents were asked, as those before took too long")
+            return False
         try:
             answer = _post(name, path, body)
         except (OSError, ServerError) as error:
