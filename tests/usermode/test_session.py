@@ -104,6 +104,8 @@ def test_status(place: Place) -> None:
     assert found["hosts"][0]["age_seconds"] < 60
     text = place.joblens("usermode", "status").out
     assert text.splitlines()[0].startswith(f"job {found['job']} of ")
+    listed = json.loads(place.joblens("jobs", "--json").out)
+    assert [(job["id"], job["state"]) for job in listed] == [(found["job"], "RUNNING")]
     place.joblens("usermode", "stop", found["job"])
     assert place.joblens("usermode", "status").out.split() == [
         "job", found["job"], "of", found["cluster"] + ":", "finished", short_name(), "ended", "-",

@@ -7,12 +7,16 @@ import json
 import re
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import progress, render_table, tell, write
 from joblens.errors import UsageError
 from joblens.run.facts import parse_tags
 from joblens.units import render_bytes, render_seconds
+
+if TYPE_CHECKING:
+    from joblens.schedulers.facts import JobFacts
+    from joblens.store.home import Home
 
 EXAMPLE = """example:
   joblens jobs
@@ -86,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     )
     problems: list[str] = []
     with Store(progress=progress("days of records")) as store:
-        found = add_live(store.home, wanted, store.jobs(wanted), problems)
+        found = add_live(store.home, wanted, store.jobs(wanted), problems, more=_sessions(store.home))
         empty = not found and not store.jobs(limit=1)
         tell(store.problems + problems)
     if options.json:
@@ -99,6 +103,15 @@ def run(options: argparse.Namespace) -> int:
         none = "no job is stored yet; begin with: joblens run -- CMD" if empty else "no job is like that"
         print(f"joblens: {none}", file=sys.stderr)
     return 0
+
+
+def _sessions(home: Home) -> list[JobFacts]:
+    """Jobs whose user mode runs now."""
+    if not (home.path / "usermode").is_dir():
+        return []
+    from joblens.usermode.finish import find_running
+
+    return find_running(home)
 
 
 def render_csv(found: list[dict[str, Any]]) -> str:

@@ -29,7 +29,10 @@ _LONGEST_WAIT = 86_400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(title="what", metavar="start|stop|status", required=True)
     start = what.add_parser("start", help="agents on every host of this job, and a store for what they see")
-    start.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks")
+    start.add_argument(
+        "--interval", type=float, default=1.0, metavar="S",
+        help="seconds between two looks (default %(default)g)",
+    )  # fmt: skip
     start.add_argument("--hosts", default="", metavar="LIST", help="these hosts, such as c[1-3],d1")
     start.add_argument(
         "--tsdb", default="", metavar="WHICH",
@@ -319,7 +322,9 @@ def _describe(session: Session) -> dict[str, Any]:
         "folder": str(session.folder),
         "hosts": [
             {
-                "host": host, "state": over.get(it["state"], it["state"]), "age_seconds": ages.get(host),
+                "host": host,
+                "state": over.get(it["state"], it["state"]),
+                "age_seconds": ages.get(host),
                 "why": it.get("why", ""),
             }
             for host, it in session.hosts.items()

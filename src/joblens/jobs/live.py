@@ -112,17 +112,24 @@ def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
 
 
 def add_live(
-    home: Home, wanted: JobFilter, stored: list[dict[str, Any]], problems: list[str], now: float | None = None
+    home: Home,
+    wanted: JobFilter,
+    stored: list[dict[str, Any]],
+    problems: list[str],
+    now: float | None = None,
+    more: Iterable[JobFacts] = (),
 ) -> list[dict[str, Any]]:
-    """To those that are stored, those that run or have just ended, or wait if that is asked for; in order."""
+    """To those that are stored, those that run or have just ended, or wait if that is asked for; in order.
+    `more`: that run, and that nobody need follow."""
     if wanted.tags:  # which only the jobs of `joblens run` have
         return stored
     now = time.time() if now is None else now
     known = {(it["cluster"], it["id"], it["start"]) for it in stored}
+    told = [job for live in load_all(home, problems) for job in (*live.jobs, *live.ended)]
+    followed = {(job.cluster, job.id) for job in told}
     found = [
         _row(job, now)
-        for live in load_all(home, problems)
-        for job in (*live.jobs, *live.ended)
+        for job in (*told, *(job for job in more if (job.cluster, job.id) not in followed))
         if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
         if identity(job) not in known  # it has got its record meanwhile
     ]

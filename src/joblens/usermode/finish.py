@@ -183,6 +183,10 @@ def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | No
     return None
 
 
+def find_running(home: Home) -> list[JobFacts]:
+    return [_known(session) for session in list_sessions(home) if session.is_held()]
+
+
 def _known(session: Session) -> JobFacts:
     """As it was told at the start, or since."""
     with suppress(OSError, ValueError):
