@@ -32,9 +32,6 @@ class Companion(Protocol):
     def prepare(self, session: Session) -> None:
         """Before all else."""
 
-    def start(self, session: Session) -> None:
-        """The hub is there, agents are not yet."""
-
     def host_up(self, session: Session, host: str, page: str) -> None:
         """An agent is there, and listens at this address, as it says itself."""
 
@@ -93,12 +90,9 @@ def sink_of_server(session: Session) -> str:
 
 
 def _sink(settings: TsdbSettings) -> str:
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in _options(settings)]
+    options = sink_options(settings).items()
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in options]
     return "\n".join([f"[hub.sinks.{SINK}]", *lines, ""])
-
-
-def _options(settings: TsdbSettings) -> list[tuple[str, Any]]:
-    return list(sink_options(settings).items())
 
 
 class _Written:
@@ -115,9 +109,6 @@ class _Written:
             return
         session.told["tsdb"]["server"] = found.plain()
         self.hub = _sink(found.settings())
-
-    def start(self, session: Session) -> None:
-        """It runs."""
 
     def host_up(self, session: Session, host: str, page: str) -> None:
         """Nothing is asked of agents."""

@@ -189,8 +189,6 @@ class Holder:
             self._turn(_LOOK_SECONDS)
             if self.asked:
                 return
-        for companion in self.companions:
-            companion.start(self.session)
         where = self.allocation
         launches = plan(where.how, where.job, where.hosts, os.environ, self._hub_place(), str(folder))
         self._pack = pack_agent()
