@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from joblens.api import Store
 from joblens.errors import MalformedError, UsageError
 from joblens.store import records
 from joblens.store.catalog import MIGRATIONS, Catalog, migrate
-from joblens.store.home import Home
+from joblens.store.home import Home, find_home, make_home
 from joblens.store.listing import JobFilter
 
 from .made import START, store_job
@@ -42,6 +44,21 @@ def several(home: Home) -> Home:
         copy["used"] = {**made["used"], "cpu_seconds": cpu, "memory_peak_bytes": 100 - number}
         records.save_record(home.records, copy)
     return home
+
+
+def test_for_its_owner_only(tmp_path: Path) -> None:
+    """Also in a folder that was there, and that others may look into."""
+    before = os.umask(0)
+    try:
+        (tmp_path / "open").mkdir(0o755)
+        home = make_home(find_home(tmp_path / "open", mounts=""))._replace(shared=False)
+        with Store(home) as store:
+            store.jobs()
+            found = {path.name: path.stat().st_mode for path in home.path.iterdir()}
+    finally:
+        os.umask(before)
+    assert "catalog.sqlite-wal" in found
+    assert not {name: mode for name, mode in found.items() if stat.S_IMODE(mode) & 0o077}
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ Where the file cannot be used, the same index is made in memory.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -265,6 +266,9 @@ class Catalog:
         return self._opened(":memory:")
 
     def _opened(self, path: str) -> sqlite3.Connection:
+        if path != ":memory:":
+            with suppress(OSError):  # for its owner only; what SQLite puts beside it is as it is
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         database = sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
         try:
             migrate(database)
