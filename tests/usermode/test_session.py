@@ -394,6 +394,21 @@ def test_no_agent_comes_up(place: Place) -> None:
     assert "joblens: a is not up: ?]0;x?go away\n" in done.err  # nothing that a terminal would obey
 
 
+def test_last_words(place: Place) -> None:
+    """Of an agent that fails half-way, in the report."""
+    place.env["JOBLENS_SSH"] = (
+        "sh -c 'echo joblens agent: metrics at http://127.0.0.1:1/metrics;"
+        f" until [ -e {place.tmp}/go ]; do sleep 0.1; done; echo TypeError: broken; exit 1'"
+    )
+    process = place.started(options="--hosts a")
+    (place.tmp / "go").touch()
+    wait_for("the end", lambda: place.session()["state"] == "ended")
+    (ended, *_) = place.stop()["data"]["problems"]
+    assert ended.endswith(": ended with 1; it said last: TypeError: broken")
+    process.kill()
+    process.wait()
+
+
 def test_interrupted(place: Place) -> None:
     """Ctrl-C while hosts are waited for: it is as if it had not been started."""
     place.env["JOBLENS_SSH"] = "sh -c 'cat >/dev/null'"

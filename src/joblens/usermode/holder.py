@@ -284,8 +284,8 @@ class Holder:
         known = self.session.hosts[host]
         if known["state"] in (UP, WAITING):
             said = [it for it in known["said"] if not it.startswith("joblens: at work")]
-            words = said[-1] if said and known["state"] == WAITING else why
             ran = known["state"] == UP or "up" in known
+            words = why if not said else f"{why}; it said last: {said[-1]}" if ran else said[-1]
             known.update(state=GONE if ran else FAILED, why=words, ended=time.time())
             self._changed = True
 
