@@ -229,6 +229,7 @@ def test_live_jobs_are_shown(tmp_path: Path) -> None:
         JobFilter(name="k*"),
         JobFilter(node="c9"),
         JobFilter(state="FAILED"),
+        JobFilter(array="4200"),
     ):
         assert add_live(site.home, wanted, stored, []) == stored
     (found,) = find_live(site.home, first, [])

@@ -184,6 +184,8 @@ def test_ids_of_schedulers(scheduled: Home, text: str, expected: list[tuple[str,
         ({"node": "x,[y"}, ["4242"]),
         ({"node": "c2\n"}, []),
         ({"state": "TIMEOUT"}, ["4242"]),
+        ({"array": "4200"}, ["4200_7"]),
+        ({"array": "420"}, []),
     ],
 )
 def test_filters_of_schedulers(scheduled: Home, filters: dict[str, Any], expected: list[str]) -> None:

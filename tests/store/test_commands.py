@@ -72,6 +72,26 @@ def test_two_clusters_with_one_id(home: Home) -> None:
     assert len(found.stdout.splitlines()) == 2
 
 
+def test_array_by_its_number(home: Home) -> None:
+    """One task has it, as Slurm gives it to one of them; the report says that there are others."""
+    made = store_job(home, "1")
+    for id, array, task in (
+        ("4200", "4200", "3"),
+        ("4201", "4200", "1"),
+        ("4202", "4200", "2"),
+        ("5", "42", "1"),
+    ):
+        job = {**made["job"], "id": id, "array_job": array, "array_task": task, "start": START + int(task)}
+        records.save_record(home.records, {**made, "job": job})
+    told = "task 3 of array 4200, of which 3 tasks have begun; all of them: joblens jobs --array 4200"
+    assert told in " ".join(run_joblens(home, "job", "4200").stdout.split())
+    assert json.loads(run_joblens(home, "job", "4200", "--json").stdout)["array_tasks"] == 3
+    listed = run_joblens(home, "jobs", "--array", "4200").stdout.splitlines()
+    assert [row.split()[0] for row in listed] == ["job", "4200_3", "4200_2", "4200_1"]
+    for alone in ("42_1", "1"):
+        assert "of array" not in run_joblens(home, "job", alone).stdout
+
+
 def test_listing_as_json_and_csv(two_jobs: Home, joblens: Joblens) -> None:
     """The same jobs for programs, every column in both."""
     found = json.loads(joblens("jobs", "--json").stdout)

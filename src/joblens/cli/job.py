@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
         runs = add_runs(store.runs(options.id), found)
         try:
             record = _report(options, store, found, runs)
+            record |= _tasks(record["job"], store)
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
@@ -137,6 +138,19 @@ def _find(
     if record and record["job"]["start"] >= (live.start or 0.0):
         return record
     return summarise_live(store.home, live)
+
+
+def _tasks(job: dict[str, Any], store: Store) -> dict[str, Any]:
+    """How many the array has of which it is one; nothing of others. Those that wait are not counted."""
+    from joblens.jobs.live import add_live
+    from joblens.store.listing import JobFilter
+
+    if not job.get("array_job"):
+        return {}
+    wanted = JobFilter(user=job["user"], cluster=job["cluster"], array=job["array_job"], limit=0)
+    # What is wrong with the list of those that run is told already.
+    rows = add_live(store.home, wanted, store.jobs(wanted), [])
+    return {"array_tasks": len({row["shown_id"] for row in rows})}
 
 
 def _number(job: dict[str, Any], runs: list[Run]) -> dict[str, Any]:

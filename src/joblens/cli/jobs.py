@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("account", "on this account"),
         ("node", "that ran on this node"),
         ("cluster", "of this cluster"),
+        ("array", "that are tasks of this array"),
     ):
         parser.add_argument(f"--{name}", metavar=name[0].upper(), help=what)
     parser.add_argument(
@@ -87,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
         options.partition,
         options.account,
         options.node,
+        options.array,
     )
     problems: list[str] = []
     with Store(progress=progress("days of records")) as store:

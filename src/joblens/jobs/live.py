@@ -153,6 +153,7 @@ def _is_meant(job: JobFacts, wanted: JobFilter) -> bool:
         and wanted.cluster in (None, job.cluster)
         and wanted.partition in (None, job.partition)
         and wanted.account in (None, job.account)
+        and wanted.array in (None, job.array_job)
         and (wanted.node is None or wanted.node in job.nodes)
         and (wanted.name is None or fnmatchcase(job.name, wanted.name.replace("[", "[[]")))
         and (wanted.since is None or start >= wanted.since)

@@ -86,7 +86,7 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     command = f" $ {job['command']}" if job["command"] else ""  # accounting need not tell it
     lines += [style(plain(began + command, WIDTH), "dim")]
     lines += [style(line, "yellow") for line in _cut(record)]
-    lines += [style(line, "dim") for line in _runs(record)]
+    lines += [style(line, "dim") for line in (*_runs(record), *_array(record))]
     queue = _queue(job)
     lines += [style(plain(queue, WIDTH), "dim")] if queue else []
     return lines + ([style(plain(f"tags{tags}", WIDTH), "dim")] if tags else [])
@@ -116,6 +116,16 @@ def _runs(record: dict[str, Any]) -> list[str]:
     said = [_run(run, clusters) for run in sorted(nearest, key=lambda run: run["run"])]
     more = [f"and {len(others) - len(said)} more"] if len(others) > len(said) else []
     return wrap("", f"run {this} of {len(runs)} with this id; the others: {', '.join([*said, *more])}")
+
+
+def _array(record: dict[str, Any]) -> list[str]:
+    """Who asks for an array by its number gets one task of it: the others are not to be overlooked."""
+    job, count = record["job"], record.get("array_tasks") or 0
+    if count < 2:
+        return []
+    whole = plain(job["array_job"], 40)
+    said = f"task {plain(job['array_task'], 40)} of array {whole}, of which {count} tasks have begun"
+    return wrap("", f"{said}; all of them: joblens jobs --array {whole}")
 
 
 def _run(run: dict[str, Any], with_cluster: bool) -> str:

@@ -34,6 +34,7 @@ class JobFilter(NamedTuple):
     partition: str | None = None
     account: str | None = None
     node: str | None = None  # one of those that it ran on
+    array: str | None = None  # whose tasks they are
 
 
 def name_nodes(names: Iterable[str]) -> str:
@@ -69,6 +70,7 @@ def select(wanted: JobFilter) -> tuple[str, list[Any]]:
         ("partition = ?", wanted.partition),
         ("account = ?", wanted.account),
         ("instr(on_nodes, char(10) || ? || char(10))", wanted.node),
+        ("instr(shown_id, ?) = 1", None if wanted.array is None else f"{wanted.array}_"),
     ):
         if value is not None:
             conditions.append(condition)
