@@ -117,6 +117,48 @@ def test_job_that_gave_nodes_back(home: Home, tmp_path: Path) -> None:
     assert found["used"]["cpu_seconds_exact"] is None, "of some time only"
 
 
+def test_sizes_of_a_job_at_the_end_of_a_part(home: Home, tmp_path: Path) -> None:
+    """A file is read some thousand rows at a time, and never only some of the rows of one job."""
+    sizes = [
+        line("9", state="RESIZING", End="1700000100", NodeList="c[1-3]"),
+        step("9.0", "1G"),
+        line("9", Submit="1700000100", Start="1700000100", End="1700000300", NodeList="c1"),
+    ]
+    for before in (4998, 4999):
+        others = [line(str(100_000 + number)) for number in range(before)]
+        path = write(tmp_path / "past", [*others, *sizes, line("10")])
+        found = {job.id: job for job in read_sacct(path, "", lambda *_: None, lambda _: None)}
+        assert len(found) == before + 2
+        assert (found["9"].nodes, found["9"].start) == (("c1", "c2", "c3"), 1_700_000_010)
+
+
+def test_end_that_cannot_be_read(home: Home, tmp_path: Path) -> None:
+    """It is told: such a job is not one that still runs."""
+    lines = [
+        line("1", End="soon"),
+        line("2", state="?!"),
+        line("3", state="PENDING", End="Unknown"),
+        line("4"),
+    ]
+    path = write(tmp_path / "past", lines)
+    done = import_files(home, [path], "")
+    assert (done.jobs, done.not_ended, done.bad) == (1, 1, 2)
+    assert done.problems == [
+        f"{path}:{number + 1}: job {number}: its state, or its end, cannot be read" for number in (1, 2)
+    ]
+
+
+def test_name_that_is_the_last_column(home: Home, tmp_path: Path) -> None:
+    """Where it goes on in the next line, that is not lost."""
+    path = tmp_path / "past"
+    head, times = "JobID|State|Start|End|JobName", "COMPLETED|1700000000|1700000060"
+    path.write_text(f"{head}\n1|{times}|one\ntwo\nthree\n2|{times}|x\n3|cut\n4|{times}|last\nline\n")
+    done = import_files(home, [path], "")
+    assert (done.jobs, done.problems) == (3, [f"{path}:6: not all of a job"])
+    names = {id: found["job"]["name"] for id, found in jobs(home).items()}
+    assert names == {"1": "one\ntwo\nthree", "2": "x", "4": "last\nline"}
+
+
 def test_twice_changes_nothing(home: Home, tmp_path: Path) -> None:
     path = write(tmp_path / "past", PAST)
     import_files(home, [path], "")
@@ -196,6 +238,7 @@ def test_file_that_is_something_else(home: Home, tmp_path: Path) -> None:
     packed.write_bytes(b"not packed")
     done = import_files(home, [bad, packed, tmp_path / "missing", good], "")
     assert (done.jobs, done.unusable, len(done.problems)) == (3, 3, 3)
+    assert all(problem.endswith("; the file is left out") for problem in done.problems)
 
 
 def test_command(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import BinaryIO, NamedTuple
 from joblens.errors import MalformedError
 from joblens.schedulers.facts import JobFacts
 from joblens.schedulers.slurm_json import parse_sacct_json
-from joblens.schedulers.slurm_sacct import parse_sacct
-from joblens.schedulers.slurm_text import parse_job_id
+from joblens.schedulers.slurm_sacct import FREE, parse_sacct
+from joblens.schedulers.slurm_text import ENDED, JobId, parse_job_id
+from joblens.schedulers.told import understood
 
 Tell = Callable[[int, str], None]  # a line, and what is wrong with it
 Read = Callable[[int], None]  # how many bytes were read
@@ -23,12 +24,17 @@ _LARGEST_JSON = 1 << 30
 _MOST_LINES = 1000  # of one row: a job's name can have line ends in it
 _DELIMITER = "|"
 _STDIN = Path("-")
+_UNTOLD = "its state, or its end, cannot be read"
 
 
 class _Row(NamedTuple):
     number: int  # of its first line
     text: str
-    is_step: bool
+    id: JobId
+
+    @property
+    def is_step(self) -> bool:
+        return bool(self.id.step)
 
 
 def read_sacct(path: Path, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
@@ -62,6 +68,9 @@ def _read_json(path: Path, data: bytes, cluster: str, tell: Tell, read: Read) ->
     for _ in range(told.skipped):
         tell(1, "an entry that is no job")
     for job in told.jobs:
+        if not _is_told(job):
+            tell(1, f"job {job.shown_id}: {_UNTOLD}")
+            continue
         yield job if job.cluster or not cluster else job._replace(cluster=cluster)
 
 
@@ -78,17 +87,23 @@ def _read_text(
     read(len(first))
     rows: list[_Row] = []
     for row in _rows(file, parser, header, tell, read):
-        if len(rows) >= _CHUNK and not row.is_step:
+        # All rows of a job that was resized are understood together.
+        if len(rows) >= _CHUNK and row.id._replace(step="") != rows[-1].id._replace(step=""):
             yield from parser.parse(rows)
             rows = []
         rows.append(row)
     yield from parser.parse(rows)
 
 
+def _is_told(job: JobFacts) -> bool:
+    """Whether it has ended, and when."""
+    return job.end is not None or (bool(job.state) and job.state not in ENDED)
+
+
 class _Parser:
     def __init__(self, columns: list[str], cluster: str, tell: Tell) -> None:
         self.columns, self.cluster, self.tell = columns, cluster, tell
-        self.width = len(columns)
+        self._most = len(columns) - 1  # delimiters, at least
         names = [name.strip().lower() for name in columns]
         self._id = (
             names.index("jobid")
@@ -98,21 +113,30 @@ class _Parser:
             else 0
         )
 
+        self._ends_free = names[-1] in FREE
+
     def row(self, number: int, text: str) -> _Row | None:
         """None if it is no job and no step, or not all of one."""
+        id = self._begin(text)
+        return None if id is None or text.count(_DELIMITER) < self._most else _Row(number, text, id)
+
+    def _begin(self, text: str) -> JobId | None:
         fields = text.split(_DELIMITER, self._id + 1)
-        if text.count(_DELIMITER) < self.width - 1:
-            return None
-        try:
-            return _Row(number, text, bool(parse_job_id(fields[self._id]).step))
-        except MalformedError:
-            return None
+        return understood(parse_job_id, fields[self._id], None) if len(fields) > self._id else None
+
+    def goes_on(self, row: _Row, line: str) -> bool:
+        """Whether the row's last column has this line in it, too."""
+        return self._ends_free and self._begin(line) is None and len(row.text) < _LONGEST_LINE
 
     def parse(self, rows: list[_Row]) -> list[JobFacts]:
         told = parse_sacct("\n".join(row.text for row in rows), _DELIMITER, self.columns, self.cluster)
         if told.skipped:
             self._tell_which(rows)
-        return told.jobs
+        untold = [job for job in told.jobs if not _is_told(job)]
+        numbers = {row.id: row.number for row in rows} if untold else {}
+        for job in untold:
+            self.tell(numbers.get(parse_job_id(job.shown_id), 1), f"job {job.shown_id}: {_UNTOLD}")
+        return [job for job in told.jobs if _is_told(job)] if untold else told.jobs
 
     def _tell_which(self, rows: list[_Row]) -> None:
         job: _Row | None = None
@@ -132,9 +156,7 @@ def _rows(file: BinaryIO, parser: _Parser, header: str, tell: Tell, read: Read) 
     """A line that is one by itself, or several: a job's name can have line ends in it."""
     waiting: list[str] = []
     began = 0
-    for number, line in _lines(file, read):
-        if not line.strip() or line == header:
-            continue
+    for number, line in _continued(_lines(file, header, read), parser):
         row = parser.row(number, line)
         if row is None and waiting:
             row = parser.row(began, "\n".join([*waiting, line]))
@@ -153,10 +175,28 @@ def _rows(file: BinaryIO, parser: _Parser, header: str, tell: Tell, read: Read) 
         tell(began, "not all of a job")
 
 
-def _lines(file: BinaryIO, read: Read) -> Iterator[tuple[int, str]]:
-    """Behind the header, which is the first."""
+def _continued(lines: Iterator[tuple[int, str]], parser: _Parser) -> Iterator[tuple[int, str]]:
+    """With those that belong to the last column of the line before, which has a line end in it."""
+    last: _Row | None = None
+    for number, line in lines:
+        if last and parser.goes_on(last, line):
+            last = last._replace(text=f"{last.text}\n{line}")
+            continue
+        if last:
+            yield last.number, last.text
+        last = parser.row(number, line)
+        if not last:
+            yield number, line
+    if last:
+        yield last.number, last.text
+
+
+def _lines(file: BinaryIO, header: str, read: Read) -> Iterator[tuple[int, str]]:
+    """Behind the header, which is the first, and can come again."""
     number = 1
     while line := file.readline(_LONGEST_LINE):
         number += 1
         read(len(line))
-        yield number, line.decode("utf-8", "replace").rstrip("\r\n")
+        text = line.decode("utf-8", "replace").rstrip("\r\n")
+        if text.strip() and text != header:
+            yield number, text

@@ -53,12 +53,13 @@ def import_files(home: Home, paths: list[Path], cluster: str, progress: Progress
 
     for path in paths:
         outcome.files += 1
-        trouble = Trouble(path, outcome)
+        trouble, before = Trouble(path, outcome), done
         try:
             _save(home, catalog, read_sacct(path, cluster, trouble.tell, read), outcome)
         except (MalformedError, OSError, EOFError) as error:  # the other files go on
             outcome.unusable += 1
-            outcome.problems.append(f"{sentence(error)}; the rest of the file is left out")
+            what = "the rest of the file" if done > before else "the file"
+            outcome.problems.append(f"{sentence(error)}; {what} is left out")
         trouble.sum_up()
     if progress:
         progress((whole >> 20) + 1, (whole >> 20) + 1)

@@ -37,7 +37,8 @@ COLUMNS = (
     " NTasks ExitCode"
 ).split()
 MORE_COLUMNS = "Reason WorkDir SubmitLine ReqNodes Restarts".split()  # asked for where this sacct knows them
-_FREE = frozenset(("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir", "wckey"))
+# What people write: it can have delimiters and line ends in it.
+FREE = frozenset(("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir", "wckey"))
 
 _Row = dict[str, str]
 _NO_EXIT: tuple[int | None, int | None] = (None, None)
@@ -106,7 +107,7 @@ def _rows(text: str, delimiter: str, names: list[str]) -> Iterator[list[str]]:
     delimiters = 0
     for line in text.split("\n"):
         is_whole = delimiters >= len(names) - 1
-        goes_on = waiting and (not is_whole or (names[-1] in _FREE and not _begins(line, delimiter, id)))
+        goes_on = waiting and (not is_whole or (names[-1] in FREE and not _begins(line, delimiter, id)))
         if not goes_on:
             if waiting:
                 yield "\n".join(waiting).split(delimiter)
@@ -134,7 +135,7 @@ def _named(names: list[str], fields: list[str], delimiter: str) -> _Row | None:
     if not more:
         return dict(zip(names, fields, strict=True))
     for at, name in enumerate(names):
-        if name in _FREE:
+        if name in FREE:
             joined = delimiter.join(fields[at : at + more + 1])
             row = dict(zip(names, [*fields[:at], joined, *fields[at + more + 1 :]], strict=True))
             if _is_sound(row):
