@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     yield place
     for pid in place.pids():
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
     assert not list(place.tmp.glob("joblens*"))
 
 
@@ -392,6 +394,7 @@ def test_no_agent_comes_up(place: Place) -> None:
     place.env["JOBLENS_SSH"] = r"""sh -c 'printf "\033]0;x\007go away\r\n"; exit 1'"""
     done = place.joblens("usermode", "start", "--hosts", "a")
     assert "joblens: a is not up: ?]0;x?go away\n" in done.err  # nothing that a terminal would obey
+    place.wait_until_nothing_runs()
 
 
 def test_last_words(place: Place) -> None:
@@ -407,6 +410,7 @@ def test_last_words(place: Place) -> None:
     assert ended.endswith(": ended with 1; it said last: TypeError: broken")
     process.kill()
     process.wait()
+    place.wait_until_nothing_runs()
 
 
 def test_interrupted(place: Place) -> None:
