@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NODES = ("c1", "c2", "c3")
 USERS = {"userA": 61001, "userB": 61002, "userC": 61003}
+GUEST = "c4"  # which slurm.conf does not know: it can join and leave
 CLUSTER = "testcl"
 CORES = 8  # that each node says it has
 MEMORY_MB = 16000
@@ -159,8 +160,7 @@ class Lab:
         make_switch(self.login)
         self.nodes = {name: self._make_node(name, number) for number, name in enumerate(NODES, 1)}
         self._write_settings(cgroups)
-        for machine in (self.login, *self.nodes.values()):
-            machine.variables["SLURM_CONF"] = f"{self.folder}/etc/slurm.conf"
+        self.login.variables["SLURM_CONF"] = f"{self.folder}/etc/slurm.conf"
         self._start_munge()
         self._start_database()
 
@@ -174,7 +174,12 @@ class Lab:
         for folder in ("spool", "tmp"):
             self.path(folder, name).mkdir(0o755)
         self.path("tmp", name).chmod(0o1777)
+        machine.variables["SLURM_CONF"] = f"{self.folder}/etc/slurm.conf"
         return machine
+
+    def make_guest(self) -> Machine:
+        """A machine that is not in slurm.conf."""
+        return self._make_node(GUEST, len(NODES) + 1)
 
     # The accounts and names that these machines know
 
@@ -189,7 +194,7 @@ class Lab:
             lines.append(f"{name}:x:{uid}:{uid}::{self.folder}/home/{name}:/bin/sh")
             groups.append(f"{name}:x:{uid}:")
         hosts = [f"127.0.0.1 localhost\n{SWITCH} login"]
-        hosts += [f"10.98.0.{number} {name}" for number, name in enumerate(NODES, 1)]
+        hosts += [f"10.98.0.{number} {name}" for number, name in enumerate((*NODES, GUEST), 1)]
         files = {"passwd": lines, "group": groups, "hosts": hosts}
         files["nsswitch.conf"] = [f"{name}: files" for name in ("passwd", "group", "shadow", "hosts")]
         for name, text in files.items():

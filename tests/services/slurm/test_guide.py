@@ -14,12 +14,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from waiting import wait_for
 
-from .lab import Lab, why_no_lab
+from .lab import GUEST, Lab, why_no_lab
 from .machines import SWITCH, Machine
 
 TOP = Path(__file__).parents[3]
@@ -106,6 +107,7 @@ def cluster() -> Iterator[Lab]:
         lab = Lab(stack)
         with lab.path("etc/hosts").open("a") as hosts:
             hosts.write(f"{SWITCH} joblens-hub\n")
+        lab.path("etc/more.conf").write_text(blocks("Nodes that come and go")[0])
         for machine in (lab.login, *lab.nodes.values()):
             prepare(lab, machine)
         lab.start_slurm()
@@ -113,7 +115,7 @@ def cluster() -> Iterator[Lab]:
 
 
 def test_the_guide(cluster: Lab) -> None:
-    """Hub, two nodes, slurm.conf; a node that joins; an agent per job; nodes that leave."""
+    """Hub, two nodes, slurm.conf; a dynamic node that joins and leaves; a node with an agent per job."""
     login, (first, second, third) = cluster.login, cluster.nodes.values()
     (hub,) = blocks("2.")
     settings, resident, per_job = blocks("3.")
@@ -123,7 +125,8 @@ def test_the_guide(cluster: Lab) -> None:
     for node in (first, second):
         type_in(node, settings)
         type_in(node, resident)
-    cluster.path("etc/more.conf").write_text(lines)
+    with cluster.path("etc/more.conf").open("a") as more:
+        more.write(lines)
     type_in(login, reconfigure)
     wait_for("the agents", lambda: nodes_of(login) >= {"c1", "c2"})
     for node in (first, second):
@@ -133,7 +136,9 @@ def test_the_guide(cluster: Lab) -> None:
     submit, *_ = look.splitlines()
     type_in(login, submit.replace("sbatch", "sbatch --nodelist=c1,c2"))
     type_in(login, "\n".join(look.splitlines()[1:]))
-    wait_for("its record", lambda: "COMPLETED" in type_in(login, look.splitlines()[-1]))
+    job = join_and_leave(cluster)
+    wait_for("the records", lambda: type_in(login, look.splitlines()[-1]).count("COMPLETED") == 2)
+    check_guest(login, job)
 
     type_in(third, settings)
     type_in(third, per_job)
@@ -148,6 +153,45 @@ def test_the_guide(cluster: Lab) -> None:
     assert not list(second.path("/var/lib/joblens/spool").rglob("*.batch"))
     wait_for("two nodes that left", lambda: states(login)["c2"] != "live" != states(login)["c3"])
     assert states(login)["c1"] == "live"
+
+
+def join_and_leave(cluster: Lab) -> str:
+    """A machine that slurm.conf does not name becomes a node, has a job, and is gone: the job."""
+    login, guest = cluster.login, cluster.make_guest()
+    _, join, stop, delete = blocks("Nodes that come and go")
+    settings, resident, _ = blocks("3.")
+    prepare(cluster, guest)
+    assert GUEST not in cluster.node_states()
+    for text in (settings, resident, join):
+        type_in(guest, text)
+    wait_for("a dynamic node", lambda: cluster.node_states().get(GUEST) == "idle")
+    assert "✗" not in type_in(guest, blocks("5.")[0])
+    job = cluster.submit("userA", "srun sleep 3", "--partition=all", f"--nodelist={GUEST}")
+    row = cluster.wait_for_end(job)[job]
+    assert (row["State"], row["NodeList"]) == ("COMPLETED", GUEST), row
+    wait_for("the node that joined", lambda: GUEST in nodes_of(login))
+    wait_for("its epilog", lambda: cluster.node_states()[GUEST] == "idle")
+    type_in(guest, stop)
+    guest.end()
+    type_in(login, delete.replace("NAME", GUEST))
+    assert GUEST not in cluster.node_states()
+    return job
+
+
+def check_guest(login: Machine, job: str) -> None:
+    """What a node sent that is not there any more."""
+    ask = f"JOBLENS_HOME=/var/lib/joblens-hub joblens job {job} --json"
+
+    def find() -> Any:
+        """What accounting tells is there first."""
+        record = json.loads(type_in(login, ask))
+        return record if record["nodes"] and record["nodes"][0]["samples"] else None
+
+    record = wait_for("its samples", find)
+    told = {"state": "COMPLETED", "user": "userA", "nodes": [GUEST]}
+    assert {**record["job"], **told} == record["job"]
+    assert record["data"]["samples"] >= 2
+    assert len(login.path(f"/srv/jobs/userA/{job}/{GUEST}/job.csv").read_text().splitlines()) > 2
 
 
 def states(login: Machine) -> dict[str, str]:
