@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.units import render_bytes, render_grams, render_joules, render_seconds
+from joblens.units import render_bytes, render_cores, render_grams, render_joules, render_seconds
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,14 @@ from joblens.units import render_bytes, render_grams, render_joules, render_seco
 def test_bytes(count: int, text: str) -> None:
     """Three digits at most, in binary units."""
     assert render_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("cores", "text"),
+    [(0.5, "0.5"), (8.0, "8"), (99_999.9, "100000"), (1e6, "1000000"), (1_234_567, "1234567")],
+)
+def test_cores(cores: float, text: str) -> None:
+    assert render_cores(cores) == text
 
 
 @pytest.mark.parametrize(

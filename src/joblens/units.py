@@ -20,6 +20,11 @@ def render_bytes(count: float) -> str:
     return f"{_three(size)} {unit}"
 
 
+def render_cores(cores: float) -> str:
+    """`8`, `1.5`; whole where there are very many."""
+    return f"{cores:g}" if abs(cores) < 99_999.5 else f"{cores:.0f}"
+
+
 def render_seconds(seconds: float) -> str:
     """`2 h 14 min`: two units at most, the smaller one left out where it says nothing."""
     if seconds == float("inf"):

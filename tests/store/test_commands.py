@@ -59,6 +59,7 @@ def test_listing(two_jobs: Home, joblens: Joblens) -> None:
 def test_two_clusters_with_one_id(home: Home) -> None:
     """The newest is shown, of the others it is said that they are there, and each can be named."""
     made = store_job(home, "4242", name="old")
+    made["asked"]["cores"] = 1_048_576.0
     job = {"cluster": "other", "name": "new", "start": START + 9, "nodes": ["c1", "c2"], "partition": "gpu"}
     records.save_record(home.records, {**made, "job": {**made["job"], **job}})
     found = run_joblens(home, "job", "4242")
@@ -70,6 +71,7 @@ def test_two_clusters_with_one_id(home: Home) -> None:
     assert (found.stdout.split()[2], found.stderr) == ("old", "")
     found = run_joblens(home, "jobs", "--node", "c2", "--partition", "gpu", "--cluster", "other")
     assert len(found.stdout.splitlines()) == 2
+    assert "0.7/1048576 " in found.stdout
 
 
 def test_array_by_its_number(home: Home) -> None:

@@ -19,7 +19,7 @@ from joblens.analysis.batch_findings import (
 from joblens.analysis.gpu_findings import held_idle, used_for_a_while, waiting_gpus
 from joblens.analysis.points import steady
 from joblens.analysis.view import Finding, Point, View, mean
-from joblens.units import render_bytes, render_seconds
+from joblens.units import render_bytes, render_cores, render_seconds
 
 # Shorter jobs say little about how they use what they have.
 _WORTH_SECONDS = 5.0
@@ -115,7 +115,7 @@ def idle_cores(view: View) -> Finding | None:
         "idle cores",
         view.job["start"],
         view.job["end"],
-        f"{used:.1f} of {view.cores:g} cores in use on average, {most:.1f} at most",
+        f"{used:.1f} of {render_cores(view.cores)} cores in use on average, {most:.1f} at most",
         f"ask for {enough} ({_flags(view, enough)}); {change}" if view.in_slurm else change,
         (1 - used / view.cores) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
     )
@@ -138,7 +138,8 @@ def _taken_cores(view: View, used: float, free: float) -> Finding:
         "cores taken by others",
         view.job["start"],
         view.job["end"],
-        f"{used:.1f} of {view.cores:g} cores in use, while other work on the node left {free:.1f} idle",
+        f"{used:.1f} of {render_cores(view.cores)} cores in use, "
+        f"while other work on the node left {free:.1f} idle",
         "run it where it has its cores for itself, and judge its use of them there",
         0.5 * (1 - used / view.cores),
     )
@@ -162,7 +163,8 @@ def serial_phase(view: View) -> Finding | None:
         "serial phase",
         start,
         end,
-        f"one core of {view.cores:g} in use for {render_seconds(end - start)}, {part:.0%} of the time",
+        f"one core of {render_cores(view.cores)} in use for {render_seconds(end - start)}, "
+        f"{part:.0%} of the time",
         "do this part in parallel too, or as a job of its own with one core",
         part * (1 - 1 / view.cores),
     )
@@ -231,8 +233,8 @@ def too_many_threads(view: View) -> Finding | None:
         "more threads than cores",
         view.job["start"],
         view.job["end"],
-        f"{threads:.0f} threads on {view.cores:g} cores; on each a thread had to make way for another "
-        f"{pace:.0f} times a second",
+        f"{threads:.0f} threads on {render_cores(view.cores)} cores; "
+        f"on each a thread had to make way for another {pace:.0f} times a second",
         f"start as many as there are cores (OMP_NUM_THREADS={count}, -j{count}), or ask for more cores",
         0.4,
     )

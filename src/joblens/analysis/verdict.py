@@ -6,6 +6,7 @@ from joblens.analysis.batch_findings import split_nodes
 from joblens.analysis.findings import WAITING_CORES, how_it_ended, was_stopped_by_user
 from joblens.analysis.gpu_findings import idle_gpus
 from joblens.analysis.view import View
+from joblens.units import render_cores
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _ENDS = {
@@ -50,7 +51,11 @@ def _use(view: View, rules: list[str]) -> str:
         return "was seen in no sample: how it used what it had is not known."
     if used is None or view.duration < 1:
         return "was too short to judge how it used what it had."
-    share = f"{used:.1f} of {cores:g} core{'' if cores == 1 else 's'}" if cores else f"{used:.1f} cores"
+    share = (
+        f"{used:.1f} of {render_cores(cores)} core{'' if cores == 1 else 's'}"
+        if cores
+        else f"{used:.1f} cores"
+    )
     idle = "it waited most of the time." if used < WAITING_CORES else "the others had nothing to do."
     sayings = {
         "GPUs held idle": _held(view),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from joblens.cli.table import progress, render_table, tell, write
 from joblens.errors import UsageError
 from joblens.run.facts import parse_tags
-from joblens.units import render_bytes, render_seconds
+from joblens.units import render_bytes, render_cores, render_seconds
 
 if TYPE_CHECKING:
     from joblens.schedulers.facts import JobFacts
@@ -183,4 +183,4 @@ def _cores(job: dict[str, Any]) -> str:
     if job["cpu_seconds"] is None or not job["duration_seconds"]:
         return "-"
     used = f"{job['cpu_seconds'] / job['duration_seconds']:.1f}"
-    return f"{used}/{job['cores']:g}" if job["cores"] else used
+    return f"{used}/{render_cores(job['cores'])}" if job["cores"] else used

@@ -14,7 +14,7 @@ from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
 from joblens.store.listing import name_nodes, shown_id
-from joblens.units import render_bytes, render_grams, render_joules, render_seconds
+from joblens.units import render_bytes, render_cores, render_grams, render_joules, render_seconds
 
 WIDTH = 80
 _BAR = 26
@@ -248,7 +248,7 @@ def _known(value: float | None, show: Callable[[float], str]) -> str:
 def _cores(cores: float | None) -> str:
     if not cores:
         return ""
-    return f"{cores:g} core" + ("" if cores == 1 else "s")
+    return f"{render_cores(cores)} core" + ("" if cores == 1 else "s")
 
 
 def _number(value: float) -> str:

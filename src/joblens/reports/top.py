@@ -12,7 +12,7 @@ from joblens.analysis.live import JobNow, NodeNow
 from joblens.reports import panel
 from joblens.reports.panel import Cell, Column, Look, clip, render_panel
 from joblens.reports.width import display_width, left, plain
-from joblens.units import render_bytes
+from joblens.units import render_bytes, render_cores
 
 BOTH, NODES, JOBS = "both", "nodes", "jobs"
 SORTS = ("cpu", "memory", "io", "gpu", "name")
@@ -198,7 +198,7 @@ def _short(seconds: float) -> str:
 
 def _of(value: float | None, whole: float | None) -> str:
     used = "-" if value is None else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
-    return f"{used}/{whole:g}" if whole else used
+    return f"{used}/{render_cores(whole)}" if whole else used
 
 
 def _part(value: float | None, whole: float | None) -> float | None:
