@@ -13,7 +13,7 @@ from waiting import PATIENCE, wait_for
 from ..running import free_port
 
 _FETCH = Path(__file__).with_name("fetch")
-_PROPERTIES = """
+PROPERTIES = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
@@ -34,7 +34,7 @@ broker.session.timeout.ms=1500
 broker.heartbeat.interval.ms=300
 """
 # Any text of 16 bytes in base 64: the name of the cluster.
-_CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 
 
 def jars() -> str:
@@ -61,9 +61,9 @@ class Broker:
         self.address = f"127.0.0.1:{port}"
         self._properties = folder / "server.properties"
         self._properties.write_text(
-            _PROPERTIES.format(port=port, controller=free_port(), folder=folder), encoding="utf-8"
+            PROPERTIES.format(port=port, controller=free_port(), folder=folder), encoding="utf-8"
         )
-        words = ("format", "-t", _CLUSTER, "-c", str(self._properties))
+        words = ("format", "-t", CLUSTER, "-c", str(self._properties))
         self.run("kafka.tools.StorageTool", *words)
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import pytest
 from waiting import wait_for
 
 from .lab import NODES, USERS, Lab
+from .to_kafka import LabKafka, start_kafka
 from .watch import PER_JOB, RESIDENT, Watch
 
 # NODE RUN TIME, until there is a file `over` for the job, or so many times.
@@ -129,8 +130,13 @@ class Scenario:
         return {name: ended[job.id] for name, job in self.jobs.items()}
 
 
+@pytest.fixture(scope="module")
+def kafka(lab: Lab) -> LabKafka | None:
+    return start_kafka(lab)
+
+
 @pytest.mark.parametrize("way", [RESIDENT, PER_JOB])
-def test_scenario(lab: Lab, watch: Watch, way: str) -> None:
+def test_scenario(lab: Lab, watch: Watch, kafka: LabKafka | None, way: str) -> None:
     """Jobs of 1, 2 and 3 nodes, an array, and jobs that fail, are cancelled, run out of time, run again."""
     scenario = Scenario(lab, watch)
     with watch.running(way):
@@ -148,6 +154,8 @@ def test_scenario(lab: Lab, watch: Watch, way: str) -> None:
     }  # fmt: skip
     check_every_second(scenario)
     check_folders(scenario)
+    if kafka:
+        check_kafka(scenario, kafka)
     for name, row in rows.items():
         check_record(watch, scenario.id(name), row)
     check_runs(scenario)
@@ -229,6 +237,18 @@ def check_folders(scenario: Scenario) -> None:
     place = f"{lab.folder}/csv/userA/{scenario.id('three')}/c2/job.csv"
     assert lab.slurm("head", "-n1", place, user="userA").out.startswith("time,cluster,jobid,node,")
     assert lab.slurm("head", "-n1", place, user="userB", check=False).code != 0
+
+
+def check_kafka(scenario: Scenario, kafka: LabKafka) -> None:
+    """It has the rows that the lake has, each once, and under each job the processes of its user."""
+    ids = {job.id for job in scenario.jobs.values()}
+    wanted = Counter(scenario.watch.in_lake("job", "jobid, node, epoch_ns(time)"))
+    found = Counter((row["jobid"], row["node"], int(row["time"] * 10**9)) for row in kafka.rows("job"))
+    assert {key[0] for key in found} >= ids - {scenario.id("never")}
+    assert found == wanted
+    owners = {(row["jobid"], row["uid"]) for row in kafka.rows("process") if row["jobid"] in ids}
+    people = {(id, uid) for id, uid in owners if uid != 0}  # slurmstepd is root's
+    assert people == {(id, USERS[user]) for name, (id, user) in scenario.jobs.items() if name != "never"}
 
 
 def check_record(watch: Watch, id: str, row: dict[str, str]) -> None:
