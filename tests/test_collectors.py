@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +334,63 @@ def test_others_of_this_machine() -> None:
     uid, name = PROCESS.labels.index("uid"), PROCESS.labels.index("name")
     assert {key[uid] for key in ours.keys if key[name] != "slurmstepd"} == {os.geteuid()}
     assert (os.getpid() in [key[0] for key in ours.keys]) == (os.getpid() in [key[0] for key in all_.keys])
+
+
+Names = list[str]
+
+
+class _UnlistedHost(Host):
+    """Its /proc shows nobody who came after the first list, as if it were never listed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = super().list("proc")
+
+    def list(self, path: str) -> Names:
+        return self.first if path == "proc" else super().list(path)
+
+
+def test_a_new_process_is_found_by_its_number() -> None:
+    """Without a list, unless the machine has given too many numbers meanwhile; then the next one is."""
+    reading = OPEN["processes"](_UnlistedHost(), others=False)
+    reading()
+    for _ in range(100):
+        with subprocess.Popen(["sleep", "60"]) as child:
+            pids = [key[0] for key in reading()[0].keys]
+            child.kill()
+        if child.pid in pids:
+            break
+    assert child.pid in pids
+    assert child.pid not in [key[0] for key in reading()[0].keys]
+
+
+def test_a_thread_is_no_process() -> None:
+    """Though it has a number, and a folder of that name in /proc."""
+    reading = OPEN["processes"](Host(), others=False)
+    over = threading.Event()
+    for _ in range(5):
+        reading()
+        thread = threading.Thread(target=over.wait, daemon=True)
+        thread.start()
+        looks = [[key[0] for key in reading()[0].keys] for _ in range(2)]
+        assert [pids.count(os.getpid()) for pids in looks] == [1, 1]
+        assert not any(thread.native_id in pids for pids in looks)
+    over.set()
+
+
+def test_a_process_that_waits_and_then_works(tmp_path: Path) -> None:
+    """Its figures are those of now, however long they were the same."""
+    machine = {**_process(4000, 5, "a"), **_process(4001, 5, "b")}
+    reading = OPEN["processes"](Host(make_machine(tmp_path, machine)))
+    before = [reading()[0] for _ in range(5)]
+    assert all(rows == before[0] for rows in before)
+    status = (machine["proc/4001/status"] or b"") + b"VmRSS:\t 12 kB\n"
+    make_machine(tmp_path, {**machine, "proc/4001/status": status})
+    (after,) = reading()
+    place = PROCESS.position("rss_bytes")
+    assert after.keys is before[0].keys
+    numbers = [[key[0] for key in after.keys].index(pid) for pid in (4000, 4001)]
+    assert [after.row(number)[place] for number in numbers] == [ABSENT, 12]
 
 
 def test_threads_on_request(tmp_path: Path) -> None:

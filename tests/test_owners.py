@@ -51,6 +51,20 @@ def test_the_cgroup_comes_first(tmp_path: Path) -> None:
     assert [(o.job.id, o.step, o.job.source) for o in found if o] == [("42", "0", "slurm")]
 
 
+def test_the_same_question_has_the_same_answer_until_a_file_changes(tmp_path: Path) -> None:
+    """The list itself, so that nobody need compare; and at once another when a job begins or ends."""
+    them, keys = owners(tmp_path), [key(10), key(20)]
+    first = them.of_processes(keys)
+    assert ids(first) == ["s10", "s20"]
+    assert them.of_processes(keys) is first
+    job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10})
+    second = them.of_processes(keys)
+    assert ids(second) == ["7", "s20"]
+    assert them.of_processes(keys) is second
+    job_file(tmp_path, "a.json", {"id": "8", "uid": 1000, "pid": 20})
+    assert ids(them.of_processes(keys)) == ["7", "8"]  # who was the first job's stays so
+
+
 def test_a_job_file_takes_all_that_come_from_its_process(tmp_path: Path) -> None:
     """Descendants too, in other sessions too, and also after their parents have ended."""
     job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10, "start": 5})

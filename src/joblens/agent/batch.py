@@ -85,14 +85,14 @@ def _describe(rows: Rows) -> bytes:
 
 
 def _encode_numbers(times: List[int], rows: List[array[int]]) -> bytes:
-    changed = _changed(rows)
+    changed = _changed(rows) if any(row != rows[0] for row in rows) else []
     gaps = [later - earlier for earlier, later in zip(times, times[1:])]
     first = array("q", [*changed, times[0], *gaps, *rows[0]])
-    later = array(
-        "Q",
-        [(row[place] - before[place]) % _FULL for place in changed for before, row in zip(rows, rows[1:])],
-    )
     sizes = struct.pack("<III", len(times), len(rows[0]), len(changed))
+    if not changed:
+        return sizes + _shuffle(_little(first))
+    steps = list(zip(rows, rows[1:]))
+    later = array("Q", [(row[place] - before[place]) % _FULL for place in changed for before, row in steps])
     return sizes + _shuffle(_little(first)) + _shuffle(_little(later))
 
 
@@ -102,8 +102,6 @@ def _changed(rows: List[array[int]]) -> List[int]:
     differences = 0
     for row in rows[1:]:
         differences |= int.from_bytes(row.tobytes(), "little") ^ first
-    if not differences:
-        return []
     words = array("Q", differences.to_bytes(len(rows[0]) * _WORD, "little"))
     return [place for place, word in enumerate(words) if word]
 

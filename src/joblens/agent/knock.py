@@ -12,6 +12,7 @@ import selectors
 import stat
 import time
 from contextlib import suppress
+from functools import lru_cache
 from typing import Callable
 
 from joblens.attribution.jobfiles import distrust
@@ -106,6 +107,7 @@ class Knock:
             raise
 
 
+@lru_cache(maxsize=1)
 def knock_path(job_files: str) -> str:
     """Beside the folder of job files, and not in it."""
     return os.path.join(os.path.dirname(job_files.rstrip("/")), "look")

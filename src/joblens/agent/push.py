@@ -140,18 +140,24 @@ class Pusher:
         sample = self._sampler.latest.get("job")
         if sample is not None and sample.rows.keys is not self._job_keys:
             self._job_keys = sample.rows.keys
-            self._note_jobs(self._sampler.describe())
+            self._note_jobs()
 
-    def _note_jobs(self, described: Dict[str, Any]) -> None:
-        for job in described["jobs"]:
-            names = [job["cluster"], job["jobid"], job["node"]]
-            self._jobs[tuple(names)] = [*names, job["user"], job["uid"]]
+    def _note_jobs(self) -> None:
+        for cluster, job, node, user, uid, *_ in self._sampler.infos().keys:
+            self._jobs[cluster, job, node] = [cluster, job, node, user, uid]
+
+    def _describe_sets(self) -> List[List[Any]]:
+        interval = self._settings.interval
+        return [
+            [rows.schema.set, len(rows.keys), len(rows.values), it.every * interval, it.duration_ns / 1e9]
+            for it, rows in self._sampler.sets()
+            if rows.keys and (not self._sets or rows.schema.set in self._sets)
+        ]
 
     def flush(self) -> None:
         if not self._updates:
             return
-        described = self._sampler.describe()
-        self._note_jobs(described)
+        self._note_jobs()
         item, boot, gaps = self.spool.next_batch()
         header = {
             "version": VERSION,
@@ -167,11 +173,7 @@ class Pusher:
             "interval": self._settings.interval,
             "period": self._every * self._settings.interval,
             "updates": self._updates,
-            "sets": [
-                [it["set"], it["rows"], it["values"], it["interval_seconds"], it["duration_seconds"]]
-                for it in described["sets"]
-                if it["rows"] and (not self._sets or it["set"] in self._sets)
-            ],
+            "sets": self._describe_sets(),
             "jobs": list(self._jobs.values()),
             "gaps": gaps,
         }

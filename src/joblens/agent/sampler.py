@@ -238,9 +238,19 @@ class Sampler:
             ],
         }
 
+    def sets(self) -> List[Tuple[Running, Rows]]:
+        """What each collector has told last, but those whose source is gone."""
+        return [(it, rows) for it in self.running if it.error or it.present for rows in it.sets]
+
+    def infos(self) -> Rows:
+        """Which are seen, without what they have used."""
+        return self.attribution.infos(self._knows_processes())
+
     def _jobs(self) -> Tuple[Rows, ...]:
-        known = all(not it.error and it.present for it in self.running if it.collector.name == "processes")
-        return self.attribution.latest(known)
+        return self.attribution.latest(self._knows_processes())
+
+    def _knows_processes(self) -> bool:
+        return all(not it.error and it.present for it in self.running if it.collector.name == "processes")
 
     def _describe(self, it: Running) -> List[Dict[str, Any]]:
         state = "failing" if it.error else "ok" if it.present else "absent"

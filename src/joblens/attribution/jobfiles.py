@@ -41,8 +41,10 @@ class JobFiles:
         self.folder = folder.strip("/")
         self.problems: Dict[str, str] = {}
         self._known: Dict[str, Tuple[Tuple[int, int, int], Optional[JobFile]]] = {}
+        self._last: List[JobFile] = []
 
     def load(self) -> List[JobFile]:
+        """The same list while nothing has changed."""
         self.problems.clear()
         known, self._known = self._known, {}
         found: List[JobFile] = []
@@ -50,7 +52,9 @@ class JobFiles:
             job = self._load(f"{self.folder}/{name}", known)
             if job is not None:
                 found.append(job)
-        return found
+        if found != self._last:
+            self._last = found
+        return self._last
 
     def _list(self) -> List[str]:
         try:

@@ -195,6 +195,8 @@ class Estates:
         """By job or step, and heir, from all that have ended since the last look."""
         now = {(member.key.pid, member.key.start): member for member in members}
         before, self._before = self._before, now
+        if now.keys() == before.keys():
+            return {}
         ended = [member for identity, member in before.items() if member.names and identity not in now]
         by_pid = {member.key.pid: member.key for member in before.values()} if ended else {}
         left: Dict[Name, Dict[Identity, Used]] = {}

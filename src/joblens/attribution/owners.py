@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from joblens.attribution.jobfiles import SLURM, JobFile, JobFiles
 from joblens.attribution.paths import PathJob, parse_job_path
@@ -47,6 +47,11 @@ class Owners:
         self.declared: List[Owner] = []  # jobs that are here, as Slurm's hooks say, with processes or without
         self.inherited: Dict[Tuple[int, int], Owner] = {}
         self._inferred: Dict[str, Owner] = {}
+        self._files: Optional[List[JobFile]] = None  # as last loaded, and those of them that claim processes
+        self._claiming: List[JobFile] = []
+        self._asked: Optional[Tuple[Sequence[ProcessKey], List[JobFile]]] = None  # and what was the answer
+        self._answer: List[Optional[Owner]] = []
+        self._is_sure = True
         self._of_files: Dict[int, Tuple[JobFile, Owner]] = {}  # by the file's identity, so it is kept beside
 
     def of_path(self, path: str) -> Optional[Owner]:
@@ -56,8 +61,10 @@ class Owners:
             self._paths.clear()
         found = parse_job_path(path)
         owner = self._owner_of_path(found) if found else None
-        if owner or not found:  # else its maker may only not be known yet
+        if owner or not found:
             self._paths[path] = owner
+        else:
+            self._is_sure = False  # its maker may only not be known yet
         return owner
 
     def _owner_of_path(self, found: PathJob) -> Optional[Owner]:
@@ -72,6 +79,9 @@ class Owners:
     def _load_files(self) -> List[JobFile]:
         """Those that claim processes; the others are remembered as facts."""
         files = self.files.load()
+        if files is self._files:
+            return self._claiming
+        self._files = files
         for file in files:
             if file.source == SLURM and self._facts.get(file.id) != file:
                 self._facts[file.id] = file
@@ -79,9 +89,9 @@ class Owners:
         while len(self._facts) > _MOST_FACTS:
             self._facts.popitem(last=False)
         self.declared = [self.of_file(file) for file in files if file.source == SLURM]
-        claiming = [file for file in files if file.source != SLURM]
-        self._claimed = {file.id: file.uid for file in claiming}
-        return claiming
+        self._claiming = [file for file in files if file.source != SLURM]
+        self._claimed = {file.id: file.uid for file in self._claiming}
+        return self._claiming
 
     def told_uid(self, job: Job) -> int:
         """Whose job it is, as Slurm told its prolog, or its file says; -1 if nobody did."""
@@ -105,14 +115,18 @@ class Owners:
         owner = self.of_file(facts)
         return owner._replace(step=step, node=node or owner.node)
 
-    def of_processes(self, keys: Iterable[ProcessKey]) -> List[Optional[Owner]]:
-        """One answer per key, in the same order."""
-        keys = list(keys)
-        search = _Search(self, keys, self._load_files())
-        owners = [search.owner(key) for key in keys]
+    def of_processes(self, keys: Sequence[ProcessKey]) -> List[Optional[Owner]]:
+        """One answer per key, in the same order. It is the same list while neither keys nor files change."""
+        files = self._load_files()
+        if self._asked and self._asked[0] is keys and self._asked[1] is files:
+            return self._answer
+        self._asked, self._is_sure = None, True
+        search = _Search(self, keys, files)
+        self._answer = [search.owner(key) for key in keys]
         self.inherited = search.inherited
         self._inferred = search.inferred
-        return owners
+        self._asked = (keys, files) if self._is_sure else None
+        return self._answer
 
     def infer(self, name: str, leader: ProcessKey) -> Owner:
         """The leader's start is the job's. It stays so when the leader ends before the others."""
@@ -140,7 +154,7 @@ class Owners:
 class _Search:
     """One scan's worth of questions, so that what is found for a parent serves all its children."""
 
-    def __init__(self, owners: Owners, keys: List[ProcessKey], files: List[JobFile]) -> None:
+    def __init__(self, owners: Owners, keys: Sequence[ProcessKey], files: List[JobFile]) -> None:
         self.owners = owners
         self.by_pid = {key.pid: key for key in keys}
         self.by_session = {file.session: file for file in files if file.session}

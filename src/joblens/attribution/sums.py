@@ -178,7 +178,10 @@ class Attribution:
         self._looked_for: Set[int] = set()  # pids of which it is known whose they are, or that nobody knows
         self._wanted: Set[int] = set()
         self._keys: Dict[str, Tuple[Key, ...]] = {}
-        self._owned: Tuple[Tuple[Key, ...], List[Optional[Owner]]] = ((), [])  # of the last scan
+        # Of the last scan:
+        self._scanned: Tuple[Optional[Tuple[Key, ...]], List[ProcessKey]] = (None, [])
+        self._owned: Tuple[Tuple[Key, ...], List[Optional[Owner]]] = ((), [])
+        self._names: List[Tuple[Name, ...]] = []
 
     def take(self, rows: Rows) -> Rows:
         """The rows as they are told: those of processes have their job in front of their keys."""
@@ -212,16 +215,22 @@ class Attribution:
 
     def take_processes(self, processes: Rows) -> Rows:
         """The same rows with their job in front of the key, for those that have one."""
-        keys = [key for key in processes.keys if isinstance(key, ProcessKey)]
+        if processes.keys is not self._scanned[0]:
+            self._scanned = (processes.keys, [key for key in processes.keys if isinstance(key, ProcessKey)])
+        keys = self._scanned[1]
         owners = self.owners.of_processes(keys)
         for declared in self.owners.declared:
             self._account(declared)
         self._declared = set(map(_name, self.owners.declared))
         self.forgotten = set()
-        names_of = {id(owner): self._accounts_of(owner) for owner in {id(it): it for it in owners}.values()}
+        is_as_before = self._are_owned_as_before(processes.keys, owners)
+        if not is_as_before:
+            whose = {id(it): it for it in owners}.values()
+            names_of = {id(owner): self._accounts_of(owner) for owner in whose}
+            self._names = [names_of[id(owner)] for owner in owners]
         members = [
-            Member(key, processes.row(number), names_of[id(owner)])
-            for number, (key, owner) in enumerate(zip(keys, owners))
+            Member(key, processes.row(number), names)
+            for number, (key, names) in enumerate(zip(keys, self._names))
         ]
         left = self._estates.update(members)
         of_account: Dict[Name, Processes] = {}
@@ -230,12 +239,12 @@ class Attribution:
                 of_account.setdefault(name, []).append((key, values))
         for name, account in self.accounts.items():
             account.take(of_account.get(name, []), self._sharing, left.get(name, {}))
-        self._sharing.forget((key.pid, key.start) for key in keys)
         self._drop_ended()
         self._fresh = True
         self._looked_for = {key.pid for key in keys} | self._wanted
         self._wanted = set()
-        if not self._are_owned_as_before(processes.keys, owners):
+        if not is_as_before:
+            self._sharing.forget((key.pid, key.start) for key in keys)
             self._owned = (processes.keys, owners)
             self._of_pid = {key.pid: _name(owner) for key, owner in zip(keys, owners) if owner}
             jobs = [_name(owner) if owner else _NOBODY for owner in owners]
@@ -336,11 +345,18 @@ class Attribution:
 
         While processes cannot be read, a job of which there is nothing else may have ended long ago.
         """
-        accounts = {name: it for name, it in self.accounts.items() if processes_known or it.group is not None}
-        jobs, steps = self._rows(accounts, processes_known)
-        whole = [(name, account) for name, account in accounts.items() if not name[2]]
-        keys = tuple(self._info_key(name, account) for name, account in whole)
-        return jobs, steps, Rows(INFO, self._same("job_info", keys), [1] * len(keys))
+        jobs, steps = self._rows(self._accounts_known(processes_known), processes_known)
+        return jobs, steps, self.infos(processes_known)
+
+    def infos(self, processes_known: bool = True) -> Rows:
+        accounts = self._accounts_known(processes_known)
+        keys = tuple(self._info_key(name, account) for name, account in accounts.items() if not name[2])
+        return Rows(INFO, self._same("job_info", keys), [1] * len(keys))
+
+    def _accounts_known(self, processes_known: bool) -> Mapping[Name, Account]:
+        if processes_known:
+            return self.accounts
+        return {name: account for name, account in self.accounts.items() if account.group is not None}
 
     def _rows(self, accounts: Mapping[Name, Account], fresh: bool) -> Tuple[Rows, Rows]:
         job_keys: List[Key] = []

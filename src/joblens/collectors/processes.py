@@ -25,6 +25,7 @@ _RECORD = 8192
 # A process is moved to its cgroup before or shortly after it starts, and seldom later. Shortly after its
 # start it may also give itself a title; later it is asked for that only when its name has changed.
 _READ_AGAIN = 16
+_MOST_NUMBERS = 32  # that are looked at one by one: about what listing a quiet node costs
 
 
 class ProcessKey(NamedTuple):
@@ -173,10 +174,13 @@ def _says(path: bytes) -> Tuple[bool, int, int]:
     return not of_systemd, path.count(b"/"), len(path)
 
 
+_Row = Tuple[ProcessKey, List[int]]
+
+
 class _Process:
     """A process that is followed: its open files, and what of it is not read each time."""
 
-    __slots__ = ("again_in", "files", "kernel", "key", "path", "settled", "stat_name", "who")
+    __slots__ = ("again_in", "files", "kernel", "key", "path", "row", "settled", "stat_name", "told", "who")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -187,6 +191,8 @@ class _Process:
         self.stat_name = b""
         self.key: Optional[ProcessKey] = None
         self.who: Tuple[Any, ...] = ()  # that of it by which the key changes, as the kernel tells it
+        self.told: Tuple[Optional[bytes], ...] = ()  # all of it, as the kernel told it last
+        self.row: Optional[_Row] = None  # what that was
 
     def read(self, host: Host, name: str, keep: bool) -> bytes:
         fd = self.files.get(name)
@@ -224,6 +230,8 @@ class _Table:
         self.strangers: Set[str] = set()
         self._foreign: Set[str] = set()  # since the last scan, so that it may still change its user
         self._last_pid = b""
+        # Else /proc is of another namespace, and the numbers that are given here are not those in it.
+        self._same_numbers = host.live and str(os.getpid()) in host.list("proc/self/task")
         self._not_pids: Set[str] = set()  # what else is in /proc
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
@@ -283,19 +291,19 @@ class _Table:
         """Those whose real user is ours, and any slurmstepd that they come from: by that their step is known.
 
         A stranger is looked at again at the next scan, for a scheduler starts processes as root, and then
-        seldom: another process may have got its number. On a node with many cores are thousands of kernel
-        threads: nobody is looked for while the kernel has given no number to anybody new.
+        seldom. On a node with many cores are thousands of kernel threads: so while the kernel has given few
+        numbers since the last scan, or none, only these are looked at, and /proc is not listed. A number
+        behind which there is nobody is asked for again as well: its process may just have been in the making.
         """
-        before, self._last_pid = self._last_pid, self._read_last_pid()
-        if self._last_pid and self._last_pid == before and not self._foreign and self.scans % 64:
-            return list(self.known)
-        listed = set(self.host.list("proc"))
-        self.strangers &= listed
-        new = listed - self._not_pids - self.known.keys()
-        new -= self.strangers if self.scans % 64 else set()
-        if not self._not_pids:
-            self._not_pids = {name for name in new if not name.isdigit()}
-            new -= self._not_pids
+        given = self._given_numbers()
+        if given is None or self.scans % 64 == 0:
+            listed = set(self.host.list("proc"))
+            # In the order of last time: else it would be told anew of all who they are.
+            here = [pid for pid in self.known if pid in listed]
+            new = self._unknown(listed)
+        else:
+            here = list(self.known)
+            new = (given | self._foreign) - self.known.keys()
         looks = [(pid, self._look(pid)) for pid in new if self._may_be_ours(pid)]
         followed = {pid: look.parent for pid, look in looks if look.uid == self.host.uid}
         foreign = new - followed.keys()
@@ -303,8 +311,27 @@ class _Table:
             self._add_steps(followed[pid], followed)
         self.strangers = (self.strangers | foreign & self._foreign) - followed.keys()
         self._foreign = foreign - self.strangers
-        # In the order of last time: else it would be told anew of all who they are.
-        return [*(pid for pid in self.known if pid in listed), *followed]
+        return [*here, *followed]
+
+    def _given_numbers(self) -> Optional[Set[str]]:
+        """Those that processes and threads have got since the last scan; None if that is not known, or many.
+
+        The kernel gives one after the other, and begins anew at the end.
+        """
+        before, self._last_pid = self._last_pid, self._read_last_pid()
+        if not before.isdigit() or not self._last_pid.isdigit():
+            return None
+        first, last = int(before) + 1, int(self._last_pid)
+        return set(map(str, range(first, last + 1))) if 0 <= last + 1 - first <= _MOST_NUMBERS else None
+
+    def _unknown(self, listed: Set[str]) -> Set[str]:
+        self.strangers &= listed
+        new = listed - self._not_pids - self.known.keys()
+        new -= self.strangers if self.scans % 64 else set()
+        if not self._not_pids:
+            self._not_pids = {name for name in new if not name.isdigit()}
+            new -= self._not_pids
+        return new
 
     def _add_steps(self, pid: str, followed: Dict[str, str]) -> None:
         while pid and pid not in self.known and pid not in followed:
@@ -319,10 +346,10 @@ class _Table:
 
         Empty where nobody knows.
         """
-        if not self.host.live:  # a recording's stands still
+        if not self._same_numbers:  # or it is a recording, and stands still
             return b""
         try:
-            return self.host.read("proc/loadavg").rpartition(b" ")[2]
+            return self.host.read("proc/loadavg").rpartition(b" ")[2].strip()
         except OSError:
             return b""
 
@@ -342,9 +369,12 @@ class _Table:
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError):
             return _Look(b"", -1, "")
         name = status.partition(b"\n")[0]
-        parent, uid = (
-            status.partition(what)[2].partition(b"\n")[0].split() for what in (b"\nPPid:", b"\nUid:")
+        group, parent, uid = (
+            status.partition(what)[2].partition(b"\n")[0].split()
+            for what in (b"\nTgid:", b"\nPPid:", b"\nUid:")
         )
+        if group and group[0].decode("ascii", "replace") != pid:
+            return _Look(b"", -1, "")  # a thread: those have numbers too, though they are not listed
         known = int(uid[0]) if uid and uid[0].isdigit() else -1
         return _Look(name, known, parent[0].decode("ascii", "replace") if parent else "")
 
@@ -355,7 +385,7 @@ class _Table:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return ""
 
-    def _read_process(self, pid: str) -> Optional[Tuple[ProcessKey, List[int]]]:
+    def _read_process(self, pid: str) -> Optional[_Row]:
         """None for a kernel thread, a process that ends while it is read, and one that is not ours to see.
 
         Where /proc is mounted with hidepid=1, those of others are listed and cannot be read.
@@ -370,35 +400,49 @@ class _Table:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             process.close()
             del self.known[pid]
+            self._last_pid = b""  # so that who may have its number by now is looked for
             return None
 
-    def _read_known(self, process: _Process) -> Optional[Tuple[ProcessKey, List[int]]]:
-        host = self.host
+    def _read_known(self, process: _Process) -> Optional[_Row]:
+        """Most processes wait: of one of which the kernel tells the same as before, it is the same row."""
         keep = len(self.known) * 3 <= self.most_kept
-        stat = parse_stat(process.path, process.read(host, "stat", keep), _STAT_FIELDS)
-        fields = stat.fields
-        process.kernel = stat.kernel_thread
-        if process.kernel:
-            process.close()
-            return None
+        data = process.read(self.host, "stat", keep)
+        stat = parse_stat(process.path, data, _STAT_FIELDS) if data not in process.told[:1] else None
+        if stat:
+            process.kernel = stat.kernel_thread
+            if process.kernel:
+                process.close()
+                return None
         # Once a process has given up its memory, users are not told its I/O; in this order the two agree.
-        io = self._io(process, keep)
-        uid, status = parse_status(process.read(host, "status", keep))
+        told = (data, self._read_io(process, keep), process.read(self.host, "status", keep))
+        if told == process.told and process.row and process.again_in > 0 and process.row[0].name != STEPD:
+            process.again_in -= 1
+            return process.row
+        stat = stat or parse_stat(process.path, data, _STAT_FIELDS)
+        process.row = self._parse(process, stat, *told[1:])
+        process.told = told if keep else ()
+        return process.row
+
+    def _parse(self, process: _Process, stat: Stat, io: Optional[bytes], status: bytes) -> _Row:
+        uid, amounts = parse_status(status)
         key = self._key(process, stat, uid)
+        fields = stat.fields
         user, system, children_user, children_system = map(int, fields[11:15])
         values = [user, system, children_user, children_system, int(fields[7]), int(fields[9])]
-        values += (int(fields[17]), fields[0][0], *status, *io)
+        values += (int(fields[17]), fields[0][0], *amounts)
+        values += _NO_IO if io is None else parse_io(process.path, io)
         return key, values
 
-    def _io(self, process: _Process, keep: bool) -> List[int]:
+    def _read_io(self, process: _Process, keep: bool) -> Optional[bytes]:
+        """None if it is not told."""
         try:
-            return parse_io(process.path, process.read(self.host, "io", keep))
+            return process.read(self.host, "io", keep)
         except PermissionError:
-            return _NO_IO
+            return None
         except FileNotFoundError:
             if not self.host.exists(process.path + "/stat"):
                 raise
-            return _NO_IO  # a kernel without CONFIG_TASK_IO_ACCOUNTING
+            return None  # a kernel without CONFIG_TASK_IO_ACCOUNTING
 
     def _key(self, process: _Process, stat: Stat, uid: int) -> ProcessKey:
         """The key of last time while nothing in it changed; a new name means a new command."""
