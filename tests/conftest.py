@@ -21,7 +21,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 # Fixtures of a whole session that are dear: what uses one runs in one worker, so that it is made once.
-DEAR = {"any_broker": "kafka", "lab": "slurm", "scraped": "prometheus"}
+DEAR = {"any_broker": "kafka", "scraped": "prometheus"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -31,8 +31,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the machine for itself comes last, when the other workers have nothing left to do."""
-    items.sort(key=is_alone)
+    """What takes long comes first; what needs the machine for itself last, when the others are done."""
+    items.sort(key=lambda item: (is_alone(item), "slurm" not in item.nodeid))
 
 
 def is_alone(item: pytest.Item) -> bool:

@@ -9,6 +9,12 @@ from .lab import Lab, why_no_lab
 from .watch import Watch
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """No more than two clusters at once: one of those that make cgroups, and one of the others."""
+    if item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group("slurm"))
+
+
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """A Slurm cluster for the tests of one file: to start it takes some seconds, and what one test has left

@@ -18,6 +18,7 @@ from .test_scenario import finished
 from .watch import RESIDENT, Watch
 from .work import burn, need_perl, share, told, wait_for_no_processes
 
+pytestmark = pytest.mark.xdist_group("cgroups")
 OVER = "over"  # a file: all have been at their peak
 SHARED = 200 << 20
 

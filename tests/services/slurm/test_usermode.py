@@ -19,7 +19,7 @@ from .lab import NODES, USERS, Lab, why_no_groups, why_no_lab
 from .user_mode import AGENT, HEAD, HOLDER, HUB, LEFT, UserMode
 from .work import burn, need_perl, told
 
-__all__ = ["HEAD", "LEFT", "UserMode"]
+pytestmark = pytest.mark.xdist_group("cgroups")
 
 
 @pytest.fixture
