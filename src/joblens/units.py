@@ -21,8 +21,8 @@ def render_bytes(count: float) -> str:
 
 
 def render_cores(cores: float) -> str:
-    """`8`, `1.5`; whole where there are very many."""
-    return f"{cores:g}" if abs(cores) < 99_999.5 else f"{cores:.0f}"
+    """`8`, `1.5`; whole where there are very many, short where there cannot be so many."""
+    return f"{cores:.0f}" if 99_999.5 <= abs(cores) < 1e9 else f"{cores:g}"
 
 
 def render_seconds(seconds: float) -> str:

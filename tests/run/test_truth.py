@@ -152,4 +152,5 @@ def test_a_job_of_fifty_milliseconds(stand: Stand) -> None:
     assert "totals from the kernel" in ended.stderr
     assert found["used"]["duration_seconds"] >= 0.05
     assert found["used"]["processes"] == 1
-    assert [process["command"] for process in found["processes"]] in (["sleep 0.05"], [])
+    # The first look can come when it is over, or just ending: then the kernel has no command line any more.
+    assert [process["command"] for process in found["processes"]] in (["sleep 0.05"], [""], [])

@@ -251,13 +251,22 @@ class Lab:
 
     def _start_database(self) -> None:
         data = f"--datadir={self.folder}/db"
-        how = ("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
+        # Names of its temporary files have its number in them, which in another lab another one has.
+        temporary = self.path("db-tmp")
+        temporary.mkdir()
+        temporary.chmod(0o777)
+        how = (
+            f"--tmpdir={temporary}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+        )
         self.login.run(
             "mariadb-install-db", "--no-defaults", data, "--user=mysql", *how, "--innodb-log-file-size=16M"
         )
         user = pwd.getpwnam("mysql")
         os.chown(self.path("db"), user.pw_uid, user.pw_gid)
-        words = _MARIADB.format(folder=self.folder).split()
+        words = [f"--tmpdir={temporary}", *_MARIADB.format(folder=self.folder).split()]
         database = self.start(self.login, "mariadbd", "--no-defaults", data, *words)
         self.login.variables["MYSQL_UNIX_PORT"] = (
             f"{self.folder}/db/socket"  # slurmdbd.conf has no such setting

@@ -10,7 +10,7 @@ from .lab import NODES, Lab
 from .test_scenario import finished
 from .watch import PER_JOB, RESIDENT, Watch
 
-_JOB = "srun sh -c 'echo $SLURMD_NODENAME' | sort; exit 7"
+_JOB = "srun sh -c 'echo $SLURMD_NODENAME; sleep {seconds}' | sort; exit 7"
 _FOLDERS = {
     "c1": (
         "mount -t tmpfs -o size=4k,nr_inodes=2 none /run/joblens; head -c 1M /dev/zero >/run/joblens/full",
@@ -20,9 +20,9 @@ _FOLDERS = {
 }
 
 
-def run_job(lab: Lab) -> str:
+def run_job(lab: Lab, seconds: int = 0) -> str:
     """On all nodes, with the result that it has where all is well."""
-    job = lab.submit("userB", _JOB, "-N3")
+    job = lab.submit("userB", _JOB.format(seconds=seconds), "-N3")
     row = lab.wait_for_end(job)[job]
     assert (row["State"], row["ExitCode"]) == ("FAILED", "7:0"), lab.logs()
     assert lab.output("userB", job).split() == list(NODES)
@@ -63,7 +63,7 @@ def test_hub_dead(lab: Lab, watch: Watch) -> None:
     """Agents keep what they have, and when the hub is back the job has its samples."""
     with watch.running(RESIDENT):
         watch.kill_hub()
-        job = run_job(lab)
+        job = run_job(lab, seconds=3)  # for agents on a busy machine to see it
         watch.start_hub()
         watch.wait_for_agents()
     watch.wait_for_sinks()
