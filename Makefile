@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # More than a small machine has cores: many tests wait for other programs most of the time.
-WORKERS ?= 5
+WORKERS ?= 4
 
 .PHONY: help install run stop test lint services bench docs clean
 .DEFAULT_GOAL := help
@@ -30,7 +30,8 @@ stop: ## stop what `make run` started
 	@JOBLENS=$(BIN)/joblens deploy/try stop
 
 test: install services lint ## install what the tests need, check the code, run all tests
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest tests/services/slurm
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --ignore tests/services/slurm
 
 lint: install ## ruff, mypy --strict, and Python 3.9 for what the agent loads
 	$(BIN)/ruff check .

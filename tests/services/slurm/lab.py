@@ -252,9 +252,8 @@ class Lab:
     def _start_database(self) -> None:
         data = f"--datadir={self.folder}/db"
         # Names of its temporary files have its number in them, which in another lab another one has.
-        temporary = self.path("db-tmp")
-        temporary.mkdir()
-        temporary.chmod(0o777)
+        temporary = f"{self.folder}/db-tmp"
+        self.login.run("mkdir", "-m", "777", temporary)
         how = (
             f"--tmpdir={temporary}",
             "--auth-root-authentication-method=normal",
