@@ -37,7 +37,7 @@ from joblens.run.watch import Watch
 
 facts = json.loads(sys.argv[1])
 watch, batches = Watch(Host(), facts, os.getppid()), Batches(sys.argv[2], facts)
-for count in (500, 2000):
+for count in (2000, 2000):
     for _ in range(count):
         batches.add(watch.sample())
     batches.flush()
