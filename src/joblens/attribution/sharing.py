@@ -3,7 +3,8 @@
 One process alone: its anonymous and shared parts. Several: the sum of their proportional shares (PSS),
 which the kernel counts page by page. That is dear, some 10 to 40 ms per GiB, so all counting together takes
 a hundredth of the time; until a process is counted again its share follows its RSS. One whose share was the
-same as before has four times as much time until then, up to a minute, while its RSS stays about the same too.
+same as before has four times as much time until then, up to a minute, while its RSS stays about the same too,
+and while no other one comes, goes or has another share: it may share with these.
 Those that were never counted are, in at most a twentieth of the time: on a node full of memory that takes
 minutes.
 """
@@ -66,7 +67,12 @@ class SharedMemory:
 
     def forget(self, living: Iterable[Tuple[int, int]]) -> None:
         kept = set(living)
-        self._shares = {key: share for key, share in self._shares.items() if key in kept}
+        if not self._shares.keys() <= kept:
+            self._shares = {key: share for key, share in self._shares.items() if key in kept}
+            self._hurry()
+
+    def _hurry(self) -> None:
+        self._shares = {key: share._replace(pause=0.0) for key, share in self._shares.items()}
 
     def _part(self, key: ProcessKey, size: int) -> Optional[float]:
         identity = (key.pid, key.start)
@@ -82,6 +88,8 @@ class SharedMemory:
                 part, pause = part_of(pss, size), 0.0
                 if share is not None and _is_like(part, share.part, _SAME_PART):
                     pause = max(min(4 * (share.pause + least), _LONGEST) - least, 0.0)
+                else:
+                    self._hurry()
                 share = self._shares[identity] = _Share(part, size, begin + least, pause)
         return share.part if share else None
 
