@@ -188,6 +188,27 @@ class Slow(Host):
         return ROLLUP
 
 
+def test_a_newcomer_may_share(tmp_path: Path) -> None:
+    """When another process comes or goes, those that have stayed the same for long are counted soon again."""
+    host = Counting(make_machine(tmp_path, {f"proc/{pid}/smaps_rollup": ROLLUP for pid in (1, 2, 3)}))
+    memory = SharedMemory(host, lambda: host.now)
+    values = [0] * len(PROCESS.columns)
+    values[PROCESS.position("rss_anon_bytes")] = 2300
+
+    def counts(seconds: int, *pids: int) -> int:
+        before = host.counts
+        for _ in range(seconds):
+            host.now = host.now // 1 + 1
+            memory.measure([(ProcessKey(pid, 1, 1, 1, 1, 0, 1000, "a", "a", "/"), values) for pid in pids])
+            memory.forget((pid, 1) for pid in pids)
+        return host.counts - before
+
+    counts(300, 1, 2)
+    assert counts(2, 1, 2, 3) >= 3  # the newcomer, and both of the others
+    counts(300, 1, 2, 3)
+    assert counts(2, 1, 2) >= 2
+
+
 def test_many_large_processes(tmp_path: Path) -> None:
     """Their memory is counted little by little, and the agent is never busy with that for long."""
     values = [0] * len(PROCESS.columns)
