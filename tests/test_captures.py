@@ -10,7 +10,7 @@ import pytest
 
 from joblens.collectors.cpu import cpu
 from joblens.collectors.memory import memory
-from joblens.collectors.processes import parse_io
+from joblens.collectors.process_files import parse_io
 from joblens.host import Host
 from joblens.model import Rows
 

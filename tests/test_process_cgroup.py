@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from joblens.collectors.processes import parse_cgroup
+from joblens.collectors.process_files import parse_cgroup
 
 
 @pytest.mark.parametrize(

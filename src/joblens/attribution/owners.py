@@ -18,7 +18,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from joblens.attribution.jobfiles import SLURM, JobFile, JobFiles
 from joblens.attribution.paths import PathJob, parse_job_path
-from joblens.collectors.processes import STEPD, ProcessKey
+from joblens.collectors.process_files import STEPD
+from joblens.collectors.processes import ProcessKey
 from joblens.config import AttributionSettings
 from joblens.host import Host
 from joblens.model import Job, Owner

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from joblens.collectors.process_choice import Descendants, Everyone, OwnUser
+from joblens.collectors.process_files import STEPD, Stat, parse_cgroup, parse_io, parse_stat, parse_status
 from joblens.collectors.pss import read_shares
-from joblens.errors import MalformedError
 from joblens.host import Host, read_all
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
-_PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _LONGEST_COMMAND = 1024
 # Three files per process stay open, each with a page of the kernel's memory behind it, up to this many,
 # and to half of what the agent may have open: the rest is for other collectors and for connections.
@@ -25,7 +25,6 @@ _RECORD = 8192
 # A process is moved to its cgroup before or shortly after it starts, and seldom later. Shortly after its
 # start it may also give itself a title; later it is asked for that only when its name has changed.
 _READ_AGAIN = 16
-_MOST_NUMBERS = 32  # that are looked at one by one: about what listing a quiet node costs
 
 
 class ProcessKey(NamedTuple):
@@ -89,89 +88,13 @@ THREAD = Schema(
         Column("wait_seconds", COUNTER, "time ready to run, waiting for a core", divisor=1_000_000_000),
     ),
 )
-STEPD = "slurmstepd"  # Slurm's, from which the processes of a job's step come
-_STEPD_NAME = f"Name:\t{STEPD}".encode()
 _NO_IO = [ABSENT] * 7
 _STAT_FIELDS = 22
-_STATUS = (
-    b"\nVmRSS:",
-    b"\nRssAnon:",
-    b"\nRssFile:",
-    b"\nRssShmem:",
-    b"\nVmSwap:",
-    b"\nvoluntary_ctxt_switches:",
-    b"\nnonvoluntary_ctxt_switches:",
-)
-
-
-class Stat(NamedTuple):
-    """The fields of /proc/PID/stat behind the name, by their position there."""
-
-    name: bytes
-    fields: List[bytes]
-
-    @property
-    def kernel_thread(self) -> bool:
-        return bool(int(self.fields[6]) & _PF_KTHREAD)
 
 
 def _awaits_title(key: ProcessKey) -> bool:
     """It calls itself `slurmstepd: [JOB.STEP]` a moment after its start, and a look may come in between."""
     return key.name == STEPD and not key.command.startswith(STEPD + ": ")
-
-
-def parse_stat(path: str, data: bytes, most: int = -1) -> Stat:
-    """The name can hold anything, brackets and newlines too, so it ends at the last bracket.
-
-    Of the fields so many are told apart, in a process those until its start and some more.
-    """
-    first, last = data.find(b"("), data.rfind(b")")
-    fields = data[last + 1 :].split(None, most)
-    if first < 0 or last < first or len(fields) < 22:
-        raise MalformedError(path, f"not the fields of a process: {data[:80]!r}")
-    return Stat(data[first + 1 : last], fields)
-
-
-def parse_status(data: bytes) -> Tuple[int, List[int]]:
-    """Real uid, then memory and context switches; what the kernel does not tell is ABSENT.
-
-    Searched for from where the one before was found: the file is long and its order fixed.
-    """
-    at = data.find(b"\nUid:")
-    uid = int(data[at + 5 : data.find(b"\t", at + 6)]) if at >= 0 else -1
-    found = []
-    for name in _STATUS:
-        place = data.find(name, at if at > 0 else 0)
-        if place < 0:
-            found.append(ABSENT)
-            continue
-        at = data.find(b"\n", place + 1)
-        found.append(int(data[place + len(name) : at if at > 0 else len(data)].rstrip(b" kB")))
-    return uid, found
-
-
-def parse_io(path: str, data: bytes) -> List[int]:
-    values = data.split()[1::2]
-    if len(values) != 7:
-        raise MalformedError(path, f"not the seven figures of I/O: {data[:80]!r}")
-    return list(map(int, values))
-
-
-def parse_cgroup(data: bytes) -> str:
-    """The path that says most: schedulers make groups in v1 controllers, in v2, or in both (cgroups(7)).
-
-    Where a scheduler has no group the process stays in one of systemd's, `/system.slice/slurmd.service` or
-    a user's session. Below `user@UID.service` users make groups as deep as they like, and with v1 move there
-    without leaving the scheduler's: so one that is not systemd's stands before all of these.
-    """
-    paths = [line.partition(b":")[2].partition(b":")[2] for line in data.splitlines()]
-    best = max(paths, key=_says, default=b"")
-    return best.decode("utf-8", "replace")
-
-
-def _says(path: bytes) -> Tuple[bool, int, int]:
-    of_systemd = path.startswith((b"/system.slice", b"/user.slice", b"/init.scope")) or path == b"/"
-    return not of_systemd, path.count(b"/"), len(path)
 
 
 _Row = Tuple[ProcessKey, List[int]]
@@ -215,24 +138,9 @@ class _Process:
     __del__ = close  # a table that failed is dropped as it is
 
 
-class _Look(NamedTuple):
-    """What one has to know of a process to decide whether to follow it."""
-
-    name: bytes  # the whole line
-    uid: int
-    parent: str
-
-
 class _Table:
-    def __init__(self, host: Host, below: int, others: bool) -> None:
-        self.host = host
-        self.below, self.others = below, others
-        self.strangers: Set[str] = set()
-        self._foreign: Set[str] = set()  # since the last scan, so that it may still change its user
-        self._last_pid = b""
-        # Else /proc is of another namespace, and the numbers that are given here are not those in it.
-        self._same_numbers = host.live and str(os.getpid()) in host.list("proc/self/task")
-        self._not_pids: Set[str] = set()  # what else is in /proc
+    def __init__(self, host: Host, choice: Everyone) -> None:
+        self.host, self.choice = host, choice
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
         self.scans = 0
@@ -241,12 +149,7 @@ class _Table:
 
     def read(self) -> Rows:
         self.scans += 1
-        if self.below:
-            pids = self._descendants(self._list())
-        elif not self.others:
-            pids = self._of_user()
-        else:
-            pids = self._list()
+        pids = self.choice.choose(self.known)
         for pid in self.known.keys() - set(pids):
             self.known.pop(pid).close()
         keys: List[Key] = []
@@ -262,128 +165,8 @@ class _Table:
             self.keys = found
         return Rows(PROCESS, self.keys, values)
 
-    def _list(self) -> List[str]:
-        return [pid for pid in self.host.list("proc") if pid.isdigit()]
-
     def identities(self) -> List[Tuple[int, int]]:
         return [(process.key.pid, process.key.start) for process in self.known.values() if process.key]
-
-    def _descendants(self, pids: List[str]) -> List[str]:
-        """Those that come from `below`, without that itself and without the reader.
-
-        Only pids that are new are looked at: a stranger stays one, and who was followed once stays so
-        when its parents end.
-        """
-        self.strangers = self.strangers.intersection(pids) if self.scans % 64 else set()
-        parents = {
-            pid: self._parent(pid) for pid in pids if pid not in self.known and pid not in self.strangers
-        }
-        family = {str(self.below), *self.known}
-        found = {""}
-        while found:
-            found = {pid for pid, parent in parents.items() if parent in family and pid not in family}
-            family |= found
-        family -= {str(self.below), str(os.getpid())}
-        self.strangers.update(pid for pid in parents if pid not in family)
-        return [pid for pid in pids if pid in family]
-
-    def _of_user(self) -> List[str]:
-        """Those whose real user is ours, and any slurmstepd that they come from: by that their step is known.
-
-        A stranger is looked at again at the next scan, for a scheduler starts processes as root, and then
-        seldom. On a node with many cores are thousands of kernel threads: so while the kernel has given few
-        numbers since the last scan, or none, only these are looked at, and /proc is not listed. A number
-        behind which there is nobody is asked for again as well: its process may just have been in the making.
-        """
-        given = self._given_numbers()
-        if given is None or self.scans % 64 == 0:
-            listed = set(self.host.list("proc"))
-            # In the order of last time: else it would be told anew of all who they are.
-            here = [pid for pid in self.known if pid in listed]
-            new = self._unknown(listed)
-        else:
-            here = list(self.known)
-            new = (given | self._foreign) - self.known.keys()
-        looks = [(pid, self._look(pid)) for pid in new if self._may_be_ours(pid)]
-        followed = {pid: look.parent for pid, look in looks if look.uid == self.host.uid}
-        foreign = new - followed.keys()
-        for pid in list(followed):
-            self._add_steps(followed[pid], followed)
-        self.strangers = (self.strangers | foreign & self._foreign) - followed.keys()
-        self._foreign = foreign - self.strangers
-        return [*here, *followed]
-
-    def _given_numbers(self) -> Optional[Set[str]]:
-        """Those that processes and threads have got since the last scan; None if that is not known, or many.
-
-        The kernel gives one after the other, and begins anew at the end.
-        """
-        before, self._last_pid = self._last_pid, self._read_last_pid()
-        if not before.isdigit() or not self._last_pid.isdigit():
-            return None
-        first, last = int(before) + 1, int(self._last_pid)
-        return set(map(str, range(first, last + 1))) if 0 <= last + 1 - first <= _MOST_NUMBERS else None
-
-    def _unknown(self, listed: Set[str]) -> Set[str]:
-        self.strangers &= listed
-        new = listed - self._not_pids - self.known.keys()
-        new -= self.strangers if self.scans % 64 else set()
-        if not self._not_pids:
-            self._not_pids = {name for name in new if not name.isdigit()}
-            new -= self._not_pids
-        return new
-
-    def _add_steps(self, pid: str, followed: Dict[str, str]) -> None:
-        while pid and pid not in self.known and pid not in followed:
-            look = self._look(pid)
-            if look.name != _STEPD_NAME:
-                return
-            followed[pid] = look.parent
-            pid = look.parent
-
-    def _read_last_pid(self) -> bytes:
-        """The number that was given last, to a process or a thread: the last word of /proc/loadavg (proc(5)).
-
-        Empty where nobody knows.
-        """
-        if not self._same_numbers:  # or it is a recording, and stands still
-            return b""
-        try:
-            return self.host.read("proc/loadavg").rpartition(b" ")[2].strip()
-        except OSError:
-            return b""
-
-    def _may_be_ours(self, pid: str) -> bool:
-        """The first look is a cheap one, for most are gone at the next: /proc/PID is its user's, or root's if
-        its program has rights of its own. Of a recording nobody knows whose it was."""
-        if not self.host.live or pid in self._foreign:
-            return True
-        try:
-            return self.host.stat(f"proc/{pid}").st_uid == self.host.uid
-        except OSError:
-            return False
-
-    def _look(self, pid: str) -> _Look:
-        try:
-            status = self.host.read_once(f"proc/{pid}/status")
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError):
-            return _Look(b"", -1, "")
-        name = status.partition(b"\n")[0]
-        group, parent, uid = (
-            status.partition(what)[2].partition(b"\n")[0].split()
-            for what in (b"\nTgid:", b"\nPPid:", b"\nUid:")
-        )
-        if group and group[0].decode("ascii", "replace") != pid:
-            return _Look(b"", -1, "")  # a thread: those have numbers too, though they are not listed
-        known = int(uid[0]) if uid and uid[0].isdigit() else -1
-        return _Look(name, known, parent[0].decode("ascii", "replace") if parent else "")
-
-    def _parent(self, pid: str) -> str:
-        try:
-            path = f"proc/{pid}"
-            return parse_stat(path, self.host.read_once(path + "/stat")).fields[1].decode("ascii", "replace")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            return ""
 
     def _read_process(self, pid: str) -> Optional[_Row]:
         """None for a kernel thread, a process that ends while it is read, and one that is not ours to see.
@@ -400,7 +183,7 @@ class _Table:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             process.close()
             del self.known[pid]
-            self._last_pid = b""  # so that who may have its number by now is looked for
+            self.choice.has_ended()
             return None
 
     def _read_known(self, process: _Process) -> Optional[_Row]:
@@ -522,7 +305,8 @@ def processes(
 ) -> Callable[[], Tuple[Rows, ...]]:
     """All processes, or without those of other users, or those that come from the process `below`; on request
     each of their threads."""
-    table = _Table(host, below, others)
+    everyone = Everyone(host) if others else OwnUser(host)
+    table = _Table(host, Descendants(host, below) if below else everyone)
 
     def read() -> Tuple[Rows, ...]:
         found = [table.read()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from joblens.collectors.processes import PROCESS, ProcessKey, parse_io, parse_stat
+from joblens.collectors.process_files import parse_io, parse_stat
+from joblens.collectors.processes import PROCESS, ProcessKey
 from joblens.host import Host
 from joblens.model import ABSENT
 

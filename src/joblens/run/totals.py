@@ -6,7 +6,7 @@ import re
 import resource
 from typing import Dict, NamedTuple, Optional
 
-from joblens.collectors.processes import parse_io
+from joblens.collectors.process_files import parse_io
 
 
 class Totals(NamedTuple):
