@@ -115,6 +115,13 @@ class Site:
         self.cluster.now += seconds
         self.follower.step()
 
+    def begin(self) -> str:
+        """A job that runs, and that the follower has seen; its id."""
+        id = self.cluster.submit()
+        self.cluster.start(id)
+        self.turn()
+        return id
+
     def records(self) -> list[dict[str, Any]]:
         """What a user sees."""
         catalog = Catalog(self.home)

@@ -114,9 +114,7 @@ def test_restart_while_samples_are_waited_for(tmp_path: Path) -> None:
 
 def test_each_run_of_a_requeued_job(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    id = site.cluster.submit()
-    site.cluster.start(id)
-    site.turn()
+    id = site.begin()
     site.cluster.requeue(id)
     site.turn()
     site.cluster.start(id)
@@ -244,10 +242,7 @@ def test_live_jobs_are_shown(tmp_path: Path) -> None:
 def test_just_ended_jobs_are_shown(tmp_path: Path) -> None:
     """Between its end and its record a job is not nowhere, and at no time there twice."""
     site = Site(tmp_path)
-    cluster = site.cluster
-    id = cluster.submit()
-    cluster.start(id)
-    site.turn()
+    cluster, id = site.cluster, site.begin()
     cluster.samples["c1"] = cluster.now  # an agent that is dead
     cluster.lag = 40.0
     cluster.end(id, "FAILED", 3)

@@ -30,10 +30,7 @@ def told(site: Site, *words: str) -> Any:
 def site(tmp_path: Path) -> Site:
     """Job 101 ran, was put back, ran again; a year later another's job has its number, and runs."""
     site = Site(tmp_path)
-    cluster = site.cluster
-    id = cluster.submit()
-    cluster.start(id)
-    site.turn()
+    cluster, id = site.cluster, site.begin()
     cluster.requeue(id)
     site.turn()
     cluster.start(id)
@@ -97,10 +94,7 @@ def test_no_such_run(site: Site, number: str) -> None:
 def test_a_run_that_has_no_record_yet(tmp_path: Path) -> None:
     """It has ended, its samples are waited for, and the next one runs already."""
     site = Site(tmp_path)
-    cluster = site.cluster
-    id = cluster.submit()
-    cluster.start(id)
-    site.turn()
+    cluster, id = site.cluster, site.begin()
     cluster.samples["c1"] = cluster.now  # an agent that is dead
     cluster.now += 10
     cluster.requeue(id)
