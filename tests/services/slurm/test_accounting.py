@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from waiting import wait_for
@@ -55,10 +57,7 @@ def test_accounting_that_is_away(lab: Lab, watch: Watch) -> None:
 
 def test_ids_that_come_round(lab: Lab, watch: Watch) -> None:
     """Two jobs of two users with one id: each has its record, its figures and its files."""
-    with lab.path("etc", "more.conf").open("a") as file:
-        file.write(f"FirstJobId={FIRST}\nMaxJobId={BEYOND}\n")
-    lab.slurm("scontrol", "reconfigure")
-    with watch.running(RESIDENT):
+    with few_ids(lab), watch.running(RESIDENT):
         first = lab.submit("userA", "sleep 3", "--job-name=first", "--nodelist=c1")
         lab.wait_for_end(first)
         second = ""
@@ -83,6 +82,20 @@ def test_ids_that_come_round(lab: Lab, watch: Watch) -> None:
     for user, node in JOBS:
         assert os.listdir(lab.path("csv", user, first)) == [node]
         assert lab.path("csv", user, first).stat().st_uid == USERS[user]
+
+
+@contextmanager
+def few_ids(lab: Lab) -> Iterator[None]:
+    """For one test only: what comes after it has ids that were never given."""
+    more = lab.path("etc", "more.conf")
+    before = more.read_text()
+    more.write_text(f"{before}FirstJobId={FIRST}\nMaxJobId={BEYOND}\n")
+    lab.slurm("scontrol", "reconfigure")
+    try:
+        yield
+    finally:
+        more.write_text(f"{before}FirstJobId={BEYOND}\n")
+        lab.slurm("scontrol", "reconfigure")
 
 
 def both(watch: Watch, id: str) -> list[Any]:
