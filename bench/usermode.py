@@ -46,7 +46,7 @@ _JOBS = {
 }
 _TSDB_JOB = "16 × 4 threads"
 _WARM_UP = 4.0
-_SLICES, _SLICE = 5, 4.0  # of whole batches, as an agent sends one every 2 s
+_SLICES, _SLICE = 5, 5.0  # of a whole batch: as often as an agent sends one
 _OF_A_CORE = 0.2  # per cent
 _RESIDENT = 20e6
 _FIRST_SAMPLE = 1.0

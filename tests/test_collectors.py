@@ -378,6 +378,21 @@ def test_a_thread_is_no_process() -> None:
     over.set()
 
 
+def test_without_what_comes_from_a_process(tmp_path: Path) -> None:
+    """Nor that itself, whichever of them comes first, or later."""
+    own = os.geteuid()
+    changes = {
+        **_process(4000, own, "script"), **_process(4001, own, "holder"), **_process(4002, own, "hub", 4001),
+        **_process(4003, own, "sink", 4002), **_process(4004, own, "job", 4000),
+    }  # fmt: skip
+    reading = OPEN["processes"](Host(make_machine(tmp_path, changes)), others=False, without=4001)
+    assert sorted(key[0] for key in reading()[0].keys) == [4000, 4004]
+    later = {**changes, **_process(3000, own, "sink", 4002), **_process(4005, own, "job", 4004)}
+    make_machine(tmp_path, later)
+    for _ in range(70):
+        assert sorted(key[0] for key in reading()[0].keys) == [4000, 4004, 4005]
+
+
 def test_a_process_that_waits_and_then_works(tmp_path: Path) -> None:
     """Its figures are those of now, however long they were the same."""
     machine = {**_process(4000, 5, "a"), **_process(4001, 5, "b")}
@@ -385,12 +400,44 @@ def test_a_process_that_waits_and_then_works(tmp_path: Path) -> None:
     before = [reading()[0] for _ in range(5)]
     assert all(rows == before[0] for rows in before)
     status = (machine["proc/4001/status"] or b"") + b"VmRSS:\t 12 kB\n"
-    make_machine(tmp_path, {**machine, "proc/4001/status": status})
+    stat = (machine["proc/4001/stat"] or b"").replace(b" 1000 2000 ", b" 1000 2003 ")
+    make_machine(tmp_path, {**machine, "proc/4001/status": status, "proc/4001/stat": stat})
     (after,) = reading()
     place = PROCESS.position("rss_bytes")
     assert after.keys is before[0].keys
     numbers = [[key[0] for key in after.keys].index(pid) for pid in (4000, 4001)]
     assert [after.row(number)[place] for number in numbers] == [ABSENT, 12]
+
+
+SWITCHES = b"nonvoluntary_ctxt_switches:\t"
+
+
+@pytest.mark.parametrize(
+    ("changed", "looks"),
+    [
+        (b"", 5),  # nothing but how often it was switched
+        (b" 99 25 10 5 20 0 7 0 12345 1000 2000 ", 5),  # time on a core
+        (b" 51 25 10 5 20 0 8 0 12345 1000 2000 ", 1),  # a thread
+        (b" 51 25 10 5 20 0 7 0 12345 1000 2001 ", 1),  # a page
+    ],
+)
+def test_how_often_a_status_is_read(tmp_path: Path, changed: bytes, looks: int) -> None:
+    """At once when memory or threads are others, and else at every fifth look."""
+    reading = OPEN["processes"](Host(make_machine(tmp_path)))
+    place, key = PROCESS.position("involuntary_switches"), 4000
+    for _ in range(40):  # until it is settled
+        reading()
+    stat = (
+        PROCESS_STAT.replace(b" 50 25 10 5 20 0 7 0 12345 1000 2000 ", changed) if changed else PROCESS_STAT
+    )
+    more = FILES["proc/4000/status"].replace(SWITCHES + b"7", SWITCHES + b"8")
+    make_machine(tmp_path, {"proc/4000/stat": b"4000 " + stat, "proc/4000/status": more})
+    seen = [rows.row([it[0] for it in rows.keys].index(key))[place] for _ in range(5) for rows in reading()]
+    assert seen[-1] == 8
+    if looks == 1:
+        assert seen == [8] * 5
+    else:
+        assert seen == sorted(seen)
 
 
 def test_threads_on_request(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -212,6 +213,37 @@ def test_broken_job_files(tmp_path: Path, content: bytes) -> None:
     files = JobFiles(Host(str(tmp_path)), "jobs")
     assert files.load() == [JobFile("8", 1000)]
     assert list(files.problems) == ["jobs/a.json"]
+
+
+class Counting(Host):
+    looks = 0
+
+    def stat(self, path: str) -> os.stat_result:
+        self.looks += path.endswith(".json")
+        return super().stat(path)
+
+
+def test_job_files_that_stay_are_seldom_looked_at(tmp_path: Path) -> None:
+    """One that comes or goes is seen at once, and one that is written to in place soon."""
+    for number in range(3):
+        job_file(tmp_path, f"{number}.json", {"id": str(number), "uid": 1000})
+    long_ago = time.time_ns() - 10**10
+    os.utime(tmp_path / "jobs", ns=(long_ago, long_ago))
+    host = Counting(str(tmp_path))
+    files = JobFiles(host, "jobs")
+    for _ in range(20):
+        assert [it.id for it in files.load()] == ["0", "1", "2"]
+    assert host.looks <= 3 * 5
+    job_file(tmp_path, "3.json", {"id": "3", "uid": 1000})
+    assert [it.id for it in files.load()] == ["0", "1", "2", "3"]
+    (tmp_path / "jobs" / "0.json").unlink()
+    assert [it.id for it in files.load()] == ["1", "2", "3"]
+    os.utime(tmp_path / "jobs", ns=(long_ago, long_ago))
+    files.load()
+    with (tmp_path / "jobs" / "1.json").open("r+") as file:
+        file.write('{"id": "7", "uid": 1000}')
+        file.truncate()
+    assert [it.id for it in [files.load() for _ in range(5)][-1]] == ["7", "2", "3"]
 
 
 class Removing(Host):

@@ -465,6 +465,8 @@ def test_each_scrape_finds_a_new_look(kind: str, seconds: float, tmp_path: Path)
     session = make_session(make_home(find_home(tmp_path / "store")), allocation, options)
     found = parse_toml(agent_settings(session), "agent")
     assert (found["interval"], found["collectors"]["processes"]["interval"]) == (0.25, seconds)
+    node = {found["collectors"][name]["interval"] for name in ("interrupts", "vmstat")}
+    assert node == {0.25 if kind == "prometheus" else 5.0}
 
 
 @pytest.mark.parametrize(

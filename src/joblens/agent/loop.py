@@ -69,6 +69,7 @@ class Grid:
         self.tick += max(behind, 0) + 1
 
 
+_WATCH_TICKS = 5  # after which a pipe that somebody has taken away is made again
 # Sets with a series for each process or cgroup: many, and others' command lines among them. What jobs tell of
 # themselves is named by them.
 _BY_PROCESS = ("process", "thread", "process_pss", "gpu_process", "cgroup", "mark", "fom")
@@ -173,7 +174,7 @@ class Agent:
                     self.sample()
                     self.grid.advance(time.monotonic())
                     self._stopping = self._stopping or is_over()
-                    if self.host.live:
+                    if self.host.live and self.ticks % _WATCH_TICKS == 0:
                         knock.path = knock_path(self.settings.attribution.job_files)
                         knock.watch()
                     door.tend(self.ticks)

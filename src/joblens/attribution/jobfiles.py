@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.host import Host
@@ -16,6 +17,11 @@ _LARGEST = 1 << 16
 _MOST_FILES = 4096
 _TEXTS = ("id", "cluster", "node", "step", "source")  # the other fields are numbers
 SLURM = "slurm"
+# A file that comes, goes or is replaced changes its folder, and then all are looked at; and now and then, as
+# one that is written to in place does not. Clocks of file systems are coarse: a change can follow another one
+# that a look has seen, and have the same time.
+_LOOKS = 5
+_MOMENT_NS = 1_000_000_000
 
 
 class JobFile(NamedTuple):
@@ -40,11 +46,16 @@ class JobFiles:
         self.host = host
         self.folder = folder.strip("/")
         self.problems: Dict[str, str] = {}
-        self._known: Dict[str, Tuple[Tuple[int, int, int], Optional[JobFile]]] = {}
+        self._known: Dict[str, Tuple[Tuple[int, ...], Optional[JobFile]]] = {}
         self._last: List[JobFile] = []
+        self._folder_was: Tuple[int, ...] = ()
+        self._looks = 0
 
     def load(self) -> List[JobFile]:
         """The same list while nothing has changed."""
+        self._looks += 1
+        if self._looks % _LOOKS and self._is_as_before():
+            return self._last
         self.problems.clear()
         known, self._known = self._known, {}
         found: List[JobFile] = []
@@ -56,9 +67,19 @@ class JobFiles:
             self._last = found
         return self._last
 
-    def _list(self) -> List[str]:
+    def _is_as_before(self) -> bool:
         try:
-            untrusted = distrust(self.host.stat(self.folder), self.host.uid, stat.S_ISDIR)
+            return _version(self.host.stat(self.folder)) == self._folder_was
+        except OSError:
+            return False
+
+    def _list(self) -> List[str]:
+        self._folder_was = ()
+        try:
+            status = self.host.stat(self.folder)
+            if abs(time.time_ns() - status.st_mtime_ns) > _MOMENT_NS:  # by the clock of files
+                self._folder_was = _version(status)
+            untrusted = distrust(status, self.host.uid, stat.S_ISDIR)
             names = [] if untrusted else self.host.list(self.folder)
         except FileNotFoundError:  # nobody declares jobs here
             return []
@@ -72,7 +93,7 @@ class JobFiles:
         return names[:_MOST_FILES]
 
     def _load(
-        self, path: str, known: Dict[str, Tuple[Tuple[int, int, int], Optional[JobFile]]]
+        self, path: str, known: Dict[str, Tuple[Tuple[int, ...], Optional[JobFile]]]
     ) -> Optional[JobFile]:
         try:
             status = self.host.stat(path)
@@ -80,7 +101,7 @@ class JobFiles:
             if untrusted:
                 self.problems[path] = untrusted
                 return None
-            version = (status.st_ino, status.st_mtime_ns, status.st_size)
+            version = _version(status)
             if path in known and known[path][0] == version:
                 self._known[path] = known[path]
                 return known[path][1]
@@ -94,6 +115,10 @@ class JobFiles:
             return None
         self._known[path] = (version, job)
         return job
+
+
+def _version(status: os.stat_result) -> Tuple[int, ...]:
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def distrust(status: os.stat_result, uid: int, is_kind: Any) -> str:

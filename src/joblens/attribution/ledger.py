@@ -17,6 +17,7 @@ then shows only at the next look: for so long it is `late`, and not yet orphaned
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from joblens.collectors.processes import PROCESS, ProcessKey
@@ -26,6 +27,7 @@ _USER, _SYSTEM, _CHILD_USER, _CHILD_SYSTEM = (
     PROCESS.position(name + "_seconds") for name in ("user", "system", "children_user", "children_system")
 )
 _IO = [PROCESS.position(name + "_bytes") for name in ("read_chars", "written_chars", "read", "written")]
+_io_of = itemgetter(*_IO)
 _RSS = PROCESS.position("rss_bytes")
 _TICK = 10_000  # microseconds
 
@@ -60,6 +62,7 @@ NOTHING = Used(0, 0, 0, 0, 0, 0)
 
 class _Entry(NamedTuple):
     key: ProcessKey
+    values: List[int]  # as they were read
     whole: Used  # its own and what it inherited
     child_user: int
     child_system: int
@@ -71,13 +74,14 @@ class _Entry(NamedTuple):
 
 
 def entry(key: ProcessKey, values: List[int], before: Optional[_Entry]) -> _Entry:
+    if before is not None and before.values == values and before.key is key:
+        return before  # as most are, from one look to the next
     child_user, child_system = values[_CHILD_USER] * _TICK, values[_CHILD_SYSTEM] * _TICK
-    if values[_IO[0]] != ABSENT:
-        io = [values[index] for index in _IO]
-    else:  # users are not told that of a process on its way out: what was known stays
-        io = list((before.whole if before else NOTHING)[2:])
+    io = _io_of(values)
+    if io[0] == ABSENT:  # users are not told that of a process on its way out: what was known stays
+        io = (before.whole if before else NOTHING)[2:]
     whole = Used(values[_USER] * _TICK + child_user, values[_SYSTEM] * _TICK + child_system, *io)
-    return _Entry(key, whole, child_user, child_system)
+    return _Entry(key, values, whole, child_user, child_system)
 
 
 def knows_io(values: List[int]) -> bool:
@@ -182,6 +186,14 @@ class Member(NamedTuple):
     names: Tuple[Name, ...]  # of its job and its step; none for nobody's, which count with their heir's
 
 
+def _is_same(one: Member, other: Member) -> bool:
+    return one.key is other.key
+
+
+def _by_identity(members: List[Member]) -> Dict[Identity, Member]:
+    return {(member.key.pid, member.key.start): member for member in members}
+
+
 class Estates:
     """What processes that ended leave to a parent that is another job's, or another step's.
 
@@ -189,16 +201,16 @@ class Estates:
     """
 
     def __init__(self) -> None:
-        self._before: Dict[Identity, Member] = {}
+        self._before: List[Member] = []
 
-    def update(self, members: Iterable[Member]) -> Dict[Name, Dict[Identity, Used]]:
+    def update(self, members: List[Member]) -> Dict[Name, Dict[Identity, Used]]:
         """By job or step, and heir, from all that have ended since the last look."""
-        now = {(member.key.pid, member.key.start): member for member in members}
-        before, self._before = self._before, now
-        if now.keys() == before.keys():
+        last, self._before = self._before, members
+        if len(last) == len(members) and all(map(_is_same, last, members)):
             return {}
+        before, now = _by_identity(last), _by_identity(members)
         ended = [member for identity, member in before.items() if member.names and identity not in now]
-        by_pid = {member.key.pid: member.key for member in before.values()} if ended else {}
+        by_pid = {member.key.pid: member.key for member in last} if ended else {}
         left: Dict[Name, Dict[Identity, Used]] = {}
         for key, values, names in ended:
             heir = find_heir(key, by_pid, now)

@@ -58,11 +58,14 @@ class SharedMemory:
         if len(sizes) == 1:
             return Memory(sizes[0][1] * _KIB, "rss")
         total, source = 0.0, "pss"
+        now = self.clock()
         for key, size in sizes:
-            part = self._part(key, size)
-            if part is None:
-                part, source = 1.0, "rss-sum"
-            total += size * part
+            share = self._shares.get((key.pid, key.start))
+            if now >= self._paid and (share is None or share.is_due(now, size)):
+                share, now = self._count_one(key, size, share, now)
+            if share is None:
+                source = "rss-sum"
+            total += size * share.part if share else size
         return Memory(round(total) * _KIB, source)
 
     def forget(self, living: Iterable[Tuple[int, int]]) -> None:
@@ -74,24 +77,25 @@ class SharedMemory:
     def _hurry(self) -> None:
         self._shares = {key: share._replace(pause=0.0) for key, share in self._shares.items()}
 
-    def _part(self, key: ProcessKey, size: int) -> Optional[float]:
-        identity = (key.pid, key.start)
-        share = self._shares.get(identity)
-        begin = self.clock()
-        if begin >= self._paid and (share is None or share.is_due(begin, size)):
-            pss = read_pss(self.host, key.pid)
-            cost = self.clock() - begin
-            self._paid = max(self._paid, begin - _STRETCH * _FIRST_PATIENCE) + cost * _FIRST_PATIENCE
-            if pss is not None:
-                # The more there are, the later each has its turn again.
-                least = cost * _PATIENCE * (len(self._shares) + 1)
-                part, pause = part_of(pss, size), 0.0
-                if share is not None and _is_like(part, share.part, _SAME_PART):
-                    pause = max(min(4 * (share.pause + least), _LONGEST) - least, 0.0)
-                else:
-                    self._hurry()
-                share = self._shares[identity] = _Share(part, size, begin + least, pause)
-        return share.part if share else None
+    def _count_one(
+        self, key: ProcessKey, size: int, before: Optional[_Share], begin: float
+    ) -> Tuple[Optional[_Share], float]:
+        """What is known of it from now on, and when that was."""
+        pss = read_pss(self.host, key.pid)
+        end = self.clock()
+        cost = end - begin
+        self._paid = max(self._paid, begin - _STRETCH * _FIRST_PATIENCE) + cost * _FIRST_PATIENCE
+        if pss is None:
+            return before, end
+        # The more there are, the later each has its turn again.
+        least = cost * _PATIENCE * (len(self._shares) + 1)
+        part, pause = part_of(pss, size), 0.0
+        if before is not None and _is_like(part, before.part, _SAME_PART):
+            pause = max(min(4 * (before.pause + least), _LONGEST) - least, 0.0)
+        else:
+            self._hurry()
+        share = self._shares[key.pid, key.start] = _Share(part, size, begin + least, pause)
+        return share, end
 
 
 def private(values: List[int]) -> Optional[int]:

@@ -61,7 +61,7 @@ COLLECTORS: Tuple[Collector, ...] = (
         processes,
         "/proc/PID",
         pause=5.0,
-        options={"threads": False, "pss": False, "others": True},
+        options={"threads": False, "pss": False, "others": True, "without": 0},
     ),
     Collector("kernel_log", late_kernel_log, "/dev/kmsg", optional=True),
     Collector("gpu", late_gpus, "NVML, /sys/class/drm", options={"pcie": False}, optional=True),

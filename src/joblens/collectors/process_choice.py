@@ -78,10 +78,12 @@ class OwnUser(Everyone):
     seldom. On a node with many cores are thousands of kernel threads: so while the kernel has given few
     numbers since the last scan, or none, only these are looked at, and /proc is not listed. A number
     behind which there is nobody is asked for again as well: its process may just have been in the making.
+    Who comes from `without` is a stranger, and so is that itself.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, without: int = 0) -> None:
         super().__init__(host)
+        self._without = {str(without)} if without else set()  # and those that come from it
         self._strangers: Set[str] = set()
         self._foreign: Set[str] = set()  # since the last scan, so that it may still change its user
         self._last_pid = b""
@@ -103,12 +105,22 @@ class OwnUser(Everyone):
             new = (given | self._foreign) - known.keys()
         looks = [(pid, self._look(pid)) for pid in new if self._may_be_ours(pid)]
         followed = {pid: look.parent for pid, look in looks if look.uid == self.host.uid}
+        if self._without:
+            self._leave_out(followed)
         foreign = new - followed.keys()
         for pid in list(followed):
             self._add_steps(followed[pid], known, followed)
         self._strangers = (self._strangers | foreign & self._foreign) - followed.keys()
         self._foreign = foreign - self._strangers
         return [*here, *followed]
+
+    def _leave_out(self, followed: Dict[str, str]) -> None:
+        found = {""}
+        while found:
+            found = {pid for pid, parent in followed.items() if {pid, parent} & self._without}
+            self._without |= found
+            for pid in found:
+                del followed[pid]
 
     def has_ended(self) -> None:
         self._last_pid = b""  # so that who may have its number by now is looked for

@@ -25,6 +25,9 @@ _RECORD = 8192
 # A process is moved to its cgroup before or shortly after it starts, and seldom later. Shortly after its
 # start it may also give itself a title; later it is asked for that only when its name has changed.
 _READ_AGAIN = 16
+# /proc/PID/status is the longest of the three. What it alone tells, how memory is divided and how often the
+# process was switched, is read again when its faults, its memory or its threads say so, and now and then.
+_STATUS_AGAIN = 4
 
 
 class ProcessKey(NamedTuple):
@@ -90,6 +93,7 @@ THREAD = Schema(
 )
 _NO_IO = [ABSENT] * 7
 _STAT_FIELDS = 22
+_OF_MEMORY = (7, 9, 17, 20, 21)  # fields of stat: faults, threads, size and what of it is in RAM
 
 
 def _awaits_title(key: ProcessKey) -> bool:
@@ -103,7 +107,10 @@ _Row = Tuple[ProcessKey, List[int]]
 class _Process:
     """A process that is followed: its open files, and what of it is not read each time."""
 
-    __slots__ = ("again_in", "files", "kernel", "key", "path", "row", "settled", "stat_name", "told", "who")
+    __slots__ = (
+        "again_in", "files", "kernel", "key", "memory", "path", "row", "settled", "stat_name", "status",
+        "status_in", "told", "who",
+    )  # fmt: skip
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -115,6 +122,9 @@ class _Process:
         self.key: Optional[ProcessKey] = None
         self.who: Tuple[Any, ...] = ()  # that of it by which the key changes, as the kernel tells it
         self.told: Tuple[Optional[bytes], ...] = ()  # all of it, as the kernel told it last
+        self.memory: List[bytes] = []  # that of its stat without a change of which its status is not read
+        self.status: Tuple[int, List[int]] = (-1, [])
+        self.status_in = 0
         self.row: Optional[_Row] = None  # what that was
 
     def read(self, host: Host, name: str, keep: bool) -> bytes:
@@ -197,17 +207,32 @@ class _Table:
                 process.close()
                 return None
         # Once a process has given up its memory, users are not told its I/O; in this order the two agree.
-        told = (data, self._read_io(process, keep), process.read(self.host, "status", keep))
-        if told == process.told and process.row and process.again_in > 0 and process.row[0].name != STEPD:
+        io = self._read_io(process, keep)
+        is_new = self._read_status(process, stat, io, keep)
+        told = (data, io)
+        is_same = told == process.told and not is_new and process.again_in > 0
+        if is_same and process.row and process.row[0].name != STEPD:
             process.again_in -= 1
             return process.row
         stat = stat or parse_stat(process.path, data, _STAT_FIELDS)
-        process.row = self._parse(process, stat, *told[1:])
+        process.row = self._parse(process, stat, io)
         process.told = told if keep else ()
         return process.row
 
-    def _parse(self, process: _Process, stat: Stat, io: Optional[bytes], status: bytes) -> _Row:
-        uid, amounts = parse_status(status)
+    def _read_status(self, process: _Process, stat: Optional[Stat], io: Optional[bytes], keep: bool) -> bool:
+        """Whether it tells something new; `stat` is None if that did not."""
+        process.status_in -= 1
+        memory = [stat.fields[place] for place in _OF_MEMORY] if stat else process.memory
+        if memory == process.memory and process.status_in >= 0 and keep and None not in (io, *process.told):
+            return False
+        process.memory = memory
+        process.status_in = _STATUS_AGAIN if process.settled else 0
+        status = parse_status(process.read(self.host, "status", keep))
+        before, process.status = process.status, status
+        return status != before
+
+    def _parse(self, process: _Process, stat: Stat, io: Optional[bytes]) -> _Row:
+        uid, amounts = process.status
         key = self._key(process, stat, uid)
         fields = stat.fields
         user, system, children_user, children_system = map(int, fields[11:15])
@@ -301,11 +326,16 @@ class _Table:
 
 
 def processes(
-    host: Host, threads: bool = False, pss: bool = False, others: bool = True, below: int = 0
+    host: Host,
+    threads: bool = False,
+    pss: bool = False,
+    others: bool = True,
+    without: int = 0,
+    below: int = 0,
 ) -> Callable[[], Tuple[Rows, ...]]:
-    """All processes, or without those of other users, or those that come from the process `below`; on request
-    each of their threads."""
-    everyone = Everyone(host) if others else OwnUser(host)
+    """All processes; or those of one's own user, but for what comes from the process `without`; or those that
+    come from the process `below`. On request each of their threads."""
+    everyone = Everyone(host) if others else OwnUser(host, without)
     table = _Table(host, Descendants(host, below) if below else everyone)
 
     def read() -> Tuple[Rows, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 from joblens.usermode.session import Session
 
-_PERIOD_SECONDS = 2.0  # of samples in one batch
+_PERIOD_SECONDS = 5.0  # of samples in one batch, which is what an agent that is killed takes with it
 _PROCESSES_SECONDS = 1.0  # the least, unless they are scraped: a look that is scraped twice is a rate of 0
+_NODE_SECONDS = 5.0  # the same of what no report asks of the node, and what the kernel takes long to tell
 _SEGMENT_SECONDS = 10.0  # each is some files in the store, which may be on a shared file system
 
 _HUB = """[hub]
@@ -33,6 +35,11 @@ infer = false
 [collectors.processes]
 interval = {processes}
 others = false
+without = {ours}
+[collectors.interrupts]
+interval = {node}
+[collectors.vmstat]
+interval = {node}
 [collectors.cgroups]
 enabled = {groups}
 only = {group}
@@ -69,6 +76,9 @@ def agent_settings(session: Session) -> str:
         groups="true" if allocation["scheduler"] else "false",
         group=_quoted(f"job_{allocation['job']}" if allocation["scheduler"] == "slurm" else ""),
         processes=interval if scraped else max(interval, _PROCESSES_SECONDS),
+        # What holds the session, hub and agent with it: by a batch system they count as the job's.
+        ours=os.getpid() if allocation["how"] == "here" else 0,
+        node=interval if scraped else max(interval, _NODE_SECONDS),
         hub=_quoted(session.told["hub"]),
         period=max(interval, _PERIOD_SECONDS),
     )
