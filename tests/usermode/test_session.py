@@ -19,7 +19,7 @@ from joblens.usermode.finish import end
 from joblens.usermode.hosts import Allocation, short_name
 from joblens.usermode.session import load_session, make_session
 from joblens.usermode.settings import agent_settings
-from small_disk import fill, mounted
+from small_disk import Disk, fill, mounted, with_quota
 from small_group import small_group
 from usermode.sessions import JOBLENS, Place, wait_for_samples
 from waiting import wait_for
@@ -301,17 +301,12 @@ def test_two_sessions_in_one_job(place: Place) -> None:
     place.wait_until_nothing_runs()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="to mount a small disk needs root")
-def test_a_full_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("disk", "why"), [(mounted, "No space left on device"), (with_quota, "Disk quota exceeded")]
+)
+def test_a_full_disk(disk: Disk, why: str, tmp_path: Path) -> None:
     """The script goes on; the report is told, with what is missing, and stored when there is room again."""
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "none", small], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small disk here: {mounted.stderr.decode()}")
-    try:
+    with disk(tmp_path / "small", 3 << 20) as small:
         place = Place(small)
         done = place.script(
             "joblens usermode start --interval 0.5 || exit 9",
@@ -322,15 +317,13 @@ def test_a_full_disk(tmp_path: Path) -> None:
         )
         assert done.code == 0, done
         told = " ".join(json.loads(done.out)["data"]["problems"])
-        assert "No space left on device" in told, told
+        assert why in told, told
         place.wait_until_nothing_runs()
         (small / "much").unlink()
         record = place.stop()
         assert record["data"]["samples"] > 1
-        assert "No space left on device" not in " ".join(record["data"]["problems"])
+        assert why not in " ".join(record["data"]["problems"])
         assert place.left() == LEFT
-    finally:
-        subprocess.run(["umount", "--lazy", small], check=True)
 
 
 def test_little_memory(place: Place) -> None:
