@@ -29,12 +29,10 @@ from joblens.usermode.companion import (
     VICTORIAMETRICS,
     Companion,
     Running,
-    Target,
-    bcrypt,
-    scrape_config,
     sink_options,
     stop_running,
 )
+from joblens.usermode.scraping import Target, bcrypt, scrape_config
 from waiting import wait_for
 
 from .conftest import StartAgent, need

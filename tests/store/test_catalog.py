@@ -12,7 +12,8 @@ import pytest
 from joblens.api import Store
 from joblens.errors import MalformedError, UsageError
 from joblens.store import records
-from joblens.store.catalog import MIGRATIONS, Catalog, migrate
+from joblens.store.catalog import Catalog, migrate
+from joblens.store.catalog_schema import MIGRATIONS
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.listing import JobFilter
 

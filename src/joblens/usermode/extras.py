@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Protocol
 from joblens.config import Settings, TsdbSettings, UsermodeSettings, split_url
 from joblens.errors import JoblensError, UsageError, sentence
 from joblens.hub.auth import make_token
-from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Running, Target, sink_options
+from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Running, sink_options
 from joblens.usermode.companion import Companion as Server
 from joblens.usermode.hosts import is_here
+from joblens.usermode.scraping import Target
 from joblens.usermode.session import Session
 from joblens.usermode.written import SINK, URL, settings_of
 
