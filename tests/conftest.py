@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 from collections.abc import Generator
 
@@ -33,6 +34,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long comes first; what needs the machine for itself last, when the others are done."""
     items.sort(key=lambda item: (is_alone(item), "slurm" not in item.nodeid))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Not with its group behind its name: so that those that failed are found again, by --last-failed."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        report.nodeid = re.sub(r"@\w+$", "", report.nodeid)
 
 
 def is_alone(item: pytest.Item) -> bool:

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from usermode.sessions import Place, wait_for_samples
+from usermode.sessions import Place, processes, wait_for_samples
 from waiting import wait_for
+
+_BOOTSTRAP = b"-c\0import json, os"
 
 # For nobody but these tests. As root it asks for a folder that packages make when they start it.
 _SSHD = """
@@ -77,8 +79,7 @@ def ssh(tmp_path: Path) -> Iterator[str]:
 def place(tmp_path: Path, ssh: str) -> Iterator[Place]:
     place = Place(tmp_path, {"JOBLENS_SSH": ssh})
     yield place
-    for pid in place.pids():
-        os.kill(pid, signal.SIGKILL)
+    place.end()
 
 
 def test_from_start_to_report(place: Place) -> None:
@@ -103,10 +104,10 @@ def test_from_start_to_report(place: Place) -> None:
 def test_the_holder_is_killed(place: Place) -> None:
     """The agents end with it, on the other hosts too."""
     process = place.started(options="--hosts localhost,127.0.0.1")
-    wait_for("agents", lambda: len(agents()) >= 2)
+    wait_for("agents", lambda: len(agents(place)) >= 2)
     (holder,) = place.pids("usermode.holder")
     os.kill(holder, signal.SIGKILL)
-    wait_for("their end", lambda: not agents())
+    wait_for("their end", lambda: not agents(place))
     record = place.stop()
     assert [node["samples"] > 0 for node in record["nodes"]] == [True, True]
     process.kill()
@@ -123,9 +124,9 @@ def test_one_that_dies(place: Place, what: str) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     else:
         (first,) = place.pids("--\x00127.0.0.1\x00")
-        os.kill(first if what == "its connection" else agents()[0], signal.SIGKILL)
+        os.kill(first if what == "its connection" else agents(place)[0], signal.SIGKILL)
         wait_for("a word of it", lambda: "gone" in [host["state"] for host in place.status()["hosts"]])
-        wait_for("the end of one", lambda: len(agents()) == 1)
+        wait_for("the end of one", lambda: len(agents(place)) == 1)
     record = place.stop()
     assert [node["samples"] > 0 for node in record["nodes"]] == [True, True]
     ended = [problem for problem in record["data"]["problems"] if ": its agent ended at " in problem]
@@ -138,7 +139,7 @@ def test_one_that_dies(place: Place, what: str) -> None:
 def check_nothing_is_left(place: Place) -> None:
     """Here, and where it came to by ssh."""
     place.wait_until_nothing_runs()
-    wait_for("the end of agents", lambda: not agents())
+    wait_for("the end of agents", lambda: not agents(place))
     assert place.left() == {"session.json", "log", "lock"}
     name = place.session()["name"]
     for folder in ("/tmp", "/dev/shm", "/var/tmp", str(place.tmp)):
@@ -146,12 +147,7 @@ def check_nothing_is_left(place: Place) -> None:
     assert place.session()["allocation"]["job"] not in Path("/proc/net/unix").read_text()
 
 
-def agents() -> list[int]:
-    """On hosts that are reached by ssh they have nothing of our environment."""
-    from usermode.sessions import processes
-
-    return [
-        pid
-        for pid, words, env in processes()
-        if b"-c\0import json, os" in words and any(it.startswith(b"SSH_CONNECTION=127.0.0.1") for it in env)
-    ]
+def agents(place: Place) -> list[int]:
+    """On hosts that are reached by ssh they have nothing of our environment, but know where the hub is."""
+    hub = str(place.session()["hub"]).partition("//")[2].encode()
+    return [pid for pid, words, _ in processes() if _BOOTSTRAP in words and hub in words.split(b"\0")]

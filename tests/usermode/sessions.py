@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,16 @@ class Place:
         }  # fmt: skip
         (folder / "tmp").mkdir()
         self.tmp = folder / "tmp"
+        self._scripts: list[subprocess.Popen[bytes]] = []
+
+    def end(self) -> None:
+        """All that is left, of a test that has failed too."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for script in self._scripts:
+            script.kill()
+            script.wait()
 
     def script(self, *lines: str) -> Said:
         """In a session of its own: what it starts is the job."""
@@ -60,6 +72,7 @@ class Place:
             ["/bin/sh", "-c", text.replace("joblens ", f"{JOBLENS} ")], env=self.env, start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+        self._scripts.append(process)
 
         def is_up() -> bool:
             assert process.poll() is None, self.logs()

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,9 +30,7 @@ LEFT = {"session.json", "log", "lock"}
 def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     yield place
-    for pid in place.pids():
-        with suppress(ProcessLookupError):  # it has just ended
-            os.kill(pid, signal.SIGKILL)
+    place.end()
     assert not list(place.tmp.glob("joblens*"))
 
 

@@ -205,7 +205,7 @@ def test_a_full_disk(lab: Lab, mode: UserMode) -> None:
         "userB",
         f"""export JOBLENS_HOME={lab.folder}/small/store
         joblens usermode start --interval 0.5 2>said.$id
-        sleep 3
+        sleep 8
         cat /dev/zero >{lab.folder}/small/much 2>/dev/null
         sleep 3
         joblens usermode stop --json >report.$id 2>>said.$id

@@ -104,7 +104,7 @@ class Watch:
         """What is to be put into slurm.conf. Hooks of another way of running have the same names."""
         words = ["--folder", f"{self.folder}/hooks", "--config", f"{self.folder}/etc/joblens.toml"]
         if way == PER_JOB:
-            start = start or f"{sys.executable} -m joblens agent --while-jobs --linger 2"
+            start = start or f"{sys.executable} -m joblens agent --while-jobs --linger 5"
             words += ["--per-job", "--start", f"{start} --config {self.folder}/etc/joblens.toml"]
         return self.joblens("slurm", "install", "--write", *words).out
 
