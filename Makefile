@@ -33,7 +33,7 @@ test: install services lint ## install what the tests need, check the code, run 
 	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup || { \
 		[ $$? -eq 1 ] || exit 2; \
 		echo; echo "What failed beside others once more, alone: it has to pass now."; \
-		$(BIN)/pytest --last-failed --last-failed-no-failures none; }
+		$(BIN)/pytest --verbose --last-failed --last-failed-no-failures none; }
 
 lint: install ## ruff, mypy --strict, and Python 3.9 for what the agent loads
 	$(BIN)/ruff check .

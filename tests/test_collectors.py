@@ -391,6 +391,11 @@ def test_without_what_comes_from_a_process(tmp_path: Path) -> None:
     make_machine(tmp_path, later)
     for _ in range(70):
         assert sorted(key[0] for key in reading()[0].keys) == [4000, 4004, 4005]
+    # Two end, and one who comes from the job gets the number of one of them.
+    gone = dict.fromkeys((*_process(3000, own, ""), *_process(4003, own, "")))
+    make_machine(tmp_path, {**later, **gone, **_process(3000, own, "job", 4004)})
+    seen = [sorted(key[0] for key in reading()[0].keys) for _ in range(70)]
+    assert seen[-1] == [3000, 4000, 4004, 4005]
 
 
 def test_a_process_that_waits_and_then_works(tmp_path: Path) -> None:
@@ -409,35 +414,34 @@ def test_a_process_that_waits_and_then_works(tmp_path: Path) -> None:
     assert [after.row(number)[place] for number in numbers] == [ABSENT, 12]
 
 
-SWITCHES = b"nonvoluntary_ctxt_switches:\t"
+USED = b" 50 25 10 5 20 0 7 0 12345 1000 2000 "  # time on a core, threads, pages
 
 
 @pytest.mark.parametrize(
-    ("changed", "looks"),
+    ("used", "at_once"),
     [
-        (b"", 5),  # nothing but how often it was switched
-        (b" 99 25 10 5 20 0 7 0 12345 1000 2000 ", 5),  # time on a core
-        (b" 51 25 10 5 20 0 8 0 12345 1000 2000 ", 1),  # a thread
-        (b" 51 25 10 5 20 0 7 0 12345 1000 2001 ", 1),  # a page
+        (USED, False),
+        (b" 99 25 10 5 20 0 7 0 12345 1000 2000 ", False),
+        (b" 99 25 10 5 20 0 8 0 12345 1000 2000 ", True),
+        (b" 50 25 10 5 20 0 7 0 12345 1000 2001 ", True),
     ],
 )
-def test_how_often_a_status_is_read(tmp_path: Path, changed: bytes, looks: int) -> None:
-    """At once when memory or threads are others, and else at every fifth look."""
+def test_how_often_a_status_is_read(tmp_path: Path, used: bytes, at_once: bool) -> None:
+    """At once when memory or threads are others than before, and else at every fifth look."""
+    name, place = b"nonvoluntary_ctxt_switches:\t", PROCESS.position("involuntary_switches")
     reading = OPEN["processes"](Host(make_machine(tmp_path)))
-    place, key = PROCESS.position("involuntary_switches"), 4000
     for _ in range(40):  # until it is settled
         reading()
-    stat = (
-        PROCESS_STAT.replace(b" 50 25 10 5 20 0 7 0 12345 1000 2000 ", changed) if changed else PROCESS_STAT
-    )
-    more = FILES["proc/4000/status"].replace(SWITCHES + b"7", SWITCHES + b"8")
-    make_machine(tmp_path, {"proc/4000/stat": b"4000 " + stat, "proc/4000/status": more})
-    seen = [rows.row([it[0] for it in rows.keys].index(key))[place] for _ in range(5) for rows in reading()]
-    assert seen[-1] == 8
-    if looks == 1:
-        assert seen == [8] * 5
-    else:
-        assert seen == sorted(seen)
+    seen = []
+    for number in range(100, 120):  # it is switched between any two looks
+        status = PROCESS_STATUS.replace(name + b"7", name + str(number).encode())
+        stat = b"4000 " + PROCESS_STAT.replace(USED, used)
+        make_machine(tmp_path, {"proc/4000/stat": stat, "proc/4000/status": status})
+        (rows,) = reading()
+        seen.append(rows.row([key[0] for key in rows.keys].index(4000))[place])
+    assert (seen[0] == 100) or not at_once
+    assert 4 <= len(set(seen)) <= 6
+    assert all(number - it < 5 for number, it in enumerate(seen[5:], 105))
 
 
 def test_threads_on_request(tmp_path: Path) -> None:

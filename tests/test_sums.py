@@ -113,7 +113,7 @@ def test_shared_memory_counts_once(tmp_path: Path) -> None:
 def test_counting_shares_is_not_repeated_at_once(tmp_path: Path) -> None:
     """Counting takes a hundredth of the time; until a process is counted again its share follows RSS."""
     host = Host(make_machine(tmp_path, {"proc/1/smaps_rollup": ROLLUP, "proc/2/smaps_rollup": ROLLUP}))
-    ticks = iter([0, 1, 2, 50, 210, 211, 212])
+    ticks = iter([0, 0, 1, 1, 2, 50, 210, 210, 211, 211, 212])
     memory = SharedMemory(host, lambda: next(ticks) / 1000)
 
     def measure(kib: int) -> int:

@@ -69,7 +69,7 @@ class Grid:
         self.tick += max(behind, 0) + 1
 
 
-_WATCH_TICKS = 5  # after which a pipe that somebody has taken away is made again
+_WATCH_SECONDS = 5.0  # after which a pipe that somebody has taken away is made again
 # Sets with a series for each process or cgroup: many, and others' command lines among them. What jobs tell of
 # themselves is named by them.
 _BY_PROCESS = ("process", "thread", "process_pss", "gpu_process", "cgroup", "mark", "fom")
@@ -85,6 +85,7 @@ class Agent:
         self._token = read_token(settings.token_file)
         self._expositions = {kind: Exposition(openmetrics=kind) for kind in (False, True)}
         self._stopping = False
+        self._watch_again = 0.0
         self._listen = ""  # known once it does
         self.pusher: Optional[Pusher] = None
         self.door: Optional[Door] = None
@@ -174,9 +175,7 @@ class Agent:
                     self.sample()
                     self.grid.advance(time.monotonic())
                     self._stopping = self._stopping or is_over()
-                    if self.host.live and self.ticks % _WATCH_TICKS == 0:
-                        knock.path = knock_path(self.settings.attribution.job_files)
-                        knock.watch()
+                    self._watch(knock)
                     door.tend(self.ticks)
                     if self.ticks % 1000 == 0:
                         server.drop_silent()
@@ -189,6 +188,13 @@ class Agent:
             signals.close()
             selector.close()
             self.close()
+
+    def _watch(self, knock: Knock) -> None:
+        path, now = knock_path(self.settings.attribution.job_files), time.monotonic()
+        if self.host.live and (path != knock.path or now >= self._watch_again):
+            self._watch_again = now + _WATCH_SECONDS
+            knock.path = path
+            knock.watch()
 
     def _open_door(self, selector: selectors.BaseSelector) -> Door:
         from joblens.agent.door import Door

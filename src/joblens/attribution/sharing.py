@@ -62,7 +62,7 @@ class SharedMemory:
         for key, size in sizes:
             share = self._shares.get((key.pid, key.start))
             if now >= self._paid and (share is None or share.is_due(now, size)):
-                share, now = self._count_one(key, size, share, now)
+                share, now = self._count_one(key, size, share)
             if share is None:
                 source = "rss-sum"
             total += size * share.part if share else size
@@ -78,9 +78,10 @@ class SharedMemory:
         self._shares = {key: share._replace(pause=0.0) for key, share in self._shares.items()}
 
     def _count_one(
-        self, key: ProcessKey, size: int, before: Optional[_Share], begin: float
+        self, key: ProcessKey, size: int, before: Optional[_Share]
     ) -> Tuple[Optional[_Share], float]:
         """What is known of it from now on, and when that was."""
+        begin = self.clock()
         pss = read_pss(self.host, key.pid)
         end = self.clock()
         cost = end - begin

@@ -83,7 +83,8 @@ class OwnUser(Everyone):
 
     def __init__(self, host: Host, without: int = 0) -> None:
         super().__init__(host)
-        self._without = {str(without)} if without else set()  # and those that come from it
+        self._root = {str(without)} if without else set()
+        self._without = set(self._root)  # and those that come from it
         self._strangers: Set[str] = set()
         self._foreign: Set[str] = set()  # since the last scan, so that it may still change its user
         self._last_pid = b""
@@ -99,13 +100,14 @@ class OwnUser(Everyone):
             listed = set(self.host.list("proc"))
             # In the order of last time: else it would be told anew of all who they are.
             here = [pid for pid in known if pid in listed]
+            self._without &= listed
             new = self._unknown(listed) - known.keys()
         else:
             here = list(known)
             new = (given | self._foreign) - known.keys()
         looks = [(pid, self._look(pid)) for pid in new if self._may_be_ours(pid)]
         followed = {pid: look.parent for pid, look in looks if look.uid == self.host.uid}
-        if self._without:
+        if self._root:
             self._leave_out(followed)
         foreign = new - followed.keys()
         for pid in list(followed):
@@ -115,6 +117,8 @@ class OwnUser(Everyone):
         return [*here, *followed]
 
     def _leave_out(self, followed: Dict[str, str]) -> None:
+        """By who they are now: a number that one of ours had can be somebody else's by now."""
+        self._without = (self._without - followed.keys()) | self._root
         found = {""}
         while found:
             found = {pid for pid, parent in followed.items() if {pid, parent} & self._without}

@@ -68,8 +68,16 @@ PROCESS = Schema(
         _kib("rss_file", "pages of files in RAM"),
         _kib("rss_shmem", "shared memory in RAM"),
         _kib("swap", "memory swapped out"),
-        Column("voluntary_switches", COUNTER, "times that it gave up the core to wait"),
-        Column("involuntary_switches", COUNTER, "times that the core was taken from it"),
+        Column(
+            "voluntary_switches",
+            COUNTER,
+            "times that it gave up the core to wait, as of one of the last five looks",
+        ),
+        Column(
+            "involuntary_switches",
+            COUNTER,
+            "times that the core was taken from it, as of one of the last five looks",
+        ),
         Column("read_chars_bytes", COUNTER, "bytes read by system calls; waited-for children included"),
         Column("written_chars_bytes", COUNTER, "bytes written by system calls; children as above"),
         Column("read_calls", COUNTER, "system calls that read; children as above"),

@@ -43,14 +43,14 @@ from joblens.usermode.session import (
     find_session,
     list_sessions,
 )
-from joblens.usermode.settings import hub_settings
+from joblens.usermode.settings import PERIOD_SECONDS, hub_settings
 from joblens.usermode.written import not_written
 
 _END_SECONDS = 150.0  # longer than the holder takes for agents, sinks and servers
 _KILL_SECONDS = 5.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
 _LOOK_SECONDS = 0.05
-_SILENT_HOST_SECONDS = 5.0
+_SILENT_HOST_SECONDS = PERIOD_SECONDS + 5.0
 _START_SECONDS = 30.0
 _DRAIN_SECONDS = 60.0
 _SEND_SECONDS = 10.0

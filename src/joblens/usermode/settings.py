@@ -7,7 +7,7 @@ import os
 
 from joblens.usermode.session import Session
 
-_PERIOD_SECONDS = 5.0  # of samples in one batch, which is what an agent that is killed takes with it
+PERIOD_SECONDS = 5.0  # of samples in one batch, which is what an agent that is killed takes with it
 _PROCESSES_SECONDS = 1.0  # the least, unless they are scraped: a look that is scraped twice is a rate of 0
 _NODE_SECONDS = 5.0  # the same of what no report asks of the node, and what the kernel takes long to tell
 _SEGMENT_SECONDS = 10.0  # each is some files in the store, which may be on a shared file system
@@ -80,7 +80,7 @@ def agent_settings(session: Session) -> str:
         ours=os.getpid() if allocation["how"] == "here" else 0,
         node=interval if scraped else max(interval, _NODE_SECONDS),
         hub=_quoted(session.told["hub"]),
-        period=max(interval, _PERIOD_SECONDS),
+        period=max(interval, PERIOD_SECONDS),
     )
 
 
