@@ -19,6 +19,7 @@ from joblens.errors import ConfigError, ServerError
 from joblens.store.promql import Server
 from joblens.store.promql_answer import Answer, Found, read_answer, read_series
 from joblens.store.tsdb_fold import as_series, fold, make_grid
+from joblens.store.tsdb_series import once
 
 ODD = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 _TIMES = st.integers(0, 2 * 10**12).map(lambda it: it / 1000)
@@ -178,3 +179,12 @@ def test_what_a_report_from_a_server_loads() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_what_was_written_twice_counts_once() -> None:
+    """VictoriaMetrics keeps both, of a batch that a hub has sent again."""
+    twice = Found({"node": "c1"}, [1.0, 2.0, 2.0, 3.0], [10.0, 20.0, 20.0, 30.0])
+    assert once(twice) == Found({"node": "c1"}, [1.0, 2.0, 3.0], [10.0, 20.0, 30.0])
+    assert once(twice._replace(values=[])) == Found({"node": "c1"}, [1.0, 2.0, 3.0], [])
+    alone = Found({}, [1.0, 2.0], [3.0, 4.0])
+    assert once(alone) is alone

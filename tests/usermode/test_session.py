@@ -307,7 +307,7 @@ def test_a_full_disk(disk: Disk, why: str, tmp_path: Path) -> None:
         place = Place(small)
         done = place.script(
             "joblens usermode start --interval 0.5 || exit 9",
-            "sleep 5",
+            "sleep 9",  # longer than a batch
             f"cat /dev/zero >{small}/much 2>/dev/null",
             "sleep 3",
             "joblens usermode stop --json",
@@ -352,7 +352,7 @@ def test_memory_runs_out(place: Place) -> None:
         done = place.script(
             f"echo 0 >{group}/cgroup.procs",
             "joblens usermode start --interval 0.5 2>/dev/null",
-            "sleep 3",
+            "sleep 9",  # longer than a batch
             f"perl -e 'vec($held, {190 << 20}, 8) = 1; sleep 2; print qq(held\\n)' || exit 9",
             "joblens usermode stop 2>/dev/null",
             "exit 6",

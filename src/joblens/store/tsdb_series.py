@@ -122,9 +122,20 @@ def _matchers(span: Span) -> list[str]:
 
 
 def _within(one: Found, span: Span) -> Found:
+    one = once(one)
     first, last = span.start - 0.0005, span.end + 0.0005  # a server's times are in milliseconds
     if not one.times or (first <= min(one.times) and max(one.times) <= last):
         return one
     chosen = [n for n, time in enumerate(one.times) if first <= time <= last]
     values = [one.values[n] for n in chosen] if one.values else []
     return Found(one.labels, [one.times[n] for n in chosen], values)
+
+
+def once(one: Found) -> Found:
+    """Of each moment one sample: VictoriaMetrics keeps both where the same was written twice."""
+    if len(set(one.times)) == len(one.times):
+        return one
+    if not one.values:
+        return Found(one.labels, list(dict.fromkeys(one.times)), [])
+    known = dict(zip(one.times, one.values))
+    return Found(one.labels, list(known), list(known.values()))

@@ -211,6 +211,7 @@ class Companion:
             f"-storageDataPath={self.data}",
             "-retentionPeriod=100y",
             "-search.latencyOffset=0s",
+            "-dedup.minScrapeInterval=1ms",  # else what the hub has sent twice would count twice
         ]
 
     def _prepare(self, password: str) -> None:

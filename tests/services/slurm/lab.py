@@ -157,6 +157,8 @@ class Lab:
         for name in ("etc", "log", "run", "db", "munge", "state", "spool", "tmp", "home"):
             self.path(name).mkdir(0o755)
         self._make_accounts()
+        if not cgroups:  # those of another cluster on this machine would be seen else, with the same ids
+            self.login.run("mount", "-t", "tmpfs", "none", "/sys/fs/cgroup")
         make_switch(self.login)
         self.nodes = {name: self._make_node(name, number) for number, name in enumerate(NODES, 1)}
         self._write_settings(cgroups)

@@ -174,7 +174,7 @@ def test_nodes_that_are_not_reached(lab: Lab, mode: UserMode) -> None:
         ), said
         mode.wait_for_samples("userA", job)
         lab.login.ip("link set to-c2 down")
-        wait_for("silence", lambda: age(mode, "userA", job, "c2") > 8)
+        wait_for("silence", lambda: age(mode, "userA", job, "c2") > 13)
         mode.file("userA", f"over.{job}").touch()
         wait_for("the end", lambda: lab.output("userA", job) == "done\n")
     finally:
@@ -205,7 +205,7 @@ def test_a_full_disk(lab: Lab, mode: UserMode) -> None:
         "userB",
         f"""export JOBLENS_HOME={lab.folder}/small/store
         joblens usermode start --interval 0.5 2>said.$id
-        sleep 8
+        sleep 9
         cat /dev/zero >{lab.folder}/small/much 2>/dev/null
         sleep 3
         joblens usermode stop --json >report.$id 2>>said.$id
@@ -236,7 +236,7 @@ def test_little_memory() -> None:
         lab.start_slurm()
         mode = UserMode(lab, stack)
         script = """joblens usermode start --interval 0.5 2>said.$id
-            sleep 3
+            sleep 9
             perl -e 'vec($held, {} << 20, 8) = 1; sleep 3; print qq(held\\n)' || exit 9
             joblens usermode stop >report.$id 2>>said.$id
             exit 0"""
