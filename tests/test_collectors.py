@@ -378,6 +378,22 @@ def test_a_thread_is_no_process() -> None:
     over.set()
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_parents_are_read_before_their_children(tmp_path: Path, others: bool) -> None:
+    """Also when numbers have come round, from the second look on: else what a child leaves counts twice."""
+    machine: dict[str, bytes | None] = {"proc/4000/stat": None}
+    began = {32000: 100, 31000: 200, 300: 300, 20: 400}
+    for pid, start in began.items():
+        files = _process(pid, os.geteuid(), "a")
+        files[f"proc/{pid}/stat"] = (files[f"proc/{pid}/stat"] or b"").replace(b" 12345 ", b" %d " % start)
+        machine |= files
+    reading = OPEN["processes"](Host(make_machine(tmp_path, machine)), others=others)
+    reading()
+    (rows,) = reading()
+    assert [key[0] for key in rows.keys] == list(began)
+    assert reading()[0].keys is rows.keys
+
+
 def test_without_what_comes_from_a_process(tmp_path: Path) -> None:
     """Nor that itself, whichever of them comes first, or later."""
     own = os.geteuid()

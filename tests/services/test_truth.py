@@ -141,7 +141,9 @@ def test_bytes_to_storage(stand: Stand) -> None:
     truth = load.own_io()["write_bytes"]
     if not truth:
         pytest.skip("the file system of the temporary folder has no storage behind it")
-    assert truth == near(WRITTEN + BY_CHILD)
+    assert truth > 0.97 * (
+        WRITTEN + BY_CHILD
+    )  # a page that is written to after it went to the disk goes twice
     assert found["written_bytes"] == near(truth)
     assert found["read_bytes"] == near(load.own_io()["read_bytes"])
 

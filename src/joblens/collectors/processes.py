@@ -28,6 +28,7 @@ _READ_AGAIN = 16
 # /proc/PID/status is the longest of the three. What it alone tells, how memory is divided and how often the
 # process was switched, is read again when its faults, its memory or its threads say so, and now and then.
 _STATUS_AGAIN = 4
+_NOT_YET_KNOWN = 1 << 63
 
 
 class ProcessKey(NamedTuple):
@@ -167,7 +168,9 @@ class _Table:
 
     def read(self) -> Rows:
         self.scans += 1
-        pids = self.choice.choose(self.known)
+        # Parents before their children, whose figures they inherit: of a child that ends in between, and was
+        # read already, all would count twice. By their start, as numbers come round.
+        pids = sorted(self.choice.choose(self.known), key=self._began)
         for pid in self.known.keys() - set(pids):
             self.known.pop(pid).close()
         keys: List[Key] = []
@@ -182,6 +185,10 @@ class _Table:
         if found != self.keys:
             self.keys = found
         return Rows(PROCESS, self.keys, values)
+
+    def _began(self, pid: str) -> int:
+        process = self.known.get(pid)
+        return process.key.start if process and process.key else _NOT_YET_KNOWN
 
     def identities(self) -> List[Tuple[int, int]]:
         return [(process.key.pid, process.key.start) for process in self.known.values() if process.key]

@@ -93,7 +93,7 @@ rm -f $file
 
 def test_what_jobs_write(lab: Lab, watch: Watch) -> None:
     """Two jobs of one user on one node, one of them with a step: to each what it has put on a disk."""
-    step = f"srun sh -c {shlex.quote(_WRITE.format(mib=24))}\nsleep 2"
+    step = f"srun sh -c {shlex.quote(_WRITE.format(mib=24) + 'sleep 2')}\nsleep 2"
     with watch.running(RESIDENT):
         scripts = (step, _WRITE.format(mib=8) + "sleep 3", "sleep 3")
         jobs = [lab.submit("userA", script, "--nodelist=c1") for script in scripts]
