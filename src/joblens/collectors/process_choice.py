@@ -46,12 +46,7 @@ class Descendants(Everyone):
         pids = super().choose(known)
         self._strangers = self._strangers.intersection(pids) if self._scans % _SELDOM else set()
         parents = {pid: self._parent(pid) for pid in pids if pid not in known and pid not in self._strangers}
-        family = {str(self.below), *known}
-        found = {""}
-        while found:
-            found = {pid for pid, parent in parents.items() if parent in family and pid not in family}
-            family |= found
-        family -= {str(self.below), str(os.getpid())}
+        family = _with_all_below({str(self.below), *known}, parents) - {str(self.below), str(os.getpid())}
         self._strangers.update(pid for pid in parents if pid not in family)
         return [pid for pid in pids if pid in family]
 
@@ -61,6 +56,15 @@ class Descendants(Everyone):
             return parse_stat(path, self.host.read_once(path + "/stat")).fields[1].decode("ascii", "replace")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return ""
+
+
+def _with_all_below(some: Set[str], parents: Mapping[str, str]) -> Set[str]:
+    """These, and who comes from them, of those whose parents are told."""
+    family, more = set(some), some
+    while more:
+        more = {pid for pid, parent in parents.items() if parent in more and pid not in family}
+        family |= more
+    return family
 
 
 class _Look(NamedTuple):
@@ -118,13 +122,9 @@ class OwnUser(Everyone):
 
     def _leave_out(self, followed: Dict[str, str]) -> None:
         """By who they are now: a number that one of ours had can be somebody else's by now."""
-        self._without = (self._without - followed.keys()) | self._root
-        found = {""}
-        while found:
-            found = {pid for pid, parent in followed.items() if {pid, parent} & self._without}
-            self._without |= found
-            for pid in found:
-                del followed[pid]
+        self._without = _with_all_below(self._without - followed.keys() | self._root, followed)
+        for pid in self._without & followed.keys():
+            del followed[pid]
 
     def has_ended(self) -> None:
         self._last_pid = b""  # so that who may have its number by now is looked for

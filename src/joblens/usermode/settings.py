@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 from joblens.usermode.session import Session
 
@@ -76,12 +75,18 @@ def agent_settings(session: Session) -> str:
         groups="true" if allocation["scheduler"] else "false",
         group=_quoted(f"job_{allocation['job']}" if allocation["scheduler"] == "slurm" else ""),
         processes=interval if scraped else max(interval, _PROCESSES_SECONDS),
-        # What holds the session, hub and agent with it: by a batch system they count as the job's.
-        ours=os.getpid() if allocation["how"] == "here" else 0,
+        ours=_ours(session),
         node=interval if scraped else max(interval, _NODE_SECONDS),
         hub=_quoted(session.told["hub"]),
         period=max(interval, PERIOD_SECONDS),
     )
+
+
+def _ours(session: Session) -> int:
+    """The process from which all others of the session come, where an agent can see it, and where no batch
+    system counts them as the job's."""
+    holder = session.told["holder"]
+    return int(holder[0]) if holder and session.told["allocation"]["how"] == "here" else 0
 
 
 def _quoted(text: str) -> str:
