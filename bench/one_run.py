@@ -14,7 +14,8 @@ from joblens.agent.batch import Batch
 from joblens.analysis.complete import complete
 from joblens.files import write_whole
 from joblens.host import Host
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.run.facts import collect
 from joblens.run.watch import Watch
 from joblens.store import ingest

@@ -18,7 +18,8 @@ from joblens.collectors.energy_reading import SCHEMA as ENERGY
 from joblens.config import CollectorSettings, Settings
 from joblens.host import Host
 from joblens.model import ABSENT, Rows, Sample
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.store.reader import Span
 from joblens.store.samples import SamplesReader
 from joblens.store.shape import check_record

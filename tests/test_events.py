@@ -7,7 +7,8 @@ import pytest
 
 from joblens.analysis.events import JobEvent, find_events
 from joblens.model import Rows, Sample
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.run.events import EVENT
 from joblens.store.lake import Lake
 from joblens.store.reader import LakeReader, Reader, Span

@@ -32,7 +32,8 @@ from joblens.errors import MalformedError
 from joblens.hub.sinks.lake import LakeSink
 from joblens.model import Rows, Sample
 from joblens.reports.marks import render_foms, render_marks
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.reports.width import display_width
 from joblens.store.columns import check
 from joblens.store.home import find_home, make_home
@@ -302,7 +303,7 @@ def mark(text: str, start: float, end: float | None) -> dict[str, Any]:
 def test_marks_below_the_axis() -> None:
     """A column is a second here: each letter stands where its mark was set."""
     marks = [mark("all", 0, None), mark("in", 10, 19.5), mark("in", 30, 31.5), mark("here", 25, 25)]
-    lines = render_marks(record(marks, []), 80, Style(False))
+    lines = render_marks(record(marks, []), Style(False))
     assert lines == [
         " marks   [a" + "─" * 53 + ">",
         " " * 9 + " " * 10 + "[b───────]" + " " * 5 + "c" + " " * 4 + "b]",

@@ -17,7 +17,8 @@ from joblens.analysis.summary import summarise
 from joblens.attribution.sums import JOB, OWNED_PROCESS
 from joblens.hub.sinks.lake import LakeSink
 from joblens.model import ABSENT, Rows, Sample
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.schedulers.facts import Step
 from joblens.store.home import find_home, make_home
 from joblens.store.reader import LakeReader, Reader

@@ -18,7 +18,8 @@ from joblens.hub.nodes import Node
 from joblens.hub.sinks.lake import LakeSink
 from joblens.jobs.clocks import Clocks, _load
 from joblens.jobs.finish import Ended, finish
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.schedulers.facts import JobFacts, Resources
 from joblens.store.catalog import Catalog
 from joblens.store.home import Home, find_home, make_home

@@ -8,7 +8,8 @@ import pytest
 
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.schedulers.facts import JobFacts
 from joblens.schedulers.slurm_sacct import parse_sacct
 from joblens.store.catalog import Catalog

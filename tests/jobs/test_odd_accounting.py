@@ -14,7 +14,8 @@ import pytest
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
 from joblens.jobs.live import find_live, save_live, summarise_live
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.reports.width import display_width
 from joblens.schedulers.facts import JobFacts
 from joblens.store.catalog import Catalog

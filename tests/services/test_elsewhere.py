@@ -30,7 +30,8 @@ from joblens.hub.sinks.write_request import encode as encode_series
 from joblens.hub.varint import varint
 from joblens.jobs.elsewhere import Told, summarise_elsewhere, told_by_series
 from joblens.model import ABSENT, Key, Rows, Sample
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.store.exporters import ExporterReader
 from joblens.store.promql import Server
 from joblens.store.reader import Span
@@ -195,7 +196,7 @@ def check_node(server: Server) -> None:
     assert record["data"]["problems"] == [
         "it is told by node_exporter, by node: what others did on its nodes meanwhile is in it"
     ]
-    assert "node_exporter" in render_report(record, Style.on(False))
+    assert "node_exporter" in render_report(record, Style())
     with pytest.raises(JoblensError, match="has no samples of job 17 or of its nodes"):
         summarise_elsewhere(server, Told({**facts, "nodes": ["c2"]}, None))
 

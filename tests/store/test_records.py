@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from joblens.api import Store
 from joblens.errors import MalformedError
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.reports.width import display_width
 from joblens.store import records
 from joblens.store.catalog import Catalog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.reports.text import Style, render_report
+from joblens.reports.style import Style, encodable
+from joblens.reports.text import render_report
 from joblens.reports.timeline import render_timeline, resample, sparks
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
@@ -22,6 +24,7 @@ from .made import START
 
 GOLDEN = Path(__file__).parent / "reports"
 GIB = 1 << 30
+_TITLES = ("CPU", "Memory", "Time", "GPU", "Read", "Written", "Energy", "memory", "read", "threads")
 HOSTILE = "x\x1b[2J\r\n\t'\"\\\u202e文e\u0301\udce9" * 30
 
 
@@ -268,6 +271,41 @@ def test_colours_change_nothing_else(name: str) -> None:
     assert "\x1b[" in coloured
 
 
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("width", [50, 66, 79, 120, 200])
+def test_any_width(name: str, width: int) -> None:
+    """No line is wider than the terminal, and no figure of the table is lost in a narrow one."""
+    lines = render_report(RECORDS[name], Style(width=width)).splitlines()
+    assert max(map(display_width, lines)) <= width
+    assert _titles(lines) == _titles(render_report(RECORDS[name], Style()).splitlines())
+
+
+def _titles(lines: list[str]) -> list[str]:
+    """Of the table and the lines of time."""
+    return [title for line in lines if line[:1] == " " for title in line.split()[:1] if title in _TITLES]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_ascii(name: str, encoding: str) -> None:
+    """Where the output is not UTF-8, bars, lines and dashes have ASCII characters of the same width."""
+    report = render_report(RECORDS[name], Style())
+    text = encodable(report, io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    assert list(map(display_width, text.splitlines())) == list(map(display_width, report.splitlines()))
+    assert not set("▁▂▃▄▅▆▇█░└├│─…–→×") & set(text)
+    assert encodable(report, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == report
+
+
+def test_style_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe has 80 columns and no colours; COLUMNS, where it is set, is heeded within bounds."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    assert Style.of(stream) == Style.of(None) == Style(colours=False, width=80)
+    for columns, width in (("50", 50), ("20", 50), ("120", 120), ("9999", 200), ("x", 80)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert Style.of(stream).width == width
+
+
 def test_report_by_hand() -> None:
     """Three figures of the ordinary report, worked out on paper."""
     lines = render_report(RECORDS["ordinary"], Style(False)).splitlines()
@@ -378,5 +416,5 @@ def test_little_is_not_drawn() -> None:
     """That a program read its first page says nothing; a total that is not known hides nothing."""
     for total, drawn in ((4096, False), (5 << 20, True), (None, True)):
         record = {**RECORDS["ordinary"], "used": {**RECORDS["ordinary"]["used"], "read_bytes": total}}
-        lines = render_timeline(record, 80, Style(False))
+        lines = render_timeline(record, Style(False))
         assert any(line.startswith(" read ") for line in lines) is drawn

@@ -136,9 +136,10 @@ def _report(home: Any, found: Any, quiet: bool) -> None:
     terminal = os.isatty(2)
     record = complete(home, found, _progress if terminal else None)
     if not quiet:
-        from joblens.reports.text import Style, render_report
+        from joblens.reports.style import Style
+        from joblens.reports.text import render_report
 
-        _write("\n" + render_report(record, Style.on(terminal)))
+        _write("\n" + render_report(record, Style.of(sys.stderr)))
     if many_wait(home):
         from joblens.run.apart import do_apart
 
@@ -156,7 +157,8 @@ def _say(text: str) -> None:
 
 def _write(text: str) -> None:
     """Straight to the stream: what Python cannot write when it ends would change our exit code."""
+    from joblens.reports.style import encodable
     from joblens.run.streams import write_all
 
     if sys.stderr is not None:  # else it was closed when we began
-        write_all(2, text.encode(sys.stderr.encoding, "replace"))
+        write_all(2, encodable(text, sys.stderr).encode(sys.stderr.encoding, "replace"))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from joblens.reports import width as screen
+from joblens.reports.style import columns, encodable
 
 _LONGEST = 60
-_SCREEN = 80
 _WORTH_SHOWING = 10
 
 
@@ -25,7 +24,7 @@ def render_table(
     widths = [max(screen.display_width(row[column]) for row in cells) for column in range(len(head))]
     if shrink is not None:
         rest = sum(widths) - widths[shrink] + 2 * (len(head) - 1)
-        widths[shrink] = min(widths[shrink], max(_screen() - rest, len(head[shrink])))
+        widths[shrink] = min(widths[shrink], max(columns(sys.stdout.isatty()) - rest, len(head[shrink])))
         for row in cells:
             row[shrink] = screen.plain(row[shrink], widths[shrink])
     return [
@@ -37,21 +36,16 @@ def render_table(
     ]
 
 
-def _screen() -> int:
-    """How wide it is; what is read from a pipe is the same on all."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _SCREEN
-
-
 def plain(text: object) -> str:
     """Names come from outside: nothing in them may move the cursor or fill the screen."""
     return screen.plain(text, _LONGEST)
 
 
 def write(text: str) -> None:
-    """Data, to stdout: at once, so that a closed pipe is noticed, and in what letters it knows."""
+    """Data, to stdout: at once, so that a closed pipe is noticed, and in the characters that it has."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    sys.stdout.write(text)
+    sys.stdout.write(encodable(text, sys.stdout))
     sys.stdout.flush()
 
 

@@ -14,6 +14,7 @@ from joblens.cli import pages
 from joblens.cli.table import write
 from joblens.errors import JoblensError, ServerError, UsageError, sentence
 from joblens.reports.panel import Look
+from joblens.reports.style import knows_blocks
 from joblens.reports.top import BOTH, JOBS, NODES, SORTS, View, choose, render_screen, render_tables
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _first_view(live: Live, place: pages.Place, options: argparse.Namespace) -> 
 def _watch(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
     from joblens.cli.screen import Screen
 
-    look = Look(colors="NO_COLOR" not in os.environ, blocks="utf" in (sys.stdout.encoding or "").lower())
+    look = Look(colors="NO_COLOR" not in os.environ, blocks=knows_blocks(sys.stdout))
     with Screen() as screen:
         asking = _Asking(place, screen, options.interval)
         asking.start()

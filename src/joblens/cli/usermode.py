@@ -240,9 +240,10 @@ def _stop(options: argparse.Namespace, home: Home) -> int:
     if options.json:
         write(json.dumps(record, indent=2) + "\n")
     else:
-        from joblens.reports.text import Style, render_report
+        from joblens.reports.style import Style
+        from joblens.reports.text import render_report
 
-        write(render_report(record, Style.on(sys.stdout.isatty())))
+        write(render_report(record, Style.of(sys.stdout)))
     return 0
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from string import ascii_letters
 from typing import Any
 
+from joblens.reports.style import Style
 from joblens.reports.timeline import PEAK, TITLE, clock, sparks
 from joblens.reports.width import display_width, left, plain, right
 from joblens.units import render_seconds
@@ -15,10 +15,11 @@ _MOST_NAMES = 12
 _MOST_FOMS = 10
 _LONGEST_TEXT = 40
 _HEAD = "Figures of merit"
-_NAME, _LAST, _RANGE, _COURSE = 24, 12, 23, 18  # columns
+_NAME, _LAST, _RANGE = 24, 12, 23  # columns; the rest is for the course
+_SHORTEST_COURSE = 8
 
 
-def render_marks(record: dict[str, Any], width: int, style: Callable[..., str]) -> list[str]:
+def render_marks(record: dict[str, Any], style: Style) -> list[str]:
     marks = record.get("marks") or []
     if not marks:
         return []
@@ -27,7 +28,7 @@ def render_marks(record: dict[str, Any], width: int, style: Callable[..., str]) 
     for mark in marks:
         named.setdefault(mark["text"], []).append(mark)
     letters = dict(zip(named, ascii_letters[:_MOST_NAMES]))
-    rows, hidden = _rows(named, letters, start, end, width - TITLE - PEAK)
+    rows, hidden = _rows(named, letters, start, end, style.width - TITLE - PEAK)
     title = "marks"
     lines = []
     for row in rows:
@@ -36,7 +37,7 @@ def render_marks(record: dict[str, Any], width: int, style: Callable[..., str]) 
     words = [
         _legend(letters[text], text, some, start, end) for text, some in named.items() if text in letters
     ]
-    lines += _flow(words, " " * TITLE, width)
+    lines += _flow(words, " " * TITLE, style.width)
     more = len(named) - len(letters)
     if more or hidden:
         told = f"and {more} more" if more else f"{hidden} of them have no room here"
@@ -111,37 +112,39 @@ def _flow(words: list[str], head: str, width: int) -> list[str]:
     return [*lines, line]
 
 
-def render_foms(record: dict[str, Any], style: Callable[..., str]) -> list[str]:
+def render_foms(record: dict[str, Any], style: Style) -> list[str]:
     foms, start = record.get("foms") or [], record["job"]["start"]
     if not foms:
         return []
     several = len({fom["node"] for fom in foms}) > 1
     end = record["job"]["end"] or start
+    room = min(_NAME, style.width - _LAST - _RANGE - 1)
+    course = style.width - _NAME - _LAST - _RANGE - 3
     shown = [
-        f" {_fom(fom, several)}  {style(_course(fom, start, end), 'cyan')}".rstrip()
+        f" {_fom(fom, several, room)}  {style(_course(fom, start, end, course), 'cyan')}".rstrip()
         for fom in foms[:_MOST_FOMS]
     ]
     more = [f" and {len(foms) - _MOST_FOMS} more, see --json"] if len(foms) > _MOST_FOMS else []
-    columns = right("last", _NAME + _LAST + 1 - len(_HEAD)) + right("range", _RANGE)
+    columns = right("last", room + _LAST + 1 - len(_HEAD)) + right("range", _RANGE)
     return [style(_HEAD, "bold") + columns, *shown, *more]
 
 
-def _fom(fom: dict[str, Any], several: bool) -> str:
+def _fom(fom: dict[str, Any], several: bool, room: int) -> str:
     words = [fom["name"], fom["unit"] or "", f"@{fom['node']}" if several else ""]
-    name = plain(" ".join(filter(None, words)), _NAME)
+    name = plain(" ".join(filter(None, words)), room)
     between = f"{fom['lowest']:.4g} to {fom['highest']:.4g}" if (fom["count"] or 0) > 1 else ""
-    return f"{left(name, _NAME)}{fom['last']:>{_LAST}.5g}{plain(between, _RANGE - 1):>{_RANGE}}"
+    return f"{left(name, room)}{fom['last']:>{_LAST}.5g}{plain(between, _RANGE - 1):>{_RANGE}}"
 
 
-def _course(fom: dict[str, Any], start: float, end: float) -> str:
-    """From its lowest to its highest; what was told last holds."""
+def _course(fom: dict[str, Any], start: float, end: float, columns: int) -> str:
+    """From its lowest to its highest; a value holds until the next one."""
     low, high = fom["lowest"], fom["highest"]
-    if (fom["count"] or 0) < 2 or end <= start or not high > low:
+    if (fom["count"] or 0) < 2 or end <= start or not high > low or columns < _SHORTEST_COURSE:
         return ""
-    values: list[float | None] = [None] * _COURSE
+    values: list[float | None] = [None] * columns
     for point in fom["series"]:
-        place = int((point["time"] - start) / (end - start) * _COURSE)
-        values[min(max(place, 0), _COURSE - 1)] = (point["value"] - low) / (high - low)
-    for n in range(1, _COURSE):
+        place = int((point["time"] - start) / (end - start) * columns)
+        values[min(max(place, 0), columns - 1)] = (point["value"] - low) / (high - low)
+    for n in range(1, columns):
         values[n] = values[n - 1] if values[n] is None else values[n]
     return sparks(values, 1.0)

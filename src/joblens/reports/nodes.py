@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from joblens.reports.style import WIDTH, Style
 from joblens.reports.width import display_width, left, plain
 from joblens.store.listing import name_nodes, shown_id
 from joblens.units import render_bytes, render_seconds
@@ -12,18 +12,18 @@ from joblens.units import render_bytes, render_seconds
 _MOST_NODES = 6
 _BUSIEST, _LEAST = 3, 2  # of more nodes than that
 _MOST_STEPS = 4
-_NAME, _BAR, _STEP = 11, 26, 79
+_NAME = 11
 _FAILURES = ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
-Styled = Callable[..., str]
 
 
-def render_nodes(record: dict[str, Any], width: int, style: Styled) -> list[str]:
+def render_nodes(record: dict[str, Any], style: Style) -> list[str]:
     """One line each, of many the extremes; nothing for a job on one node."""
     nodes = record.get("nodes") or []
     if len(nodes) < 2:
         return []
     cores = (record["asked"]["cores"] or 0.0) / len(nodes)
-    lines = [style("Nodes", "bold") + f"{'memory':>{_NAME + 5}}{'cores':>13}{'peak':>11}"]
+    second, third = (13, 11) if style.width >= WIDTH else (11, 10)
+    lines = [style("Nodes", "bold") + f"{'memory':>{_NAME + 5}}{'cores':>{second}}{'peak':>{third}}"]
     if len(nodes) <= _MOST_NODES:
         return lines + [_node_line(node, cores, style) for node in nodes]
     ordered = sorted(nodes, key=lambda node: -1.0 if node["cores_mean"] is None else -node["cores_mean"])
@@ -53,7 +53,7 @@ def _most(nodes: list[dict[str, Any]], name: str) -> float | None:
     return max((node[name] for node in nodes if node[name] is not None), default=None)
 
 
-def _node_line(node: dict[str, Any], cores: float, style: Styled) -> str:
+def _node_line(node: dict[str, Any], cores: float, style: Style) -> str:
     name = plain(node["node"])
     if display_width(name) > _NAME:  # its end tells nodes apart better than its beginning
         name = "…" + name[-(_NAME - 1) :]
@@ -62,15 +62,15 @@ def _node_line(node: dict[str, Any], cores: float, style: Styled) -> str:
         return f" {left(name, _NAME)} {style('no data', 'dim')}"
     memory = "" if node["memory_peak_bytes"] is None else render_bytes(node["memory_peak_bytes"])
     peak = "" if node["cores_peak"] is None else f"{node['cores_peak']:.1f}"
-    line = f" {left(name, _NAME)} {plain(memory, 8):>8}{plain(format(node['cores_mean'], '.1f'), 12):>13}"
-    line += f"{plain(peak, 10):>11}"
+    second, third = (13, 11) if style.width >= WIDTH else (11, 10)
+    mean = plain(format(node["cores_mean"], ".1f"), second - 1)
+    line = f" {left(name, _NAME)} {plain(memory, 8):>8}{mean:>{second}}{plain(peak, third - 1):>{third}}"
     if not cores:
         return line
     part = node["cores_mean"] / cores
-    filled = min(round(part * _BAR), _BAR)
     colour = "green" if part >= 0.7 else "yellow" if part >= 0.3 else "red"
-    bar = style("█" * filled, colour) + style("░" * (_BAR - filled), "dim")
-    return f"{line}   {bar} {min(part, 99):>4.0%}"
+    blanks = " " * (3 if style.width >= WIDTH else 1)
+    return line + blanks + style.bar(part, colour, style.width - 1 - display_width(line) - len(blanks))
 
 
 def render_state(state: str, code: int | None, signal: int | None) -> str:
@@ -79,7 +79,7 @@ def render_state(state: str, code: int | None, signal: int | None) -> str:
     return f"{state} (signal {signal})" if signal else f"{state} ({code})"
 
 
-def render_steps(record: dict[str, Any], style: Styled) -> list[str]:
+def render_steps(record: dict[str, Any], style: Style) -> list[str]:
     """Those that failed, unless it is the script itself, whose end is the job's."""
     job, steps = record["job"], record.get("steps") or []
     failed = [
@@ -90,12 +90,12 @@ def render_steps(record: dict[str, Any], style: Styled) -> list[str]:
     if not failed:
         return []
     lines = [style("Steps", "bold") + f"        {len(failed)} of {len(steps)} failed"]
-    lines += [_step_line(step, shown_id(job)) for step in failed[:_MOST_STEPS]]
+    lines += [_step_line(step, shown_id(job), style.width) for step in failed[:_MOST_STEPS]]
     more = len(failed) - _MOST_STEPS
     return lines + ([f" and {more} more, see --json"] if more > 0 else [])
 
 
-def _step_line(step: dict[str, Any], job: str) -> str:
+def _step_line(step: dict[str, Any], job: str, width: int) -> str:
     start, end = step["start"], step["end"]
     words = [f"{job}.{step['id']}", step["name"] or ""]
     words.append(render_state(step["state"], step["exit_code"], step["signal"]))
@@ -103,6 +103,6 @@ def _step_line(step: dict[str, Any], job: str) -> str:
         words.append(f"after {render_seconds(end - start)}")
     words.append(f"on {name_nodes(step['nodes'])}" if step["nodes"] else "")
     line = " " + "  ".join(filter(None, (plain(word, 22) for word in words)))
-    while display_width(line) > _STEP:
+    while display_width(line) >= width:
         line = line[:-1]
     return line

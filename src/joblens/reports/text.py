@@ -1,8 +1,7 @@
-"""A job on one screen of 80 columns."""
+"""A job on one screen, of 50 to 200 columns."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 from joblens.analysis.view import never_started
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.nodes import render_nodes, render_state, render_steps
+from joblens.reports.style import WIDTH, Style
 from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
 from joblens.store.listing import name_nodes, shown_id
 from joblens.units import render_bytes, render_cores, render_grams, render_joules, render_seconds
 
-WIDTH = 80
-_BAR = 26
 _MOST_GAPS = 3
 _MOST_EVENTS = 5
 _MOST_TRAFFIC = 6
@@ -31,32 +29,14 @@ _STATES = {
     "COMPLETED": "green", "FAILED": "red", "TIMEOUT": "red", "OUT_OF_MEMORY": "red", "NODE_FAIL": "red",
     "BOOT_FAIL": "red", "DEADLINE": "red", "RUNNING": "cyan", "COMPLETING": "cyan", "PENDING": "cyan",
 }  # fmt: skip
-_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-
-
-class Style:
-    """Colours where they are wanted, and plain text elsewhere."""
-
-    def __init__(self, colours: bool) -> None:
-        self.colours = colours
-
-    @classmethod
-    def on(cls, terminal: bool) -> Style:
-        """Colours on a terminal that has them, unless NO_COLOR says otherwise (no-color.org)."""
-        return cls(terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
-
-    def __call__(self, text: str, *names: str) -> str:
-        if not self.colours or not text:
-            return text
-        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
 
 def render_report(record: dict[str, Any], style: Style) -> str:
     parts = [
         _head(record, style),
         _bars(record, style),
-        render_nodes(record, WIDTH, style),
-        [*render_timeline(record, WIDTH, style), *render_marks(record, WIDTH, style)],
+        render_nodes(record, style),
+        [*render_timeline(record, style), *render_marks(record, style)],
         render_foms(record, style),
         _events(record, style),
         _findings(record, style),
@@ -76,36 +56,36 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     colour = _STATES.get(state.partition(" ")[0], "yellow")
     took = plain(_known(record["used"]["duration_seconds"], render_seconds) or "?", 14)
     last = [took if _has_begun(job) else "", plain(state, 24)]
-    room = WIDTH - sum(display_width(word) + 2 for word in last)
+    room = style.width - sum(display_width(word) + 2 for word in last)
     where = name_nodes(job["nodes"]) if job.get("nodes") else job["node"] or ""
     first, *others = _fitted(["job " + plain(shown_id(job)), job["name"], job["user"], where], room)
     words = filter(None, [style(first, "bold"), *others, last[0], style(last[1], colour)])
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["start"]))
     tags = "".join(f"  {name}:{value}" for name, value in (job.get("tags") or {}).items())
-    lines = ["  ".join(words), *wrap("", record["verdict"])]
+    lines = ["  ".join(words), *wrap("", record["verdict"], style.width)]
     command = f" $ {job['command']}" if job["command"] else ""  # accounting need not tell it
-    lines += [style(plain(began + command, WIDTH), "dim")]
-    lines += [style(line, "yellow") for line in _cut(record)]
-    lines += [style(line, "dim") for line in (*_runs(record), *_array(record))]
+    lines += [style(plain(began + command, style.width), "dim")]
+    lines += [style(line, "yellow") for line in _cut(record, style.width)]
+    lines += [style(line, "dim") for line in (*_runs(record, style.width), *_array(record, style.width))]
     queue = _queue(job)
-    lines += [style(plain(queue, WIDTH), "dim")] if queue else []
-    return lines + ([style(plain(f"tags{tags}", WIDTH), "dim")] if tags else [])
+    lines += [style(plain(queue, style.width), "dim")] if queue else []
+    return lines + ([style(plain(f"tags{tags}", style.width), "dim")] if tags else [])
 
 
 def _has_begun(job: dict[str, Any]) -> bool:
     return job["state"] != _PENDING and not never_started(job)
 
 
-def _cut(record: dict[str, Any]) -> list[str]:
+def _cut(record: dict[str, Any], width: int) -> list[str]:
     """Nothing for a report of a whole job."""
     cut, job = record.get("cut"), record["job"]
     if not cut:
         return []
     times = "–".join(clock(cut[name], (job["end"] or job["start"]) - job["start"]) for name in ("from", "to"))
-    return wrap("", f"only {times}, {cut['what']}")
+    return wrap("", f"only {times}, {cut['what']}", width)
 
 
-def _runs(record: dict[str, Any]) -> list[str]:
+def _runs(record: dict[str, Any], width: int) -> list[str]:
     """Nothing of a job whose id no other has had."""
     runs, this = record.get("runs") or [], record.get("run")
     others = [run for run in runs if run["run"] != this]
@@ -115,17 +95,17 @@ def _runs(record: dict[str, Any]) -> list[str]:
     nearest = sorted(others, key=lambda run: abs(run["run"] - this))[:_MOST_RUNS]
     said = [_run(run, clusters) for run in sorted(nearest, key=lambda run: run["run"])]
     more = [f"and {len(others) - len(said)} more"] if len(others) > len(said) else []
-    return wrap("", f"run {this} of {len(runs)} with this id; the others: {', '.join([*said, *more])}")
+    return wrap("", f"run {this} of {len(runs)} with this id; the others: {', '.join([*said, *more])}", width)
 
 
-def _array(record: dict[str, Any]) -> list[str]:
+def _array(record: dict[str, Any], width: int) -> list[str]:
     """Who asks for an array by its number gets one task of it: the others are not to be overlooked."""
     job, count = record["job"], record.get("array_tasks") or 0
     if count < 2:
         return []
     whole = plain(job["array_job"], 40)
     said = f"task {plain(job['array_task'], 40)} of array {whole}, of which {count} tasks have begun"
-    return wrap("", f"{said}; all of them: joblens jobs --array {whole}")
+    return wrap("", f"{said}; all of them: joblens jobs --array {whole}", width)
 
 
 def _run(run: dict[str, Any], with_cluster: bool) -> str:
@@ -159,7 +139,7 @@ def _fitted(words: list[str], room: int) -> list[str]:
     return shown
 
 
-def _asked(record: dict[str, Any]) -> list[str]:
+def _asked(record: dict[str, Any], style: Style) -> list[str]:
     """Of a job that has not begun there is no more to tell."""
     asked = record["asked"]
     known = (
@@ -168,43 +148,44 @@ def _asked(record: dict[str, Any]) -> list[str]:
         ("GPU", _known(asked["gpus"], _count)),
         ("Time", _known(asked["time_seconds"], render_seconds)),
     )
-    lines = [_bar_line(title, amount, "", "").rstrip() for title, amount in known if amount]
-    return [_bar_line("", "asked", "", "").rstrip(), *lines] if lines else []
+    lines = [_bar_line(title, amount, "", "", style).rstrip() for title, amount in known if amount]
+    return [_bar_line("", "asked", "", "", style).rstrip(), *lines] if lines else []
 
 
 def _bars(record: dict[str, Any], style: Style) -> list[str]:
     if not _has_begun(record["job"]):
-        return _asked(record)
+        return _asked(record, style)
     asked, used = record["asked"], record["used"]
-    lines = [_bar_line("", "asked" if _is_batch(record["job"]) else "may use", "used", "peak")]
+    lines = [_bar_line("", "asked" if _is_batch(record["job"]) else "may use", "used", "peak", style)]
     if used["cores_mean"] is not None:
         part = used["cores_mean"] / asked["cores"] if asked["cores"] else None
         mean, peak = _known(used["cores_mean"], _number), _known(used["cores_peak"], _number)
         colour = "green" if (part or 0) >= 0.7 else "yellow" if (part or 0) >= 0.3 else "red"
-        lines.append(_bar_line("CPU", _cores(asked["cores"]), mean, peak) + _bar(part, colour, style))
+        lines.append(_bar_line("CPU", _cores(asked["cores"]), mean, peak, style, part, colour))
     peak_bytes, limit = used["memory_peak_bytes"], asked["memory_bytes"]
     if peak_bytes is not None:
         part = peak_bytes / limit if limit and used["memory_from"] not in _MEMORY_OF_A_PART else None
         mean = _known(used["memory_mean_bytes"], render_bytes)
-        line = _bar_line("Memory", _known(limit, render_bytes), mean, render_bytes(peak_bytes))
-        lines.append(line + _bar(part, "red" if (part or 0) >= 0.95 else "cyan", style))
+        colour = "red" if (part or 0) >= 0.95 else "cyan"
+        may = _known(limit, render_bytes)
+        lines.append(_bar_line("Memory", may, mean, render_bytes(peak_bytes), style, part, colour))
     lines += _gpu_bars(record, style)
     limit = asked.get("time_seconds")
     if limit and used["duration_seconds"] is not None:
         part = used["duration_seconds"] / limit
         took = render_seconds(used["duration_seconds"])
-        line = _bar_line("Time", render_seconds(limit), took, "")
-        lines.append(line + _bar(part, "red" if part >= 0.98 else "cyan", style))
+        colour = "red" if part >= 0.98 else "cyan"
+        lines.append(_bar_line("Time", render_seconds(limit), took, "", style, part, colour))
     for title, name in (("Read", "read_bytes"), ("Written", "written_bytes")):
         if used[name]:
-            lines.append(_bar_line(title, "", render_bytes(used[name]), ""))
+            lines.append(_bar_line(title, "", render_bytes(used[name]), "", style))
     cpu = _known(used["cpu_seconds"], render_seconds) or "unknown"
-    lines.append(_bar_line("CPU time", "", cpu, ""))
+    lines.append(_bar_line("CPU time", "", cpu, "", style))
     energy = record.get("energy")
     if energy:
         carbon = energy["carbon_grams"]
         beside = "" if carbon is None else f"   {render_grams(carbon)} of CO₂"
-        lines.append(_bar_line("Energy", "", render_joules(energy["joules"]), "") + beside)
+        lines.append(_bar_line("Energy", "", render_joules(energy["joules"]), "", style) + beside)
     return [line.rstrip() for line in lines]
 
 
@@ -216,12 +197,12 @@ def _gpu_bars(record: dict[str, Any], style: Style) -> list[str]:
     mean = used["gpus_mean"]
     part = None if mean is None else mean / len(gpus)
     colour = "green" if (part or 0) >= 0.7 else "yellow" if (part or 0) >= 0.3 else "red"
-    shown = [_bar_line("GPU", _known(asked["gpus"], _count), _known(mean, _number), _count(used["gpus"]))]
-    shown[0] += _bar(part, colour, style)
+    figures = _known(asked["gpus"], _count), _known(mean, _number), _count(used["gpus"])
+    shown = [_bar_line("GPU", *figures, style, part, colour)]
     most, whole = used["gpu_memory_peak_bytes"], asked["gpu_memory_bytes"]
     if most is not None:
-        line = _bar_line("GPU mem", _known(whole, render_bytes), "", render_bytes(most))
-        shown.append(line + _bar(most / whole if whole else None, "cyan", style))
+        figures = _known(whole, render_bytes), "", render_bytes(most)
+        shown.append(_bar_line("GPU mem", *figures, style, most / whole if whole else None, "cyan"))
     return shown
 
 
@@ -229,16 +210,16 @@ def _count(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _bar_line(title: str, asked: str, used: str, peak: str) -> str:
-    return f" {title:<9}{plain(asked, 11):>11}{plain(used, 12):>13}{plain(peak, 10):>11}"
-
-
-def _bar(part: float | None, colour: str, style: Style) -> str:
-    if part is None:
-        return ""
-    filled = min(round(part * _BAR), _BAR)
-    bar = style("█" * filled, colour) + style("░" * (_BAR - filled), "dim")
-    return f"   {bar} {min(part, 99):>4.0%}"
+def _bar_line(
+    title: str, asked: str, used: str, peak: str, style: Style, part: float | None = None, colour: str = ""
+) -> str:
+    first, second, third = (11, 13, 11) if style.width >= WIDTH else (10, 11, 10)
+    figures = (
+        f"{plain(asked, first):>{first}}{plain(used, second - 1):>{second}}{plain(peak, third - 1):>{third}}"
+    )
+    line = f" {title:<9}{figures}"
+    blanks = " " * (3 if style.width >= WIDTH else 1)
+    return line + blanks + style.bar(part, colour, style.width - 1 - len(line) - len(blanks))
 
 
 def _known(value: float | None, show: Callable[[float], str]) -> str:
@@ -262,8 +243,8 @@ def _findings(record: dict[str, Any], style: Style) -> list[str]:
     lines = [style("What to change", "bold")]
     for number, finding in enumerate(found, 1):
         when = _when(finding, record["job"])
-        lines += wrap(f" {number} {when}  ", finding["rule"] + ": " + finding["evidence"])
-        lines += [style(line, "green") for line in wrap("   → ", finding["advice"])]
+        lines += wrap(f" {number} {when}  ", finding["rule"] + ": " + finding["evidence"], style.width)
+        lines += [style(line, "green") for line in wrap("   → ", finding["advice"], style.width)]
     return lines
 
 
@@ -274,13 +255,13 @@ def _when(stretch: dict[str, Any], job: dict[str, Any]) -> str:
     return "–".join(clock(stretch[name], end - job["start"]) for name in ("from", "to"))
 
 
-def wrap(head: str, text: str) -> list[str]:
-    """Lines of at most the screen's width, by what the letters take there."""
+def wrap(head: str, text: str, width: int = WIDTH) -> list[str]:
+    """Lines of at most so many columns."""
     lines, line = [], head
     for word in plain(text, _LONGEST).split(" "):
-        for piece in _pieces(word, WIDTH - display_width(head)):
+        for piece in _pieces(word, width - display_width(head)):
             blank = "" if not line.strip() or line == head else " "
-            if display_width(line + blank + piece) > WIDTH:
+            if display_width(line + blank + piece) > width:
                 lines.append(line)
                 line, blank = " " * display_width(head), ""
             line += blank + piece
@@ -302,12 +283,12 @@ def _events(record: dict[str, Any], style: Style) -> list[str]:
     lines = [style("Events", "bold")] if found else []
     for event in found[:_MOST_EVENTS]:
         when = clock(event["time"], (job["end"] or job["start"]) - job["start"])
-        lines += wrap(f" {when}  ", f"{event['kind']}: {event['text']}")
+        lines += wrap(f" {when}  ", f"{event['kind']}: {event['text']}", style.width)
     return lines + ([f" and {len(found) - _MOST_EVENTS} more, see --json"] if found[_MOST_EVENTS:] else [])
 
 
 def _processes(record: dict[str, Any], style: Style) -> list[str]:
-    rows = render_tree(record["processes"], WIDTH)
+    rows = render_tree(record["processes"], style.width)
     if not rows:
         return []
     return [style("Processes", "bold") + f"    {record['used']['processes'] or len(rows)} seen", *rows]
@@ -322,7 +303,7 @@ def _traffic(record: dict[str, Any], style: Style) -> list[str]:
     for it in found[:_MOST_TRAFFIC]:
         errors = f", {it['errors']:.0f} errors" if it["errors"] else ""
         told = f"in {render_bytes(it['in_bytes'])}, out {render_bytes(it['out_bytes'])}{errors}"
-        lines += wrap(" ", f"{it['kind']} {it['name']}: {told}")
+        lines += wrap(" ", f"{it['kind']} {it['name']}: {told}", style.width)
     if len(found) > _MOST_TRAFFIC:
         lines.append(f" and {len(found) - _MOST_TRAFFIC} more, see --json")
     return [style("Node", "bold") + "         what all jobs on it carried meanwhile", *lines] if lines else []
@@ -332,7 +313,7 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
     if not _has_begun(record["job"]):
         return []
     data, gaps = record["data"], record["gaps"]
-    first, *lines = wrap("Data".ljust(len(_UNDER)), ", ".join(_amounts(record)))
+    first, *lines = wrap("Data".ljust(len(_UNDER)), ", ".join(_amounts(record)), style.width)
     lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]
     when = [_when(gap, record["job"]) for gap in gaps[:_MOST_GAPS]]
     told = [f"nothing is known of {it}" for it in when if it != _WHOLE]  # that is told already
@@ -344,9 +325,9 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
     if source and source != "samples" and record["used"]["memory_peak_bytes"] is not None:
         told.append(f"memory peak: {_MEMORY_OF_A_PART.get(source, source)}")
     for text in told:
-        lines += wrap(_UNDER, text)
+        lines += wrap(_UNDER, text, style.width)
     for problem in data["problems"] or []:
-        lines += [style(line, "yellow") for line in wrap(_UNDER, problem)]
+        lines += [style(line, "yellow") for line in wrap(_UNDER, problem, style.width)]
     return lines
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from joblens.reports.style import Style
 from joblens.reports.width import plain
 from joblens.units import render_bytes
 
@@ -22,13 +23,13 @@ _LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def render_timeline(record: dict[str, Any], width: int, style: Callable[..., str]) -> list[str]:
+def render_timeline(record: dict[str, Any], style: Style) -> list[str]:
     """Nothing for a job that is too short for it."""
     points = record["timeline"]
     start, end = record["job"]["start"], record["job"]["end"] or 0.0
     if len(points) < 4 or end - start < 1:
         return []
-    columns = width - TITLE - PEAK
+    columns = style.width - TITLE - PEAK
     lines = []
     for title, name, show in _LINES:
         values = resample(points, name, start, end, columns)
@@ -52,7 +53,7 @@ def _says_something(record: dict[str, Any], name: str, most: float) -> bool:
     return name not in ("read", "written") or total is None or total >= _LITTLE_BYTES
 
 
-def _gpu_lines(record: dict[str, Any], columns: int, style: Callable[..., str]) -> list[str]:
+def _gpu_lines(record: dict[str, Any], columns: int, style: Style) -> list[str]:
     """One for each that was used, up to a few."""
     gpus = [gpu for gpu in record.get("gpus") or [] if gpu["used"] and gpu["timeline"]]
     several = len({gpu["node"] for gpu in gpus}) > 1
@@ -65,7 +66,7 @@ def _gpu_lines(record: dict[str, Any], columns: int, style: Callable[..., str]) 
     return lines
 
 
-def _gpu_sparks(gpu: dict[str, Any], job: dict[str, Any], columns: int, style: Callable[..., str]) -> str:
+def _gpu_sparks(gpu: dict[str, Any], job: dict[str, Any], columns: int, style: Style) -> str:
     """How busy some are nobody tells, as of parts of a card: what they hold shows when they were used."""
     is_busy_known = gpu["busy_mean"] is not None
     values = resample(

@@ -9,6 +9,8 @@ from joblens.units import render_bytes, render_seconds
 
 _MOST_LINES = 12
 _MOST_PROCESSES = 200
+_SHORTEST_TITLE = 4
+_WIDE = 70  # columns, with room for the number of threads
 
 
 class _Node:
@@ -84,10 +86,12 @@ def _render(nodes: list[_Node], indent: str, lines: list[str], width: int, top: 
         head = f" {indent}" + ("" if top else ("└ " if last else "├ "))
         count = f" (×{node.count})" if node.count > 1 else ""
         figures = f"{_seconds(node.cpu):>11} CPU {render_bytes(node.memory):>9}"
-        figures += f" {plain(node.threads, 4):>4} threads" if node.threads > 1 else " " * 13
+        if width >= _WIDE:
+            figures += f" {plain(node.threads, 4):>4} threads" if node.threads > 1 else " " * 13
         room = width - len(figures) - 1
-        title = plain(_title(node.process), max(room - len(head) - len(count), 4))
-        lines.append(f"{left(f'{head}{title}{count}', room)} {figures}".rstrip())
+        head = head[: room - len(count) - _SHORTEST_TITLE]  # of one that is nested deeply
+        title = plain(_title(node.process), room - len(head) - len(count))
+        lines.append(f"{left(head + title + count, room)} {figures}".rstrip())
         _render(node.children, indent + ("" if top else "  " if last else "│ "), lines, width, top=False)
 
 

@@ -1,0 +1,61 @@
+"""What the output can show: how many columns, which characters, colours or none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NamedTuple, TextIO
+
+WIDTH = 80  # of a pipe or a file
+_NARROWEST, _WIDEST = 50, 200
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+# One column each, as what they replace, so that the layout stays.
+_ASCII = str.maketrans("▁▂▃▄▅▆▇█░└├│─…–→×₂µ", "_.,:-=+#.`||-~->x2u")
+
+
+class Style(NamedTuple):
+    colours: bool = False
+    width: int = WIDTH
+
+    @classmethod
+    def of(cls, stream: TextIO | None) -> Style:
+        """Colours on a terminal that has them, unless NO_COLOR says otherwise (no-color.org)."""
+        terminal = stream is not None and stream.isatty()
+        colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        return cls(colours, columns(terminal))
+
+    def __call__(self, text: str, *names: str) -> str:
+        if not self.colours or not text:
+            return text
+        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
+
+    def bar(self, part: float | None, colour: str, room: int) -> str:
+        """A bar and its percentage in at most so many columns; only the percentage where that is little."""
+        if part is None:
+            return ""
+        length = room - 5
+        percent = f"{min(part, 99):>4.0%}"
+        if length < 4:
+            return percent
+        filled = min(round(part * length), length)
+        return f"{self('█' * filled, colour)}{self('░' * (length - filled), 'dim')} {percent}"
+
+
+def columns(terminal: bool) -> int:
+    """A terminal's own width, or COLUMNS; a pipe has 80 unless COLUMNS is set."""
+    if not terminal and not os.environ.get("COLUMNS", "").isdecimal():
+        return WIDTH
+    return min(max(shutil.get_terminal_size((WIDTH, 24)).columns, _NARROWEST), _WIDEST)
+
+
+def encodable(text: str, stream: TextIO | None) -> str:
+    """The same text in ASCII characters if the output is not UTF-8."""
+    return text if knows_blocks(stream) else text.translate(_ASCII)
+
+
+def knows_blocks(stream: TextIO | None) -> bool:
+    try:
+        "█".encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
