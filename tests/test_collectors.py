@@ -261,6 +261,7 @@ def test_slurmstepd_is_read_until_it_has_its_title(tmp_path: Path, looks: int) -
     stat = b"4000 " + PROCESS_STAT.replace(b"(a) R (b\n)", b"(slurmstepd)")
     changes: dict[str, bytes | None] = {
         "proc/4000/stat": stat,
+        "proc/4000/status": PROCESS_STATUS.replace(b"1000\t1000\t1000\t1000", b"0\t0\t0\t0"),
         "proc/4000/cmdline": b"/usr/sbin/slurmstepd\0",
     }
     reading = OPEN["processes"](Host(make_machine(tmp_path, changes)))

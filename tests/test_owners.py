@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.attribution.jobfiles import JobFile, JobFiles, parse_job_file
-from joblens.attribution.owners import _STEPD, Owners
+from joblens.attribution.owners import Owners
+from joblens.attribution.slurmstepd import parse_title
 from joblens.collectors.processes import ProcessKey
 from joblens.config import AttributionSettings
 from joblens.host import Host
@@ -335,5 +336,5 @@ def test_a_node_with_its_domain_is_the_same_node(tmp_path: Path) -> None:
 )
 def test_titles_that_are_half_written(title: str) -> None:
     """What stands in it belongs to no job that Slurm could have."""
-    assert _STEPD.match(f"slurmstepd: {title}") is None
-    assert _STEPD.match("slurmstepd: [4294967294.extern]") is not None
+    assert parse_title(f"slurmstepd: {title}") is None
+    assert parse_title("slurmstepd: [4294967294.extern]") == ("4294967294", "extern")

@@ -35,6 +35,14 @@ class Space(NamedTuple):
     inodes_free: int
 
 
+class Program(NamedTuple):
+    """The file that a process executes, by /proc/PID/exe."""
+
+    path: str  # as seen by the process; a file that was removed has ` (deleted)` behind it
+    uid: int
+    mode: int
+
+
 class Host:
     def __init__(self, root: str = "/") -> None:
         self._open: Dict[str, int] = {}
@@ -119,6 +127,22 @@ class Host:
     def stat(self, path: str) -> os.stat_result:
         """Of the entry itself: a link is not followed."""
         return os.lstat(self.root + path)
+
+    def program(self, pid: int) -> Optional[Program]:
+        """None only in a recording that does not say which programs its processes execute.
+
+        Raises PermissionError where /proc/PID/exe is not ours to see (ptrace(2), access mode checking).
+        """
+        if self.live:
+            path = f"/proc/{pid}/exe"
+            found = os.stat(path)
+            return Program(os.readlink(path), found.st_uid, found.st_mode)
+        programs = self._facts.get("programs")
+        if programs is None:
+            return None
+        if str(pid) not in programs:
+            raise PermissionError(errno.EACCES, "not recorded", f"proc/{pid}/exe")
+        return Program(*programs[str(pid)])
 
     def now_ns(self) -> int:
         return time.time_ns() if self.live else int(self._facts.get("time_ns", 0))

@@ -17,7 +17,7 @@ from joblens.collectors.kernel_log import blot_out
 from joblens.collectors.pss import read_pss
 from joblens.config import AttributionSettings, CollectorSettings, Settings
 from joblens.errors import UsageError
-from joblens.host import Host, Space, read_all, read_new
+from joblens.host import Host, Program, Space, read_all, read_new
 
 _FIRST_PERSON, _NOBODY = 1000, 65534
 # Words that a tree's folders are made of. A user of that name would otherwise take it apart.
@@ -49,6 +49,7 @@ class Recorder(Host):
         self.seen: Set[str] = set()  # that it exists was all that was asked
         self.listed: Dict[str, List[str]] = {}  # the folders in it
         self.spaces: Dict[str, Space] = {}
+        self.programs: Dict[int, Program] = {}
         self.asked_users: Dict[int, str] = {}
         super().__init__(root)
 
@@ -90,6 +91,12 @@ class Recorder(Host):
         found = super().space(path)
         if found is not None:
             self.spaces[path] = found
+        return found
+
+    def program(self, pid: int) -> Optional[Program]:
+        found = super().program(pid)
+        if found is not None:
+            self.programs[pid] = found
         return found
 
     def user(self, uid: int) -> str:
@@ -287,6 +294,9 @@ def _facts(host: Recorder, replace: Replacer) -> bytes:
         "page_size": host.page_size,
         "space": {replace.path(path): list(space) for path, space in sorted(host.spaces.items())},
     }
+    if host.programs:  # those that were checked
+        programs = host.programs.items()
+        facts["programs"] = {pid: [replace.path(it.path), it.uid, it.mode] for pid, it in programs}
     return json.dumps(facts, indent=1).encode() + b"\n"
 
 

@@ -201,7 +201,7 @@ class Sampler:
             known = [self.attribution.disown(rows) for rows in found]
         else:
             self.jobs.has_succeeded()
-            self._report_job_files()
+            self._report_problems()
         self.jobs.duration_ns = time.perf_counter_ns() - begin
         return known
 
@@ -210,12 +210,13 @@ class Sampler:
         scans = [it for it in self.running if it.name == "processes" and not it.is_due(tick)]
         return [rows for scan in scans for rows in scan.sample(self.host, tick, self.log)]
 
-    def _report_job_files(self) -> None:
-        problems = self.attribution.owners.files.problems
-        for path, problem in problems.items():
-            if self._problems.get(path) != problem:
-                self.log(f"{path}: {problem}; it is not used")
-        self._problems = dict(problems)
+    def _report_problems(self) -> None:
+        """Of job files and of processes that are not believed, each once."""
+        problems = self.attribution.owners.problems()
+        for what, problem in problems.items():
+            if self._problems.get(what) != problem:
+                self.log(f"{what}: {problem}; it is not used")
+        self._problems = problems
 
     def known(self) -> List[Rows]:
         """All that is known now, for somebody who asks in between."""

@@ -6,28 +6,23 @@
 4. what 2 or 3 said of this process earlier: it stays its job's when its parents end,
 5. inference, for processes of people: the process group below a terminal, the session elsewhere.
 
-Otherwise it is nobody's. Nothing here reads what a user could forge: no environment, no command line
-but that of a process whose real user is root.
+Otherwise it is nobody's. Nothing here believes what a user could forge: no environment, no name of a process,
+no command line but that of a slurmstepd that joblens.attribution.slurmstepd has checked.
 """
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from joblens.attribution.jobfiles import SLURM, JobFile, JobFiles
 from joblens.attribution.paths import PathJob, parse_job_path
-from joblens.collectors.process_files import STEPD
-from joblens.collectors.processes import ProcessKey
+from joblens.attribution.slurmstepd import FORGED, TRUSTED, Stepds, parse_title
+from joblens.collectors.processes import ProcessKey, may_be_stepd
 from joblens.config import AttributionSettings
 from joblens.host import Host
 from joblens.model import Job, Owner
 
-# A title that is just being written can be read half new and half old: ids have 32 bits, or are SLUIDs.
-_STEPD = re.compile(
-    r"slurmstepd: \[(?P<job>[1-9]\d{0,9}(?:[+_]\d{1,10})?|s[0-9A-Z]{13})\.(?P<step>\w+)\](?:\s|$)"
-)
 _NOBODY_UID = 65534
 _TICKS = 100
 _ROUNDED = 2  # seconds
@@ -40,6 +35,7 @@ class Owners:
         self.host, self.settings = host, settings
         self.cluster, self.node = cluster, node
         self.files = JobFiles(host, settings.job_files)
+        self.stepds = Stepds(host)
         self._boot = host.boot_time()
         self._paths: Dict[str, Optional[Owner]] = {}
         # What Slurm's prolog told of jobs, also of those whose file is gone while their last process is not.
@@ -54,6 +50,11 @@ class Owners:
         self._answer: List[Optional[Owner]] = []
         self._is_sure = True
         self._of_files: Dict[int, Tuple[JobFile, Owner]] = {}  # by the file's identity, so it is kept beside
+
+    def problems(self) -> Dict[str, str]:
+        """By job file or kind of process, why it is not believed."""
+        stepds = {"slurmstepd": self.stepds.problem} if self.stepds.problem else {}
+        return {**self.files.problems, **stepds}
 
     def of_path(self, path: str) -> Optional[Owner]:
         if path in self._paths:
@@ -124,6 +125,7 @@ class Owners:
         self._asked, self._is_sure = None, True
         search = _Search(self, keys, files)
         self._answer = [search.owner(key) for key in keys]
+        self.stepds.keep(search.stepds)
         self.inherited = search.inherited
         self._inferred = search.inferred
         self._asked = (keys, files) if self._is_sure else None
@@ -158,6 +160,7 @@ class _Search:
     def __init__(self, owners: Owners, keys: Sequence[ProcessKey], files: List[JobFile]) -> None:
         self.owners = owners
         self.by_pid = {key.pid: key for key in keys}
+        self.stepds = [key for key in keys if may_be_stepd(key)]
         self.by_session = {file.session: file for file in files if file.session}
         self.by_root = {file.pid: file for file in files if file.pid}
         whole_user = [file for file in files if not file.session and not file.pid]
@@ -167,12 +170,15 @@ class _Search:
         self.inherited: Dict[Tuple[int, int], Owner] = {}
         self.inferred: Dict[str, Owner] = {}
         self._lineage: Dict[int, Optional[Owner]] = {}
+        self._unchecked: Set[Owner] = set()  # whose slurmstepd could not be checked
 
     def owner(self, key: ProcessKey) -> Optional[Owner]:
         owner = self.owners.of_path(key.cgroup) if key.cgroup != "/" else None
         if owner is not None:
             return owner
         owner = self._by_lineage(key)
+        if owner in self._unchecked and key.uid not in (0, self.owners.host.uid):
+            return None  # who is not root can be deceived about others, and only by oneself about oneself
         if owner is not None:
             # A file that means all of a user's processes says nothing of them once it is gone: those that
             # were there before and go on, such as a terminal, are not the job's.
@@ -204,17 +210,20 @@ class _Search:
         file = root or self.by_session.get(key.session) or self.by_user.get(key.uid)
         if file is not None and key.uid in (file.uid, 0):
             return self.owners.of_file(file)
-        if key.uid == 0 and key.name == STEPD:
-            match = _STEPD.match(key.command)
-            if match:
-                return self.owners.of_slurm(match["job"], match["step"])
-        return self.owners.inherited.get((key.pid, key.start))
+        step = parse_title(key.command) if may_be_stepd(key) else None
+        trust = self.owners.stepds.trust(key) if step else FORGED
+        if step is None or trust == FORGED:
+            return self.owners.inherited.get((key.pid, key.start))
+        owner = self.owners.of_slurm(step.job, step.id)
+        if trust != TRUSTED:
+            self._unchecked.add(owner)
+        return owner
 
     def _comes_from_stepd(self, key: ProcessKey) -> bool:
         seen = {key.pid}
         parent = self.by_pid.get(key.parent)
         while parent is not None and parent.pid not in seen:
-            if parent.uid == 0 and parent.name == STEPD:
+            if may_be_stepd(parent) and self.owners.stepds.trust(parent) != FORGED:
                 return True
             seen.add(parent.pid)
             parent = self.by_pid.get(parent.parent)

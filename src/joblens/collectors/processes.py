@@ -105,9 +105,14 @@ _STAT_FIELDS = 22
 _OF_MEMORY = (7, 9, 17, 20, 21)  # fields of stat: faults, threads, size and what of it is in RAM
 
 
+def may_be_stepd(key: ProcessKey) -> bool:
+    """Whether it is worth to check that: anybody can give a process any name."""
+    return key.uid == 0 and key.name == STEPD
+
+
 def _awaits_title(key: ProcessKey) -> bool:
-    """It calls itself `slurmstepd: [JOB.STEP]` a moment after its start, and a look may come in between."""
-    return key.name == STEPD and not key.command.startswith(STEPD + ": ")
+    """It calls itself `slurmstepd: [JOB.STEP]` a moment after its start, and a scan may come in between."""
+    return may_be_stepd(key) and not key.command.startswith(STEPD + ": ")
 
 
 _Row = Tuple[ProcessKey, List[int]]
@@ -226,7 +231,7 @@ class _Table:
         is_new = self._read_status(process, stat, io, keep)
         told = (data, io)
         is_same = told == process.told and not is_new and process.again_in > 0
-        if is_same and process.row and process.row[0].name != STEPD:
+        if is_same and process.row and not may_be_stepd(process.row[0]):
             process.again_in -= 1
             return process.row
         stat = stat or parse_stat(process.path, data, _STAT_FIELDS)
@@ -272,7 +277,7 @@ class _Table:
         old, fields = process.key, stat.fields
         process.again_in -= 1
         who = (stat.name, uid, fields[19], *fields[1:5])
-        if who == process.who and process.again_in >= 0 and old and old.name != STEPD:
+        if who == process.who and process.again_in >= 0 and old and not may_be_stepd(old):
             return old
         process.who = who
         parent, group, session, terminal = map(int, fields[1:5])

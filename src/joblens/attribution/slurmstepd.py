@@ -1,0 +1,101 @@
+"""Which processes are Slurm's slurmstepd, where Slurm runs without cgroups: what comes from one is its job's.
+
+Anybody can call a process `slurmstepd` and give it the title `slurmstepd: [42.batch]`, also one of root's: a
+setuid program has the name of the link by which it was started. So the file that the process executes
+decides: its name, that only root can change it, and that nobody gets root's rights by starting it.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from typing import Dict, Iterable, NamedTuple, Optional, Tuple
+
+from joblens.collectors.processes import ProcessKey, may_be_stepd
+from joblens.host import Host, Program
+
+# A title that is just being written can be read half new and half old: ids have 32 bits, or are SLUIDs.
+_TITLE = re.compile(
+    r"slurmstepd: \[(?P<job>[1-9]\d{0,9}(?:[+_]\d{1,10})?|s[0-9A-Z]{13})\.(?P<step>\w+)\](?:\s|$)"
+)
+_PROGRAM = re.compile(r"(?:.*/)?slurmstepd[\w.-]*(?: \(deleted\))?")  # Debian's is slurmstepd-wlm
+_GETS_RIGHTS = stat.S_ISUID | stat.S_ISGID
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+TRUSTED, UNKNOWN, FORGED = "trusted", "unknown", "forged"
+_Identity = Tuple[int, int, str]  # after an exec the pid and the start are the same, the command is not
+
+
+class Step(NamedTuple):
+    job: str
+    id: str
+
+
+def parse_title(command: str) -> Optional[Step]:
+    match = _TITLE.match(command)
+    return Step(match["job"], match["step"]) if match else None
+
+
+class Stepds:
+    """Each process is checked once; what was found stays until it ends or executes something else."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.problem = ""  # the first, for the log: a user can make as many as they like
+        self._known: Dict[_Identity, str] = {}
+
+    def trust(self, key: ProcessKey) -> str:
+        """UNKNOWN where the agent may not see which file root's processes execute."""
+        if not may_be_stepd(key):
+            return FORGED
+        identity = (key.pid, key.start, key.command)
+        known = self._known.get(identity)
+        if known is None:
+            try:
+                known = self._check(key.pid)
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
+                return UNKNOWN
+            self._known[identity] = known
+        return known
+
+    def keep(self, keys: Iterable[ProcessKey]) -> None:
+        """Forget all others: they have ended."""
+        living = {(key.pid, key.start, key.command) for key in keys}
+        self._known = {identity: it for identity, it in self._known.items() if identity in living}
+
+    def _check(self, pid: int) -> str:
+        try:
+            program = self.host.program(pid)
+        except PermissionError:
+            if self.host.uid == 0:
+                self._report("it cannot be checked without CAP_SYS_PTRACE")
+            return UNKNOWN
+        if program is None:  # a recording that has no programs
+            return TRUSTED
+        why = why_forged(program)
+        if not why and not _is_root(self.host.read_once(f"proc/{pid}/status")):
+            why = "its user is not root alone"
+        if why:
+            self._report(f"process {pid} calls itself so, and is not Slurm's: {why}")
+        return FORGED if why else TRUSTED
+
+    def _report(self, problem: str) -> None:
+        self.problem = self.problem or problem
+
+
+def why_forged(program: Program) -> str:
+    """ "" for a program that can only be Slurm's."""
+    shown = ascii(program.path)[:200]
+    if not _PROGRAM.fullmatch(program.path):
+        return f"it executes {shown}"
+    if program.uid != 0:
+        return f"{shown} belongs to user {program.uid}, not to root"
+    if program.mode & _OTHERS_WRITE:
+        return f"{shown} can be written by others than root"
+    return f"{shown} is setuid or setgid" if program.mode & _GETS_RIGHTS else ""
+
+
+def _is_root(status: bytes) -> bool:
+    """By the real and the saved user (proc(5)): the effective one of slurmstepd is the job's at times."""
+    uids = status.partition(b"\nUid:")[2].partition(b"\n")[0].split()
+    return len(uids) < 4 or (uids[0], uids[2]) == (b"0", b"0")
