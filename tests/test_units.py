@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.units import render_bytes, render_cores, render_grams, render_joules, render_seconds
+from joblens.units import render_bytes, render_cores, render_exit, render_grams, render_joules, render_seconds
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,13 @@ def test_any_number_has_a_short_text(number: float) -> None:
     assert len(render_bytes(number)) <= 10
     assert len(render_seconds(number)) <= 20
     assert len(render_joules(number)) <= 16
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "text"),
+    [(1, None, "1"), (137, None, "SIGKILL"), (143, 15, "SIGTERM"), (255, None, "255"), (None, None, ""),
+     (None, 9, "SIGKILL"), (2, 77, "signal 77"), (128, None, "128")],
+)  # fmt: skip
+def test_exit(code: int | None, number: int | None, text: str) -> None:
+    """Signals by name, as the shell's 128 and more too."""
+    assert render_exit(code, number) == text

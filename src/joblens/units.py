@@ -68,3 +68,21 @@ def _three(number: float) -> str:
         return str(int(number))
     size = abs(number)
     return f"{number:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
+
+
+def render_signal(number: int) -> str:
+    """`SIGKILL`, or `signal 77` where it has no name."""
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def render_exit(code: int | None, number: int | None = None) -> str:
+    """`SIGKILL`, also for 137, which is how a shell reports it; else the exit code."""
+    if code is None and not number:
+        return ""
+    named = render_signal(number or (code or 0) - 128)
+    return named if number or named.startswith("SIG") else f"{code}"

@@ -51,7 +51,7 @@ def test_listing(two_jobs: Home, joblens: Joblens) -> None:
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == (
         "job  start        user   name          took  cores   memory  state\n"
-        "ra2  02 Jan 2020  bob    caf? ?[31m文  30 s  0.7/4  256 MiB  FAILED 137\n"
+        "ra2  02 Jan 2020  bob    caf? ?[31m文  30 s  0.7/4  256 MiB  FAILED SIGKILL\n"
         "ra1  02 Jan 2020  alice  train         30 s  0.7/4  256 MiB  COMPLETED\n"
     )
 
@@ -175,7 +175,7 @@ def test_an_id_that_is_no_utf8(two_jobs: Home) -> None:
 def test_showing(two_jobs: Home, joblens: Joblens) -> None:
     """By its id, by a beginning that only it has, and as the last one."""
     shown = joblens("job", "ra2").stdout
-    assert shown.startswith("job ra2  caf? ?[31m文  bob  c1  30 s  FAILED (137)\n")
+    assert shown.startswith("job ra2  caf? ?[31m文  bob  c1  30 s  FAILED (SIGKILL)\n")
     assert joblens("job", "last").stdout == shown
     assert joblens("job", "ra1").stdout.startswith("job ra1  train  alice")
 

@@ -19,7 +19,7 @@ from joblens.analysis.batch_findings import (
 from joblens.analysis.gpu_findings import held_idle, used_for_a_while, waiting_gpus
 from joblens.analysis.points import steady
 from joblens.analysis.view import Finding, Point, View, mean
-from joblens.units import render_bytes, render_cores, render_seconds
+from joblens.units import render_bytes, render_cores, render_seconds, render_signal
 
 # Shorter jobs say little about how they use what they have.
 _WORTH_SECONDS = 5.0
@@ -61,9 +61,9 @@ def how_it_ended(view: View) -> str:
     after = f"after {render_seconds(view.duration)}"
     code, number = view.job["exit_code"], view.job["signal"]
     if number:
-        return f"it was ended by {_signal_name(number)} {after}"
+        return f"it was ended by {render_signal(number)} {after}"
     if _death(view):
-        return f"exit code {code} {after}, so something in it was ended by {_signal_name(code - 128)}"
+        return f"exit code {code} {after}, so something in it was ended by {render_signal(code - 128)}"
     return f"exit code {code} {after}"
 
 
@@ -75,13 +75,6 @@ def _death(view: View) -> int:
 
 def was_stopped_by_user(view: View) -> bool:
     return _death(view) == signal.SIGINT
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _what_to_do(view: View) -> str:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from importlib import import_module
-from typing import Any, List, Optional
+from typing import Any, Container, List, Optional
 
 from joblens import __version__
 from joblens.errors import JoblensError, sentence
@@ -30,6 +30,8 @@ COMMANDS = (
     ("config", "write a settings file with every default, or show which settings are in force"),
     ("prometheus-config", "print a configuration with which Prometheus scrapes agents"),
     ("record", "copy what the collectors read into a folder, for tests and bug reports"),
+    ("completion", "print the completion script of a shell"),
+    ("man", "print the manual page"),
 )
 
 
@@ -54,7 +56,8 @@ def _width() -> int:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
-    parser = _build_parser(words)
+    called = next((word for word in words if not word.startswith("-")), "")
+    parser = build_parser([called])
     options = parser.parse_args(words)
     if not hasattr(options, "run"):
         parser.print_help()
@@ -71,7 +74,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return 130
 
 
-def _build_parser(words: List[str]) -> argparse.ArgumentParser:
+def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
+    """Only the commands that are named are loaded: the others have no more than their line in the help."""
     parser = argparse.ArgumentParser(
         prog="joblens",
         description="See what a job really did, from one thread to the whole cluster.",
@@ -80,10 +84,8 @@ def _build_parser(words: List[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"joblens {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    called = next((word for word in words if not word.startswith("-")), None)
     for name, what in COMMANDS:
-        # Only the command that is called is loaded: the others need no more than their line in the help.
-        module = import_module(_module(name)) if name == called else None
+        module = import_module(_module(name)) if name in loaded else None
         command = commands.add_parser(
             name,
             help=what,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from joblens.cli.table import progress, render_table, tell, write
 from joblens.errors import UsageError
 from joblens.run.facts import parse_tags
-from joblens.units import render_bytes, render_cores, render_seconds
+from joblens.units import render_bytes, render_cores, render_exit, render_seconds
 
 if TYPE_CHECKING:
     from joblens.schedulers.facts import JobFacts
@@ -152,7 +152,7 @@ def render(found: list[dict[str, Any]]) -> list[str]:
             _took(job),
             _cores(job),
             _known(job["memory_peak_bytes"], render_bytes),
-            f"FAILED {job['exit_code']}" if job["state"] == "FAILED" and job["exit_code"] else job["state"],
+            _state(job),
         )
         for job in found
     ]
@@ -177,6 +177,12 @@ def _took(job: dict[str, Any]) -> str:
     """Nothing of a job that was never given a node."""
     never = not job["node"] and not job["duration_seconds"]
     return "-" if never else _known(job["duration_seconds"], render_seconds)
+
+
+def _state(job: dict[str, Any]) -> str:
+    """`FAILED 2`, `FAILED SIGKILL`; accounting has no exit code for what a signal ended."""
+    ended = render_exit(job["exit_code"]) if job["state"] == "FAILED" and job["exit_code"] else ""
+    return f"{job['state']} {ended}".rstrip()
 
 
 def _cores(job: dict[str, Any]) -> str:

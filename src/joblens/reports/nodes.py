@@ -7,7 +7,7 @@ from typing import Any
 from joblens.reports.style import WIDTH, Style
 from joblens.reports.width import display_width, left, plain
 from joblens.store.listing import name_nodes, shown_id
-from joblens.units import render_bytes, render_seconds
+from joblens.units import render_bytes, render_exit, render_seconds
 
 _MOST_NODES = 6
 _BUSIEST, _LEAST = 3, 2  # of more nodes than that
@@ -76,7 +76,7 @@ def _node_line(node: dict[str, Any], cores: float, style: Style) -> str:
 def render_state(state: str, code: int | None, signal: int | None) -> str:
     if state != "FAILED":
         return state
-    return f"{state} (signal {signal})" if signal else f"{state} ({code})"
+    return f"{state} ({render_exit(code, signal) or '?'})"
 
 
 def render_steps(record: dict[str, Any], style: Style) -> list[str]:
