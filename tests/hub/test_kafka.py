@@ -20,7 +20,7 @@ from joblens.agent.batch import Batch
 from joblens.errors import ConfigError, MalformedError
 from joblens.hub import from_kafka, kafka_schema
 from joblens.hub.checked import Checker
-from joblens.hub.decode import Columns, decode_columns
+from joblens.hub.decode import Columns, Description, decode_columns
 from joblens.hub.kafka_client import Notes, load_kafka
 from joblens.hub.kafka_schema import AVRO, Row, avro_frame, avro_rows, json_rows
 from joblens.hub.kafka_seen import Known
@@ -47,7 +47,7 @@ def columns(
 ) -> Columns:
     shaped = numpy.array(values, dtype=numpy.int64).reshape(-1, len(keys), len(schema.columns))
     times = numpy.arange(len(shaped), dtype=numpy.int64) * 1_500_000_000 + time_ns
-    return Columns(schema, keys, times, shaped)
+    return Columns(Description(schema, keys), times, shaped)
 
 
 def from_avro(row: Row) -> dict[str, Any]:

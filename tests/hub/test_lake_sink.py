@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from joblens import files
 from joblens.attribution.sums import JOB
 from joblens.cli import main
+from joblens.hub import decode
 from joblens.hub.segments import Segment
 from joblens.hub.sinks import lake as lake_sink
 from joblens.hub.sinks.lake import LakeSink
@@ -199,7 +200,7 @@ def test_compacted_when_half_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     Also if it goes on only hours later, when the files that were there are removed.
     """
-    monkeypatch.setattr(lake_sink, "_CHUNK_VALUES", 1000)  # so that there are files of several chunks
+    monkeypatch.setattr(lake_sink, "_SET_BYTES", 500)  # so that there are several files of a set
     for at in range(1, 30, 3):
         folder = tmp_path / str(at)
         monkeypatch.setenv("JOBLENS_HOME", str(folder))
@@ -266,9 +267,12 @@ def test_other_columns_side_by_side(sink: LakeSink, tmp_path: Path) -> None:
     ]
 
 
-def test_large_segments_in_chunks(sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", ["SET", "PENDING"])
+def test_large_segments_in_chunks(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
     """What does not fit into memory at once is stored in several files, the same ones each time."""
-    monkeypatch.setattr(lake_sink, "_CHUNK_VALUES", 50)
+    monkeypatch.setattr(lake_sink, f"_{which}_BYTES", {"SET": 200, "PENDING": 4000}[which])
     segment = fleet_segment(tmp_path, 1, nodes=4)
     for _ in range(2):
         sink.take(segment)
@@ -278,7 +282,7 @@ def test_large_segments_in_chunks(sink: LakeSink, tmp_path: Path, monkeypatch: p
 
 def test_files_do_not_depend_on_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink that remembers much takes a segment, is killed, and one that remembers nothing goes on."""
-    monkeypatch.setattr(lake_sink, "_MOST_LABELS", 3)
+    monkeypatch.setattr(decode.descriptions, "limit", 20_000)
     monkeypatch.setattr(lake_sink, "_MOST_PARTS", 1)
     kinds = [Schema("load", (), (Column(name, GAUGE, ""),)) for name in ("a", "b")]
     batches = [encode(f"n{n}", 1, [Sample(START, Rows(kinds[n % 2], ((),), [n]))]) for n in range(8)]

@@ -12,7 +12,6 @@ from joblens.model import Key, Rows, Sample, Schema
 from joblens.store.columns import LATEST_NS, check, stored_name
 
 WHOSE = frozenset(("cluster", "jobid", "step", "node"))
-_MOST_CHECKED = 50_000
 _MOST_COLUMNS = 4000
 
 
@@ -46,14 +45,8 @@ Taken = TypeVar("Taken")
 
 
 class Checker:
-    """Remembers what it has looked at: descriptions are the same objects from batch to batch."""
-
     # Set where nodes prove who they are: then rows of a node are taken from that node only.
     own_rows_only = False
-
-    def __init__(self) -> None:
-        # With the nodes that the rows themselves name.
-        self._checked: dict[tuple[int, int], tuple[Schema, tuple[Key, ...], frozenset[str]]] = {}
 
     def batches(self, segment: Segment, problems: list[str]) -> Iterator[Received]:
         """In their order. Damage ends a segment: what comes behind cannot be found. Told in `problems`."""
@@ -91,23 +84,20 @@ class Checker:
     def _unread(self, record: Record) -> Unread:
         header, entries = unpack(record.batch)
         cluster, node = _whose(header)
-        filled = [entry for entry in entries if entry.keys]
+        filled = [entry for entry in entries if entry.description.keys]
         for entry in filled:
             self.check(entry, node)
         return Unread(cluster, node, filled)
 
     def check(self, entry: Columns | Packed, node: str) -> None:
         """Raises MalformedError if it cannot be stored, or is not that node's."""
-        schema, keys = entry.schema, entry.keys
-        name = id(schema), id(keys)
-        found = self._checked.get(name)
-        if found is None:
-            check([Sample(0, Rows(schema, keys, []))])
+        description = entry.description
+        schema = description.schema
+        if description.nodes is None:
+            check([Sample(0, Rows(schema, description.keys, []))])
             _check_names(schema)
-            if len(self._checked) >= _MOST_CHECKED:
-                self._checked.clear()
-            found = self._checked[name] = schema, keys, _nodes(schema, keys)
-        if self.own_rows_only and not found[2] <= {node}:
+            description.nodes = _nodes(schema, description.keys)
+        if self.own_rows_only and not description.nodes <= {node}:
             raise MalformedError(schema.set, f"node {node} sends rows of another")
 
 

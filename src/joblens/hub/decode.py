@@ -6,10 +6,12 @@ import json
 import struct
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.agent.frame import LARGEST, WRONG, inflate, split
 from joblens.errors import MalformedError
+from joblens.hub.cache import ByteCache
 from joblens.model import Column, Key, Schema
 
 if TYPE_CHECKING:
@@ -20,29 +22,59 @@ if TYPE_CHECKING:
 _WORD = 8
 _SIZES = struct.Struct("<III")
 _LARGEST_DESCRIPTION = 1 << 25
+_LARGEST_NUMBERS = 1 << 26  # bytes of all numbers of a batch, once they are read: a usual one has some KB
+
+
+class Description:
+    """What the numbers of an entry are. Batches that describe them with the same bytes share one object.
+
+    What sinks derive from it is kept in it, and is freed with it.
+    """
+
+    __slots__ = ("keys", "layout", "nodes", "parts", "schema", "size", "source", "text_bytes", "width")
+
+    def __init__(
+        self, schema: Schema, keys: tuple[Key, ...], source: bytes = b"", text_bytes: int = 0
+    ) -> None:
+        self.schema, self.keys = schema, keys
+        self.source, self.text_bytes = source, text_bytes  # as it was sent, and how long it is in JSON
+        self.width = len(keys) * len(schema.columns)  # values of one tick
+        self.nodes: frozenset[str] | None = None  # that the rows name; None until they have been checked
+        self.layout = b""  # equal where rows fit into the same columns; empty until the lake needs it
+        self.parts: list[Any] = []  # with it: the keys as NumPy arrays, one per label
+        texts = chain((schema.set,), schema.labels, chain.from_iterable(schema.columns))
+        # The arrays and what refers to an object are counted before they are made: some words each.
+        self.size = sum(map(sys.getsizeof, chain((source,), texts, keys, chain.from_iterable(keys))))
+        self.size += _WORD * (16 * len(schema.columns) + (len(schema.labels) + 1) * (len(keys) + 1))
 
 
 class Columns(NamedTuple):
     """The samples of one schema and one list of keys."""
 
-    schema: Schema
-    keys: tuple[Key, ...]
+    description: Description
     times: Numbers  # nanoseconds since 1970, one per tick
     values: Numbers  # raw, [tick, key, column]; in memory the ticks of one value are together
+
+    @property
+    def schema(self) -> Schema:
+        return self.description.schema
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        return self.description.keys
 
 
 class Packed(NamedTuple):
     """The same before its numbers are read."""
 
-    schema: Schema
-    keys: tuple[Key, ...]
+    description: Description
     ticks: int
     moving: int  # values that are not the same at all ticks
     data: bytes
 
     @property
     def size(self) -> int:
-        return len(self.keys) * len(self.schema.columns)
+        return self.description.width
 
 
 def decode_columns(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
@@ -85,38 +117,40 @@ def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
     numbers = 0  # bytes of all that will be read: what does not change is not in the message once per tick
     for described, packed in zip(sections[1::2], sections[2::2]):
         room = max(room - len(plain), 1)
-        schema, keys = _describe(described, min(room, _LARGEST_DESCRIPTION))
+        description = _describe(described, min(room, _LARGEST_DESCRIPTION))
         plain = inflate(packed, room)
         ticks, size, moving = _SIZES.unpack_from(plain)
         if (
-            size != len(keys) * len(schema.columns)
+            size != description.width
             or ticks < 1
             or moving > size
             or len(plain) != _SIZES.size + _WORD * (moving * ticks + ticks + size)
         ):
             raise ValueError("the numbers do not fit what they are said to be")
         numbers += size * ticks * _WORD
-        if numbers > LARGEST:
+        if numbers > _LARGEST_NUMBERS:
             raise ValueError("it has more numbers than a batch can have")
-        found.append(Packed(schema, keys, ticks, moving, plain))
+        found.append(Packed(description, ticks, moving, plain))
     return header, found
 
 
 # The same description comes with every batch of a node, and of all nodes that are alike; deflated by the same
 # program it is the same bytes.
-_known: dict[bytes, tuple[Schema, tuple[Key, ...]]] = {}
-_MOST_KNOWN = 20_000
+descriptions: ByteCache[bytes, Description] = ByteCache(32 << 20)
 
 
-def _describe(packed: bytes, room: int) -> tuple[Schema, tuple[Key, ...]]:
-    found = _known.get(packed)
+def _describe(packed: bytes, room: int) -> Description:
+    found = descriptions.get(packed)
     if found is None:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        entry = json.loads(inflate(packed, room))
-        columns = tuple(Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"])
+        text = inflate(packed, room)
+        entry = json.loads(text)
+        columns = tuple([Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"]])
         schema = Schema(str(entry["set"]), tuple(map(str, entry["labels"])), columns)
-        found = _known[packed] = schema, tuple(tuple(key) for key in entry["keys"])
+        keys = tuple(map(tuple, entry["keys"]))
+        if not {str, int}.issuperset(map(type, chain.from_iterable(keys))):
+            raise ValueError("a part of a key is neither text nor a number")
+        found = Description(schema, keys, packed, len(text))
+        descriptions.put(packed, found, found.size)
     return found
 
 
@@ -126,8 +160,10 @@ def _decode_numbers(entries: list[Packed], ticks: int) -> Iterator[Columns]:
         raise ValueError("a place outside the row")
     at = 0
     for number, entry in enumerate(entries):
-        own = values[at : at + entry.size].reshape(len(entry.keys), len(entry.schema.columns), ticks)
-        yield Columns(entry.schema, entry.keys, times[number], own.transpose(2, 0, 1))
+        description = entry.description
+        shape = len(description.keys), len(description.schema.columns), ticks
+        own = values[at : at + entry.size].reshape(shape)
+        yield Columns(description, times[number], own.transpose(2, 0, 1))
         at += entry.size
 
 

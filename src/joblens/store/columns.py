@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.errors import MalformedError
@@ -53,12 +54,15 @@ def _is_word(name: str) -> bool:
 
 
 def _check_keys(rows: Rows) -> None:
-    for key in rows.keys:
-        if len(key) != len(rows.schema.labels):
-            raise MalformedError(rows.schema.set, "a key has not as many parts as there are labels")
-        for part in key:
-            if type(part) is not str and not (type(part) is int and -_WORD <= part < _WORD):
-                raise MalformedError(rows.schema.set, f"{part!r:.60} is no part of a key")
+    if any(len(key) != len(rows.schema.labels) for key in rows.keys):
+        raise MalformedError(rows.schema.set, "a key has not as many parts as there are labels")
+    wrong = [
+        part
+        for part in chain.from_iterable(rows.keys)
+        if type(part) is not str and not (type(part) is int and -_WORD <= part < _WORD)
+    ]
+    if wrong:
+        raise MalformedError(rows.schema.set, f"{wrong[0]!r:.60} is no part of a key")
 
 
 def tables(samples: Iterable[Sample], job: str, node: str) -> list[Table]:
@@ -110,7 +114,7 @@ def _label(cells: list[Any]) -> numpy.ndarray[Any, Any]:
 
 def storable(text: str) -> str:
     """Parquet's text is UTF-8, which a name of the kernel's need not be."""
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def in_base_units(column: Column, raw: str, values: numpy.ndarray[Any, Any]) -> str:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from joblens.hub.cache import ByteCache
 from joblens.hub.checked import Job, Received
 from joblens.hub.decode import Columns
 from joblens.model import ABSENT, Column, Key, Schema
@@ -74,7 +75,7 @@ class _Presence:
 
 
 def _of_jobs(entry: Columns, present: _Presence) -> Iterator[Text]:
-    schema, keys, times, _ = entry
+    schema, keys, times = entry.schema, entry.keys, entry.times
     where = {name: schema.labels.index(name) for name in _OF_THE_JOB if name in schema.labels}
     rows: dict[tuple[str, str, str], list[int]] = {}
     for number, key in enumerate(keys):
@@ -84,7 +85,7 @@ def _of_jobs(entry: Columns, present: _Presence) -> Iterator[Text]:
             rows.setdefault(whom, []).append(number)
     if not rows:
         return
-    texts, moments, header = _row_texts(entry), _times(times), _header(schema)
+    texts, moments, header = _row_texts(entry), _times(times), header_of(schema)
     for whom, chosen in rows.items():
         job = present.job(*whom)
         front = _front(job)
@@ -99,7 +100,7 @@ def _of_node(entry: Columns, present: _Presence) -> Iterator[Text]:
             ticks.setdefault(job, []).append(tick)
     if not ticks:
         return
-    texts, moments, header = _row_texts(entry), _times(entry.times), _header(entry.schema)
+    texts, moments, header = _row_texts(entry), _times(entry.times), header_of(entry.schema)
     for job, chosen in ticks.items():
         named = job if job.node else job._replace(node=present.node)
         front = _front(named)
@@ -116,16 +117,14 @@ def _times(times: Numbers) -> list[str]:
 
 
 # By identity: descriptions are the same objects from batch to batch, and large.
-_headers: dict[int, tuple[Schema, str]] = {}
-_MOST_HEADERS = 10_000
+headers: ByteCache[int, tuple[Schema, str]] = ByteCache(8 << 20)
 
 
-def _header(schema: Schema) -> str:
-    found = _headers.get(id(schema))
+def header_of(schema: Schema) -> str:
+    found = headers.get(id(schema))
     if found is None:
-        if len(_headers) >= _MOST_HEADERS:
-            _headers.clear()
-        found = _headers[id(schema)] = schema, render_header(schema)
+        found = schema, render_header(schema)
+        headers.put(id(schema), found, 10 * len(found[1]) + 400 * len(schema.columns))
     return found[1]
 
 

@@ -7,15 +7,16 @@ Work is done per node and set or per column, never per value.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import count
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.hub.checked import Checker
-from joblens.hub.decode import Packed, decode_together
+from joblens.hub.decode import Description, Packed, decode_together
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
-from joblens.model import Key, Schema
+from joblens.model import Schema
 from joblens.store.columns import LATEST_NS, TIME, Table, identifier, in_base_units, storable, stored_name
 from joblens.store.compact import compact_small
 from joblens.store.folder import HUB, JobFile
@@ -35,14 +36,16 @@ OPTIONS: Mapping[str, Any] = {
     "compact_seconds": 600.0,  # between two looks for small files to put together; 0: never
     "retain_days": 0,  # older samples and records are removed; 0: never
 }
-# So many values are held in memory, in files of their own. Taken again, a segment must come to the same
-# files, so what is in it alone decides.
-_CHUNK_VALUES = 16_000_000
+# What waits in memory, and what of one set is decoded at once; more goes into further files. Taken again, a
+# segment must come to the same files, so what is in it alone decides: the memory is estimated from its bytes.
+_PENDING_BYTES = 64 << 20
+_SET_BYTES = 24 << 20
+_PER_TEXT_BYTE = 5  # bytes in memory for one of a description's JSON
 _MOST_PARTS = 50  # kinds of columns in one file
+_ENTRY_BYTES, _WORD = 300, 8
 _DAY_NS = 86_400 * 10**9
 _RETAIN_SECONDS = 3600.0
-_MOST_LABELS = 50_000
-_Kind = tuple[int, int]  # of labels and columns, and how many ticks: what can be read at once
+_Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
 
 def open_sink(place: Place, options: Mapping[str, Any]) -> LakeSink:
@@ -50,16 +53,13 @@ def open_sink(place: Place, options: Mapping[str, Any]) -> LakeSink:
     return LakeSink(place.hub, home, options["compact_seconds"], options["retain_days"])
 
 
-class _Labels:
-    """The keys of some rows as columns."""
-
-    def __init__(self, schema: Schema, keys: tuple[Key, ...]) -> None:
-        self.schema, self.keys = schema, keys
-        self.columns = [_column([key[part] for key in keys]) for part in range(len(schema.labels))]
-        self.kind = 0  # the same number for those that can be in the same columns
-
-    def describe(self) -> tuple[Any, ...]:
-        return self.schema.labels, self.schema.columns, tuple(column.dtype.char for column in self.columns)
+def prepare(description: Description) -> None:
+    """Its keys as columns, and what tells which others can be in the same columns. Done once."""
+    schema, keys = description.schema, description.keys
+    columns = [_column(list(cells)) for cells in zip(*keys)]
+    kinds = [column.dtype.char for column in columns]
+    described = repr((schema.labels, schema.columns, kinds)).encode()
+    description.parts, description.layout = columns, blake2b(described, digest_size=16).digest()
 
 
 def _column(cells: list[Any]) -> Cells:
@@ -73,21 +73,30 @@ def _column(cells: list[Any]) -> Cells:
 class _Entry(NamedTuple):
     cluster: str
     node: str
-    labels: _Labels
     packed: Packed
 
 
-class _Chunk:
-    """What will be some files: by set, then by what can be read at once and put into the same columns."""
+class _Pending:
+    """What will be one file of a set: by what can be decoded together and put into the same columns."""
 
     def __init__(self) -> None:
-        self.sets: dict[str, dict[_Kind, list[_Entry]]] = {}
-        self.values = 0
+        self.kinds: dict[_Kind, list[_Entry]] = {}
+        self.bytes = self.decoded = 0  # in memory: as it waits, and its numbers once they are decoded
+        self._described: set[bytes] = set()
 
-    def add(self, cluster: str, node: str, labels: _Labels, packed: Packed) -> None:
-        kinds = self.sets.setdefault(packed.schema.set, {})
-        kinds.setdefault((labels.kind, packed.ticks), []).append(_Entry(cluster, node, labels, packed))
-        self.values += packed.size * packed.ticks
+    def add(self, entry: _Entry) -> int:
+        """How much memory it takes."""
+        packed, description = entry.packed, entry.packed.description
+        if not description.layout:
+            prepare(description)
+        self.kinds.setdefault((description.layout, packed.ticks), []).append(entry)
+        size = len(packed.data) + _ENTRY_BYTES
+        if description.source not in self._described:
+            self._described.add(description.source)
+            size += description.text_bytes * _PER_TEXT_BYTE
+        self.bytes += size
+        self.decoded += packed.size * packed.ticks * _WORD
+        return size
 
 
 class LakeSink:
@@ -96,9 +105,6 @@ class LakeSink:
         self.compact_seconds, self.retain_days = compact_seconds, retain_days
         self.lake = Lake(home.lake)
         self._checker = Checker()
-        self._labels: dict[tuple[int, int], _Labels] = {}
-        self._kinds: dict[tuple[Any, ...], int] = {}
-        self._numbers = count()
         self._compacted = self._retained = time.monotonic()
 
     def recover(self, done: int) -> None:
@@ -107,12 +113,8 @@ class LakeSink:
     def take(self, segment: Segment) -> Taken:
         problems: list[str] = []
         taken = Taken()
-        if len(self._labels) >= _MOST_LABELS:  # not on the way: what came before must not decide on files
-            self._labels.clear()
-            self._kinds.clear()
-        for number, chunk in enumerate(self._chunks(segment, problems)):
-            for set_name, kinds in sorted(chunk.sets.items()):
-                taken = taken.plus(self._save(segment.number, number, set_name, kinds))
+        for number, set_name, pending in self._files(segment, problems):
+            taken = taken.plus(self._save(segment.number, number, set_name, pending.kinds))
         return taken.plus(left_out(problems))
 
     def rest(self) -> None:
@@ -124,24 +126,26 @@ class LakeSink:
             retain(self.home, self.retain_days)
             self._retained = time.monotonic()
 
-    def _chunks(self, segment: Segment, problems: list[str]) -> Iterator[_Chunk]:
-        chunk = _Chunk()
+    def _files(self, segment: Segment, problems: list[str]) -> Iterator[tuple[int, str, _Pending]]:
+        """In bounded memory: of each set its first, second, … file."""
+        sets: dict[str, _Pending] = {}
+        numbers: Counter[str] = Counter()
+        total = 0
         for batch in self._checker.unread(segment, problems):
-            for entry in batch.entries:
-                chunk.add(batch.cluster, batch.node, self._labels_of(entry), entry)
-            if chunk.values >= _CHUNK_VALUES:
-                yield chunk
-                chunk = _Chunk()
-        if chunk.values:
-            yield chunk
-
-    def _labels_of(self, entry: Packed) -> _Labels:
-        name = id(entry.schema), id(entry.keys)
-        found = self._labels.get(name)
-        if found is None:
-            found = self._labels[name] = _Labels(entry.schema, entry.keys)
-            found.kind = self._kinds.setdefault(found.describe(), next(self._numbers))
-        return found
+            for packed in batch.entries:
+                name = packed.description.schema.set
+                pending = sets.setdefault(name, _Pending())
+                total += pending.add(_Entry(batch.cluster, batch.node, packed))
+                if total > _PENDING_BYTES:
+                    name = max(sets, key=lambda it: (sets[it].bytes, it))
+                elif pending.decoded <= _SET_BYTES:
+                    continue
+                full = sets.pop(name)
+                yield numbers[name], name, full
+                numbers[name] += 1
+                total -= full.bytes
+        for name, pending in sorted(sets.items()):
+            yield numbers[name], name, pending
 
     def _save(self, segment: int, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]]) -> Taken:
         dates: dict[int, list[Table]] = {}
@@ -151,7 +155,7 @@ class LakeSink:
             problems = (f"{set_name}: numbers that make no sense are left out",) if dropped else ()
             taken = taken.plus(Taken(len(rows.times), rows.values.size, dropped, problems))
             for day, of_day in _days(rows):
-                dates.setdefault(day, []).append(_table(entries[0].packed.schema, of_day))
+                dates.setdefault(day, []).append(_table(entries[0].packed.description.schema, of_day))
         for day, tables in sorted(dates.items()):
             date = time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
             for part in range(0, len(tables), _MOST_PARTS):
@@ -184,8 +188,8 @@ def _read(entries: list[_Entry], ticks: int) -> tuple[_Rows, int]:
     times, values, wrong = decode_together([entry.packed for entry in entries], ticks)
     sound = (times.min(axis=1) >= 0) & (times.max(axis=1) < LATEST_NS)
     sound[wrong] = False
-    schema = entries[0].packed.schema
-    heights = numpy.array([len(entry.labels.keys) for entry in entries])
+    schema = entries[0].packed.description.schema
+    heights = numpy.array([len(entry.packed.description.keys) for entry in entries])
     repeats = heights * ticks
     labels = {
         name: numpy.repeat(_column(cells), repeats)
@@ -209,7 +213,7 @@ def _cells(entry: _Entry, part: int, name: str) -> Cells:
     """Processes of no job do not say where they are: on the node that tells of them."""
     import numpy
 
-    cells = entry.labels.columns[part]
+    cells: Cells = entry.packed.description.parts[part]
     if name not in ("cluster", "node") or cells.dtype != object:
         return cells
     return numpy.where(cells == "", entry.node if name == "node" else entry.cluster, cells)

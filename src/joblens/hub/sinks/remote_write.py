@@ -169,7 +169,7 @@ class RemoteWriteSink:
 
     def _request(self, name: tuple[str, str], entries: list[Columns]) -> Request:
         cluster, node = name
-        named = [(it, self._namer.labels(cluster, node, it.schema, it.keys)) for it in _joined(entries)]
+        named = [(it, self._namer.labels(cluster, node, it.description)) for it in _joined(entries)]
         return Request(node, named)
 
     def _send(self, request: Request, splits: int = 0) -> Taken:
@@ -195,9 +195,9 @@ def _joined(entries: list[Columns]) -> list[Columns]:
     """Batches of the same schema and keys become one: a series is in a request only once."""
     import numpy
 
-    groups: dict[tuple[int, int], list[Columns]] = {}
+    groups: dict[int, list[Columns]] = {}
     for entry in entries:
-        groups.setdefault((id(entry.schema), id(entry.keys)), []).append(entry)
+        groups.setdefault(id(entry.description), []).append(entry)
     return [
         some[0]
         if len(some) == 1

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.agent.exposition import series_name
-from joblens.hub.decode import Columns
+from joblens.hub.cache import ByteCache
+from joblens.hub.decode import Columns, Description
 from joblens.hub.varint import varint
 from joblens.model import ABSENT, Column, Key, Schema
 from joblens.store.columns import storable
@@ -30,7 +32,8 @@ _LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 _SAMPLE_BYTES = 18
 # In milliseconds; in this range, from 1971 to 2109, a time has six bytes.
 _EARLIEST, _LATEST = 1 << 35, 1 << 42
-_MOST_NAMED = 100_000
+_NAMED_BYTES = 64 << 20
+_SERIES_BYTES = 72  # the tuple of a series' name, and its place in a list
 
 
 # The labels of a series: the one with its name, those before and behind it. Empty if no server takes it.
@@ -47,23 +50,28 @@ class Namer:
     """The labels of series as they are sent: made once for each node and list of keys."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], tuple[Schema, tuple[Key, ...], list[list[Name]]]] = {}
+        self.known: ByteCache[tuple[str, str, int], tuple[Description, list[list[Name]]]] = ByteCache(
+            _NAMED_BYTES
+        )
 
-    def labels(self, cluster: str, node: str, schema: Schema, keys: tuple[Key, ...]) -> list[list[Name]]:
+    def labels(self, cluster: str, node: str, description: Description) -> list[list[Name]]:
         """By key and column."""
-        name = cluster, node, id(schema), id(keys)
-        found = self._known.get(name)
+        name = cluster, node, id(description)
+        found = self.known.get(name)
         if found is None:
-            if len(self._known) >= _MOST_NAMED:
-                self._known.clear()
-            names = [_series_label(schema, column) for column in schema.columns]
-            sound = _is_sound(schema)
-            made: list[list[Name]] = [
-                [(before, of_column, behind) if of_column and sound else () for of_column in names]
-                for before, behind in (_labels(cluster, node, schema, key) for key in keys)
-            ]
-            found = self._known[name] = schema, keys, made
-        return found[2]
+            found = description, _name_all(cluster, node, description.schema, description.keys)
+            texts = sum(map(getsizeof, {text for names in found[1] for name in names for text in name}))
+            self.known.put(name, found, description.size + texts + _SERIES_BYTES * description.width)
+        return found[1]
+
+
+def _name_all(cluster: str, node: str, schema: Schema, keys: tuple[Key, ...]) -> list[list[Name]]:
+    names = [_series_label(schema, column) for column in schema.columns]
+    sound = _is_sound(schema)
+    return [
+        [(before, of_column, behind) if of_column and sound else () for of_column in names]
+        for before, behind in (_labels(cluster, node, schema, key) for key in keys)
+    ]
 
 
 def _is_sound(schema: Schema) -> bool:
