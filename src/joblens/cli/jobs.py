@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import progress, render_table, tell, write
 from joblens.errors import UsageError
-from joblens.run.facts import parse_tags
 from joblens.units import render_bytes, render_cores, render_exit, render_seconds
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         options.state,
         parse_time(options.since),
         parse_time(options.until),
-        tuple(parse_tags(options.tag).items()),
+        _tags(options.tag),
         options.sort,
         options.reverse,
         options.limit,
@@ -105,6 +104,14 @@ def run(options: argparse.Namespace) -> int:
         none = "no job is stored yet; begin with: joblens run -- CMD" if empty else "no job is like that"
         print(f"joblens: {none}", file=sys.stderr)
     return 0
+
+
+def _tags(texts: list[str]) -> tuple[tuple[str, str], ...]:
+    if not texts:
+        return ()
+    from joblens.run.facts import parse_tags
+
+    return tuple(parse_tags(texts).items())
 
 
 def _sessions(home: Home) -> list[JobFacts]:
