@@ -11,17 +11,22 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from joblens.analysis.complete import recover
 from joblens.errors import UsageError
-from joblens.store import ingest
+from joblens.store import ingest, records
 from joblens.store.catalog import Catalog, Run, choose_run
+from joblens.store.compact import compact
+from joblens.store.folder import list_folder
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake import Lake
+from joblens.store.leftovers import remove_leftovers
 from joblens.store.listing import JobFilter
+from joblens.store.reader import Reader, Series, Span
+from joblens.store.retain import retain
+from joblens.store.waiting import find_reader, settle_all
 
 if TYPE_CHECKING:
     import pandas
-
-    from joblens.store.reader import Reader, Series, Span
 
 Progress = Callable[[int, int], None]
 
@@ -33,7 +38,7 @@ class Store:
         self, path: str | os.PathLike[str] | Home | None = None, progress: Progress | None = None
     ) -> None:
         self.home = make_home(path if isinstance(path, Home) else find_home(path))
-        self._problems = _recover(self.home) + ingest.problems(self.home)
+        self._problems = recover(self.home) + ingest.problems(self.home)
         self._catalog = Catalog(self.home, progress)
         self._lake = Lake(self.home.lake)
 
@@ -85,27 +90,20 @@ class Store:
     ) -> Series:
         """The samples of a set over the job's time, as at most so many points."""
         span = self._span(name)
-        reader = self._reader(span.job, span.start)
+        reader = find_reader(self.home, self._lake, span.job, span.start)
         return reader.series(span, set_name, columns or reader.measured(span, set_name), points)
 
     def processes(self, name: str) -> list[dict[str, Any]]:
         """Every process that sampling saw."""
         span = self._span(name)
-        found = self._reader(span.job, span.start).processes(span)
+        found = find_reader(self.home, self._lake, span.job, span.start).processes(span)
         return [process._asdict() for process in found]
 
     def reader(self, record: dict[str, Any]) -> Reader:
         """For the samples of a job, by its record."""
-        return self._reader(record["job"]["id"], record["job"]["start"])
-
-    def _reader(self, job: str, start: float) -> Reader:
-        from joblens.store.waiting import find_reader
-
-        return find_reader(self.home, self._lake, job, start)
+        return find_reader(self.home, self._lake, record["job"]["id"], record["job"]["start"])
 
     def _span(self, name: str) -> Span:
-        from joblens.store.reader import Span
-
         job = self.job(name)["job"]
         return Span(job["id"], job["start"], max(job["end"] or 0.0, job["start"]) + 1.0)
 
@@ -137,11 +135,6 @@ class Store:
 
         How many files went in.
         """
-        from joblens.store import records
-        from joblens.store.compact import compact
-        from joblens.store.leftovers import remove_leftovers
-        from joblens.store.waiting import settle_all
-
         remove_leftovers(self.home)
         self._lake.report(*settle_all(self.home, self._lake))
         done = compact(self._lake, lambda: ingest.unfinished(self.home), progress)
@@ -151,15 +144,11 @@ class Store:
 
     def retain(self, days: int) -> int:
         """Removes what is older than so many days."""
-        from joblens.store.retain import retain
-
         if days < 1:
             raise UsageError(f"at least one day has to stay, and not {days}")
         return retain(self.home, days)
 
     def info(self) -> dict[str, Any]:
-        from joblens.store.folder import list_folder
-
         files = [path for folder in self.home.lake.glob("set=*/date=*") for path in list_folder(folder).files]
         sizes = [path.stat().st_size for path in files if path.exists()]
         return {
@@ -185,15 +174,6 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _recover(home: Home) -> list[str]:
-    """Analysis is loaded only if there is a job to complete: a listing takes half as long without it."""
-    if not ingest.folders(home.incoming):
-        return []
-    from joblens.analysis.complete import recover
-
-    return recover(home)
 
 
 def _pandas() -> Any:

@@ -315,7 +315,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damaged_parquet(kind: str, home: Home) -> None:
-    """One sentence that names the file; the samples of all other jobs are read and compacted."""
+    """It is named when it is read and when it is set aside; all other samples are read and compacted."""
     for job in ("j1", "j2", "j3"):
         store_job(home, job)
     path = home.lake / DAY / "j2.1-2.parquet"
@@ -326,10 +326,11 @@ def test_damaged_parquet(kind: str, home: Home) -> None:
         assert store.job("j2")["job"]["state"] == "COMPLETED"
         assert store.compact() > 0
         assert len(store.series("j3").times) == 10
-        (problem,) = store.problems
-    assert problem.startswith(f"{path} is damaged and left out: ")
-    assert "\n" not in problem
-    assert path.exists()
+        read, compacted = store.problems
+    assert read.startswith(f"{path} is damaged and left out: ")
+    assert compacted.startswith(f"{path} is damaged (")
+    assert "\n" not in read + compacted
+    assert (home.damaged / "job.2020-01-02.j2.1-2.parquet").exists()
 
 
 def test_randomly_damaged_parquet(home: Home) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import progress, render_table, tell, write
 from joblens.errors import UsageError
+from joblens.run.facts import parse_tags
 from joblens.units import render_bytes, render_cores, render_exit, render_seconds
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         options.state,
         parse_time(options.since),
         parse_time(options.until),
-        _tags(options.tag),
+        tuple(parse_tags(options.tag).items()),
         options.sort,
         options.reverse,
         options.limit,
@@ -104,14 +105,6 @@ def run(options: argparse.Namespace) -> int:
         none = "no job is stored yet; begin with: joblens run -- CMD" if empty else "no job is like that"
         print(f"joblens: {none}", file=sys.stderr)
     return 0
-
-
-def _tags(texts: list[str]) -> tuple[tuple[str, str], ...]:
-    if not texts:
-        return ()
-    from joblens.run.facts import parse_tags
-
-    return tuple(parse_tags(texts).items())
 
 
 def _sessions(home: Home) -> list[JobFacts]:

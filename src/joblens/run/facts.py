@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import time
 from typing import Any, Dict, List, Mapping, Optional
@@ -11,6 +12,7 @@ from joblens import __version__
 from joblens.collectors.cgroup_files import parse_mounts, read_group
 from joblens.errors import UsageError
 from joblens.host import Host
+from joblens.run.gpus import given_gpus
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that look like others
 # Of all jobs that begin in one second and share a store, which are as many as a launcher starts on all nodes,
@@ -35,7 +37,7 @@ def new_job_id(now: Optional[float] = None) -> str:
     while seconds:
         seconds, digit = divmod(seconds, 32)
         digits = _DIGITS[digit] + digits
-    return "r" + digits + "".join(_DIGITS[byte % 32] for byte in os.urandom(_RANDOM_DIGITS))
+    return "r" + digits + "".join(secrets.choice(_DIGITS) for _ in range(_RANDOM_DIGITS))
 
 
 def parse_tags(texts: List[str]) -> Dict[str, str]:
@@ -53,8 +55,6 @@ def parse_tags(texts: List[str]) -> Dict[str, str]:
 def collect(
     host: Host, command: List[str], name: str, tags: Dict[str, str], interval: float
 ) -> Dict[str, Any]:
-    from joblens.run.gpus import given_gpus
-
     uid = os.getuid()
     node = host.name()
     return {

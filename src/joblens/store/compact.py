@@ -9,6 +9,7 @@ from pathlib import Path
 
 from joblens.errors import OutsideError
 from joblens.files import now_at, publish_once, unfinished_name
+from joblens.store.damage import set_aside
 from joblens.store.folder import HUB, Listing, job_file, list_folder, remove_replaced, render_manifest
 from joblens.store.lake import Lake, as_table
 
@@ -66,6 +67,11 @@ def _attempt(lake: Lake, listing: Listing, files: list[Path]) -> int:
     def put_together(sound: list[Path]) -> int:
         return _put_together(lake, listing, sound) if len(sound) > 1 else 0
 
+    # Before they are written anew: a new file would have a right checksum over wrong numbers.
+    damaged = lake.find_damaged(files)
+    for path, why in damaged.items():
+        set_aside(lake, path, why)
+    files = [path for path in files if path not in damaged]
     return lake.attempt(files, put_together, 0, lake.read_through)
 
 

@@ -10,12 +10,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.errors import OutsideError
 from joblens.files import publish, sync_folder, unfinished_name
 from joblens.model import Sample
+from joblens.store.checksum import PLACEHOLDER, add_checksum, check_file
 from joblens.store.columns import TIME, Table, identifier, tables
 from joblens.store.folder import HUB, JobFile, job_file, list_folder
 from joblens.store.home import safe_name
@@ -25,7 +27,14 @@ if TYPE_CHECKING:
 
 # USE_TMP_FILE: the name to write to is not the final one already. DICTIONARY_SIZE_LIMIT: values that differ
 # little from row to row are smaller as differences than as numbers into a dictionary (bench/README.md).
-_FORMAT = "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, DICTIONARY_SIZE_LIMIT 1, USE_TMP_FILE false"
+_FORMAT = (
+    "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, DICTIONARY_SIZE_LIMIT 1, USE_TMP_FILE false, "
+    + PLACEHOLDER
+)
+# Files up to this size are checked when they are read for the first time: some 30 ms. Larger ones are checked
+# when they are compacted, and by `joblens db check`.
+_CHECKED_BYTES = 64 << 20
+_MOST_CHECKED = 100_000
 # Rows of one thing one after the other: its counters then change little from row to row.
 _ORDER = (
     "cluster", "jobid", "step", "node", "pid", "start", "tid", "cpu", "irq", "device", "interface",
@@ -51,6 +60,8 @@ class Lake:
         self.problems: list[str] = []
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._last_schema: tuple[list[Path], dict[str, str]] = [], {}
+        # By path: time, size and inode of the file that was checked, and why it is damaged, "" if it is not.
+        self._checked: dict[Path, tuple[tuple[int, int, int], str]] = {}
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -107,6 +118,7 @@ class Lake:
         try:
             query = f"SELECT * FROM {source}" + (f" ORDER BY {order}" if order else "")
             self.connection.execute(f"COPY ({query}) TO {literal(unfinished)} ({_FORMAT})")
+            add_checksum(unfinished)
             publish(unfinished, str(path))
         except BaseException:
             Path(unfinished).unlink(missing_ok=True)
@@ -156,6 +168,9 @@ class Lake:
         alone: Callable[[list[Path]], Any] | None = None,
     ) -> Answer:
         """With the files, or if that fails with those that go `alone`. Of damaged ones it is told."""
+        damaged = self.find_damaged(files, _CHECKED_BYTES)
+        self.report(*(f"{path} is damaged and left out: {why}" for path, why in damaged.items()))
+        files = [path for path in files if path not in damaged] if damaged else files
         if not files:
             return otherwise
         import duckdb
@@ -180,6 +195,24 @@ class Lake:
             if path.exists() and not any(problem.startswith(told) for problem in self.problems):
                 self.report(told + found)
         return self.attempt([path for path in files if path not in failed], ask, otherwise, alone)
+
+    def find_damaged(self, files: list[Path], most_bytes: int | None = None) -> dict[Path, str]:
+        """Those whose checksum is not right, with a word why; each is read once, unless it is replaced."""
+        damaged = {}
+        if len(self._checked) > _MOST_CHECKED:
+            self._checked.clear()
+        for path in files:
+            with suppress(OSError):
+                status = path.stat()
+                version = status.st_mtime_ns, status.st_size, status.st_ino
+                known = self._checked.get(path)
+                if known is None or known[0] != version:
+                    if most_bytes is not None and status.st_size > most_bytes:
+                        continue
+                    known = self._checked[path] = version, check_file(path)
+                if known[1]:
+                    damaged[path] = known[1]
+        return damaged
 
     def _fails(self, path: Path, alone: Callable[[list[Path]], Any]) -> str:
         import duckdb
