@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
+import json
 import os
 import pwd
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,12 @@ from hypothesis import strategies as st
 from joblens.errors import ConfigError
 from joblens.hub.checked import Checker
 from joblens.hub.sink import Place
-from joblens.hub.sinks import csv_tree
+from joblens.hub.sinks import csv_tree, user_files
 from joblens.hub.sinks.csv_tree import OPTIONS, CsvSink, open_sink
+from joblens.hub.sinks.losses import Dropped, Losses
+from joblens.hub.sinks.user_files import open_file
 from joblens.model import GAUGE, Column, Rows, Sample, Schema
+from small_disk import mounted
 
 from .made import LOAD, SECOND, START, Running, encode, fleet_segment, node_samples, seconds, write_segment
 
@@ -260,6 +266,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, at: int, cut: int) -> None:
 
     for name in ("write", "mkdir", "rename", "fdatasync", "fsync", "ftruncate", "unlink", "fchmod"):
         wrap(os, name)
+    wrap(user_files, "open_beneath")
 
 
 def crashes(tree: Tree, monkeypatch: pytest.MonkeyPatch, cut: int) -> Iterator[int]:
@@ -298,7 +305,7 @@ def test_a_crash_anywhere(tree: Tree, monkeypatch: pytest.MonkeyPatch, cut: int,
         if count % 7 == 0:  # at times somebody looks in between: all is as it was
             CsvSink(tree.root, tree.folder / "undo").recover(1)
             assert {name: data for name, data in tree.files().items() if data} == before
-    assert count > 50
+    assert count > 40
     assert tree.files() == whole.files()
 
 
@@ -391,6 +398,172 @@ def test_users_cannot_lead_it_elsewhere(tree: Tree, what: str) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (target / "file").read_text() == "kept"
     assert [path.name for path in target.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_trouble_that_is_everybodys(tree: Tree, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """It is tried again as a whole, and nothing is dropped."""
+    segment = fleet_segment(tree.folder / "journal", 1, nodes=1, jobs=[ALICE])
+
+    def fail(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(user_files, "open_beneath", fail)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            tree.sink.take(segment)
+    tree.sink.recover(0)
+    assert tree.sink.take(segment).dropped == 0
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG, errno.EAGAIN, errno.EPERM, errno.ESTALE])
+def test_one_users_trouble_halfway(tree: Tree, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """No half line stays, the rows are counted, and neither the others nor later rows are concerned."""
+    tree.sink.take(fleet_segment(tree.folder / "journal", 1, nodes=1, jobs=[ALICE, BOB]))
+    tree.sink.recover(1)
+    before = tree.files()
+    real = os.write
+
+    def write(file: int, data: bytes) -> int:
+        if "/alice/" in os.readlink(f"/proc/self/fd/{file}"):
+            if len(data) < 100:
+                raise OSError(number, os.strerror(number))
+            return real(file, bytes(data)[:-50])
+        return real(file, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write)
+        taken = tree.sink.take(fleet_segment(tree.folder / "journal", 2, nodes=1, jobs=[ALICE, BOB]))
+    for name, data in tree.files().items():
+        assert (data == before[name]) == name.startswith("alice")
+    assert taken.rows == taken.dropped > 0
+    (loss,) = json.loads((tree.folder / "losses.json").read_text())
+    assert (loss["user"], loss["job"], loss["rows"]) == ("alice", "17", taken.dropped)
+    again = tree.sink.take(fleet_segment(tree.folder / "journal", 3, nodes=1, jobs=[ALICE, BOB]))
+    assert again.dropped == 0
+    assert len(tree.rows("alice", "17", "n0", "load.csv")) == 16
+
+
+def test_what_bad_files_cost(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many files of a user are in the way, they are opened a bounded number of times per segment."""
+    jobs = [Running(str(number), "alice", 1000) for number in range(100, 150)]
+    for job in jobs:
+        folder = tree.root / "alice" / job.job / "n0"
+        folder.mkdir(parents=True)
+        for number in range(1, 101):
+            (folder / (f"load.{number}.csv" if number > 1 else "load.csv")).write_text("other\n")
+    opened = 0
+    real = user_files.open_beneath
+
+    def count(*arguments: Any) -> int:
+        nonlocal opened
+        opened += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(user_files, "open_beneath", count)
+    taken = tree.sink.take(fleet_segment(tree.folder / "journal", 1, nodes=1, jobs=[*jobs, BOB]))
+    assert taken.dropped >= 50 * 8
+    assert opened < 2500
+    assert len(tree.rows("bob", "18", "n0", "load.csv")) == 8
+
+
+def test_columns_that_changed_are_found_at_once(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file with the number that it had the last time is opened first."""
+    kinds = [Schema("load", (), (Column(f"c{number}", GAUGE, ""),)) for number in range(5)]
+    opened: list[str] = []
+
+    def note(folder: int, name: str, owner: Any) -> int:
+        opened.append(name)
+        return open_file(folder, name, owner)
+
+    monkeypatch.setattr(csv_tree, "open_file", note)
+    for number, kind in enumerate([*kinds, kinds[-1]]):
+        batch = encode("n1", number, [Sample(START + number, Rows(kind, ((),), [number]))], [ALICE])
+        opened.clear()
+        tree.sink.take(write_segment(tree.folder / "journal", number, [batch]))
+    assert opened == ["load.5.csv"]
+    assert [row["c4"] for row in tree.rows("alice", "17", "n1", "load.5.csv")] == ["4", "5"]
+
+
+def test_without_openat2(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older kernel: links are not followed there either."""
+    monkeypatch.setattr(user_files, "_find_openat2", lambda: None)
+    tree.sink.take(fleet_segment(tree.folder / "journal", 1, nodes=2, jobs=[ALICE, BOB]))
+    file = tree.root / "alice" / "17" / "n0" / "load.csv"
+    file.unlink()
+    file.symlink_to(tree.folder / "elsewhere")
+    folder = tree.root / "alice" / "17" / "n1"
+    folder.rename(folder.with_name("away"))
+    folder.symlink_to("away")
+    before = {name: data for name, data in tree.files().items() if "away" in name}
+    taken = tree.sink.take(fleet_segment(tree.folder / "journal", 2, nodes=2, jobs=[ALICE, BOB]))
+    assert taken.dropped > 0
+    assert not (tree.folder / "elsewhere").exists()
+    assert before == {name: data for name, data in tree.files().items() if "away" in name}
+    assert len(tree.rows("bob", "18", "n1", "load.csv")) == 16
+
+
+def test_an_undo_file_of_an_older_version(tree: Tree) -> None:
+    """It does not name the owners of files, and is undone all the same."""
+    tree.sink.take(fleet_segment(tree.folder / "journal", 1, nodes=1, jobs=[ALICE]))
+    undo = tree.folder / "undo"
+    first, *lines = undo.read_text().splitlines()
+    older = [json.dumps(json.loads(line)[:5]) for line in lines]
+    undo.write_text("\n".join([first, *older, "\0\0", "[1]", ""]))
+    tree.sink.recover(0)
+    assert tree.files() == {}
+
+
+def test_a_tree_that_cannot_be_written(tree: Tree) -> None:
+    """Read-only for all: nothing is dropped."""
+    with mounted(tree.folder / "disk") as disk:
+        sink = CsvSink(disk, tree.folder / "undo")
+        sink.recover(0)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(OSError, match="Read-only file system"):
+            sink.take(fleet_segment(tree.folder / "journal", 1, nodes=1, jobs=[ALICE]))
+
+
+def test_losses_over_crashes_and_time(tmp_path: Path) -> None:
+    """Rows are counted once; it is over after ten minutes without any, and reported then."""
+    now = 1000.0
+    losses = Losses(tmp_path / "losses.json", lambda: now)
+    for _ in range(2):  # the second time after a crash
+        losses.load()
+        losses.add("alice", "17", Dropped("a socket", 5, 100.0, 104.0))
+        losses.add("alice", "17", Dropped("a link", 2, 99.0, 101.0))
+        assert losses.save(1) == ("rows of user alice are dropped: a socket",)
+    now += 500
+    losses.add("alice", "17", Dropped("a pipe", 3, 105.0, 106.0))
+    assert losses.save(2) == ("rows of user alice are dropped: a socket",)
+    (entry,) = json.loads((tmp_path / "losses.json").read_text())
+    assert (entry["rows"], entry["since"], entry["until"], entry["over"]) == (10, 99.0, 106.0, False)
+    now += 601
+    assert losses.save(3) == ("rows of user alice are stored again; 10 were dropped",)
+    assert losses.save(4) == ()
+
+
+def test_losses_are_bounded(tmp_path: Path) -> None:
+    """Many jobs of one user, and many users: each row is counted, and few are named."""
+    losses = Losses(tmp_path / "losses.json")
+    for job in range(1000):
+        losses.add("alice", str(job), Dropped("a socket", 1, 1.0, 1.0))
+    losses.save(1)
+    found = json.loads((tmp_path / "losses.json").read_text())
+    assert (len(found), sum(entry["rows"] for entry in found)) == (51, 1000)
+    for user in range(5000):
+        losses.add(f"user{user}", "1", Dropped("a socket", 1, 1.0, 1.0))
+    assert len(losses.save(2)) == 9
+    assert len(json.loads((tmp_path / "losses.json").read_text())) == 2000
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "[{}]", '[{"user": 1}]', "[[[", "\0"])
+def test_damaged_losses(tmp_path: Path, text: str) -> None:
+    (tmp_path / "losses.json").write_text(text)
+    losses = Losses(tmp_path / "losses.json")
+    losses.load()
+    losses.add("alice", "1", Dropped("a socket", 1, 1.0, 1.0))
+    assert len(losses.save(1)) == 1
 
 
 def test_users_may_remove_what_is_theirs(tree: Tree) -> None:

@@ -1,7 +1,8 @@
 """How long files were before a segment was appended to them: what it takes to undo that after a crash.
 
-The first line is the number of the segment, each further one a file: its path in parts, and its length
-before, -1 if it was not there. A line that a crash has cut off is of a file that nothing was written to.
+The first line is the number of the segment, each further one a file: the four parts of its path, its length
+before, -1 if it was not there, and its owner's uid. A line that a crash has cut off is of a file that nothing
+was written to.
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from joblens.files import publish, sync_folder, unfinished_name
 
 Parts = tuple[str, ...]
+
+
+class Undone(NamedTuple):
+    parts: Parts  # user, job, node, file
+    length: int
+    uid: int = -1
 
 
 class Undo:
@@ -23,7 +31,7 @@ class Undo:
         self._file = -1
         self._known: set[Parts] = set()
 
-    def load(self, done: int) -> list[tuple[Parts, int]]:
+    def load(self, done: int) -> list[Undone]:
         """What is to be undone, if all up to segment `done` is as it should be."""
         self.close()
         try:
@@ -34,9 +42,9 @@ class Undo:
             return []
         found = []
         for line in lines[1:]:
-            with suppress(ValueError):  # blocks of zeros, which some file systems leave after a crash
-                *parts, length = json.loads(line)
-                found.append((tuple(parts), int(length)))
+            with suppress(ValueError, TypeError):  # zeros, which some file systems leave after a crash
+                user, job, node, file, length, *uid = json.loads(line)
+                found.append(Undone((user, job, node, file), int(length), *map(int, uid)))
         return found
 
     def begin(self, segment: int) -> None:
@@ -47,11 +55,11 @@ class Undo:
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._known.clear()
 
-    def add(self, files: Iterable[tuple[Parts, int]]) -> None:
+    def add(self, files: Iterable[Undone]) -> None:
         """On return it is on the disk. The first length of a file counts."""
-        new = {parts: length for parts, length in files if parts not in self._known}
+        new = {it.parts: it for it in files if it.parts not in self._known}
         if new:
-            text = "".join(json.dumps([*parts, length]) + "\n" for parts, length in new.items())
+            text = "".join(json.dumps([*it.parts, it.length, it.uid]) + "\n" for it in new.values())
             write_all(self._file, text.encode())
             os.fdatasync(self._file)
             self._known.update(new)

@@ -1,0 +1,118 @@
+"""Rows of users that a sink has dropped: whose, of which job, why, and the times of the first and last.
+
+One entry per user and job for as long as it goes on, in a JSON file of bounded size. It goes on until nothing
+was dropped for a while, and the sentence about it stays the same, so that nobody can fill the log.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from joblens.files import write_whole
+
+_OVER_SECONDS = 600.0  # without a dropped row: then it is over
+_MOST_JOBS = 50  # of one user; all further ones share an entry
+_MOST_ENTRIES = 2000  # the oldest go
+_MOST_NAMED = 8  # users
+
+Entry = dict[str, Any]
+_TIMES = ("since", "until", "noticed")
+_KINDS = {"user": str, "job": str, "why": str, "over": bool, "rows": int, "segment": int, "of_segment": int}
+
+
+class Dropped(NamedTuple):
+    """Rows of one user and job."""
+
+    why: str
+    rows: int
+    since: float  # times of the rows
+    until: float
+
+
+class Losses:
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        self.path, self._now = path, now
+        self._entries: list[Entry] = []
+        self._dropped: dict[tuple[str, str], Dropped] = {}
+
+    def load(self) -> None:
+        """Comes first, and after every failure."""
+        self._entries, self._dropped = _load(self.path), {}
+
+    def add(self, user: str, job: str, new: Dropped) -> None:
+        old = self._dropped.get((user, job), new._replace(rows=0))
+        self._dropped[user, job] = Dropped(
+            old.why, old.rows + new.rows, min(old.since, new.since), max(old.until, new.until)
+        )
+
+    def save(self, segment: int) -> tuple[str, ...]:
+        """What goes on and what is over, in sentences. On the disk then, once however often it is taken."""
+        now = self._now()
+        before = {it["user"] for it in self._entries if not it["over"]}
+        for it in self._entries:
+            it["over"] = it["over"] or now - it["noticed"] > _OVER_SECONDS
+        over = before - {it["user"] for it in self._entries if not it["over"]} - {u for u, _ in self._dropped}
+        said = [self._describe_end(user) for user in sorted(over)[:_MOST_NAMED]]
+        if self._dropped or over:
+            self._count(segment, now)
+            write_whole(str(self.path), json.dumps(self._entries, indent=1).encode())
+            self._dropped = {}
+        return (*said, *self._describe())
+
+    def _describe(self) -> list[str]:
+        first = {it["user"]: it["why"] for it in reversed(self._entries) if not it["over"]}
+        said = [f"rows of user {user} are dropped: {why}" for user, why in sorted(first.items())]
+        if len(said) > _MOST_NAMED:
+            said[_MOST_NAMED:] = [f"rows of more users are dropped: they are in {self.path}"]
+        return said
+
+    def _describe_end(self, user: str) -> str:
+        rows = sum(it["rows"] for it in self._entries if it["user"] == user)
+        return f"rows of user {user} are stored again; {rows} were dropped"
+
+    def _count(self, segment: int, now: float) -> None:
+        going_on = {(it["user"], it["job"]): it for it in self._entries if not it["over"]}
+        jobs = Counter(user for user, _ in going_on)
+        for it in going_on.values():
+            if it["segment"] == segment:  # counted before a crash, and not known to be stored
+                it["rows"] -= it["of_segment"]
+            it["of_segment"] = 0
+        for (user, job), dropped in self._dropped.items():
+            name = user, job if (user, job) in going_on or jobs[user] < _MOST_JOBS else ""
+            entry = going_on.get(name)
+            if entry is None:
+                entry = going_on[name] = _entry(*name, dropped)
+                jobs[user] += 1
+                self._entries.append(entry)
+            entry["rows"] += dropped.rows
+            entry["of_segment"] += dropped.rows
+            entry["since"] = min(entry["since"], dropped.since)
+            entry["until"] = max(entry["until"], dropped.until)
+            entry["segment"], entry["noticed"] = segment, now
+        del self._entries[:-_MOST_ENTRIES]
+
+
+def _entry(user: str, job: str, dropped: Dropped) -> Entry:
+    """The job is "" for all that are not named."""
+    times = {"since": dropped.since, "until": dropped.until, "noticed": 0.0}
+    counts = {"rows": 0, "segment": 0, "of_segment": 0}
+    return {"user": user, "job": job, "why": dropped.why, "over": False, **times, **counts}
+
+
+def _load(path: Path) -> list[Entry]:
+    """Of what is damaged, nothing: nobody relies on it but people."""
+    try:
+        return [it for it in json.loads(path.read_bytes()) if _is_entry(it)]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []
+
+
+def _is_entry(found: Any) -> bool:
+    return all(type(found[name]) is kind for name, kind in _KINDS.items()) and all(
+        type(found[name]) in (int, float) for name in _TIMES
+    )
