@@ -235,7 +235,7 @@ def test_what_may_not_be_read_is_absent(tmp_path: Path) -> None:
 
 
 def test_without_permission(tmp_path: Path) -> None:
-    """What most users see: absent, and nobody is told but who asks for the collector's health."""
+    """What most users see: absent, and only who asks for the collector is told why."""
     log_of(tmp_path)
     (tmp_path / "dev/kmsg").chmod(0)
     with suppress(PermissionError):
@@ -247,6 +247,8 @@ def test_without_permission(tmp_path: Path) -> None:
     (found,) = [it for it in sampler.running if it.collector.name == "kernel_log"]
     assert (found.present, found.error) == (False, "")
     assert not [line for line in logged if "kernel_log" in line]
+    (shown,) = [it for it in sampler.describe()["sets"] if it["set"] == "kernel_log"]
+    assert (shown["state"], shown["error"]) == ("absent", "/dev/kmsg needs CAP_SYSLOG")
 
 
 def test_a_recording_keeps_events_only(tmp_path: Path) -> None:

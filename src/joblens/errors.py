@@ -5,6 +5,7 @@ JoblensError               one sentence for the user, and an exit code
 ├── ConfigError       2    a setting is unknown or has a wrong value
 └── OutsideError      3    something outside joblens failed
     ├── MalformedError     a file does not look as the kernel documents it
+    ├── PrivilegeError     the kernel does not allow it without a capability that we do not have
     └── ServerError        an address cannot be listened on or reached
 """
 
@@ -44,6 +45,17 @@ class MalformedError(OutsideError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
+
+
+class PrivilegeError(OutsideError):
+    """`capability` as capabilities(7) names it."""
+
+    def __init__(self, what: str, capability: str) -> None:
+        super().__init__(what, capability)
+        self.what, self.capability = what, capability
+
+    def __str__(self) -> str:
+        return f"{self.what} needs {self.capability}"
 
 
 class ServerError(OutsideError):

@@ -11,7 +11,7 @@ import os
 import resource
 import stat
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 _CHUNK = 1 << 16
 # /proc/interrupts of a machine with a thousand cores is a few MiB. More than this is not a kernel file.
@@ -20,6 +20,8 @@ _FACTS = "facts.json"
 _KMSG = os.makedev(1, 11)  # Documentation/admin-guide/devices.txt
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every kernel
 _MOST_RECORDS = 10_000  # of a log at one look
+# include/uapi/linux/capability.h
+_CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19}
 _LOOK_UP_SECONDS = 0.2
 _LOOK_UP_AGAIN_SECONDS = 300.0
 
@@ -51,7 +53,7 @@ class Host:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = max(allowed // 4, 64) if allowed > 0 else 4096
         self._users: Dict[int, str] = {}
-        self._look_ups: Dict[int, _LookUp] = {}
+        self._look_ups: Dict[Union[int, str], _LookUp] = {}
         self._facts: Dict[str, Any] = {} if self.live else self._read_facts()
         self.page_size = int(self._facts.get("page_size", 0)) or os.sysconf("SC_PAGE_SIZE")
         self.uid = os.geteuid()
@@ -127,6 +129,14 @@ class Host:
     def stat(self, path: str) -> os.stat_result:
         """Of the entry itself: a link is not followed."""
         return os.lstat(self.root + path)
+
+    def lacks(self, *capabilities: str) -> List[str]:
+        """Which of these the agent does not have (capabilities(7)); of a recording nobody knows."""
+        if not self.live:
+            return []
+        _, _, rest = self.read_once("proc/self/status").partition(b"\nCapEff:")
+        effective = int(rest.split(None, 1)[0], 16) if rest else 0
+        return [name for name in capabilities if not effective >> _CAPABILITIES[name] & 1]
 
     def program(self, pid: int) -> Optional[Program]:
         """None only in a recording that does not say which programs its processes execute.
@@ -204,23 +214,35 @@ class Host:
         if not self.live:
             name = self._users[uid] = self._recorded_user(uid)
             return name
-        look_up = self._look_ups.get(uid)
+        found = self._look_up(uid, lambda pwd: pwd.getpwuid(uid).pw_name)
+        if found:
+            self._users[uid] = found
+        return found or str(uid)
+
+    def uid_of(self, name: str) -> int:
+        """-1 where there is no such user, or nobody has answered yet."""
+        for user, uid in self._local_users():
+            if user == name and uid.isdigit():
+                return int(uid)
+        found = self._look_up(name, lambda pwd: str(pwd.getpwnam(name).pw_uid)) if self.live else ""
+        return int(found) if found else -1
+
+    def _look_up(self, whom: Union[int, str], ask: Callable[[Any], str]) -> str:
+        look_up = self._look_ups.get(whom)
         if look_up is None or look_up.is_over():
-            look_up = self._look_ups[uid] = _LookUp(uid)
-        if look_up.name:
-            self._users[uid] = look_up.name
-        return look_up.name or str(uid)
+            look_up = self._look_ups[whom] = _LookUp(ask)
+        return look_up.answer
 
     def _recorded_user(self, uid: int) -> str:
+        return next((user for user, number in self._local_users() if number == str(uid)), str(uid))
+
+    def _local_users(self) -> List[Tuple[str, str]]:
+        """Name and number of each, as /etc/passwd has them."""
         try:
             lines = self.read_once("etc/passwd").decode("utf-8", "replace").splitlines()
         except OSError:
-            return str(uid)
-        for line in lines:
-            fields = line.split(":")
-            if len(fields) > 2 and fields[2] == str(uid):
-                return fields[0]
-        return str(uid)
+            return []
+        return [(fields[0], fields[2]) for line in lines for fields in [line.split(":")] if len(fields) > 2]
 
     def _read_facts(self) -> Dict[str, Any]:
         import json
@@ -233,31 +255,31 @@ class Host:
 
 
 class _LookUp:
-    """Whose number is it? Asked in a thread, since nothing says how long the answer takes."""
+    """A question about users, asked in a thread: nothing says how long the answer takes."""
 
-    def __init__(self, uid: int) -> None:
+    def __init__(self, ask: Callable[[Any], str]) -> None:
         import threading
 
-        self.name = ""
+        self.answer = ""
         self._begun = time.monotonic()
-        thread = threading.Thread(target=self._look_up, args=(uid,), daemon=True)
+        thread = threading.Thread(target=self._look_up, args=(ask,), daemon=True)
         try:
             thread.start()
             thread.join(_LOOK_UP_SECONDS)
         except RuntimeError:  # no room for a thread
             return
 
-    def _look_up(self, uid: int) -> None:
+    def _look_up(self, ask: Callable[[Any], str]) -> None:
         import pwd
 
         try:
-            self.name = pwd.getpwuid(uid).pw_name
-        except (KeyError, OSError, OverflowError):  # nobody's, or nobody answers
+            self.answer = ask(pwd)
+        except (KeyError, OSError, OverflowError, ValueError):  # nobody's, or nobody answers
             return
 
     def is_over(self) -> bool:
-        """Without a name for so long that it may be worth asking again."""
-        return not self.name and time.monotonic() - self._begun > _LOOK_UP_AGAIN_SECONDS
+        """Without an answer for so long that it may be worth asking again."""
+        return not self.answer and time.monotonic() - self._begun > _LOOK_UP_AGAIN_SECONDS
 
 
 def read_all(fd: int) -> bytes:

@@ -10,7 +10,7 @@ from joblens.attribution.sums import Attribution
 from joblens.collectors import COLLECTORS, Collector, Read
 from joblens.collectors.patience import NoAnswerError
 from joblens.config import CollectorSettings, Settings
-from joblens.errors import sentence
+from joblens.errors import PrivilegeError, sentence
 from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 
@@ -33,10 +33,15 @@ HEALTH = Schema(
 FAILING = Schema(
     "collector_error",
     ("collector", "error"),
-    (Column("", GAUGE, "1 for each collector whose last reading failed, with the reason"),),
+    (
+        Column(
+            "", GAUGE, "1 for each collector whose last reading failed or lacks something, with the reason"
+        ),
+    ),
 )
 # A source that is not there now may come with a module or a mount: ask again after so many turns.
 _ASK_AGAIN = 60
+_NO_DIGITS = str.maketrans("", "", "0123456789")
 _OF_JOBS = ("cgroups", "processes")  # collectors
 
 
@@ -47,6 +52,8 @@ class Health:
         self.name = name
         self.present = True
         self.error = ""
+        self.warning = ""  # why there is less than there could be, though nothing has failed
+        self._warned = ""
         self.duration_ns = 0
         self.readings = 0
         self.failures = 0
@@ -61,6 +68,14 @@ class Health:
             log(f"{self.name}: {message}")
         self.error = message
         self.failures += 1
+
+    def warn(self, warning: str, log: Log) -> None:
+        """Into the log once, though the numbers in it change."""
+        kind = warning.translate(_NO_DIGITS)
+        if warning and kind != self._warned:
+            log(f"{self.name}: {warning}")
+            self._warned = kind
+        self.warning = warning
 
     def values(self) -> List[int]:
         success = int(not self.error and self.present)
@@ -95,6 +110,12 @@ class Running(Health):
         except FileNotFoundError as error:
             self._is_absent(error, tick, log)
             rows = ()
+        except PrivilegeError as error:
+            if host.uid == 0:  # an ordinary user's agent has none, and nothing is wrong with that
+                self.warn(sentence(error), log)
+            self.warning = sentence(error)
+            self._rest(tick)
+            rows = ()
         except NoAnswerError as error:  # its question stands, so it goes on with the same reader
             self.has_failed(error, log)
             rows = ()
@@ -105,6 +126,7 @@ class Running(Health):
             rows = ()
         else:
             self.has_succeeded()
+            self.warn(getattr(self.read, "warning", ""), log)
             self.sets = rows
         self.duration_ns = time.perf_counter_ns() - begin
         return rows
@@ -118,6 +140,10 @@ class Running(Health):
     def _is_absent(self, error: Exception, tick: int, log: Log) -> None:
         if self.present and not self.collector.optional:
             log(f"{self.collector.name}: not on this machine: {sentence(error)}")
+        self.warning = ""
+        self._rest(tick)
+
+    def _rest(self, tick: int) -> None:
         self.present, self.read, self.error = False, None, ""
         self.not_before = tick + _ASK_AGAIN * self.every
 
@@ -215,7 +241,7 @@ class Sampler:
         problems = self.attribution.owners.problems()
         for what, problem in problems.items():
             if self._problems.get(what) != problem:
-                self.log(f"{what}: {problem}; it is not used")
+                self.log(f"{what}: {problem}")
         self._problems = problems
 
     def known(self) -> List[Rows]:
@@ -258,7 +284,7 @@ class Sampler:
         common: Dict[str, Any] = {
             "collector": it.collector.name,
             "state": state,
-            "error": it.error,
+            "error": it.error or it.warning,
             "interval_seconds": it.every * self.interval,
             "duration_seconds": it.duration_ns / 1e9,
         }
@@ -278,14 +304,19 @@ class Sampler:
 
     def _health(self) -> Rows:
         """Not of hardware that is not here: whoever looks for collectors in trouble would find these."""
-        here = [it for it in self.running if it.present or not it.collector.optional]
+        here = [it for it in self.running if it.present or not it.collector.optional or self._trouble(it)]
         parts = [*here, self.jobs]
         keys = tuple((part.name,) for part in parts)
         return Rows(HEALTH, keys, [value for part in parts for value in part.values()])
 
     def _failing(self) -> Rows:
-        keys = tuple((part.name, part.error) for part in [*self.running, self.jobs] if part.error)
+        parts = [(part.name, self._trouble(part)) for part in [*self.running, self.jobs]]
+        keys = tuple(part for part in parts if part[1])
         return Rows(FAILING, keys, [1] * len(keys))
+
+    def _trouble(self, part: Health) -> str:
+        """An ordinary user's agent is expected to lack privileges."""
+        return part.error or (part.warning if self.host.uid == 0 else "")
 
 
 def _base_units(rows: Rows, number: int) -> Dict[str, Any]:
@@ -299,6 +330,8 @@ def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]
     """Every how many ticks it runs, 0 for never, and with which options."""
     chosen = settings.collectors.get(collector.name, CollectorSettings())
     options = {**collector.options, **dict(chosen.options)}
+    if collector.name == "cgroups":  # Flux's are in a user's tree
+        options["flux_user"] = settings.attribution.flux_user
     if not chosen.enabled:
         return 0, options
     return ticks(chosen.interval or collector.pause, settings), options

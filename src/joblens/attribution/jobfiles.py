@@ -86,10 +86,10 @@ class JobFiles:
         except OSError as error:
             untrusted, names = error.strerror or str(error), []
         if untrusted:
-            self.problems[self.folder] = untrusted
+            self._reject(self.folder, untrusted)
         names = sorted(name for name in names if name.endswith(".json"))
-        for name in names[_MOST_FILES:]:
-            self.problems[f"{self.folder}/{name}"] = f"there are more than {_MOST_FILES} job files"
+        if len(names) > _MOST_FILES:
+            self.problems[self.folder] = f"only the first {_MOST_FILES} job files are used"
         return names[:_MOST_FILES]
 
     def _load(
@@ -99,7 +99,7 @@ class JobFiles:
             status = self.host.stat(path)
             untrusted = distrust(status, self.host.uid, stat.S_ISREG)
             if untrusted:
-                self.problems[path] = untrusted
+                self._reject(path, untrusted)
                 return None
             version = _version(status)
             if path in known and known[path][0] == version:
@@ -111,10 +111,13 @@ class JobFiles:
         except FileNotFoundError:  # the job has just ended
             return None
         except (OSError, ValueError) as error:
-            self.problems[path] = str(error)
+            self._reject(path, str(error))
             return None
         self._known[path] = (version, job)
         return job
+
+    def _reject(self, path: str, why: str) -> None:
+        self.problems[path] = f"{why}; it is not used"
 
 
 def _version(status: os.stat_result) -> Tuple[int, ...]:

@@ -67,7 +67,7 @@ class Stepds:
         try:
             program = self.host.program(pid)
         except PermissionError:
-            if self.host.uid == 0:
+            if self.host.lacks("CAP_SYS_PTRACE") and self.host.uid == 0:
                 self._report("it cannot be checked without CAP_SYS_PTRACE")
             return UNKNOWN
         if program is None:  # a recording that has no programs

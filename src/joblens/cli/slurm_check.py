@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from joblens.agent.knock import knock_path
 from joblens.cli import pages
@@ -19,8 +19,10 @@ from joblens.cli.agent import HUB, hub_url
 from joblens.config import Settings, split_url
 from joblens.errors import JoblensError, sentence
 from joblens.hooks import SLURM
+from joblens.reports import width as screen
 
 _SECONDS = 10.0
+_LONGEST = 500  # letters of what an agent says
 
 
 class Finding(NamedTuple):
@@ -209,8 +211,9 @@ def _agent(node: Node) -> Iterator[Finding]:
         "joblens agent", listen, pages.parse_address(listen), node.settings.token_file or None
     )
     try:
-        pages.ask(place, "/sets")
+        known = pages.ask(place, "/sets")
         yield Finding("agent", True, f"answers at {listen}")
+        yield _collectors(known)
     except (JoblensError, OSError) as error:
         yield Finding("agent", False, sentence(error), "systemctl enable --now joblens-agent")
     look = knock_path(node.settings.attribution.job_files)
@@ -218,6 +221,14 @@ def _agent(node: Node) -> Iterator[Finding]:
     yield Finding(
         "pipe", right, look if right else f"{look}: not there", "an agent that runs as root makes it"
     )
+
+
+def _collectors(known: dict[str, Any]) -> Finding:
+    """As the agent says itself."""
+    wrong = {str(it.get("collector")): str(it["error"]) for it in known.get("sets", []) if it.get("error")}
+    said = screen.plain("; ".join(f"{name}: {error}" for name, error in wrong.items()), _LONGEST)
+    do = "of capabilities, take CapabilityBoundingSet from deploy/systemd/joblens-agent.service"
+    return Finding("collectors", not wrong, said or "nothing is missing", do)
 
 
 def _hub(node: Node) -> Iterator[Finding]:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase, translate
-from typing import Callable, Dict, Iterator, List, Optional, Pattern, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Pattern, Set, Tuple
 
 from joblens.collectors.cgroup_files import Mounts, parse_mounts, read_group
+from joblens.collectors.reader import Reader
 from joblens.host import Host
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
 # Where schedulers put their groups, as folder patterns from the top of a hierarchy. Every folder that
-# matches one whole is a row. A `container` in front stands for the groups of an engine run by root.
+# matches one whole is a row. One of _CONTAINERS in front stands for the groups of an engine run by root.
+# Only root makes groups in these places. Users make theirs below `user@UID.service`: so only Flux's own user
+# has a place there, by its number.
 PLACES = (
     "slurm*/uid_*/job_*",
     "slurm*/uid_*/job_*/step_*",
@@ -23,8 +26,8 @@ PLACES = (
     "pbs*.service/jobid/*",
     "pbs*.slice/pbs*-*.slice",
     "pbspro/*",
-    "user.slice/user-*.slice/user@*.service/*shell-*.service",
 )
+_FLUX = "user.slice/user-{0}.slice/user@{0}.service/*shell-*.service"
 _CONTAINERS = ("docker/*/", "system.slice/docker-*.scope/", "kubepods*/*/*/")
 
 
@@ -52,11 +55,13 @@ class _Place:
                     yield name, place
 
 
-def _build_top() -> _Place:
+def _build_top(flux_uid: int) -> _Place:
     top = _Place()
     for place in PLACES:
         for prefix in ("", *_CONTAINERS):
             top.add(prefix + place)
+    if flux_uid >= 0:
+        top.add(_FLUX.format(flux_uid))
     return top
 
 
@@ -94,55 +99,114 @@ SCHEMA = Schema(
 _NAMES = tuple(column.name for column in SCHEMA.columns)
 _MOUNTS_READ_AGAIN = 64  # slurmd, which may be started after the agent, can mount what is missing
 _LIKELY = ("memory", "cpuacct", "freezer", "cpuset")  # v1 controllers in which Slurm or PBS make groups
+_MOST_GROUPS = 2000  # that are measured: some 0.2 ms each
+_MOST_FOLDERS = 10_000  # that are looked at to find these
 
 
-def cgroups(host: Host, only: str = "") -> Callable[[], Tuple[Rows, ...]]:
+def cgroups(host: Host, only: str = "", flux_user: str = "") -> Reader:
     """All, or those below folders of that name, such as `job_42`; where there are none, all the same."""
-    mounts = Mounts({}, None)
-    top = _build_top()
-    readings = 0
-    known: List[str] = []
-    keys: Tuple[Key, ...] = ()
+    return _Cgroups(host, only, flux_user)
 
-    def read() -> Tuple[Rows, ...]:
-        nonlocal mounts, readings, known, keys
-        if readings % _MOUNTS_READ_AGAIN == 0:
-            mounts = parse_mounts(host.read_once("proc/self/mounts"))
-        readings += 1
-        groups = sorted(_find(host, mounts, top))
-        if only:
-            groups = [group for group in groups if only in group.split("/")] or groups
-        if groups != known:
-            for gone in set(known) - set(groups):
-                for folder in {*mounts.v1.values(), mounts.v2 or ""}:
-                    host.forget_below(f"{folder}/{gone}")
-            known, keys = groups, tuple(("/" + group,) for group in groups)
+
+class _Cgroups(Reader):
+    def __init__(self, host: Host, only: str, flux_user: str) -> None:
+        self.host, self.only, self.flux_user = host, only, flux_user
+        self._mounts = Mounts({}, None)
+        self._makers: Tuple[int, ...] = (0,)  # who may make groups for jobs
+        self._top = _build_top(-1)
+        self._readings = 0
+        self._known: List[str] = []
+        self._keys: Tuple[Key, ...] = ()
+
+    def __call__(self) -> Tuple[Rows, ...]:
+        if self._readings % _MOUNTS_READ_AGAIN == 0:
+            self._read_machine()
+        self._readings += 1
+        groups = self._find()
+        if groups != self._known:
+            for gone in set(self._known) - set(groups):
+                for folder in {*self._mounts.v1.values(), self._mounts.v2 or ""}:
+                    self.host.forget_below(f"{folder}/{gone}")
+            self._known, self._keys = groups, tuple(("/" + group,) for group in groups)
         values: List[int] = []
-        for group in known:
-            facts = read_group(host, mounts, group)
+        for group in groups:
+            facts = read_group(self.host, self._mounts, group)
             values += [facts.get(name, ABSENT) for name in _NAMES]
-        return (Rows(SCHEMA, keys, values),)
+        return (Rows(SCHEMA, self._keys, values),)
 
-    return read
+    def _read_machine(self) -> None:
+        self._mounts = parse_mounts(self.host.read_once("proc/self/mounts"))
+        users = any(self.host.exists(f"{folder}/user.slice") for folder in self._folders())
+        flux = self.host.uid_of(self.flux_user) if users and self.flux_user else -1
+        makers = (0,) if flux < 0 else (0, flux)
+        if makers != self._makers:
+            self._makers, self._top = makers, _build_top(flux)
+
+    def _folders(self) -> List[str]:
+        folders = [self._mounts.v2] if self._mounts.v2 else []
+        folders += [self._mounts.v1[name] for name in _LIKELY if name in self._mounts.v1]
+        return list(dict.fromkeys(folders))
+
+    def _find(self) -> List[str]:
+        """Where there are more than are measured, jobs come before their steps."""
+        search = _Search(self.host, self._makers, set(self._known))
+        for folder in self._folders():
+            search.search(folder, "", self._top)
+        found = sorted(search.found)
+        if self.only:
+            found = [group for group in found if self.only in group.split("/")] or found
+        beyond = len(found) - _MOST_GROUPS
+        self.warning = search.why_incomplete()
+        if beyond > 0:
+            self.warning = (
+                f"{beyond} of {len(found)} groups are not measured: that is more than {_MOST_GROUPS}"
+            )
+            found = sorted(sorted(found, key=lambda group: ("/step_" in group, group))[:_MOST_GROUPS])
+        return found
 
 
-def _find(host: Host, mounts: Mounts, top: _Place) -> Set[str]:
-    folders = [mounts.v2] if mounts.v2 else []
-    folders += [mounts.v1[name] for name in _LIKELY if name in mounts.v1]
-    found: Set[str] = set()
-    for folder in dict.fromkeys(folders):
-        _search(host, folder, "", top, found)
-    return found
+class _Search:
+    """One reading's search for groups. `known` are those of the reading before."""
 
+    def __init__(self, host: Host, makers: Tuple[int, ...], known: Set[str]) -> None:
+        self.host, self.makers, self.known = host, makers, known
+        self.found: Set[str] = set()
+        self._folders = 0
+        self._foreign = 0
 
-def _search(host: Host, top: str, below: str, place: _Place, found: Set[str]) -> None:
-    try:
-        names = host.list(top + below)
-    except OSError:  # removed since it was seen, or not a folder
-        return
-    for name, inner in place.matches(names):
-        group = f"{below}/{name}"
-        if inner.measured and host.exists(f"{top}{group}/cgroup.procs"):
-            found.add(group[1:])
-        if inner.below:
-            _search(host, top, group, inner, found)
+    def why_incomplete(self) -> str:
+        if self._folders > _MOST_FOLDERS:
+            return f"there are more than {_MOST_FOLDERS} folders of groups; those beyond are not looked at"
+        return f"{self._foreign} groups belong to users, and are not measured" if self._foreign else ""
+
+    def search(self, top: str, below: str, place: _Place) -> None:
+        for name, inner in place.matches(self._list(top + below)):
+            self._folders += 1
+            if self._folders > _MOST_FOLDERS:
+                return
+            group = f"{below}/{name}"
+            if inner.measured and self._is_group(top + group, group[1:]):
+                self.found.add(group[1:])
+            if inner.below:
+                self.search(top, group, inner)
+
+    def _list(self, path: str) -> List[str]:
+        try:
+            if self.host.stat(path).st_nlink == 2:  # there is no folder in it (fs/kernfs/inode.c)
+                return []
+            return self.host.list(path)
+        except OSError:  # removed since it was seen, or not a folder
+            return []
+
+    def _is_group(self, path: str, group: str) -> bool:
+        """Of a new one it is asked who made it: what was handed to a container can hold anybody's."""
+        if group in self.known or group in self.found:
+            return True
+        try:
+            maker = self.host.stat(path).st_uid
+        except OSError:
+            return False
+        if self.host.live and maker not in self.makers:
+            self._foreign += 1
+            return False
+        return self.host.exists(path + "/cgroup.procs")

@@ -16,7 +16,7 @@ from typing import Any, Dict, Optional, Tuple
 from joblens.collectors.external_text import parse_output
 from joblens.collectors.external_trust import check_command, find_identity
 from joblens.config import ExternalSettings
-from joblens.errors import OutsideError, sentence
+from joblens.errors import OutsideError, PrivilegeError, sentence
 from joblens.host import Host
 from joblens.model import Rows
 
@@ -53,7 +53,7 @@ class Script:
         try:
             check_command(self.host, command[0])
             return Run(command, find_identity(self.host, self.settings.user))
-        except OSError as error:
+        except (OSError, PrivilegeError) as error:
             raise OutsideError(f"{command[0]} cannot be run: {sentence(error)}") from None
 
     def _look(self, run: Run) -> Optional[Tuple[Rows, ...]]:

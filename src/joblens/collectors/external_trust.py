@@ -7,7 +7,7 @@ import stat
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from joblens.collectors.filesystems import LOCAL, unescape
-from joblens.errors import OutsideError
+from joblens.errors import OutsideError, PrivilegeError
 from joblens.host import Host
 
 _LOCAL = LOCAL | {"squashfs", "erofs", "ramfs"}
@@ -30,6 +30,9 @@ def find_identity(host: Host, user: str) -> Dict[str, Any]:
             uid, gid = int(fields[2]), int(fields[3])
             if uid == 0 and user != "root":
                 raise OutsideError(f'{user} is root; say user = "root" if that is meant')
+            missing = host.lacks("CAP_SETUID", "CAP_SETGID", "CAP_KILL") if uid else []
+            if missing:  # the last one to end it when it hangs
+                raise PrivilegeError(f"to run a script as {user}", " and ".join(missing))
             # One group and not none: an empty list is not heeded by Python 3.12.0 (CVE-2023-6507).
             return {"user": uid, "group": gid, "extra_groups": [gid]}
     raise OutsideError(f"there is no user {user} in /etc/passwd")

@@ -12,7 +12,7 @@ from collections import deque
 from functools import cache
 from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Pattern, Tuple
 
-from joblens.errors import MalformedError
+from joblens.errors import MalformedError, PrivilegeError
 from joblens.host import Host, read_new
 from joblens.model import COUNTER, NO_KEY, Column, Key, Rows, Schema
 
@@ -206,9 +206,8 @@ def kernel_log(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 def _open(host: Host, at_end: bool) -> int:
     try:
         return host.open_log(_PATH, at_end)
-    except PermissionError as error:
-        # Most users may not read it, and nothing is wrong with that.
-        raise FileNotFoundError(error.errno, "only root may read the kernel's log", _PATH) from None
+    except PermissionError:  # where kernel.dmesg_restrict is 1, as it is on most machines
+        raise PrivilegeError(f"/{_PATH}", "CAP_SYSLOG") from None
 
 
 def parse_records(data: bytes) -> List[Record]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from joblens.collectors.process_choice import Descendants, Everyone, OwnUser
 from joblens.collectors.process_files import STEPD, Stat, parse_cgroup, parse_io, parse_stat, parse_status
 from joblens.collectors.pss import read_shares
+from joblens.collectors.reader import Reader
 from joblens.host import Host, read_all
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
@@ -167,6 +168,8 @@ class _Table:
         self.host, self.choice = host, choice
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
+        self.warning = ""
+        self.may_see_io: Optional[bool] = None
         self.scans = 0
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
@@ -266,11 +269,19 @@ class _Table:
         try:
             return process.read(self.host, "io", keep)
         except PermissionError:
+            self._warn_of_io()
             return None
         except FileNotFoundError:
             if not self.host.exists(process.path + "/stat"):
                 raise
             return None  # a kernel without CONFIG_TASK_IO_ACCOUNTING
+
+    def _warn_of_io(self) -> None:
+        """Root is told, who is expected to see all. Some it may not see though it has all privileges."""
+        if self.may_see_io is None:
+            self.may_see_io = self.host.uid != 0 or not self.host.lacks("CAP_SYS_PTRACE")
+        if not self.may_see_io:
+            self.warning = "I/O of other users' processes needs CAP_SYS_PTRACE"
 
     def _key(self, process: _Process, stat: Stat, uid: int) -> ProcessKey:
         """The key of last time while nothing in it changed; a new name means a new command."""
@@ -352,18 +363,22 @@ def processes(
     others: bool = True,
     without: int = 0,
     below: int = 0,
-) -> Callable[[], Tuple[Rows, ...]]:
+) -> Reader:
     """All processes; or those of one's own user, but for what comes from the process `without`; or those that
     come from the process `below`. On request each of their threads."""
     everyone = Everyone(host) if others else OwnUser(host, without)
-    table = _Table(host, Descendants(host, below) if below else everyone)
+    return _Processes(_Table(host, Descendants(host, below) if below else everyone), threads, pss)
 
-    def read() -> Tuple[Rows, ...]:
-        found = [table.read()]
-        if threads:
-            found.append(table.read_threads())
-        if pss:
-            found.append(read_shares(host, table.identities()))
+
+class _Processes(Reader):
+    def __init__(self, table: _Table, threads: bool, pss: bool) -> None:
+        self._table, self._threads, self._pss = table, threads, pss
+
+    def __call__(self) -> Tuple[Rows, ...]:
+        found = [self._table.read()]
+        if self._threads:
+            found.append(self._table.read_threads())
+        if self._pss:
+            found.append(read_shares(self._table.host, self._table.identities()))
+        self.warning = self._table.warning
         return tuple(found)
-
-    return read

@@ -7,6 +7,7 @@ from typing import Callable, Collection, Dict, Iterable, List, Optional, Set
 
 from joblens.attribution.devices import JobName
 from joblens.collectors.kernel_log import Event, KernelLog
+from joblens.errors import PrivilegeError
 from joblens.host import Host
 from joblens.model import GAUGE, Column, Rows, Sample, Schema
 
@@ -25,7 +26,7 @@ class JobEvents:
         self._same_pids = host.counts_pids_as_kernel()
         self._seen: Dict[int, int] = {}  # pid, and when it was last the job's
         self._log: Optional[KernelLog] = None
-        with suppress(OSError):  # most users may not read it
+        with suppress(OSError, PrivilegeError):  # most users may not read it
             self._log = KernelLog(host, now_ns, only_new=True)
 
     def read(self, pids: Collection[int], buses: Iterable[str]) -> List[Sample]:
