@@ -315,7 +315,8 @@ def test_what_makes_no_sense_is_left_out_and_told(sink: LakeSink, tmp_path: Path
         encode("n4", 1, [Sample(START, Rows(LOAD, ((),), [1, 2, 3]))], cluster=7),
     ]
     taken = sink.take(write_segment(tmp_path, 1, batches))
-    assert (taken.rows, taken.dropped, len(taken.problems)) == (1, 4, 4)
+    assert (taken.rows, taken.dropped, len(taken.problems)) == (1, 4, 3)
+    assert taken.untimely == (("lab", "n2", 1),)
     assert rows(sink.lake, "load", "node") == [("n1",)]
 
 

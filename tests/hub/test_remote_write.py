@@ -346,7 +346,7 @@ def test_names_that_no_server_takes(sink: RemoteWriteSink, server: FakeServer, t
         Sample(START, Rows(CPU, (("\udc80\n",),), [1, 1])),
     ]
     taken = sink.take(write_segment(tmp_path, 1, [encode("n1", 1, samples)]))
-    assert (taken.values, taken.dropped) == (2, 1 + 1 + 3)
+    assert (taken.values, taken.dropped, taken.untimely) == (2, 1 + 1 + 1, (("lab", "n1", 1),))
     assert {dict(labels)["cpu"] for labels in server.found()} == {"?\n"}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from joblens.errors import MalformedError
 from joblens.hub.decode import Columns, Packed, decode_columns, unpack
@@ -11,6 +12,18 @@ from joblens.hub.segments import Record, Segment
 from joblens.model import Key, Rows, Sample, Schema
 from joblens.store.columns import LATEST_NS, check, stored_name
 
+if TYPE_CHECKING:
+    import numpy
+
+    from joblens.hub.decode import Numbers
+
+# How far the time of a row may be from the arrival of its batch. A node may have been cut off for as long as
+# its spool reaches; with a clock that is wrong by more, each row could be of a day of its own in the lake.
+OLDEST_DAYS, NEWEST_DAYS = 31, 1
+DAY_NS = 86_400 * 10**9
+_CLOCK_SET_NS = 1_672_531_200 * 10**9  # 2023: a hub whose clock says an earlier time cannot judge others
+_MOST_DAYS = 4  # on which the ticks of one entry can lie: midnight, and a clock that was set
+_MOST_SETS = 256  # in one batch
 WHOSE = frozenset(("cluster", "jobid", "step", "node"))
 _MOST_COLUMNS = 4000
 
@@ -25,6 +38,15 @@ class Job(NamedTuple):
     uid: int  # -1 if unknown
 
 
+class LeftOut:
+    """What of a segment cannot be stored, and why."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []  # one for each batch
+        # Rows whose time is far from their arrival, by cluster and node.
+        self.untimely: Counter[tuple[str, str]] = Counter()
+
+
 class Received(NamedTuple):
     received_ns: int
     cluster: str
@@ -34,8 +56,9 @@ class Received(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """The same before its numbers are read, for those who read many at once."""
+    """The same before its numbers are read, for those who read many at once: see `timely`."""
 
+    received_ns: int
     cluster: str
     node: str
     entries: list[Packed]
@@ -48,46 +71,49 @@ class Checker:
     # Set where nodes prove who they are: then rows of a node are taken from that node only.
     own_rows_only = False
 
-    def batches(self, segment: Segment, problems: list[str]) -> Iterator[Received]:
-        """In their order. Damage ends a segment: what comes behind cannot be found. Told in `problems`."""
-        return self._each(segment, problems, self._received)
+    def batches(self, segment: Segment, left: LeftOut) -> Iterator[Received]:
+        """In their order. Damage ends a segment: what comes behind cannot be found. Told in `left`."""
+        return self._each(segment, left, lambda record: self._received(record, left))
 
-    def unread(self, segment: Segment, problems: list[str]) -> Iterator[Unread]:
-        return self._each(segment, problems, self._unread)
+    def unread(self, segment: Segment, left: LeftOut) -> Iterator[Unread]:
+        return self._each(segment, left, self._unread)
 
-    def _each(
-        self, segment: Segment, problems: list[str], take: Callable[[Record], Taken]
-    ) -> Iterator[Taken]:
+    def _each(self, segment: Segment, left: LeftOut, take: Callable[[Record], Taken]) -> Iterator[Taken]:
         records = segment.records()
         while True:
             try:
                 record = next(records, None)
             except MalformedError as error:
-                problems.append(f"{segment.path.name}: {error}; the rest of it is lost")
+                left.problems.append(f"{segment.path.name}: {error}; the rest of it is lost")
                 return
             if record is None:
                 return
             try:
                 yield take(record)
             except MalformedError as error:
-                problems.append(f"{error}; a batch is left out")
+                left.problems.append(f"{error}; a batch is left out")
 
-    def _received(self, record: Record) -> Received:
+    def _received(self, record: Record, left: LeftOut) -> Received:
         header, columns = decode_columns(record.batch)
         cluster, node = _whose(header)
+        _check_sets(columns)
         for entry in columns:
             self.check(entry, node)
-            if int(entry.times.min()) < 0 or int(entry.times.max()) >= LATEST_NS:
-                raise MalformedError(entry.schema.set, "it has no time of ours")
-        return Received(record.received_ns, cluster, node, _jobs(header.get("jobs")), columns)
+        near = [choose_timely(entry, record.received_ns) for entry in columns]
+        far = sum(count for _, count in near)
+        if far:
+            left.untimely[cluster, node] += far
+        chosen = [entry for entry, _ in near if len(entry.times)]
+        return Received(record.received_ns, cluster, node, _jobs(header.get("jobs")), chosen)
 
     def _unread(self, record: Record) -> Unread:
         header, entries = unpack(record.batch)
         cluster, node = _whose(header)
+        _check_sets(entries)
         filled = [entry for entry in entries if entry.description.keys]
         for entry in filled:
             self.check(entry, node)
-        return Unread(cluster, node, filled)
+        return Unread(record.received_ns, cluster, node, filled)
 
     def check(self, entry: Columns | Packed, node: str) -> None:
         """Raises MalformedError if it cannot be stored, or is not that node's."""
@@ -99,6 +125,32 @@ class Checker:
             description.nodes = _nodes(schema, description.keys)
         if self.own_rows_only and not description.nodes <= {node}:
             raise MalformedError(schema.set, f"node {node} sends rows of another")
+
+
+def choose_timely(entry: Columns, received_ns: int) -> tuple[Columns, int]:
+    """Those of its ticks that are near enough to its arrival, and how many rows are not."""
+    fine = timely(entry.times.reshape(1, -1), [received_ns])[0]
+    if fine.all():
+        return entry, 0
+    chosen = entry._replace(times=entry.times[fine], values=entry.values[fine])
+    return chosen, (len(fine) - len(chosen.times)) * len(entry.keys)
+
+
+def timely(times: Numbers, received_ns: list[int]) -> numpy.ndarray[Any, Any]:
+    """Of times as [entry, tick] those that are near enough to the arrival of their batch."""
+    import numpy
+
+    arrived = numpy.array([min(it, LATEST_NS) for it in received_ns]).reshape(-1, 1)
+    near = (times > arrived - OLDEST_DAYS * DAY_NS) & (times < arrived + NEWEST_DAYS * DAY_NS)
+    fine = (near | (arrived < _CLOCK_SET_NS)) & (times >= 0) & (times < LATEST_NS)
+    days = times // DAY_NS
+    fine[:, 1:] &= (days[:, 1:] != days[:, :-1]).cumsum(axis=1) < _MOST_DAYS
+    return fine
+
+
+def _check_sets(entries: list[Columns] | list[Packed]) -> None:
+    if len(entries) > _MOST_SETS and len({it.description.schema.set for it in entries}) > _MOST_SETS:
+        raise MalformedError("batch", f"it has more than {_MOST_SETS} sets")
 
 
 def _whose(header: dict[str, Any]) -> tuple[str, str]:

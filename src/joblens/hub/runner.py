@@ -47,6 +47,11 @@ STATE = Schema(
         Column("starts", COUNTER, "Processes that were started for it"),
     ),
 )
+UNTIMELY = Schema(
+    "hub_sink_untimely",
+    ("sink", "cluster", "node"),
+    (Column("rows", COUNTER, "Rows left out as their time is far from their arrival; also in dropped"),),
+)
 JOBS = Schema(
     "hub_jobs",
     ("scheduler",),
@@ -63,7 +68,7 @@ JOBS = Schema(
         Column("starts", COUNTER, "Processes that were started for it"),
     ),
 )
-SCHEMAS = (STATE, JOBS)
+SCHEMAS = (STATE, UNTIMELY, JOBS)
 _COUNTS = ("calls", "failed_calls", "running", "pending", "waiting", "late", "finished")
 _FOLLOWER = "joblens.jobs.follow"  # by its name only: it stands further right in the flow
 
@@ -238,7 +243,10 @@ class Runner:
         found = self.status()
         keys = tuple((it["name"], it["type"]) for it in found)
         values = [number for it in found for number in _numbers(it)]
+        untimely = {(it["name"], *whose): rows for it in found for *whose, rows in it.get("untimely", ())}
         rows = [Rows(STATE, keys, values)]
+        if untimely:
+            rows.append(Rows(UNTIMELY, tuple(untimely), list(untimely.values())))
         if self._follower is not None:
             rows.append(_rows_of_jobs(self._home, self._follower))
         return rows

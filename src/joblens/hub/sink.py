@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 from joblens.errors import ConfigError, MalformedError, sentence
 from joblens.files import UNFINISHED, unfinished_name, write_whole
-from joblens.hub.checked import Checker
+from joblens.hub.checked import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
 from joblens.hub.segments import Segment, list_sealed, storing
 
 # Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
@@ -37,6 +38,8 @@ KINDS = {
 _POLL_SECONDS = 0.2
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
 _PROBLEMS_KEPT = 10
+_MOST_NODES = 1000  # whose rows are counted one by one
+_OTHER_NODES = "", "other nodes"
 
 
 class Place(NamedTuple):
@@ -64,6 +67,9 @@ class Place(NamedTuple):
         return self.home / "journal"
 
 
+Untimely = tuple[str, str, int]  # cluster, node, rows
+
+
 class Taken(NamedTuple):
     """What became of a segment, or the sum over many."""
 
@@ -71,6 +77,7 @@ class Taken(NamedTuple):
     values: int = 0
     dropped: int = 0  # rows that this sink cannot store and never will
     problems: tuple[str, ...] = ()  # why
+    untimely: tuple[Untimely, ...] = ()  # of these those whose time is far from their arrival, by node
 
     def plus(self, other: Taken) -> Taken:
         problems = dict.fromkeys((*self.problems, *other.problems))
@@ -79,12 +86,27 @@ class Taken(NamedTuple):
             self.values + other.values,
             self.dropped + other.dropped,
             tuple(problems)[-_PROBLEMS_KEPT:],
+            _add_up(self.untimely, other.untimely),
         )
 
 
-def left_out(problems: list[str]) -> Taken:
-    """Batches that could not be read. How many rows were in them is not known: each counts as one."""
-    return Taken(dropped=len(problems), problems=tuple(problems))
+def _add_up(some: tuple[Untimely, ...], others: tuple[Untimely, ...]) -> tuple[Untimely, ...]:
+    """Bounded: what comes from further nodes is counted together."""
+    found: Counter[tuple[str, str]] = Counter()
+    for cluster, node, rows in (*some, *others):
+        known = (cluster, node) in found or len(found) < _MOST_NODES
+        found[(cluster, node) if known else _OTHER_NODES] += rows
+    return tuple((*name, rows) for name, rows in found.items())
+
+
+def left_out(left: LeftOut) -> Taken:
+    """Batches that could not be read, and rows from another time than their arrival.
+
+    How many rows were in such a batch is not known: each counts as one.
+    """
+    untimely = tuple((*name, rows) for name, rows in left.untimely.items())
+    dropped = len(left.problems) + sum(left.untimely.values())
+    return Taken(dropped=dropped, problems=tuple(left.problems), untimely=_add_up((), untimely))
 
 
 class Sink(Protocol):
@@ -103,19 +125,22 @@ class Cursor(NamedTuple):
     rows: int = 0
     values: int = 0
     dropped: int = 0
+    untimely: tuple[Untimely, ...] = ()  # of the dropped rows those far from their arrival
 
 
 def load_cursor(path: Path) -> Cursor:
     """Raises MalformedError: to begin anew without being asked would store everything twice."""
     try:
         found = json.loads(path.read_bytes())
-        values = [found.get(name, 0) for name in Cursor._fields]
-        if not all(type(value) is int and value >= 0 for value in values):
+        segment, *counts = (found.get(name, 0) for name in ("segment", "rows", "values", "dropped"))
+        untimely = tuple((str(cluster), str(node), rows) for cluster, node, rows in found.get("untimely", ()))
+        numbers = segment, *counts, *(rows for *_, rows in untimely)
+        if not all(type(value) is int and value >= 0 for value in numbers):
             raise ValueError("not a number")
-        return Cursor(*values)
+        return Cursor(segment, counts[0], counts[1], counts[2], untimely)
     except FileNotFoundError:
         return Cursor()
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise MalformedError(str(path), f"no cursor: {error!s:.100}") from None
 
 
@@ -193,13 +218,28 @@ class Work:
                 self.cursor.rows + taken.rows,
                 self.cursor.values + taken.values,
                 self.cursor.dropped + taken.dropped,
+                _add_up(self.cursor.untimely, taken.untimely),
             )
             save_cursor(self.place.cursor, cursor)
+        self._report_untimely(taken)
         self.cursor = cursor
         for problem in taken.problems:
             if problem not in self.problems:
                 self.log(f"sink {self.place.name}: segment {segment.number}: {problem}")
         self.problems = Taken(problems=self.problems).plus(taken).problems
+
+    def _report_untimely(self, taken: Taken) -> None:
+        """Once for each node, for some nodes of a segment at most."""
+        known = {it[:2] for it in self.cursor.untimely}
+        new = [it for it in taken.untimely if it[:2] not in known]
+        for cluster, node, rows in new[:_PROBLEMS_KEPT]:
+            self.log(
+                f"sink {self.place.name}: {rows} rows of node {node} of cluster {cluster} are left out: "
+                f"their time is more than {OLDEST_DAYS} days before their arrival, or more "
+                f"than {NEWEST_DAYS} day after it. Is its clock wrong? Further ones are counted"
+            )
+        if len(new) > _PROBLEMS_KEPT:
+            self.log(f"sink {self.place.name}: the same of {len(new) - _PROBLEMS_KEPT} other nodes")
 
     def _fail(self, error: Exception) -> None:
         said = sentence(error)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.errors import ConfigError
-from joblens.hub.checked import Checker, Job
+from joblens.hub.checked import Checker, Job, LeftOut
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.hub.sinks.csv_text import Text, lines_of
@@ -114,19 +114,19 @@ class CsvSink:
         self._undo.remove()
 
     def take(self, segment: Segment) -> Taken:
-        problems: list[str] = []
+        left = LeftOut()
         taken = Taken()
         self._undo.begin(segment.number)
         self._owners.clear()  # who was not known may be now
         self._in_vain.clear()
         root = open_root(self.root)
         try:
-            for batch in self._checker.batches(segment, problems):
+            for batch in self._checker.batches(segment, left):
                 for text in lines_of(batch, self.sets):
                     self._add(text)
                 if self._size >= _BUFFER_BYTES:
                     taken = taken.plus(self._write(root))
-            taken = taken.plus(self._write(root)).plus(left_out(problems))
+            taken = taken.plus(self._write(root)).plus(left_out(left))
             self._sync(root)
         finally:
             os.close(root)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from joblens.agent.frame import read_header
 from joblens.errors import ConfigError, MalformedError, ServerError, sentence
 from joblens.hub import kafka_client
-from joblens.hub.checked import Checker
+from joblens.hub.checked import Checker, LeftOut, choose_timely
 from joblens.hub.decode import decode_columns
 from joblens.hub.header import check_header
 from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
@@ -96,8 +96,8 @@ class KafkaSink:
 
     def _send(self, segment: Segment, skip: int) -> Taken:
         taken, size, count = Taken(), 0, 0
-        problems: list[str] = []
-        for count, record in enumerate(_records(segment, problems), 1):
+        left = LeftOut()
+        for count, record in enumerate(_records(segment, left), 1):
             if count <= skip:
                 continue
             if not size:
@@ -110,7 +110,7 @@ class KafkaSink:
                 size = 0
         if size:
             self._commit(Done(segment.number, count))
-        return taken.plus(left_out(problems))
+        return taken.plus(left_out(left))
 
     def _produce(self, messages: Iterable[Message], received_ns: int) -> int:
         """Stamped with the hub's time: a node's clock can be wrong, and Kafka deletes by this."""
@@ -165,6 +165,7 @@ class Form:
         self.largest: int = LARGEST_BATCH if self._format == BATCH else options["message_bytes"]
 
     def messages(self, record: Record) -> Found:
+        """Batches go as they are: the hub that takes them has the time of their arrival too."""
         try:
             if self._format == BATCH:
                 return self._whole(record)
@@ -182,7 +183,10 @@ class Form:
         batch = check_header(head).batch
         messages: list[Message] = []
         taken = Taken()
-        for part in parts:
+        for whole in parts:
+            part, far = choose_timely(whole, record.received_ns)
+            if far:
+                taken = taken.plus(Taken(dropped=far, untimely=((batch.cluster, batch.node, far),)))
             topic, width = self._topic(part.schema.set), len(part.schema.columns)
             try:
                 self._checker.check(part, batch.node)
@@ -208,12 +212,12 @@ class Form:
         return self._kafka.topic(set_name if fits else "other")
 
 
-def _records(segment: Segment, problems: list[str]) -> Iterator[Record]:
+def _records(segment: Segment, left: LeftOut) -> Iterator[Record]:
     """Up to where the disk has changed them; the rest nobody can read any more."""
     try:
         yield from segment.records()
     except MalformedError as error:
-        problems.append(f"{segment.path.name}: {error}; the rest of it is lost")
+        left.problems.append(f"{segment.path.name}: {error}; the rest of it is lost")
 
 
 def _dropped(rows: int, why: str) -> Taken:

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.hub.checked import Checker
+from joblens.hub.checked import DAY_NS, Checker, LeftOut, timely
 from joblens.hub.decode import Description, Packed, decode_together
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.model import Schema
-from joblens.store.columns import LATEST_NS, TIME, Table, identifier, in_base_units, storable, stored_name
+from joblens.store.columns import TIME, Table, identifier, in_base_units, storable, stored_name
 from joblens.store.compact import compact_small
 from joblens.store.folder import HUB, JobFile
 from joblens.store.home import Home, find_home, make_home
@@ -43,7 +43,6 @@ _SET_BYTES = 24 << 20
 _PER_TEXT_BYTE = 5  # bytes in memory for one of a description's JSON
 _MOST_PARTS = 50  # kinds of columns in one file
 _ENTRY_BYTES, _WORD = 300, 8
-_DAY_NS = 86_400 * 10**9
 _RETAIN_SECONDS = 3600.0
 _Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
@@ -71,6 +70,7 @@ def _column(cells: list[Any]) -> Cells:
 
 
 class _Entry(NamedTuple):
+    received_ns: int
     cluster: str
     node: str
     packed: Packed
@@ -111,11 +111,11 @@ class LakeSink:
         """Nothing: what was half done is done again, under the same names."""
 
     def take(self, segment: Segment) -> Taken:
-        problems: list[str] = []
+        left = LeftOut()
         taken = Taken()
-        for number, set_name, pending in self._files(segment, problems):
-            taken = taken.plus(self._save(segment.number, number, set_name, pending.kinds))
-        return taken.plus(left_out(problems))
+        for number, set_name, pending in self._files(segment, left):
+            taken = taken.plus(self._save(segment.number, number, set_name, pending.kinds, left))
+        return taken.plus(left_out(left))
 
     def rest(self) -> None:
         now = time.monotonic()
@@ -126,16 +126,16 @@ class LakeSink:
             retain(self.home, self.retain_days)
             self._retained = time.monotonic()
 
-    def _files(self, segment: Segment, problems: list[str]) -> Iterator[tuple[int, str, _Pending]]:
+    def _files(self, segment: Segment, left: LeftOut) -> Iterator[tuple[int, str, _Pending]]:
         """In bounded memory: of each set its first, second, … file."""
         sets: dict[str, _Pending] = {}
         numbers: Counter[str] = Counter()
         total = 0
-        for batch in self._checker.unread(segment, problems):
+        for batch in self._checker.unread(segment, left):
             for packed in batch.entries:
                 name = packed.description.schema.set
                 pending = sets.setdefault(name, _Pending())
-                total += pending.add(_Entry(batch.cluster, batch.node, packed))
+                total += pending.add(_Entry(batch.received_ns, batch.cluster, batch.node, packed))
                 if total > _PENDING_BYTES:
                     name = max(sets, key=lambda it: (sets[it].bytes, it))
                 elif pending.decoded <= _SET_BYTES:
@@ -147,11 +147,13 @@ class LakeSink:
         for name, pending in sorted(sets.items()):
             yield numbers[name], name, pending
 
-    def _save(self, segment: int, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]]) -> Taken:
+    def _save(
+        self, segment: int, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]], left: LeftOut
+    ) -> Taken:
         dates: dict[int, list[Table]] = {}
         taken = Taken()
         for (_, ticks), entries in kinds.items():
-            rows, dropped = _read(sorted(entries, key=_by_node), ticks)
+            rows, dropped = _read(sorted(entries, key=_by_node), ticks, left)
             problems = (f"{set_name}: numbers that make no sense are left out",) if dropped else ()
             taken = taken.plus(Taken(len(rows.times), rows.values.size, dropped, problems))
             for day, of_day in _days(rows):
@@ -181,13 +183,14 @@ class _Rows(NamedTuple):
     values: Numbers  # [column, row]
 
 
-def _read(entries: list[_Entry], ticks: int) -> tuple[_Rows, int]:
-    """All that is sound, and how many rows are not."""
+def _read(entries: list[_Entry], ticks: int, left: LeftOut) -> tuple[_Rows, int]:
+    """All that is sound, and how many rows are not. Rows with a time far from their arrival go to `left`."""
     import numpy
 
     times, values, wrong = decode_together([entry.packed for entry in entries], ticks)
-    sound = (times.min(axis=1) >= 0) & (times.max(axis=1) < LATEST_NS)
-    sound[wrong] = False
+    sound = timely(times, [entry.received_ns for entry in entries])
+    sound[wrong] = True  # but for its numbers
+    all_near = bool(sound.all())
     schema = entries[0].packed.description.schema
     heights = numpy.array([len(entry.packed.description.keys) for entry in entries])
     repeats = heights * ticks
@@ -203,10 +206,13 @@ def _read(entries: list[_Entry], ticks: int) -> tuple[_Rows, int]:
     width = len(schema.columns)
     by_column = values.reshape(-1, width, ticks).transpose(1, 0, 2).reshape(width, -1)
     rows = _Rows(by_row, labels, by_column)
-    if sound.all():
+    if all_near and not wrong:
         return rows, 0
-    chosen = numpy.repeat(sound, repeats)
-    return _choose(rows, chosen), int(len(chosen) - chosen.sum())
+    far = (ticks - sound.sum(axis=1)) * heights
+    for place in far.nonzero()[0].tolist():
+        left.untimely[_by_node(entries[place])] += int(far[place])
+    sound[wrong] = False
+    return _choose(rows, numpy.repeat(sound, heights, axis=0).reshape(-1)), int(repeats[wrong].sum())
 
 
 def _cells(entry: _Entry, part: int, name: str) -> Cells:
@@ -235,7 +241,7 @@ def _choose(rows: _Rows, chosen: Cells) -> _Rows:
 def _days(rows: _Rows) -> Iterator[tuple[int, _Rows]]:
     import numpy
 
-    days = rows.times // _DAY_NS
+    days = rows.times // DAY_NS
     different = numpy.unique(days).tolist()
     for day in different:
         yield day, rows if len(different) == 1 else _choose(rows, days == day)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from joblens import __version__
 from joblens.errors import ConfigError, ServerError, sentence
-from joblens.hub.checked import Checker, Received
+from joblens.hub.checked import Checker, LeftOut, Received
 from joblens.hub.decode import Columns
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
@@ -132,23 +132,23 @@ class RemoteWriteSink:
         self._server.close()
 
     def take(self, segment: Segment) -> Taken:
-        problems: list[str] = []
+        left = LeftOut()
         before, samples, dropped = self._sent.load(segment.number)
         taken = Taken(samples, samples, dropped)
-        for number, request in enumerate(self._requests(segment, problems), 1):
+        for number, request in enumerate(self._requests(segment, left), 1):
             if number > before:
                 taken = taken.plus(self._send(request))
                 self._sent.save(segment.number, number, taken)
-        return taken.plus(left_out(problems))
+        return taken.plus(left_out(left))
 
     def rest(self) -> None:
         """Nothing else to do."""
 
-    def _requests(self, segment: Segment, problems: list[str]) -> Iterator[Request]:
+    def _requests(self, segment: Segment, left: LeftOut) -> Iterator[Request]:
         nodes: dict[tuple[str, str], list[Columns]] = {}
         sizes: dict[tuple[str, str], int] = {}
         total = 0
-        for batch in self._checker.batches(segment, problems):
+        for batch in self._checker.batches(segment, left):
             name = batch.cluster, batch.node
             for entry in self._wanted(batch):
                 nodes.setdefault(name, []).append(entry)
