@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joblens.agent.events import Events
 from joblens.agent.http import Request, Response, Server, body_length
 from joblens.agent.marks import LARGEST
 from joblens.errors import OutsideError
@@ -313,9 +313,9 @@ class Echo:
     """It answers what it got."""
 
     def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
+        self.events = Events(print)
         name = f"\0joblens-test-{os.urandom(6).hex()}"
-        self.server = Server(self.selector, name, self._answer, most_body=1000)
+        self.server = Server(self.events, name, self._answer, most_body=1000)
         self.client = socket.socket(socket.AF_UNIX)
         self.client.connect(name)
         self.client.setblocking(False)
@@ -325,10 +325,7 @@ class Echo:
 
     def turn(self) -> int:
         """How many events there were."""
-        found = self.selector.select(0)
-        for key, events in found:
-            key.data(events)
-        return len(found)
+        return self.events.wait(0)
 
     def send(self, data: bytes) -> bytes:
         self.client.sendall(data)
@@ -342,7 +339,7 @@ class Echo:
     def close(self) -> None:
         self.server.close()
         self.client.close()
-        self.selector.close()
+        self.events.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -110,10 +110,21 @@ def test_who_calls(tmp_path: Path) -> None:
         assert tasks.stdout.read() == b"n1: one\nn1: two\nn1: Exit 3\n"
 
 
+def call_often(place: tuple[str, int]) -> None:
+    """More connections than are kept, and on each a byte in the moment in which it is closed for another."""
+    with ExitStack() as stack:
+        lines = [stack.enter_context(socket.create_connection(place, PATIENCE)) for _ in range(300)]
+        for line in lines:
+            with suppress(OSError):
+                line.send(b"x")
+            stack.enter_context(socket.create_connection(place, PATIENCE))
+
+
 def check_callers(file: Path) -> None:
     address, port, secret, answer = file.read_text().split()
     assert file.stat().st_mode & 0o777 == 0o600
     place, right = (address, int(port)), f"n1 {secret}\n".encode()
+    call_often(place)
     for greeting in (b"", b"n1 \n", b"n2 " + secret.encode(), b"n1 wrong\n", b"\xff\n", b"x" * 5000):
         with socket.create_connection(place, PATIENCE) as line:
             assert answer_to(line, greeting) == b""

@@ -8,14 +8,15 @@ left behind. Each agent has its own, as root's and several users' can run on one
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 import time
 from contextlib import suppress
 from typing import Callable, Dict, List, Mapping, Optional
 
-from joblens.agent.http import Request, Response, Server, peer
+from joblens.agent.events import Events
+from joblens.agent.http import Request, Response, Server
 from joblens.agent.marks import LARGEST, Book, JobName, Told, parse_told
+from joblens.agent.peers import unix_peer
 from joblens.agent.sampler import Sampler
 from joblens.errors import MalformedError
 from joblens.model import Rows, Sample
@@ -45,9 +46,9 @@ def _only_job() -> str:
 
 
 class Door:
-    def __init__(self, selector: selectors.BaseSelector, sampler: Sampler, look: Callable[[], None]) -> None:
+    def __init__(self, events: Events, sampler: Sampler, look: Callable[[], None]) -> None:
         self.sampler, self.book = sampler, Book()
-        self._selector, self._look = selector, look
+        self._events, self._look = events, look
         self._server: Optional[Server] = None
         self._looked = -float("inf")
 
@@ -60,7 +61,7 @@ class Door:
             names = [name] if name == os.environ.get(VARIABLE) else [name, f"{name}-{os.urandom(4).hex()}"]
             for chosen in names:
                 with suppress(OSError):
-                    self._server = Server(self._selector, "\0" + chosen, self.answer, LARGEST)
+                    self._server = Server(self._events, "\0" + chosen, self.answer, LARGEST)
                 if self._server is not None or _is_own(chosen):
                     return
 
@@ -69,11 +70,22 @@ class Door:
             self._server.close()
             self._server = None
 
-    def tend(self, ticks: int) -> None:
-        """At each tick."""
+    def wait(self) -> float:
+        return self._server.wait() if self._server is not None else float("inf")
+
+    def tend(self) -> None:
+        if self._server is not None:
+            self._server.tend()
+
+    def watch(self) -> None:
+        """Every few seconds: the socket may be free now, and some connections be of no use any more."""
         self.open()
-        if self._server is not None and ticks % 1000 == 0:
+        if self._server is not None:
             self._server.drop_silent()
+
+    @property
+    def evicted(self) -> int:
+        return self._server.evicted if self._server is not None else 0
 
     def samples(self) -> List[Sample]:
         found = self.book.samples(self.sampler.host.now_ns())
@@ -154,7 +166,7 @@ def _is_own(name: str) -> bool:
     with socket.socket(socket.AF_UNIX) as channel, suppress(OSError):
         channel.setblocking(False)
         channel.connect("\0" + name)
-        return peer(channel)[1] == os.geteuid()
+        return unix_peer(channel)[1] == os.geteuid()
     return False
 
 

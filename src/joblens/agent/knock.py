@@ -8,13 +8,13 @@ tenth of a core.
 from __future__ import annotations
 
 import os
-import selectors
 import stat
 import time
 from contextlib import suppress
 from functools import lru_cache
 from typing import Callable
 
+from joblens.agent.events import READ, Events
 from joblens.attribution.jobfiles import distrust
 
 _PATIENCE = 10
@@ -25,13 +25,13 @@ _MODE = 0o666
 class Knock:
     def __init__(
         self,
-        selector: selectors.BaseSelector,
+        events: Events,
         path: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self.pending = False
-        self._selector, self._clock = selector, clock
+        self._events, self._clock = events, clock
         self._fd = -1
         self._paid = -float("inf")  # the time by which the looks so far have had their patience
 
@@ -57,15 +57,14 @@ class Knock:
 
     def close(self) -> None:
         if self._fd >= 0:
-            with suppress(KeyError):
-                self._selector.unregister(self._fd)
+            self._events.remove(self._fd)
             os.close(self._fd)
             self._fd = -1
 
     def _knocked(self, events: int) -> None:
         """Nothing further is heard until the look: whoever writes without end keeps nobody busy."""
         self.pending = True
-        self._selector.unregister(self._fd)
+        self._events.remove(self._fd)
 
     def _is_there(self) -> bool:
         try:
@@ -83,7 +82,7 @@ class Knock:
         # The new one first: in between nobody is missed.
         self.close()
         self._fd = fd
-        self._selector.register(fd, selectors.EVENT_READ, self._knocked)
+        self._events.add(fd, READ, self._knocked, self.close)
 
     def _make(self) -> None:
         folder = os.lstat(os.path.dirname(self.path))

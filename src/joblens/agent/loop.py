@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import selectors
 import signal
 import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
+from joblens.agent.events import READ, Events
 from joblens.agent.exposition import Exposition
 from joblens.agent.http import Request, Response, Server
 from joblens.agent.knock import Knock, knock_path
@@ -35,6 +35,8 @@ OWN = Schema(
         Column("ticks_missed", COUNTER, "ticks that passed while the agent was not running or too slow"),
         Column("interval_seconds", GAUGE, "distance of the ticks", divisor=1_000_000),
         Column("looks", COUNTER, "looks at jobs between two ticks, that a scheduler's hooks asked for"),
+        Column("failures", COUNTER, "events that could not be handled, for a defect of joblens"),
+        Column("evicted", COUNTER, "connections closed for others: their user or address had too many"),
     ),
 )
 _PAGE = b"""joblens agent
@@ -69,7 +71,9 @@ class Grid:
         self.tick += max(behind, 0) + 1
 
 
-_WATCH_SECONDS = 5.0  # after which a pipe that somebody has taken away is made again
+_WATCH_SECONDS = (
+    5.0  # after which a pipe that was taken away is made again, and silent connections are dropped
+)
 # Sets with a series for each process or cgroup: many, and others' command lines among them. What jobs tell of
 # themselves is named by them.
 _BY_PROCESS = ("process", "thread", "process_pss", "gpu_process", "cgroup", "mark", "fom")
@@ -89,6 +93,8 @@ class Agent:
         self._listen = ""  # known once it does
         self.pusher: Optional[Pusher] = None
         self.door: Optional[Door] = None
+        self._events: Optional[Events] = None
+        self._server: Optional[Server] = None
 
     def sample(self) -> None:
         samples = self.sampler.sample(self.grid.tick)
@@ -118,7 +124,9 @@ class Agent:
     def _own(self) -> Rows:
         missed = self._missed_before + self.grid.missed
         values = [time.process_time_ns(), _resident(), self.ticks, missed]
-        return Rows(OWN, NO_KEY, [*values, round(self.settings.interval * 1_000_000), self.looks])
+        values += [round(self.settings.interval * 1_000_000), self.looks]
+        evicted = sum(it.evicted for it in (self._server, self.door) if it)
+        return Rows(OWN, NO_KEY, [*values, self._events.failures if self._events else 0, evicted])
 
     def answer(self, request: Request) -> Response:
         if self._token and not _same(request.headers.get("authorization", ""), b"Bearer " + self._token):
@@ -149,15 +157,15 @@ class Agent:
     ) -> None:
         """Until SIGTERM or SIGINT, or until at a tick it is over. SIGHUP reads the settings again."""
         self.pusher = self._pusher(self.settings, self.sampler)
-        selector = selectors.DefaultSelector()
-        signals = _Signals(selector, {signal.SIGTERM: self._stop, signal.SIGINT: self._stop})
-        server = Server(selector, split_address(self.settings.listen), self.answer)
+        events = self._events = Events(self.log)
+        signals = _Signals(events, {signal.SIGTERM: self._stop, signal.SIGINT: self._stop})
+        server = self._server = Server(events, split_address(self.settings.listen), self.answer)
         self._listen = f"{self.settings.listen.rpartition(':')[0]}:{server.port}"
         if self.pusher:
             self.pusher.listen = self._listen
         signals.handlers[signal.SIGHUP] = lambda: self._reload(reload)
-        knock = Knock(selector, knock_path(self.settings.attribution.job_files))
-        door = self.door = self._open_door(selector)
+        knock = Knock(events, knock_path(self.settings.attribution.job_files))
+        door = self.door = self._open_door(events)
         if self.host.live:
             _make_folder(self.settings.attribution.job_files)
             knock.watch()
@@ -167,8 +175,9 @@ class Agent:
         try:
             while not self._stopping:
                 wait = max(self.grid.next_time() - time.monotonic(), 0.0)
-                for key, events in selector.select(min(wait, knock.wait())):
-                    key.data(events)
+                events.wait(min(wait, knock.wait(), server.wait(), door.wait()))
+                server.tend()
+                door.tend()
                 if knock.wait() == 0.0:
                     self._heed(knock)
                 if time.monotonic() >= self.grid.next_time():
@@ -176,9 +185,6 @@ class Agent:
                     self.grid.advance(time.monotonic())
                     self._stopping = self._stopping or is_over()
                     self._watch(knock)
-                    door.tend(self.ticks)
-                    if self.ticks % 1000 == 0:
-                        server.drop_silent()
             if self.pusher:
                 self.look()  # what jobs have used until now belongs to what is sent last
         finally:
@@ -186,20 +192,25 @@ class Agent:
             knock.close()
             server.close()
             signals.close()
-            selector.close()
+            events.close()
             self.close()
 
     def _watch(self, knock: Knock) -> None:
         path, now = knock_path(self.settings.attribution.job_files), time.monotonic()
-        if self.host.live and (path != knock.path or now >= self._watch_again):
-            self._watch_again = now + _WATCH_SECONDS
+        if path == knock.path and now < self._watch_again:
+            return
+        self._watch_again = now + _WATCH_SECONDS
+        if self.host.live:
             knock.path = path
             knock.watch()
+        if self._server and self.door:
+            self._server.drop_silent()
+            self.door.watch()
 
-    def _open_door(self, selector: selectors.BaseSelector) -> Door:
+    def _open_door(self, events: Events) -> Door:
         from joblens.agent.door import Door
 
-        door = Door(selector, self.sampler, self.look)
+        door = Door(events, self.sampler, self.look)
         door.open()
         return door
 
@@ -258,14 +269,12 @@ class Agent:
 class _Signals:
     """Signals as events of the selector: the handlers run in the loop and not in between."""
 
-    def __init__(
-        self, selector: selectors.BaseSelector, handlers: Dict[signal.Signals, Callable[[], None]]
-    ) -> None:
+    def __init__(self, events: Events, handlers: Dict[signal.Signals, Callable[[], None]]) -> None:
         self.handlers = handlers
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        selector.register(self._reader, selectors.EVENT_READ, self._dispatch)
+        events.add(self._reader, READ, self._dispatch, lambda: None)  # what came has been taken from it
         self._before_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         wanted: List[signal.Signals] = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
         self._before = {number: signal.signal(number, lambda *_: None) for number in wanted}

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import os
 import secrets
-import selectors
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from typing import IO
 
+from joblens.agent.events import READ, Events
 from joblens.errors import OutsideError
 from joblens.files import write_quickly
 from joblens.usermode.bootstrap import BOOTSTRAP, NO_FILE, PYTHON_FINDER
@@ -75,7 +78,7 @@ class Task:
 
 class Tasks:
     def __init__(self, program: str, file: str, address: str, hub: str, hosts: Sequence[str]) -> None:
-        self.selector = selectors.DefaultSelector()
+        self.events = Events(_log)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.door = socket.create_server((address.strip("[]"), 0), family=family, backlog=128)
         self.secret, self.answer = secrets.token_hex(32), secrets.token_hex(32)
@@ -85,9 +88,10 @@ class Tasks:
         self.strangers: list[socket.socket] = []
         self.tasks = {host: Task(host, self._start(program, file, hub, host)) for host in hosts}
         for task in self.tasks.values():
-            self.selector.register(task.output, selectors.EVENT_READ, partial(self._hear_command, task))
-        self.selector.register(self.door, selectors.EVENT_READ, self._call)
-        self.selector.register(0, selectors.EVENT_READ, self._give)
+            close = partial(self._close, task.output)
+            self.events.add(task.output, READ, partial(self._hear_command, task), close)
+        self.events.add(self.door, READ, self._call, _pause)
+        self.events.add(0, READ, self._give, partial(self.events.remove, 0))
 
     @staticmethod
     def _start(program: str, file: str, hub: str, host: str) -> subprocess.Popen[bytes]:
@@ -104,28 +108,27 @@ class Tasks:
         """Until the last has ended."""
         while self.tasks:
             waits = any(task.is_behind(len(self.given)) for task in self.tasks.values())
-            for key, _ in self.selector.select(0.05 if waits else _LOOK_SECONDS):
-                key.data()
+            self.events.wait(0.05 if waits else _LOOK_SECONDS)
             for task in self.tasks.values():
                 self._send(task)
             self.tasks = {host: task for host, task in self.tasks.items() if not self._has_ended(task)}
 
-    def _give(self) -> None:
+    def _give(self, events: int) -> None:
         data = os.read(0, 1 << 16)
         self.given += data
         if not data:
             self.is_whole = True
-            self.selector.unregister(0)
+            self.events.remove(0)
 
-    def _call(self) -> None:
+    def _call(self, events: int) -> None:
         line, _ = self.door.accept()
         line.setblocking(False)
         self.strangers.append(line)
-        self.selector.register(line, selectors.EVENT_READ, lambda: self._greet(line))
+        self.events.add(line, READ, partial(self._greet, line), partial(self._dismiss, line))
         for old in self.strangers[: -len(self.tasks) - 64]:
             self._dismiss(old)
 
-    def _greet(self, line: socket.socket) -> None:
+    def _greet(self, line: socket.socket, events: int) -> None:
         """Who knows the secret is the task of a host, and is told that we know ours."""
         try:
             host, _, secret = line.recv(1024).decode("utf-8", "replace").rstrip("\n").partition(" ")
@@ -135,17 +138,22 @@ class Tasks:
         if task is None or task.line or not secrets.compare_digest(secret.encode(), self.secret.encode()):
             self._dismiss(line)
             return
-        self.strangers.remove(line)
         line.send(self.answer.encode())
+        self.strangers.remove(line)
         task.line = line
-        self.selector.modify(line, selectors.EVENT_READ, lambda: self._hear(task, line))
+        self.events.remove(line)
+        self.events.add(line, READ, partial(self._hear, task, line), partial(self._close, line))
 
     def _dismiss(self, line: socket.socket) -> None:
-        self.strangers.remove(line)
-        self.selector.unregister(line)
-        line.close()
+        with suppress(ValueError):
+            self.strangers.remove(line)
+        self._close(line)
 
-    def _hear(self, task: Task, line: socket.socket) -> None:
+    def _close(self, file: socket.socket | IO[bytes]) -> None:
+        self.events.remove(file)
+        file.close()
+
+    def _hear(self, task: Task, line: socket.socket, events: int) -> None:
         try:
             data = line.recv(1 << 16)
         except BlockingIOError:
@@ -154,8 +162,7 @@ class Tasks:
             data = b""
         task.say(data)
         if not data:
-            self.selector.unregister(line)
-            line.close()
+            self._close(line)
 
     def _send(self, task: Task) -> None:
         """As much as it takes now; then, if there is no more to come, that this was all."""
@@ -172,12 +179,11 @@ class Tasks:
         except OSError:
             task.over = True
 
-    def _hear_command(self, task: Task) -> None:
+    def _hear_command(self, task: Task, events: int) -> None:
         data = os.read(task.output.fileno(), 1 << 16)
         task.say(data)
         if not data:
-            self.selector.unregister(task.output)
-            task.output.close()
+            self._close(task.output)
 
     def _has_ended(self, task: Task) -> bool:
         """With all of its words: the last may come after the end of the command."""
@@ -189,6 +195,15 @@ class Tasks:
         if code:
             task.say(f"Exit {code}\n".encode())
         return True
+
+
+def _pause() -> None:
+    """Where a connection cannot be accepted, as no descriptor is left: not to try it without end."""
+    time.sleep(0.05)
+
+
+def _log(message: str) -> None:
+    os.write(1, f"joblens: {message}\n".encode())
 
 
 def main() -> int:
