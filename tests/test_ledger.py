@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.attribution.ledger import Ledger, Used
+from joblens.attribution.ledger import NOTHING, Ledger
 from joblens.collectors.processes import PROCESS, ProcessKey
 from joblens.model import ABSENT
 
@@ -34,7 +34,7 @@ def test_a_child_that_was_waited_for_counts_once() -> None:
 def test_what_was_used_before_the_group_began_is_not_its_own() -> None:
     """A shell in which user mode is started has run other commands for days."""
     ledger = Ledger(since=25)  # process 2 began at 20, process 3 at 30
-    assert ledger.update([process(2, 0, 500, inherited=9000, written=70)]) == Used(0, 0, 0, 0, 0, 0)
+    assert ledger.update([process(2, 0, 500, inherited=9000, written=70)]) == NOTHING
     found = ledger.update([process(2, 0, 503, inherited=9000, written=75), process(3, 2, 40, written=0)])
     assert (found.user, found.written) == (43 * TICK, 5)
     assert ledger.update([process(2, 0, 503, inherited=9050, written=75)]).user == 53 * TICK
@@ -102,7 +102,7 @@ LOOKS = st.lists(
 def test_totals_never_go_back(looks: list[dict[int, tuple[int, int, int]]]) -> None:
     """Whatever processes come, go, wrap or lie: what was used stays used."""
     ledger = Ledger()
-    before = Used(0, 0, 0, 0, 0, 0)
+    before = NOTHING
     for look in looks:
         after = ledger.update([process(pid, *figures) for pid, figures in look.items()])
         assert all(now >= then for now, then in zip(after, before))

@@ -29,6 +29,7 @@ _USER, _SYSTEM, _CHILD_USER, _CHILD_SYSTEM = (
 _IO = [PROCESS.position(name + "_bytes") for name in ("read_chars", "written_chars", "read", "written")]
 _io_of = itemgetter(*_IO)
 _RSS = PROCESS.position("rss_bytes")
+_DELAY = PROCESS.position("run_delay_seconds")
 _TICK = 10_000  # microseconds
 
 Identity = Tuple[int, int]  # pid and start
@@ -43,6 +44,7 @@ class Used(NamedTuple):
     written_chars: int
     read: int
     written: int
+    run_delay: int  # microseconds ready to run without a core
 
     def plus(self, other: Used) -> Used:
         return Used(*[a + b for a, b in zip(self, other)])
@@ -57,7 +59,7 @@ class Used(NamedTuple):
         return Used(*map(min, self, other))
 
 
-NOTHING = Used(0, 0, 0, 0, 0, 0)
+NOTHING = Used(0, 0, 0, 0, 0, 0, 0)
 
 
 class _Entry(NamedTuple):
@@ -69,8 +71,8 @@ class _Entry(NamedTuple):
 
     @property
     def inherited(self) -> Used:
-        """The kernel does not tell own and inherited I/O apart."""
-        return Used(self.child_user, self.child_system, *self.whole[2:])
+        """The kernel does not tell own and inherited I/O apart, and hands no run-queue delay on."""
+        return Used(self.child_user, self.child_system, *self.whole[2:6], 0)
 
 
 def entry(key: ProcessKey, values: List[int], before: Optional[_Entry]) -> _Entry:
@@ -79,8 +81,12 @@ def entry(key: ProcessKey, values: List[int], before: Optional[_Entry]) -> _Entr
     child_user, child_system = values[_CHILD_USER] * _TICK, values[_CHILD_SYSTEM] * _TICK
     io = _io_of(values)
     if io[0] == ABSENT:  # users are not told that of a process on its way out: what was known stays
-        io = (before.whole if before else NOTHING)[2:]
-    whole = Used(values[_USER] * _TICK + child_user, values[_SYSTEM] * _TICK + child_system, *io)
+        io = (before.whole if before else NOTHING)[2:6]
+    delay = values[_DELAY] // 1000
+    if values[_DELAY] == ABSENT:
+        delay = before.whole.run_delay if before else 0
+    user, system = values[_USER] * _TICK + child_user, values[_SYSTEM] * _TICK + child_system
+    whole = Used._make((user, system, *io, delay))
     return _Entry(key, values, whole, child_user, child_system)
 
 

@@ -42,6 +42,9 @@ _COLUMNS = (
     Column("threads", GAUGE, "threads now"),
     Column("oom_kills", COUNTER, "processes killed because the cgroup's memory ran out"),
     Column("cpus", GAUGE, "cores that the cgroup may use"),
+    _micro("run_delay", "time that threads of sampled processes were ready to run and waited for a core"),
+    _micro("throttled", "time that threads stood still because of the cgroup's CPU quota"),
+    Column("blocked", GAUGE, "processes that wait for storage now"),
 )
 # `jobid` and not `job`, which Prometheus puts on every series itself.
 JOB = Schema("job", ("cluster", "jobid", "node"), _COLUMNS)
@@ -53,7 +56,9 @@ INFO = Schema(
 )
 OWNED_PROCESS = Schema("process", ("cluster", "jobid", "step", "node", *PROCESS.labels), PROCESS.columns)
 _GROUP = {column.name: index for index, column in enumerate(CGROUP.columns)}
-_THREADS = PROCESS.position("threads")
+_THREADS, _STATE = PROCESS.position("threads"), PROCESS.position("state")
+_DELAY = PROCESS.position("run_delay_seconds")
+_BLOCKED = ord("D")  # uninterruptible sleep, proc(5)
 _FORGOTTEN = 86_400  # seconds without a process after which a job's file was left behind by a lost Epilog
 
 Processes = List[Tuple[ProcessKey, List[int]]]
@@ -75,7 +80,10 @@ class Account:
         self.uid = self.told_uid = -1
         self.processes = 0
         self.threads = 0
+        self.blocked = 0
+        self.limits: Dict[str, int] = {}  # what a cgroup around the job has counted since its start
         self.io_known = False
+        self.delay_known = False  # kernels can be built without it
         self.looked_for = False
         self.seen = job.start  # with a process or a cgroup, in seconds since 1970
 
@@ -85,10 +93,12 @@ class Account:
         self.looked_for = True
         self.processes = len(processes)
         self.threads = sum(values[_THREADS] for _, values in processes)
+        self.blocked = sum(values[_STATE] == _BLOCKED for _, values in processes)
         self.ledger.expect(foreign)
         self.ledger.update(processes)
         people = [(key, values) for key, values in processes if key.uid] or processes
         self.uid = self._whose([key.uid for key, _ in people])
+        self.delay_known = self.delay_known or any(values[_DELAY] != ABSENT for _, values in processes)
         if people:
             self.io_known = all(knows_io(values) for _, values in people)
         if self.of_group("anon_bytes") == ABSENT:
@@ -131,9 +141,15 @@ class Account:
             self._storage("written_bytes", self.ledger.used.written, io is not None),
             self.processes if processes_fresh else ABSENT,
             self.threads if processes_fresh else ABSENT,
-            self.of_group("oom_kills"),
+            self._of_limits("oom_kills"),
             self.of_group("cpus"),
+            used.run_delay if used and self.delay_known else ABSENT,
+            self._of_limits("throttled_seconds"),
+            self.blocked if processes_fresh else ABSENT,
         ]
+
+    def _of_limits(self, name: str) -> int:
+        return self.limits.get(name, ABSENT) if self.group is None else self.of_group(name)
 
     def _cpu(self, used: Optional[Used]) -> Tuple[int, int, int]:
         whole = self.of_group("cpu_seconds")

@@ -15,6 +15,7 @@ from joblens.collectors.process_choice import Descendants, Everyone, OwnUser
 from joblens.collectors.process_files import STEPD, Stat, parse_cgroup, parse_io, parse_stat, parse_status
 from joblens.collectors.pss import read_shares
 from joblens.collectors.reader import Reader
+from joblens.collectors.run_delay import RunDelay
 from joblens.host import Host, read_all
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
@@ -87,6 +88,12 @@ PROCESS = Schema(
         Column("read_bytes", COUNTER, "bytes fetched from storage; children as above"),
         Column("written_bytes", COUNTER, "bytes sent to storage; children as above"),
         Column("cancelled_write_bytes", COUNTER, "bytes not written after all; children as above"),
+        Column(
+            "run_delay_seconds",
+            COUNTER,
+            "time that its threads were ready to run and waited for a core, children not included",
+            divisor=1_000_000_000,
+        ),
     ),
 )
 THREAD = Schema(
@@ -103,6 +110,7 @@ THREAD = Schema(
 )
 _NO_IO = [ABSENT] * 7
 _STAT_FIELDS = 22
+_THREADS = PROCESS.position("threads")
 _OF_MEMORY = (7, 9, 17, 20, 21)  # fields of stat: faults, threads, size and what of it is in RAM
 
 
@@ -123,13 +131,14 @@ class _Process:
     """A process that is followed: its open files, and what of it is not read each time."""
 
     __slots__ = (
-        "again_in", "files", "kernel", "key", "memory", "path", "row", "settled", "stat_name", "status",
-        "status_in", "told", "who",
+        "again_in", "delay", "files", "kernel", "key", "memory", "path", "row", "settled", "stat_name",
+        "status", "status_in", "told", "waited", "who",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.files: Dict[str, int] = {}
+        self.delay = RunDelay()
         self.kernel = False
         self.again_in = 0
         self.settled = False
@@ -137,6 +146,7 @@ class _Process:
         self.key: Optional[ProcessKey] = None
         self.who: Tuple[Any, ...] = ()  # that of it by which the key changes, as the kernel tells it
         self.told: Tuple[Optional[bytes], ...] = ()  # all of it, as the kernel told it last
+        self.waited = 0  # for a core, nanoseconds
         self.memory: List[bytes] = []  # that of its stat without a change of which its status is not read
         self.status: Tuple[int, List[int]] = (-1, [])
         self.status_in = 0
@@ -159,6 +169,7 @@ class _Process:
         for fd in self.files.values():
             os.close(fd)
         self.files.clear()
+        self.delay.close()
 
     __del__ = close  # a table that failed is dropped as it is
 
@@ -171,11 +182,13 @@ class _Table:
         self.warning = ""
         self.may_see_io: Optional[bool] = None
         self.scans = 0
+        self.thread_files = 0  # open ones of the last scan
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
 
     def read(self) -> Rows:
         self.scans += 1
+        self.thread_files = 0
         # Parents before their children, whose figures they inherit: of a child that ends in between, and was
         # read already, all would count twice. By their start, as numbers come round.
         pids = sorted(self.choice.choose(self.known), key=self._began)
@@ -233,6 +246,7 @@ class _Table:
         io = self._read_io(process, keep)
         is_new = self._read_status(process, stat, io, keep)
         told = (data, io)
+        is_new = self._read_delay(process, stat, data, keep) or is_new
         is_same = told == process.told and not is_new and process.again_in > 0
         if is_same and process.row and not may_be_stepd(process.row[0]):
             process.again_in -= 1
@@ -262,7 +276,21 @@ class _Table:
         values = [user, system, children_user, children_system, int(fields[7]), int(fields[9])]
         values += (int(fields[17]), fields[0][0], *amounts)
         values += _NO_IO if io is None else parse_io(process.path, io)
+        values.append(process.waited)
         return key, values
+
+    def _read_delay(self, process: _Process, stat: Optional[Stat], data: bytes, keep: bool) -> bool:
+        """Whether it has changed. Who sleeps without having run in between waits for no core."""
+        threads = int(stat.fields[17]) if stat else 0
+        if not stat:
+            if data[data.rfind(b")") + 2 :][:1] != b"R":
+                return False
+            threads = process.row[1][_THREADS] if process.row else 1
+        before = process.waited
+        keep = keep and self.thread_files < self.most_kept // 4
+        process.waited = process.delay.read(self.host, process.path, threads, keep)
+        self.thread_files += process.delay.open_files
+        return process.waited != before
 
     def _read_io(self, process: _Process, keep: bool) -> Optional[bytes]:
         """None if it is not told."""
