@@ -5,8 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # More than a small machine has cores: many tests wait for other programs most of the time.
 WORKERS ?= 5
+# Of `make fuzz`: for each target, and which (all, if none is named).
+SECONDS ?= 60
+TARGETS ?=
 
-.PHONY: help install run stop test lint services bench docs clean
+.PHONY: help install run stop test lint services bench fuzz docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -46,8 +49,13 @@ services: # real Prometheus and the like, where root and apt are there
 bench: install ## measure cost side by side with what people would use instead
 	$(BIN)/python -m bench
 
+fuzz: install ## feed every parser of outside data with bad input: make fuzz SECONDS=60 TARGETS=toml,journal
+	@$(BIN)/pip install --quiet --disable-pip-version-check atheris 2>/dev/null \
+		|| echo "atheris cannot be installed here: inputs are found without a look at what they reach"
+	@cd tests && ../$(BIN)/python -m fuzz --seconds $(SECONDS) --targets "$(TARGETS)" --folder ../.fuzz
+
 docs: install ## write docs/metrics.md anew from the code
 	$(BIN)/python docs/generate.py
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .run .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .run .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz dist

@@ -13,6 +13,8 @@ import stat
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from joblens.errors import MalformedError
+
 _CHUNK = 1 << 16
 # /proc/interrupts of a machine with a thousand cores is a few MiB. More than this is not a kernel file.
 _MOST = 1 << 26
@@ -204,7 +206,7 @@ class Host:
         except OSError:
             return 0
         digits = rest.partition(b"\n")[0]
-        return int(digits) if digits.isdigit() else 0
+        return int(digits) if digits.isdigit() and len(digits) <= 20 else 0
 
     def user(self, uid: int) -> str:
         """The user's name, or the number where there is none, or none yet: a directory server can be slow."""
@@ -251,7 +253,23 @@ class Host:
             facts = json.loads(self.read_once(_FACTS))
         except FileNotFoundError:
             return {}
-        return facts if isinstance(facts, dict) else {}
+        except (ValueError, RecursionError):
+            facts = None
+        if not _are_facts(facts):
+            raise MalformedError(self.root + _FACTS, "not what joblens record writes")
+        found: Dict[str, Any] = facts
+        return found
+
+
+def _are_facts(facts: Any) -> bool:
+    if not isinstance(facts, dict) or not isinstance(facts.get("space", {}), dict):
+        return False
+    numbers = [facts.get("time_ns", 0), facts.get("page_size", 0)]
+    for sizes in facts.get("space", {}).values():
+        if not isinstance(sizes, list) or len(sizes) != len(Space._fields):
+            return False
+        numbers += sizes
+    return all(type(number) is int and 0 <= number < 1 << 64 for number in numbers)
 
 
 class _LookUp:

@@ -389,7 +389,7 @@ def test_catalog_that_breaks_while_it_is_used(home: Home) -> None:
         other.execute("DROP TABLE jobs")
         other.close()
         assert [job["id"] for job in store.jobs()] == ["j1"]
-        assert "jobs are read from the records instead" in store.problems[0]
+        assert "rebuilt from the records" in store.problems[0]
 
 
 def test_catalog_that_another_holds(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def _load(path: str) -> List[Gap]:
         with open(path, "rb") as file:
             found = json.loads(file.read())
         return [_checked(*row) for row in found]
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         return []
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -8,7 +10,6 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from joblens import csv_cells
 from joblens.cli import pages
 from joblens.cli.table import plain, render_table, write
 from joblens.errors import ServerError
@@ -107,14 +108,12 @@ def _like(text: object, pattern: str | None) -> bool:
 
 
 def render_csv(found: Data) -> str:
-    several = ("jobs", "users")
-    return csv_cells.render_csv(
-        COLUMNS,
-        (
-            [" ".join(it[name]) if name in several else it.get(name) for name in COLUMNS]
-            for it in found["sets"]
-        ),
-    )
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for item in found["sets"]:
+        writer.writerow({**item, "jobs": " ".join(item["jobs"]), "users": " ".join(item["users"])})
+    return text.getvalue()
 
 
 Cell = Callable[[Data], str]

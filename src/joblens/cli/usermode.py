@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import tell, write
-from joblens.errors import JoblensError, OutsideError, UsageError, printable
+from joblens.errors import JoblensError, OutsideError, UsageError
 
 if TYPE_CHECKING:
     from joblens.store.home import Home
@@ -295,13 +295,12 @@ def _status(options: argparse.Namespace, home: Home) -> int:
         write(json.dumps(found, indent=2) + "\n")
         return 0
     hub = f", hub {found['hub']}" if found["hub"] else ""
-    lines = [f"job {found['job']} of {found['cluster']}: {found['state']}{hub}"]
+    write(f"job {found['job']} of {found['cluster']}: {found['state']}{hub}\n")
     if found["tsdb"] is not None:
-        lines.append(" ".join(f"{name} {text}" for name, text in found["tsdb"].items() if text))
+        write(" ".join(f"{name} {text}" for name, text in found["tsdb"].items() if text) + "\n")
     for host in found["hosts"]:
         age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
-        lines.append(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}".rstrip())
-    write("".join(printable(line) + "\n" for line in lines))
+        write(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}".rstrip() + "\n")
     return 0
 
 
@@ -364,4 +363,4 @@ def _ages(session: Session) -> dict[str, float]:
 
 def _say(line: str) -> None:
     with suppress(OSError):
-        print(f"joblens: {printable(line)}", file=sys.stderr, flush=True)
+        print(f"joblens: {line}", file=sys.stderr, flush=True)

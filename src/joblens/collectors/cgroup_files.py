@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from joblens.errors import MalformedError
 from joblens.host import Host
 
 _UNLIMITED = 1 << 60  # v1 has no word for "no limit": a number of about 2^63 stands for it
@@ -115,11 +116,14 @@ class _Group:
 def read_group(host: Host, mounts: Mounts, group: str) -> Dict[str, int]:
     """In a hybrid hierarchy a controller is in one of the two, so that what both tell does not differ."""
     facts: Dict[str, int] = {}
-    if mounts.v2:
-        names = ("cpu", "memory", "io", "pids", "cpuset")
-        facts.update(_read_v2(_Group(host, dict.fromkeys(names, f"{mounts.v2}/{group}"))))
-    if mounts.v1:
-        facts.update(_read_v1(_Group(host, {name: f"{top}/{group}" for name, top in mounts.v1.items()})))
+    try:
+        if mounts.v2:
+            names = ("cpu", "memory", "io", "pids", "cpuset")
+            facts.update(_read_v2(_Group(host, dict.fromkeys(names, f"{mounts.v2}/{group}"))))
+        if mounts.v1:
+            facts.update(_read_v1(_Group(host, {name: f"{top}/{group}" for name, top in mounts.v1.items()})))
+    except ValueError as error:  # more digits than Python reads
+        raise MalformedError(group, str(error)) from None
     return facts
 
 

@@ -79,7 +79,10 @@ def parse_layout(cores: bytes) -> Tuple[List[bytes], Schema]:
     states = STATES[: widths.pop() - 1]
     if len(states) != len(lines[0]) - 1 or len(states) < 4:
         raise MalformedError(_PATH, f"{len(lines[0]) - 1} states of a core, where 4 to 10 are known")
-    return [line[0] for line in lines], Schema("cpu", ("cpu",), states)
+    names = [line[0] for line in lines]
+    if len(set(names)) < len(names):
+        raise MalformedError(_PATH, "a core is listed twice")
+    return names, Schema("cpu", ("cpu",), states)
 
 
 def _core(name: bytes) -> str:
@@ -105,4 +108,8 @@ def parse_kernel(rest: bytes) -> Rows:
     try:
         return Rows(KERNEL, NO_KEY, list(map(int, values)))
     except ValueError:
-        return Rows(KERNEL, NO_KEY, [int(value) if value.isdigit() else ABSENT for value in values])
+        return Rows(
+            KERNEL,
+            NO_KEY,
+            [int(value) if value.isdigit() and len(value) <= 20 else ABSENT for value in values],
+        )

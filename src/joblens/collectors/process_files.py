@@ -65,7 +65,10 @@ def parse_io(path: str, data: bytes) -> List[int]:
     values = data.split()[1::2]
     if len(values) != 7:
         raise MalformedError(path, f"not the seven figures of I/O: {data[:80]!r}")
-    return list(map(int, values))
+    try:
+        return list(map(int, values))
+    except ValueError as error:
+        raise MalformedError(path, str(error)) from None
 
 
 def parse_cgroup(data: bytes) -> str:

@@ -16,6 +16,7 @@ from joblens.collectors.process_files import STEPD, Stat, parse_cgroup, parse_io
 from joblens.collectors.pss import read_shares
 from joblens.collectors.reader import Reader
 from joblens.collectors.run_delay import RunDelay
+from joblens.errors import MalformedError
 from joblens.host import Host, read_all
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
@@ -231,6 +232,8 @@ class _Table:
             del self.known[pid]
             self.choice.has_ended()
             return None
+        except ValueError as error:
+            raise MalformedError(process.path, str(error)) from None
 
     def _read_known(self, process: _Process) -> Optional[_Row]:
         """Most processes wait: of one of which the kernel tells the same as before, it is the same row."""
@@ -363,6 +366,8 @@ class _Table:
                     row = self._read_thread(f"{process.path}/task/{tid}")
                 except (FileNotFoundError, ProcessLookupError):
                     continue
+                except ValueError as error:
+                    raise MalformedError(f"{process.path}/task/{tid}", str(error)) from None
                 keys.append((process.key.pid, process.key.start, int(tid), row[0]))
                 values += row[1]
         return Rows(THREAD, tuple(keys), values)

@@ -22,7 +22,7 @@ def read_cursor(home: Path, sink: str) -> int:
     """The last segment that a sink has done; 0 if none."""
     try:
         number = json.loads((home / "cursors" / f"{sink}.json").read_bytes())["segment"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
     return number if type(number) is int else 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.errors import sentence
+from joblens.errors import MalformedError, sentence
 from joblens.files import write_whole
 from joblens.hub.segments import OPEN, SEALED
 from joblens.hub.settings import HubSettings, JobsSettings
@@ -32,6 +33,7 @@ _HOPELESS = 5  # failures in a row, or processes that died
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _GOOD_SECONDS = 60.0  # a process that lived as long is started again at once
 _LAST_SECONDS = 5.0
+_LATEST_SECONDS = 86_400.0  # that a clock may have been ahead
 
 STATE = Schema(
     "hub_sink_state",
@@ -254,13 +256,14 @@ class Runner:
 
 def _rows_of_jobs(home: Path, follower: Child) -> Rows:
     found: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         found.update(json.loads((home / "jobs" / "status.json").read_bytes()))
-    answered = found.get("answered") or 0.0
+    answered = found.get("answered")
+    known = isinstance(answered, (int, float)) and 0 < answered < time.time() + _LATEST_SECONDS
     values = [
         int(found.get("state") == "working"),
-        round(max(time.time() - answered, 0.0) * 1000) if answered else ABSENT,
-        *(found.get(name, 0) for name in _COUNTS),
+        round(max(time.time() - (answered or 0.0), 0.0) * 1000) if known else ABSENT,
+        *(_count(found, name) for name in _COUNTS),
         follower.starts,
     ]
     return Rows(JOBS, ((str(follower.told["scheduler"]),),), values)
@@ -269,14 +272,17 @@ def _rows_of_jobs(home: Path, follower: Child) -> Rows:
 def _numbers(it: Mapping[str, Any]) -> list[int]:
     return [
         int(it["state"] == "working"),
-        it.get("segment", 0),
+        it["segment"],
         round(it["lag_seconds"] * 1000),
-        it.get("rows", 0),
-        it.get("values", 0),
-        it.get("dropped", 0),
-        it.get("failures", 0),
+        *(_count(it, name) for name in ("rows", "values", "dropped", "failures")),
         it["starts"],
     ]
+
+
+def _count(it: Mapping[str, Any], name: str) -> int:
+    """0 where a file that a crash has damaged says something else."""
+    value = it.get(name)
+    return value if type(value) is int and 0 <= value < 1 << 63 else 0
 
 
 def load_identity(home: Path) -> str:
@@ -292,10 +298,20 @@ def load_identity(home: Path) -> str:
         for cursor in cursors.glob("*.json"):
             cursor.unlink()
     elif path.exists():
-        return path.read_text()
+        return _check_identity(path)
     made = os.urandom(6).hex()
     write_whole(str(path), made.encode())
     return made
+
+
+def _check_identity(path: Path) -> str:
+    """Raises MalformedError: under another name, what is stored already would be stored once more."""
+    found = path.read_bytes()
+    if not re.fullmatch(rb"[0-9a-f]{12}", found):
+        raise MalformedError(
+            str(path), "damaged; write into it the ID of hub~ID.N-N.parquet, this hub's files in the lake"
+        )
+    return found.decode()
 
 
 def _begins_anew(home: Path) -> bool:

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from joblens.errors import ConfigError, MalformedError, printable, sentence
+from joblens.errors import ConfigError, MalformedError, sentence
 from joblens.files import UNFINISHED, unfinished_name, write_whole
 from joblens.hub.checked import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
 from joblens.hub.segments import Segment, list_sealed, storing
@@ -281,11 +281,12 @@ def _write_quickly(path: Path, data: bytes) -> None:
 def load_status(place: Place) -> dict[str, Any]:
     """How a sink is doing, also if its process does not run: with `lag_segments` and `lag_seconds`."""
     found: dict[str, Any] = {"name": place.name, "state": "not started", "error": ""}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         found.update(json.loads(place.status.read_bytes()))
+    found["segment"] = 0
     with suppress(MalformedError):
         found.update(load_cursor(place.cursor)._asdict())
-    waiting = [s for s in list_sealed(place.journal) if s.number > found.get("segment", 0)]
+    waiting = [s for s in list_sealed(place.journal) if s.number > found["segment"]]
     found["lag_segments"], found["lag_seconds"] = len(waiting), 0.0
     with suppress(FileNotFoundError, IndexError):
         found["lag_seconds"] = max(time.time() - waiting[0].path.stat().st_mtime, 0.0)
@@ -325,7 +326,7 @@ def end_with_the_hub() -> None:
 
 def log(message: str) -> None:
     with suppress(OSError):
-        print(f"joblens hub: {printable(message)}", file=sys.stderr, flush=True)
+        print(f"joblens hub: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ MOST = 65_536  # names in one list: as many as Slurm itself lets a range have
 _MOST_BRACKETS = 8
 NO_NODES = "none assigned"  # what sacct writes for a job that never had any
 _UNKNOWN = frozenset(("", NO_NODES, "(null)", "n/a", "none", "unknown"))
-_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
+_DIGITS, _LONGEST_NUMBER = "0123456789", 18
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _ODD = re.compile(r"[\[\],\s]")
 
@@ -41,10 +41,20 @@ def compress(names: Iterable[str]) -> str:
     for name in names:
         if not name or _ODD.search(name):
             raise _malformed(name, "no name of a node")
-        found = _LAST_NUMBER.fullmatch(name)
-        head, digits, tail = found.groups() if found else (name, "", "")
+        head, digits, tail = _split(name)
         groups.setdefault((head, tail), set()).add(digits)
     return ",".join(itertools.chain.from_iterable(_folded(*key, numbers) for key, numbers in groups.items()))
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """What stands in front of the last number, that number, and what stands behind."""
+    end = len(name)
+    while end and name[end - 1] not in _DIGITS:
+        end -= 1
+    begin = end
+    while begin and end - begin < _LONGEST_NUMBER and name[begin - 1] in _DIGITS:
+        begin -= 1
+    return (name[:begin], name[begin:end], name[end:]) if end else (name, "", "")
 
 
 def _items(text: str) -> Iterator[str]:

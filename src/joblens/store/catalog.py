@@ -172,15 +172,25 @@ class Catalog:
             self._refresh(self.database)
             return self.database.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            self._report(
-                f"{self.home.path}: the catalog failed ({error}); jobs are read from the records instead"
-            )
-        self.database = self._opened(":memory:")
+            self.database.close()
+            self.database = self._reopen(error)
         return self.database.execute(query, values).fetchall()
+
+    def _reopen(self, error: sqlite3.Error) -> sqlite3.Connection:
+        """After a query has failed: rebuilt where it is if it is damaged, else in memory."""
+        if _is_damage(error) and self._path:
+            self._report(f"{self._path}: damaged ({error}); rebuilt from the records")
+            _remove(self._path)
+            return self._open()
+        self._report(
+            f"{self.home.path}: the catalog failed ({error}); jobs are read from the records instead"
+        )
+        return self._opened(":memory:")
 
     # Opening
 
     def _open(self) -> sqlite3.Connection:
+        self._path = ""
         try:
             path = str(self.home.catalog)
         except OutsideError as error:
@@ -188,17 +198,18 @@ class Catalog:
             return self._opened(":memory:")
         for _ in range(2):
             try:
-                return self._opened(path)
+                database = self._opened(path)
+                self._path = path
+                return database
             except _NewerError as error:
                 self._report(f"{path}: {error}; it is left alone, and jobs are read from the records instead")
                 break
             except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _ANEW:
+                if not _is_damage(error):
                     self._report(f"{path}: {error}; jobs are read from the records instead")
                     break
-                self._report(f"{path}: damaged ({error}); made anew from the records")
-                for suffix in ("", "-wal", "-shm"):
-                    Path(path + suffix).unlink(missing_ok=True)
+                self._report(f"{path}: damaged ({error}); rebuilt from the records")
+                _remove(path)
         return self._opened(":memory:")
 
     def _opened(self, path: str) -> sqlite3.Connection:
@@ -268,6 +279,16 @@ class Catalog:
         self.problems += [problem for problem in problems if problem not in self.problems]
 
 
+def _is_damage(error: sqlite3.Error) -> bool:
+    """And not a full disk or a lock. An error without a code is one of ours."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _ANEW
+
+
+def _remove(path: str) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(path + suffix).unlink(missing_ok=True)
+
+
 def migrate(database: sqlite3.Connection) -> None:
     """Brings it to the newest version, whatever version it has; a newer one is an error."""
     (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -279,6 +300,8 @@ def migrate(database: sqlite3.Connection) -> None:
             raise _NewerError(
                 f"made by a newer joblens (version {version}, this one knows {len(MIGRATIONS)})"
             )
+        if version < 0:
+            raise sqlite3.DatabaseError("its version is no number of ours")
         for number in range(version, len(MIGRATIONS)):
             for statement in filter(str.strip, MIGRATIONS[number].split(";\n")):
                 database.execute(statement)

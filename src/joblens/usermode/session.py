@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import secrets
@@ -162,7 +163,9 @@ def load_session(folder: Path) -> Session:
         for name, kind in (("state", str), ("hosts", dict), ("allocation", dict), ("host", str)):
             if not isinstance(told[name], kind):
                 raise ValueError(f"{name} is {told[name]!r:.60}")
-        float(told["time"])
+        for name in ("time", "started"):
+            if not math.isfinite(float(told[name])):
+                raise ValueError(f"{name} is {told[name]!r:.60}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MalformedError(str(path), f"no session of user mode: {error!s:.100}") from None
     return Session(folder, told)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from joblens.errors import MalformedError
 from joblens.files import publish, sync_folder, unfinished_name
 
 Parts = tuple[str, ...]
@@ -38,11 +39,12 @@ class Undo:
             lines = self.path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return []
-        if not lines or int(lines[0]) <= done:
+        if not lines or _number(self.path, lines[0]) <= done:
             return []
         found = []
         for line in lines[1:]:
-            with suppress(ValueError, TypeError):  # zeros, which some file systems leave after a crash
+            # Zeros, which some file systems leave after a crash.
+            with suppress(ValueError, TypeError, RecursionError, OverflowError):
                 user, job, node, file, length, *uid = json.loads(line)
                 found.append(Undone((user, job, node, file), int(length), *map(int, uid)))
         return found
@@ -73,6 +75,14 @@ class Undo:
         self.close()
         self.path.unlink(missing_ok=True)
         sync_folder(str(self.path))
+
+
+def _number(path: Path, line: bytes) -> int:
+    """Raises MalformedError: without it nobody knows what is to be undone."""
+    try:
+        return int(line)
+    except ValueError:
+        raise MalformedError(str(path), "damaged: it does not begin with the number of a segment") from None
 
 
 def write_all(file: int, data: bytes) -> None:

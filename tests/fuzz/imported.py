@@ -1,0 +1,105 @@
+"""Settings, and files of other systems that are imported."""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import suppress
+from pathlib import Path
+
+from joblens.agent.secrets import read_token
+from joblens.cli.hub import load_hub
+from joblens.cli.settings import load_agent
+from joblens.config_files import load_layer, load_layers
+from joblens.errors import ConfigError
+from joblens.hub.auth import read_key
+from joblens.hub.server import _read_token
+from joblens.hub.settings import parse_hub_settings
+from joblens.hub.sink import check_options
+from joblens.importers.ldms import import_ldms
+from joblens.importers.sacct import read_sacct
+from joblens.store.lake import Lake
+from joblens.toml import parse_simple_toml
+from test_import_ldms import HEAD, MEMINFO, line, meminfo
+from test_import_sacct import HEADER
+from test_import_sacct import line as sacct_line
+
+from .scheduler import _recorded
+from .target import Target, fresh, scratch
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def toml(data: bytes) -> None:
+    path = scratch() / "joblens.toml"
+    path.write_bytes(data)
+    with suppress(ConfigError):
+        parse_simple_toml(data.decode("utf-8", "replace"), "x")
+    for read in (read_token, read_key, _read_token):
+        with suppress(ConfigError):
+            read(str(path))
+    found = load_layer(str(path)).values
+    layers = load_layers(str(path), {})
+    with suppress(ConfigError):
+        load_agent(layers)
+    load_hub(layers)
+    for name, table in parse_hub_settings(found, "x").sinks.items():
+        check_options(name, table)
+
+
+def _settings() -> list[bytes]:
+    import re
+
+    pages = [path.read_text() for path in (DOCS / "settings.md", DOCS / "hub.md")]
+    return [it.encode() for page in pages for it in re.findall(r"```toml\n(.*?)```", page, re.S)]
+
+
+def ldms(data: bytes) -> None:
+    """Into the lake: what is sound of it, and the file beside it."""
+    folder = fresh("ldms")
+    (folder / "meminfo").write_bytes(data)
+    (folder / "vmstat").write_text(HEAD + "nr_free_pages\n" + line("c1", 0, 5))
+    done = import_ldms(Lake(folder / "lake"), [folder / "meminfo", folder / "vmstat"])
+    assert done.sets.get("ldms_vmstat") == 1, done.describe()
+
+
+def _ldms() -> list[bytes]:
+    return [
+        (MEMINFO + meminfo("c1", 0) + meminfo("c2", 0, job=4242)).encode(),
+        (HEAD + 'a,"b,c"\n' + line("c1", 0, 1.5, "x") + HEAD + "b,c\n" + line("c1", 2, -5, "nan")).encode(),
+        b"#Time_msec,Time_usec,producer,job_id,a\n1700000000123,456,c1,0,7\n#!ldms-kinds!\n",
+    ]
+
+
+def ldms_gz(data: bytes) -> None:
+    """Compressed: the file itself, and the file of its header."""
+    folder = fresh("ldms-gz")
+    (folder / "meminfo.gz").write_bytes(data)
+    (folder / "other.HEADER.gz").write_bytes(data)
+    (folder / "other").write_text(line("c1", 0, 1, 2))
+    (folder / "vmstat").write_text(HEAD + "nr_free_pages\n" + line("c1", 0, 5))
+    done = import_ldms(Lake(folder / "lake"), [folder])
+    assert done.sets.get("ldms_vmstat") == 1, done.describe()
+
+
+def sacct_file(data: bytes) -> None:
+    for name in ("past.txt", "past.gz"):
+        path = scratch() / name
+        path.write_bytes(data)
+        try:
+            list(read_sacct(path, "fox", lambda number, what: None, lambda count: None))
+        except Exception as error:
+            if type(error).__module__ != "joblens.errors":
+                raise
+
+
+def _past() -> list[bytes]:
+    text = "\n".join([HEADER, sacct_line("42"), sacct_line("42.batch"), sacct_line("43_1", "44")]).encode()
+    return [text, gzip.compress(text, mtime=0), *_recorded("slurm-*/sacct.json")[:2]]
+
+
+TARGETS = (
+    Target("toml", toml, _settings),
+    Target("ldms", ldms, _ldms),
+    Target("ldms-gz", ldms_gz, lambda: [gzip.compress(text, mtime=0) for text in _ldms()]),
+    Target("sacct-file", sacct_file, _past),
+)

@@ -1,0 +1,381 @@
+"""What lies in joblens' own files, which a disk, a crash or another version may have changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import suppress
+from functools import cache
+
+from hub.made import fleet_segment
+from joblens.agent.gaps import Gap, Gaps
+from joblens.agent.lock import Last, Lock
+from joblens.agent.spool import Spool
+from joblens.errors import MalformedError
+from joblens.hub.checked import Checker, LeftOut
+from joblens.hub.clocks import Clocks as HubClocks
+from joblens.hub.from_kafka import _read_claim
+from joblens.hub.gaps import Gaps as HubGaps
+from joblens.hub.journal import recover
+from joblens.hub.kafka_client import OPTIONS as KAFKA_OPTIONS
+from joblens.hub.kafka_client import Kafka
+from joblens.hub.kafka_seen import _parse as parse_known
+from joblens.hub.keep import read_cursor
+from joblens.hub.lines import read_hub
+from joblens.hub.runner import load_identity
+from joblens.hub.seen import load_seen
+from joblens.hub.segments import Segment
+from joblens.hub.sink import Place, load_cursor, load_status
+from joblens.hub.sinks.kafka import _parse_done
+from joblens.hub.sinks.remote_write import _Sent
+from joblens.hub.sinks.undo import Undo
+from joblens.jobs.clocks import Clocks
+from joblens.jobs.facts import to_plain
+from joblens.jobs.live import load_all, load_live
+from joblens.jobs.state import State
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
+from joblens.run.clock import start_clock
+from joblens.run.marks import JobMarks
+from joblens.schedulers.facts import JobFacts, Resources, Step
+from joblens.store import ingest
+from joblens.store.catalog import Catalog
+from joblens.store.damage import load_gaps
+from joblens.store.folder import list_folder
+from joblens.store.home import Home
+from joblens.store.lake import Lake
+from joblens.store.listing import JobFilter
+from joblens.store.records import (
+    compact_day,
+    load_heads,
+    load_record,
+    load_records,
+    parse_record,
+    render_record,
+)
+from joblens.usermode.companion import Running
+from joblens.usermode.session import list_sessions, load_session
+from store.made import begin_job, make_end, make_facts, new_home, store_job
+from store.test_reports import RECORDS
+
+from .target import Target, fresh, scratch
+from .wire import _batches
+
+_LARGEST_SEED = 30_000
+
+
+def journal(data: bytes) -> None:
+    """As a sealed segment, and as the open one that a hub finds when it starts."""
+    folder = fresh("journal")
+    (folder / "journal").mkdir()
+    sealed, opened = folder / "journal" / "00000001.sealed", folder / "journal" / "00000002.log"
+    sealed.write_bytes(data)
+    opened.write_bytes(data)
+    list(Checker().batches(Segment(1, sealed), LeftOut()))
+    recover(folder, lambda text: None)
+
+
+@cache
+def _segments() -> list[bytes]:
+    folder = fresh("segments")
+    return [fleet_segment(folder, number, nodes, 2).path.read_bytes() for number, nodes in ((1, 1), (2, 2))]
+
+
+def spool(data: bytes) -> None:
+    """A batch that an agent before has left: it is sent, or a gap."""
+    folder = fresh("spool")
+    folder.chmod(0o700)
+    (folder / "000001-000000000000007.batch").write_bytes(data)
+    found = Spool(str(folder), 1 << 20, "b1")
+    item = found.take()
+    assert item is not None
+    try:
+        found.read(item)
+    except MalformedError as error:
+        found.lose(item, error.what)
+        assert len(found.gaps) == 1
+    found.next_batch()
+    found.close()
+    found.leave()
+
+
+def gaps(data: bytes) -> None:
+    path = scratch() / "gaps.json"
+    path.write_bytes(data)
+    found = Gaps(str(path))
+    found.add(Gap(1, 1, 2, 3, "killed", "b1"), over=True)
+    found.highest("b1")
+    found.carry(7)
+    found.are_told(7)
+    found.save()
+
+
+def lock(data: bytes) -> None:
+    """And what an agent makes of it."""
+    folder = fresh("lock")
+    folder.chmod(0o700)
+    (folder / "lock").write_bytes(data)
+    held = Lock(str(folder))
+    held.load()
+    held.close()
+    Spool(str(folder), 1 << 20, "b1", 10**18, 10**18).leave()
+
+
+def hub_files(data: bytes) -> None:
+    """Small files of a hub, all with the same in them."""
+    home = fresh("hub")
+    for name in ("cursors", "sinks", "journal"):
+        (home / name).mkdir()
+    place = Place("csv", home, "h1")
+    for path in (
+        place.cursor,
+        place.status,
+        home / "gaps.jsonl",
+        home / "clocks.jsonl",
+        home / "id",
+        home / "undo",
+    ):
+        path.write_bytes(data)
+    read_cursor(home, "csv")
+    load_status(place)
+    HubGaps(home / "gaps.jsonl", lambda text: None)
+    load_gaps(home)
+    HubClocks(home / "clocks.jsonl", lambda text: None)
+    Clocks(home / "clocks.jsonl").look()
+    (home / "seen.json").write_bytes(data)
+    with suppress(MalformedError):
+        load_identity(home)
+    with suppress(MalformedError):
+        Undo(home / "undo").load(0)
+    _Sent(home / "undo").load(1)
+    for read in (
+        lambda: load_cursor(place.cursor),
+        lambda: load_seen(home / "seen.json"),
+        lambda: parse_known("n", data),
+        lambda: _parse_done(data, "topic"),
+        lambda: _read_claim(_Notes(data), "n"),
+    ):
+        with suppress(MalformedError):
+            read()
+    read_hub(home)
+
+
+class _Notes(Kafka):
+    """Kafka, as far as one note is read."""
+
+    def __init__(self, note: bytes) -> None:
+        super().__init__(KAFKA_OPTIONS)
+        self._note = note
+
+    def read_note(self, name: str, key: str) -> bytes:
+        return self._note
+
+
+_GAPS = (
+    b'{"time": 1.5, "hub": "h1", "kind": "node", "cluster": "lab", "node": "n1", "boot": "b1", "first": 1}\n'
+    b'{"kind": "dropped", "lines": {"node": 3}}\n'
+)
+_HUB_FILES = [
+    b'{"segment": 7, "rows": 3, "values": 9, "dropped": 0}',
+    b'{"version":1,"through":7,"nodes":[["lab","n1","b1",[[1,4],[6,9]]]]}',
+    b'{"b1":[[1,4],[6,9]]}', b'{"segment": 3, "records": 4}', b"7 1 2 3", b'{"claim": 3}', b"0123456789ab",
+    b'7\n["alice","17","n1","cpu.csv",120]\n["alice","17","n1","load.csv",-1]\n',
+    _GAPS,
+    b'{"time": 1.5, "hub": "h1", "cluster": "lab", "node": "n1", "wrong": true, "offset_seconds": 9.5}\n',
+    b'{"name": "csv", "state": "working", "error": "", "failures": 0, "problems": [], "pid": 7, "time": 1.5}',
+]  # fmt: skip
+
+
+def live(data: bytes) -> None:
+    home = Home(fresh("live"), "ext4", False)
+    (home.path / "live").mkdir()
+    (home.path / "live" / "h1.json").write_bytes(data)
+    list(load_all(home, []))
+    with suppress(MalformedError):
+        load_live(home, "h1")
+    folder = fresh("state")
+    for name in ("state.json", "late.json"):
+        (folder / name).write_bytes(data)
+    State(folder).load()
+
+
+def _live() -> list[bytes]:
+    step = Step(id="0", name="x", start=1.0, end=2.0, nodes=("c1",), allocated=Resources(nodes=1))
+    job = to_plain(
+        JobFacts(cluster="fox", id="42", scheduler="slurm", user="a", start=1.0, nodes=("c1",), steps=(step,))
+    )
+    return [
+        json.dumps({"version": 1, "time": 1.5, "jobs": [job], "left_out": 0, "ended": [job]}).encode(),
+        json.dumps(
+            {"version": 1, "since": 1.5, "cluster": "fox", "gone": [{"job": job, "seen": 2.5}]}
+        ).encode(),
+        json.dumps({"version": 1, "late": [{"job": job, "nodes": ["c1"], "since": 2.5}]}).encode(),
+    ]
+
+
+def record(data: bytes) -> None:
+    """A record that is taken can be shown, and listed."""
+    render_report(parse_record("record", data), Style())
+
+
+def records(data: bytes) -> None:
+    """Many in one file: those that are sound are there."""
+    folder = fresh("records") / "2020-01-02"
+    folder.mkdir()
+    path = folder / "compacted.1.jsonl"
+    path.write_bytes(data + b"\n" + _records()[0] + b"\n")
+    (folder / "x.1.json").write_bytes(data)
+    problems: list[str] = []
+    heads = list(load_heads(path, problems))
+    assert heads
+    assert len(list(load_records(path, problems))) <= len(heads)
+    for place, _ in heads:
+        with suppress(MalformedError):
+            load_record(path, place)
+    compact_day(folder.parent, folder.name)
+    assert list(load_records(next(folder.glob("compacted*")), []))
+
+
+@cache
+def _records() -> list[bytes]:
+    return [render_record({"written": 7, **found})[:_LARGEST_SEED] for found in RECORDS.values()]
+
+
+@cache
+def _home() -> Home:
+    home = new_home(fresh("home"))
+    for job in ("a", "b"):
+        store_job(home, job)
+    with suppress(OSError):
+        Catalog(home).close()
+    return home
+
+
+def catalog(data: bytes) -> None:
+    """Whatever is in its file, all jobs are listed: it is an index of the records."""
+    home = _home()
+    for suffix in ("-wal", "-shm"):
+        (home.path / f"catalog.sqlite{suffix}").unlink(missing_ok=True)
+    home.catalog.write_bytes(data)
+    found = Catalog(home)
+    try:
+        assert {job["id"] for job in found.jobs(JobFilter())} == {"a", "b"}
+        assert found.find("a")
+        assert found.count() == 2
+    finally:
+        found.close()
+
+
+@cache
+def _catalogs() -> list[bytes]:
+    home = _home()
+    database = sqlite3.connect(home.catalog)
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    return [home.catalog.read_bytes()]
+
+
+def manifest(data: bytes) -> None:
+    folder = fresh("manifest")
+    (folder / "00000001.manifest").write_bytes(data)
+    list_folder(folder)
+
+
+def parquet(data: bytes) -> None:
+    """A file of the lake: its rows, or it is left out."""
+    folder = fresh("parquet") / "set=job" / "date=2020-01-02"
+    folder.mkdir(parents=True)
+    (folder / "a.1-2.parquet").write_bytes(data)
+    lake = Lake(folder.parent.parent)
+    lake.query(lake.files("job"), {"time": "TIMESTAMP_NS", "node": "VARCHAR"}, "SELECT * FROM {lake}")
+
+
+def _parquets() -> list[bytes]:
+    return [path.read_bytes() for path in _home().lake.rglob("*.parquet")]
+
+
+def incoming(data: bytes) -> None:
+    """A job on its way: each of its files, while the others are sound."""
+    for name in ("job.json", "end.json", "marks", "00000002.batch"):
+        home = new_home(fresh("incoming"))
+        folder = begin_job(home, make_facts("x"), 1)
+        ingest.finish(folder, make_end())
+        marks = JobMarks(str(folder), ("here", "x", "c1"), start_clock())
+        (folder / name).write_bytes(data)
+        marks.read()
+        for found in ingest.list_incoming(home):
+            ingest.load_short(found, [])
+            ingest.is_abandoned(found, "c1", "b1")
+        ingest.problems(home)
+
+
+def _incoming() -> list[bytes]:
+    mark = {"path": "/mark", "boot_ns": 7, "body": {"text": "x", "kind": "start"}}
+    return [
+        json.dumps(make_facts("x", supervisor=[1, 2])).encode(),
+        json.dumps(make_end()).encode(),
+        json.dumps(mark).encode() + b"\n",
+        *_batches()[:1],
+    ]
+
+
+def session(data: bytes) -> None:
+    home = new_home(fresh("sessions"))
+    folder = home.path / "usermode" / "s1"
+    folder.mkdir(parents=True)
+    (folder / "session.json").write_bytes(data)
+    for found in list_sessions(home):
+        found.is_held()
+    told = load_session(folder).told
+    with suppress(KeyError, TypeError, ValueError):  # which is what its caller expects
+        Running.from_plain(told["servers"][0])
+
+
+def _sessions() -> list[bytes]:
+    server = {
+        "kind": "prometheus",
+        "url": "http://x",
+        "version": "1",
+        "data": "/x",
+        "log": "/y",
+        "pid": 1,
+        "start": 2,
+    }
+    return [
+        json.dumps(
+            {
+                "version": 1, "name": "s1", "state": "running", "store": "/x", "allocation": {"job": "42"},
+                "host": os.uname().nodename, "holder": [7, 8], "started": 1.5, "time": 2.5, "stopped": None,
+                "hub": "", "hosts": {"c1": {"state": "waiting"}}, "problems": [], "leader": [1, 2],
+                "servers": [server],
+            }
+        ).encode()
+    ]  # fmt: skip
+
+
+TARGETS = (
+    Target("journal", journal, _segments),
+    Target("spool", spool, _batches),
+    Target(
+        "gaps",
+        gaps,
+        lambda: [json.dumps([[1, 2, 3, 4, "spool full", "b1"], [7, 7, 0, 0, "x", "b0"]]).encode()],
+    ),
+    Target("lock", lock, lambda: [json.dumps(Last("b1", 7, 10**18)._asdict()).encode()]),
+    Target("hub-files", hub_files, lambda: _HUB_FILES),
+    Target("live", live, _live),
+    Target("record", record, _records),
+    Target("records", records, _records),
+    Target("catalog", catalog, _catalogs),
+    Target(
+        "manifest",
+        manifest,
+        lambda: [
+            b'{"file": "compacted-00000001-ab.parquet", "replaces": ["a.1-2.parquet", "hub~h1.3-3.parquet"]}'
+        ],
+    ),
+    Target("parquet", parquet, _parquets),
+    Target("incoming", incoming, _incoming),
+    Target("session", session, _sessions),
+)

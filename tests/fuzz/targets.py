@@ -1,0 +1,11 @@
+"""The table of fuzz targets: every parser of outside data is in one of them (test_targets.py)."""
+
+from __future__ import annotations
+
+from . import imported, machine, scheduler, stored, wire
+
+TARGETS = {
+    target.name: target
+    for module in (wire, machine, scheduler, stored, imported)
+    for target in module.TARGETS
+}

@@ -1,0 +1,129 @@
+"""The fuzz targets themselves: each runs, and none of the parsers of outside data is missing."""
+
+from __future__ import annotations
+
+import ast
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from . import engine
+from .target import Target
+from .targets import TARGETS
+
+SOURCE = Path(__file__).parents[2] / "src" / "joblens"
+INPUTS = 40  # of each target, beside those to begin with
+SEED = 7
+PARSERS = ("parse", "decode", "unpack")
+READERS = ("read", "load")  # these are also methods that read again what is known, so only functions count
+# What is named so and needs no target, with why.
+EXCLUDED = {
+    "cli.grammar.read_grammar": "reads joblens' own commands",
+    "cli.slurm_check._load_settings": "as the agent's settings, in the target `toml`",
+    "cli.usermode._load": "as the record of any job, in the target `record`",
+    "cli.agent._load": "the command line on top of settings, which the target `toml` reads",
+    "collectors.gpu_smi._Smi._parse": "the program's words, which the target `nvidia-smi` reads",
+    "collectors.gpu_nvml.load_nvml": "loads NVIDIA's library",
+    "hub.kafka_client.load_kafka": "loads Kafka's library",
+    "hub.server.load_tls": "OpenSSL reads the certificate",
+    "record._read_all": "runs the collectors, each of which has a target",
+    "run.totals.read_io": "reads /proc/self/io with parse_io",
+    "run.totals.read_own_mark": "reads a number that this process has written",
+}
+
+
+@pytest.fixture(autouse=True)
+def alarm() -> Iterator[None]:
+    before = signal.signal(signal.SIGVTALRM, engine._stop)
+    yield
+    signal.signal(signal.SIGVTALRM, before)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_smoke(name: str) -> None:
+    """Only errors of joblens' own, for inputs that are always the same. `make fuzz` tries many more."""
+    target = TARGETS[name]
+    seeds = target.seeds()
+    assert seeds
+    for data in islice(engine.mutations(target, SEED), len(seeds) + INPUTS):
+        failure = engine.check(target, data)
+        assert failure is None, f"{failure.what} with {data!r:.500}\n{failure.trace}"
+
+
+def test_a_failure_is_found_and_made_small(tmp_path: Path) -> None:
+    """Foreign errors, too much time and too much memory are failures; an error of joblens is none."""
+
+    def run(data: bytes) -> None:
+        if b"loop" in data:
+            while True:
+                pass
+        if b"fill" in data:
+            bytearray(600 << 20)[::4096] = b"x" * (600 << 8)
+        b"x" in data and int(data)
+
+    target = Target("made", run, lambda: [b"1"])
+    assert engine.check(target, b"1") is None
+    book = engine.Book(tmp_path, target)
+    book.check(b"1" * 100 + b"x" + b"2" * 100)
+    (path,) = (it for it in tmp_path.iterdir() if it.suffix == "")
+    assert path.read_bytes() == b"x"
+    for word, what in ((b"loop", "too slow"), (b"fill", "too much memory")):
+        failure = engine.check(target, word)
+        assert failure is not None
+        assert failure.what.startswith(what)
+    assert engine.check(target._replace(raises=(ValueError,)), b"x") is None
+
+
+def functions(path: Path) -> Iterator[str]:
+    """Those that are named as readers of something, with their classes."""
+
+    def below(node: ast.AST, names: tuple[str, ...]) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                inner = (*names, child.name)
+                wanted = (*PARSERS, *(() if names else READERS))
+                if not isinstance(child, ast.ClassDef) and child.name.lstrip("_").split("_")[0] in wanted:
+                    yield ".".join(inner)
+                yield from below(child, inner)
+
+    module = str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".")
+    return (f"{module}.{name}" for name in below(ast.parse(path.read_text()), ()))
+
+
+def reached(run: Callable[[], object]) -> set[str]:
+    """The functions of joblens that are called meanwhile."""
+    codes: set[CodeType] = set()
+
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        codes.add(frame.f_code)
+
+    sys.setprofile(look)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    found = set()
+    for code in codes:
+        path = Path(code.co_filename)
+        if path.is_relative_to(SOURCE):
+            module = str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".")
+            found.add(f"{module}.{code.co_qualname.replace('<locals>.', '')}")
+    return found
+
+
+def test_every_parser_is_in_the_table() -> None:
+    """What is named parse, read, load, decode or unpack is run by some target, or excluded with a reason."""
+    known = {name for path in SOURCE.rglob("*.py") for name in functions(path)}
+    called: set[str] = set()
+    for target in TARGETS.values():
+        seeds = target.seeds()
+        called |= reached(lambda: [engine.check(target, data) for data in seeds])  # noqa: B023
+    missing = known - called - EXCLUDED.keys()
+    assert not missing, f"no fuzz target runs {sorted(missing)}"
+    assert sorted(EXCLUDED.keys() - known) == [], "excluded, and not there any more"

@@ -1,0 +1,310 @@
+"""What passes between agent, hub, jobs and servers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from hub.made import Running, encode, node_samples, seconds, write_segment
+from hub.sending import make_batch, make_header
+from joblens.agent.batch import decode
+from joblens.agent.client import Answer, Client
+from joblens.agent.frame import MAGIC, check_sections, check_whole, inflate, pack, read_header, split
+from joblens.agent.http import body_length, parse_request
+from joblens.agent.marks import parse_fom, parse_told
+from joblens.agent.sender import _retry_after, acknowledges, highest_of
+from joblens.config import Url
+from joblens.errors import JoblensError, MalformedError
+from joblens.hub.auth import parse_unmunge, read_payload
+from joblens.hub.checked import Checker, LeftOut
+from joblens.hub.decode import decode_columns, unpack
+from joblens.hub.from_kafka import _check
+from joblens.hub.header import check_header, gaps_of, jobs_of, sets_of
+from joblens.hub.kafka_schema import avro_rows, json_rows
+from joblens.hub.now import Picker, describe
+from joblens.hub.refusals import Refused
+from joblens.hub.requests import parse_head
+from joblens.hub.sinks.csv_tree import CsvSink
+from joblens.hub.sinks.lake import LakeSink
+from joblens.hub.sinks.write_request import Namer, make_series
+from joblens.hub.sinks.write_request import encode as encode_series
+from joblens.run.tell import _read_answer
+from joblens.store.home import find_home, make_home
+from joblens.store.promql import Server
+
+from .target import Target, fresh
+
+_JOBS = (Running("17", "alice", 1000),)
+
+
+@cache
+def _batches() -> list[bytes]:
+    samples = node_samples("n1", seconds(0, 3), _JOBS)
+    return [make_batch(1, sent=1.5), encode("n1", 1, samples, _JOBS), encode("n1", 2, samples[:2])]
+
+
+def batch_frame(data: bytes) -> None:
+    for read in (decode, read_header, check_sections, check_whole, decode_columns, unpack):
+        _ignore(read, data)
+
+
+def _ignore(read: Callable[[bytes], object], data: bytes) -> None:
+    """One that refuses it does not keep it from the next."""
+    with suppress(MalformedError):
+        read(data)
+
+
+def batch_header(data: bytes) -> None:
+    """JSON in a frame that is sound."""
+    header = check_header(read_header(MAGIC + pack(data)))
+    for found in (sets_of(header), jobs_of(header), gaps_of(header)):
+        json.dumps(found, allow_nan=False).encode()
+
+
+def _headers() -> list[bytes]:
+    return [
+        json.dumps(make_header(7, period=5.0, updates=3, listen="0.0.0.0:9477", sent=1.5)).encode(),
+        json.dumps(make_header(7, gaps=[[1, 2, 3, 4, "spool full", "b1"]])).encode(),
+    ]
+
+
+def _sections(data: bytes) -> bytes:
+    """A batch of one entry: the length of its description, that, and its numbers."""
+    length = int.from_bytes(data[:2], "little")
+    header = json.dumps(make_header(1, sent=1.5)).encode()
+    return MAGIC + pack(header) + pack(data[2 : 2 + length]) + pack(data[2 + length :])
+
+
+def _entries() -> list[bytes]:
+    found = []
+    for batch in _batches():
+        plain = [inflate(section) for section in split(batch)]
+        for described, numbers in zip(plain[1::2], plain[2::2]):
+            found.append(struct.pack("<H", len(described)) + described + numbers)
+    return found
+
+
+def batch_sections(data: bytes) -> None:
+    batch_frame(_sections(data))
+
+
+def sinks(data: bytes) -> None:
+    """One batch that a sink could not get past would hold up all nodes: nothing may be raised."""
+    batch = _sections(data)
+    folder = fresh("sinks")
+    segment = write_segment(folder / "journal", 1, [batch, _batches()[1]])
+    tree = CsvSink(folder / "tree", folder / "undo")
+    tree.recover(0)
+    tree.take(segment)
+    namer = Namer()
+    for received in Checker().batches(segment, LeftOut()):
+        for entry in received.columns:
+            made = namer.labels(received.cluster, received.node, entry.description)
+            b"".join(encode_series(make_series(entry, made)[0]))
+            for rows in (json_rows, avro_rows):
+                with suppress(MalformedError):
+                    list(rows(entry, received.cluster, received.node))
+
+
+def lake_sink(data: bytes) -> None:
+    """The same for the lake."""
+    folder = fresh("lake-sink")
+    segment = write_segment(folder / "journal", 1, [_sections(data), _batches()[1]])
+    sink = LakeSink("h1", make_home(find_home(folder / "home")))
+    sink.recover(0)
+    sink.take(segment)
+    assert list((folder / "home" / "lake" / "set=load").rglob("*.parquet")), "the sound batch is not stored"
+
+
+def hub_http_head(data: bytes) -> None:
+    parse_head(data)
+
+
+_POST = (
+    b"POST /v1/batch HTTP/1.1\r\nHost: hub:9478\r\nContent-Length: 20000\r\nX-Joblens-Sent: 1.5\r\n"
+    b"Authorization: Bearer 0123456789abcdef\r\nExpect: 100-continue\r\nConnection: keep-alive"
+)
+_HEADS = [
+    _POST,
+    b"GET /sets?x=1 HTTP/1.0\r\nAuthorization: Munge MUNGE:AwQ\r\nTransfer-Encoding: chunked",
+]
+
+
+def agent_http(data: bytes) -> None:
+    request = parse_request(data)
+    if request is not None:
+        body_length(request)
+
+
+def _through_socket(data: bytes, read: Callable[[socket.socket], object]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(5.0)
+        theirs.settimeout(5.0)
+        theirs.sendall(data[:60_000])
+        theirs.shutdown(socket.SHUT_WR)
+        read(ours)
+
+
+def agent_client(data: bytes) -> None:
+    """What a hub, or whoever is in its place, answers to an agent."""
+
+    def ask(channel: socket.socket) -> None:
+        client = Client(Url(False, "localhost", 1, ""), 5.0, "")
+        client._socket = channel
+        client._exchange(b"")
+
+    _through_socket(data, ask)
+
+
+_CHUNKED = (
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 Service Unavailable\r\nRetry-After: 3\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n4\r\nwait\r\n"
+    b"1a;x=y\r\nabcdefghijklmnopqrstuvwxyz\r\n0\r\nx: y\r\n\r\n"
+)
+_ANSWERS = [
+    b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"had": true}',
+    _CHUNKED,
+    b"HTTP/1.0 429 Too Many\r\nConnection: close\r\n\r\nlater",
+]
+
+
+def acknowledgement(data: bytes) -> None:
+    """What stands in such an answer."""
+    if acknowledges(data, 7):
+        highest_of(data)
+    head, _, body = data.partition(b"\n")
+    _retry_after(Answer(503, {"retry-after": head.decode("latin-1")}, body))
+
+
+def mark_answer(data: bytes) -> None:
+    _through_socket(data, _read_answer)
+
+
+def munge(data: bytes) -> None:
+    parse_unmunge(data[0] % 20 if data else 0, data[1:])
+    read_payload(data)
+
+
+_VOUCHED = (
+    b"\0ENCODE_HOST:     c1 (10.0.0.1)\nENCODE_TIME:     2026-11-16 10:00:00 +0000 (1794823200)\n"
+    b"TTL:             300\nUID:             root (0)\nLENGTH:          6\n\nfox\0c1"
+)
+
+
+def marks(data: bytes) -> None:
+    for path in ("/mark", "/fom"):
+        with suppress(MalformedError):
+            parse_told(path, data)
+    parse_fom(data.decode("utf-8", "surrogateescape"))
+
+
+_MARKS = [
+    b'{"kind": "start", "text": "epoch 1", "job": "42", "node": "c1", "own": true}',
+    b'{"foms": [{"name": "gflops", "value": 812.5, "unit": "GF/s"}, {"name": "x", "value": 1e-17}]}',
+    b"bandwidth=8.1GB/s",
+]
+
+
+class _Message:
+    """Of Kafka's, as far as it is looked at."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def value(self) -> bytes:
+        return self._data
+
+    def key(self) -> bytes:
+        return b"n1"
+
+
+def kafka_message(data: bytes) -> None:
+    message: Any = _Message(data)
+    Picker().pick(data)
+    describe(data)
+    batch, _ = _check(message)
+    decode_columns(batch)
+
+
+class _Answering(Server):
+    """A server that answers the same to every question."""
+
+    def __init__(self, body: bytes, status: int = 200) -> None:
+        super().__init__("http://localhost:9090")
+        self._body, self._status = body, status
+
+    def _send(self, path: str, form: str, method: str) -> tuple[int, bytes]:
+        return self._status, self._body
+
+
+def promql(data: bytes) -> None:
+    server = _Answering(data)
+    for ask in (
+        lambda: server.instant("up", 1.0),
+        lambda: server.moments("up", 1.0),
+        lambda: server.range("up", 1.0, 2.0, 1.0),
+        lambda: server.names("up", 1.0, 2.0),
+        lambda: _Answering(data, 503).instant("up", 1.0),
+    ):
+        with suppress(JoblensError):
+            ask()
+
+
+def tsdb_report(data: bytes) -> None:
+    """A report's questions, all answered by the same series."""
+    from joblens.store.exporters import ExporterReader
+    from joblens.store.reader import Span
+    from joblens.store.tsdb import TsdbReader
+
+    span = Span("42", 1000.0, 1060.0, "fox", ("c1", "c2"))
+    for reader in (TsdbReader(_Answering(data)), ExporterReader(_Answering(data), span.nodes)):
+        with suppress(JoblensError):
+            reader.split(span, "job", ("node",), ("cpu_seconds", "memory_bytes"), 20)
+        with suppress(JoblensError):
+            reader.series(span, "cpu", ("user_seconds",), 20)
+        with suppress(JoblensError):
+            reader.processes(span)
+
+
+def _series() -> list[bytes]:
+    def answer(result: Any) -> bytes:
+        found = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+        return json.dumps(found, separators=(",", ":")).encode()
+
+    labels = {"__name__": "joblens_job_cpu_seconds_total", "node": "c1", "jobid": "42", "cluster": "fox"}
+    values = [[1000 + second, str(second * 0.5)] for second in range(0, 60, 5)]
+    return [
+        answer([{"metric": labels, "values": values}, {"metric": {"node": "c2"}, "values": [[1001, "NaN"]]}]),
+        answer([{"metric": {**labels, "pid": "7", "instance": "c1:9100"}, "value": [1000.5, "+Inf"]}]),
+        b'{"status":"success","data":["joblens_job_cpu_seconds_total","node_load1","joblens_process_threads"]}',
+        b'{"status":"error","errorType":"bad_data","error":"parse error"}',
+    ]
+
+
+TARGETS = (
+    Target("batch-frame", batch_frame, _batches),
+    Target("batch-header", batch_header, _headers),
+    Target("batch-sections", batch_sections, _entries),
+    Target("sinks", sinks, _entries),
+    Target("lake-sink", lake_sink, _entries),
+    Target("hub-http-head", hub_http_head, lambda: _HEADS, (Refused,)),
+    Target("agent-http", agent_http, lambda: _HEADS),
+    Target("agent-client", agent_client, lambda: _ANSWERS, (OSError,)),
+    Target(
+        "acknowledgement",
+        acknowledgement,
+        lambda: [b'{"acknowledged": [7, 7], "highest": 9}', b'3\n{"acknowledged": [1, 9]}'],
+    ),
+    Target("mark-answer", mark_answer, lambda: _ANSWERS, (OSError,)),
+    Target("munge", munge, lambda: [_VOUCHED, b"fox\0c1"], (Refused,)),
+    Target("marks", marks, lambda: _MARKS),
+    Target("kafka-message", kafka_message, _batches),
+    Target("promql", promql, _series),
+    Target("tsdb-report", tsdb_report, _series),
+)
