@@ -69,8 +69,13 @@ def sentence(error: BaseException) -> str:
     while current is not None:
         parts.append(_words(current))
         current = current.__cause__
-    # Names from outside can be part of it: nothing in them may begin a line or move the cursor.
-    return "".join(letter if letter.isprintable() else "?" for letter in ": ".join(parts))
+    return printable(": ".join(parts))
+
+
+def printable(text: str, most: int = 10_000) -> str:
+    """Names from outside can be part of it: nothing in them may begin a line, move the cursor, fill a log."""
+    text = text if len(text) <= most else text[:most] + "…"
+    return text if text.isprintable() else "".join(it if it.isprintable() else "?" for it in text)
 
 
 def _words(error: BaseException) -> str:

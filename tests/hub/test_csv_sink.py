@@ -221,6 +221,16 @@ def test_hostile_names_stay_in_the_tree(tree: Tree, name: str) -> None:
     assert {p.name for p in outside} == {"journal", "00000001.sealed", "undo"}
 
 
+def test_names_that_a_spreadsheet_would_compute(tree: Tree) -> None:
+    """They are text there, and numbers in labels stay numbers; no terminal acts on any."""
+    schema = Schema("x", ("name", "number"), (Column("a", GAUGE, ""),))
+    keys = (("=1+1", -5), ("\x1b[2J", 2), ("-1", 3), ("\u202ex", 4))
+    batch = encode("n1", 1, [Sample(START, Rows(schema, keys, [-7, 1, 2, 3]))], [ALICE])
+    tree.sink.take(write_segment(tree.folder, 1, [batch]))
+    found = [(row["name"], row["number"], row["a"]) for row in tree.rows("alice", "17", "n1", "x.csv")]
+    assert found == [("'=1+1", "-5", "-7"), ("\\x1b[2J", "2", "1"), ("-1", "3", "2"), ("\\u202ex", "4", "3")]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.text(), st.text())
 def test_different_names_have_different_files(

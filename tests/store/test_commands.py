@@ -95,9 +95,12 @@ def test_array_by_its_number(home: Home) -> None:
 
 
 def test_listing_as_json_and_csv(two_jobs: Home, joblens: Joblens) -> None:
-    """The same jobs for programs, every column in both."""
-    found = json.loads(joblens("jobs", "--json").stdout)
-    rows = list(csv.DictReader(io.StringIO(joblens("jobs", "--csv").stdout)))
+    """The same jobs for programs, every column in both, and no byte that a terminal acts on in either."""
+    text, table = joblens("jobs", "--json").stdout, joblens("jobs", "--csv").stdout
+    assert "\x1b" not in text + table
+    found = json.loads(text)
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert (found[0]["name"][4:], rows[0]["name"][-10:]) == (" \x1b[31m文", " \\x1b[31m文")
     assert [job["id"] for job in found] == [row["id"] for row in rows] == ["ra2", "ra1"]
     assert tuple(found[0]) == tuple(rows[0]) == COLUMNS
     assert found[1]["memory_peak_bytes"] == int(rows[1]["memory_peak_bytes"]) == 1 << 28

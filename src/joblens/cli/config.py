@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import os
 import sys
@@ -11,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from joblens import csv_cells
 from joblens.cli.settings import load_agent
 from joblens.cli.table import render_table, write
 from joblens.collectors import COLLECTORS, Collector
@@ -77,9 +76,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.json:
         write(json.dumps([dict(zip(_HEAD, setting)) for setting in found], indent=2) + "\n")
     elif options.csv:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([_HEAD, *((n, _plain(v), o) for n, v, o in found)])
-        write(text.getvalue())
+        write(csv_cells.render_csv(_HEAD, ((name, _plain(value), origin) for name, value, origin in found)))
     else:
         for path in find_paths(options.config, os.environ) or ["no settings file is there"]:
             print(f"joblens: {path}", file=sys.stderr)

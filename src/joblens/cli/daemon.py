@@ -6,6 +6,8 @@ import resource
 import sys
 from contextlib import suppress
 
+from joblens.errors import printable
+
 
 def allow_open_files() -> None:
     """As many as may be: files that are read again stay open, each connection is one more, and the usual
@@ -19,4 +21,4 @@ def allow_open_files() -> None:
 def log(who: str, message: str) -> None:
     # Nobody may be left who reads it, or its disk be full: no reason to stop.
     with suppress(OSError):
-        print(f"joblens {who}: {message}", file=sys.stderr, flush=True)
+        print(f"joblens {who}: {printable(message)}", file=sys.stderr, flush=True)

@@ -82,7 +82,7 @@ def _settle(name: str) -> JobFacts | None:
         return None
     from joblens.usermode.finish import settle
 
-    return settle(home, name, lambda words: print(f"joblens: {words}", file=sys.stderr))
+    return settle(home, name, lambda words: tell([words]))
 
 
 def _report(

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import re
 import sys
@@ -117,13 +115,10 @@ def _sessions(home: Home) -> list[JobFacts]:
 
 
 def render_csv(found: list[dict[str, Any]]) -> str:
+    from joblens import csv_cells
     from joblens.store.listing import COLUMNS
 
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return text.getvalue()
+    return csv_cells.render_csv(COLUMNS, ([job.get(name) for name in COLUMNS] for job in found))
 
 
 def parse_time(text: str | None) -> float | None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -10,6 +8,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
+from joblens import csv_cells
 from joblens.cli import pages
 from joblens.cli.table import plain, render_table, write
 from joblens.errors import ServerError
@@ -108,12 +107,14 @@ def _like(text: object, pattern: str | None) -> bool:
 
 
 def render_csv(found: Data) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    for item in found["sets"]:
-        writer.writerow({**item, "jobs": " ".join(item["jobs"]), "users": " ".join(item["users"])})
-    return text.getvalue()
+    several = ("jobs", "users")
+    return csv_cells.render_csv(
+        COLUMNS,
+        (
+            [" ".join(it[name]) if name in several else it.get(name) for name in COLUMNS]
+            for it in found["sets"]
+        ),
+    )
 
 
 Cell = Callable[[Data], str]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from joblens.errors import UsageError, sentence
+from joblens.errors import UsageError, printable, sentence
 
 EXAMPLE = """example:
   joblens run -- make -j4
@@ -152,7 +152,7 @@ def _progress(done: int, whole: int) -> None:
 
 
 def _say(text: str) -> None:
-    _write(f"joblens run: {text}\n")
+    _write(f"joblens run: {printable(text)}\n")
 
 
 def _write(text: str) -> None:

@@ -17,7 +17,7 @@ from joblens.agent.knock import knock_path
 from joblens.cli import pages
 from joblens.cli.agent import HUB, hub_url
 from joblens.config import Settings, split_url
-from joblens.errors import JoblensError, sentence
+from joblens.errors import JoblensError, printable, sentence
 from joblens.hooks import SLURM
 from joblens.reports import width as screen
 
@@ -48,7 +48,7 @@ def check(folder: str, config: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"right": right, "findings": [it._asdict() for it in found]}, indent=1))
     else:
-        print("\n".join(line for finding in found for line in render(finding)))
+        print("\n".join(printable(line) for finding in found for line in render(finding)))
     return 0 if right else 1
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from joblens.cli import pages
 from joblens.cli.parts import Part, Parts
 from joblens.config import split_address
-from joblens.errors import OutsideError, UsageError
+from joblens.errors import OutsideError, UsageError, printable
 from joblens.files import write_whole
 
 EXAMPLE = """example:
@@ -216,4 +216,4 @@ def _stop(folder: Path) -> int:
 
 def _say(line: str) -> None:
     with suppress(OSError):  # nobody may be left who reads it
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import tell, write
-from joblens.errors import JoblensError, OutsideError, UsageError
+from joblens.errors import JoblensError, OutsideError, UsageError, printable
 
 if TYPE_CHECKING:
     from joblens.store.home import Home
@@ -295,12 +295,13 @@ def _status(options: argparse.Namespace, home: Home) -> int:
         write(json.dumps(found, indent=2) + "\n")
         return 0
     hub = f", hub {found['hub']}" if found["hub"] else ""
-    write(f"job {found['job']} of {found['cluster']}: {found['state']}{hub}\n")
+    lines = [f"job {found['job']} of {found['cluster']}: {found['state']}{hub}"]
     if found["tsdb"] is not None:
-        write(" ".join(f"{name} {text}" for name, text in found["tsdb"].items() if text) + "\n")
+        lines.append(" ".join(f"{name} {text}" for name, text in found["tsdb"].items() if text))
     for host in found["hosts"]:
         age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
-        write(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}".rstrip() + "\n")
+        lines.append(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}".rstrip())
+    write("".join(printable(line) + "\n" for line in lines))
     return 0
 
 
@@ -363,4 +364,4 @@ def _ages(session: Session) -> dict[str, float]:
 
 def _say(line: str) -> None:
     with suppress(OSError):
-        print(f"joblens: {line}", file=sys.stderr, flush=True)
+        print(f"joblens: {printable(line)}", file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from joblens.errors import ConfigError, MalformedError, sentence
+from joblens.errors import ConfigError, MalformedError, printable, sentence
 from joblens.files import UNFINISHED, unfinished_name, write_whole
 from joblens.hub.checked import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
 from joblens.hub.segments import Segment, list_sealed, storing
@@ -326,7 +326,7 @@ def end_with_the_hub() -> None:
 
 def log(message: str) -> None:
     with suppress(OSError):
-        print(f"joblens hub: {message}", file=sys.stderr, flush=True)
+        print(f"joblens hub: {printable(message)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

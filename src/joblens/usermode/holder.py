@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joblens.errors import JoblensError, MalformedError, OutsideError, sentence
+from joblens.errors import JoblensError, MalformedError, OutsideError, printable, sentence
 from joblens.files import write_quickly
 from joblens.hub.auth import make_token
 from joblens.schedulers.nodelist import expand
@@ -382,7 +382,7 @@ def hub_address(hosts: Sequence[str]) -> str:
 
 def _log(message: str) -> None:
     with suppress(OSError):
-        print(time.strftime("%H:%M:%S"), message, file=sys.stderr, flush=True)
+        print(time.strftime("%H:%M:%S"), printable(message), file=sys.stderr, flush=True)
 
 
 def main() -> int:

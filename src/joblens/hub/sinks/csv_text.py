@@ -1,8 +1,8 @@
 """Samples as lines of CSV (RFC 4180), by job.
 
 Columns are `time,cluster,jobid,node`, the other labels, and the numbers in base units. Time is in seconds
-since 1970, unknown is empty. A line is always one row: letters that would begin a new one are written as
-in C, so that no name can look like a row or a header.
+since 1970, unknown is empty. A line is always one row: characters that are not printable are written as in C,
+so that no name can look like a row or a header, and `'` stands before what a spreadsheet would compute.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from joblens.csv_cells import quoted_cell
 from joblens.hub.cache import ByteCache
 from joblens.hub.checked import Job, Received
 from joblens.hub.decode import Columns
@@ -136,10 +137,7 @@ def render_header(schema: Schema) -> str:
 
 def cell(text: Any) -> str:
     """Quoted where it must be, and never more than one line."""
-    plain = storable(str(text))
-    if not plain.isprintable():
-        plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
-    return '"' + plain.replace('"', '""') + '"' if any(c in plain for c in ',"') else plain
+    return str(text) if type(text) is int else quoted_cell(storable(str(text)))
 
 
 def _row_texts(entry: Columns) -> list[list[str]]:

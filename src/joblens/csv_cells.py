@@ -1,0 +1,42 @@
+"""Cells of CSV (RFC 4180) that are safe to show in a terminal and to open in a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+# A spreadsheet computes what begins so, full-width signs included. Where `;` separates, as in half of Europe,
+# a cell can also begin behind one. Tabs and line ends are escaped before.
+_FORMULA = re.compile("(^|;)(?=[=+@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}"
+                      "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}-])")  # fmt: skip
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
+
+
+def safe_cell(text: str) -> str:
+    """In one line: what is not printable is written as in C, and `'` stands before what a spreadsheet would
+    compute."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if _FORMULA.search(text) and not _NUMBER.fullmatch(text):
+        text = _FORMULA.sub(r"\1'", text)
+    return text
+
+
+def quoted_cell(text: str) -> str:
+    safe = safe_cell(text)
+    return '"' + safe.replace('"', '""') + '"' if '"' in safe or "," in safe else safe
+
+
+def render_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """For people: nothing is what is unknown."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in (head, *rows):
+        writer.writerow([_cell(value) for value in row])
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    return value if value is None or isinstance(value, (int, float)) else safe_cell(str(value))
