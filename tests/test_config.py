@@ -42,7 +42,7 @@ def test_all_settings(tmp_path: Path) -> None:
     assert (settings.listen, settings.cluster, settings.process_metrics) == ("[::1]:9000", "fox", True)
     assert settings.collectors["interrupts"] == (True, 30.0, (("per_cpu", True),))
     assert not settings.collectors["disk"].enabled
-    assert settings.attribution == ("/x", False, 1000, "flux")
+    assert settings.attribution == ("/x", False, 1000, "flux", "")
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,89 @@ def test_a_node_with_its_domain_is_the_same_node(tmp_path: Path) -> None:
     assert [owner.node for owner in them.declared] == ["c1.example.org"]
 
 
+class Shared(Host):
+    """A machine with several slurmd: what their slurmstepd have open, and what tasks were started with."""
+
+    def __init__(self, root: str, sockets: dict[int, list[str]], nodes: dict[int, str]) -> None:
+        super().__init__(root)
+        self.open_sockets, self.nodes = sockets, nodes
+
+    def sockets(self, pid: int) -> list[str]:
+        if not self.open_sockets:
+            raise PermissionError(13, "Permission denied", f"/proc/{pid}/fd")
+        return self.open_sockets.get(pid, [])
+
+    def variable(self, pid: int, name: str) -> str:
+        return self.nodes.get(pid, "") if name == "SLURMD_NODENAME" else ""
+
+
+SLURMDS = [key(2, uid=0, name="slurmd"), key(3, uid=0, name="slurmd"), key(4, 3, uid=0, name="slurmd")]
+
+
+def stepd(pid: int, title: str = "[42.0]") -> ProcessKey:
+    return key(pid, uid=0, name="slurmstepd", command=f"slurmstepd: {title}")
+
+
+def nodes(found: list[Owner | None]) -> list[str]:
+    return [owner.node if owner else "" for owner in found]
+
+
+def test_several_slurmd_on_one_machine(tmp_path: Path) -> None:
+    """Each slurmstepd works for one of them, as its socket says, and what comes from it is on that node."""
+    for node in ("c1", "c2"):
+        facts = {"source": "slurm", "id": "42", "uid": 1000, "start": 5, "node": node}
+        job_file(tmp_path, f"slurm-42.{node}.json", facts)
+    sockets = {10: ["", "/run/x", "/spool/c1/c1_42.0"], 20: ["/spool/c2/c2_42.0.1"]}
+    them = Owners(Shared(make_machine(tmp_path), sockets, {}), SETTINGS, "fox", "node1")
+    found = them.of_processes([*SLURMDS, stepd(10), key(11, 10), stepd(20), key(21, 20), key(22, 21)])
+    assert nodes(found) == ["", "", "", "c1", "c1", "c2", "c2", "c2"]
+    assert {owner.job for owner in found if owner} == {Job("fox", "42", "slurm", 5)}
+    assert nodes(list(them.declared)) == ["c1", "c2"]
+
+
+def test_a_slurmstepd_that_has_no_socket_yet(tmp_path: Path) -> None:
+    """It is nobody's until it has one; one that gets none counts once, for the first node that is known."""
+    host = Shared(make_machine(tmp_path), {10: ["/spool/c2/c2_42.0"]}, {})
+    them = Owners(host, SETTINGS, "fox", "node1")
+    keys = [*SLURMDS, stepd(10), stepd(20), key(21, 20)]
+    assert nodes(them.of_processes(keys))[3:] == ["c2", "", ""]
+    host.open_sockets[20] = ["/spool/c1/c1_42.0"]
+    assert nodes(them.of_processes(keys))[3:] == ["c2", "c1", "c1"]
+    later = [*SLURMDS, stepd(10), stepd(30)]
+    assert [nodes(them.of_processes(later))[4] for _ in range(11)] == [*[""] * 10, "c2"]
+
+
+def test_a_machine_with_one_slurmd(tmp_path: Path) -> None:
+    """There the node is the machine, and nobody looks at sockets."""
+    them = Owners(Shared(make_machine(tmp_path), {}, {}), SETTINGS, "fox", "node1")
+    assert nodes(them.of_processes([*SLURMDS[1:], stepd(10), key(11, 10)]))[2:] == ["node1", "node1"]
+
+
+@pytest.mark.parametrize("only", ["c1", "c2", "c3"])
+def test_only_one_node_of_a_machine(tmp_path: Path, only: str) -> None:
+    """As user mode's agents count, which see what their own tasks were started with, and no sockets.
+
+    A step whose task has no environment cannot be told apart: one of the agents counts it, and no other."""
+    own = os.geteuid()
+    tasks = {11: "c1", 21: "c2", 31: "c3", 51: "c0"}
+    host = Shared(make_machine(tmp_path), {}, tasks)
+    settings = SETTINGS._replace(only_node=only, infer=False)
+    them = Owners(host, settings, "fox", "agent")
+    keys = [stepd(pid) for pid in (10, 20, 30, 40)] + [key(pid + 1, pid, uid=own) for pid in (10, 20, 30, 40)]
+    keys += [stepd(50, "[43.0]"), key(51, 50, uid=own)]
+    for _ in range(11):
+        found = nodes(them.of_processes(keys))
+    expected = [only == "c1", only == "c2", only == "c3", only == "c1"]
+    assert found == ["agent" if it else "" for it in [*expected, *expected, False, False]]
+
+
+def test_groups_of_only_one_node(tmp_path: Path) -> None:
+    """With cgroups their paths say it, where Slurm has built several slurmd into one machine."""
+    them = owners(tmp_path, only_node="c2")
+    paths = [f"/slurm{node}/uid_1000/job_42" for node in ("_c1", "_c2", "")]
+    assert nodes([them.of_path(path) for path in paths]) == ["", "node1", "node1"]
+
+
 @pytest.mark.parametrize(
     "title", ["[92228476968.batch]", "[0.batch]", "[x.batch]", "[12.batch]lurmd", "[12.ba"]
 )

@@ -86,16 +86,35 @@ def test_a_job_begins_and_ends(hooks: Hooks, shell: str) -> None:
     """Its file is there from prolog to epilog, and is one that the agent believes."""
     told = {**PLAIN, "SLURM_JOB_GPUS": "0,1,GPU-8a5", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "7"}
     hooks.run("prolog", told, shell)
-    assert hooks.files() == ["jobs", "jobs/slurm-42.json"]
+    assert hooks.files() == ["jobs", "jobs/slurm-42.c1.json"]
     files = JobFiles(Host("/"), str(hooks.run_folder / "jobs"))
     (job,) = files.load()
     assert files.problems == {}
     assert (job.id, job.uid, job.cluster, job.node, job.source) == ("42", 1000, "fox", "c1", "slurm")
     assert job.gpus == ("0", "1", "GPU-8a5")
-    assert job.start == int((hooks.run_folder / "jobs/slurm-42.json").stat().st_mtime)
-    content = json.loads((hooks.run_folder / "jobs/slurm-42.json").read_bytes())
+    assert job.start == int((hooks.run_folder / "jobs/slurm-42.c1.json").stat().st_mtime)
+    content = json.loads((hooks.run_folder / "jobs/slurm-42.c1.json").read_bytes())
     assert (content["array_job"], content["array_task"]) == ("40", "7")
     hooks.run("epilog", told, shell)
+    assert hooks.files() == ["jobs"]
+
+
+def test_several_slurmd_on_one_machine(hooks: Hooks) -> None:
+    """Each says that the job is on its node, and the end on one of them is not that on the others."""
+    nodes = [{**PLAIN, "SLURMD_NODENAME": name} for name in ("c1", "c2", "c3")]
+    for told in nodes:
+        hooks.run("prolog", told)
+    files = JobFiles(Host("/"), str(hooks.run_folder / "jobs"))
+    assert sorted((job.id, job.node) for job in files.load()) == [("42", "c1"), ("42", "c2"), ("42", "c3")]
+    hooks.run("epilog", nodes[1])
+    assert sorted(job.node for job in files.load()) == ["c1", "c3"]
+
+
+def test_the_file_of_an_older_prolog(hooks: Hooks) -> None:
+    """Which has no node in its name: when hooks are replaced while a job runs, its file goes with it."""
+    hooks.run("prolog", {**PLAIN, "SLURMD_NODENAME": ""})
+    assert hooks.files() == ["jobs", "jobs/slurm-42.json"]
+    hooks.run("epilog")
     assert hooks.files() == ["jobs"]
 
 
@@ -113,7 +132,8 @@ def test_hostile_values(hooks: Hooks, name: str, value: str) -> None:
     told = {**PLAIN, name: value}
     hooks.run("prolog", told)
     found = [path for path in hooks.everything() if path not in (*SLURM, "run", "run/jobs")]
-    assert found in ([], ["run/jobs/slurm-42.json"])
+    node = value if name == "SLURMD_NODENAME" else "c1"
+    assert found in ([], ["run/jobs/slurm-42.json"], [f"run/jobs/slurm-42.{node}.json"])
     if name not in ("SLURM_JOB_ID", "SLURM_JOB_UID"):
         assert len(found) == 1
     for path in found:
@@ -121,6 +141,7 @@ def test_hostile_values(hooks: Hooks, name: str, value: str) -> None:
         assert (job.id, job.uid) == ("42", 1000)
     for other in ("task-prolog", "task-epilog", "epilog"):
         hooks.run(other, told)
+    assert name == "SLURM_JOB_ID" or not list((hooks.top / "run").rglob("*.json"))
     assert not (hooks.top / "gone").exists()
 
 
@@ -138,7 +159,7 @@ def test_any_values(told: dict[str, str]) -> None:
         hooks = Hooks(Path(top))
         hooks.run("prolog", told)
         for path in hooks.run_folder.rglob("*.json"):
-            assert path.name == f"slurm-{told['SLURM_JOB_ID']}.json"
+            assert path.name.partition(".")[0] == f"slurm-{told['SLURM_JOB_ID']}"
             assert parse_job_file(path.read_bytes()).id == told["SLURM_JOB_ID"]
         hooks.run("epilog", told)
         assert hooks.everything() in (sorted(SLURM), sorted([*SLURM, "run", "run/jobs"]))
@@ -281,7 +302,7 @@ def test_no_agent_can_be_started(hooks: Hooks, agent: str) -> None:
     """No joblens, no Python, or a line that is none: the job begins as ever."""
     hooks.write(agent)
     hooks.run("prolog")
-    assert "jobs/slurm-42.json" in hooks.files()
+    assert "jobs/slurm-42.c1.json" in hooks.files()
 
 
 # A file system whose server never answers (fuse(4)), for this process and its children: $1 is where, the rest
@@ -324,7 +345,7 @@ def test_a_file_system_that_hangs(hooks: Hooks) -> None:
         if "cannot be had" in found.stderr:
             pytest.skip(found.stderr)
         assert found.returncode == 0, found
-        assert ("jobs/slurm-42.json" in hooks.files()) == (name == "prolog")
+        assert ("jobs/slurm-42.c1.json" in hooks.files()) == (name == "prolog")
 
 
 @pytest.mark.parametrize("name", SLURM)

@@ -13,6 +13,7 @@ class AttributionSettings(NamedTuple):
     infer: bool = True
     first_uid: int = 1000  # users below are the system's
     flux_user: str = "flux"
+    only_node: str = ""  # Slurm's name of the one node that counts, where several slurmd run on this machine
 
 
 class CollectorSettings(NamedTuple):

@@ -24,6 +24,7 @@ _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every kernel
 _MOST_RECORDS = 10_000  # of a log at one look
 # include/uapi/linux/capability.h
 _CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19}
+_LARGEST_ENVIRONMENT = 1 << 20
 _LOOK_UP_SECONDS = 0.2
 _LOOK_UP_AGAIN_SECONDS = 300.0
 
@@ -155,6 +156,29 @@ class Host:
         if str(pid) not in programs:
             raise PermissionError(errno.EACCES, "not recorded", f"proc/{pid}/exe")
         return Program(*programs[str(pid)])
+
+    def sockets(self, pid: int) -> List[str]:
+        """The paths of the Unix sockets that a process has open; none in a recording."""
+        if not self.live:
+            return []
+        folder = f"/proc/{pid}/fd"
+        links = [_link(f"{folder}/{name}") for name in os.listdir(folder)]
+        inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+        with open(f"/proc/{pid}/net/unix", encoding="utf-8", errors="replace") as file:  # proc(5)
+            lines = [line.rstrip("\n").split(None, 7) for line in file]
+        return [fields[7] for fields in lines if len(fields) == 8 and fields[6] in inodes]
+
+    def variable(self, pid: int, name: str) -> str:
+        """What a process was started with, if that is ours to see. Nothing of it gets into a recording."""
+        if not self.live:
+            return ""
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                data = file.read(_LARGEST_ENVIRONMENT)
+        except OSError:
+            return ""
+        _, found, rest = (b"\0" + data).partition(b"\0" + os.fsencode(name) + b"=")
+        return rest.partition(b"\0")[0].decode("utf-8", "replace") if found else ""
 
     def now_ns(self) -> int:
         return time.time_ns() if self.live else int(self._facts.get("time_ns", 0))
@@ -298,6 +322,13 @@ class _LookUp:
     def is_over(self) -> bool:
         """Without an answer for so long that it may be worth asking again."""
         return not self.answer and time.monotonic() - self._begun > _LOOK_UP_AGAIN_SECONDS
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed meanwhile
+        return ""
 
 
 def read_all(fd: int) -> bytes:

@@ -82,8 +82,8 @@ class WhileJobs:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return False
-        ids = (name[6:-5] for name in names if name.startswith("slurm-") and name.endswith(".json"))
-        return any(id not in forgotten for id in ids)
+        files = (name for name in names if name.startswith("slurm-") and name.endswith(".json"))
+        return any(name[6:-5].partition(".")[0] not in forgotten for name in files)
 
 
 def _own_start() -> str:

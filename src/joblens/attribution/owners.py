@@ -13,11 +13,11 @@ no command line but that of a slurmstepd that joblens.attribution.slurmstepd has
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from joblens.attribution.jobfiles import SLURM, JobFile, JobFiles
 from joblens.attribution.paths import PathJob, parse_job_path
-from joblens.attribution.slurmstepd import FORGED, TRUSTED, Stepds, parse_title
+from joblens.attribution.slurmstepd import FORGED, SLURMD, TRUSTED, Stepds, parse_title
 from joblens.collectors.processes import ProcessKey, may_be_stepd
 from joblens.config import AttributionSettings
 from joblens.host import Host
@@ -39,7 +39,7 @@ class Owners:
         self._boot = host.boot_time()
         self._paths: Dict[str, Optional[Owner]] = {}
         # What Slurm's prolog told of jobs, also of those whose file is gone while their last process is not.
-        self._facts: OrderedDict[str, JobFile] = OrderedDict()
+        self._facts: OrderedDict[str, Dict[str, JobFile]] = OrderedDict()  # by job, then by node
         self._claimed: Dict[str, int] = {}  # users of the other jobs that files tell of
         self.declared: List[Owner] = []  # jobs that are here, as Slurm's hooks say, with processes or without
         self.inherited: Dict[Tuple[int, int], Owner] = {}
@@ -62,21 +62,22 @@ class Owners:
         if len(self._paths) >= _MOST_PATHS:
             self._paths.clear()
         found = parse_job_path(path)
-        owner = self._owner_of_path(found) if found else None
-        if owner or not found:
-            self._paths[path] = owner
-        else:
-            self._is_sure = False  # its maker may only not be known yet
+        if found and found.maker >= 0 and self.host.user(found.maker) != self.settings.flux_user:
+            self.defer()  # its maker may only not be known yet
+            return None
+        owner = self._paths[path] = self._owner_of_path(found) if found else None
         return owner
 
     def _owner_of_path(self, found: PathJob) -> Optional[Owner]:
-        if found.maker >= 0 and self.host.user(found.maker) != self.settings.flux_user:
-            return None
         if found.scheduler == SLURM:
             if found.job not in self._facts:
                 self._load_files()
             return self.of_slurm(found.job, found.step, found.node)
         return Owner(Job(self.cluster, found.job, found.scheduler), found.step, found.node or self.node)
+
+    def defer(self) -> None:
+        """The answer is not known yet: it is asked for again though nothing has changed."""
+        self._is_sure = False
 
     def _load_files(self) -> List[JobFile]:
         """Those that claim processes; the others are remembered as facts."""
@@ -85,8 +86,8 @@ class Owners:
             return self._claiming
         self._files = files
         for file in files:
-            if file.source == SLURM and self._facts.get(file.id) != file:
-                self._facts[file.id] = file
+            if file.source == SLURM and self._facts.get(file.id, {}).get(file.node) != file:
+                self._facts.setdefault(file.id, {})[file.node] = file
                 self._paths.clear()
         while len(self._facts) > _MOST_FACTS:
             self._facts.popitem(last=False)
@@ -99,8 +100,15 @@ class Owners:
         """Whose job it is, as Slurm told its prolog, or its file says; -1 if nobody did."""
         if job.source == "file":
             return self._claimed.get(job.id, -1)
-        facts = self._facts.get(job.id) if job.source == SLURM else None
+        facts = self._facts_of(job.id, "") if job.source == SLURM else None
         return facts.uid if facts else -1
+
+    def _facts_of(self, job: str, node: str) -> Optional[JobFile]:
+        """Of its last run: of a node where it does not run any more an earlier file may be known."""
+        files = self._facts.get(job, {})
+        if node in files or not files:
+            return files.get(node)
+        return max(files.values(), key=lambda file: file.start)
 
     def began(self, job: Job) -> int:
         """When a job that a file tells of began, in ticks after the boot; 0 if that is unknown.
@@ -110,8 +118,13 @@ class Owners:
         known = job.source == "file" and job.start and self._boot
         return (job.start - self._boot - _ROUNDED) * _TICKS if known else 0
 
-    def of_slurm(self, job: str, step: str, node: str = "") -> Owner:
-        facts = self._facts.get(job)
+    def of_slurm(self, job: str, step: str, node: str = "") -> Optional[Owner]:
+        """None on a node of this machine that is not ours to count."""
+        only = self.settings.only_node
+        if only and node not in ("", only):
+            return None
+        node = "" if only else node
+        facts = self._facts_of(job, node)
         if facts is None:
             return Owner(Job(self.cluster, job, SLURM), step, node or self.node)
         owner = self.of_file(facts)
@@ -154,6 +167,12 @@ class Owners:
         return Owner(job, found.step, self.node if long else found.node or self.node)
 
 
+def _count_slurmd(by_pid: Mapping[int, ProcessKey]) -> int:
+    """Without those that one forks for its hooks and steps."""
+    found = {key.pid: key for key in by_pid.values() if key.name == SLURMD and key.uid == 0}
+    return sum(key.parent not in found for key in found.values())
+
+
 class _Search:
     """One scan's worth of questions, so that what is found for a parent serves all its children."""
 
@@ -161,6 +180,7 @@ class _Search:
         self.owners = owners
         self.by_pid = {key.pid: key for key in keys}
         self.stepds = [key for key in keys if may_be_stepd(key)]
+        self.several = bool(owners.settings.only_node) or _count_slurmd(self.by_pid) > 1
         self.by_session = {file.session: file for file in files if file.session}
         self.by_root = {file.pid: file for file in files if file.pid}
         whole_user = [file for file in files if not file.session and not file.pid]
@@ -170,6 +190,7 @@ class _Search:
         self.inherited: Dict[Tuple[int, int], Owner] = {}
         self.inferred: Dict[str, Owner] = {}
         self._lineage: Dict[int, Optional[Owner]] = {}
+        self._nodes: Optional[Dict[int, Optional[str]]] = None
         self._unchecked: Set[Owner] = set()  # whose slurmstepd could not be checked
 
     def owner(self, key: ProcessKey) -> Optional[Owner]:
@@ -214,10 +235,42 @@ class _Search:
         trust = self.owners.stepds.trust(key) if step else FORGED
         if step is None or trust == FORGED:
             return self.owners.inherited.get((key.pid, key.start))
-        owner = self.owners.of_slurm(step.job, step.id)
-        if trust != TRUSTED:
+        node = self._node(key.pid)
+        owner = self.owners.of_slurm(step.job, step.id, node) if node is not None else None
+        if owner is not None and trust != TRUSTED:
             self._unchecked.add(owner)
         return owner
+
+    def _node(self, stepd: int) -> Optional[str]:
+        """ "" where it is not asked for, None while it is not known."""
+        if not self.several:
+            return ""
+        if self._nodes is None:
+            self._nodes = self._find_nodes()
+        node = self._nodes.get(stepd)
+        if node is None:
+            self.owners.defer()
+        return node
+
+    def _find_nodes(self) -> Dict[int, Optional[str]]:
+        """By slurmstepd. What cannot be told apart counts once, for the first of the job's nodes here."""
+        stepds = self.owners.stepds
+        tasks: Dict[int, List[ProcessKey]] = {key.pid: [] for key in self.stepds}
+        for key in self.by_pid.values():
+            if key.parent in tasks:
+                tasks[key.parent].append(key)
+        found: Dict[int, Optional[str]] = {}
+        of_job: Dict[str, Set[str]] = {}
+        for key in self.stepds:
+            step = parse_title(key.command)
+            if step and stepds.trust(key) != FORGED:
+                found[key.pid] = node = stepds.node(key, tasks[key.pid])
+                of_job.setdefault(step.job, {self.owners.settings.only_node}).add(node or "")
+        for key in self.stepds:
+            step = parse_title(key.command)
+            if step and found.get(key.pid) == "":
+                found[key.pid] = min(of_job[step.job] - {""}, default="")
+        return found
 
     def _comes_from_stepd(self, key: ProcessKey) -> bool:
         seen = {key.pid}

@@ -26,6 +26,13 @@ TRUSTED, UNKNOWN, FORGED = "trusted", "unknown", "forged"
 _Identity = Tuple[int, int, str]  # after an exec the pid and the start are the same, the command is not
 
 
+SLURMD = "slurmd"  # by which slurmstepd is started
+# Its socket for Slurm's commands, SPOOL/NODE_JOB.STEP, and of a heterogeneous job .COMPONENT behind that.
+_SOCKET = re.compile(r".*/(?P<node>[^/]+)_[0-9A-Za-z]+\.\d+(?:\.\d+)?")
+_NODE_VARIABLE = "SLURMD_NODENAME"
+_MOST_SCANS = 10  # without a socket: it makes that a moment after its start
+
+
 class Step(NamedTuple):
     job: str
     id: str
@@ -36,6 +43,10 @@ def parse_title(command: str) -> Optional[Step]:
     return Step(match["job"], match["step"]) if match else None
 
 
+def _identity(key: ProcessKey) -> _Identity:
+    return key.pid, key.start, key.command
+
+
 class Stepds:
     """Each process is checked once; what was found stays until it ends or executes something else."""
 
@@ -43,12 +54,14 @@ class Stepds:
         self.host = host
         self.problem = ""  # the first, for the log: a user can make as many as they like
         self._known: Dict[_Identity, str] = {}
+        self._nodes: Dict[_Identity, str] = {}
+        self._scans: Dict[_Identity, int] = {}  # in which its node was not found
 
     def trust(self, key: ProcessKey) -> str:
         """UNKNOWN where the agent may not see which file root's processes execute."""
         if not may_be_stepd(key):
             return FORGED
-        identity = (key.pid, key.start, key.command)
+        identity = _identity(key)
         known = self._known.get(identity)
         if known is None:
             try:
@@ -60,8 +73,38 @@ class Stepds:
 
     def keep(self, keys: Iterable[ProcessKey]) -> None:
         """Forget all others: they have ended."""
-        living = {(key.pid, key.start, key.command) for key in keys}
-        self._known = {identity: it for identity, it in self._known.items() if identity in living}
+        living = set(map(_identity, keys))
+        for identity in self._known.keys() - living:
+            for known in (self._known, self._nodes, self._scans):
+                known.pop(identity, None)
+
+    def node(self, key: ProcessKey, tasks: Iterable[ProcessKey] = ()) -> Optional[str]:
+        """Slurm's name of the node that it works for, where several slurmd run on this machine.
+
+        "" if that cannot be found out, None if it may be at the next scan. By its socket where we may see it,
+        else by what one of its `tasks` was started with: only our own are asked.
+        """
+        identity = _identity(key)
+        found = self._nodes.get(identity)
+        if found is None:
+            found = self._node_of_socket(key.pid) or self._node_of_tasks(tasks)
+            if found:
+                self._nodes[identity] = found
+        if found:
+            return found
+        scans = self._scans[identity] = self._scans.get(identity, 0) + 1
+        return None if scans <= _MOST_SCANS else ""
+
+    def _node_of_socket(self, pid: int) -> str:
+        try:
+            matches = [_SOCKET.fullmatch(path) for path in self.host.sockets(pid)]
+        except OSError:
+            return ""
+        return next((match["node"] for match in matches if match), "")
+
+    def _node_of_tasks(self, tasks: Iterable[ProcessKey]) -> str:
+        own = (task.pid for task in tasks if task.uid == self.host.uid)
+        return next(filter(None, (self.host.variable(pid, _NODE_VARIABLE) for pid in own)), "")
 
     def _check(self, pid: int) -> str:
         try:

@@ -117,6 +117,7 @@ quoted = lambda text: json.dumps(text, ensure_ascii=False)
 settings = told["settings"]
 for mark, text in (
     ("NODE", node),
+    ("SLURM_NODE", os.environ.get("SLURMD_NODENAME", "")),
     ("SPOOL", os.path.join(base, "spool")),
     ("JOBS", os.path.join(base, "jobs")),
     ("TOKEN", keep("token", told["tokens"][node].encode())),
@@ -146,7 +147,7 @@ class Payload(NamedTuple):
     folder: str  # of the session; where a host sees it, what the agent keeps is in it
     nonce: str  # the name of a file in it
     tokens: Mapping[str, str]  # by host
-    settings: str  # TOML, in which "@NODE@", "@SPOOL@", "@JOBS@" and "@TOKEN@" stand for what the host knows
+    settings: str  # TOML, in which "@NODE@", "@SPOOL@" and the like stand for what only the host knows
     # A job file, by which the job's processes are known, with `parent`: all that comes from what starts us;
     # empty: they are known by their scheduler.
     job: Mapping[str, Any]

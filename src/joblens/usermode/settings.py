@@ -31,6 +31,7 @@ node = "@NODE@"
 [attribution]
 job_files = "@JOBS@"
 infer = false
+only_node = "@SLURM_NODE@"
 [collectors.processes]
 interval = {processes}
 others = false
