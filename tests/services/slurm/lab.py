@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NODES = ("c1", "c2", "c3")
 USERS = {"userA": 61001, "userB": 61002, "userC": 61003}
 GUEST = "c4"  # which slurm.conf does not know: it can join and leave
+MACHINE = "machine"  # with all of them, if there is only one
+_PORT = 17000  # of the slurmd there
 CLUSTER = "testcl"
 CORES = 8  # that each node says it has
 MEMORY_MB = 16000
@@ -142,9 +144,10 @@ def remove_groups() -> None:
 class Lab:
     watch: Watch  # joblens on it
 
-    def __init__(self, stack: ExitStack, cgroups: bool = False) -> None:
-        """`cgroups`: of version 1, in which each job and step is, as at most sites."""
-        self.stack = stack
+    def __init__(self, stack: ExitStack, cgroups: bool = False, one_machine: bool = False) -> None:
+        """`cgroups`: of version 1, in which each job and step is, as at most sites. `one_machine`: all slurmd
+        run on the same."""
+        self.stack, self.one_machine = stack, one_machine
         if cgroups:
             stack.callback(remove_groups)
         # A short path, as sockets need, that others than root can get to.
@@ -160,7 +163,11 @@ class Lab:
         if not cgroups:  # those of another cluster on this machine would be seen else, with the same ids
             self.login.run("mount", "-t", "tmpfs", "none", "/sys/fs/cgroup")
         make_switch(self.login)
-        self.nodes = {name: self._make_node(name, number) for number, name in enumerate(NODES, 1)}
+        if one_machine:
+            self.nodes = dict.fromkeys(NODES, self._make_node(MACHINE, 1))
+            self._make_folders(*NODES)
+        else:
+            self.nodes = {name: self._make_node(name, number) for number, name in enumerate(NODES, 1)}
         self._write_settings(cgroups)
         self.login.variables["SLURM_CONF"] = f"{self.folder}/etc/slurm.conf"
         self._start_munge()
@@ -173,11 +180,15 @@ class Lab:
     def _make_node(self, name: str, number: int) -> Machine:
         machine = Machine(self.stack, name, within=self.login)
         connect(self.login, machine, number)
-        for folder in ("spool", "tmp"):
-            self.path(folder, name).mkdir(0o755)
-        self.path("tmp", name).chmod(0o1777)
+        self._make_folders(name)
         machine.variables["SLURM_CONF"] = f"{self.folder}/etc/slurm.conf"
         return machine
+
+    def _make_folders(self, *nodes: str) -> None:
+        for name in nodes:
+            self.path("spool", name).mkdir(0o755)
+            self.path("tmp", name).mkdir()
+            self.path("tmp", name).chmod(0o1777)
 
     def make_guest(self) -> Machine:
         """A machine that is not in slurm.conf."""
@@ -197,6 +208,7 @@ class Lab:
             groups.append(f"{name}:x:{uid}:")
         hosts = [f"127.0.0.1 localhost\n{SWITCH} login"]
         hosts += [f"10.98.0.{number} {name}" for number, name in enumerate((*NODES, GUEST), 1)]
+        hosts += [f"10.98.0.1 {MACHINE}"]
         files = {"passwd": lines, "group": groups, "hosts": hosts}
         files["nsswitch.conf"] = [f"{name}: files" for name in ("passwd", "group", "shadow", "hosts")]
         for name, text in files.items():
@@ -207,8 +219,13 @@ class Lab:
 
     def _write_settings(self, cgroups: bool) -> None:
         nodes = [
-            f"NodeName={name} NodeAddr=10.98.0.{number} CPUs={CORES} RealMemory={MEMORY_MB}"
+            f"NodeName={name} {where} CPUs={CORES} RealMemory={MEMORY_MB}"
             for number, name in enumerate(NODES, 1)
+            for where in [
+                f"NodeHostname={MACHINE} NodeAddr=10.98.0.1 Port={_PORT + number}"
+                if self.one_machine
+                else f"NodeAddr=10.98.0.{number}"
+            ]
         ]
         known = {"cluster": CLUSTER, "switch": SWITCH, "folder": self.folder}
         kinds = ("cgroup", "cgroup", "cgroup") if cgroups else ("linuxproc", "none", "linux")
