@@ -432,14 +432,14 @@ def test_foreign_files_do_not_matter(home: Home) -> None:
     """What somebody else has put into the folders is neither read nor removed."""
     for job in ("j1", "j2"):
         store_job(home, job)
-    for name in ("x.parquet", "j1.x-y.parquet", "a[b]*.1-2.parquet", "README", "compacted-1.parquet"):
+    foreign = {"x.parquet", "j1.x-y.parquet", "a[b]*.1-2.parquet", "README", "compacted-1.parquet"}
+    for name in foreign:
         (home.lake / DAY / name).write_text("not ours")
-    before = all_files(home.lake / DAY)
     with Store(home) as store:
         assert store.compact() == 6
         assert store.series("j1").times
         assert store.problems == []
-    assert set(before) <= set(all_files(home.lake / DAY))
+    assert foreign <= set(all_files(home.lake / DAY))
 
 
 def test_files_that_do_not_go_together(home: Home) -> None:

@@ -1,15 +1,15 @@
-"""Up to which moment the lake has samples of a node, and of a job there. Each file is looked at once."""
+"""Up to which moment the lake has samples of a node, and of a job there. Each sample is read once."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from joblens.files import list_names
-from joblens.store.folder import HUB, job_file
-from joblens.store.lake import Lake
+from joblens.store.folder import HUB, job_file, list_folder
+from joblens.store.lake import Files, Lake
 
 _SETS = {"load": "''", "job": "coalesce(jobid, '')"}  # one has a row per look at the node, one per job
+_CONDITIONS = {"load": "coalesce(jobid, '') = ''", "job": "true"}  # `joblens run` says whose its looks are
 _COLUMNS = {"time": "TIMESTAMP_NS", "node": "VARCHAR", "jobid": "VARCHAR"}
 _BEFORE = 3600.0  # seconds
 _JOB_KEPT = 2 * 3600.0
@@ -37,41 +37,52 @@ class Arrivals:
         """Samples of any day can come: a node that was cut off sends what it has kept."""
         for set_name in _SETS:
             for folder in (self._lake.path / f"set={set_name}").glob("date=*"):
-                new = self._new_files(folder)
-                if new:
-                    self._take(set_name, new)
+                if self._has_changed(folder):
+                    self._take(set_name, folder)
         self._forget()
 
-    def _new_files(self, folder: Path) -> list[Path]:
+    def _has_changed(self, folder: Path) -> bool:
         try:
             changed = folder.stat().st_mtime_ns
         except FileNotFoundError:
-            return []
+            return False
         if self._changed.get(folder) == changed:
-            return []
-        names = frozenset(name for name in list_names(str(folder)) if _is_of_hub(name))
-        new = names - self._seen.get(folder, frozenset())
+            return False
         # A folder's time is coarse: one that changed just now is looked at again.
         settled = time.time_ns() - changed > 3 * 10**9
         self._changed[folder] = changed if settled else 0
-        self._seen[folder] = names
-        return [folder / name for name in sorted(new) if self._is_recent(folder / name)]
+        return True
 
-    def _is_recent(self, path: Path) -> bool:
-        try:
-            return path.stat().st_mtime > self._since
-        except FileNotFoundError:
-            return False
+    def _take(self, set_name: str, folder: Path) -> None:
+        seen = self._seen.get(folder, frozenset())
+        covered: set[str] = set()  # what is read then, also in other files that were merged since
 
-    def _take(self, set_name: str, files: list[Path]) -> None:
+        def unread() -> Files:
+            listing = list_folder(folder)
+            covered.clear()
+            covered.update(path.name for path in listing.files)
+            covered.update(name for it in listing.manifests.values() for name in it.replaces)
+            new = (path for path in listing.files if path.name not in seen and _is_of_hub(path.name))
+            merged_since = {name for name, it in listing.manifests.items() if it.replaces <= seen}
+            return Files(
+                (path for path in new if path.name not in merged_since and self._is_recent(path)), unread
+            )
+
         columns = f"{_SETS[set_name]}, coalesce(node, ''), epoch_ns(max(time)) / 1e9"
-        query = f"SELECT {columns} FROM {{lake}} GROUP BY ALL"
-        for job, node, last in self._lake.query(files, _COLUMNS, query):
+        query = f"SELECT {columns} FROM {{lake}} WHERE {_CONDITIONS[set_name]} GROUP BY ALL"
+        for job, node, last in self._lake.query(unread(), _COLUMNS, query):
             name = short(str(node))
             self._nodes[name] = max(self._nodes.get(name, 0.0), last)
             if job:
                 key = str(job), name
                 self._jobs[key] = max(self._jobs.get(key, 0.0), last)
+        self._seen[folder] = frozenset(covered)
+
+    def _is_recent(self, path: Path) -> bool:
+        try:
+            return path.stat().st_mtime > self._since
+        except FileNotFoundError:
+            return True  # what is gone is listed again
 
     def _forget(self) -> None:
         old = time.time() - _JOB_KEPT
@@ -83,8 +94,9 @@ class Arrivals:
 
 
 def _is_of_hub(name: str) -> bool:
+    """Or merged of such files."""
     found = job_file(name)
-    return found is not None and found.job.startswith(HUB)
+    return found is None or found.job.startswith(HUB)
 
 
 def short(node: str) -> str:

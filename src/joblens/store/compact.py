@@ -1,90 +1,156 @@
-"""Keeping the lake small: the many files of a day into one."""
+"""Keeping the lake small: the many files of a day into few, in bounded memory.
+
+joblens.store.tiers chooses what is merged. A merge is sorted in memory, so it has no more values than fit
+there; a file that has as many is never rewritten again.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from joblens.errors import OutsideError
 from joblens.files import now_at, publish_once, unfinished_name
 from joblens.store.damage import set_aside
-from joblens.store.folder import HUB, Listing, job_file, list_folder, remove_replaced, render_manifest
-from joblens.store.lake import Lake, as_table
+from joblens.store.folder import (
+    HUB,
+    Listing,
+    job_file,
+    list_folder,
+    remove_replaced,
+    render_manifest,
+)
+from joblens.store.lake import Files, Lake, as_table, group_rows
+from joblens.store.tiers import choose
 
 Progress = Callable[[int, int], None]
-_MANY, _SMALL_BYTES = 16, 64 << 20
+Wanted = Callable[[Path], bool]
+MEMORY = "160MB"  # for DuckDB; the process takes some 80 MB more
+MERGE_VALUES = 16 << 20
+_QUIET_SECONDS = 3600.0  # a day that is over and got nothing for so long is taken for complete
+_FORGOTTEN_SECONDS = 3 * 86_400.0  # the hub does not look again at folders that are as old
 
 
 def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress | None = None) -> int:
-    """Puts the files of each day into one, and says how many went in. Readers do not notice.
+    """Merges the files of each day into few, and returns how many went in. Readers do not notice.
 
     Those of unfinished jobs, by their safe names, stay: they may be written anew. They are asked for after
     the files were listed, so that no job can have begun in between.
     """
     done = 0
     folders = sorted(lake.path.glob("set=*/date=*"))
+    with_bounds = Lake(lake.path, MEMORY)
     for number, folder in enumerate(folders, 1):
         with suppress(FileNotFoundError):  # somebody has removed that day
+            done += compact_folder(with_bounds, folder, unfinished)
             remove_replaced(folder, now_at(str(folder)))
-            done += compact_folder(lake, folder, unfinished)
         if progress:
             progress(number, len(folders))
+    lake.report(*with_bounds.problems)
     return done
 
 
 def compact_small(lake: Lake) -> int:
-    """Of the files that a hub writes, those of a day once they are many, and small."""
+    """Of the files that a hub writes: by size tiers, and a day that is over into as few as possible."""
     done = 0
+    now = now_at(str(lake.path))
+    today = time.strftime("%Y-%m-%d", time.gmtime())
     for folder in sorted(lake.path.glob("set=*/date=*")):
         with suppress(FileNotFoundError):  # somebody has removed that day
-            remove_replaced(folder, now_at(str(folder)))
-            listing = list_folder(folder)
-            lake.report(*listing.problems)
-            files = [path for path in listing.files if _is_small(path)]
-            if len(files) >= _MANY:
-                done += _attempt(lake, listing, files)
+            age = now - folder.stat().st_mtime
+            if age < _FORGOTTEN_SECONDS:
+                complete = folder.name.removeprefix("date=") < today and age > _QUIET_SECONDS
+                done += _compact_listed(lake, folder, lambda: _is_of_hub, complete)
+                remove_replaced(folder, now)
     return done
 
 
-def _is_small(path: Path) -> bool:
-    """And a hub's, or made of such: no job's own, which may be written anew."""
+def _is_of_hub(path: Path) -> bool:
+    """Or made of such: no job's own, which may be written anew."""
     found = job_file(path.name)
-    return (found is None or found.job.startswith(HUB)) and path.stat().st_size < _SMALL_BYTES
+    return found is None or found.job.startswith(HUB)
 
 
 def compact_folder(lake: Lake, folder: Path, unfinished: Callable[[], set[str]]) -> int:
-    listing = list_folder(folder)
-    lake.report(*listing.problems)
-    kept = unfinished()
-    files = [path for path in listing.files if not _belongs(path, kept)]
+    def wanted() -> Wanted:
+        jobs = unfinished()
+        return lambda path: (found := job_file(path.name)) is None or found.job not in jobs
 
-    return _attempt(lake, listing, files) if len(files) > 1 else 0
+    return _compact_listed(lake, folder, wanted, all_tiers=True)
 
 
-def _attempt(lake: Lake, listing: Listing, files: list[Path]) -> int:
-    def put_together(sound: list[Path]) -> int:
-        return _put_together(lake, listing, sound) if len(sound) > 1 else 0
+def _compact_listed(lake: Lake, folder: Path, wanted: Callable[[], Wanted], all_tiers: bool) -> int:
+    """In rounds, for what was merged can be merged further."""
+    done = 0
+    sizes: dict[Path, int] = {}
+    while True:
+        listing = list_folder(folder)
+        lake.report(*listing.problems)
+        chosen = wanted()
+        files = [path for path in listing.files if chosen(path)]
+        sizes = _sizes(lake, listing, files, sizes) if len(files) > 1 else {}
+        groups = choose(list(sizes.values()), MERGE_VALUES, all_tiers)
+        merged = sum(_merge(lake, folder, [[*sizes][position] for position in group]) for group in groups)
+        if not merged:
+            return done
+        done += merged
 
-    # Before they are written anew: a new file would have a right checksum over wrong numbers.
+
+def _sizes(lake: Lake, listing: Listing, files: list[Path], known: Mapping[Path, int]) -> dict[Path, int]:
+    """How many values each has room for, without those that cannot be read."""
+    found = {path: known[path] for path in files if path in known}
+    for path in files:
+        manifest = listing.manifests.get(path.name)
+        if manifest and manifest.extent:
+            found[path] = manifest.extent.values
+    unknown = _set_damaged_aside(lake, [path for path in files if path not in found])
+    nothing: dict[Path, int] = {}
+    found |= lake.attempt(unknown, lake.count_values, nothing)
+    return {path: found[path] for path in files if path in found}
+
+
+def _set_damaged_aside(lake: Lake, files: list[Path]) -> list[Path]:
+    """Before they are written anew: a new file would have a right checksum over wrong numbers."""
     damaged = lake.find_damaged(files)
     for path, why in damaged.items():
         set_aside(lake, path, why)
-    files = [path for path in files if path not in damaged]
-    return lake.attempt(files, put_together, 0, lake.read_through)
+    return [path for path in files if path not in damaged]
+
+
+def _merge(lake: Lake, folder: Path, files: list[Path]) -> int:
+    """How many files went in: none if another has merged some of them meanwhile."""
+    import duckdb
+
+    listing = list_folder(folder)
+    if not set(files) <= set(listing.files):
+        return 0
+    files = _set_damaged_aside(lake, files)
+
+    def put_together(sound: list[Path]) -> int:
+        try:
+            return _put_together(lake, listing, sound) if len(sound) > 1 else 0
+        except duckdb.OutOfMemoryException:  # of sets with thousands of columns
+            lake.report(f"{folder}: files are not merged, as that takes more than {lake.memory} of memory")
+            return 0
+
+    # Those of which another has removed some are not listed again.
+    return lake.attempt(Files(files, lambda: Files([])), put_together, 0, lake.read_through)
 
 
 def _put_together(lake: Lake, listing: Listing, files: list[Path]) -> int:
     folder = files[0].parent
     number = listing.next_manifest.partition(".")[0]
     made = folder / f"compacted-{number}-{os.urandom(8).hex()}.parquet"
-    lake.copy(as_table(files), lake.schema(files), made)
+    schema = lake.schema(files)
+    lake.copy(as_table(files), schema, made, group_rows(schema))
     manifest = str(folder / listing.next_manifest)
     unfinished = unfinished_name(manifest)
     try:
         replaces = dict.fromkeys([*(path.name for path in files), *listing.may_come_again])
-        Path(unfinished).write_bytes(render_manifest(made.name, list(replaces)))
+        Path(unfinished).write_bytes(render_manifest(made.name, list(replaces), lake.extent(made)))
         # Whoever else was at it has seen the same files: one of us gets the name, the other worked in vain.
         first = publish_once(unfinished, manifest)
     except OSError as error:
@@ -93,9 +159,7 @@ def _put_together(lake: Lake, listing: Listing, files: list[Path]) -> int:
         raise OutsideError(f"{folder} cannot be compacted") from error
     if not first:
         made.unlink(missing_ok=True)
-    return len(files) if first else 0
-
-
-def _belongs(path: Path, jobs: set[str]) -> bool:
-    found = job_file(path.name)
-    return found is not None and found.job in jobs
+        return 0
+    for path in files:
+        path.unlink(missing_ok=True)
+    return len(files)

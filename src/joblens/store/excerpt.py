@@ -15,7 +15,7 @@ from joblens.errors import OutsideError
 from joblens.store.arrivals import short
 from joblens.store.folder import HUB, JobFile
 from joblens.store.home import safe_name
-from joblens.store.lake import Lake, as_table, literal, reason
+from joblens.store.lake import Files, Lake, as_table, literal, reason
 from joblens.store.reader import LOOKS_AROUND, Span
 
 _FEWEST = 5  # distances between looks, fewer do not tell their usual length
@@ -62,14 +62,19 @@ class Excerpt(Lake):
             )
 
     def files(
-        self, set_name: str, dates: tuple[str, str] = ("0000", "9999"), job: str | None = None
-    ) -> list[Path]:
+        self,
+        set_name: str,
+        dates: tuple[str, str] = ("0000", "9999"),
+        job: str | None = None,
+        times: tuple[int, int] | None = None,
+    ) -> Files:
         if set_name not in self._made:
             self._made[set_name] = self._make(set_name)
-        return self._made[set_name]
+        return Files(self._made[set_name])
 
     def _make(self, set_name: str) -> list[Path]:
-        files = self._whole.files(set_name, self._around.dates())
+        times = self._around.nanoseconds()
+        files = self._whole.files(set_name, self._around.dates(), times=(times["first"], times["last"]))
         self.report(*self._whole.problems)
         path = self._folder / f"{safe_name(set_name)}.{JobFile(HUB + 'excerpt', 1, 1).name}"
         made = self.attempt(files, lambda sound: self._copy(sound, path), False)

@@ -3,12 +3,16 @@
     JOB.FIRST-LAST.parquet         the samples of a job's batches FIRST to LAST
     hub~ID.N-N.parquet             those of all nodes in segment N of a hub's journal
     compacted-NUMBER-X.parquet     those of many files in one, once there is
-    NUMBER.manifest                {"file": …, "replaces": […]}
+    NUMBER.manifest                {"file": …, "replaces": […], "values": …, "first": …, "last": …}
 
 Of the files with the same JOB.FIRST one counts: each of them was made anew from all batches from FIRST on,
 so the one that goes furthest has the others in it. What a manifest replaces does not count, from the
 moment at which the manifest has its name. Only one writer can get a name, and it has seen all manifests
 before it: so they never contradict each other, however many hosts compact at once.
+
+Files are removed as soon as they are replaced. A reader that has listed them before does not find them any
+more and lists again. Manifests stay for an hour: a slow writer may store a job's batches once more, and a
+reader that takes less time to list a folder sees the manifest of whatever is removed meanwhile.
 
 A hub that was killed takes the segment again that it had begun, maybe hours later. So each manifest names the
 files of the last segment of every hub that any before it has replaced, though they may be gone by then.
@@ -26,7 +30,7 @@ from typing import NamedTuple
 from joblens.errors import MalformedError
 from joblens.files import UNFINISHED, list_names, sync_folder
 
-GRACE_SECONDS = 3600.0  # a reader that listed the files before they were replaced can still open them
+GRACE_SECONDS = 3600.0  # so long replaced names stay known, and what a crash has left behind stays
 _JOB_FILE = re.compile(r"([\w%~-]+)\.(0|[1-9]\d{0,17})-(0|[1-9]\d{0,17})\.parquet", re.ASCII)
 _COMPACTED = re.compile(r"compacted-(\d{8})-[0-9a-f]+\.parquet", re.ASCII)
 _MANIFEST = re.compile(r"(\d{8})\.manifest", re.ASCII)
@@ -52,17 +56,27 @@ class JobFile(NamedTuple):
         return f"{self.job}.{self.first}-{self.last}.parquet"
 
 
+class Extent(NamedTuple):
+    """What is in a file. Times are in nanoseconds since 1970."""
+
+    values: int  # as many as its rows have room for; a text counts for several
+    first: int
+    last: int
+
+
 class Manifest(NamedTuple):
     name: str
     file: str
     replaces: frozenset[str]
+    extent: Extent | None = None  # of the file; not in manifests of joblens 0.1
 
 
 class Listing(NamedTuple):
-    files: list[Path]  # that count
+    files: list[Path]  # that count, by age as far as names tell it
     next_manifest: str
     problems: list[str]
     may_come_again: list[str]  # what a hub may write once more, though it is replaced
+    manifests: dict[str, Manifest]  # by the names of their files
 
 
 def job_file(name: str) -> JobFile | None:
@@ -71,15 +85,34 @@ def job_file(name: str) -> JobFile | None:
 
 
 def list_folder(folder: Path) -> Listing:
-    names = list_names(str(folder))
-    manifests, problems = _load_manifests(folder, names)
+    while True:
+        names = list_names(str(folder))
+        manifests, problems = _load_manifests(folder, names)
+        # A folder is not listed in one moment. What was removed meanwhile is replaced by a manifest that is
+        # there when the folder is listed again.
+        if _manifest_names(names) == _manifest_names(list_names(str(folder))):
+            return _make_listing(folder, names, manifests, problems)
+
+
+def _manifest_names(names: Iterable[str]) -> list[str]:
+    return [name for name in names if _MANIFEST.fullmatch(name)]
+
+
+def _make_listing(folder: Path, names: list[str], manifests: list[Manifest], problems: list[str]) -> Listing:
     replaced = {name for manifest in manifests for name in manifest.replaces}
     closed = _keys(replaced)
     files = {JobFile(*key, last).name for key, last in _reach(names).items() if key not in closed}
-    files |= {manifest.file for manifest in manifests} - replaced
-    numbers = [int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match]
+    made = {manifest.file: manifest for manifest in manifests if manifest.file not in replaced}
+    numbers = [int(name.partition(".")[0]) for name in _manifest_names(names)]
     following = f"{max(numbers, default=0) + 1:08d}.manifest"
-    return Listing([folder / name for name in sorted(files)], following, problems, _last_of_hubs(replaced))
+    ordered = [folder / name for name in sorted(files | made.keys(), key=_age)]
+    return Listing(ordered, following, problems, _last_of_hubs(replaced), made)
+
+
+def _age(name: str) -> tuple[str, int, int, str]:
+    """In this order: segments by their numbers, which names alone do not give."""
+    found = job_file(name)
+    return (found.job, found.first, found.last, name) if found else ("", 0, 0, name)
 
 
 def _last_of_hubs(names: Iterable[str]) -> list[str]:
@@ -122,16 +155,18 @@ def parse_manifest(path: str, data: bytes) -> Manifest:
     try:
         found = json.loads(data)
         file, replaces = found["file"], frozenset(found["replaces"])
+        extent = [found.get(name) for name in Extent._fields]
         sound = _is_compacted(file) and all(map(_is_replaceable, replaces))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedError(path, f"not a manifest: {type(error).__name__}: {error}") from None
     if not sound:
         raise MalformedError(path, "not a manifest: it names other things than the files of its folder")
-    return Manifest(os.path.basename(path), file, replaces)
+    known = all(type(value) is int for value in extent)
+    return Manifest(os.path.basename(path), file, replaces, Extent(*extent) if known else None)
 
 
-def render_manifest(file: str, replaces: list[str]) -> bytes:
-    return json.dumps({"file": file, "replaces": replaces}).encode()
+def render_manifest(file: str, replaces: list[str], extent: Extent) -> bytes:
+    return json.dumps({"file": file, "replaces": replaces, **extent._asdict()}).encode()
 
 
 def _is_compacted(name: object) -> bool:
@@ -143,13 +178,12 @@ def _is_replaceable(name: object) -> bool:
 
 
 def remove_replaced(folder: Path, now: float) -> None:
-    """What was replaced long enough ago, and what a crash has left behind. `now` is the file system's."""
+    """What is replaced, and what a crash has left behind long enough ago. `now` is the file system's."""
     names = list_names(str(folder))
     manifests, problems = _load_manifests(folder, names)
     old = {name for name in names if now - _changed(folder / name, now) > GRACE_SECONDS}
-    due = [manifest for manifest in manifests if manifest.name in old]
-    gone = {name for manifest in due for name in manifest.replaces}
-    closed = _keys(gone)
+    replaced = {name for manifest in manifests for name in manifest.replaces}
+    closed = _keys(replaced)
     reach = _reach(name for name in names if name in old)
     named = {manifest.file for manifest in manifests}
     for name in names:
@@ -158,12 +192,19 @@ def remove_replaced(folder: Path, now: float) -> None:
             useless = found.key in closed or found.last < reach.get(found.key, -1)
         elif _is_compacted(name):
             # A manifest that cannot be read may name any of them: then none is taken for a leftover.
-            useless = name in gone or (name in old and name not in named and not problems)
+            useless = name in replaced or (name in old and name not in named and not problems)
         else:
             useless = name.endswith(UNFINISHED) and name in old
         if useless:
             (folder / name).unlink(missing_ok=True)
-    # Only now the manifests of what is gone: as long as a replaced file is there, it must be known as such.
+    due = [manifest for manifest in manifests if manifest.name in old]
+    gone = {name for manifest in due for name in manifest.replaces}
+    if not gone.isdisjoint(manifest.file for manifest in due):
+        _remove_manifests(folder, due, gone)
+
+
+def _remove_manifests(folder: Path, due: list[Manifest], gone: set[str]) -> None:
+    """Of files that are gone: as long as a replaced file is there, it must be known as such."""
     sync_folder(str(folder / "x"))
     for manifest in due:
         if manifest.file in gone and not any((folder / name).exists() for name in manifest.replaces):

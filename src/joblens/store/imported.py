@@ -86,8 +86,8 @@ class Importer:
 
     def _leave_out_known(self, set_name: str, date: str, first: int, last: int) -> int:
         """How many stay."""
-        files = self.lake.files(set_name, (date, date))
-        near = [path for path in files if self._overlaps(path, first, last)]
+        files = self.lake.files(set_name, (date, date), times=(first, last))
+        near = files.choose(lambda path: self._overlaps(path, first, last))
 
         def leave_out(sound: list[Path]) -> None:
             known = {name.lower(): kind for name, kind in self.lake.schema(sound).items()}
@@ -117,7 +117,7 @@ class Importer:
                 found = self.lake.connection.execute(query + as_table(sound)).fetchall()[0]
                 return (0, -1) if found[0] is None else (int(found[0]), int(found[1]))
 
-            self._spans[path] = self.lake.attempt([path], ask, (0, -1))
+            self._spans[path] = self.lake.attempt([path], ask, (-_WORD, _WORD))  # unknown: it may
         begin, end = self._spans[path]
         return begin <= last and first <= end
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.errors import OutsideError
-from joblens.files import publish, sync_folder, unfinished_name
+from joblens.files import now_at, publish, sync_folder, unfinished_name
 from joblens.model import Sample
 from joblens.store.checksum import PLACEHOLDER, add_checksum, check_file
 from joblens.store.columns import TIME, Table, identifier, tables
-from joblens.store.folder import HUB, JobFile, job_file, list_folder
+from joblens.store.folder import HUB, Extent, JobFile, Listing, job_file, list_folder
 from joblens.store.home import safe_name
 
 if TYPE_CHECKING:
@@ -41,22 +41,75 @@ _ORDER = (
     "resource", "mountpoint", "cgroup", TIME,
 )  # fmt: skip
 
+# In numbers: of a row group as it is written, which is held in memory, and costs time to open.
+_GROUP_VALUES = 3 << 20
+_SMALLEST_GROUP, _LARGEST_GROUP = 2048, 122_880  # rows; DuckDB's vector and its default
+_TEXT_VALUES = 4  # as many numbers as a text counts for
+_ATTEMPTS = 10  # to read files that others compact meanwhile
+
 Answer = TypeVar("Answer")
 
 
-def connect(spill: str) -> duckdb.DuckDBPyConnection:
+def connect(spill: str, memory: str) -> duckdb.DuckDBPyConnection:
     """One thread and little memory: a login node is not ours to fill, and the files are small."""
     import duckdb
 
     connection = duckdb.connect()
     connection.execute("SET threads = 1; SET TimeZone = 'UTC'; SET enable_progress_bar = false")
-    connection.execute(f"SET memory_limit = '2GB'; SET temp_directory = {literal(spill)}")
+    connection.execute(f"SET memory_limit = {literal(memory)}; SET temp_directory = {literal(spill)}")
     return connection
 
 
+class Files(list[Path]):
+    """Files of the lake, and how they are listed again if some have been replaced since."""
+
+    def __init__(self, paths: Iterable[Path], again: Callable[[], Files] | None = None) -> None:
+        super().__init__(paths)
+        self._again = again
+
+    def choose(self, wanted: Callable[[Path], bool]) -> Files:
+        again = self._again
+        return Files(filter(wanted, self), None if again is None else lambda: again().choose(wanted))
+
+    def list_again(self) -> Files | None:
+        """None if all of them are there."""
+        lost = [path for path in self if not _is_there(path)]
+        if not lost or self._again is None:
+            return None
+        for folder in {path.parent for path in lost}:
+            with suppress(
+                OSError
+            ):  # A client of NFS lists a folder from its cache, unless it has changed it.
+                now_at(str(folder))
+        return self._again()
+
+
+def _listed_again(files: list[Path]) -> Files | None:
+    """If some have been replaced since they were listed."""
+    newer = files.list_again() if isinstance(files, Files) else None
+    return None if newer == files else newer
+
+
+def _without(files: list[Path], left_out: Mapping[Path, str]) -> list[Path]:
+    if isinstance(files, Files):
+        return files.choose(lambda path: path not in left_out)
+    return [path for path in files if path not in left_out]
+
+
+def _is_there(path: Path) -> bool:
+    """Opened: unlike stat(2), that asks a file server anew."""
+    try:
+        with path.open("rb"):
+            return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
 class Lake:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, memory: str = "2GB") -> None:
+        self.path, self.memory = path, memory
         self.problems: list[str] = []
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._last_schema: tuple[list[Path], dict[str, str]] = [], {}
@@ -67,7 +120,7 @@ class Lake:
     def connection(self) -> duckdb.DuckDBPyConnection:
         if self._connection is None:
             # What does not fit into memory is the user's too: it goes where only they can read it.
-            self._connection = connect(unfinished_name(str(self.path / "spill")))
+            self._connection = connect(unfinished_name(str(self.path / "spill")), self.memory)
         return self._connection
 
     # Writing
@@ -111,13 +164,14 @@ class Lake:
             sync_folder(str(folder.parent))
         return folder
 
-    def copy(self, source: str, columns: Iterable[str], path: Path) -> None:
+    def copy(self, source: str, columns: Iterable[str], path: Path, group_rows: int = _LARGEST_GROUP) -> None:
         """Rows into a file, which is there with all of them or not at all. Raises duckdb.Error or OSError."""
         order = ", ".join(identifier(column) for column in _ORDER if column in columns)
         unfinished = unfinished_name(str(path))
         try:
             query = f"SELECT * FROM {source}" + (f" ORDER BY {order}" if order else "")
-            self.connection.execute(f"COPY ({query}) TO {literal(unfinished)} ({_FORMAT})")
+            how = f"{_FORMAT}, ROW_GROUP_SIZE {group_rows}"
+            self.connection.execute(f"COPY ({query}) TO {literal(unfinished)} ({how})")
             add_checksum(unfinished)
             publish(unfinished, str(path))
         except BaseException:
@@ -127,16 +181,26 @@ class Lake:
     # Reading
 
     def files(
-        self, set_name: str, dates: tuple[str, str] = ("0000", "9999"), job: str | None = None
-    ) -> list[Path]:
-        """Of these dates, each sample in one of them only; of one job, those that can have it."""
+        self,
+        set_name: str,
+        dates: tuple[str, str] = ("0000", "9999"),
+        job: str | None = None,
+        times: tuple[int, int] | None = None,
+    ) -> Files:
+        """Of these dates, each sample in one of them only; of one job and in these nanoseconds since 1970,
+        those that can have them."""
         found: list[Path] = []
         for folder in sorted((self.path / f"set={safe_name(set_name)}").glob("date=*")):
             if dates[0] <= folder.name.removeprefix("date=") <= dates[1]:
                 listing = list_folder(folder)
                 self.report(*listing.problems)
-                found += [path for path in listing.files if job is None or _can_have(path, job)]
-        return found
+                found += [
+                    path
+                    for path in listing.files
+                    if (job is None or _can_have(path, job))
+                    and (times is None or _overlaps(listing, path, times))
+                ]
+        return Files(found, lambda: self.files(set_name, dates, job, times))
 
     def schema(self, files: list[Path]) -> dict[str, str]:
         """Every column that any of the files has, and its type."""
@@ -167,19 +231,29 @@ class Lake:
         otherwise: Answer,
         alone: Callable[[list[Path]], Any] | None = None,
     ) -> Answer:
-        """With the files, or if that fails with those that go `alone`. Of damaged ones it is told."""
-        damaged = self.find_damaged(files, _CHECKED_BYTES)
-        self.report(*(f"{path} is damaged and left out: {why}" for path, why in damaged.items()))
-        files = [path for path in files if path not in damaged] if damaged else files
+        """With the files, or if that fails with those that go `alone`. Of damaged ones it is told.
+
+        Files that were replaced since they were listed are listed again.
+        """
+        files = self._without_damaged(files)
         if not files:
             return otherwise
         import duckdb
 
-        try:
-            return ask(files)
-        except duckdb.Error as error:
-            why = self._reason(error)
+        for _ in range(_ATTEMPTS):
+            try:
+                return ask(files)
+            except duckdb.Error as error:
+                why = self._reason(error)
+            newer = _listed_again(files)
+            if newer is None:
+                break
+            files = self._without_damaged(newer)
+            if not files:
+                return otherwise
         failed = {path: found for path in files if (found := self._fails(path, alone or ask))}
+        if failed and (newer := _listed_again(files)) is not None:
+            return self.attempt(newer, ask, otherwise, alone)
         if not failed:
             # DuckDB may only have failed itself, or take for right at times what is nonsense.
             try:
@@ -189,12 +263,22 @@ class Lake:
             if len(files) > 1:
                 raise OutsideError(f"the samples in {files[0].parent} cannot be read or put together: {why}")
             failed = {files[0]: why}
+        self._report_left_out(failed, isinstance(files, Files))
+        return self.attempt(_without(files, failed), ask, otherwise, alone)
+
+    def _report_left_out(self, failed: Mapping[Path, str], listed: bool) -> None:
         for path, found in failed.items():
             told = f"{path} is damaged and left out: "
-            # What is not there any more has been removed since it was listed.
-            if path.exists() and not any(problem.startswith(told) for problem in self.problems):
+            if not path.exists():
+                if listed:  # and again when it was not there
+                    self.report(f"{path} is missing; its samples are left out")
+            elif not any(problem.startswith(told) for problem in self.problems):
                 self.report(told + found)
-        return self.attempt([path for path in files if path not in failed], ask, otherwise, alone)
+
+    def _without_damaged(self, files: list[Path]) -> list[Path]:
+        damaged = self.find_damaged(files, _CHECKED_BYTES)
+        self.report(*(f"{path} is damaged and left out: {why}" for path, why in damaged.items()))
+        return _without(files, damaged) if damaged else files
 
     def find_damaged(self, files: list[Path], most_bytes: int | None = None) -> dict[Path, str]:
         """Those whose checksum is not right, with a word why; each is read once, unless it is replaced."""
@@ -227,6 +311,23 @@ class Lake:
         """Every value of them: raises duckdb.Error if any of it is damaged."""
         self.connection.execute(f"SELECT bit_xor(hash(COLUMNS(*))) FROM {as_table(files)}").fetchall()
 
+    def count_values(self, files: list[Path]) -> dict[Path, int]:
+        """From what the files say of themselves. Raises duckdb.Error."""
+        names = ", ".join(literal(_no_pattern(str(path))) for path in files)
+        rows = self.connection.execute(
+            "SELECT file_name, any_value(num_rows) * sum(if(type = 'BYTE_ARRAY', $text, 1))::BIGINT"
+            f" FROM parquet_file_metadata([{names}]) JOIN parquet_schema([{names}]) USING (file_name)"
+            " WHERE type IS NOT NULL GROUP BY file_name",
+            {"text": _TEXT_VALUES},
+        ).fetchall()
+        return {Path(name): int(values) for name, values in rows}
+
+    def extent(self, path: Path) -> Extent:
+        """Raises duckdb.Error."""
+        query = f"SELECT epoch_ns(min(time)), epoch_ns(max(time)) FROM {as_table([path])}"
+        ((first, last),) = self.connection.execute(query).fetchall()
+        return Extent(self.count_values([path])[path], first or 0, last or 0)
+
     def _reason(self, error: BaseException) -> str:
         import duckdb
 
@@ -248,6 +349,22 @@ def reason(text: str) -> str:
 def _can_have(path: Path, job: str) -> bool:
     found = job_file(path.name)
     return found is None or found.job == safe_name(job) or found.job.startswith(HUB)
+
+
+def _overlaps(listing: Listing, path: Path, times: tuple[int, int]) -> bool:
+    manifest = listing.manifests.get(path.name)
+    extent = manifest.extent if manifest else None
+    return extent is None or (extent.first <= times[1] and times[0] <= extent.last)
+
+
+def width(schema: Mapping[str, str]) -> int:
+    """Of a row, in numbers that take as much memory."""
+    return sum(_TEXT_VALUES if kind == "VARCHAR" else 1 for kind in schema.values()) or 1
+
+
+def group_rows(schema: Mapping[str, str]) -> int:
+    rows = _GROUP_VALUES // width(schema)
+    return max(_SMALLEST_GROUP, min(rows, _LARGEST_GROUP)) // _SMALLEST_GROUP * _SMALLEST_GROUP
 
 
 def as_table(files: list[Path]) -> str:

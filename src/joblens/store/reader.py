@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from joblens.store.columns import identifier
-from joblens.store.lake import Lake
+from joblens.store.lake import Files, Lake
 
 # The columns that name what was measured, and the numbers among those that only describe it.
 KEYS = frozenset("time pid start parent group session terminal uid tid state".split())
@@ -168,6 +168,10 @@ class LakeReader:
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
 
+    def _files(self, set_name: str, span: Span) -> Files:
+        times = span.nanoseconds()
+        return self.lake.files(set_name, span.dates(), span.job, (times["first"], times["last"]))
+
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
         found = self.split(span, set_name, (), columns, points)
         return found.get((), Series([], {}, {}, {}))
@@ -181,7 +185,7 @@ class LakeReader:
         points: int,
         only: Mapping[str, str] = NO_LABELS,
     ) -> dict[tuple[str, ...], Series]:
-        files = self.lake.files(set_name, span.dates(), span.job)
+        files = self._files(set_name, span)
         known = self.lake.schema(files)
         chosen = [name for name in dict.fromkeys(columns) if name in known]
         if not chosen:
@@ -216,14 +220,14 @@ class LakeReader:
 
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
         """Of a set, the columns that hold numbers to be measured, and not keys."""
-        known = self.lake.schema(self.lake.files(set_name, span.dates(), span.job))
+        known = self.lake.schema(self._files(set_name, span))
         return tuple(n for n, kind in known.items() if kind.startswith(_NUMBERS) and n not in KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
         around = span._replace(start=span.start - LOOKS_AROUND, end=span.end + LOOKS_AROUND)
         where, values = _where(around)
         rows = self.lake.query(
-            self.lake.files("process", around.dates(), span.job),
+            self._files("process", around),
             _PROCESS,
             "SELECT pid, start, coalesce(arg_min(parent, time), 0), coalesce(arg_max(name, time), ''), "
             "coalesce(arg_max(command, time), ''), coalesce(node, ''), "
@@ -240,7 +244,7 @@ class LakeReader:
     def sample_times(self, span: Span) -> list[float]:
         where, values = _where(span)
         rows = self.lake.query(
-            self.lake.files("job", span.dates(), span.job),
+            self._files("job", span),
             _SAMPLE,
             f"SELECT DISTINCT epoch_ns(time) / 1e9 AS t FROM {{lake}} WHERE {where} ORDER BY t",
             values,
@@ -250,7 +254,7 @@ class LakeReader:
     def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
         where, values = _where(span)
         rows = self.lake.query(
-            self.lake.files(set_name, span.dates(), span.job),
+            self._files(set_name, span),
             _SAMPLE,
             "SELECT c, n, list(t ORDER BY t) FROM (SELECT DISTINCT coalesce(cluster, '') AS c, "
             f"coalesce(node, '') AS n, epoch_ns(time) / 1e9 AS t FROM {{lake}} WHERE {where}) "
@@ -268,7 +272,7 @@ class LakeReader:
         lags = [f"lag({name} IGNORE NULLS) OVER looks AS b{name}" for name in names]
         pairs = [word for name in names for word in (f"b{name}", name)]
         rows = self.lake.query(
-            self.lake.files(set_name, span.dates(), span.job),
+            self._files(set_name, span),
             dict.fromkeys(counters, "DOUBLE") | _SAMPLE,
             f"SELECT {', '.join(['n', 'before', 't', *pairs])} FROM ("
             f" SELECT {', '.join(['n', 't', 'lag(t) OVER looks AS before', *names, *lags])} FROM ("

@@ -13,12 +13,12 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.hub.checked import DAY_NS, Checker, LeftOut, timely
+from joblens.hub.compaction import Compaction
 from joblens.hub.decode import Description, Packed, decode_together
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.model import Schema
 from joblens.store.columns import TIME, Table, identifier, in_base_units, storable, stored_name
-from joblens.store.compact import compact_small
 from joblens.store.folder import HUB, JobFile
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake import Lake
@@ -102,10 +102,11 @@ class _Pending:
 class LakeSink:
     def __init__(self, hub: str, home: Home, compact_seconds: float = 0.0, retain_days: int = 0) -> None:
         self.hub, self.home = hub, home
-        self.compact_seconds, self.retain_days = compact_seconds, retain_days
+        self.retain_days = retain_days
         self.lake = Lake(home.lake)
         self._checker = Checker()
-        self._compacted = self._retained = time.monotonic()
+        self.compaction = Compaction(home.path, compact_seconds)
+        self._retained = time.monotonic()
 
     def recover(self, done: int) -> None:
         """Nothing: what was half done is done again, under the same names."""
@@ -115,14 +116,12 @@ class LakeSink:
         taken = Taken()
         for number, set_name, pending in self._files(segment, left):
             taken = taken.plus(self._save(segment.number, number, set_name, pending.kinds, left))
+        self.compaction.look()
         return taken.plus(left_out(left))
 
     def rest(self) -> None:
-        now = time.monotonic()
-        if self.compact_seconds and now - self._compacted > self.compact_seconds:
-            compact_small(self.lake)
-            self._compacted = time.monotonic()
-        if self.retain_days and now - self._retained > _RETAIN_SECONDS:
+        self.compaction.look()
+        if self.retain_days and time.monotonic() - self._retained > _RETAIN_SECONDS:
             retain(self.home, self.retain_days)
             self._retained = time.monotonic()
 
