@@ -84,7 +84,6 @@ def test_something_to_say(view: View, rule: str, evidence: str, advice: str) -> 
         made(node("c1", 3.0), node("c2", None)),
         made(node("c1", 3.0), node("c2", 0.0, gap=HOUR / 2)),
         made(node("c1", 3.0), node("c2", 0.0), seconds=20.0),
-        made(node("c1", 0.01), node("c2", 0.0), cores=None),
         made(node("c1", 3.0, memory=5 * GIB), memory_bytes=16 * GIB),
         made(node("c1", 3.0), memory_bytes=4 * GIB),
         made(node("c1", 3.0, memory=None), node("c2", 3.0, memory=None), memory_bytes=4 * GIB),
@@ -95,7 +94,7 @@ def test_something_to_say(view: View, rule: str, evidence: str, advice: str) -> 
         made(node("c1", 3.0), time_seconds=4 * HOUR),
     ],
     ids=[
-        "nearly alike", "not known", "half known", "short", "none works", "a third of it", "little to save",
+        "nearly alike", "not known", "half known", "short", "a third of it", "little to save",
         "no samples", "too short for memory", "cancelled", "a limit of an hour", "not to its end",
         "a quarter of it",
     ],

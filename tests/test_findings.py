@@ -22,13 +22,25 @@ def made(
     threads: float | None = 1,
     seconds: float = 1.0,
     may: float = 8,
+    delayed: float | None = None,
     **used: Any,
 ) -> View:
     """A job of so many points, each of `seconds`; what is given in `used` takes the place of what follows."""
     count = max(len(cores), len(memory))
     levels, sizes = [*cores] or [1.0] * count, [*memory] or [MIB] * count
     points = [
-        Point(START + n * seconds, START + (n + 1) * seconds, levels[n], 0.0, sizes[n], 0.0, 0.0, threads, 1)
+        Point(
+            START + n * seconds,
+            START + (n + 1) * seconds,
+            levels[n],
+            0.0,
+            sizes[n],
+            0.0,
+            0.0,
+            threads,
+            1,
+            delayed,
+        )
         for n in range(count)
     ]
     known = [level for level in levels if level is not None]
@@ -39,7 +51,6 @@ def made(
         "cores_mean": sum(known) / len(known) if known else None,
         "cores_peak": max(known, default=None),
         "involuntary_switches": 0,
-        "io_wait": None,
         "read_bytes": 0,
         "written_bytes": 0,
         **used,
@@ -85,33 +96,89 @@ def test_idle_cores_in_slurm() -> None:
     assert only(view).advice.startswith("ask for 3 (--cpus-per-task=3); ")
 
 
-def test_idle_cores_of_a_job_that_waits() -> None:
-    """More threads would not help who hardly uses one core."""
-    view = made([0.1] * 60)
-    assert only(view).advice.startswith("it waited most of the time")
-    assert verdict(view, ["idle cores"]) == "It used 0.1 of 8 cores; it waited most of the time."
+def test_asleep() -> None:
+    """More threads would not help who hardly uses one core: nothing of it wanted to run."""
+    view = made([0.1] * 60, run_delay_share=0.5)
+    finding = only(view)
+    assert (finding.rule, finding.start, finding.end) == ("asleep", START, START + 60)
+    assert finding.evidence == "it slept or waited for 80% of the time: none of its threads wanted a core"
+    assert verdict(view, ["asleep"]) == "It slept or waited most of the time and used 0.1 of 8 cores."
+    view.job["environment"] = {"SLURM_JOB_ID": "7"}
+    assert only(view).advice.startswith("ask for 1 (--cpus-per-task=1); ")
 
 
 def test_cores_that_others_had() -> None:
-    """A job on a node that is full with other work is not told to use more."""
-    view = made([1.0] * 60, involuntary_switches=6000)
-    view.used["node_idle_cores"] = 0.4
+    """By its run-queue delay, as a share of the cores that it could have used."""
+    view = made([1.0] * 60, run_delay_share=0.75, node_idle_cores=0.4)
     finding = only(view)
-    assert finding.rule == "cores taken by others"
-    assert finding.evidence == "1.0 of 8 cores in use, while other work on the node left 0.4 idle"
-    assert verdict(view, [finding.rule]) == "It used 1.0 of 8 cores; other work on the node had the rest."
-    view.used["node_idle_cores"] = 6.8
-    assert only(view).rule == "idle cores"
+    assert (finding.rule, finding.weight) == ("cores taken by others", 0.75)
+    assert finding.evidence == (
+        "it got 1.0 of the 4.0 cores that it was ready to use; other work had 75% of them; "
+        "0.4 cores of the node were idle"
+    )
+    said = "It used 1.0 of 8 cores; other work took 75% of the cores that it wanted."
+    assert verdict(view, [finding.rule]) == said
 
 
-def test_a_job_that_sleeps_on_a_busy_node() -> None:
-    """It lacked no core, though none was idle: it never had to make way for another."""
-    view = made([0.01] * 60, involuntary_switches=3, node_idle_cores=0.0)
+@pytest.mark.parametrize(
+    ("cores", "may", "share"),
+    [(7.9, 8, 0.8), (1.0, 8, 0.05), (0.02, 8, 0.5), (2.0, 2, 0.9)],
+    ids=["its own threads wait for each other", "hardly", "of very little", "it had all of them"],
+)
+def test_no_cores_taken(cores: float, may: float, share: float) -> None:
+    """More threads than cores wait for each other, and who wakes up waits for a moment."""
+    assert "cores taken by others" not in rules(made([cores] * 60, may=may, run_delay_share=share))
+
+
+@pytest.mark.parametrize("cores", [1.0, 0.01])
+def test_a_full_node_without_run_queue_delay(cores: float) -> None:
+    """Whether it had nothing to do or no core is not known: nothing is said."""
+    assert findings.find(made([cores] * 60, node_idle_cores=0.0)) == []
+    assert rules(made([cores] * 60, node_idle_cores=7.5)) == ["idle cores" if cores == 1 else "asleep"]
+
+
+def test_cpu_quota() -> None:
+    """For how long it was stopped; threads that wait for the quota are no reason for fewer threads."""
+    view = made(
+        [0.5] * 60, may=0.5, threads=4, involuntary_switches=6000, throttled_share=0.5, run_delay_share=0.0
+    )
     finding = only(view)
-    assert finding.rule == "idle cores"
-    assert verdict(view, [finding.rule]) == "It used 0.0 of 8 cores; it waited most of the time."
-    view.used["involuntary_switches"] = None
-    assert only(view).rule == "cores taken by others"
+    assert finding.rule == "CPU quota"
+    assert (
+        finding.evidence == "its CPU quota of 0.5 cores stopped it for 50% of the time that it wanted to run"
+    )
+    said = "It used 0.5 of 0.5 cores; its CPU quota stopped it for 50% of the time."
+    assert verdict(view, [finding.rule]) == said
+
+
+def test_short_lived_processes() -> None:
+    """By the kernel's count of forks, and the CPU time that no sampled process had."""
+    figures: dict[str, Any] = {
+        "cpu_seconds": 40.0,
+        "unsampled_seconds": 38.0,
+        "system_seconds": 20.0,
+        "forks": 60_000,
+    }
+    view = made([0.7] * 60, may=1, run_delay_share=0.0, **figures)
+    finding = only(view)
+    assert finding.rule == "short-lived processes"
+    assert finding.evidence == (
+        "1000 processes and threads a second were created on the node, 60,000 in all, "
+        "50% of its CPU time was spent in the kernel"
+    )
+    for less in ({"forks": 2000}, {"unsampled_seconds": 4.0}, {"unsampled_seconds": None}, {"forks": None}):
+        assert rules(made([0.7] * 60, may=1, run_delay_share=0.0, **{**figures, **less})) == []
+
+
+def test_killed_for_memory() -> None:
+    """By the cgroup's counter or the kernel's log, whatever the exit code is; at which limit."""
+    view = failed(137)
+    view.used["oom_kills"] = 1
+    finding = only(view)
+    assert finding.rule == "out of memory"
+    assert finding.evidence.startswith("the kernel killed a process of it for memory at its limit of 4 GiB")
+    said = "It was killed for its memory at the limit of 4 GiB, and used 1.0 of 8 cores."
+    assert verdict(view, [finding.rule]) == said
 
 
 @pytest.mark.parametrize(
@@ -147,8 +214,17 @@ def test_serial_phase() -> None:
         made([8.0] * 20 + [0.1] * 20),
         made([8.0] * 20 + [1.0, 1.0, None] * 8),
         made([1.9] + [1.0] * 600, may=2, seconds=0.02),
+        made([8.0] * 20 + [1.0] * 20, delayed=3.0),
     ],
-    ids=["short", "a small part", "nowhere parallel", "waiting", "gaps in it", "a tick of the clock"],
+    ids=[
+        "short",
+        "a small part",
+        "nowhere parallel",
+        "waiting",
+        "gaps in it",
+        "a tick",
+        "starved",
+    ],
 )
 def test_no_serial_phase(view: View) -> None:
     """Silent where it is short, a small part, broken by gaps, or where only noise looks parallel."""
@@ -184,31 +260,33 @@ def test_no_memory_growth(memory: list[float | None]) -> None:
     assert "memory growth" not in rules(made([8.0] * len(memory), memory=memory, threads=8))
 
 
-WAIT = {"part": 0.6, "looks": 36, "process": "dd", "from": START + 10, "to": START + 50}
+BLOCKED: dict[str, Any] = {"blocked_share": 0.6, "blocked_mean": 0.6, "run_delay_share": 0.0}
 
 
 def test_io_wait() -> None:
-    """Who waited, when, in how many looks, and how much was moved."""
-    finding = only(made([0.4] * 60, may=1, io_wait=WAIT, read_bytes=3 * 2**30, written_bytes=0))
-    assert (finding.rule, finding.start, finding.end) == ("I/O wait", START + 10, START + 50)
+    """For which share of the time, how much was moved, how fast, and where."""
+    view = made([0.4] * 60, may=1, **BLOCKED, read_bytes=3 * 2**30, written_bytes=0, device="sda")
+    finding = only(view)
+    assert (finding.rule, finding.start, finding.end) == ("I/O wait", START, START + 60)
     assert finding.evidence == (
-        "dd was waiting for storage in 60% of the looks at the job; 3 GiB read, 0 B written"
+        "its processes waited for storage for 60% of the time that they had something to do; "
+        "3 GiB read at 51.2 MiB/s (sda)"
     )
 
 
 @pytest.mark.parametrize(
     "view",
     [
-        made([0.4] * 60, may=1, io_wait={**WAIT, "part": 0.2}),
-        made([0.4] * 60, may=1, io_wait={**WAIT, "looks": 4}),
-        made([0.9] * 60, may=1, io_wait=WAIT),
-        made([0.4] * 4, may=1, io_wait=WAIT),
-        made([0.4] * 60, may=1, io_wait=None),
+        made([0.6] * 60, may=1, **{**BLOCKED, "blocked_share": 0.2}),
+        made([0.6] * 60, may=1, **{**BLOCKED, "blocked_mean": 0.1}),
+        made([0.9] * 60, may=1, **BLOCKED),
+        made([0.6] * 4, may=1, **BLOCKED),
+        made([0.6] * 60, may=1),
     ],
-    ids=["seldom", "few looks", "computes meanwhile", "too short", "never"],
+    ids=["seldom", "of very little", "computes meanwhile", "too short", "not known"],
 )
 def test_no_io_wait(view: View) -> None:
-    """Silent where it is seldom, hardly seen, or others of the job compute meanwhile."""
+    """Silent where it is seldom, or others of the job compute meanwhile."""
     assert findings.find(view) == []
 
 
@@ -246,7 +324,7 @@ def test_no_more_threads_than_cores(view: View) -> None:
         (failed(127), "exit code 127 after 3 s", "not found"),
         (failed(126), "exit code 126 after 3 s", "executable"),
         (failed(139, 11), "it was ended by SIGSEGV after 3 s", "crashed"),
-        (failed(137), "exit code 137 after 3 s, so something in it was ended by SIGKILL", "memory"),
+        (failed(137), "exit code 137 after 3 s, so something in it was ended by SIGKILL", "who killed it"),
         (failed(163, 35), "it was ended by signal 35 after 3 s", "who sends"),
         (failed(255), "exit code 255 after 3 s", "its last lines of output"),
     ],

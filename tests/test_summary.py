@@ -7,7 +7,7 @@ import pytest
 
 from joblens.analysis.points import make_points
 from joblens.analysis.summary import summarise
-from joblens.analysis.used import find_io_wait, find_memory_peak
+from joblens.analysis.used import find_memory_peak
 from joblens.analysis.view import Point
 from joblens.store.reader import NO_LABELS, Break, ProcessUse, Series, Span
 
@@ -155,14 +155,6 @@ def test_memory_peak(
     processes = [process(5, memory_peak_bytes=seen * MIB, file_peak_bytes=of_files * MIB)] if seen else []
     found = find_memory_peak(mark * MIB if mark else None, point(seen * MIB if seen else None), processes)
     assert found == {"memory_peak_bytes": peak * MIB if peak else None, "memory_from": source}
-
-
-def test_io_wait_is_of_one_process() -> None:
-    """A shell that waits for its child beside it does not halve the part."""
-    found = find_io_wait([process(1, looks=20), process(2, looks=20, looks_waiting=15)], 20)
-    assert found == {"part": 0.75, "looks": 15, "process": "p2", "from": 101, "to": 109}
-    assert find_io_wait([process(1)], 20) is None
-    assert find_io_wait([], 0) is None
 
 
 def test_points_begin_with_the_job() -> None:

@@ -358,7 +358,7 @@ def test_like_siblings_stand_together() -> None:
     )
     assert [" ".join(line.split()) for line in found] == [
         "sh -c x 1 s CPU 1 GiB",
-        "├ heavy (×2) 7 s CPU 2 GiB",
+        "├ heavy ×2 7 s CPU 2 GiB",
         "└ light 2 s CPU 1 GiB",
     ]
 

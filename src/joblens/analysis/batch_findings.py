@@ -42,8 +42,13 @@ def over_its_time(view: View) -> Finding | None:
     )
 
 
+def was_killed_for_memory(view: View) -> bool:
+    """By the scheduler's word, by the cgroup's counter, or by the kernel's log."""
+    return view.job["state"] in OUT_OF_MEMORY or bool(view.used.get("oom_kills"))
+
+
 def out_of_memory(view: View) -> Finding | None:
-    if view.job["state"] not in OUT_OF_MEMORY:
+    if not was_killed_for_memory(view):
         return None
     limit, peak = view.asked.get("memory_bytes"), view.used.get("memory_peak_bytes")
     per_node = _per_node(view, limit)
@@ -55,10 +60,25 @@ def out_of_memory(view: View) -> Finding | None:
         "out of memory",
         view.job["start"],
         view.job["end"],
-        "; ".join(filter(None, ("it needed more memory than it had asked for and was killed", seen))),
-        "ask for more" + (f" (--mem={render_memory(enough)})" if enough else " (--mem=)"),
+        "; ".join(filter(None, (_killed(view), seen))),
+        ("ask for more" + (f" (--mem={render_memory(enough)})" if enough else " (--mem=)"))
+        if view.in_slurm
+        else "give it more memory, or let it keep less at once",
         1.0,
     )
+
+
+def _killed(view: View) -> str:
+    if view.job["state"] in OUT_OF_MEMORY:
+        return "it needed more memory than it had asked for and was killed"
+    count = view.used["oom_kills"]
+    limit = view.asked.get("memory_bytes")
+    at = f" at its limit of {render_bytes(limit)}" if limit else ""
+    return f"the kernel killed {_counted(count)} of it for memory{at}"
+
+
+def _counted(count: int) -> str:
+    return "a process" if count == 1 else f"{count} processes"
 
 
 def node_failed(view: View) -> Finding | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable
 
@@ -11,23 +10,28 @@ from joblens.analysis.batch_findings import (
     node_failed,
     out_of_memory,
     over_its_time,
-    split_nodes,
     too_much_memory,
     too_much_time,
     uneven_nodes,
+    was_killed_for_memory,
+)
+from joblens.analysis.core_findings import (
+    WORTH_SECONDS,
+    cores_taken,
+    idle_cores,
+    serial_phase,
+    short_lived,
+    throttled,
+    too_many_threads,
+    waits_for_storage,
 )
 from joblens.analysis.gpu_findings import held_idle, used_for_a_while, waiting_gpus
-from joblens.analysis.points import steady
-from joblens.analysis.view import Finding, Point, View, mean
-from joblens.units import render_bytes, render_cores, render_seconds, render_signal
+from joblens.analysis.view import Finding, View
+from joblens.units import render_bytes, render_seconds, render_signal
 
-# Shorter jobs say little about how they use what they have.
-_WORTH_SECONDS = 5.0
 _EARLY_SECONDS = 60.0
-_MADE_WAY_PER_SECOND = 5.0  # two that share a core push each other off it some hundred times a second
-WAITING_CORES = 0.5  # who uses less than half of one is not computing
 _AFTER_SIGNAL: dict[int, str] = {
-    signal.SIGKILL: "was it out of memory or over its time? see dmesg, or ask the scheduler",
+    signal.SIGKILL: "who killed it: a limit of time, the memory of the node, or somebody by kill?",
     signal.SIGTERM: "who ended it: a limit of time, timeout, scancel, or somebody by kill?",
     signal.SIGSEGV: "it crashed: run it in a debugger, or look at its core file",
     signal.SIGBUS: "it crashed: is a file that it maps too short, or a disk full?",
@@ -49,6 +53,8 @@ def failed_early(view: View) -> Finding | None:
     if not (view.job["exit_code"] or view.job["signal"]) or view.duration >= _EARLY_SECONDS:
         return None
     if view.job["state"] not in ("FAILED", "COMPLETED"):  # then the scheduler says why
+        return None
+    if was_killed_for_memory(view):
         return None
     if _death(view) in (signal.SIGINT, signal.SIGPIPE):  # the user, or the next in a pipeline, had enough
         return None
@@ -86,88 +92,11 @@ def _what_to_do(view: View) -> str:
     }.get(view.job["exit_code"], "its last lines of output say why")
 
 
-def idle_cores(view: View) -> Finding | None:
-    """Most of the cores that it may use had nothing to do, all the time."""
-    if view.cores < 2 or view.duration < _WORTH_SECONDS:
-        return None
-    used, most = view.used["cores_mean"], view.used["cores_peak"]
-    if used is None or most is None or used > 0.5 * view.cores or most > 0.75 * view.cores:
-        return None
-    # Cores that a scheduler gave to a job it gave to nobody else, however busy the others are.
-    free = None if view.job.get("nodes") else view.used.get("node_idle_cores")
-    if free is not None and free < 0.5 * (view.cores - used) and _had_to_make_way(view):
-        return _taken_cores(view, used, free)
-    idle, busy = split_nodes(view)
-    if idle and busy and used > 0.5 * view.cores * len(busy) / len(view.nodes):
-        return None  # those of the nodes that had nothing to do: that is told
-    enough = max(math.ceil(most - 0.2), 1)
-    change = "let it work on more at once (threads, processes, -j)"
-    if used < WAITING_CORES:
-        change = "it waited most of the time: find out for what (input, network, a lock, a sleep)"
-    return Finding(
-        "idle cores",
-        view.job["start"],
-        view.job["end"],
-        f"{used:.1f} of {render_cores(view.cores)} cores in use on average, {most:.1f} at most",
-        f"ask for {enough} ({_flags(view, enough)}); {change}" if view.in_slurm else change,
-        (1 - used / view.cores) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
-    )
-
-
-def _flags(view: View, cores: int) -> str:
-    """On several nodes there are several tasks, and which of the two was meant nobody tells."""
-    return f"--cpus-per-task={cores}" if len(view.nodes) < 2 else "fewer --ntasks or --cpus-per-task"
-
-
-def _had_to_make_way(view: View) -> bool:
-    """Who sleeps while others compute does not lack a core: the kernel never took one from it."""
-    switches = view.used["involuntary_switches"]
-    return switches is None or switches / view.duration >= _MADE_WAY_PER_SECOND
-
-
-def _taken_cores(view: View, used: float, free: float) -> Finding:
-    """It could not have used more: other work was on the cores that it may use."""
-    return Finding(
-        "cores taken by others",
-        view.job["start"],
-        view.job["end"],
-        f"{used:.1f} of {render_cores(view.cores)} cores in use, "
-        f"while other work on the node left {free:.1f} idle",
-        "run it where it has its cores for itself, and judge its use of them there",
-        0.5 * (1 - used / view.cores),
-    )
-
-
-def serial_phase(view: View) -> Finding | None:
-    """A stretch on one core in a job that elsewhere uses several."""
-    if view.cores < 2 or view.duration < _WORTH_SECONDS:
-        return None
-    points = steady(view.points)
-    if not any(point.cores is not None and point.cores > 1.6 for point in points):
-        return None
-    run = _longest(points, lambda point: point.cores is not None and 0.5 <= point.cores <= 1.25)
-    if not run:
-        return None
-    start, end = run[0].start, min(run[-1].end, view.job["end"])
-    part = (end - start) / view.duration
-    if end - start < _WORTH_SECONDS or part < 0.1:
-        return None
-    return Finding(
-        "serial phase",
-        start,
-        end,
-        f"one core of {render_cores(view.cores)} in use for {render_seconds(end - start)}, "
-        f"{part:.0%} of the time",
-        "do this part in parallel too, or as a job of its own with one core",
-        part * (1 - 1 / view.cores),
-    )
-
-
 def memory_growth(view: View) -> Finding | None:
     """Memory that grows steadily to the end: a leak, or data that piles up."""
     points = [point for point in view.points if point.memory]
     late = points[len(points) // 4 :]
-    if len(late) < 8 or late[-1].end - late[0].start < 2 * _WORTH_SECONDS:
+    if len(late) < 8 or late[-1].end - late[0].start < 2 * WORTH_SECONDS:
         return None
     sizes = [point.memory or 0.0 for point in late]
     slope, fit = fit_line([point.end for point in late], sizes)
@@ -191,46 +120,34 @@ def _later(limit: float, size: float, slope: float) -> str:
 
 
 def io_wait(view: View) -> Finding | None:
-    """A process of the job waited for storage instead of computing."""
-    wait, cores = view.used["io_wait"], view.used["cores_mean"]
-    if wait is None or cores is None or view.duration < _WORTH_SECONDS:
+    """Its processes waited for storage instead of computing."""
+    share, cores = view.used.get("blocked_share"), view.used["cores_mean"]
+    if share is None or cores is None or view.duration < WORTH_SECONDS or not waits_for_storage(view):
         return None
-    if wait["part"] < 0.25 or wait["looks"] < 5 or cores > 0.75 * max(view.cores, 1.0):
+    if cores > 0.75 * max(view.cores, 1.0):
         return None
-    read, written = view.used["read_bytes"] or 0, view.used["written_bytes"] or 0
     return Finding(
         "I/O wait",
-        wait["from"],
-        min(wait["to"], view.job["end"]),
-        f"{wait['process']} was waiting for storage in {wait['part']:.0%} of the looks at the job; "
-        f"{render_bytes(read)} read, {render_bytes(written)} written",
-        "read and write in larger pieces and fewer files, or copy the data to a faster disk first",
-        min(wait["part"], 1.0) * 0.9,
-    )
-
-
-def too_many_threads(view: View) -> Finding | None:
-    """More threads want to run than there are cores, and push each other off."""
-    switches = view.used["involuntary_switches"]
-    if not view.cores or view.duration < _WORTH_SECONDS or switches is None:
-        return None
-    threads = mean([(p.threads, p.seconds) for p in view.points if p.threads is not None])
-    cores = view.used["cores_mean"]
-    if threads is None or cores is None or threads < 2 * view.cores or cores < 0.8 * view.cores:
-        return None
-    pace = switches / view.duration / view.cores
-    if pace < 10:
-        return None
-    count = max(int(view.cores), 1)
-    return Finding(
-        "more threads than cores",
         view.job["start"],
         view.job["end"],
-        f"{threads:.0f} threads on {render_cores(view.cores)} cores; "
-        f"on each a thread had to make way for another {pace:.0f} times a second",
-        f"start as many as there are cores (OMP_NUM_THREADS={count}, -j{count}), or ask for more cores",
-        0.4,
+        f"its processes waited for storage for {share:.0%} of the time that they had something to do; "
+        + _traffic(view),
+        "read and write in larger pieces and fewer files, or copy the data to a faster disk first",
+        min(share, 1.0) * 0.9,
     )
+
+
+def _traffic(view: View) -> str:
+    """`2.2 GiB written at 180 MiB/s (vda)`"""
+    device = view.used.get("device")
+    amounts = (("read", view.used["read_bytes"] or 0), ("written", view.used["written_bytes"] or 0))
+    words = [
+        f"{render_bytes(amount)} {what} at {render_bytes(amount / view.duration)}/s"
+        for what, amount in amounts
+        if amount
+    ]
+    told = ", ".join(words) or "nothing was read or written"
+    return f"{told} ({device})" if device and words else told
 
 
 RULES: tuple[Callable[[View], Finding | None], ...] = (
@@ -243,24 +160,17 @@ RULES: tuple[Callable[[View], Finding | None], ...] = (
     waiting_gpus,
     idle_nodes,
     uneven_nodes,
+    throttled,
+    cores_taken,
     idle_cores,
     serial_phase,
     memory_growth,
     io_wait,
     too_many_threads,
+    short_lived,
     too_much_memory,
     too_much_time,
 )
-
-
-def _longest(points: list[Point], holds: Callable[[Point], bool]) -> list[Point]:
-    best: list[Point] = []
-    current: list[Point] = []
-    for point in points:
-        current = [*current, point] if holds(point) else []
-        if current and (not best or current[-1].end - current[0].start > best[-1].end - best[0].start):
-            best = current
-    return best
 
 
 def fit_line(xs: list[float], ys: list[float]) -> tuple[float, float]:

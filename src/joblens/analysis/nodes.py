@@ -18,9 +18,10 @@ from joblens.store.reader import Break, Reader, Series, Span
 
 COUNTERS = (
     "cpu_seconds", "system_seconds", "read_bytes", "written_bytes", "read_chars_bytes", "written_chars_bytes",
+    "run_delay_seconds", "throttled_seconds", "oom_kills",
 )  # fmt: skip
-LEVELS = ("memory_bytes", "processes", "threads")
-_RATES = ("cores", "system", "read", "written")
+LEVELS = ("memory_bytes", "processes", "threads", "blocked")
+_RATES = ("cores", "system", "read", "written", "delayed", "blocked")
 _HEARTBEAT = "load"  # a set that an agent tells at every look, whether there are jobs or not
 _FEW = 0.1  # so many of the nodes may be unknown for a sum over all of them
 _FEWEST_BEATS = 3  # that tell that nothing of the job was there all the time

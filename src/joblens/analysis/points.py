@@ -37,6 +37,8 @@ def make_points(start: float, end: float, series: Series, longest: float) -> lis
         level("memory_bytes"),
         *(rate(name) for name in ("read_bytes", "written_bytes")),
         *(level(name) for name in ("threads", "processes")),
+        rate("run_delay_seconds"),
+        series.mean.get("blocked") or unknown,
     )
     return [
         Point._make([times[n], times[n + 1], *(column[n] for column in columns)])
@@ -83,6 +85,6 @@ def _joined(points: list[Point]) -> list[Point]:
     return [
         Point(
             first.start, last.end, level("cores"), level("system"), most("memory"), level("read"),
-            level("written"), most("threads"), most("processes"),
+            level("written"), most("threads"), most("processes"), level("delayed"), level("blocked"),
         )
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from joblens.store.reader import LOOKS_AROUND, ProcessUse, Reader, Span
 
 _MOST = 200
-_ADDED_UP = ("user_seconds", "system_seconds", "read_bytes", "written_bytes")
+_ADDED_UP = ("user_seconds", "system_seconds", "read_bytes", "written_bytes", "run_delay_seconds")
 
 
 def used_between(reader: Reader, span: Span, job_start: float) -> list[ProcessUse]:
@@ -44,8 +44,11 @@ def _less(process: ProcessUse, before: ProcessUse | None) -> ProcessUse:
     )
 
 
-def plain_processes(processes: list[ProcessUse]) -> list[dict[str, Any]]:
-    """Those that used most, with their parents, in the order in which they began."""
+def plain_processes(processes: list[ProcessUse], end: float | None) -> list[dict[str, Any]]:
+    """Those that used most, with their parents, in the order in which they began.
+
+    Who was sampled after the job's end was left behind by it.
+    """
     by_pid = {process.pid: process for process in processes}
     chosen: dict[tuple[int, int], ProcessUse] = {}
     for process in sorted(processes, key=_weight, reverse=True):
@@ -55,7 +58,7 @@ def plain_processes(processes: list[ProcessUse]) -> list[dict[str, Any]]:
                 break
             chosen[(current.pid, current.start)] = current
             current = by_pid.get(current.parent)
-    return [_plain(process) for process in processes if (process.pid, process.start) in chosen]
+    return [_plain(process, end) for process in processes if (process.pid, process.start) in chosen]
 
 
 def _weight(process: ProcessUse) -> tuple[float, int]:
@@ -66,5 +69,6 @@ def _cpu(process: ProcessUse) -> float:
     return (process.user_seconds or 0.0) + (process.system_seconds or 0.0)
 
 
-def _plain(process: ProcessUse) -> dict[str, Any]:
-    return {**process._asdict(), "cpu_seconds": _cpu(process), "exact": False}
+def _plain(process: ProcessUse, end: float | None) -> dict[str, Any]:
+    left = end is not None and process.last > end
+    return {**process._asdict(), "cpu_seconds": _cpu(process), "exact": False, "left_behind": left}

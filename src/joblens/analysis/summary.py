@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from joblens.analysis.cut import Cut
+from joblens.analysis.demand import find_device, find_forks
 from joblens.analysis.energy import find_energy
 from joblens.analysis.events import find_events
 from joblens.analysis.findings import find
@@ -51,6 +52,9 @@ def summarise(
         asked |= {"gpus": asked["gpus"] or sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
         used |= sum_up(gpus)
     nodes = _nodes(whole, start, finish, interval, facts.get("nodes"))
+    events = find_events(reader, span)
+    kills = sum(event.kind.startswith("oom_") for event in events)
+    used["oom_kills"] = max(used["oom_kills"] or 0, kills) or used["oom_kills"]
     view = View(job, asked, used, whole.points, tuple(gpus), tuple(nodes))
     found = find(view)
     return {
@@ -62,7 +66,7 @@ def summarise(
         "nodes": nodes,
         "steps": [_step(step) for step in (end or {}).get("steps") or []],
         "timeline": [point._asdict() for point in whole.points],
-        "processes": plain_processes(seen.processes),
+        "processes": plain_processes(seen.processes, None if end is None or part else finish),
         "gpus": [gpu.plain() for gpu in gpus],
         "energy": find_energy(
             reader,
@@ -75,7 +79,7 @@ def summarise(
             around=seen.around,
         ),
         "traffic": find_traffic(reader, seen.around),
-        "events": [event.plain() for event in find_events(reader, span)],
+        "events": [event.plain() for event in events],
         "marks": [mark.plain() for mark in seen.marks],
         "foms": find_foms(reader, span),
         "gaps": [{"from": first, "to": last} for first, last in whole.gaps],
@@ -130,11 +134,12 @@ def _look(
 
 def _used(seen: _Seen, totals: dict[str, Any], reader: Reader) -> dict[str, Any]:
     whole = seen.whole
-    looks = max((len(node.looks) for node in whole.nodes), default=0)
     duration = max(whole.finish - seen.start, 0.0)
-    used = find_used(duration, totals, whole.series, whole.points, seen.processes, looks)
+    used = find_used(duration, totals, whole.series, whole.points, seen.processes, bool(totals))
     _raise_memory(used, whole.nodes)
     used["node_idle_cores"] = find_idle_cores(reader, seen.around)
+    used["forks"] = find_forks(reader, seen.around)
+    used["device"] = find_device(reader, seen.around) if used["blocked_share"] else ""
     return used
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from joblens.analysis.demand import find_demand, find_unsampled
 from joblens.analysis.points import steady
 from joblens.analysis.view import Point, mean
 from joblens.store.reader import ProcessUse, Series
@@ -17,7 +18,7 @@ def find_used(
     series: Series,
     points: list[Point],
     processes: list[ProcessUse],
-    looks: int,
+    is_exact: bool,
 ) -> dict[str, Any]:
     """Both are bounds from below (the kernel does not count who was not waited for): the larger holds."""
     io = totals.get("io") or {}
@@ -44,7 +45,8 @@ def find_used(
         "involuntary_switches": totals.get("involuntary_switches"),
         "processes": max(len(processes), 1 if totals else 0),
         "threads_peak": max((p.threads for p in points if p.threads is not None), default=None),
-        "io_wait": find_io_wait(processes, looks),
+        "unsampled_seconds": find_unsampled(cpu, is_exact, processes),
+        **find_demand(cpu, series, points, processes),
     }
 
 
@@ -79,20 +81,6 @@ def find_memory_peak(
     if seen is not None:
         return {"memory_peak_bytes": int(seen), "memory_from": "samples"}
     return {"memory_peak_bytes": None, "memory_from": "unknown"}
-
-
-def find_io_wait(processes: list[ProcessUse], looks: int) -> dict[str, Any] | None:
-    """The process that most looks found waiting for storage, and in which part of all looks."""
-    found = max(processes, key=lambda process: process.looks_waiting, default=None)
-    if found is None or not found.looks_waiting or not looks:
-        return None
-    return {
-        "part": found.looks_waiting / max(looks, found.looks),
-        "looks": found.looks_waiting,
-        "process": found.name,
-        "from": found.first,
-        "to": found.last,
-    }
 
 
 def _largest(*values: float | None) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from joblens.analysis.batch_findings import split_nodes
-from joblens.analysis.findings import WAITING_CORES, how_it_ended, was_stopped_by_user
+from joblens.analysis.batch_findings import split_nodes, was_killed_for_memory
+from joblens.analysis.core_findings import lost_cores
+from joblens.analysis.findings import how_it_ended, was_stopped_by_user
 from joblens.analysis.gpu_findings import idle_gpus
 from joblens.analysis.view import View
-from joblens.units import render_cores
+from joblens.units import render_bytes, render_cores
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _ENDS = {
@@ -38,7 +39,11 @@ def verdict(view: View, rules: list[str]) -> str:
         return "It was cancelled before it started." if state == "CANCELLED" else "It never started."
     if "failed early" in rules:
         return f"It failed: {how_it_ended(view)}."
-    if was_stopped_by_user(view) and state == "FAILED":
+    if was_killed_for_memory(view) and state == "FAILED":
+        limit = view.asked.get("memory_bytes")
+        at = f" at the limit of {render_bytes(limit)}" if limit else ""
+        prefix = f"It was killed for its memory{at}, and "
+    elif was_stopped_by_user(view) and state == "FAILED":
         prefix = "It was ended by Ctrl-C, and "
     else:
         prefix = _ENDS.get(state, "It ")
@@ -56,19 +61,23 @@ def _use(view: View, rules: list[str]) -> str:
         if cores
         else f"{used:.1f} cores"
     )
-    idle = "it waited most of the time." if used < WAITING_CORES else "the others had nothing to do."
+    taken = (lost_cores(view) or (0.0, 0.0))[1]
+    held = view.used.get("throttled_share") or 0.0
     sayings = {
         "GPUs held idle": _held(view),
         "GPUs held too long": f"used {share}, and its GPUs only for a part of the time that it held them.",
         "GPUs waiting": f"used {share}; its GPUs waited for work most of the time.",
         "idle nodes": _idle_nodes(view, share),
         "uneven nodes": f"used {share}, on some nodes far more than on others.",
+        "CPU quota": f"used {share}; its CPU quota stopped it for {held:.0%} of the time.",
         "I/O wait": f"waited for storage much of the time and used {share}.",
-        "idle cores": f"used {share}; {idle}",
-        "cores taken by others": f"used {share}; other work on the node had the rest.",
+        "idle cores": f"used {share}; the others had nothing to do.",
+        "asleep": f"slept or waited most of the time and used {share}.",
+        "cores taken by others": f"used {share}; other work took {taken:.0%} of the cores that it wanted.",
         "memory growth": f"used {share}, and its memory grew to the end.",
         "serial phase": f"used {share}; for a part of the time only one worked.",
         "more threads than cores": f"used {share}, with more threads than these can run.",
+        "short-lived processes": f"used {share}, much of it to start processes that end at once.",
     }
     for rule in rules:
         if rule in sayings:

@@ -17,6 +17,8 @@ class Point(NamedTuple):
     written: float | None
     threads: float | None
     processes: float | None
+    delayed: float | None = None  # threads that were ready to run and had no core, mean
+    blocked: float | None = None  # processes that waited for storage, mean
 
     @property
     def seconds(self) -> float:

@@ -20,6 +20,7 @@ _MOST_GAPS = 3
 _MOST_EVENTS = 5
 _MOST_TRAFFIC = 6
 _MOST_RUNS = 3
+_MUCH_UNSAMPLED = 0.1  # of the CPU time
 _LONGEST = 300  # of a sentence
 _UNDER = " " * 13
 _PENDING = "PENDING"
@@ -288,10 +289,17 @@ def _events(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def _processes(record: dict[str, Any], style: Style) -> list[str]:
-    rows = render_tree(record["processes"], style.width)
+    used = record["used"]
+    unsampled = used.get("unsampled_seconds") or 0.0
+    is_much = unsampled >= max(_MUCH_UNSAMPLED * (used["cpu_seconds"] or 0.0), 0.1)
+    rows = render_tree(record["processes"], style.width, unsampled if is_much else 0.0)
     if not rows:
         return []
-    return [style("Processes", "bold") + f"    {record['used']['processes'] or len(rows)} seen", *rows]
+    told = [f"{used['processes'] or len(rows)} sampled"]
+    if is_much and used.get("forks"):
+        told.append(f"{used['forks']:,} created on the node meanwhile")
+    first, *more = wrap("Processes".ljust(len(_UNDER)), ", ".join(told), style.width)
+    return [style("Processes", "bold") + first.removeprefix("Processes"), *more, *rows]
 
 
 def _traffic(record: dict[str, Any], style: Style) -> list[str]:
@@ -322,7 +330,9 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
     if record.get("energy"):
         told.append(f"energy: {record['energy']['how']}")
     source = record["used"]["memory_from"]
-    if source and source != "samples" and record["used"]["memory_peak_bytes"] is not None:
+    if source == "samples" and record["used"]["memory_peak_bytes"] is not None:
+        told.append("memory peak: sampled")
+    elif source and record["used"]["memory_peak_bytes"] is not None:
         told.append(f"memory peak: {_MEMORY_OF_A_PART.get(source, source)}")
     for text in told:
         lines += wrap(_UNDER, text, style.width)
@@ -347,7 +357,9 @@ def _amounts(record: dict[str, Any]) -> list[str]:
     ]
     lost = render_seconds(sum(gap["to"] - gap["from"] for gap in found))
     several = f"{len(found)} gaps of {lost} together"
-    words.append(several if len(found) > 1 else f"a gap of {lost}" if found else "no gap")
+    missed = max((expected or 0) - (data["samples"] or 0), 0)
+    none = f"{missed} missed" if missed else "no gap"
+    words.append(several if len(found) > 1 else f"a gap of {lost}" if found else none)
     source = "accounting" if is_batch else "the kernel"
     return [*words, f"totals from {source}" if data["exact"] else "no exact totals"]
 

@@ -8,8 +8,11 @@ from joblens.reports.width import left, plain
 from joblens.units import render_bytes, render_seconds
 
 _MOST_LINES = 12
+_MANY_ALIKE = 3  # calls of one program with other arguments that stand together
+_LEFT_BEHIND = " (left behind)"
 _MOST_PROCESSES = 200
 _SHORTEST_TITLE = 4
+_FIGURES, _THREADS = 25, 13  # columns
 _WIDE = 70  # columns, with room for the number of threads
 
 
@@ -21,6 +24,8 @@ class _Node:
         self.cpu = float(process["cpu_seconds"] or 0)
         self.memory = int(process["memory_peak_bytes"] or 0)
         self.threads = int(process["threads"] or 0)
+        self.title = _title(process)
+        self.left_behind = bool(process.get("left_behind"))
 
     @property
     def birth(self) -> tuple[int, int]:
@@ -32,19 +37,23 @@ class _Node:
 
     def take(self, other: _Node) -> None:
         """One like it: CPU adds up, of memory the largest is shown."""
-        self.count += 1
+        self.count += other.count
         self.cpu += other.cpu
         self.memory = max(self.memory, other.memory)
         self.threads = max(self.threads, other.threads)
+        self.left_behind = self.left_behind or other.left_behind
         self.children = _merged([*self.children, *other.children])
 
 
-def render_tree(processes: list[dict[str, Any]], width: int) -> list[str]:
+def render_tree(processes: list[dict[str, Any]], width: int, unsampled: float = 0.0) -> list[str]:
+    """`unsampled`: CPU seconds of processes that no sample has seen."""
     lines: list[str] = []
     _render(_merged(_grow(processes[:_MOST_PROCESSES])), "", lines, width, top=True)
     if len(lines) > _MOST_LINES:
         rest = len(lines) - _MOST_LINES + 1
         lines = [*lines[: _MOST_LINES - 1], f" … and {rest} more, see --json"]
+    if unsampled:
+        lines.append(_line(" short-lived, not sampled", unsampled, "", 0, width))
     return lines
 
 
@@ -62,16 +71,35 @@ def _grow(processes: list[dict[str, Any]]) -> list[_Node]:
 
 
 def _merged(nodes: list[_Node]) -> list[_Node]:
-    """Siblings without a difference in name and kind of children as one."""
+    """Siblings that were called alike as one, and of many that differ in their arguments only, too."""
     groups: dict[tuple[str, ...], _Node] = {}
     for node in nodes:
         node.children = _merged(node.children)
-        name = (_title(node.process), *sorted(_title(child.process) for child in node.children))
+        name = (node.title, *sorted(child.title for child in node.children))
         if name in groups:
             groups[name].take(node)
         else:
             groups[name] = node
-    return sorted(groups.values(), key=lambda node: -node.weight)
+    programs: dict[str, list[_Node]] = {}
+    for node in groups.values():
+        programs.setdefault(_program(node.process), []).append(node)
+    merged = [it for name, alike in programs.items() for it in _by_program(name, alike)]
+    return sorted(merged, key=lambda node: -node.weight)
+
+
+def _by_program(name: str, nodes: list[_Node]) -> list[_Node]:
+    if len(nodes) < _MANY_ALIKE:
+        return nodes
+    first, *others = nodes
+    first.title = name
+    for other in others:
+        first.take(other)
+    return [first]
+
+
+def _program(process: dict[str, Any]) -> str:
+    """`cc1`, and `sh` whatever it was given to do."""
+    return _title(process).partition(" ")[0] or str(process["name"])
 
 
 def _title(process: dict[str, Any]) -> str:
@@ -84,15 +112,20 @@ def _render(nodes: list[_Node], indent: str, lines: list[str], width: int, top: 
     for number, node in enumerate(nodes):
         last = number == len(nodes) - 1
         head = f" {indent}" + ("" if top else ("└ " if last else "├ "))
-        count = f" (×{node.count})" if node.count > 1 else ""
-        figures = f"{_seconds(node.cpu):>11} CPU {render_bytes(node.memory):>9}"
-        if width >= _WIDE:
-            figures += f" {plain(node.threads, 4):>4} threads" if node.threads > 1 else " " * 13
-        room = width - len(figures) - 1
-        head = head[: room - len(count) - _SHORTEST_TITLE]  # of one that is nested deeply
-        title = plain(_title(node.process), room - len(head) - len(count))
-        lines.append(f"{left(head + title + count, room)} {figures}".rstrip())
+        count = f" ×{node.count}" if node.count > 1 else ""
+        count += _LEFT_BEHIND if node.left_behind else ""
+        room = width - _FIGURES - (_THREADS if width >= _WIDE else 0) - 1
+        head = head[: max(room - len(count) - _SHORTEST_TITLE, 1)]  # of one that is nested deeply
+        title = plain(node.title, max(room - len(head) - len(count), _SHORTEST_TITLE))
+        lines.append(_line(head + title + count, node.cpu, render_bytes(node.memory), node.threads, width))
         _render(node.children, indent + ("" if top else "  " if last else "│ "), lines, width, top=False)
+
+
+def _line(name: str, cpu: float, memory: str, threads: int, width: int) -> str:
+    figures = f"{_seconds(cpu):>11} CPU {memory:>9}"
+    if width >= _WIDE:
+        figures += f" {plain(threads, 4):>4} threads" if threads > 1 else " " * _THREADS
+    return f"{left(name, width - len(figures) - 1)} {figures}".rstrip()
 
 
 def _seconds(seconds: float) -> str:

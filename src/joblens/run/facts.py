@@ -9,10 +9,10 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from joblens import __version__
-from joblens.collectors.cgroup_files import parse_mounts, read_group
 from joblens.errors import UsageError
 from joblens.host import Host
 from joblens.run.gpus import given_gpus
+from joblens.run.limits import read_limits
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that look like others
 # Of all jobs that begin in one second and share a store, which are as many as a launcher starts on all nodes,
@@ -101,13 +101,14 @@ def _folder() -> str:
 def cores(host: Host) -> float:
     """That the command may use: by its affinity, or less by a quota of its cgroup."""
     allowed = float(len(os.sched_getaffinity(0)))
-    quota = _limit(host, "cpu_limit_cores")
+    quota = read_limits(host).get("cpu_limit_cores")
     return min(allowed, quota / 1000) if quota else allowed
 
 
 def memory(host: Host) -> Optional[int]:
     """Bytes that the command may use: those of the node, or less by its cgroup."""
-    limits = [limit for limit in (_limit(host, "memory_limit_bytes"), _node_memory(host)) if limit]
+    limit = read_limits(host).get("memory_limit_bytes")
+    limits = [limit for limit in (limit, _node_memory(host)) if limit]
     return min(limits, default=None)
 
 
@@ -117,21 +118,3 @@ def _node_memory(host: Host) -> Optional[int]:
     except OSError:
         return None
     return int(fields[1]) * 1024 if len(fields) > 1 and fields[1].isdigit() else None
-
-
-def _limit(host: Host, name: str) -> Optional[int]:
-    """The lowest of our cgroup and all above it: a scheduler limits the job, and not each leaf of it."""
-    try:
-        mounts = parse_mounts(host.read_once("proc/self/mounts"))
-        lines = host.read_once("proc/self/cgroup").decode("utf-8", "replace").splitlines()
-    except OSError:
-        return None
-    paths = {line.split(":", 2)[2].strip("/") for line in lines if line.count(":") >= 2}
-    groups = {above for path in paths for above in _with_those_above(path)}
-    limits = [read_group(host, mounts, group).get(name) for group in groups]
-    return min((limit for limit in limits if limit), default=None)
-
-
-def _with_those_above(path: str) -> List[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:length]) for length in range(len(parts) + 1)]

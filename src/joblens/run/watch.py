@@ -29,6 +29,7 @@ from joblens.run.clock import Clock, start_clock
 from joblens.run.events import JobEvents
 from joblens.run.gpus import JobGpus
 from joblens.run.heir import Heir
+from joblens.run.limits import Limits
 from joblens.run.marks import JobMarks
 from joblens.run.memory import JobMemory
 from joblens.run.streams import wait_readable
@@ -77,6 +78,7 @@ class Watch:
         self.account = Account(self.job)
         self.problems: List[str] = []
         self._memory = JobMemory(host)
+        self._limits = Limits(host)
         self._processes = processes(host, below=parent)
         self._node_sets = _open_all(host, (cpu, memory, load, disk, network, pressure))
         self._devices = _open_all(host, (late_energy, late_infiniband, late_slingshot, late_lustre, late_nfs))
@@ -121,6 +123,7 @@ class Watch:
         members = [(key, rows.row(n)) for n, key in enumerate(rows.keys) if isinstance(key, ProcessKey)]
         self.account.take([*self.heir.entries, *members], self._memory)
         self.account.processes = len(members)
+        self.account.limits = self._limits.increase()
         self._pids = {key.pid for key, _ in members}
         self._memory.forget((key.pid, key.start) for key, _ in members)
         keys = tuple((self.job.cluster, self.job.id, "", self.node, *key) for key in rows.keys)

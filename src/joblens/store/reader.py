@@ -28,7 +28,7 @@ _PROCESS = _SAMPLE | dict.fromkeys(("name", "command"), "VARCHAR") | dict.fromke
         "read_bytes", "written_bytes",
     ),
     "BIGINT",
-) | dict.fromkeys(("user_seconds", "system_seconds"), "DOUBLE")  # fmt: skip
+) | dict.fromkeys(("user_seconds", "system_seconds", "run_delay_seconds"), "DOUBLE")  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -106,6 +106,7 @@ class ProcessUse(NamedTuple):
     file_peak_bytes: int | None  # pages of files in RAM, at most
     looks: int
     looks_waiting: int  # of them, those that found it waiting for a disk
+    run_delay_seconds: float | None = None  # ready to run, waiting for a core
 
 
 def _where(span: Span) -> tuple[str, dict[str, Any]]:
@@ -234,7 +235,7 @@ class LakeReader:
             "epoch_ns(min(time)) / 1e9, epoch_ns(max(time)) / 1e9, max(user_seconds), max(system_seconds), "
             "max(rss_anon_bytes + rss_shmem_bytes), max(threads), "
             "max(read_bytes), max(written_bytes), max(rss_file_bytes), "
-            f"count(*), count(*) FILTER (state = {WAITING_FOR_DISK}) "
+            f"count(*), count(*) FILTER (state = {WAITING_FOR_DISK}), max(run_delay_seconds) "
             f"FROM {{lake}} WHERE {where} AND pid IS NOT NULL AND start IS NOT NULL "
             "GROUP BY ALL ORDER BY min(time), pid, start, coalesce(node, '')",
             values,

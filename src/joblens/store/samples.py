@@ -27,6 +27,7 @@ _DAY_NS = 86_400 * 10**9
 _WORD = 1 << 63
 _MOST = (
     "user_seconds", "system_seconds", "threads", "read_bytes", "written_bytes", "rss_file_bytes",
+    "run_delay_seconds",
 )  # fmt: skip
 _MEMORY = ("rss_anon_bytes", "rss_shmem_bytes")
 
@@ -265,11 +266,12 @@ class _Use:
 
     def plain(self, pid: int, start: int, node: str) -> ProcessUse:
         user, system, *whole = (self.most.get(name) for name in (*_MOST[:2], "memory", *_MOST[2:]))
-        memory, threads, read, written, files = map(_whole, whole)
+        *amounts, delay = whole
+        memory, threads, read, written, files = map(_whole, amounts)
         return ProcessUse(
             pid, start, self.parent or 0, storable(self.name), storable(self.command), storable(node),
             self.first / 1e9, self.last / 1e9, _parts(user), _parts(system), memory, threads, read, written,
-            files, self.looks, self.waiting,
+            files, self.looks, self.waiting, _parts(delay),
         )  # fmt: skip
 
 

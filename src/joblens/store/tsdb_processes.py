@@ -10,7 +10,10 @@ from joblens.store.promql_text import WHICH, lasting, one_of, together
 from joblens.store.reader import WAITING_FOR_DISK, ProcessUse, Span
 from joblens.store.tsdb_series import Amount, JobSeries, whole
 
-_MOST = ("user_seconds", "system_seconds", "threads", "read_bytes", "written_bytes", "rss_file_bytes")
+_MOST = (
+    "user_seconds", "system_seconds", "threads", "read_bytes", "written_bytes", "rss_file_bytes",
+    "run_delay_seconds",
+)  # fmt: skip
 _MEMORY = ("rss_anon_bytes", "rss_shmem_bytes")
 _FINEST = 120  # stretches in which it is looked for when a process was there
 _BY = "by (node, pid, start)"
@@ -71,7 +74,7 @@ class _Use:
             self.labels.get("command", ""), node, min(self.first, self.last), self.last,
             known.get("user_seconds"), known.get("system_seconds"), whole.get("memory"), whole.get("threads"),
             whole.get("read_bytes"), whole.get("written_bytes"), whole.get("rss_file_bytes"), self.looks,
-            self.waiting,
+            self.waiting, known.get("run_delay_seconds"),
         )  # fmt: skip
 
 
