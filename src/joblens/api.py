@@ -15,6 +15,7 @@ from joblens.analysis.complete import recover
 from joblens.errors import UsageError
 from joblens.store import ingest, records
 from joblens.store.catalog import Catalog, Run, choose_run
+from joblens.store.check import check_lake, check_records
 from joblens.store.compact import compact
 from joblens.store.folder import list_folder
 from joblens.store.home import Home, find_home, make_home
@@ -141,6 +142,13 @@ class Store:
         today = time.strftime("%Y-%m-%d", time.gmtime())
         days = [day for day, _ in records.list_days(self.home.records) if day != today]
         return done + sum(records.compact_day(self.home.records, day) for day in days)
+
+    def check(self, progress: Progress | None = None) -> int:
+        """Reads every file. What is damaged is set aside and told in `problems`. How many files it were."""
+        count = check_lake(self._lake, progress)
+        self._problems += check_records(self.home)
+        self._catalog.check()
+        return count
 
     def retain(self, days: int) -> int:
         """Removes what is older than so many days."""

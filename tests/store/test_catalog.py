@@ -283,7 +283,9 @@ def test_damage_that_only_a_report_would_show(home: Home) -> None:
     with Store(home) as store:
         assert {job["id"] for job in store.jobs()} == {"j1", "j2"}
         assert store.job("j1")["timeline"]
-        with pytest.raises(MalformedError, match=f"{path}: not a job's record: .* cores of timeline"):
+        with pytest.raises(
+            MalformedError, match=rf"{path}: not a job's record \(job j2\): .* cores of timeline"
+        ):
             store.job("j2")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from joblens.api import Store
+from joblens.cli import main
 from joblens.store.checksum import check_file
 from joblens.store.compact import compact
 from joblens.store.damage import load_gaps
@@ -128,3 +131,94 @@ def test_files_of_an_older_joblens(stored: Home) -> None:
         path.write_bytes(path.read_bytes().replace(b"joblens_crc32", b"other_program"))
         assert check_file(path) == ""
     assert rows_in_lake(stored) == {job: whole(2) for job in JOBS}
+
+
+def record_files(home: Home) -> list[Path]:
+    return sorted(home.records.rglob("*.json*"))
+
+
+def listed(store: Store) -> list[tuple[Any, ...]]:
+    return sorted((it["id"], it["state"], it["cpu_seconds"], it["verdict"]) for it in store.jobs(limit=0))
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one each", "one file"])
+def test_records(stored: Home, many: bool) -> None:
+    """Fifty times: a listing and reports as they were, or a job is named and the others are there."""
+    with Store(stored) as store:
+        if many:
+            store.compact()
+        wanted, reports = listed(store), {job: store.job(job) for job in JOBS}
+    chance = random.Random(12)
+    victim = record_files(stored)[-1]
+    data = victim.read_bytes()
+    named = 0
+    for _ in range(50):
+        victim.write_bytes(damage(data, chance))
+        stored.catalog.unlink()
+        with Store(stored) as store:
+            found = listed(store)
+            problems = store.problems
+            assert set(found) <= set(wanted)
+            for job, *_ in found:
+                assert store.job(job) == reports[job]
+        if found != wanted:
+            named += 1
+            lost = {job for job, *_ in wanted} - {job for job, *_ in found}
+            assert len(lost) == 1 or many, "a cut file loses all behind the cut"
+            assert all(str(victim) in problem for problem in problems)
+            assert problems
+    assert named > 30
+
+
+def test_a_damaged_record_is_set_aside(stored: Home) -> None:
+    """By `db check`: the others in its file stay, the file is kept, and the gap names the job."""
+    with Store(stored) as store:
+        store.compact()
+    (victim,) = record_files(stored)
+    first, second, third = victim.read_bytes().splitlines(keepends=True)
+    job = json.loads(second)["job"]["id"]
+    damaged = first + second.replace(b'"exit_code": 0', b'"exit_code": 1') + third
+    victim.write_bytes(damaged)
+    with Store(stored) as store:
+        store.check()
+        assert any(
+            f"(job {job}): ValueError: checksum mismatch; it is kept as" in it for it in store.problems
+        )
+    (gap,) = load_gaps(stored.path)
+    assert (gap["kind"], gap["jobs"]) == ("record", [f"job {job}"])
+    assert (stored.damaged / f"records.2020-01-02.{victim.name}").read_bytes() == damaged
+    with Store(stored) as store:
+        assert {it["id"] for it in store.jobs()} == set(JOBS) - {job}
+        store.check()
+        assert store.problems == []
+    assert len(load_gaps(stored.path)) == 1
+
+
+def test_the_catalog(stored: Home) -> None:
+    """Fifty times: after `db check` a listing is as the records have it, wherever its file was damaged."""
+    with Store(stored) as store:
+        wanted = listed(store)
+    sqlite3.connect(stored.catalog).execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+    data, chance = stored.catalog.read_bytes(), random.Random(13)
+    rebuilt = 0
+    for _ in range(50):
+        for suffix in ("-wal", "-shm"):
+            Path(f"{stored.catalog}{suffix}").unlink(missing_ok=True)
+        stored.catalog.write_bytes(damage(data, chance))
+        with Store(stored) as store:
+            store.check()
+            assert listed(store) == wanted
+            rebuilt += any("rebuilt from the records" in it for it in store.problems)
+    assert rebuilt > 5
+
+
+def test_db_check(stored: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is well, or exit code 1 and the file by name."""
+    monkeypatch.setenv("JOBLENS_HOME", str(stored.path))
+    assert main(["db", "check"]) == 0
+    assert "all is well" in capsys.readouterr().err
+    victim = lake_files(stored)[0]
+    victim.write_bytes(victim.read_bytes()[:-1])
+    assert main(["db", "check"]) == 1
+    assert f"{victim} is damaged (it is cut off)" in capsys.readouterr().err
+    assert main(["db", "check"]) == 0

@@ -10,6 +10,7 @@ from joblens.units import render_bytes
 EXAMPLE = """example:
   joblens db info
   joblens db compact
+  joblens db check
   joblens db retain --days 365"""
 
 
@@ -18,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info = actions.add_parser("info", help="where the store is, how much is in it, and whether all is well")
     info.add_argument("--json", action="store_true", help="as JSON")
     actions.add_parser("compact", help="put the many small files of each day into one; readers do not notice")
+    actions.add_parser(
+        "check", help="read every file, set damaged ones aside, and tell what is lost; exit code 1 if any is"
+    )
     retain = actions.add_parser("retain", help="remove samples and jobs of days that are older")
     retain.add_argument("--days", type=int, required=True, metavar="N", help="how many stay")
 
@@ -29,6 +33,13 @@ def run(options: argparse.Namespace) -> int:
         if options.action == "compact":
             done = store.compact(progress("folders"))
             print(f"{_count(done, 'file')} compacted", file=sys.stderr)
+        elif options.action == "check":
+            found = store.check(progress("folders"))
+            damaged = len(store.problems)
+            words = f"{_count(damaged, 'problem')}" if damaged else "all is well"
+            print(f"{_count(found, 'file')} of samples checked, and all records: {words}", file=sys.stderr)
+            tell(store.problems)
+            return 1 if damaged else 0
         elif options.action == "retain":
             print(f"{_count(store.retain(options.days), 'file')} removed", file=sys.stderr)
         else:

@@ -187,6 +187,19 @@ class Catalog:
         )
         return self._opened(":memory:")
 
+    def check(self) -> None:
+        """Compares it with the records, and rebuilds it if anything differs."""
+        wanted = self._opened(":memory:")
+        try:
+            if self._path and _contents(self.database) != _contents(wanted):
+                self.database.close()
+                self.database = self._reopen(sqlite3.DatabaseError("it differs from the records"))
+        except sqlite3.Error as error:
+            self.database.close()
+            self.database = self._reopen(error)
+        finally:
+            wanted.close()
+
     # Opening
 
     def _open(self) -> sqlite3.Connection:
@@ -277,6 +290,13 @@ class Catalog:
 
     def _report(self, *problems: str) -> None:
         self.problems += [problem for problem in problems if problem not in self.problems]
+
+
+def _contents(database: sqlite3.Connection) -> list[list[Any]]:
+    """Of what a listing shows; which file of several a record was read from may differ."""
+    jobs = f"SELECT {_NAMES}, on_nodes, written FROM jobs ORDER BY cluster, id, start"
+    tags = "SELECT * FROM tags ORDER BY cluster, id, start, name"
+    return [database.execute(query).fetchall() for query in (jobs, tags, "PRAGMA integrity_check")]
 
 
 def _is_damage(error: sqlite3.Error) -> bool:

@@ -1,10 +1,11 @@
-"""Damaged files of the lake: set aside, and what is lost with them written down.
+"""Damaged files: set aside, and what is lost with them written down.
 
-    damaged/SET.DATE.NAME.parquet   the file as it was found
-    gaps.jsonl                      one JSON object per file: what is missing from the lake since then
+    damaged/SET.DATE.NAME.parquet   a file of the lake, as it was found
+    damaged/records.DATE.NAME       a file of records
+    gaps.jsonl                      one JSON object per file: what is missing since then
 
-In place of the file there is one without rows, so that all that goes by its name stays as it is: what a
-manifest replaces does not come back, and a hub that stores the same segment once more replaces it.
+In place of a file of the lake there is one without rows, so that all that goes by its name stays as it is:
+what a manifest replaces does not come back, and a hub that stores the same segment once more replaces it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def set_aside(lake: Lake, path: Path, why: str) -> None:
     try:
         kept.parent.mkdir(mode=0o700, exist_ok=True)
         _link(path, kept)
-        _append(home / GAPS, {"time": round(time.time(), 3), **lost})
+        record_gap(home, lost)
         lake.copy(_EMPTY, (), path)
     except FileNotFoundError:  # another has removed that day
         return
@@ -80,8 +81,10 @@ def _link(path: Path, kept: Path) -> None:
         shutil.copyfile(path, kept)
 
 
-def _append(path: Path, gap: dict[str, Any]) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def record_gap(home: Path, lost: dict[str, Any]) -> None:
+    """On the disk on return."""
+    gap = {"time": round(time.time(), 3), **lost}
+    file = os.open(home / GAPS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         os.write(file, json.dumps(gap).encode() + b"\n")
         os.fsync(file)

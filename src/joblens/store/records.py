@@ -3,6 +3,8 @@
     records/DAY/JOB.NUMBER.json          by the day on which the job began
     records/DAY/compacted.NUMBER.jsonl   those of many files, or of an import, one per line
 
+Its last field is the CRC-32 of all before it, so that a flipped bit does not become another number.
+
 A record can be there more than once, and a later one of the same job (made anew, a tag, an annotation) is
 another file: of several the one that was written last counts.
 """
@@ -12,7 +14,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -27,6 +31,10 @@ LARGEST = 1 << 26  # bytes
 _LONG_PARTS = b', "findings": ['
 _HEAD = {"version", "written", "job", "asked", "used", "verdict"}
 Check = Callable[[Any], "dict[str, Any]"]
+_SEAL = b', "crc32": "%08x"}'
+_SEALED = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
+_SEAL_BYTES = len(_SEAL % 0)
+_ID = re.compile(rb'"id": "((?:[^"\\]|\\.){1,200})"')
 
 
 def save_record(folder: Path, record: dict[str, Any]) -> Path:
@@ -36,7 +44,7 @@ def save_record(folder: Path, record: dict[str, Any]) -> Path:
         day.mkdir(mode=0o700, exist_ok=True)
         sync_folder(str(day))
     path = day / f"{safe_name(record['job']['id'])}.{now}.json"
-    write_whole(str(path), render_record({"version": VERSION, "written": now, **record}))
+    write_whole(str(path), _seal(render_record({"version": VERSION, "written": now, **record})))
     return path
 
 
@@ -49,7 +57,7 @@ def save_records(folder: Path, many: Iterable[dict[str, Any]]) -> int:
     now = time.time_ns()
     for record in many:
         day = time.strftime("%Y-%m-%d", time.gmtime(record["job"]["start"]))
-        line = render_record({"version": VERSION, "written": now, **record}) + b"\n"
+        line = _seal(render_record({"version": VERSION, "written": now, **record})) + b"\n"
         days.setdefault(day, []).append(line)
     for day, lines in sorted(days.items()):
         (folder / day).mkdir(mode=0o700, exist_ok=True)
@@ -69,6 +77,23 @@ def render_record(record: dict[str, Any]) -> bytes:
     except ValueError:
         text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace")
+
+
+def _seal(data: bytes) -> bytes:
+    """A JSON object with the checksum of what it was before."""
+    return data[:-1] + _SEAL % zlib.crc32(data[:-1])
+
+
+def _unseal(data: bytes) -> bytes:
+    """As it was before. What has no checksum is an older joblens', or was edited. Raises ValueError."""
+    whole = data.rstrip()
+    match = _SEALED.fullmatch(whole, len(whole) - _SEAL_BYTES) if len(whole) > _SEAL_BYTES else None
+    if match is None:
+        return data
+    rest = whole[:-_SEAL_BYTES]
+    if b"%08x" % zlib.crc32(rest) != match[1]:
+        raise ValueError("checksum mismatch")
+    return rest + b"}"
 
 
 def _finite(value: Any) -> Any:
@@ -155,13 +180,23 @@ def parse_record(path: str, data: bytes, check: Check = check_record) -> dict[st
     if len(data) > LARGEST:
         raise MalformedError(path, "not a job's record: it is too large")
     try:
+        data = _unseal(data)
         record = (_parse_head(data) if check is check_head else None) or _parse(data)
         version = record["version"]
         if type(version) is int and version > VERSION:
             raise MalformedError(path, f"written by a newer joblens (record {version}); update this one")
         return check(record)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedError(path, f"not a job's record: {type(error).__name__}: {error!s:.200}") from None
+        whose = f" ({job})" if (job := job_named(data)) else ""
+        raise MalformedError(
+            path, f"not a job's record{whose}: {type(error).__name__}: {error!s:.200}"
+        ) from None
+
+
+def job_named(data: bytes) -> str:
+    """Of which job a damaged record is, if that can still be read."""
+    match = _ID.search(data)
+    return f"job {match[1].decode('utf-8', 'replace')}" if match else ""
 
 
 def _parse(data: bytes) -> Any:
@@ -219,7 +254,7 @@ def _append(path: Path, file: BinaryIO) -> bool:
     """Unless some of it cannot be read: then it stays as it is, and is reported by whoever reads it."""
     problems: list[str] = []
     try:
-        lines = [render_record(record) + b"\n" for record in load_records(path, problems)]
+        lines = [_seal(render_record(record)) + b"\n" for record in load_records(path, problems)]
     except FileNotFoundError:  # another has compacted it
         return False
     if not problems:
