@@ -11,11 +11,15 @@ from typing import Any, Sequence
 
 from joblens.agent.batch import Batch
 from joblens.agent.frame import MAGIC
+from joblens.agent.sampler import Sampler
+from joblens.config import Settings
+from joblens.host import Host
 from joblens.model import COUNTER, NO_KEY, Column, Rows, Sample, Schema
 
 SETS, VALUES = 6, 60
 _SPEEDS = (0, 0, 0, 1, 10, 1000, 100_000)  # of counters: about half of a node's stand still
 _KINDS, _EACH = 8, 4  # nodes that differ, and batches of each
+_PERIOD, _LOOK_SECONDS = 10, 0.1  # ticks of an agent's default batch, and real time between two of them
 _SCHEMAS = [
     Schema(f"bench{number}", (), tuple(Column(f"c{place}_bytes", COUNTER, "") for place in range(VALUES)))
     for number in range(SETS)
@@ -35,14 +39,36 @@ class Messages:
     def request(self, node: int, sequence: int, gaps: Sequence[Sequence[Any]] = ()) -> bytes:
         head = {
             "version": 1, "cluster": "bench", "node": f"n{node}", "boot": "b", "sequence": sequence,
-            "sent": time.time(), "agent": "bench", "interval": 1.0, "sets": self._sets, "jobs": [],
-            "gaps": gaps,
+            "sent": time.time(), "agent": "bench", "interval": 1.0, "period": self.updates / len(self._sets),
+            "updates": self.updates, "sets": self._sets, "jobs": [], "gaps": gaps,
         }  # fmt: skip
         if self._jobs:
             head["jobs"] = [["bench", "1", f"n{node}", "u", 1000]]
         packed = zlib.compress(json.dumps(head).encode(), 1)
-        body = MAGIC + struct.pack("<I", len(packed)) + packed + self._bodies[node % _KINDS][sequence % _EACH]
+        bodies = self._bodies[node % len(self._bodies)]
+        body = MAGIC + struct.pack("<I", len(packed)) + packed + bodies[sequence % len(bodies)]
         return b"POST /v1/batch HTTP/1.1\r\nHost: hub\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+class AgentMessages(Messages):
+    """What agents with default settings send: every set of this machine, ten ticks in a batch."""
+
+    def __init__(self) -> None:
+        sampler = Sampler(Host("/"), Settings(), print)
+        batch, self._bodies, now = Batch(), [[]], (int(time.time()) - _EACH * _PERIOD) * 10**9
+        for tick in range(_EACH * _PERIOD):
+            samples = sampler.sample(tick)
+            batch.add([sample._replace(time_ns=now + tick * 10**9) for sample in samples])
+            if tick % _PERIOD == _PERIOD - 1:
+                self._bodies[0].append(_without_header(batch.encode({})))
+            time.sleep(_LOOK_SECONDS)
+        sets = [(it.every, rows) for it, rows in sampler.sets() if rows.keys]
+        self._sets = [
+            [rows.schema.set, len(rows.keys), len(rows.values), every, 0.0001] for every, rows in sets
+        ]
+        self.updates = sum(max(_PERIOD // every, 1) for every, _ in sets)
+        self._jobs = False
+        sampler.close()
 
 
 def _make_bodies(chance: random.Random, ticks: int) -> list[bytes]:
@@ -58,7 +84,10 @@ def _make_bodies(chance: random.Random, ticks: int) -> list[bytes]:
                 pairs = zip(values[number], speeds[number])
                 values[number] = [value + chance.randrange(speed + 1) for value, speed in pairs]
                 batch.add([Sample(now, Rows(schema, NO_KEY, values[number]))])
-        message = batch.encode({})
-        (length,) = struct.unpack_from("<I", message, len(MAGIC))
-        found.append(message[len(MAGIC) + 4 + length :])
+        found.append(_without_header(batch.encode({})))
     return found
+
+
+def _without_header(message: bytes) -> bytes:
+    (length,) = struct.unpack_from("<I", message, len(MAGIC))
+    return message[len(MAGIC) + 4 + length :]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import List
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 UNFINISHED = ".tmp"  # how the name of a file ends that is being written, or that a crash left behind
 
 
@@ -32,6 +34,36 @@ def write_quickly(path: str, data: bytes) -> None:
     except BaseException:
         _remove(unfinished)
         raise
+
+
+def write_small(path: str, text: str, short: str) -> None:
+    """As `write_whole`; on a full disk the short form becomes the target of a symbolic link, which takes no
+    block of the disk (as a rule, if it has less than 60 bytes)."""
+    try:
+        write_whole(path, text.encode())
+        return
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+    unfinished = unfinished_name(path)
+    os.symlink(short, unfinished)
+    try:
+        os.rename(unfinished, path)
+    except BaseException:
+        _remove(unfinished)
+        raise
+    sync_folder(path)
+
+
+def read_small(path: str) -> str:
+    """What `write_small` has written. Raises OSError, or ValueError."""
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: it is no link
+            raise
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 def unfinished_name(path: str) -> str:

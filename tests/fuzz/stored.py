@@ -15,18 +15,18 @@ from joblens.agent.spool import Spool
 from joblens.errors import MalformedError
 from joblens.hub.checked import Checker, LeftOut
 from joblens.hub.clocks import Clocks as HubClocks
+from joblens.hub.cursors import load_cursor, read_cursor
+from joblens.hub.damage import check_segment
 from joblens.hub.from_kafka import _read_claim
 from joblens.hub.gaps import Gaps as HubGaps
+from joblens.hub.identity import load_identity, read_identity
 from joblens.hub.journal import recover
 from joblens.hub.kafka_client import OPTIONS as KAFKA_OPTIONS
 from joblens.hub.kafka_client import Kafka
 from joblens.hub.kafka_seen import _parse as parse_known
-from joblens.hub.keep import read_cursor
-from joblens.hub.lines import read_hub
-from joblens.hub.runner import load_identity
 from joblens.hub.seen import load_seen
 from joblens.hub.segments import Segment
-from joblens.hub.sink import Place, load_cursor, load_status
+from joblens.hub.sink import Place, load_status
 from joblens.hub.sinks.kafka import _parse_done
 from joblens.hub.sinks.remote_write import _Sent
 from joblens.hub.sinks.undo import Undo
@@ -66,12 +66,16 @@ _LARGEST_SEED = 30_000
 
 
 def journal(data: bytes) -> None:
-    """As a sealed segment, and as the open one that a hub finds when it starts."""
+    """As a sealed segment, as the open one that a hub finds when it starts, and as what lies beside them."""
     folder = fresh("journal")
-    (folder / "journal").mkdir()
+    for name in ("journal", "index"):
+        (folder / name).mkdir()
+    for name in ("journal/00000001.damage", "index/00000001.index", "index/00000002.index"):
+        (folder / name).write_bytes(data)
     sealed, opened = folder / "journal" / "00000001.sealed", folder / "journal" / "00000002.log"
     sealed.write_bytes(data)
     opened.write_bytes(data)
+    check_segment(Segment(1, sealed))
     list(Checker().batches(Segment(1, sealed), LeftOut()))
     recover(folder, lambda text: None)
 
@@ -158,7 +162,7 @@ def hub_files(data: bytes) -> None:
     ):
         with suppress(MalformedError):
             read()
-    read_hub(home)
+    read_identity(home)
 
 
 class _Notes(Kafka):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from joblens.agent.batch import Batch
 from joblens.agent.frame import read_header
-from joblens.hub.segments import Segment, sound_length
+from joblens.hub.damage import survey
 from joblens.model import COUNTER, Column, Rows, Sample, Schema
 from waiting import PATIENCE, wait_for
 
@@ -110,7 +110,8 @@ class Hub:
         folder.mkdir(parents=True, exist_ok=True)
         self.home = home or folder / "home"
         self.config, self._said = folder / "hub.toml", folder / f"stderr-{time.monotonic_ns()}"
-        self.config.write_text(f"[hub]\nrun_sinks = false\n{config}")
+        sinks = "" if "run_sinks" in config else "run_sinks = false\n"
+        self.config.write_text(f"[hub]\n{sinks}{config}")
         words = ["--config", str(self.config), "--home", str(self.home), "--listen", f"127.0.0.1:{port}"]
         command = [sys.executable, "-m", "joblens", "hub", *words]
         with self._said.open("w") as stderr:
@@ -163,13 +164,12 @@ def stored(home: Path) -> Counter[tuple[str, int]]:
     """How often each batch is in the journal: in sealed segments, and in what is whole of the open one."""
     found: Counter[tuple[str, int]] = Counter()
     for name in sorted(os.listdir(home / "journal")):
-        path = home / "journal" / name
-        size, read = sound_length(path), 0
-        assert size == path.stat().st_size or name.endswith(".log"), f"{name} is damaged"
-        records = Segment(0, path).records()
-        while read < size:
-            record = next(records)
-            header = read_header(record.batch)
+        if not name.endswith((".sealed", ".log")):
+            continue
+        data = (home / "journal" / name).read_bytes()
+        seen = survey(data, [], unsealed=name.endswith(".log"))
+        assert not seen.skips, f"{name} is damaged"
+        for at, head in seen.sound:
+            header = read_header(data[at + head.size : at + head.whole])
             found[header["node"], header["sequence"]] += 1
-            read += 16 + len(record.batch)
     return found

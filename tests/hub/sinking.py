@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from joblens.hub.sink import Place, check_options, load_cursor, load_status
+from joblens.hub.cursors import load_cursor
+from joblens.hub.sink import Place, check_options, load_status
 from waiting import PATIENCE, wait_for
 
 

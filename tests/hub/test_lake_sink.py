@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from joblens import files
 from joblens.attribution.sums import JOB
 from joblens.cli import main
+from joblens.errors import MalformedError
 from joblens.hub import decode
+from joblens.hub.damage import check_segment
 from joblens.hub.segments import Segment
 from joblens.hub.sinks import lake as lake_sink
 from joblens.hub.sinks.lake import LakeSink
@@ -322,15 +324,16 @@ def test_what_makes_no_sense_is_left_out_and_told(sink: LakeSink, tmp_path: Path
 
 
 def test_a_damaged_segment(sink: LakeSink, tmp_path: Path) -> None:
-    """What lies before the damage is stored, and the damage is told."""
+    """All but the damaged batch is stored, once that is known; before that nothing is."""
     segment = fleet_segment(tmp_path, 1, nodes=2)
     data = bytearray(segment.path.read_bytes())
     data[len(data) * 3 // 5] ^= 1
     segment.path.write_bytes(data)
-    taken = sink.take(segment)
-    (problem,) = taken.problems
-    assert "not what was written" in problem
-    assert len(rows(sink.lake, "load", "time")) == 2 * 4
+    with pytest.raises(MalformedError, match="damaged"):
+        sink.take(segment)
+    check_segment(segment)
+    assert sink.take(segment).problems == ()
+    assert len(rows(sink.lake, "load", "time")) == 3 * 4
 
 
 def test_numbers_that_are_hard(sink: LakeSink, tmp_path: Path) -> None:

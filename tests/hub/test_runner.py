@@ -26,21 +26,20 @@ import pytest
 from joblens.errors import ConfigError, MalformedError
 from joblens.hub import keep
 from joblens.hub import runner as runner_module
+from joblens.hub.cursors import Cursor, load_cursor, save_cursor
 from joblens.hub.gaps import Gaps
+from joblens.hub.identity import load_identity
 from joblens.hub.keep import clean
-from joblens.hub.runner import Runner, load_identity, make_runner
+from joblens.hub.runner import Runner, make_runner
 from joblens.hub.segments import Segment, list_sealed
 from joblens.hub.settings import HubSettings
 from joblens.hub.sink import (
     KINDS,
-    Cursor,
     Place,
     Taken,
     Work,
     check_options,
-    load_cursor,
     load_status,
-    save_cursor,
 )
 from joblens.store.home import find_home
 from joblens.store.lake import Lake

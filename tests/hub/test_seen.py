@@ -76,5 +76,5 @@ def test_damaged(tmp_path: Path, text: str) -> None:
     """One sentence that says what to do: to begin anew in silence would store repeats."""
     path = tmp_path / "seen.json"
     path.write_text(text)
-    with pytest.raises(MalformedError, match="remove it if that is wanted"):
+    with pytest.raises(MalformedError, match="remove it and seen.old.json if that is wanted"):
         load_seen(path)

@@ -12,9 +12,10 @@ import pytest
 
 from joblens.agent.frame import MAGIC, pack
 from joblens.hub.checked import NEWEST_DAYS, OLDEST_DAYS
+from joblens.hub.cursors import load_cursor
 from joblens.hub.runner import UNTIMELY, Runner
 from joblens.hub.segments import Segment, pack_record
-from joblens.hub.sink import Place, Sink, Work, load_cursor, load_status
+from joblens.hub.sink import Place, Sink, Work, load_status
 from joblens.hub.sinks.csv_tree import CsvSink
 from joblens.hub.sinks.kafka import OPTIONS, Form
 from joblens.hub.sinks.lake import LakeSink

@@ -13,7 +13,7 @@ import pytest
 
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
-from joblens.jobs.live import find_live, save_live, summarise_live
+from joblens.jobs.live import add_live, find_live, remove_expired, save_live, summarise_live
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.reports.width import display_width
@@ -161,8 +161,45 @@ def test_one_that_runs_and_is_in_no_sample(home: Home) -> None:
 def test_a_task_that_waits_with_others(home: Home, tasks: str, id: str, is_it: bool) -> None:
     """Is found by its own number: squeue tells of them in one line."""
     job = JobFacts("fox", "7", "slurm", state="PENDING", submit=1.0, array_job="7", array_task=tasks)
-    save_live(home, "h", [job], 1.0)
+    save_live(home, "h", [job], time.time())
     assert find_live(home, id, []) == ([job] if is_it else [])
+
+
+def _live(id: str, state: str, cluster: str = "fox") -> JobFacts:
+    start = 100.0 if state == "RUNNING" else None
+    return JobFacts(cluster, id, "slurm", state=state, submit=1.0, start=start)
+
+
+def _listed(home: Home, state: str | None = None) -> list[str]:
+    return sorted(row["id"] for row in add_live(home, JobFilter(state=state), [], []))
+
+
+def test_what_another_hub_has_left_behind(home: Home) -> None:
+    """A job that two hubs have told of is listed once. What only the older one has told is not listed when
+    the newer one tells of that cluster minutes later; jobs of another cluster stay, with a word on that."""
+    now, problems = time.time(), list[str]()
+    both, gone, other = _live("1", "RUNNING"), _live("2", "PENDING"), _live("3", "RUNNING", "wolf")
+    save_live(home, "before", [both, gone, other], now - 100, cluster="fox")
+    save_live(home, "after", [both], now, cluster="fox")
+    assert (_listed(home), _listed(home, "PENDING")) == (["1", "3"], ["2"])
+    save_live(home, "before", [both, gone, other], now - 1000, cluster="fox")
+    save_live(home, "after", [], now, cluster="fox")
+    assert (_listed(home), _listed(home, "PENDING")) == (["3"], [])
+    assert find_live(home, "2", problems) == []
+    assert "does the hub run?" in problems[0]
+
+
+def test_live_files_expire(home: Home) -> None:
+    """After a day nobody knows what still runs: it is not listed, and the next hub removes the file."""
+    old = time.time() - 100_000
+    for name in ("before", "own"):
+        save_live(home, name, [_live("1", "RUNNING")], old)
+        assert _listed(home) == ["1"]
+        os.utime(home.path / "live" / f"{name}.json", (old, old))
+        assert _listed(home) == []
+    save_live(home, "beside", [], time.time())
+    remove_expired(home, "own")
+    assert sorted(path.name for path in (home.path / "live").iterdir()) == ["beside.json", "own.json"]
 
 
 def test_as_wide_as_the_screen(home: Home) -> None:

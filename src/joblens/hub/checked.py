@@ -72,22 +72,14 @@ class Checker:
     own_rows_only = False
 
     def batches(self, segment: Segment, left: LeftOut) -> Iterator[Received]:
-        """In their order. Damage ends a segment: what comes behind cannot be found. Told in `left`."""
+        """In their order. Those that cannot be stored are left out, which is told in `left`."""
         return self._each(segment, left, lambda record: self._received(record, left))
 
     def unread(self, segment: Segment, left: LeftOut) -> Iterator[Unread]:
         return self._each(segment, left, self._unread)
 
     def _each(self, segment: Segment, left: LeftOut, take: Callable[[Record], Taken]) -> Iterator[Taken]:
-        records = segment.records()
-        while True:
-            try:
-                record = next(records, None)
-            except MalformedError as error:
-                left.problems.append(f"{segment.path.name}: {error}; the rest of it is lost")
-                return
-            if record is None:
-                return
+        for record in segment.records():
             try:
                 yield take(record)
             except MalformedError as error:

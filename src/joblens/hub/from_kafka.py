@@ -25,12 +25,14 @@ from joblens.agent.frame import LARGEST_HEADER, check_sections, read_header
 from joblens.errors import ConfigError, JoblensError, MalformedError, ServerError, sentence
 from joblens.files import list_names, sync_folder
 from joblens.hub import kafka_client
+from joblens.hub.damage import read_damaged, survey
+from joblens.hub.entries import LARGEST_BATCH, identify, pack_head, pack_index
 from joblens.hub.header import Header, check_header
 from joblens.hub.journal import Journal
 from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, Notes, load_kafka
 from joblens.hub.kafka_seen import Known
 from joblens.hub.seen import Batch
-from joblens.hub.segments import LARGEST_BATCH, Segment, list_sealed, pack_head
+from joblens.hub.segments import list_sealed
 from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 
 if TYPE_CHECKING:
@@ -260,7 +262,7 @@ class _Session:
         self._known.written()
         if part.batches:
             part.close()
-            self._journal.adopt(part.path, part.batches)
+            self._journal.adopt(part.path, part.batches, bytes(part.index))
             self._counts.batches += len(part.batches)
             self._counts.bytes += part.size
         self._part = _Part(self._journal.folder, part.number + bool(part.batches))
@@ -300,6 +302,7 @@ class _Part:
         self.number = number
         self.offsets: dict[int, int] = {}
         self.batches: list[Batch] = []
+        self.index = bytearray()
         self.size = 0
         self.path = folder / f"{number:08d}.pending"
         self._file = -1
@@ -309,7 +312,9 @@ class _Part:
         if self._file < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(self.path, flags, 0o600)
-        rest = memoryview(pack_head(received_ns, data) + data)
+        head = pack_head(batch, received_ns, data)
+        self.index += pack_index(self.size, head)
+        rest = memoryview(head + data)
         self.size += len(rest)
         while rest:
             rest = rest[os.write(self._file, rest) :]
@@ -343,8 +348,11 @@ def _settle(journal: Journal, claimed: int) -> None:
         match = PENDING.fullmatch(name)
         path = journal.folder / name
         if match and int(match[1]) == claimed:
-            records = Segment(claimed, path).records()
-            journal.adopt(path, [check_header(read_header(record.batch)).batch for record in records])
+            data = read_damaged(path)
+            sound = survey(data, []).sound  # what else is there sinks find, and record as lost
+            journal.adopt(
+                path, [identify(head, data[at + head.size : at + head.whole]) for at, head in sound]
+            )
         elif match:
             path.unlink()
 

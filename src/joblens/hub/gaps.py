@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from joblens.hub.damage import Damage
 from joblens.hub.header import Header, gaps_of
-from joblens.hub.lines import MOST_BYTES, Line, Lines, read_hub
+from joblens.hub.identity import read_identity
+from joblens.hub.lines import MOST_BYTES, Line, Lines
 from joblens.hub.segments import Segment
 
 _MOST_KNOWN = 200_000
@@ -33,6 +35,10 @@ class Gaps:
     def of_sinks(self) -> int:
         return self._count["sink"]
 
+    @property
+    def of_damaged(self) -> int:
+        return self._count["damage"]
+
     def of_node(self, header: Header) -> None:
         """Written down by `save`, for many nodes at once."""
         batch = header.batch
@@ -48,24 +54,41 @@ class Gaps:
         """On the disk on return: what is missing is known before it is missing. Raises OSError."""
         which = {
             "kind": "sink",
-            "hub": read_hub(self._home),  # a journal that began anew has the same numbers again
+            "hub": read_identity(self._home),  # a journal that began anew has the same numbers again
             "segment": segment.number,
             "sinks": sorted(sinks),
             "bytes": size,
         }
         self._add([{**which, "why": "the journal was full"}])
 
-    def _add(self, gaps: list[Line]) -> None:
+    def of_damage(self, segment: Segment, damage: Damage) -> bool:
+        """On the disk on return. False if it was there before, or no sink misses it. Raises OSError."""
+        which = {
+            "kind": "damage",
+            "hub": read_identity(self._home),
+            "segment": segment.number,
+            "sinks": list(damage.sinks),
+            "why": "damaged in the journal",
+        }
+        lost = [{**which, **it._asdict()} for it in damage.lost]
+        if damage.unknown_bytes:
+            lost.append(
+                {**which, "bytes": damage.unknown_bytes, "why": "damaged in the journal: whose is unknown"}
+            )
+        return self._add(lost) if damage.sinks else False
+
+    def _add(self, gaps: list[Line]) -> bool:
         new = {_identity(gap): gap for gap in gaps if _identity(gap) not in self._known}
         if not new:
-            return
+            return False
         self._lines.add(list(new.values()))
         if len(self._known) < _MOST_KNOWN:
             self._known |= new.keys()
         self._count.update(gap["kind"] for gap in new.values())
+        return True
 
 
 def _identity(gap: dict[str, Any]) -> int:
     """As a number: there can be very many."""
-    whose = gap.get("hub") if gap.get("kind") == "sink" else ""
+    whose = gap.get("hub") if gap.get("kind") in ("sink", "damage") else ""
     return hash((whose, *(str(gap.get(name)) for name in _NAMES)))

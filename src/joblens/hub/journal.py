@@ -1,7 +1,8 @@
 """What the hub has acknowledged: appended to a segment, and on the disk before anybody is told.
 
 A thread writes all that waits at once and asks the disk once for all of it, so that the more wait, the less
-each costs. A segment that is large or old enough is sealed: it gets another name, and sinks read it.
+each costs. A segment that is large or old enough is sealed: it gets another name, and sinks read it. Its
+index has the heads of what was acknowledged, so that what a disk loses of it can be named.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.agent.frame import read_header
 from joblens.errors import MalformedError, sentence
-from joblens.files import UNFINISHED, list_names, sync_folder
-from joblens.hub.header import check_header
+from joblens.files import NO_ROOM, UNFINISHED, list_names, sync_folder, write_whole
+from joblens.hub.damage import (
+    acknowledged_size,
+    check_segment,
+    load_damage,
+    load_index,
+    note_damage,
+    read_damaged,
+    survey,
+)
+from joblens.hub.entries import pack_head, pack_index
+from joblens.hub.identity import keep_identity
 from joblens.hub.seen import Batch, Seen, load_seen
-from joblens.hub.segments import OPEN, SEALED, Segment, list_sealed, pack_head, seal, sound_length
+from joblens.hub.segments import NUMBERED, OPEN, Segment, index_folder, index_path, list_sealed, seal
 
 _MOST_PARTS = 512  # records in one writev: the kernel takes 1024 pieces
 _PACE_SECONDS = 0.01  # between two questions to the disk: senders that come one by one share one
@@ -43,8 +53,15 @@ class Journal:
     """`finished` is called in the journal's own thread, with the error if nothing of it was stored."""
 
     def __init__(
-        self, home: Path, segment_bytes: int, segment_seconds: float, finished: Finished, log: Log
+        self,
+        home: Path,
+        segment_bytes: int,
+        segment_seconds: float,
+        finished: Finished,
+        log: Log,
+        identity: str = "",
     ) -> None:
+        self._home, self._identity = home, identity
         self.folder, self._seen_path = home / "journal", home / "seen.json"
         self._segment_bytes, self._segment_seconds = segment_bytes, segment_seconds
         self._finished, self._log = finished, log
@@ -55,12 +72,15 @@ class Journal:
         self._wake = threading.Condition(threading.Lock())
         self._writing = threading.Lock()
         self._closing = False
-        self._file = -1
+        self._file = self._index = -1
+        self._heads: list[bytes] = []  # of what is written and not synced yet, for the index
         self._size = 0  # of what is known to be on the disk
         self._broken = False  # behind that may lie something else
         self._since = 0.0
         self._asked = 0.0  # when the disk was last asked to keep what it has
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        with suppress(OSError):  # a full disk: the same is tried before the first segment
+            self.exist()
 
     def start(self) -> None:
         self._thread.start()
@@ -125,9 +145,9 @@ class Journal:
                 self._mend()
             if self._file < 0:
                 self._begin()
-            size = sum(
-                self._write(entries[at : at + _MOST_PARTS]) for at in range(0, len(entries), _MOST_PARTS)
-            )
+            self._heads, size = [], 0
+            for at in range(0, len(entries), _MOST_PARTS):
+                size += self._write(entries[at : at + _MOST_PARTS], self._size + size)
             self._asked = time.monotonic()
             os.fdatasync(self._file)
         except OSError as error:
@@ -137,27 +157,53 @@ class Journal:
             return error
         self._size += size
         self.commits += 1
+        self._write_index()
         for entry in entries:
             self.seen.add(entry.batch)
         return None
 
     def _begin(self) -> None:
+        for folder in (self.folder, index_folder(self.folder)):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._identity:
+            keep_identity(self._home, self._identity)
         path = self.folder / f"{self.number:08d}.log"
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags | os.O_EXCL, 0o600)
         self._size, self._since = 0, time.monotonic()
-        sync_folder(str(path))
+        with suppress(OSError):  # what was acknowledged is in the segment, whatever becomes of its index
+            self._index = os.open(index_path(path), flags | os.O_TRUNC, 0o600)
+        for name in (path, index_path(path)):
+            sync_folder(str(name))
 
-    def _write(self, entries: list[Entry]) -> int:
+    def _write(self, entries: list[Entry], at: int) -> int:
+        """`at`: where in the file that will be."""
         parts: list[bytes | memoryview] = []
+        total = 0
         for entry in entries:
-            parts += (pack_head(entry.received_ns, entry.data), entry.data)
-        total = sum(map(len, parts))
+            head = pack_head(entry.batch, entry.received_ns, entry.data)
+            self._heads.append(pack_index(at + total, head))
+            parts += (head, entry.data)
+            total += len(head) + len(entry.data)
         done = os.writev(self._file, parts)
         if done < total:  # a signal, or the disk has become full just here
             rest = memoryview(b"".join(parts))[done:]
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         return total
+
+    def _write_index(self) -> None:
+        """Synced when the segment is sealed: a crash of the hub alone leaves it whole before that too."""
+        if self._index >= 0:
+            try:
+                os.write(self._index, b"".join(self._heads))
+            except OSError:
+                self._close_index()
+
+    def _close_index(self) -> None:
+        if self._index >= 0:
+            os.close(self._index)
+            self._index = -1
 
     def _mend(self) -> None:
         """Back to what was acknowledged; the file is not used any further."""
@@ -169,17 +215,32 @@ class Journal:
         else:
             os.close(self._file)
             self._file = -1
-            os.unlink(self.folder / f"{self.number:08d}.log")
+            self._close_index()
+            path = self.folder / f"{self.number:08d}.log"
+            index_path(path).unlink(missing_ok=True)
+            path.unlink()
 
     def _seal(self) -> None:
         # First what is in it, then its name: sinks may be quick, and a segment that all have is deleted.
-        self.seen.save(self._seen_path, self.number)
-        seal(self.folder / f"{self.number:08d}.log")
+        path = self.folder / f"{self.number:08d}.log"
+        if self._index >= 0:
+            os.fdatasync(self._index)
+        self._save_seen(path)
+        seal(path)
+        self._close_index()
         os.close(self._file)
         self._file = -1
         self.number += 1
         self.sealed += 1
         self._size = 0
+
+    def _save_seen(self, segment: Path) -> None:
+        """On a full disk the index will do, which is kept until this can be written. Raises OSError."""
+        try:
+            self.seen.save(self._seen_path, self.number)
+        except OSError as error:
+            if error.errno not in NO_ROOM or acknowledged_size(segment) < self._size:
+                raise
 
     def exist(self) -> None:
         """From here on this is a journal that was begun, whatever becomes of it. Raises OSError."""
@@ -187,8 +248,8 @@ class Journal:
             if not self._seen_path.exists():
                 self.seen.save(self._seen_path, self.number - 1)
 
-    def adopt(self, path: Path, batches: list[Batch]) -> None:
-        """A file of records that is on the disk already, as a segment of its own. Raises OSError."""
+    def adopt(self, path: Path, batches: list[Batch], index: bytes = b"") -> None:
+        """A file of entries that is on the disk already, as a segment of its own. Raises OSError."""
         with self._writing:
             if self._broken:
                 self._mend()
@@ -198,6 +259,9 @@ class Journal:
                 self.seen.add(batch)
             self.seen.save(self._seen_path, self.number)
             target = self.folder / f"{self.number:08d}.sealed"
+            if index:
+                index_folder(self.folder).mkdir(mode=0o700, exist_ok=True)
+                write_whole(str(index_path(target)), index)
             path.rename(target)
             sync_folder(str(target))
             self.number += 1
@@ -227,51 +291,73 @@ class Journal:
 def recover(home: Path, log: Log) -> tuple[Seen, int]:
     """What a hub that ended anyhow has left: batches that are known, and the next segment's number."""
     folder = home / "journal"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in list_names(str(home)):
-        if name.startswith("seen.json.") and name.endswith(UNFINISHED):
-            with suppress(OSError):
-                (home / name).unlink()
-    seen = load_seen(home / "seen.json")
+    with suppress(OSError):  # a full disk: tried again for the first segment
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_unfinished(home)
+    seen = load_seen(home / "seen.json", log)
     names = list_names(str(folder))
     opened = [Segment(int(match[1]), folder / match[0]) for match in map(OPEN.fullmatch, names) if match]
-    opened = [segment for segment in opened if _cut(segment, log)]
-    for segment in sorted([*list_sealed(folder), *opened]):
+    opened = [segment for segment in opened if _end_segment(segment, log)]
+    segments = sorted([*list_sealed(folder), *opened])
+    for segment in segments:
         if segment.number > seen.through or segment in opened:
             _read_again(segment, seen, log)
-    numbers = [
-        int(match[1])
-        for name in names
-        for match in (SEALED.fullmatch(name) or OPEN.fullmatch(name),)
-        if match
-    ]
+    names += list_names(str(index_folder(folder)))
+    numbers = {int(match[1]) for match in map(NUMBERED.fullmatch, names) if match}
+    for number in sorted(numbers - {segment.number for segment in segments}):
+        if number > seen.through:  # every sink has it, and its segment is deleted
+            for it in load_index(folder / f"{number:08d}.sealed"):
+                seen.add(it.head.batch)
     last = max([seen.through, *numbers])
     if opened:
-        seen.save(home / "seen.json", last)
+        try:
+            seen.save(home / "seen.json", last)
+        except OSError as error:  # the segment itself, or its index, tells the same the next time
+            log(f"which batches are known is not written down yet: {sentence(error)}")
         for segment in opened:
             seal(segment.path)
     return seen, last + 1
 
 
-def _cut(segment: Segment, log: Log) -> bool:
-    """Off with what was never acknowledged. False if nothing is left."""
-    size, sound = segment.path.stat().st_size, sound_length(segment.path)
-    if size != sound:
-        name = f"journal segment {segment.number}"
-        log(f"{name}: the last {size - sound} bytes were not acknowledged and are cut off")
-    if not sound:
+def _remove_unfinished(home: Path) -> None:
+    for name in list_names(str(home)):
+        if name.startswith("seen.json.") and name.endswith(UNFINISHED):
+            with suppress(OSError):
+                (home / name).unlink()
+
+
+def _end_segment(segment: Segment, log: Log) -> bool:
+    """Cuts off what nobody was told of, and notes what is damaged. False if nothing is left."""
+    data, index = read_damaged(segment.path), load_index(segment.path)
+    found = survey(data, index, unsealed=True, has_index=index_path(segment.path).exists())
+    name = f"journal segment {segment.number}"
+    if found.torn < len(data):
+        log(
+            f"{name}: the last {len(data) - found.torn} bytes were being written when the hub ended, "
+            "and nobody was told that they are stored: they are cut off"
+        )
+    if not found.torn and not found.lost:
         segment.path.unlink()
+        index_path(segment.path).unlink(missing_ok=True)
         return False
-    with segment.path.open("r+b") as file:
-        file.truncate(sound)
-        os.fsync(file.fileno())
+    if found.torn < len(data):
+        with segment.path.open("r+b") as file:
+            file.truncate(found.torn)
+            os.fsync(file.fileno())
+    if found.skips or found.lost:
+        with suppress(OSError):  # a full disk: the first sink that takes it tries again
+            note_damage(segment, load_damage(segment.path), found, found.torn)
     return True
 
 
 def _read_again(segment: Segment, seen: Seen, log: Log) -> None:
     try:
+        check_segment(segment)
+    except OSError as error:  # sinks try again
+        log(f"{segment.path.name}: what is damaged cannot be written down yet: {sentence(error)}")
+    try:
         for record in segment.records():
             with suppress(MalformedError):
-                seen.add(check_header(read_header(record.batch)).batch)
+                seen.add(record.identity)
     except MalformedError as error:
         log(f"journal segment {segment.number} is damaged: {sentence(error)}")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from joblens.files import list_names
+from joblens.hub.cursors import read_cursor
+from joblens.hub.damage import acknowledged_size, describe, load_damage
 from joblens.hub.gaps import Gaps
-from joblens.hub.segments import Segment, dropping, list_sealed
+from joblens.hub.segments import INDEX, Segment, damage_path, dropping, index_folder, list_sealed
+
+_DAMAGED = "damaged"  # the folder for damaged segments that every sink is through with
+_MOST_DAMAGED, _MOST_DAMAGED_BYTES = 16, 256 << 20
+Log = Callable[[str], None]
 
 
 class Lag(NamedTuple):
@@ -18,28 +25,32 @@ class Lag(NamedTuple):
     bytes: int
 
 
-def read_cursor(home: Path, sink: str) -> int:
-    """The last segment that a sink has done; 0 if none."""
-    try:
-        number = json.loads((home / "cursors" / f"{sink}.json").read_bytes())["segment"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return 0
-    return number if type(number) is int else 0
-
-
 def clean(
-    home: Path, sinks: Iterable[str], most_bytes: int, gaps: Gaps, log: Callable[[str], None]
+    home: Path,
+    sinks: Iterable[str],
+    most_bytes: int,
+    gaps: Gaps,
+    log: Log,
+    through: int | None = None,
 ) -> dict[str, Lag]:
-    """Deletes what can go, and what must; returns how far behind each sink is. Raises OSError."""
+    """Deletes what can go, and what must; returns how far behind each sink is. Raises OSError.
+
+    `through`: the last segment whose batches are known without it, None if they all are.
+    """
     cursors = {sink: read_cursor(home, sink) for sink in sinks}
     sizes = {segment: _size(segment) for segment in list_sealed(home / "journal")}
     total = sum(sizes.values())
     for segment in list(sizes):
+        if damage_path(segment.path).exists():
+            _record_damage(segment, gaps, log)
+        if not _is_known(segment, sizes[segment], through):
+            continue
         if cursors and all(done >= segment.number for done in cursors.values()):
-            segment.path.unlink(missing_ok=True)
+            _remove(home, segment, log)
         elif total <= most_bytes or not _drop(home, segment, list(cursors), gaps, log):
             continue
         total -= sizes.pop(segment)
+    _remove_indexes(index_folder(home / "journal"), {segment.number for segment in sizes}, through)
     return {
         sink: Lag(
             sum(segment.number > done for segment in sizes),
@@ -49,7 +60,21 @@ def clean(
     }
 
 
-def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Callable[[str], None]) -> bool:
+def _is_known(segment: Segment, size: int, through: int | None) -> bool:
+    """Whether what was in it is still known without it: by seen.json, or by its index, which then stays."""
+    return through is None or segment.number <= through or acknowledged_size(segment.path) >= size
+
+
+def _record_damage(segment: Segment, gaps: Gaps, log: Log) -> None:
+    damage = load_damage(segment.path)
+    if gaps.of_damage(segment, damage):
+        log(
+            f"journal segment {segment.number} is damaged: lost are {describe(damage)} "
+            f"for {', '.join(damage.sinks)}; recorded in gaps.jsonl, and the file is kept in {_DAMAGED}/"
+        )
+
+
+def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Log) -> bool:
     """And records it. False if a sink is just storing it: then it stays, and a later one goes instead."""
     try:
         with dropping(segment) as free:
@@ -64,10 +89,38 @@ def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Calla
                     f"journal segment {segment.number} is deleted though {whose} did not have it: "
                     "too much waits"
                 )
-            segment.path.unlink(missing_ok=True)
+            _remove(home, segment, log)
     except FileNotFoundError:  # somebody else has removed it
         pass
     return True
+
+
+def _remove(home: Path, segment: Segment, log: Log) -> None:
+    """A damaged one is kept for whoever wants to look at it, with what is known about it."""
+    damage = damage_path(segment.path)
+    if not damage.exists():
+        segment.path.unlink(missing_ok=True)
+        return
+    folder = home / _DAMAGED
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileNotFoundError):
+        segment.path.replace(folder / segment.path.name)
+    damage.replace(folder / damage.name)
+    kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    while kept and (
+        len(kept) > 2 * _MOST_DAMAGED or sum(it.stat().st_size for it in kept) > _MOST_DAMAGED_BYTES
+    ):
+        log(f"{_DAMAGED}/{kept[0].name} is removed: there are newer ones")
+        kept.pop(0).unlink()
+
+
+def _remove_indexes(folder: Path, kept: set[int], through: int | None) -> None:
+    """Of segments that are gone. That of the last stays: seen.json could be damaged."""
+    for name in list_names(str(folder)):
+        match = INDEX.fullmatch(name)
+        if match and int(match[1]) not in kept and (through is None or int(match[1]) < through):
+            with suppress(FileNotFoundError):
+                (folder / name).unlink()
 
 
 def _size(segment: Segment) -> int:

@@ -9,11 +9,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from joblens.errors import sentence
 from joblens.files import write_whole
+from joblens.hub.identity import read_identity
 
 Line = dict[str, Any]
 MOST_BYTES = 8 << 20
@@ -36,7 +38,8 @@ class Lines:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         if whole != data:  # a crash cut off a line; so the next one must not begin behind it
-            os.truncate(self._path, len(whole))
+            with suppress(OSError):
+                os.truncate(self._path, len(whole))
         found = []
         for line in map(_parse, whole.splitlines()):
             if line.get("kind") == DROPPED:
@@ -87,7 +90,7 @@ class Lines:
         self._log(f"{self._path.name} was full: its {going.total()} oldest lines are dropped")
 
     def _stamp(self) -> Line:
-        return {"time": round(time.time(), 3), "hub": read_hub(self._path.parent)}
+        return {"time": round(time.time(), 3), "hub": read_identity(self._path.parent)}
 
 
 def _parse(line: bytes) -> Line:
@@ -102,11 +105,3 @@ def _counts(line: Line) -> Counter[str]:
     lines = line.get("lines")
     found = lines.items() if isinstance(lines, dict) else ()
     return Counter({kind: count for kind, count in found if type(count) is int})
-
-
-def read_hub(home: Path) -> str:
-    """Which hub says so: its files may be put beside those of others."""
-    try:
-        return (home / "id").read_text()
-    except (OSError, ValueError):
-        return ""

@@ -45,6 +45,7 @@ HUB = Schema(
         Column("connections", GAUGE, "connections that are open"),
         Column("gaps_of_nodes", GAUGE, "gaps that nodes have told of, such as a full spool"),
         Column("gaps_of_sinks", GAUGE, "segments that were deleted before every sink had them"),
+        Column("gaps_of_damage", GAUGE, "stretches of batches that a disk has damaged in the journal"),
         Column("cpu_seconds", COUNTER, "CPU time of the hub's receiving process", 1, 1_000_000_000),
     ),
 )
@@ -161,6 +162,7 @@ class Pages:
             self._connections(),
             receiver.gaps.of_nodes,
             receiver.gaps.of_sinks,
+            receiver.gaps.of_damaged,
             time.process_time_ns(),
         ]
 

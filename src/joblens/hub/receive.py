@@ -18,6 +18,7 @@ from joblens.errors import MalformedError, sentence
 from joblens.hub.clocks import Clocks
 from joblens.hub.gaps import Gaps
 from joblens.hub.header import Header, check_header
+from joblens.hub.identity import load_identity
 from joblens.hub.journal import Entry, Journal
 from joblens.hub.limits import Room
 from joblens.hub.nodes import Nodes
@@ -37,8 +38,9 @@ class Receiver:
     def __init__(self, settings: HubSettings, home: Path, log: Log) -> None:
         self._settings, self._log = settings, log
         self._loop = asyncio.get_running_loop()
+        self.identity = load_identity(home)
         self.journal = Journal(
-            home, settings.segment_bytes, settings.segment_seconds, self._from_journal, log
+            home, settings.segment_bytes, settings.segment_seconds, self._from_journal, log, self.identity
         )
         self.gaps = Gaps(home / "gaps.jsonl", log)
         self.clocks = Clocks(home / "clocks.jsonl", log)

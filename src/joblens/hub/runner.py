@@ -7,8 +7,6 @@ How long segments are kept for sinks is joblens.hub.keep's.
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 import threading
@@ -18,9 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.errors import MalformedError, sentence
-from joblens.files import write_whole
-from joblens.hub.segments import OPEN, SEALED
+from joblens.errors import sentence
+from joblens.hub.identity import load_identity
 from joblens.hub.settings import HubSettings, JobsSettings
 from joblens.hub.sink import Place, check_options, load_status
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
@@ -75,11 +72,11 @@ _COUNTS = ("calls", "failed_calls", "running", "pending", "waiting", "late", "fi
 _FOLLOWER = "joblens.jobs.follow"  # by its name only: it stands further right in the flow
 
 
-def make_runner(settings: HubSettings, home: Path, log: Log) -> Runner:
+def make_runner(settings: HubSettings, home: Path, log: Log, hub: str = "") -> Runner:
     """Not started yet. Raises ConfigError for settings that no sink understands."""
     checked = {name: check_options(name, table) for name, table in (settings.sinks or DEFAULT).items()}
     proved = bool(settings.key_file or settings.munge)
-    runner = Runner(home, checked, log, own_rows_only=proved and not settings.other_nodes)
+    runner = Runner(home, checked, log, own_rows_only=proved and not settings.other_nodes, hub=hub)
     if settings.scheduler:
         runner.follow(settings.scheduler, settings.jobs, checked)
     return runner
@@ -175,8 +172,9 @@ class Runner:
         sinks: Mapping[str, tuple[str, dict[str, Any]]],
         log: Log,
         own_rows_only: bool = False,
+        hub: str = "",
     ) -> None:
-        self._home, self._hub = home, load_identity(home)
+        self._home, self._hub = home, hub or load_identity(home)
         self.names = tuple(sinks)
         self.log = log
         self._sinks = [
@@ -283,39 +281,3 @@ def _count(it: Mapping[str, Any], name: str) -> int:
     """0 where a file that a crash has damaged says something else."""
     value = it.get(name)
     return value if type(value) is int and 0 <= value < 1 << 63 else 0
-
-
-def load_identity(home: Path) -> str:
-    """What tells this hub's segments from all others that ever had the same number.
-
-    A journal that begins anew counts from 1 again: it is another hub's, and no sink has anything of it.
-    """
-    path, cursors = home / "id", home / "cursors"
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cursors.mkdir(mode=0o700, exist_ok=True)
-    (home / "sinks").mkdir(mode=0o700, exist_ok=True)
-    if _begins_anew(home):
-        for cursor in cursors.glob("*.json"):
-            cursor.unlink()
-    elif path.exists():
-        return _check_identity(path)
-    made = os.urandom(6).hex()
-    write_whole(str(path), made.encode())
-    return made
-
-
-def _check_identity(path: Path) -> str:
-    """Raises MalformedError: under another name, what is stored already would be stored once more."""
-    found = path.read_bytes()
-    if not re.fullmatch(rb"[0-9a-f]{12}", found):
-        raise MalformedError(
-            str(path), "damaged; write into it the ID of hub~ID.N-N.parquet, this hub's files in the lake"
-        )
-    return found.decode()
-
-
-def _begins_anew(home: Path) -> bool:
-    folder = home / "journal"
-    names = os.listdir(folder) if folder.is_dir() else []
-    segments = [name for name in names if SEALED.fullmatch(name) or OPEN.fullmatch(name)]
-    return not segments and not (home / "seen.json").exists()

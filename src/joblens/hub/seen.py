@@ -1,22 +1,28 @@
 """Which batches the hub has: ranges of sequence numbers by cluster, node and boot.
 
 A node counts its batches, so that what has come of one boot is mostly one range. It is kept in `seen.json`,
-written before a segment is sealed, and what came later is read from the journal at start.
+written before a segment is sealed, and what came later is read from the journal at start. The one before it
+is kept as `seen.old.json`, for when that is damaged.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
+import zlib
 from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.errors import MalformedError
-from joblens.files import write_whole
+from joblens.files import sync, sync_folder, unfinished_name
 
 _MOST_RANGES = 1000  # of one boot
 _MOST_BOOTS = 32  # of one node
+OLD, DAMAGED = "seen.old.json", "seen.damaged.json"
 
 
 class Batch(NamedTuple):
@@ -103,30 +109,59 @@ class Seen:
                 for (cluster, node), boots in self._nodes.items()
                 for boot, ranges in boots.items()
             ]
-            data = json.dumps({"version": 1, "through": through, "nodes": nodes}, separators=(",", ":"))
-        write_whole(str(path), data.encode())
+        text = json.dumps(nodes, separators=(",", ":"))
+        unfinished = unfinished_name(str(path))
+        try:
+            with open(unfinished, "w", encoding="utf-8") as file:
+                file.write(f'{{"version":1,"through":{through},"crc":{_crc(through, text)},"nodes":{text}}}')
+            sync(unfinished)
+            with suppress(FileNotFoundError):
+                os.replace(path, path.with_name(OLD))
+            os.rename(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+        sync_folder(str(path))
         self.through = through
 
 
-def load_seen(path: Path) -> Seen:
+def _crc(through: int, nodes: str) -> int:
+    return zlib.crc32(f"{through} {nodes}".encode())
+
+
+def load_seen(path: Path, log: Callable[[str], None] = lambda said: None) -> Seen:
     """Empty where there is none. Raises MalformedError: without it repeats would be stored again."""
-    seen = Seen()
+    try:
+        seen = _load(path)
+    except MalformedError:
+        # What came since is in the journal: its indexes stay that long (joblens.hub.keep).
+        seen = _load(path.with_name(OLD))
+        if seen is None:
+            raise
+        with suppress(OSError):
+            path.replace(path.with_name(DAMAGED))
+        log(f"{path.name} is damaged and kept as {DAMAGED}; {OLD} and the journal say the same")
+    if seen is None:
+        seen = _load(path.with_name(OLD))
+    return Seen() if seen is None else seen
+
+
+def _load(path: Path) -> Seen | None:
     try:
         found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return seen
-    except (ValueError, RecursionError):
-        raise MalformedError(str(path), _ADVICE) from None
-    try:
+        seen = Seen()
         _fill(seen, found)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise MalformedError(str(path), _ADVICE) from None
     return seen
 
 
 _ADVICE = (
     "it is damaged; the hub can begin without it, but then what nodes send again of older data is stored "
-    "twice: remove it if that is wanted"
+    f"twice: remove it and {OLD} if that is wanted"
 )
 
 
@@ -134,6 +169,9 @@ def _fill(seen: Seen, found: dict[str, Any]) -> None:
     if found["version"] != 1:
         raise ValueError
     seen.through = int(found["through"])
+    text = json.dumps(found["nodes"], separators=(",", ":"))
+    if found.get("crc") not in (None, _crc(seen.through, text)):  # older versions have written none
+        raise ValueError
     for cluster, node, boot, pairs in found["nodes"]:
         firsts, lasts = [int(first) for first, _ in pairs], [int(last) for _, last in pairs]
         flat = [number for pair in zip(firsts, lasts) for number in pair]

@@ -1,30 +1,51 @@
-"""The journal's files as sinks read them: a sealed segment is a run of records that never changes."""
+"""The journal's files as sinks read them: a sealed segment is a run of entries that never changes.
+
+00000041.sealed   entries (joblens.hub.entries), the batches as they came
+00000041.index    the head of every entry that was acknowledged, each with its place
+00000041.damage   only where a disk has changed the segment: what to pass over (joblens.hub.damage)
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import os
 import re
-import struct
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import list_names, sync_folder
+from joblens.hub.entries import NOBODY, Head, identify, pack_head, read_entry
+from joblens.hub.seen import Batch
 
-HEAD = struct.Struct("<IIQ")  # length of the batch, CRC-32 of all behind the CRC itself, time it was received
 SEALED = re.compile(r"(\d{8})\.sealed", re.ASCII)
 OPEN = re.compile(r"(\d{8})\.log", re.ASCII)
-LARGEST_BATCH = 1 << 26
-_STAMP = struct.Struct("<Q")
+INDEX = re.compile(r"(\d{8})\.index", re.ASCII)
+NUMBERED = re.compile(r"(\d{8})\.(?:sealed|log|index)", re.ASCII)
 
 
 class Record(NamedTuple):
     received_ns: int
     batch: bytes
+    place: int = 0  # in the segment, from 1 on; damaged ones count too
+    head: Head | None = None
+
+    @property
+    def identity(self) -> Batch:
+        """Raises MalformedError."""
+        return identify(self.head or Head(NOBODY, 0, 0, 0, 0), self.batch)
+
+
+class Skip(NamedTuple):
+    """A damaged part of a segment."""
+
+    begin: int
+    end: int
+    entries: int  # that were there
 
 
 class Segment(NamedTuple):
@@ -32,13 +53,49 @@ class Segment(NamedTuple):
     path: Path
 
     def records(self) -> Iterator[Record]:
-        """Raises MalformedError where a disk has changed what was written."""
+        """All but what is known to be damaged. Raises MalformedError where there is more of that."""
+        place = at = 0
         with self.path.open("rb") as file:
-            while True:
-                record = read_record(file.read(HEAD.size), file.read)
-                if record is None:
-                    return
-                yield record
+            for begin, end, entries in (*load_skips(self.path), Skip(1 << 62, 1 << 62, 0)):
+                while at < begin:
+                    try:
+                        found = read_entry(file.read)
+                    except OSError as error:
+                        raise _unreadable(error) from None
+                    if found is None:
+                        return
+                    head, data = found
+                    place, at = place + 1, at + head.whole
+                    yield Record(head.received_ns, data, place, head)
+                if at > begin:
+                    raise MalformedError("journal", "an entry reaches into what is damaged")
+                file.seek(end)
+                place, at = place + entries, end
+
+
+def _unreadable(error: OSError) -> Exception:
+    return MalformedError("journal", "the disk cannot read it") if error.errno == errno.EIO else error
+
+
+def index_path(segment: Path) -> Path:
+    return index_folder(segment.parent) / f"{segment.stem}.index"
+
+
+def index_folder(journal: Path) -> Path:
+    return journal.with_name("index")
+
+
+def damage_path(segment: Path) -> Path:
+    return segment.with_suffix(".damage")
+
+
+def load_skips(segment: Path) -> tuple[Skip, ...]:
+    """In their order. None if what is written there cannot be read: the damage is found again then."""
+    try:
+        found = json.loads(damage_path(segment).read_bytes())["skips"]
+        return tuple(Skip(*map(int, it)) for it in found)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
 
 
 @contextmanager
@@ -77,45 +134,8 @@ def list_sealed(folder: Path) -> list[Segment]:
     return [Segment(int(match[1]), folder / match[0]) for match in matches]
 
 
-def pack_record(received_ns: int, batch: bytes) -> bytes:
-    return pack_head(received_ns, batch) + batch
-
-
-def pack_head(received_ns: int, batch: bytes) -> bytes:
-    """What stands in front of a batch."""
-    crc = zlib.crc32(batch, zlib.crc32(_STAMP.pack(received_ns)))
-    return HEAD.pack(len(batch), crc, received_ns)
-
-
-def read_record(head: bytes, read: Callable[[int], bytes]) -> Record | None:
-    """None at the end."""
-    if not head:
-        return None
-    if len(head) < HEAD.size:
-        raise MalformedError("journal", "a record is cut off")
-    length, crc, received_ns = HEAD.unpack(head)
-    if length > LARGEST_BATCH:
-        raise MalformedError("journal", "a record is too long")
-    batch = read(length)
-    if len(batch) < length:
-        raise MalformedError("journal", "a record is cut off")
-    if zlib.crc32(batch, zlib.crc32(head[8:])) != crc:
-        raise MalformedError("journal", "a record is not what was written")
-    return Record(received_ns, batch)
-
-
-def sound_length(path: Path) -> int:
-    """Up to where a file that a crash may have cut off is whole."""
-    sound = 0
-    with path.open("rb") as file:
-        while True:
-            try:
-                record = read_record(file.read(HEAD.size), file.read)
-            except MalformedError:
-                return sound
-            if record is None:
-                return sound
-            sound = file.tell()
+def pack_record(received_ns: int, batch: bytes, identity: Batch = NOBODY) -> bytes:
+    return pack_head(identity, received_ns, batch) + batch
 
 
 def seal(path: Path) -> Path:

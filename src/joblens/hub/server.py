@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblens.config import split_address
 from joblens.errors import ConfigError, OutsideError, ServerError, sentence
+from joblens.files import NO_ROOM
 from joblens.hub.auth import Munge, read_key
 from joblens.hub.connection import Connection, Page
 from joblens.hub.keep import clean
@@ -70,7 +71,7 @@ class Hub:
         self.page: Callable[[Request], Page] = self.pages.page
         listener = listen(self.settings.listen)
         self.receiver.start()
-        self._sinks = make_runner(self.settings, self.home, self.log)
+        self._sinks = make_runner(self.settings, self.home, self.log, self.receiver.identity)
         self.pages.more = self._sinks.rows
         if self.settings.run_sinks:
             self._sinks.start()
@@ -105,6 +106,7 @@ class Hub:
                 self.settings.journal_bytes,
                 self.receiver.gaps,
                 self.log,
+                self.receiver.journal.seen.through,
             )
         except OSError as error:
             self.notes.say("clean", f"the journal is not cleaned up: {sentence(error)}")
@@ -229,7 +231,12 @@ def only_one(home: Path) -> Iterator[None]:
     """Two hubs in one folder would write over each other."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            file = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            file = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise OutsideError(f"the hub's folder {home} cannot be used") from error
     try:
@@ -278,8 +285,7 @@ def start_intake(settings: HubSettings, home: Path, receiver: Receiver, log: Log
 
     limits = Limits(settings.segment_bytes, settings.segment_seconds, settings.journal_bytes)
     options = check_options(settings.kafka)
-    hub = (home / "id").read_text()  # which the sinks have too
-    intake = Intake(receiver.journal, hub, options, log, limits, heard)
+    intake = Intake(receiver.journal, receiver.identity, options, log, limits, heard)
     intake.start()
     return intake
 

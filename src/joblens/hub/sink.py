@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from joblens.errors import ConfigError, MalformedError, printable, sentence
-from joblens.files import UNFINISHED, unfinished_name, write_whole
+from joblens.files import UNFINISHED, unfinished_name
 from joblens.hub.checked import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
+from joblens.hub.cursors import Cursor, Untimely, load_cursor, save_cursor
+from joblens.hub.damage import check_segment
 from joblens.hub.segments import Segment, list_sealed, storing
 
 # Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
@@ -65,9 +67,6 @@ class Place(NamedTuple):
     @property
     def journal(self) -> Path:
         return self.home / "journal"
-
-
-Untimely = tuple[str, str, int]  # cluster, node, rows
 
 
 class Taken(NamedTuple):
@@ -118,34 +117,6 @@ class Sink(Protocol):
 
     def rest(self) -> None:
         """Nothing waits: time for what else there is to do."""
-
-
-class Cursor(NamedTuple):
-    segment: int = 0
-    rows: int = 0
-    values: int = 0
-    dropped: int = 0
-    untimely: tuple[Untimely, ...] = ()  # of the dropped rows those far from their arrival
-
-
-def load_cursor(path: Path) -> Cursor:
-    """Raises MalformedError: to begin anew without being asked would store everything twice."""
-    try:
-        found = json.loads(path.read_bytes())
-        segment, *counts = (found.get(name, 0) for name in ("segment", "rows", "values", "dropped"))
-        untimely = tuple((str(cluster), str(node), rows) for cluster, node, rows in found.get("untimely", ()))
-        numbers = segment, *counts, *(rows for *_, rows in untimely)
-        if not all(type(value) is int and value >= 0 for value in numbers):
-            raise ValueError("not a number")
-        return Cursor(segment, counts[0], counts[1], counts[2], untimely)
-    except FileNotFoundError:
-        return Cursor()
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise MalformedError(str(path), f"no cursor: {error!s:.100}") from None
-
-
-def save_cursor(path: Path, cursor: Cursor) -> None:
-    write_whole(str(path), json.dumps(cursor._asdict()).encode())
 
 
 def check_options(name: str, table: Mapping[str, Any], path: str = "") -> tuple[str, dict[str, Any]]:
@@ -212,6 +183,7 @@ class Work:
         with storing(segment) as there:
             if not there:
                 return  # dropped, as too much was waiting: joblens.hub.keep has recorded it
+            check_segment(segment)
             taken = self.sink.take(segment)
             cursor = Cursor(
                 segment.number,

@@ -26,7 +26,7 @@ from joblens.hub.sink import end_with_the_hub, log
 from joblens.jobs.clocks import Clocks
 from joblens.jobs.facts import identity, never_started, start_of
 from joblens.jobs.finish import BATCH, Ended, finish
-from joblens.jobs.live import load_live, runs, save_live
+from joblens.jobs.live import load_live, remove_expired, runs, save_live
 from joblens.jobs.provisional import is_final, save_provisional
 from joblens.jobs.state import Gone, Late, State
 from joblens.schedulers.facts import JobFacts, Scheduler
@@ -119,6 +119,8 @@ class Follower:
             before = load_live(self.home, self.name)
             self._running = {run_of(job): job for job in before.jobs if runs(job)}
             self._seen = before.time
+        with suppress(OSError):
+            remove_expired(self.home, self.name)
         with suppress(OSError):  # a full disk: it is told when there is something to save
             self.state.save()  # from now on no job is lost, though this one never comes to its first turn
 
@@ -180,7 +182,8 @@ class Follower:
         """With those that would else be nowhere until their record is made."""
         ended = [it.job for it in self.waiting.values()]
         ended += [it.job._replace(state="UNKNOWN", end=None) for it in self.state.gone.values()]
-        save_live(self.home, self.name, self._live, self._seen, ended)
+        cluster = self.options.cluster or self.state.cluster
+        save_live(self.home, self.name, self._live, self._seen, ended, cluster)
 
     def _ask_ended(self, now: float) -> None:
         if len(self.waiting) >= MOST_WAITING:

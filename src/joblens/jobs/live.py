@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from joblens.store.listing import COLUMNS, SORTS, JobFilter, name_nodes
 # In the words of the batch systems, where one gives a time at which such a job may begin.
 WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
 OLD_SECONDS = 300.0  # who follows asks several times in this time
+EXPIRED_SECONDS = 86_400.0  # after which nobody knows any more what still waits or runs
 _MOST_WAITING = 20_000
 _MOST_STEPS = 100  # of one that has just ended; its record has them all
 _TASKS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
@@ -38,10 +40,14 @@ class Live(NamedTuple):
     jobs: tuple[JobFacts, ...]
     left_out: int = 0  # jobs that wait, beyond those that are kept
     ended: tuple[JobFacts, ...] = ()  # that have no record yet; how is told, or not told yet
+    cluster: str = ""  # whose jobs they are, if that is known
 
     @property
     def is_old(self) -> bool:
         return time.time() - self.time > OLD_SECONDS
+
+    def clusters(self) -> set[str]:
+        return {self.cluster, *(job.cluster for job in (*self.jobs, *self.ended))} - {""}
 
 
 def runs(job: JobFacts) -> bool:
@@ -54,7 +60,12 @@ def has_run(job: JobFacts) -> bool:
 
 
 def save_live(
-    home: Home, name: str, jobs: Sequence[JobFacts], now: float, ended: Iterable[JobFacts] = ()
+    home: Home,
+    name: str,
+    jobs: Sequence[JobFacts],
+    now: float,
+    ended: Iterable[JobFacts] = (),
+    cluster: str = "",
 ) -> None:
     """Not forced onto the disk: in half a minute it is told again."""
     running = [job for job in jobs if runs(job)]
@@ -63,6 +74,7 @@ def save_live(
     found = {
         "version": 1,
         "time": now,
+        "cluster": cluster,
         "jobs": [to_plain(job) for job in kept],
         "left_out": len(jobs) - len(kept),
         "ended": [to_plain(job._replace(steps=job.steps[:_MOST_STEPS])) for job in ended],
@@ -88,7 +100,8 @@ def _load(path: Path) -> Live:
         if found["version"] != 1:
             raise ValueError(f"version {found['version']!r:.20}")
         jobs, ended = (tuple(map(from_plain, found.get(name, []))) for name in ("jobs", "ended"))
-        return Live(float(found["time"]), jobs, int(found["left_out"]), ended)
+        cluster = str(found.get("cluster", ""))  # which earlier versions did not write
+        return Live(float(found["time"]), jobs, int(found["left_out"]), ended, cluster)
     except FileNotFoundError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -96,19 +109,46 @@ def _load(path: Path) -> Live:
 
 
 def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
-    """Of all who follow a batch system into this store."""
+    """Of all who follow a batch system into this store, the newest first. Each job once, as it was told last;
+    of a cluster that another has told of much later, none of what was told before."""
+    known: set[Any] = set()
+    clusters: dict[str, float] = {}  # with when they were last told of
+    for found in sorted(_each(home, problems), key=lambda it: it.time, reverse=True):
+        newer = {name for name, when in clusters.items() if when - found.time > OLD_SECONDS}
+        jobs, ended = (
+            tuple(job for job in some if job.cluster not in newer and identity(job) not in known)
+            for some in (found.jobs, found.ended)
+        )
+        known.update(identity(job) for job in (*jobs, *ended))
+        for cluster in found.clusters():
+            clusters.setdefault(cluster, found.time)
+        if found.is_old and jobs:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.time))
+            problems.append(f"which jobs wait and run was last told at {when}: does the hub run?")
+        yield found._replace(jobs=jobs, ended=ended)
+
+
+def _each(home: Home, problems: list[str]) -> Iterator[Live]:
     for path in sorted((home.path / "live").glob("*.json")):
         try:
-            found = _load(path)
+            if not _is_expired(path):
+                yield _load(path)
         except FileNotFoundError:
             continue
         except MalformedError as error:
             problems.append(str(error))
-            continue
-        if found.is_old and found.jobs:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.time))
-            problems.append(f"which jobs wait and run was last told at {when}: does the hub run?")
-        yield found
+
+
+def _is_expired(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > EXPIRED_SECONDS
+
+
+def remove_expired(home: Home, own: str) -> None:
+    """What hubs that are no more have left behind. Raises OSError."""
+    for path in (home.path / "live").glob("*.json"):
+        with suppress(FileNotFoundError):
+            if path != _file(home, own) and _is_expired(path):
+                path.unlink()
 
 
 def add_live(

@@ -19,7 +19,7 @@ from joblens.config import split_url
 from joblens.errors import JoblensError, OutsideError, sentence
 from joblens.files import list_names, write_quickly
 from joblens.hub.auth import make_token
-from joblens.hub.keep import read_cursor
+from joblens.hub.cursors import read_cursor
 from joblens.hub.segments import OPEN, SEALED
 from joblens.jobs.facts import from_plain, to_plain
 from joblens.jobs.finish import make_record
@@ -272,11 +272,12 @@ def _gaps(session: Session) -> list[str]:
             with suppress(ValueError, KeyError, TypeError):
                 gap = json.loads(line)
                 times = [
-                    time.strftime("%H:%M:%S", time.localtime(gap[it] / 1e9)) for it in ("from_ns", "to_ns")
+                    time.strftime("%H:%M:%S", time.localtime(gap[it] / 1e9))
+                    for it in ("from_ns", "to_ns")
+                    if gap.get(it)
                 ]
-                lines.append(
-                    f"{gap['node']}: samples from {times[0]} to {times[1]} are missing: {gap['why']}"
-                )
+                when = f" from {times[0]} to {times[1]}" if len(times) == 2 else ""
+                lines.append(f"{gap['node']}: samples{when} are missing: {gap['why']}")
     more = [f"{len(lines) - _MOST_GAPS} more gaps"] if len(lines) > _MOST_GAPS else []
     return lines[:_MOST_GAPS] + more
 

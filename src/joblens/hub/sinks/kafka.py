@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.agent.frame import read_header
 from joblens.errors import ConfigError, MalformedError, ServerError, sentence
 from joblens.hub import kafka_client
-from joblens.hub.checked import Checker, LeftOut, choose_timely
+from joblens.hub.checked import Checker, choose_timely
 from joblens.hub.decode import decode_columns
+from joblens.hub.entries import LARGEST_BATCH
 from joblens.hub.header import check_header
 from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
 from joblens.hub.kafka_schema import Encode, avro_frame, avro_rows, json_rows
-from joblens.hub.segments import LARGEST_BATCH, Record, Segment
-from joblens.hub.sink import Place, Taken, left_out
+from joblens.hub.segments import Record, Segment
+from joblens.hub.sink import Place, Taken
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -96,8 +97,8 @@ class KafkaSink:
 
     def _send(self, segment: Segment, skip: int) -> Taken:
         taken, size, count = Taken(), 0, 0
-        left = LeftOut()
-        for count, record in enumerate(_records(segment, left), 1):
+        for record in segment.records():
+            count = record.place
             if count <= skip:
                 continue
             if not size:
@@ -110,7 +111,7 @@ class KafkaSink:
                 size = 0
         if size:
             self._commit(Done(segment.number, count))
-        return taken.plus(left_out(left))
+        return taken
 
     def _produce(self, messages: Iterable[Message], received_ns: int) -> int:
         """Stamped with the hub's time: a node's clock can be wrong, and Kafka deletes by this."""
@@ -210,14 +211,6 @@ class Form:
             return self._kafka.topic("rows")
         fits = _TOPIC.fullmatch(set_name) is not None and set_name not in _RESERVED
         return self._kafka.topic(set_name if fits else "other")
-
-
-def _records(segment: Segment, left: LeftOut) -> Iterator[Record]:
-    """Up to where the disk has changed them; the rest nobody can read any more."""
-    try:
-        yield from segment.records()
-    except MalformedError as error:
-        left.problems.append(f"{segment.path.name}: {error}; the rest of it is lost")
 
 
 def _dropped(rows: int, why: str) -> Taken:

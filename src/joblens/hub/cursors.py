@@ -1,0 +1,58 @@
+"""How far a sink is: the last segment that it has stored, and sums over all that it has stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from joblens.errors import MalformedError
+from joblens.files import list_names, read_small, write_small
+
+Untimely = tuple[str, str, int]  # cluster, node, rows
+
+
+class Cursor(NamedTuple):
+    segment: int = 0
+    rows: int = 0
+    values: int = 0
+    dropped: int = 0
+    untimely: tuple[Untimely, ...] = ()  # of the dropped rows those far from their arrival
+
+
+def load_cursor(path: Path) -> Cursor:
+    """Raises MalformedError: to begin anew without being asked would store everything twice."""
+    try:
+        found = json.loads(read_small(str(path)))
+        if isinstance(found, list):  # what there was room for
+            found = dict(zip(Cursor._fields, found))
+        segment, *counts = (found.get(name, 0) for name in ("segment", "rows", "values", "dropped"))
+        untimely = tuple((str(cluster), str(node), rows) for cluster, node, rows in found.get("untimely", ()))
+        numbers = segment, *counts, *(rows for *_, rows in untimely)
+        if not all(type(value) is int and value >= 0 for value in numbers):
+            raise ValueError("not a number")
+        return Cursor(segment, counts[0], counts[1], counts[2], untimely)
+    except FileNotFoundError:
+        return Cursor()
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise MalformedError(str(path), f"no cursor: {error!s:.100}") from None
+
+
+def save_cursor(path: Path, cursor: Cursor) -> None:
+    """On the disk on return, also on a full one: sinks must go on for there to be room again."""
+    write_small(str(path), json.dumps(cursor._asdict()), json.dumps(cursor[:4], separators=(",", ":")))
+
+
+def read_cursor(home: Path, sink: str) -> int:
+    """The last segment that a sink has stored; 0 if none, or if that cannot be known."""
+    try:
+        return load_cursor(home / "cursors" / f"{sink}.json").segment
+    except (OSError, MalformedError):
+        return 0
+
+
+def list_behind(home: Path, segment: int) -> list[str]:
+    """The sinks that have run here and have not stored this segment."""
+    endings = (".json", ".lock")
+    names = {name[:-5] for name in list_names(str(home / "cursors")) if name.endswith(endings)}
+    return sorted(name for name in names if read_cursor(home, name) < segment)

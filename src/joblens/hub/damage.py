@@ -1,0 +1,227 @@
+"""Damage to a segment of the journal: found, passed over by every sink alike, and recorded as a gap.
+
+A sink checks a segment before it takes it. What is damaged stands from then on in a file beside the segment,
+`NUMBER.damage`: which bytes to pass over, which batches were in them, and which sinks had not stored them.
+The hub records these as gaps, and keeps the segment in `damaged/` when every sink is through with it.
+
+Which batches were there is known from the index, a file beside the segment with the head of every entry that
+was acknowledged. Without it the damaged bytes themselves are asked.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from joblens.errors import MalformedError
+from joblens.files import publish_once, unfinished_name, write_whole
+from joblens.hub.cursors import list_behind
+from joblens.hub.entries import Head, Indexed, find_entry, guess_identity, is_entry, parse_head, parse_index
+from joblens.hub.seen import Batch
+from joblens.hub.segments import Segment, Skip, damage_path, index_path, load_skips
+
+_BLOCK = 4096  # bytes that a disk cannot read are passed over in such steps
+_TAIL = 8192  # bytes at the end of an index, that have its last record in them
+
+
+class Lost(NamedTuple):
+    """Batches of one boot of a node, by their numbers."""
+
+    cluster: str
+    node: str
+    boot: str
+    first: int
+    last: int
+
+
+class Damage(NamedTuple):
+    skips: tuple[Skip, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    unknown_bytes: int = 0  # where whose they were cannot be read
+    size: int = -1  # of the segment when it was found
+    sinks: tuple[str, ...] = ()  # that had not stored the segment then
+
+
+class Survey(NamedTuple):
+    """What a whole segment looks like."""
+
+    sound: list[tuple[int, Head]]  # entries, with where they are
+    skips: list[Skip]
+    lost: list[Batch]
+    unknown_bytes: int
+    torn: int  # from here on it is an entry that nobody was told of; the length of the file if there is none
+
+
+def survey(data: bytes, index: Sequence[Indexed], unsealed: bool = False, has_index: bool = True) -> Survey:
+    """An unsealed one can end in an entry that was being written. `index` may lack what was written last."""
+    places = {it.offset: it for it in index}
+    acknowledged = max((it.end for it in index), default=0)
+    sound: list[tuple[int, Head]] = []
+    skips: list[Skip] = []
+    lost: list[Batch] = []
+    unknown = at = 0
+    while at < len(data):
+        head = is_entry(data, at)
+        if head is not None:
+            sound.append((at, head))
+            at += head.whole
+            continue
+        end = _next_entry(data, at, places)
+        tail = unsealed and end == len(data) and at >= acknowledged
+        if tail and (has_index or _is_cut_off(data, at)):
+            return Survey(sound, skips, lost, unknown, at)
+        inside = [it.head.batch for it in index if at <= it.offset < end]
+        named = inside or [it for it in (guess_identity(data, at, end),) if it is not None]
+        lost += named
+        unknown += 0 if named else end - at
+        skips.append(Skip(at, end, max(len(inside), 1)))
+        at = end
+    lost += [it.head.batch for it in index if it.offset >= len(data)]
+    return Survey(sound, skips, lost, unknown, len(data))
+
+
+def _next_entry(data: bytes, at: int, places: dict[int, Indexed]) -> int:
+    """Where to go on behind a damaged entry. Not searched for where that can be known: a batch can hold bytes
+    that look like an entry."""
+    known = places.get(at)
+    head = known.head if known is not None else parse_head(data, at)
+    if head is not None:
+        return min(at + head.whole, len(data))
+    return find_entry(data, at + 1, min((it for it in places if it > at), default=len(data)))
+
+
+def _is_cut_off(data: bytes, at: int) -> bool:
+    """Whether an entry of an older version has less behind its head than that says."""
+    length = int.from_bytes(data[at : at + 4], "little")
+    return len(data) - at < 16 or at + 16 + length > len(data)
+
+
+def read_damaged(path: Path) -> bytes:
+    """All of a file, with zeros in place of what the disk cannot read."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        return b"".join(_read_block(file, at, min(_BLOCK, size - at)) for at in range(0, size, _BLOCK))
+    finally:
+        os.close(file)
+
+
+def _read_block(file: int, at: int, size: int) -> bytes:
+    try:
+        return os.pread(file, size, at).ljust(size, b"\0")
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return bytes(size)
+
+
+def load_index(segment: Path) -> list[Indexed]:
+    try:
+        return parse_index(read_damaged(index_path(segment)))
+    except FileNotFoundError:
+        return []
+
+
+def acknowledged_size(segment: Path) -> int:
+    """How large a segment is by its index; 0 where there is none."""
+    try:
+        file = os.open(index_path(segment), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        size = os.fstat(file).st_size
+        return max((it.end for it in parse_index(os.pread(file, _TAIL, max(size - _TAIL, 0)))), default=0)
+    finally:
+        os.close(file)
+
+
+def load_damage(segment: Path) -> Damage:
+    """Nothing where none was found, and where what was written about it is damaged too: it is found again."""
+    try:
+        found = json.loads(damage_path(segment).read_bytes())
+        return Damage(
+            load_skips(segment),
+            tuple(_lost(*it) for it in found["lost"]),
+            int(found["unknown_bytes"]),
+            int(found["size"]),
+            tuple(map(str, found["sinks"])),
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return Damage()
+
+
+def _lost(cluster: str, node: str, boot: str, first: int, last: int) -> Lost:
+    return Lost(str(cluster), str(node), str(boot), int(first), int(last))
+
+
+def check_segment(segment: Segment) -> Damage:
+    """Reads all of it, and writes down what is damaged. Returns what is known then. Raises OSError."""
+    known = load_damage(segment.path)
+    if _is_sound(segment, known):
+        return known
+    data = read_damaged(segment.path)
+    found = survey(data, load_index(segment.path))
+    return note_damage(segment, known, found, len(data))
+
+
+def note_damage(segment: Segment, known: Damage, found: Survey, size: int) -> Damage:
+    new = [it for it in found.lost if not any(_is_in(it, some) for some in known.lost)]
+    damage = Damage(
+        tuple(found.skips),
+        (*known.lost, *join(new)),
+        found.unknown_bytes,
+        size,
+        known.sinks or tuple(list_behind(segment.path.parent.parent, segment.number)),
+    )
+    target, data = str(damage_path(segment.path)), json.dumps({"version": 1, **damage._asdict()}).encode()
+    if known.size >= 0:
+        write_whole(target, data)
+        return damage
+    unfinished = unfinished_name(target)
+    Path(unfinished).write_bytes(data)
+    if not publish_once(unfinished, target):  # another sink has found it at the same moment
+        other = load_damage(segment.path)
+        if other.size < 0:
+            write_whole(target, data)
+        return other if other.size >= 0 else damage
+    return damage
+
+
+def _is_sound(segment: Segment, known: Damage) -> bool:
+    """But for what is known."""
+    try:
+        for _ in segment.records():
+            pass
+    except MalformedError:
+        return False
+    size = segment.path.stat().st_size
+    return size == known.size or (known.size < 0 and size >= acknowledged_size(segment.path))
+
+
+def _is_in(batch: Batch, some: Lost) -> bool:
+    return batch[:3] == some[:3] and some.first <= batch.sequence <= some.last
+
+
+def join(batches: Iterable[Batch]) -> list[Lost]:
+    """As ranges of numbers."""
+    found: list[Lost] = []
+    for batch in sorted(set(batches)):
+        if found and found[-1][:3] == batch[:3] and found[-1].last + 1 == batch.sequence:
+            found[-1] = found[-1]._replace(last=batch.sequence)
+        else:
+            found.append(Lost(*batch, batch.sequence))
+    return found
+
+
+def describe(damage: Damage) -> str:
+    """For the log."""
+    count = sum(it.last - it.first + 1 for it in damage.lost)
+    nodes = sorted({it.node for it in damage.lost})
+    some = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more nodes" if len(nodes) > 3 else "")
+    parts = [f"{count} {'batch' if count == 1 else 'batches'} of {some}"] if count else []
+    parts += [f"{damage.unknown_bytes} bytes of unknown origin"] if damage.unknown_bytes else []
+    return " and ".join(parts) or "nothing"

@@ -1,0 +1,177 @@
+"""One entry of a journal segment: a batch, and in front of it a head that says whose it is.
+
+Head and batch have a checksum each. So a damaged batch leaves its identity and the place of the next entry
+known, and a damaged head leaves the batch's own header.
+
+Segments of the first versions, whose heads have no identity, are read too (docs/formats.md).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from joblens.agent.frame import MAGIC as BATCH_MAGIC
+from joblens.agent.frame import read_header
+from joblens.errors import MalformedError
+from joblens.hub.header import check_header
+from joblens.hub.seen import Batch
+
+MAGIC = b"JLE2"
+INDEX_MAGIC = b"JLI2"
+LARGEST_BATCH = 1 << 26
+_LEAST = struct.Struct("<4sIHIIQQ")  # magic, CRC-32 of what follows of the head, and then what _FIELDS says
+_FIELDS = struct.Struct("<HIIQQ")  # bytes of names, bytes and CRC-32 of the batch, time received, sequence
+_INDEX = struct.Struct("<4sIQ")  # magic, CRC-32 of what follows with the head, offset of the entry
+_OFFSET = struct.Struct("<Q")
+_OLD = struct.Struct("<IIQ")  # bytes of the batch, CRC-32 of all that follows, time received
+_CRC_END = 8  # where what the CRC of a head covers begins
+NOBODY = Batch("", "", "", 0)  # what is stored without its identity
+
+
+class Head(NamedTuple):
+    batch: Batch  # NOBODY in entries of older versions
+    received_ns: int
+    size: int  # of the head itself
+    length: int  # of the batch behind it
+    crc: int
+    old: bool = False
+
+    @property
+    def whole(self) -> int:
+        return self.size + self.length
+
+
+class Indexed(NamedTuple):
+    offset: int
+    head: Head
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.head.whole
+
+
+def pack_head(batch: Batch, received_ns: int, data: bytes) -> bytes:
+    """What stands in front of a batch."""
+    names = f"{batch.cluster}\0{batch.node}\0{batch.boot}".encode("utf-8", "surrogatepass")
+    rest = _FIELDS.pack(len(names), len(data), zlib.crc32(data), received_ns, batch.sequence) + names
+    return MAGIC + zlib.crc32(rest).to_bytes(4, "little") + rest
+
+
+def parse_head(data: bytes, at: int = 0) -> Head | None:
+    """None if no head of this version is there, or a damaged one."""
+    if data[at : at + 4] != MAGIC or len(data) - at < _LEAST.size:
+        return None
+    _, crc, names_length, length, batch_crc, received_ns, sequence = _LEAST.unpack_from(data, at)
+    end = at + _LEAST.size + names_length
+    if end > len(data) or zlib.crc32(data[at + _CRC_END : end]) != crc:
+        return None
+    try:
+        cluster, node, boot = data[at + _LEAST.size : end].decode("utf-8", "surrogatepass").split("\0")
+    except ValueError:
+        return None
+    return Head(Batch(cluster, node, boot, sequence), received_ns, end - at, length, batch_crc)
+
+
+def read_entry(read: Callable[[int], bytes]) -> tuple[Head, bytes] | None:
+    """The next one, None at the end. Raises MalformedError."""
+    first = read(_OLD.size)
+    if not first:
+        return None
+    if first[:4] == MAGIC:
+        first += read(_LEAST.size - _OLD.size)
+        if len(first) == _LEAST.size:
+            first += read(_LEAST.unpack(first)[2])
+        head = parse_head(first)
+        if head is None:
+            raise MalformedError("journal", "the head of an entry is damaged")
+    else:
+        head = _parse_old(first)
+    data = read(head.length)
+    if not _is_sound(head, data):
+        raise MalformedError("journal", "an entry is cut off or damaged")
+    return head, data
+
+
+def _parse_old(data: bytes) -> Head:
+    if len(data) < _OLD.size:
+        raise MalformedError("journal", "an entry is cut off")
+    length, crc, received_ns = _OLD.unpack(data)
+    if length > LARGEST_BATCH:
+        raise MalformedError("journal", "the head of an entry is damaged")
+    return Head(NOBODY, received_ns, _OLD.size, length, crc, old=True)
+
+
+def _is_sound(head: Head, data: bytes) -> bool:
+    begin = zlib.crc32(_OFFSET.pack(head.received_ns)) if head.old else 0
+    return len(data) == head.length and zlib.crc32(data, begin) == head.crc
+
+
+def find_entry(data: bytes, begin: int, end: int) -> int:
+    """The place of the first sound entry that begins in data[begin:end], or `end`."""
+    places = [*_find(data, MAGIC, begin, end, 0), *_find(data, BATCH_MAGIC, begin, end, _OLD.size)]
+    return next((place for place in sorted(places) if is_entry(data, place)), end)
+
+
+def _find(data: bytes, magic: bytes, begin: int, end: int, before: int) -> list[int]:
+    """Where an entry could begin, that has this magic so many bytes behind its begin."""
+    found = []
+    at = data.find(magic, begin + before, end + before + len(magic) - 1)
+    while at >= 0:
+        found.append(at - before)
+        at = data.find(magic, at + 1, end + before + len(magic) - 1)
+    return found
+
+
+def is_entry(data: bytes, at: int) -> Head | None:
+    """The head of the sound entry that is there."""
+    head = parse_head(data, at)
+    if head is None:
+        try:
+            head = _parse_old(data[at : at + _OLD.size])
+        except MalformedError:
+            return None
+    return head if _is_sound(head, data[at + head.size : at + head.whole]) else None
+
+
+def pack_index(offset: int, head: bytes) -> bytes:
+    """One record of a segment's index: the head of an entry, and where it is."""
+    packed = _OFFSET.pack(offset)
+    return INDEX_MAGIC + zlib.crc32(head, zlib.crc32(packed)).to_bytes(4, "little") + packed + head
+
+
+def parse_index(data: bytes) -> list[Indexed]:
+    """Whatever of it is sound, in its order."""
+    found = []
+    at = data.find(INDEX_MAGIC)
+    while at >= 0:
+        head = parse_head(data, at + _INDEX.size)
+        after = at + 1
+        if head is not None:
+            _, crc, offset = _INDEX.unpack_from(data, at)
+            if zlib.crc32(data[at + _CRC_END : at + _INDEX.size + head.size]) == crc:
+                found.append(Indexed(offset, head))
+                after = at + _INDEX.size + head.size
+        at = data.find(INDEX_MAGIC, after)
+    return found
+
+
+def identify(head: Head, data: bytes) -> Batch:
+    """Whose a sound entry is. Raises MalformedError."""
+    return check_header(read_header(data)).batch if head.batch == NOBODY else head.batch
+
+
+def guess_identity(data: bytes, begin: int, end: int) -> Batch | None:
+    """Of a damaged entry: by its head, else by the batch's own header, where one of them is sound."""
+    head = parse_head(data, begin)
+    if head is not None and head.batch != NOBODY:
+        return head.batch
+    at = data.find(BATCH_MAGIC, begin, min(end, begin + (1 << 12)))
+    if at < 0:
+        return None
+    try:
+        return check_header(read_header(data[at:end])).batch
+    except MalformedError:
+        return None
