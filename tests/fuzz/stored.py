@@ -8,7 +8,7 @@ import sqlite3
 from contextlib import suppress
 from functools import cache
 
-from hub.made import fleet_segment
+from hub.made import fleet_segment, write_old
 from joblens.agent.gaps import Gap, Gaps
 from joblens.agent.lock import Last, Lock
 from joblens.agent.spool import Spool
@@ -83,7 +83,9 @@ def journal(data: bytes) -> None:
 @cache
 def _segments() -> list[bytes]:
     folder = fresh("segments")
-    return [fleet_segment(folder, number, nodes, 2).path.read_bytes() for number, nodes in ((1, 1), (2, 2))]
+    found = [fleet_segment(folder, number, nodes, 2) for number, nodes in ((1, 1), (2, 2))]
+    write_old(folder / "old", [record.batch for record in found[0].records()])
+    return [(folder / "old").read_bytes(), *(segment.path.read_bytes() for segment in found)]
 
 
 def spool(data: bytes) -> None:

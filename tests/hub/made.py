@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +92,17 @@ def write_segment(folder: Path, number: int, batches: Iterable[bytes]) -> Segmen
     unfinished.write_bytes(b"".join(pack_record(START + number, batch) for batch in batches))
     unfinished.rename(path)
     return Segment(number, path)
+
+
+def write_old(path: Path, batches: Iterable[bytes]) -> None:
+    """A segment as the first versions wrote it: length, checksum, time, batch."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stamp = struct.pack("<Q", START)
+    records = [
+        struct.pack("<II", len(batch), zlib.crc32(batch, zlib.crc32(stamp))) + stamp + batch
+        for batch in batches
+    ]
+    path.write_bytes(b"".join(records))
 
 
 def seconds(first: int, count: int) -> list[int]:

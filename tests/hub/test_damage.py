@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import struct
-import zlib
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,24 +19,13 @@ from joblens.hub.keep import clean
 from joblens.hub.seen import Batch, load_seen
 from joblens.hub.segments import Segment, list_sealed
 
-from .made import SECOND, START, Running, encode, node_samples, seconds
+from .made import SECOND, START, Running, encode, node_samples, seconds, write_old
 from .sending import make_batch
 from .sinking import Process
 from .test_journal import journaled
 
 MANY = 12
 TIMES = 3  # rows of one set in a batch
-
-
-def write_old(path: Path, batches: list[bytes]) -> None:
-    """As the first versions wrote it: length, checksum, time, batch."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stamp = struct.pack("<Q", START)
-    records = [
-        struct.pack("<II", len(batch), zlib.crc32(batch, zlib.crc32(stamp))) + stamp + batch
-        for batch in batches
-    ]
-    path.write_bytes(b"".join(records))
 
 
 def write_journal(home: Path, old: bool, batches: list[bytes]) -> Path:
