@@ -27,7 +27,7 @@ _MOST_PROBLEMS, _LONGEST = 20, 1000  # and characters of each: all of them fit i
 
 class Compaction:
     def __init__(self, home: Path, every: float) -> None:
-        self._home, self._every = home, every
+        self._home, self.every = home, every
         self._process: subprocess.Popen[bytes] | None = None
         self.cycles = 0  # that have ended
         self._started = time.monotonic()
@@ -41,7 +41,7 @@ class Compaction:
             self._report(self._process)
             self._process = None
             self.cycles += 1
-        if self._every and time.monotonic() - self._started > self._every:
+        if self.every and time.monotonic() - self._started > self.every:
             self._started = time.monotonic()
             self._process = self._start()
 
