@@ -58,6 +58,9 @@ class Store:
         """
         found = self._catalog.find(name)
         if not found:
+            running = self._running(name)
+            if running is not None:
+                return running
             raise LookupError(self._why_unknown(name))
         if len(found) > 1:
             some = ", ".join(map(self._catalog.name_of, found[:5])) + (", …" if len(found) > 5 else "")
@@ -81,6 +84,15 @@ class Store:
         if under_way:
             return f"job {under_way[0]} has not ended yet, or not been stored yet"
         return f"there is no job {name!r:.100} in {self.home.path}"
+
+    def _running(self, name: str) -> dict[str, Any] | None:
+        """The report so far of a job that `joblens run` runs now."""
+        if not name or not ingest.folders(self.home.incoming):
+            return None
+        from joblens.jobs.running import find_running, summarise_running
+
+        found = [it for it in find_running(self.home) if str(it.facts["id"]).startswith(name)]
+        return summarise_running(found[-1]) if found else None
 
     def running(self) -> list[str]:
         """The ids of the jobs that have not ended, or that nobody has completed yet."""

@@ -159,7 +159,7 @@ def _on_one(
 ) -> Whole:
     """What `joblens run` has seen, on the node where it was started."""
     looked = reader.sample_times(Span(facts["id"], start - 60, float(end["end"]) + 60 if end else 4e9))
-    finish = float(end["end"]) if end else (looked[-1] if looked else start)
+    finish = float(end["end"]) if end else (looked or [float(facts.get("known_until") or start)])[-1]
     span = Span(facts["id"], start, max(finish, start) + 1.0)
     series = reader.series(span, "job", _JOB_COLUMNS, most)
     points = make_points(start, finish, series, max(3 * interval, 3 * (finish - start) / most, 1.0))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.errors import MalformedError
-from joblens.files import write_quickly
+from joblens.files import list_names, write_quickly
 from joblens.jobs.facts import INTERVAL, end_of, facts_of, first, from_plain, identity, to_plain
 from joblens.schedulers.facts import JobFacts
 from joblens.schedulers.slurm_text import ENDED
@@ -161,18 +161,8 @@ def add_live(
 ) -> list[dict[str, Any]]:
     """To those that are stored, those that run or have just ended, or wait if that is asked for; in order.
     `more`: that run, and that nobody need follow."""
-    if wanted.tags:  # which only the jobs of `joblens run` have
-        return stored
     now = time.time() if now is None else now
-    known = {(it["cluster"], it["id"], it["start"]) for it in stored}
-    told = [job for live in load_all(home, problems) for job in (*live.jobs, *live.ended)]
-    followed = {(job.cluster, job.id) for job in told}
-    found = [
-        _row(job, now)
-        for job in (*told, *(job for job in more if (job.cluster, job.id) not in followed))
-        if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
-        if identity(job) not in known  # it has got its record meanwhile
-    ]
+    found = [*_started_here(home, wanted, now), *_followed(home, wanted, stored, problems, now, more)]
     if not found:
         return stored
     column = SORTS[wanted.sort]
@@ -183,6 +173,46 @@ def add_live(
     )
     rest = [it for it in both if it[column] is None]
     return (ordered + rest)[: wanted.limit or None]
+
+
+def _started_here(home: Home, wanted: JobFilter, now: float) -> list[dict[str, Any]]:
+    """Jobs that `joblens run` runs."""
+    if not list_names(str(home.incoming)):
+        return []
+    from joblens.jobs.running import as_facts, find_running, has_tags, summarise_running
+
+    rows = []
+    for found in find_running(home):
+        job = as_facts(found)
+        if _is_meant(job, wanted) and has_tags(found, wanted.tags):
+            used = summarise_running(found)["used"]
+            more = {name: used[name] for name in ("cpu_seconds", "memory_peak_bytes", "processes")}
+            if used["cpu_seconds"] is not None:  # as of the same moment
+                more["duration_seconds"] = used["duration_seconds"]
+            rows.append({**_row(job, now), **more})
+    return rows
+
+
+def _followed(
+    home: Home,
+    wanted: JobFilter,
+    stored: list[dict[str, Any]],
+    problems: list[str],
+    now: float,
+    more: Iterable[JobFacts],
+) -> list[dict[str, Any]]:
+    """Of batch systems and of user mode."""
+    if wanted.tags:  # which only the jobs of `joblens run` have
+        return []
+    known = {(it["cluster"], it["id"], it["start"]) for it in stored}
+    told = [job for live in load_all(home, problems) for job in (*live.jobs, *live.ended)]
+    followed = {(job.cluster, job.id) for job in told}
+    return [
+        _row(job, now)
+        for job in (*told, *(job for job in more if (job.cluster, job.id) not in followed))
+        if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
+        if identity(job) not in known  # it has got its record meanwhile
+    ]
 
 
 def _is_meant(job: JobFacts, wanted: JobFilter) -> bool:

@@ -12,7 +12,7 @@ from joblens.model import Sample
 
 # A batch is written after so many seconds or values: what a crash can lose, and what is held in memory.
 # The first ones come sooner, for most jobs are short.
-_FIRST_SECONDS, _BATCH_SECONDS = 1.0, 30.0
+_FIRST_SECONDS, _BATCH_SECONDS = 1.0, 15.0
 _BATCH_VALUES = 200_000
 _MOST_WAITING = 16 << 20  # bytes of batches that the disk did not take
 

@@ -1,0 +1,85 @@
+"""Jobs that `joblens run` runs now: their rows in a listing, and their report so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from joblens.errors import MalformedError
+from joblens.host import Host
+from joblens.model import Sample
+from joblens.schedulers.facts import JobFacts, Resources
+from joblens.store import ingest
+from joblens.store.home import Home
+
+STATE = "RUNNING"
+_MOST_VALUES = 1_000_000  # held in memory for a report; of a job with more, every second sample
+
+
+def find_running(home: Home) -> list[ingest.Incoming]:
+    """Those whose joblens is alive, the oldest first."""
+    if not ingest.folders(home.incoming):
+        return []
+    host = Host()
+    node, boot = host.name(), host.boot_id()
+    found = [
+        it for it in ingest.list_incoming(home) if it.end is None and not ingest.is_abandoned(it, node, boot)
+    ]
+    return sorted(found, key=lambda it: it.facts["start"])
+
+
+def as_facts(found: ingest.Incoming) -> JobFacts:
+    """In the form that other running jobs have, for filters and listings."""
+    facts = found.facts
+    return JobFacts(
+        str(facts["cluster"]),
+        str(facts["id"]),
+        "run",
+        user=str(facts.get("user") or ""),
+        name=str(facts.get("name") or ""),
+        state=STATE,
+        start=float(facts["start"]),
+        nodes=(str(facts["node"]),),
+        allocated=Resources(cores=facts.get("cores")),
+    )
+
+
+def has_tags(found: ingest.Incoming, wanted: tuple[tuple[str, str], ...]) -> bool:
+    tags = found.facts.get("tags") or {}
+    return all(tags.get(name) == value for name, value in wanted)
+
+
+def summarise_running(found: ingest.Incoming) -> dict[str, Any]:
+    """What is known of it so far: samples are written some seconds after they were taken."""
+    from joblens.analysis.summary import summarise
+    from joblens.store.samples import SamplesReader
+
+    said: list[str] = []
+    job, node = str(found.facts["id"]), str(found.facts["node"])
+    reader = SamplesReader(_load(found, said), job, node)
+    record = summarise({**found.facts, "state": STATE, "known_until": time.time()}, None, reader)
+    record["data"]["problems"] += said
+    return record
+
+
+def _load(found: ingest.Incoming, said: list[str]) -> list[Sample]:
+    loaded: list[Sample] = []
+    values = 0
+    try:
+        for samples in _batches(found, said):
+            loaded += samples
+            values += sum(len(sample.rows.values) for sample in samples)
+            if values > _MOST_VALUES:
+                moments = sorted({sample.time_ns for sample in loaded})
+                kept = set(moments[-1::-2])
+                loaded = [sample for sample in loaded if sample.time_ns in kept]
+                values = sum(len(sample.rows.values) for sample in loaded)
+    except (ingest.GoneError, MalformedError):  # it ends just now
+        pass
+    return loaded
+
+
+def _batches(found: ingest.Incoming, said: list[str]) -> Iterator[list[Sample]]:
+    for _, samples in ingest.read_batches(found, said, lambda path: "it is left out"):
+        yield samples
