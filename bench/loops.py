@@ -11,6 +11,7 @@ from bench.timing import spread
 _LONGEST = 60.0
 _PER_PROCESS = 40e-6
 _USUAL_FILES = 1024
+_MANY, _MANY_FILES = 1200, 8192
 
 
 def measure_six_sets(pythons: list[Interpreter]) -> list[Section]:
@@ -58,8 +59,11 @@ def measure_processes(pythons: list[Interpreter]) -> list[Section]:
         command, label = [python.path, "-m", "bench.scan"], python.label
         found = run_json(command, _LONGEST)
         few = run_json([*command, str(_USUAL_FILES)], _LONGEST)
+        many = run_json([*command, str(_MANY_FILES), str(_MANY)], _LONGEST)
         ours = found["scan"]
         lines.append(at_most("one scan / user processes seen", label, "seconds", ours, most=_PER_PROCESS))
+        what = f"the same with {_MANY} processes, which cannot all keep their files open"
+        lines.append(at_most(what, label, "seconds", many["scan"], most=_PER_PROCESS))
         if "psutil" in found:
             lines.append(compare("one scan / psutil", label, ours, found["psutil"], 1 / 4))
             what = f"one scan, {_USUAL_FILES} files allowed / psutil"

@@ -1,6 +1,6 @@
 """The process scan against psutil, on sleeping processes that are made for it.
 
-`python -m bench.scan [FILES]` is the loop itself, as in sixsets.py, with so many files open at most.
+`python -m bench.scan [FILES [SLEEPERS]]` is the loop itself, as in sixsets.py; at most FILES are open.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PATIENCE = 30.0
 
 
 @contextmanager
-def sleepers() -> Iterator[None]:
+def sleepers(count: int) -> Iterator[None]:
     """They end by themselves too, should the bench be killed in a way that leaves it no last word."""
     children: List[subprocess.Popen[bytes]] = []
     try:
-        while len(children) < _SLEEPERS:
+        while len(children) < count:
             children.append(subprocess.Popen(["sleep", "120"]))
         yield
     finally:
@@ -68,9 +68,10 @@ def main() -> None:
     if len(sys.argv) > 1:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), hard))
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else _SLEEPERS
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the sleepers are ended
     host = Host("/")
-    with sleepers():
+    with sleepers(count):
         wanted = read_pids(host)
         contenders: Dict[str, Work] = {"scan": scan(host)}
         if with_psutil.AVAILABLE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -21,6 +22,7 @@ from kernel import (
     INTERRUPTS,
     MEMINFO,
     NET_DEV,
+    PROCESS_IO,
     PROCESS_STAT,
     PROCESS_STATUS,
     STAT,
@@ -282,6 +284,106 @@ def test_kernel_threads_are_left_out(tmp_path: Path) -> None:
     thread = b"(kswapd0) S 2 0 0 0 -1 2129984 " + b"0 " * 44 + b"\n"
     (processes,) = read("processes", tmp_path, {"proc/90/stat": b"90 " + thread})
     assert [key[0] for key in processes.keys] == [4000]
+
+
+def _machine_with_many(root: Path, processes: int, threads: int) -> Host:
+    """And kernel threads."""
+    thread = b"(kworker) S 2 0 0 0 -1 2129984 " + b"0 " * 44 + b"\n"
+    changes: dict[str, bytes | None] = {}
+    for pid in range(4000, 4000 + processes):
+        changes |= {
+            f"proc/{pid}/stat": b"%d " % pid + PROCESS_STAT.replace(b" 12345 ", b" %d " % pid),
+            f"proc/{pid}/status": PROCESS_STATUS,
+            f"proc/{pid}/io": PROCESS_IO,
+            f"proc/{pid}/cmdline": b"a\0",
+        }
+    changes |= {f"proc/{pid}/stat": b"%d " % pid + thread for pid in range(100, 100 + threads)}
+    return Host(make_machine(root, changes))
+
+
+def _open_files(reading: Any) -> list[list[str]]:
+    """By process, the names of those that stay open, in the order in which they are kept."""
+    known = reading._table.known
+    return [sorted(known[pid].files, key=["stat", "io", "status"].index) for pid in sorted(known)]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "files"),
+    [
+        (34, [["stat", "io", "status"]] * 10),
+        (29, [["stat", "io"]] * 10),
+        (23, [["stat", "io"]] * 10),
+        (19, [["stat"]] * 10),
+        (8, [*[["stat"]] * 8, [], []]),
+    ],
+)
+def test_files_stay_open_as_far_as_they_may(tmp_path: Path, allowed: int, files: list[list[str]]) -> None:
+    """Those that are read least are closed first; kernel threads have none, and take nobody's place."""
+    reading: Any = OPEN["processes"](_machine_with_many(tmp_path, 10, 30))
+    reading._table.most_kept = allowed
+    rows = [reading()[0] for _ in range(3)]
+    assert _open_files(reading) == [[]] * 30 + files
+    assert rows[0].values == rows[1].values == rows[2].values
+    assert len(rows[0].keys) == 10
+
+
+def test_more_processes_than_before(tmp_path: Path) -> None:
+    """Open files become fewer for all, one kind after the other, and more again when processes have ended."""
+    reading: Any = OPEN["processes"](_machine_with_many(tmp_path, 4, 0))
+    reading._table.most_kept = 12
+    counts = []
+    for processes in (4, 6, 12, 40, 3):
+        for pid in range(4000, 4040):
+            if pid >= 4000 + processes:
+                shutil.rmtree(tmp_path / f"proc/{pid}", ignore_errors=True)
+        host = _machine_with_many(tmp_path, processes, 0)
+        open_most = 0
+        for _ in range(3):
+            reading()
+            open_most = max(open_most, sum(map(len, _open_files(reading))))
+        assert open_most <= 12
+        counts.append(sum(map(len, _open_files(reading))))
+        host.close()
+    assert counts == [12, 12, 12, 12, 9]
+
+
+def test_a_pid_that_is_reused_where_no_file_is_kept_open(tmp_path: Path) -> None:
+    """The new process has its own command and user at once, though it is called as the old one was."""
+    reading: Any = OPEN["processes"](Host(make_machine(tmp_path)))
+    reading._table.most_kept = 0
+    for _ in range(20):
+        (old,) = reading()[0].keys
+    changes: dict[str, bytes | None] = {
+        "proc/4000/stat": b"4000 " + PROCESS_STAT.replace(b" 12345 ", b" 99999 "),
+        "proc/4000/status": PROCESS_STATUS.replace(b"1000\t", b"2000\t"),
+        "proc/4000/cmdline": b"./b.out\0",
+    }
+    make_machine(tmp_path, changes)
+    (new,) = reading()[0].keys
+    assert (old.start, old.uid, old.command) == (12345, 1000, "./a.out --x \ufffd")
+    assert (new.start, new.uid, new.command) == (99999, 2000, "./b.out")
+
+
+class _Reads(Host):
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.opened: list[str] = []
+
+    def open(self, path: str) -> int:
+        self.opened.append(path)
+        return super().open(path)
+
+
+def test_kernel_threads_are_seldom_looked_at(tmp_path: Path) -> None:
+    """Of many, a few at each scan: whether their pid is another's by now."""
+    _machine_with_many(tmp_path, 1, 128)
+    host = _Reads(str(tmp_path))
+    reading = OPEN["processes"](host)
+    reading()
+    for _ in range(5):
+        host.opened.clear()
+        reading()
+        assert sum(path.split("/")[1] < "4" for path in host.opened) == 2
 
 
 def _process(pid: int, uid: int, name: str, parent: int = 1) -> dict[str, bytes | None]:

@@ -22,8 +22,13 @@ from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
 _LONGEST_COMMAND = 1024
 # Three files per process stay open, each with a page of the kernel's memory behind it, up to this many,
-# and to half of what the agent may have open: the rest is for other collectors and for connections.
+# and to half of what the agent may have open: the rest is for other collectors and for connections. Where
+# there are more processes, those kinds of files are closed first that are read least; then the youngest
+# processes do without.
 _MOST_KEPT_OPEN = 3000
+_KEPT = ("stat", "io", "status")
+_SPARE = 0.9  # of these files are open, or fewer, before another kind is kept
+_KERNEL_AGAIN = 64  # scans, after which the pid of a kernel thread is looked at again: another may have it
 _RECORD = 8192
 # A process is moved to its cgroup before or shortly after it starts, and seldom later. Shortly after its
 # start it may also give itself a title; later it is asked for that only when its name has changed.
@@ -125,6 +130,11 @@ def _awaits_title(key: ProcessKey) -> bool:
     return may_be_stepd(key) and not key.command.startswith(STEPD + ": ")
 
 
+def _kinds(files: int, processes: int) -> int:
+    """Of how many kinds each process can have one open."""
+    return min(len(_KEPT), max(files // max(processes, 1), 1))
+
+
 _Row = Tuple[ProcessKey, List[int]]
 
 
@@ -140,6 +150,10 @@ class _Process:
         self.path = path
         self.files: Dict[str, int] = {}
         self.delay = RunDelay()
+        self.forget()
+
+    def forget(self) -> None:
+        """All that is known of it: another process may have its pid."""
         self.kernel = False
         self.again_in = 0
         self.settled = False
@@ -166,10 +180,13 @@ class _Process:
         data = os.pread(fd, _RECORD, 0)  # these files are single records: one read has all of it,
         return data if len(data) < _RECORD else read_all(fd)  # unless its user is in a thousand groups
 
+    def close_all_but(self, kept: int) -> None:
+        for name in _KEPT[kept:]:
+            if name in self.files:
+                os.close(self.files.pop(name))
+
     def close(self) -> None:
-        for fd in self.files.values():
-            os.close(fd)
-        self.files.clear()
+        self.close_all_but(0)
         self.delay.close()
 
     __del__ = close  # a table that failed is dropped as it is
@@ -186,6 +203,7 @@ class _Table:
         self.thread_files = 0  # open ones of the last scan
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
+        self.kept = len(_KEPT)  # files of each process
 
     def read(self) -> Rows:
         self.scans += 1
@@ -195,10 +213,11 @@ class _Table:
         pids = sorted(self.choice.choose(self.known), key=self._began)
         for pid in self.known.keys() - set(pids):
             self.known.pop(pid).close()
+        self._choose_kept(len(self.keys) or len(pids))
         keys: List[Key] = []
         values: List[int] = []
-        for pid in pids:
-            row = self._read_process(pid)
+        for number, pid in enumerate(pids):
+            row = self._read_process(pid, self.kept if number * self.kept < self.most_kept else 0)
             if row is not None:
                 keys.append(row[0])
                 values += row[1]
@@ -208,6 +227,16 @@ class _Table:
             self.keys = found
         return Rows(PROCESS, self.keys, values)
 
+    def _choose_kept(self, count: int) -> None:
+        """By how many processes there were, kernel threads not counted: those have no file open."""
+        kept = _kinds(self.most_kept, count)
+        if kept < self.kept:
+            for process in self.known.values():
+                process.close_all_but(kept)
+            self.kept = kept
+        else:
+            self.kept = max(self.kept, _kinds(int(self.most_kept * _SPARE), count))
+
     def _began(self, pid: str) -> int:
         process = self.known.get(pid)
         return process.key.start if process and process.key else _NOT_YET_KNOWN
@@ -215,7 +244,7 @@ class _Table:
     def identities(self) -> List[Tuple[int, int]]:
         return [(process.key.pid, process.key.start) for process in self.known.values() if process.key]
 
-    def _read_process(self, pid: str) -> Optional[_Row]:
+    def _read_process(self, pid: str, kept: int) -> Optional[_Row]:
         """None for a kernel thread, a process that ends while it is read, and one that is not ours to see.
 
         Where /proc is mounted with hidepid=1, those of others are listed and cannot be read.
@@ -223,10 +252,10 @@ class _Table:
         process = self.known.get(pid)
         if process is None:
             process = self.known[pid] = _Process("proc/" + pid)
-        elif process.kernel and self.scans % 64:
+        elif process.kernel and (self.scans + int(pid)) % _KERNEL_AGAIN:
             return None
         try:
-            return self._read_known(process)
+            return self._read_known(process, 0 if process.kernel else kept)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             process.close()
             del self.known[pid]
@@ -235,35 +264,39 @@ class _Table:
         except ValueError as error:
             raise MalformedError(process.path, str(error)) from None
 
-    def _read_known(self, process: _Process) -> Optional[_Row]:
+    def _read_known(self, process: _Process, kept: int) -> Optional[_Row]:
         """Most processes wait: of one of which the kernel tells the same as before, it is the same row."""
-        keep = len(self.known) * 3 <= self.most_kept
-        data = process.read(self.host, "stat", keep)
+        if not kept and process.files:  # others are older now
+            process.close()
+        data = process.read(self.host, "stat", kept > 0)
         stat = parse_stat(process.path, data, _STAT_FIELDS) if data not in process.told[:1] else None
         if stat:
+            if process.key and process.key.start != int(stat.fields[19]):
+                process.close()  # if its stat had been open, that would have ended with it
+                process.forget()
             process.kernel = stat.kernel_thread
             if process.kernel:
                 process.close()
                 return None
         # Once a process has given up its memory, users are not told its I/O; in this order the two agree.
-        io = self._read_io(process, keep)
-        is_new = self._read_status(process, stat, io, keep)
+        io = self._read_io(process, kept > 1)
+        is_new = self._read_status(process, stat, io, kept > 2)
         told = (data, io)
-        is_new = self._read_delay(process, stat, data, keep) or is_new
+        is_new = self._read_delay(process, stat, data, kept > 2) or is_new
         is_same = told == process.told and not is_new and process.again_in > 0
         if is_same and process.row and not may_be_stepd(process.row[0]):
             process.again_in -= 1
             return process.row
         stat = stat or parse_stat(process.path, data, _STAT_FIELDS)
         process.row = self._parse(process, stat, io)
-        process.told = told if keep else ()
+        process.told = told
         return process.row
 
     def _read_status(self, process: _Process, stat: Optional[Stat], io: Optional[bytes], keep: bool) -> bool:
         """Whether it tells something new; `stat` is None if that did not."""
         process.status_in -= 1
         memory = [stat.fields[place] for place in _OF_MEMORY] if stat else process.memory
-        if memory == process.memory and process.status_in >= 0 and keep and None not in (io, *process.told):
+        if memory == process.memory and process.status_in >= 0 and None not in (io, *process.told):
             return False
         process.memory = memory
         process.status_in = _STATUS_AGAIN if process.settled else 0
@@ -342,12 +375,18 @@ class _Table:
         return old
 
     def _command(self, process: _Process) -> str:
+        """No more than is shown: a command line can have megabytes."""
         try:
-            data = process.read(self.host, "cmdline", keep=False)
+            fd = self.host.open(process.path + "/cmdline")
         except PermissionError:
             return ""
-        words = data[:_LONGEST_COMMAND].rstrip(b"\0").replace(b"\0", b" ")
-        return words.decode("utf-8", "replace")
+        try:
+            data = os.pread(fd, _LONGEST_COMMAND, 0)
+        except PermissionError:
+            return ""
+        finally:
+            os.close(fd)
+        return data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
 
     def _cgroup(self, process: _Process) -> str:
         try:
