@@ -25,10 +25,19 @@ def wait_for_state(place: Place, **wanted: Any) -> dict[str, Any]:
 
 
 class Process:
-    def __init__(self, home: Path, name: str, table: Mapping[str, Any], said: Path) -> None:
+    def __init__(
+        self, home: Path, name: str, table: Mapping[str, Any], said: Path, collect_seconds: float = 0.0
+    ) -> None:
         self.place = Place(name, home, "h1")
         kind, options = check_options(name, table)
-        self._told = {"name": name, "home": str(home), "hub": "h1", "type": kind, "options": options}
+        self._told: dict[str, Any] = {
+            "name": name,
+            "home": str(home),
+            "hub": "h1",
+            "type": kind,
+            "options": options,
+            "collect_seconds": collect_seconds,
+        }
         self._said = said
         self.start()
 

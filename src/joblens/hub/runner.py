@@ -30,6 +30,7 @@ _HOPELESS = 5  # failures in a row, or processes that died
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _GOOD_SECONDS = 60.0  # a process that lived as long is started again at once
 _LAST_SECONDS = 5.0
+_SEGMENTS_WAITED_FOR = 2  # by a sink that would rather write much at once
 _LATEST_SECONDS = 86_400.0  # that a clock may have been ahead
 
 STATE = Schema(
@@ -76,7 +77,14 @@ def make_runner(settings: HubSettings, home: Path, log: Log, hub: str = "") -> R
     """Not started yet. Raises ConfigError for settings that no sink understands."""
     checked = {name: check_options(name, table) for name, table in (settings.sinks or DEFAULT).items()}
     proved = bool(settings.key_file or settings.munge)
-    runner = Runner(home, checked, log, own_rows_only=proved and not settings.other_nodes, hub=hub)
+    runner = Runner(
+        home,
+        checked,
+        log,
+        hub=hub,
+        own_rows_only=proved and not settings.other_nodes,
+        collect_seconds=_SEGMENTS_WAITED_FOR * settings.segment_seconds,
+    )
     if settings.scheduler:
         runner.follow(settings.scheduler, settings.jobs, checked)
     return runner
@@ -92,6 +100,7 @@ class Child:
         self.since = 0.0
         self.not_before = 0.0
         self.wait = _SHORTEST_WAIT
+        self._hurries = False
 
     def look(self, now: float, log: Log) -> None:
         if self.process is not None:
@@ -115,10 +124,20 @@ class Child:
             log(f"{self.name}: cannot be started: {sentence(error)}")
             self._later(now)
             return
+        self._write(json.dumps(self.told).encode() + b"\n")
+        if self._hurries:
+            self.hurry()
+
+    def _write(self, data: bytes) -> None:
         with suppress(BrokenPipeError):  # it has ended already, which is seen the next time
-            if self.process.stdin is not None:
-                self.process.stdin.write(json.dumps(self.told).encode() + b"\n")
+            if self.process is not None and self.process.stdin is not None:
+                self.process.stdin.write(data)
                 self.process.stdin.flush()
+
+    def hurry(self) -> None:
+        """Asks it to store what it has, without waiting for more."""
+        self._hurries = True
+        self._write(b"\n")
 
     def _has_ended(self, code: int, now: float, log: Log) -> None:
         self._close()
@@ -152,7 +171,14 @@ class Child:
 
 
 class SinkChild(Child):
-    def __init__(self, place: Place, kind: str, options: Mapping[str, Any], own_rows_only: bool) -> None:
+    def __init__(
+        self,
+        place: Place,
+        kind: str,
+        options: Mapping[str, Any],
+        own_rows_only: bool,
+        collect_seconds: float,
+    ) -> None:
         told = {
             "name": place.name,
             "home": str(place.home),
@@ -160,6 +186,7 @@ class SinkChild(Child):
             "type": kind,
             "options": options,
             "own_rows_only": own_rows_only,
+            "collect_seconds": collect_seconds,
         }
         super().__init__(f"sink {place.name}", "joblens.hub.sink", told)
         self.place, self.kind = place, kind
@@ -172,13 +199,14 @@ class Runner:
         sinks: Mapping[str, tuple[str, dict[str, Any]]],
         log: Log,
         own_rows_only: bool = False,
+        collect_seconds: float = 0.0,
         hub: str = "",
     ) -> None:
         self._home, self._hub = home, hub or load_identity(home)
         self.names = tuple(sinks)
         self.log = log
         self._sinks = [
-            SinkChild(Place(name, home, self._hub), kind, options, own_rows_only)
+            SinkChild(Place(name, home, self._hub), kind, options, own_rows_only, collect_seconds)
             for name, (kind, options) in sinks.items()
         ]
         self._follower: Child | None = None
@@ -218,6 +246,8 @@ class Runner:
         """What is not stored by then stays in the journal, for the next time; nobody waits for a sink that
         fails again and again."""
         until, before = time.monotonic() + drain_seconds, {it.name: it.starts for it in self._sinks}
+        for sink in self._sinks:
+            sink.hurry()
 
         def is_waited_for(it: dict[str, Any]) -> bool:
             died = it["starts"] - before[f"sink {it['name']}"]

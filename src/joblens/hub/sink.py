@@ -1,7 +1,8 @@
 """A sink at work, in a process of its own: `python -m joblens.hub.sink`, started by joblens.hub.runner.
 
 It takes sealed segments in their order and keeps, once a segment is stored, its number as its cursor. After
-a crash the segment after the cursor is taken again, so taking one again must come to the same.
+a crash the segment after the cursor is taken again, so taking one again must come to the same. Sinks that
+would rather write much at once get several segments together (joblens.hub.groups).
 
     cursors/NAME.json   {"segment": 7, "rows": …, "values": …, "dropped": …}   what is stored, and how much
     cursors/NAME.lock   held by the process, so that there are never two
@@ -18,16 +19,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from joblens.errors import ConfigError, MalformedError, printable, sentence
 from joblens.files import UNFINISHED, unfinished_name
 from joblens.hub.checked import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
 from joblens.hub.cursors import Cursor, Untimely, load_cursor, save_cursor
 from joblens.hub.damage import check_segment
+from joblens.hub.groups import Group, Groups
 from joblens.hub.segments import Segment, list_sealed, storing
 
 # Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
@@ -119,6 +121,14 @@ class Sink(Protocol):
         """Nothing waits: time for what else there is to do."""
 
 
+@runtime_checkable
+class GroupSink(Sink, Protocol):
+    """One that would rather take several segments at once."""
+
+    def take_group(self, group: Group) -> Taken:
+        """As `take`. After a crash it is the same group, of which a segment may be gone."""
+
+
 def check_options(name: str, table: Mapping[str, Any], path: str = "") -> tuple[str, dict[str, Any]]:
     """The kind of a sink and all of its options, from its table `[hub.sinks.NAME]`. Raises ConfigError."""
     where = f"hub.sinks.{name}."
@@ -143,7 +153,16 @@ def check_options(name: str, table: Mapping[str, Any], path: str = "") -> tuple[
 class Work:
     """One sink: takes what is there, tells how it is doing, waits longer after each failure."""
 
-    def __init__(self, place: Place, kind: str, sink: Sink, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        kind: str,
+        sink: Sink,
+        log: Callable[[str], None],
+        collect_seconds: float = 0.0,
+        hurry: threading.Event | None = None,
+    ) -> None:
+        """`collect_seconds`: so long segments wait for others, where the sink takes several at once."""
         self.place, self.kind, self.sink, self.log = place, kind, sink, log
         self.cursor = load_cursor(place.cursor)
         self.problems: tuple[str, ...] = ()
@@ -151,19 +170,22 @@ class Work:
         self.failures = 0
         self._sound = False  # recover() has been called since the last failure
         self._told: tuple[Any, ...] = ()
+        self._hurry = hurry or threading.Event()
+        wait = collect_seconds if isinstance(sink, GroupSink) else 0.0
+        self._groups = Groups(place.folder / "group", place.hub, wait)
 
     def step(self) -> float:
-        """One segment, if one waits. How many seconds to wait before the next step."""
+        """One segment or group, if one waits. How many seconds to wait before the next step."""
         try:
-            segment = self._next()
+            group = self._next()
             if not self._sound:
                 self.sink.recover(self.cursor.segment)
                 self._sound = True
-            if segment is None:
+            if group is None:
                 self.sink.rest()
                 wait = _POLL_SECONDS
             else:
-                self._take(segment)
+                self._take(group)
                 wait = 0.0
         except Exception as error:  # this sink's trouble is not the others', and may pass
             self._fail(error)
@@ -175,18 +197,20 @@ class Work:
         self._tell()
         return wait
 
-    def _next(self) -> Segment | None:
-        waiting = (s for s in list_sealed(self.place.journal) if s.number > self.cursor.segment)
-        return next(waiting, None)
+    def _next(self) -> Group | None:
+        waiting = [s for s in list_sealed(self.place.journal) if s.number > self.cursor.segment]
+        return self._groups.choose(waiting, self._hurry.is_set())
 
-    def _take(self, segment: Segment) -> None:
-        with storing(segment) as there:
+    def _take(self, group: Group) -> None:
+        with ExitStack() as stack:
+            there = [segment for segment in group.segments if stack.enter_context(storing(segment))]
             if not there:
                 return  # dropped, as too much was waiting: joblens.hub.keep has recorded it
-            check_segment(segment)
-            taken = self.sink.take(segment)
+            for segment in there:
+                check_segment(segment)
+            taken = self._store(group._replace(segments=there))
             cursor = Cursor(
-                segment.number,
+                group.last,
                 self.cursor.rows + taken.rows,
                 self.cursor.values + taken.values,
                 self.cursor.dropped + taken.dropped,
@@ -197,8 +221,13 @@ class Work:
         self.cursor = cursor
         for problem in taken.problems:
             if problem not in self.problems:
-                self.log(f"sink {self.place.name}: segment {segment.number}: {problem}")
+                self.log(f"sink {self.place.name}: segment {group.first}: {problem}")
         self.problems = Taken(problems=self.problems).plus(taken).problems
+
+    def _store(self, group: Group) -> Taken:
+        if isinstance(self.sink, GroupSink):
+            return self.sink.take_group(group)
+        return self.sink.take(group.segments[0])
 
     def _report_untimely(self, taken: Taken) -> None:
         """Once for each node, for some nodes of a segment at most."""
@@ -268,7 +297,8 @@ def load_status(place: Place) -> dict[str, Any]:
 def main() -> int:
     """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
     told = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=end_with_the_hub, daemon=True).start()
+    hurry = threading.Event()
+    threading.Thread(target=end_with_the_hub, args=(hurry,), daemon=True).start()
     place = Place(told["name"], Path(told["home"]), told["hub"])
     for folder in (place.cursor.parent, place.folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -277,7 +307,7 @@ def main() -> int:
     _clear(place)
     Checker.own_rows_only = bool(told.get("own_rows_only"))
     sink: Sink = import_module(KINDS[told["type"]]).open_sink(place, told["options"])
-    work = Work(place, told["type"], sink, log)
+    work = Work(place, told["type"], sink, log, float(told.get("collect_seconds", 0.0)), hurry)
     while True:
         time.sleep(work.step())
 
@@ -289,10 +319,11 @@ def _clear(place: Place) -> None:
             path.unlink(missing_ok=True)
 
 
-def end_with_the_hub() -> None:
-    """Of each process that a hub has started. Its input ends with the hub."""
+def end_with_the_hub(hurry: threading.Event | None = None) -> None:
+    """Of each process that a hub has started. Its input ends with the hub; anything in it means to hurry."""
     while os.read(0, 1):
-        continue
+        if hurry is not None:
+            hurry.set()
     os._exit(0)  # at any moment: what a crash may do, this may do
 
 

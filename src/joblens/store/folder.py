@@ -1,7 +1,7 @@
 """One folder of the lake, a day of a set: which of its files count, and which can go.
 
     JOB.FIRST-LAST.parquet         the samples of a job's batches FIRST to LAST
-    hub~ID.N-N.parquet             those of all nodes in segment N of a hub's journal
+    hub~ID.FIRST-LAST.parquet      those of all nodes in these segments of a hub's journal
     compacted-NUMBER-X.parquet     those of many files in one, once there is
     NUMBER.manifest                {"file": …, "replaces": […], "values": …, "first": …, "last": …}
 

@@ -1,6 +1,6 @@
-"""The lake as a sink: each segment becomes Parquet files, one per set and day, of all nodes together.
+"""The lake as a sink: a group of segments becomes Parquet files, one per set and day, of all nodes together.
 
-Their names come from the hub and the segment alone, so a segment that is taken again replaces what is there.
+Their names come from the hub and the group alone, so a group that is taken again replaces what is there.
 Work is done per node and set or per column, never per value.
 """
 
@@ -10,11 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.hub.checked import DAY_NS, Checker, LeftOut, timely
 from joblens.hub.compaction import Compaction
 from joblens.hub.decode import Description, Packed, decode_together
+from joblens.hub.groups import Group
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.model import Schema
@@ -112,10 +114,13 @@ class LakeSink:
         """Nothing: what was half done is done again, under the same names."""
 
     def take(self, segment: Segment) -> Taken:
+        return self.take_group(Group(segment.number, segment.number, [segment]))
+
+    def take_group(self, group: Group) -> Taken:
         left = LeftOut()
         taken = Taken()
-        for number, set_name, pending in self._files(segment, left):
-            taken = taken.plus(self._save(segment.number, number, set_name, pending.kinds, left))
+        for number, set_name, pending in self._files(group, left):
+            taken = taken.plus(self._save(group, number, set_name, pending.kinds, left))
         self.compaction.look()
         return taken.plus(left_out(left))
 
@@ -125,12 +130,12 @@ class LakeSink:
             retain(self.home, self.retain_days)
             self._retained = time.monotonic()
 
-    def _files(self, segment: Segment, left: LeftOut) -> Iterator[tuple[int, str, _Pending]]:
+    def _files(self, group: Group, left: LeftOut) -> Iterator[tuple[int, str, _Pending]]:
         """In bounded memory: of each set its first, second, … file."""
         sets: dict[str, _Pending] = {}
         numbers: Counter[str] = Counter()
         total = 0
-        for batch in self._checker.unread(segment, left):
+        for batch in chain.from_iterable(self._checker.unread(it, left) for it in group.segments):
             for packed in batch.entries:
                 name = packed.description.schema.set
                 pending = sets.setdefault(name, _Pending())
@@ -147,7 +152,7 @@ class LakeSink:
             yield numbers[name], name, pending
 
     def _save(
-        self, segment: int, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]], left: LeftOut
+        self, group: Group, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]], left: LeftOut
     ) -> Taken:
         dates: dict[int, list[Table]] = {}
         taken = Taken()
@@ -160,14 +165,14 @@ class LakeSink:
         for day, tables in sorted(dates.items()):
             date = time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
             for part in range(0, len(tables), _MOST_PARTS):
-                name = file_name(self.hub, segment, number, part // _MOST_PARTS)
+                name = file_name(self.hub, group, number, part // _MOST_PARTS)
                 self.lake.save_tables(set_name, date, name, tables[part : part + _MOST_PARTS], ordered=True)
         return taken
 
 
-def file_name(hub: str, segment: int, chunk: int = 0, part: int = 0) -> str:
+def file_name(hub: str, group: Group, chunk: int, part: int) -> str:
     further = f"~{chunk}-{part}" if chunk or part else ""
-    return JobFile(f"{HUB}{hub}{further}", segment, segment).name
+    return JobFile(f"{HUB}{hub}{further}", group.first, group.last).name
 
 
 def _by_node(entry: _Entry) -> tuple[str, str]:

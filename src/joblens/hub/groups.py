@@ -1,0 +1,78 @@
+"""Which segments a sink takes together: a few at a time, so that it writes fewer and larger files.
+
+A group that was begun must be taken again as the same group after a crash, as its files are named after it.
+So it is on the disk before the sink begins with it:
+
+    sinks/NAME/group    {"hub": "4f2a…", "first": 5, "last": 7}
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from joblens.files import write_whole
+from joblens.hub.segments import Segment
+
+_MOST_BYTES = 256 << 20
+_MOST_SEGMENTS = 1000
+
+
+class Group(NamedTuple):
+    first: int
+    last: int
+    segments: list[Segment]  # those that are still there
+
+
+class Groups:
+    def __init__(self, path: Path, hub: str, seconds: float) -> None:
+        """`seconds`: so long a segment may wait for others."""
+        self._path, self._hub, self._seconds = path, hub, seconds
+        self._begun = _load(path, hub)  # its segments are found anew
+        self._since: float | None = None  # when the oldest that waits was seen
+
+    def choose(self, waiting: list[Segment], hurry: bool) -> Group | None:
+        """The next of those that wait, in their order; None while more may come. Raises OSError."""
+        if not waiting:
+            return None
+        if not self._seconds:
+            return _group(waiting[:1])
+        begun = self._begun
+        if begun is not None and begun.first <= waiting[0].number <= begun.last:  # it is not stored yet
+            return begun._replace(segments=[it for it in waiting if it.number <= begun.last])
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        group = _bounded(waiting)
+        if begun is None:  # a version that knew no groups may have begun with the first one
+            group = waiting[:1]
+        elif len(group) == len(waiting) and not hurry and now - self._since < self._seconds:
+            return None
+        self._begun, self._since = _group(group), None
+        data = {"hub": self._hub, "first": self._begun.first, "last": self._begun.last}
+        write_whole(str(self._path), json.dumps(data).encode())
+        return self._begun
+
+
+def _group(segments: list[Segment]) -> Group:
+    return Group(segments[0].number, segments[-1].number, segments)
+
+
+def _bounded(waiting: list[Segment]) -> list[Segment]:
+    group: list[Segment] = []
+    total = 0
+    for segment in waiting[:_MOST_SEGMENTS]:
+        total += segment.path.stat().st_size if segment.path.exists() else 0
+        if group and total > _MOST_BYTES:
+            break
+        group.append(segment)
+    return group
+
+
+def _load(path: Path, hub: str) -> Group | None:
+    try:
+        found = json.loads(path.read_bytes())
+        return Group(int(found["first"]), int(found["last"]), []) if found["hub"] == hub else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
