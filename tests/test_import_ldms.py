@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+import os
+import re
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +252,141 @@ def test_the_command(
     assert main(["import", "ldms", "--json", str(tmp_path / "none")]) == 3
     assert json.loads(capsys.readouterr().out)["unusable"] == 1
     assert main(["import", "ldms", str(tmp_path / "nowhere")]) == 3
-    assert capsys.readouterr().err == f"joblens: {tmp_path}/nowhere: No such file or directory\n"
+    assert capsys.readouterr().err == (
+        f"joblens: {tmp_path}/nowhere: No such file or directory; the file is left out\n"
+    )
+
+
+TEXT = (MEMINFO + "".join(meminfo("c1", at) for at in range(2000))).encode()
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("damage", ["cut", "flipped", "checksum"])
+@pytest.mark.parametrize("of", ["data", "header"])
+def test_packed_data_that_is_damaged(tmp_path: Path, kind: str, damage: str, of: str) -> None:
+    """One sentence with file and byte. Nothing of it is taken, and all of it once it is repaired; what lies
+    beside it comes at once."""
+    sound = PACKERS[kind](TEXT)
+    middle = len(sound) // 2
+    damaged = {
+        "cut": sound[:middle],
+        "flipped": sound[:middle] + bytes([sound[middle] ^ 16]) + sound[middle + 1 :],
+        "checksum": sound[:-6] + bytes([sound[-6] ^ 1]) + sound[-5:],
+    }[damage]
+    (tmp_path / "vmstat").write_text(HEAD + "a\n" + line("c1", 0, 5))
+    path = tmp_path / (f"meminfo.1700000000.{kind}" if of == "data" else f"x.HEADER.{kind}")
+    path.write_bytes(damaged)
+    if of == "header":
+        (tmp_path / "x").write_text(line("c1", 0, 1, 2, 3, 4))
+    lake = tmp_path / "lake"
+    done = bring(lake, *tmp_path.glob("[!l]*"))
+    assert (done.sets, done.unusable, done.bad) == ({"ldms_vmstat": 1}, 1, 0)
+    (problem,) = done.problems
+    where, _, what = problem.partition(": ")
+    assert where == str(path)
+    assert re.fullmatch(r"packed data is damaged near byte \d+: .+; the file is left out", what)
+    path.write_bytes(sound)
+    again = bring(lake, *tmp_path.glob("[!l]*"))
+    assert (again.rows, again.unusable) == (2000 if of == "data" else 1, 0)
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_packed_in_other_ways(tmp_path: Path, kind: str) -> None:
+    """By what a file begins with; of several parts too, as tools append them."""
+    pack = PACKERS[kind]
+    (tmp_path / f"meminfo.{kind}").write_bytes(pack(TEXT[:5000]) + pack(TEXT[5000:]))
+    (tmp_path / "loadavg").write_bytes(pack((HEAD + "load1min\n" + line("c1", 0, 0.5)).encode()))
+    done = bring(tmp_path / "lake", tmp_path)
+    assert (done.sets, done.problems) == ({"memory": 2000, "load": 1}, [])
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    """A sentence each, and the rest comes: another packer, a pipe without a writer, a socket, nothing."""
+    zstd, pipe, place = tmp_path / "a.zst", tmp_path / "pipe", tmp_path / "socket"
+    zstd.write_bytes(b"\x28\xb5\x2f\xfd and so on")
+    os.mkfifo(pipe)
+    (tmp_path / "b.gz").write_text("as it is\n")
+    (tmp_path / "x").write_text(HEAD + "a\n" + line("c1", 0, 1))
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(place))
+        paths = [zstd, pipe, place, tmp_path / "b.gz", tmp_path / "none", tmp_path / "x"]
+        done = bring(tmp_path / "lake", *paths)
+    assert done.problems == [
+        f"{zstd}: it is packed with zstd; unpack it first (zstd -d); the file is left out",
+        f"{pipe}: it is not a regular file; the file is left out",
+        f"{place}: No such device or address; the file is left out",
+        f"{tmp_path}/b.gz: it is not packed as its name says (.gz); the file is left out",
+        f"{tmp_path}/none: No such file or directory; the file is left out",
+    ]
+    assert (done.rows, done.unusable) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("time", "word"),
+    [
+        ("9999999999.000001,1", "its time is after the year 2254"),
+        ("9000000000.000001,1", "its time is after the year 2254"),
+        *(
+            (f"{bad},1", "it has no time")
+            for bad in ("-1.000001", "nan", "1e308", "", "inf", "99999999999.000001")
+        ),
+        ("1700000000.000001,", "it has no time"),
+        ("1700000000.000001,-1", "it has no time"),
+        ("0x10.000001,1", "it has no time"),
+        ("1e9.000001,1", "it has no time"),
+    ],
+)
+def test_times_that_are_none(tmp_path: Path, time: str, word: str) -> None:
+    """The line is named and left out."""
+    path = tmp_path / "x"
+    path.write_text(f"#Time,Time_usec,ProducerName,a\n{time},c1,5\n{START}.000001,1,c1,6\n")
+    done = bring(tmp_path / "lake", path)
+    assert (done.rows, done.bad, done.problems) == (1, 1, [f"{path}:2: {word}"])
+
+
+def test_milliseconds_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(f"#Time_msec,Time_usec,ProducerName,a\n9999999999999,1,c1,5\n{START}000,1,c1,6\n")
+    done = bring(tmp_path / "lake", path)
+    assert (done.rows, done.problems) == (1, [f"{path}:2: its time is after the year 2254"])
+
+
+def test_numbers_beyond_all_bounds(tmp_path: Path) -> None:
+    """Unknown where no number of ours can hold them, also after they were put into base units."""
+    path = tmp_path / "loadavg"
+    path.write_text(HEAD + "load1min\n" + line("c1", 0, "1e308") + line("c1", 1, "0.5"))
+    (tmp_path / "x").write_text(HEAD + "a\n" + line("c1", 0, "9" * 400) + line("c1", 1, "9" * 5000))
+    memory = MEMINFO + line("c1", 0, "1e308", 1, 1, 1) + line("c1", 1, "1.5", 1, 1, 1)
+    (tmp_path / "meminfo").write_text(memory)
+    done = bring(tmp_path / "lake", *(tmp_path / name for name in ("loadavg", "x", "meminfo")))
+    assert (done.rows, done.bad) == (5, 1)
+    assert rows(tmp_path / "lake", "load", "load1") == [(1e308,), (0.5,)]
+    assert rows(tmp_path / "lake", "memory", "mem_total_bytes") == [(None,), (1536.0,)]
+
+
+def test_odd_bytes_and_lengths(tmp_path: Path) -> None:
+    """Bytes that are no text, NUL, a line of 9 MiB, a million columns: one sentence each."""
+    path = tmp_path / "x"
+    path.write_bytes(
+        (HEAD + "a,b\n").encode()
+        + line("c\0d", 0, 1, 2).encode()
+        + b"x" * (9 << 20)
+        + b"\n"
+        + line("c1", 1, 1, 2).encode().replace(b"c1", b"c\xff")
+    )
+    wide, wider = tmp_path / "wide", tmp_path / "wider"
+    wide.write_text(HEAD + ",".join(f"c{number}" for number in range(5000)) + "\n" + line("c1", 0, 1))
+    wider.write_text(HEAD + ",".join(f"c{number}" for number in range(1_000_000)) + "\n" + line("c1", 0, 1))
+    done = bring(tmp_path / "lake", path, wide, wider)
+    assert (done.rows, done.unusable) == (2, 2)
+    assert done.problems == [
+        f"{path}:3: it is too long",
+        f"{wide}:1: it names 5006 columns; at most 4000 can be stored; what follows it is not understood",
+        f"{wide}:2: the names of its columns are nowhere; the file is left out",
+        f"{wider}:1: it is too long",
+        f"{wider}:2: the names of its columns are nowhere; the file is left out",
+    ]
 
 
 def chunks(path: Path) -> tuple[list[Chunk], list[int]]:
@@ -335,5 +475,5 @@ def test_what_is_found(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     for name in ("c/a", "c/a-1700000000", ".hidden", "c/a.HEADER.1700000000"):
         (tmp_path / name).write_text("")
-    found = [(str(it.path.relative_to(tmp_path)), it.schema) for it in find_sources([tmp_path])]
+    found = [(str(it.path.relative_to(tmp_path)), it.schema) for it in find_sources([tmp_path], pytest.fail)]
     assert found == [("c/a", "a"), ("c/a-1700000000", "a")]

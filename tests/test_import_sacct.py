@@ -241,6 +241,81 @@ def test_file_that_is_something_else(home: Home, tmp_path: Path) -> None:
     assert all(problem.endswith("; the file is left out") for problem in done.problems)
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped", "checksum"])
+def test_packed_data_that_is_damaged(home: Home, tmp_path: Path, damage: str) -> None:
+    """One sentence with file and byte; nothing of it is taken, and all of it once it is repaired."""
+    sound = gzip.compress("\n".join([HEADER, *PAST]).encode() * 50, mtime=0)
+    middle = len(sound) // 2
+    path, good = tmp_path / "bad.gz", write(tmp_path / "good", PAST[:1])
+    path.write_bytes(
+        {
+            "cut": sound[:middle],
+            "flipped": sound[:middle] + bytes([sound[middle] ^ 16]) + sound[middle + 1 :],
+            "checksum": sound[:-6] + bytes([sound[-6] ^ 1]) + sound[-5:],
+        }[damage]
+    )
+    done = import_files(home, [path, good], "")
+    assert (done.jobs, done.unusable) == (1, 1)
+    (problem,) = done.problems
+    assert problem.startswith(f"{path}: packed data is damaged near byte ")
+    assert problem.endswith("; the file is left out")
+    path.write_bytes(sound)
+    again = import_files(home, [path, good], "")
+    assert (again.jobs, again.unusable) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "end", ["9999999999", "99999999999", "-5", "nan", "1e308", "10000-01-01T00:00:00", ""]
+)
+def test_times_that_are_none(home: Home, tmp_path: Path, end: str) -> None:
+    """The job is named and left out, in text and in JSON; no record is written that cannot be read."""
+    sound = '{"job_id": 6, "state": {"current": ["COMPLETED"]}, "time": {"start": 1000, "end": 1060}}'
+    number = end if end and ":" not in end and end != "nan" else '"x"'
+    odd = sound.replace("1060", number).replace("6,", "7,")
+    text, tree = tmp_path / "text", tmp_path / "tree"
+    text.write_text("JobID|State|Start|End\n" + f"42|COMPLETED|1000|{end}\n" + "43|COMPLETED|1000|1060\n")
+    tree.write_text(f'{{"jobs": [{odd}, {sound}]}}')
+    done = import_files(home, [text, tree], "")
+    assert (done.jobs, done.bad, done.unusable) == (2, 2, 0)
+    assert done.problems == [
+        f"{text}:2: job 42: its state, or its end, cannot be read",
+        f"{tree}:1: job 7: its state, or its end, cannot be read",
+    ]
+    assert set(jobs(home)) == {"43", "6"}
+    assert import_files(home, [text, tree], "").known == 2
+
+
+def test_lines_beyond_all_bounds(home: Home, tmp_path: Path) -> None:
+    """A line of 3 MiB is one line, whatever a part of it looks like; a header of that length is none."""
+    path, long = tmp_path / "a", tmp_path / "b"
+    row = "42|COMPLETED|1000|1060"
+    path.write_text(
+        f"JobID|State|Start|End\n{'x' * (1 << 20)}{row}{'|' * (2 << 20)}\n43|COMPLETED|1000|1060\n"
+    )
+    long.write_text("\nJobID|" + "x" * (3 << 20) + f"\n{row}\n")
+    done = import_files(home, [path, long], "")
+    assert (done.jobs, done.bad, done.unusable) == (1, 1, 1)
+    assert done.problems == [
+        f"{path}:2: it is too long",
+        f"{long}:2: it is too long for a header; the file is left out",
+    ]
+
+
+def test_what_is_no_file(home: Home, tmp_path: Path) -> None:
+    """A pipe that nobody writes to and a folder are named; a pipe of the shell is read."""
+    os.mkfifo(tmp_path / "pipe")
+    done = import_files(home, [tmp_path / "pipe", tmp_path], "")
+    assert done.problems == [
+        f"{tmp_path}/pipe: it is not a regular file; the file is left out",
+        f"{tmp_path}: it is not a regular file; the file is left out",
+    ]
+    reader, writer = os.pipe()
+    os.write(writer, b"JobID|State|Start|End\n43|COMPLETED|1000|1060\n")
+    os.close(writer)
+    assert import_files(home, [Path(f"/dev/fd/{reader}")], "").jobs == 1
+    os.close(reader)
+
+
 def test_command(tmp_path: Path) -> None:
     """From a pipe, and with words for what was done."""
 

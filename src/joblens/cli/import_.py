@@ -103,6 +103,8 @@ def render_jobs(done: Jobs) -> list[str]:
         parts.append(f"{_count(done.not_ended, 'job')} not ended yet, left out")
     if done.bad:
         parts.append(f"{_count(done.bad, 'bad line')} left out")
+    if done.unusable:
+        parts.append(f"{_count(done.unusable, 'file')} of {done.files} left out, or the rest of it")
     return parts
 
 
@@ -115,6 +117,8 @@ def render(done: dict[str, object]) -> list[str]:
         parts.append(f"{done['repeated']} rows were there already")
     if done["bad"]:
         parts.append(f"{_count(done['bad'], 'bad line')} left out")
+    if done["unusable"]:
+        parts.append(f"{_count(done['unusable'], 'file')} of {done['files']} left out, or the rest of it")
     if not done["files"]:
         print("joblens: no file of LDMS is there", file=sys.stderr)
     return parts

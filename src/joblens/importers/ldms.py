@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from joblens.errors import MalformedError, sentence
+from joblens.errors import OutsideError, sentence
 from joblens.importers.ldms_csv import Chunk, Header, Line, Source, find_sources, read_chunks
 from joblens.importers.ldms_sets import Cells, Target, parse_cells, plan
+from joblens.importers.packed import size_of
 from joblens.importers.trouble import Trouble
 from joblens.store.imported import Importer, Stored, digest_of, real_column, text_column, whole_column
 from joblens.store.lake import Lake
@@ -21,12 +23,17 @@ class Outcome:
 
     def __init__(self) -> None:
         self.files = 0
-        self.unusable = 0  # files that were left out
+        self.unusable = 0  # files that were left out, all or the rest of them
         self.rows = 0  # that are new
         self.repeated = 0  # that were there before, or stand in the files more than once
         self.bad = 0  # lines
         self.sets: dict[str, int] = {}
         self.problems: list[str] = []
+
+    def leave_out(self, why: str) -> None:
+        """A file, or all of a folder."""
+        self.unusable += 1
+        self.problems.append(why)
 
     def describe(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -37,8 +44,8 @@ def import_ldms(
 ) -> Outcome:
     """Doing it again changes nothing, and brings what has come since."""
     outcome, importer = Outcome(), Importer(lake, "ldms")
-    sources = list(find_sources(paths))
-    whole = sum(source.path.stat().st_size for source in sources)
+    sources = list(find_sources(paths, outcome.leave_out))
+    whole = size_of([source.path for source in sources])
     done = 0
 
     def read(count: int) -> None:
@@ -60,12 +67,14 @@ def _import_file(
 ) -> None:
     trouble = Trouble(source.path, outcome)
     outcome.files += 1
+    what = "the file"
     try:
         for chunk in read_chunks(source, trouble.tell, read):
             _save(importer, source.schema, chunk, cluster, outcome, trouble)
-    except (MalformedError, FileNotFoundError, PermissionError) as error:  # the other files go on
-        outcome.unusable += 1
-        outcome.problems.append(f"{sentence(error)}; the file is left out")
+            what = "the rest of the file"
+    except (OutsideError, OSError) as error:  # the other files go on
+        words = sentence(error) if str(source.path) in str(error) else f"{source.path}: {sentence(error)}"
+        outcome.leave_out(f"{words}; {what} is left out")
     trouble.sum_up()
 
 
@@ -106,9 +115,14 @@ def _stored(target: Target, cells: Cells, keep: list[int]) -> Stored:
         return text_column(target.name, values)
     if target.digits:
         scaled = [None if value is None else value * 10**target.digits for value in values]
-        if all(value is None or abs(value - round(value)) < 1e-6 for value in scaled):
+        if all(value is None or _is_whole(value) for value in scaled):
             whole = [None if value is None else round(value) for value in scaled]
             return whole_column(target.name, whole, digits=target.digits)
     if cells.kind is float:
-        return real_column(target.name, [None if it is None else it * target.factor for it in values])
+        real = [None if it is None else it * target.factor for it in values]
+        return real_column(target.name, [it if it is not None and math.isfinite(it) else None for it in real])
     return whole_column(target.name, cast("list[int | None]", values), target.factor)
+
+
+def _is_whole(value: float) -> bool:
+    return math.isfinite(value) and abs(value - round(value)) < 1e-6

@@ -10,25 +10,27 @@ and other columns can follow it.
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.errors import MalformedError
+from joblens.errors import MalformedError, sentence
+from joblens.importers.packed import SUFFIXES, open_packed
+from joblens.store.columns import LATEST_NS
 
 _CHUNK_CELLS = 500_000
 _CHUNK_LINES = 100_000
 _LONGEST_LINE = 1 << 22
 _LONGEST_HEADERS = 1 << 24
+_MOST_COLUMNS = 4000  # as a hub takes; what comes behind the lake's tables costs more than in proportion
 # What a set-to-row decomposition calls the producer is the site's choice; these are the manual's.
 _PRODUCERS = ("producername", "producer", "producer_name", "prdcr")
-_FILE = re.compile(r"(?P<schema>.+?)(?P<role>\.HEADER|\.KIND)?(?P<epoch>[.-]\d{6,12})?(?P<gz>\.gz)?")
+_FILE = re.compile(
+    r"(?P<schema>.+?)(?P<role>\.HEADER|\.KIND)?(?P<epoch>[.-]\d{6,12})?(?:\.gz|\.bz2|\.xz|\.zst)?"
+)
 _SECONDS = re.compile(r"(\d{1,10})\.(\d{6})", re.ASCII)
 _MILLISECONDS = re.compile(r"\d{1,13}", re.ASCII)
 _MICROSECONDS = re.compile(r"\d{1,6}", re.ASCII)
@@ -64,37 +66,47 @@ class Source(NamedTuple):
     header: Path | None  # a file of its own
 
 
-def find_sources(paths: Iterable[Path]) -> Iterator[Source]:
-    """The data files among these, and below those that are folders. Raises OSError for what is not there."""
+def find_sources(paths: Iterable[Path], left_out: Callable[[str], None]) -> Iterator[Source]:
+    """The data files among these, and below those that are folders. What cannot be read is `left_out`."""
+
+    def skip(error: OSError) -> None:
+        left_out(f"{sentence(error)}; the folder is left out")
+
     for path in paths:
-        if path.is_dir():
-            for folder, folders, names in os.walk(path):
+        if os.path.isdir(path):
+            for folder, folders, names in os.walk(path, onerror=skip):
                 folders.sort()
                 for name in sorted(names):
-                    yield from _source(Path(folder) / name)
+                    if os.path.isfile(os.path.join(folder, name)):
+                        yield from _source(Path(folder) / name)
         else:
-            path.stat()
             yield from _source(path)
 
 
 def _source(path: Path) -> Iterator[Source]:
     match = _FILE.fullmatch(path.name)
-    if match is None or match["role"] or path.name.startswith(".") or not path.is_file():
+    if match is None or match["role"] or path.name.startswith("."):
         return
     name = f"{match['schema']}.HEADER{match['epoch'] or ''}"
-    beside = [path.with_name(name), path.with_name(name + ".gz")]
-    yield Source(path, match["schema"], next((other for other in beside if other.is_file()), None))
+    beside = [path.with_name(name + suffix) for suffix in ("", *SUFFIXES)]
+    yield Source(path, match["schema"], next((it for it in beside if os.path.isfile(it)), None))
 
 
 def read_chunks(source: Source, tell: Tell, read: Callable[[int], None] | None = None) -> Iterator[Chunk]:
     """What is sound. Bad lines are told, and left out; `read` hears of bytes of the file as they are done.
 
-    Raises MalformedError if it is no such file at all.
+    Raises MalformedError if it is no such file at all, and OSError.
     """
     header = _read_header(source.header) if source.header else None
+    return parse_chunks(str(source.path), _read_lines(source.path, tell, read), header, tell)
+
+
+def parse_chunks(
+    where: str, numbered: Iterable[tuple[int, str]], header: Header | None, tell: Tell
+) -> Iterator[Chunk]:
     lines: list[Line] = []
     known = header is not None
-    for number, text in _read_lines(source.path, tell, read):
+    for number, text in numbered:
         if text.startswith("#"):
             if header and lines:
                 yield _chunk(header, lines)
@@ -102,7 +114,7 @@ def read_chunks(source: Source, tell: Tell, read: Callable[[int], None] | None =
             known = known or header is not None
             continue
         if not known:
-            raise MalformedError(f"{source.path}:{number}", "the names of its columns are nowhere")
+            raise MalformedError(f"{where}:{number}", "the names of its columns are nowhere")
         line = _parse_line(header, number, text, tell)
         if line is None or header is None:
             continue
@@ -124,15 +136,8 @@ def _read_lines(
 ) -> Iterator[tuple[int, str]]:
     """Numbered, and only those that are complete: the last one may be on its way."""
     number, before = 0, 0
-    with path.open("rb") as raw, _unpacked(raw, path) as file:
-        while True:
-            try:
-                data = file.readline(_LONGEST_LINE)
-            except (EOFError, zlib.error, OSError) as error:
-                tell(number + 1, f"it cannot be read further: {error}")
-                return
-            if not data:
-                return
+    with open_packed(path) as (file, raw):
+        while data := file.readline(_LONGEST_LINE):
             number += 1
             if read and number % 1000 == 0:
                 read(raw.tell() - before)
@@ -147,13 +152,9 @@ def _read_lines(
                     data = file.readline(_LONGEST_LINE)
 
 
-def _unpacked(raw: BufferedReader, path: Path) -> BufferedReader | gzip.GzipFile:
-    return gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
-
-
 def _read_header(path: Path) -> Header | None:
     """The last one counts: it is that of the aggregator that wrote last."""
-    with path.open("rb") as raw, _unpacked(raw, path) as file:
+    with open_packed(path) as (file, _):
         lines = file.read(_LONGEST_HEADERS).decode("utf-8", "replace").splitlines()
     found = [line for line in lines if _names_columns(line)]
     return parse_header(str(path), found[-1]) if found else None
@@ -182,6 +183,8 @@ def parse_header(path: str, text: str) -> Header:
     node = next((name for name in _PRODUCERS if name in lower), "")
     if time not in lower or "time_usec" not in lower or not node:
         raise MalformedError(path, "the columns Time, Time_usec and ProducerName are not all named")
+    if len(names) > _MOST_COLUMNS:
+        raise MalformedError(path, f"it names {len(names)} columns; at most {_MOST_COLUMNS} can be stored")
     places = [lower.index(name) for name in (time, "time_usec", node)]
     job = lower.index("job_id") if "job_id" in lower else None
     rest = tuple((at, name) for at, name in enumerate(names) if at not in (*places, job))
@@ -208,6 +211,9 @@ def _parse_line(header: Header | None, number: int, text: str, tell: Tell) -> Li
     time_ns = _parse_time(header, cells)
     if time_ns is None or not cells[header.node].strip():
         tell(number, "it has no time" if time_ns is None else "it names no producer")
+        return None
+    if time_ns >= LATEST_NS:
+        tell(number, "its time is after the year 2254")
         return None
     return Line(number, time_ns, cells)
 

@@ -30,6 +30,7 @@ _WHOLE = re.compile(r"-?\d{1,20}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})(e[-+]?\d{1,4})?", re.ASCII | re.IGNORECASE)
 _NO_NUMBER = re.compile(r"[-+]?(nan|inf|infinity)", re.IGNORECASE)  # as printf(3) writes it
 _LONGEST_NAME = 200
+_LONGEST_WHOLE = 21  # characters, of 64 bits and a sign
 
 
 class Target(NamedTuple):
@@ -122,7 +123,7 @@ class Cells(NamedTuple):
 def parse_cells(cells: list[str]) -> Cells:
     """One column. Text is a column of which most is text: a number that is damaged makes none."""
     try:
-        if set("".join(cells)) <= set("0123456789-"):
+        if max(map(len, cells)) <= _LONGEST_WHOLE and set("".join(cells)) <= set("0123456789-"):
             return _fitting([int(cell) for cell in cells], [])
     except ValueError:  # an empty cell, or what has run into each other
         pass

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from joblens.errors import MalformedError
+from joblens.importers.packed import open_packed
 from joblens.schedulers.facts import JobFacts
 from joblens.schedulers.slurm_json import parse_sacct_json
 from joblens.schedulers.slurm_sacct import FREE, parse_sacct
@@ -23,7 +22,6 @@ _LONGEST_LINE = 1 << 20
 _LARGEST_JSON = 1 << 30
 _MOST_LINES = 1000  # of one row: a job's name can have line ends in it
 _DELIMITER = "|"
-_STDIN = Path("-")
 _UNTOLD = "its state, or its end, cannot be read"
 
 
@@ -39,22 +37,20 @@ class _Row(NamedTuple):
 
 def read_sacct(path: Path, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
     """Jobs that have ended and those that have not. Raises MalformedError for what is no answer of sacct."""
-    with _open(path) as file:
-        first = file.readline(_LONGEST_LINE)
-        while first and not first.strip():
-            first = file.readline(_LONGEST_LINE)
-        if first.lstrip()[:1] == b"{":
-            yield from _read_json(path, first + file.read(_LARGEST_JSON), cluster, tell, read)
-        else:
-            yield from _read_text(path, first, file, cluster, tell, read)
+    with open_packed(path) as (file, _):
+        yield from read_jobs(path, file, cluster, tell, read)
 
 
-def _open(path: Path) -> BinaryIO:
-    if path == _STDIN:
-        return sys.stdin.buffer
-    if path.suffix == ".gz":
-        return gzip.open(path)  # type: ignore[return-value]
-    return path.open("rb")
+def read_jobs(path: Path, file: BinaryIO, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
+    first, number = file.readline(_LONGEST_LINE), 1
+    while first and not first.strip():
+        first, number = file.readline(_LONGEST_LINE), number + 1
+    if first.lstrip()[:1] == b"{":
+        yield from _read_json(path, first + file.read(_LARGEST_JSON), cluster, tell, read)
+    elif len(first) >= _LONGEST_LINE:
+        raise MalformedError(f"{path}:{number}", "it is too long for a header")
+    else:
+        yield from _read_text(path, first, file, cluster, tell, read, number)
 
 
 def _read_json(path: Path, data: bytes, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
@@ -75,7 +71,7 @@ def _read_json(path: Path, data: bytes, cluster: str, tell: Tell, read: Read) ->
 
 
 def _read_text(
-    path: Path, first: bytes, file: BinaryIO, cluster: str, tell: Tell, read: Read
+    path: Path, first: bytes, file: BinaryIO, cluster: str, tell: Tell, read: Read, number: int
 ) -> Iterator[JobFacts]:
     header = first.decode("utf-8", "replace").strip("\r\n")
     columns = header.split(_DELIMITER)
@@ -86,7 +82,7 @@ def _read_text(
         raise MalformedError(str(path), str(error)) from None
     read(len(first))
     rows: list[_Row] = []
-    for row in _rows(file, parser, header, tell, read):
+    for row in _rows(_lines(file, header, tell, read, number), parser, tell):
         # All rows of a job that was resized are understood together.
         if len(rows) >= _CHUNK and row.id._replace(step="") != rows[-1].id._replace(step=""):
             yield from parser.parse(rows)
@@ -152,11 +148,11 @@ class _Parser:
                 job = None if bad else row
 
 
-def _rows(file: BinaryIO, parser: _Parser, header: str, tell: Tell, read: Read) -> Iterator[_Row]:
+def _rows(lines: Iterator[tuple[int, str]], parser: _Parser, tell: Tell) -> Iterator[_Row]:
     """A line that is one by itself, or several: a job's name can have line ends in it."""
     waiting: list[str] = []
     began = 0
-    for number, line in _continued(_lines(file, header, read), parser):
+    for number, line in _continued(lines, parser):
         row = parser.row(number, line)
         if row is None and waiting:
             row = parser.row(began, "\n".join([*waiting, line]))
@@ -191,12 +187,17 @@ def _continued(lines: Iterator[tuple[int, str]], parser: _Parser) -> Iterator[tu
         yield last.number, last.text
 
 
-def _lines(file: BinaryIO, header: str, read: Read) -> Iterator[tuple[int, str]]:
-    """Behind the header, which is the first, and can come again."""
-    number = 1
+def _lines(file: BinaryIO, header: str, tell: Tell, read: Read, number: int) -> Iterator[tuple[int, str]]:
+    """Behind the header, which has this number, and can come again."""
     while line := file.readline(_LONGEST_LINE):
         number += 1
         read(len(line))
+        if len(line) >= _LONGEST_LINE and not line.endswith(b"\n"):
+            tell(number, "it is too long")
+            while line and not line.endswith(b"\n"):
+                line = file.readline(_LONGEST_LINE)
+                read(len(line))
+            continue
         text = line.decode("utf-8", "replace").rstrip("\r\n")
         if text.strip() and text != header:
             yield number, text

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from joblens.errors import MalformedError, sentence
+from joblens.importers.packed import size_of
 from joblens.importers.sacct import read_sacct
 from joblens.importers.trouble import Trouble
 from joblens.jobs.facts import identity
@@ -42,7 +43,7 @@ class Outcome:
 def import_files(home: Home, paths: list[Path], cluster: str, progress: Progress | None = None) -> Outcome:
     """Doing it again changes nothing."""
     outcome, catalog = Outcome(), Catalog(home)
-    whole = sum(path.stat().st_size for path in paths if path.is_file())
+    whole = size_of(paths)
     done = 0
 
     def read(count: int) -> None:
@@ -53,13 +54,14 @@ def import_files(home: Home, paths: list[Path], cluster: str, progress: Progress
 
     for path in paths:
         outcome.files += 1
-        trouble, before = Trouble(path, outcome), done
+        trouble, before = Trouble(path, outcome), outcome.jobs + outcome.known
         try:
             _save(home, catalog, read_sacct(path, cluster, trouble.tell, read), outcome)
-        except (MalformedError, OSError, EOFError) as error:  # the other files go on
+        except (MalformedError, OSError) as error:  # the other files go on
             outcome.unusable += 1
-            what = "the rest of the file" if done > before else "the file"
-            outcome.problems.append(f"{sentence(error)}; {what} is left out")
+            what = "the rest of the file" if outcome.jobs + outcome.known > before else "the file"
+            words = sentence(error) if str(path) in str(error) else f"{path}: {sentence(error)}"
+            outcome.problems.append(f"{words}; {what} is left out")
         trouble.sum_up()
     if progress:
         progress((whole >> 20) + 1, (whole >> 20) + 1)

@@ -47,7 +47,7 @@ _SHORT = {
 }
 _UNKNOWN = frozenset(("", "(NULL)", "INVALID", "N/A", "NONE", "NONE ASSIGNED", "NOT_SET", "UNKNOWN"))
 _NO_LIMIT = _UNKNOWN | {"UNLIMITED", "INFINITE", "PARTITION_LIMIT"}
-_LAST_TIME = 1 << 36  # the year 4147
+_LAST_TIME = 9 * 10**9  # the year 2255; in nanoseconds it has 64 bits
 _DURATION = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})(?:\.([0-9]{1,9}))?")
 _EXIT = re.compile(r"([0-9]{1,10}):([0-9]{1,5})(?::[0-9]{1,5})?")
 _STATE = re.compile(r"([A-Z_]{1,40})\+?(?: by ([0-9]{1,10}))?")
