@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import Batch
+from joblens.agent.batch import Batch, decode
 from joblens.agent.frame import check_whole, read_header
 from joblens.agent.gaps import Gap, Gaps
 from joblens.agent.lock import Last, Lock
@@ -524,6 +524,31 @@ def test_refused_are_kept_aside_within_bounds(tmp_path: Path) -> None:
         assert (spool.refused, spool.batches, spool.bytes) == (10, 0, 0)
         (found,) = json.loads((folder / "gaps.json").read_text())
         assert found[:2] + found[4:5] == [made[0], made[-1], "refused"]
+
+
+@pytest.mark.parametrize("most", [2000, 0], ids=["sum", "whole"])
+def test_a_batch_that_is_damaged_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Any single bit of it: it is not sent as if it were sound, also by the agent that wrote it."""
+    monkeypatch.setattr("joblens.agent.spool._MOST_SUMS", most)
+    spool = Spool(str(tmp_path / "spool"), 1 << 20, "b1")
+    item = spool.next_batch().item
+    spool.put(item, WHOLE, 1)
+    path = tmp_path / "spool" / item.name
+    assert spool.read(item) == WHOLE
+    for at in range(len(WHOLE)):
+        path.write_bytes(WHOLE[:at] + bytes([WHOLE[at] ^ 1 << at % 8]) + WHOLE[at + 1 :])
+        try:
+            found = spool.read(item)
+        except MalformedError:
+            continue
+        assert most == 0
+        assert decode(found) == decode(WHOLE), "only bits that mean nothing"
+    assert spool.take() == item
+    spool.lose(item, "lost from the spool")
+    assert (len(spool.gaps), len(spool._sums)) == (1, 0)
+    spool.leave()
 
 
 def test_a_damaged_batch_of_an_earlier_agent(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from joblens.collectors.gpu_smi import parse_smi
 from joblens.collectors.process_files import parse_cgroup
 from joblens.collectors.pss import read_pss
 from joblens.host import Host
+from joblens.run.limits import read_limits
 
 from .target import Target, fresh, scratch
 
@@ -160,6 +161,14 @@ def _collector_target(collector: Collector) -> Target:
     return Target(f"collector-{collector.name.replace('_', '-')}", run, seeds, (OSError,))
 
 
+def cgroup_limits(data: bytes) -> None:
+    """The files of the group that `joblens run` is in, all with the same in them."""
+    group = "sys/fs/cgroup/a/b"
+    files = {f"{group}/{name}": data for name in ("cpu.max", "memory.max", "cpu.stat", "memory.events")}
+    about = {"proc/self/mounts": b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "proc/self/cgroup": b"0::/a/b\n"}
+    read_limits(Tree(NODES / "plain", {**files, **about}))
+
+
 def cgroup_path(data: bytes) -> None:
     parse_job_path(parse_cgroup(data))
     parse_job_path(data.decode("utf-8", "replace"))
@@ -244,6 +253,9 @@ def _facts() -> list[bytes]:
 TARGETS = (
     *map(_collector_target, COLLECTORS),
     Target("cgroup-path", cgroup_path, lambda: _PATHS),
+    Target(
+        "cgroup-limits", cgroup_limits, lambda: [b"100000 50000\n", b"max\n", b"usage_usec 5\noom_kill 7\n"]
+    ),
     Target("job-file", job_file, lambda: _JOB_FILES, (ValueError,)),
     Target("gpu-levels", gpu_levels, lambda: [b"0: 500Mhz\n1: 1700Mhz *\n"]),
     Target("nvidia-smi", nvidia_smi, lambda: [(HEAD + FIRST).encode()]),

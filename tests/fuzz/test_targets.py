@@ -32,6 +32,7 @@ EXCLUDED = {
     "collectors.gpu_nvml.load_nvml": "loads NVIDIA's library",
     "hub.kafka_client.load_kafka": "loads Kafka's library",
     "hub.server.load_tls": "OpenSSL reads the certificate",
+    "jobs.running._load": "as any job on its way, in the target `incoming`",
     "record._read_all": "runs the collectors, each of which has a target",
     "run.totals.read_io": "reads /proc/self/io with parse_io",
     "run.totals.read_own_mark": "reads a number that this process has written",

@@ -243,6 +243,10 @@ class Node:
             total.update(json.loads(line))
         return +total
 
+    def ticks(self) -> set[int]:
+        """Times of all samples that the sampling loop has handed out."""
+        return set(map(int, (self.folder / "ticks").read_text().split()))
+
     def end(self) -> None:
         if self.process is not None:
             self.process.kill()
@@ -400,10 +404,14 @@ class Cluster:
             assert cursor["dropped"] == 0
         return expected
 
+    def gaps(self) -> list[dict[str, Any]]:
+        """What the hub has written down of what is missing."""
+        path = self.disk / "hub" / "gaps.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
     def _check_gaps(self) -> None:
         """One for each time that an agent was killed, and no other."""
-        path = self.disk / "hub" / "gaps.jsonl"
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        found = self.gaps()
         assert {gap["why"] for gap in found} <= {"the agent was killed"}
         kills = {name: node.killed for name, node in self.nodes.items() if node.killed}
         assert Counter(gap["node"] for gap in found) == kills

@@ -4,6 +4,7 @@ FOLDER/kept has every batch that ever got into the spool, as a further name of t
 before the one in the spool: if the agent is killed in between, its unfinished file is still there to tell.
 Its clock goes on, also where a recording (--root) has none.
 FOLDER/taken has a line for every tick, written before the tick's samples are taken: the rows of each set.
+FOLDER/ticks has the times of them.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ def keep_batches(folder: str) -> None:
 
 def count_ticks(folder: str) -> None:
     take = Pusher.take
-    file = open(f"{folder}/taken", "a", buffering=1)  # noqa: SIM115  # for as long as the process lives
+    # For as long as the process lives.
+    file = open(f"{folder}/taken", "a", buffering=1)  # noqa: SIM115
+    ticks = open(f"{folder}/ticks", "a", buffering=1)  # noqa: SIM115
 
     def count_and_take(self: Pusher, tick: int, samples: list[Sample]) -> None:
         rows: Counter[str] = Counter()
         for _, found in samples:
             rows[found.schema.set] += len(found.keys)
         file.write(json.dumps(rows) + "\n")
+        ticks.write("".join(f"{moment}\n" for moment in sorted({moment for moment, _ in samples})))
         take(self, tick, samples)
 
     Pusher.take = count_and_take  # type: ignore[method-assign]

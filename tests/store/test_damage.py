@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from damage import damage
 from joblens.api import Store
 from joblens.cli import main
 from joblens.store.checksum import check_file
@@ -26,19 +27,6 @@ JOBS = ("a", "b", "c")
 
 def lake_files(home: Home) -> list[Path]:
     return sorted(home.lake.rglob("*.parquet"))
-
-
-def damage(data: bytes, chance: random.Random) -> bytes:
-    """A bit flipped, or cut off, or a block of zeros, as file systems leave them after a power failure."""
-    changed = bytearray(data)
-    kind, at = chance.choice(("flip", "flip", "flip", "cut", "zeros")), chance.randrange(len(data))
-    if kind == "flip":
-        changed[at] ^= 1 << chance.randrange(8)
-    elif kind == "cut":
-        del changed[at:]
-    else:
-        changed[at : at + 512] = bytes(len(changed[at : at + 512]))
-    return bytes(changed)
 
 
 def values(lake: Lake) -> list[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import time
+import zlib
 from collections import deque
 from contextlib import suppress
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
@@ -26,6 +27,7 @@ from joblens.files import UNFINISHED, list_names, write_quickly
 _NAME = re.compile(r"([0-9]{6})-([0-9]{15})\.batch")
 _BLOCK = 4096  # what a file takes at least
 _MOST_HELD = 4 << 20  # bytes in memory that a full disk did not take
+_MOST_SUMS = 2000  # others are checked by reading all that is in them
 _REFUSED_PART = 8  # of the spool's room, for batches that the hub does not want
 KILLED, WENT_DOWN = "the agent was killed", "the node went down"
 PUT_BACK = "numbered as others before: the machine was put back to an earlier state"
@@ -63,6 +65,7 @@ class Spool:
         self._runs: Deque[List[int]] = deque()  # turn, first, last: of what waits, in order
         self._taken: Optional[Item] = None
         self._held: Dict[Item, bytes] = {}  # what the disk did not take
+        self._sums: Dict[Item, int] = {}  # CRC-32 of batches that this process has written
         self._closed = False
         self.bytes = self.batches = self.dropped = self.refused = 0
         self.trouble = ""  # of the disk
@@ -135,6 +138,8 @@ class Spool:
                 self.dropped += 1
                 self.gaps.add(self._gap(item, message, why))
             else:
+                if len(self._sums) < _MOST_SUMS:
+                    self._sums[item] = zlib.crc32(message)
                 self._append(item)
                 self._changed.notify()
             self.gaps.save()
@@ -217,14 +222,17 @@ class Spool:
             return self._taken
 
     def read(self, item: Item) -> bytes:
-        """Raises MalformedError of what a power failure has damaged, OSError where it cannot be read."""
+        """Raises MalformedError of what a disk or a power failure has damaged, OSError if it is not read."""
         held = self._held.get(item)
         if held is not None:
             return held
         with open(f"{self.folder}/{item.name}", "rb") as file:
             message = file.read()
-        if item < (self.turn, self._first):
+        known = self._sums.get(item)
+        if known is None:
             check_whole(message)
+        elif zlib.crc32(message) != known:
+            raise MalformedError("batch", "checksum mismatch")
         return message
 
     def acknowledge(self, item: Item) -> None:
@@ -285,6 +293,7 @@ class Spool:
 
     def _remove(self, item: Item) -> None:
         self.batches -= 1
+        self._sums.pop(item, None)
         if self._held.pop(item, None) is not None:
             return
         size = self._size(item)
