@@ -157,6 +157,24 @@ def test_who_asks_too_much_waits(loop: Loop, monkeypatch: pytest.MonkeyPatch) ->
     assert b"200 OK" in receive(further)
 
 
+def test_a_connection_comes_when_its_holder_wakes(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is over, and what has rested is not yet read from again."""
+    greedy = loop.connect(1000)
+    share = loop.server._shares[1000]
+    share.seconds = 0.0
+    assert b"200 OK" in loop.ask(greedy)
+    monkeypatch.setattr(share, "rests_until", 0.0)
+    with socket.socket(socket.AF_UNIX) as further:
+        further.connect(loop.name)
+        loop.events.wait(0)
+        loop.server.tend()
+        further.setblocking(False)
+        share.seconds = 1.0
+        assert b"200 OK" in loop.ask(further)
+    assert b"200 OK" in loop.ask(greedy)
+    assert loop.events.failures == 0
+
+
 def test_slow_readers_hold_a_bounded_amount(loop: Loop) -> None:
     """Of pages that are each another one: the oldest are given up, the newest is served whole."""
     size = http._MOST_UNSENT // 4

@@ -97,7 +97,7 @@ def test_two_agents_hear_the_same(door: Door, folder: Path) -> None:
 
 
 def test_looks_have_a_share_of_the_time(door: Door, folder: Path) -> None:
-    """However often somebody knocks: a tenth, with some of it saved up."""
+    """However often somebody knocks: a twentieth, with some of it saved up."""
     spent, begin = 0.0, door.now
     while door.now < begin + 100:
         open_and_close(folder)
@@ -107,7 +107,7 @@ def test_looks_have_a_share_of_the_time(door: Door, folder: Path) -> None:
         door.now += 0.01
         door.knock.has_taken(0.01)
         spent += 0.01
-    assert 100 / 10 <= spent <= (100 + 10) / 10 + 0.02
+    assert 100 / 20 <= spent <= (100 + 10) / 20 + 0.02
 
 
 def test_who_writes_without_end_keeps_nobody_busy(door: Door, folder: Path) -> None:

@@ -42,7 +42,7 @@ from joblens.store.reader import LakeReader, Reader, Span
 from joblens.store.samples import SamplesReader
 from joblens.store.shape import check_record
 
-START = 1_577_923_200
+START = 1_700_000_000
 SPAN = Span("r1", START, START + 100)
 JOB = ("here", "r1", "c1")
 HOSTILE = "a\nb\x1b[2J\udcff\x00 " + "火" * 10_000
@@ -160,7 +160,7 @@ def test_what_is_told_becomes_rows() -> None:
     assert book.samples(now) == []
     shown = {rows.schema.set: rows for rows in book.latest()}
     assert shown["fom"].values == [0.125, 2]
-    book.forget({})
+    book.forget({}, now)
     assert book.latest() == []
 
 
@@ -180,6 +180,64 @@ def test_too_many() -> None:
     assert last.rows.keys == ((*JOB, "refused", ""),)
     assert last.rows.values[1] == 100 + (19_998 - 8999) + 1
     assert book.take(("here", "r2", "c1"), [Mark("moment", "x")], now) == ""  # another job has its own
+
+
+def test_too_many_of_one_user() -> None:
+    """However many jobs a user has, and however many names: what is kept is bounded, and others are taken."""
+    book, now = Book(), START * 10**9
+    jobs = [("here", f"r{number}", "c1") for number in range(300)]
+    for second in range(30):
+        for number, job in enumerate(jobs):
+            foms: list[Mark | Fom] = [Fom(f"n{second}-{number}-{it}", it) for it in range(32)]
+            book.take(job, foms, now + second * 10**9, uid=1000)
+        assert book.take(("here", "other", "c1"), [Fom("x", second)], now + second * 10**9, uid=1001) == ""
+        book.forget(dict.fromkeys([*jobs, ("here", "other", "c1")], 0), now)
+        taken = [it for it in book.samples(now + second * 10**9) if it.rows.keys[0][3] != "refused"]
+        assert len(taken) <= (1000 if second == 0 else 100 + 32) + 1
+    names = sum(len(rows.keys) for rows in book.latest())
+    assert names <= 2001
+    assert book.refused > 250_000
+    assert "of one user" in book.take(jobs[0], [Fom("x", 1)] * 32, now + 29 * 10**9, uid=1000)
+
+
+def test_too_many_of_all() -> None:
+    """Many users at once: who tells little is taken from, and memory is bounded though nobody fetches it."""
+    book, now = Book(), START * 10**9
+    for turn in range(100):
+        for uid in range(100):
+            foms: list[Mark | Fom] = [Fom(f"{turn}-{it}", it) for it in range(32)]
+            book.take(("here", f"r{uid}", "c1"), foms, now, uid=uid)
+    assert 3000 <= len(book._samples) <= 100 * 500 + 3000
+    assert len(book._samples) <= 20_000 + 32
+    book.samples(now)
+    assert sum(len(page.latest) for page in book._pages.values()) <= 8000
+    assert book.take(("here", "quiet", "c1"), [Mark("moment", "x")], now, uid=5000) == ""
+    assert len(book.samples(now)) == 1
+    book.forget({}, now + 10**12)
+    assert not book._pages
+    assert not book._users
+
+
+def test_what_was_refused_is_told_now_and_then() -> None:
+    """And when the job ends: not at every tick."""
+    book, now = Book(), START * 10**9
+    full: list[Mark | Fom] = [Mark("moment", "x")] * 1001
+    told = []
+    for second in range(25):
+        book.take(JOB, full, now + second * 10**9)
+        told += book.samples(now + second * 10**9)
+    assert [sample.rows.values[1] for sample in told] == [1001, 11 * 1001, 21 * 1001]
+    book.forget({}, now + 25 * 10**9)
+    (last,) = book.samples(now + 25 * 10**9)
+    assert last.rows.values[1] == 25 * 1001
+
+
+def test_a_name_is_described_once() -> None:
+    """A figure that is told again and again has the same keys, by identity: so a batch describes it once."""
+    book, now = Book(), START * 10**9
+    book.take(JOB, [Fom("loss", 1.0), Fom("loss", 2.0)], now)
+    first, second = book.samples(now)
+    assert first.rows.keys is second.rows.keys
 
 
 # Put together

@@ -39,9 +39,14 @@ ATTACKS = (
     "tcp_connections",
     "unix_connections",
     "thousand",
+    "polls",
     "slow_readers",
     "half_requests",
     "huge_heads",
+    "posts",
+    "job_names",
+    "sessions",
+    "triggers",
 )
 
 

@@ -40,6 +40,9 @@ class Batch:
         self._entries: Dict[Tuple[int, int], _Entry] = {}
         self._described: Dict[Tuple[int, int], Tuple[Rows, bytes]] = {}
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def add(self, samples: Iterable[Sample]) -> None:
         entries = self._entries
         for time_ns, rows in samples:

@@ -46,7 +46,7 @@ def _only_job() -> str:
 
 
 class Door:
-    def __init__(self, events: Events, sampler: Sampler, look: Callable[[], None]) -> None:
+    def __init__(self, events: Events, sampler: Sampler, look: Callable[[], bool]) -> None:
         self.sampler, self.book = sampler, Book()
         self._events, self._look = events, look
         self._server: Optional[Server] = None
@@ -88,9 +88,11 @@ class Door:
         return self._server.evicted if self._server is not None else 0
 
     def samples(self) -> List[Sample]:
-        found = self.book.samples(self.sampler.host.now_ns())
-        self.book.forget(self._jobs())
-        return found
+        if self.book.is_empty:
+            return []
+        now = self.sampler.host.now_ns()
+        self.book.forget(self._jobs(), now)
+        return self.book.samples(now)
 
     def latest(self) -> List[Rows]:
         return self.book.latest()
@@ -107,14 +109,14 @@ class Door:
         named = self._meant(request, told)
         if not named and time.monotonic() - self._looked >= _LOOK_SECONDS:
             self._looked = time.monotonic()
-            self._look()  # it may have just begun
-            named = self._meant(request, told)
+            if self._look():  # it may have just begun
+                named = self._meant(request, told)
         if not named:
             which = f"job {told.job!r:.80} of" if told.job else "job of"
             return _say(404, f"no {which} user {request.uid} is seen on this node")
         if len(named) > 1 and len({job[:2] for job in named}) > 1:
             return _say(409, 'several jobs of yours are on this node: say which, as JOBLENS_JOB or "job"')
-        refused = self.book.take(named[0], told.entries, self.sampler.host.now_ns())
+        refused = self.book.take(named[0], told.entries, self.sampler.host.now_ns(), request.uid)
         return _say(429, refused) if refused else _say(200, f"marked in job {named[0][1]}")
 
     def _meant(self, request: Request, told: Told) -> List[JobName]:

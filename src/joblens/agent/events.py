@@ -49,18 +49,19 @@ class Events:
             current = self._selector.get_map().get(key.fd)
             # An earlier handler of this round may have closed it; its number can be another one's by now.
             if current is not None and current.fileobj is key.fileobj:
-                self._run(key.data, events)
+                handler: _Handler = key.data
+                if not self.run(handler.handle, events):
+                    self.run(handler.failed)
         return len(found)
 
-    def _run(self, handler: _Handler, events: int) -> None:
+    def run(self, function: Callable[..., None], *given: int) -> bool:
+        """Call something that must not end the loop either. False if it has failed."""
         try:
-            handler.handle(events)
+            function(*given)
         except Exception as error:  # one connection's trouble is not the agent's
             self._report(error)
-            try:
-                handler.failed()
-            except Exception as second:
-                self._report(second)
+            return False
+        return True
 
     def _report(self, error: Exception) -> None:
         self.failures += 1

@@ -101,7 +101,7 @@ class _Share:
     def __init__(self, rate: float, now: float) -> None:
         self.connections: Dict[int, _Connection] = {}
         self.seconds, self.since = rate * _SAVED, now
-        self.rests_until = 0.0
+        self.is_resting, self.rests_until = False, 0.0
 
     def charge(self, seconds: float, rate: float, now: float) -> None:
         self.seconds = min(self.seconds + (now - self.since) * rate, rate * _SAVED) - seconds
@@ -172,11 +172,10 @@ class Server:
         self._events.add(self.listener, READ, self._accept_some, self._stop_listening)
 
     def _stop_listening(self) -> None:
-        """Until the next turn of `tend`, or until accepting has time again."""
+        """For a short time, or until accepting has time again."""
         self._events.remove(self.listener)
         self._door.rests_until = max(self._door.rests_until, time.monotonic() + _SHORTEST_REST)
-        if self._door not in self._resting:
-            self._resting.append(self._door)
+        self._rest(self._door)
 
     def close(self) -> None:
         for connection in list(self._connections.values()):
@@ -208,6 +207,7 @@ class Server:
         awake = [share for share in self._resting if share.rests_until <= now]
         self._resting = [share for share in self._resting if share.rests_until > now]
         for share in awake:
+            share.is_resting = False
             if share is self._door:
                 self._listen()
             for connection in share.connections.values():
@@ -224,7 +224,7 @@ class Server:
         self._door.charge(time.thread_time() - begin, _TIME_SHARE, now)
         if self._door.rests_until > now:
             self._stop_listening()
-        if connection is not None and connection.share.rests_until <= now:
+        if connection is not None and not connection.share.is_resting:
             # Most have sent their request by now: their place is free again for the next one.
             self._register(connection)
             self._serve(connection, READ)
@@ -273,8 +273,13 @@ class Server:
         now = time.monotonic()
         share.charge(time.thread_time() - begin - free, self._rate(), now)
         if share.rests_until > now:
-            for it in share.connections.values():
-                self._events.remove(it.channel)
+            self._rest(share)
+
+    def _rest(self, share: _Share) -> None:
+        for it in share.connections.values():
+            self._events.remove(it.channel)
+        if not share.is_resting:
+            share.is_resting = True
             self._resting.append(share)
 
     def _exchange(self, connection: _Connection, events: int) -> float:

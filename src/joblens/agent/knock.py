@@ -1,8 +1,9 @@
 """A named pipe beside the job files, by which Slurm's hooks ask for a look at once.
 
 A hook opens it for reading and writing, which never blocks, and closes it: to the agent that is a hang-up.
-Everybody may do so, and may also write into it. So what comes is not looked at, and all looks together take a
-tenth of a core.
+Everybody may do so, as TaskProlog and TaskEpilog run as the job's user, and may also write into it; the
+kernel does not tell who it was. So what comes is not looked at, all looks together take a twentieth of a
+core, and what they find is stored only where no tick shows it (joblens.agent.between).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Callable
 from joblens.agent.events import READ, Events
 from joblens.attribution.jobfiles import distrust
 
-_PATIENCE = 10
+_PATIENCE = 20
 _SAVED = 10.0  # seconds without a look whose share is kept for when many jobs end at once
 _MODE = 0o666
 
@@ -43,6 +44,10 @@ class Knock:
     def wait(self) -> float:
         """Seconds until a look may be; never, while nobody has knocked."""
         return max(self._paid - self._clock(), 0.0) if self.pending else float("inf")
+
+    def may_look(self) -> bool:
+        """Also without a knock: whether there is time left for looks."""
+        return self._paid <= self._clock()
 
     def heed(self) -> None:
         """To be called before the look, so that who knocks meanwhile gets another one."""

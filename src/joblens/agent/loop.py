@@ -8,12 +8,14 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
+from joblens.agent.between import Between
 from joblens.agent.events import READ, Events
 from joblens.agent.exposition import Exposition
 from joblens.agent.http import Request, Response, Server
 from joblens.agent.knock import Knock, knock_path
+from joblens.agent.pages import Pages
 from joblens.agent.sampler import Log, Sampler
 from joblens.agent.secrets import read_token
 from joblens.config import Settings, split_address
@@ -37,6 +39,7 @@ OWN = Schema(
         Column("looks", COUNTER, "looks at jobs between two ticks, that a scheduler's hooks asked for"),
         Column("failures", COUNTER, "events that could not be handled, for a defect of joblens"),
         Column("evicted", COUNTER, "connections closed for others: their user or address had too many"),
+        Column("refused", COUNTER, "marks and figures of merit of all jobs that were too many"),
     ),
 )
 _PAGE = b"""joblens agent
@@ -88,6 +91,8 @@ class Agent:
         self._missed_before = 0
         self._token = read_token(settings.token_file)
         self._expositions = {kind: Exposition(openmetrics=kind) for kind in (False, True)}
+        self.between = Between()
+        self._pages = Pages()
         self._stopping = False
         self._watch_again = 0.0
         self._listen = ""  # known once it does
@@ -98,16 +103,19 @@ class Agent:
 
     def sample(self) -> None:
         samples = self.sampler.sample(self.grid.tick)
+        samples += self.between.pass_tick(samples)
         self.ticks += 1
         if self.door:
             samples += self.door.samples()
         if self.pusher:
             self.pusher.take(self.grid.tick, samples)
 
-    def look(self) -> None:
+    def look(self, last: bool = False) -> None:
         """Outside of the grid: what jobs have used and told, and nothing else."""
-        tick = self.grid.tick - 1
-        samples = self.sampler.look(tick)
+        tick, before = self.grid.tick - 1, dict(self.sampler.latest)
+        samples = self.between.take(self.sampler.look(tick), before)
+        if last:
+            samples += self.between.release()
         if self.door:
             samples += self.door.samples()
         self.looks += 1
@@ -125,29 +133,33 @@ class Agent:
         missed = self._missed_before + self.grid.missed
         values = [time.process_time_ns(), _resident(), self.ticks, missed]
         values += [round(self.settings.interval * 1_000_000), self.looks]
-        evicted = sum(it.evicted for it in (self._server, self.door) if it)
-        return Rows(OWN, NO_KEY, [*values, self._events.failures if self._events else 0, evicted])
+        values += [self._events.failures if self._events else 0]
+        values += [sum(it.evicted for it in (self._server, self.door) if it)]
+        return Rows(OWN, NO_KEY, [*values, self.door.book.refused if self.door else 0])
 
     def answer(self, request: Request) -> Response:
         if self._token and not _same(request.headers.get("authorization", ""), b"Bearer " + self._token):
             return Response(401, "text/plain", b"A token is needed: Authorization: Bearer TOKEN\n")
         if request.path == "/":
             return Response(200, "text/plain", _PAGE)
+        found = self._page(request)
+        if found is None:
+            return Response(404, "text/plain", b"There is nothing here; see /metrics.\n")
+        content_type, render = found
+        version = self.ticks, self.looks
+        return Response(200, content_type, self._pages.get(request.path + content_type, version, render))
+
+    def _page(self, request: Request) -> Optional[Tuple[str, Callable[[], bytes]]]:
         if request.path == "/sets":
-            import json
-
-            return Response(200, "application/json", json.dumps(self.sampler.describe()).encode())
+            return "application/json", lambda: _json(self.sampler.describe())
         if request.path == "/now":
-            import json
-
             from joblens.agent.now import describe_now
 
-            found = describe_now(self.sampler, self.settings.interval)
-            return Response(200, "application/json", json.dumps(found).encode())
-        if request.path != "/metrics":
-            return Response(404, "text/plain", b"There is nothing here; see /metrics.\n")
-        openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
-        return Response(200, self._expositions[openmetrics].content_type, self.render(openmetrics))
+            return "application/json", lambda: _json(describe_now(self.sampler, self.settings.interval))
+        if request.path == "/metrics":
+            openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
+            return self._expositions[openmetrics].content_type, lambda: self.render(openmetrics)
+        return None
 
     def run(
         self,
@@ -165,7 +177,7 @@ class Agent:
             self.pusher.listen = self._listen
         signals.handlers[signal.SIGHUP] = lambda: self._reload(reload)
         knock = Knock(events, knock_path(self.settings.attribution.job_files))
-        door = self.door = self._open_door(events)
+        door = self.door = self._open_door(events, knock)
         if self.host.live:
             _make_folder(self.settings.attribution.job_files)
             knock.watch()
@@ -176,8 +188,8 @@ class Agent:
             while not self._stopping:
                 wait = max(self.grid.next_time() - time.monotonic(), 0.0)
                 events.wait(min(wait, knock.wait(), server.wait(), door.wait()))
-                server.tend()
-                door.tend()
+                events.run(server.tend)
+                events.run(door.tend)
                 if knock.wait() == 0.0:
                     self._heed(knock)
                 if time.monotonic() >= self.grid.next_time():
@@ -186,7 +198,7 @@ class Agent:
                     self._stopping = self._stopping or is_over()
                     self._watch(knock)
             if self.pusher:
-                self.look()  # what jobs have used until now belongs to what is sent last
+                self.look(last=True)  # what jobs have used until now belongs to what is sent last
         finally:
             door.close()
             knock.close()
@@ -203,22 +215,26 @@ class Agent:
         if self.host.live:
             knock.path = path
             knock.watch()
-        if self._server and self.door:
-            self._server.drop_silent()
-            self.door.watch()
+        if self._server and self.door and self._events:
+            self._events.run(self._server.drop_silent)
+            self._events.run(self.door.watch)
+        self._pages.forget_old()
 
-    def _open_door(self, events: Events) -> Door:
+    def _open_door(self, events: Events, knock: Knock) -> Door:
         from joblens.agent.door import Door
 
-        door = Door(events, self.sampler, self.look)
+        door = Door(events, self.sampler, lambda: knock.may_look() and self._heed(knock))
         door.open()
         return door
 
-    def _heed(self, knock: Knock) -> None:
+    def _heed(self, knock: Knock) -> bool:
         begin = time.thread_time()  # and not by the clock: on a busy node a look would seem dear
-        knock.heed()
-        self.look()
-        knock.has_taken(time.thread_time() - begin)
+        try:
+            knock.heed()
+            self.look()
+        finally:
+            knock.has_taken(time.thread_time() - begin)
+        return True
 
     def close(self) -> None:
         if self.pusher:
@@ -262,6 +278,7 @@ class Agent:
         if self.door:
             self.door.sampler = sampler
         self.grid = Grid(settings.interval, time.time(), time.monotonic())
+        self._pages = Pages()
         self.sample()
         self.log("settings read again")
 
@@ -298,6 +315,12 @@ def _make_folder(job_files: str) -> None:
     if os.geteuid() == 0:
         with suppress(OSError):
             os.makedirs(job_files, 0o755, exist_ok=True)
+
+
+def _json(data: Any) -> bytes:
+    import json
+
+    return json.dumps(data).encode()
 
 
 def _resident() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from joblens.errors import MalformedError
 from joblens.model import COUNTER, GAUGE, Column, Key, Rows, Sample, Schema
@@ -26,9 +26,21 @@ LONGEST_TEXT, LONGEST_NAME, LONGEST_UNIT = 200, 64, 32
 MOST_AT_ONCE = 32
 LARGEST = 16_384  # bytes of a message
 _MOST_PER_JOB = 10_000  # on one node
-_PER_SECOND, _BURST = 100, 1000
 _MOST_SHOWN = 200  # of a job, on /metrics
-_MOST_NAMES = 1000  # of a job that are remembered
+
+
+class _Limits(NamedTuple):
+    per_second: int
+    burst: int
+    pending: int  # until they are taken, at a tick
+    names: int  # that are remembered
+
+
+# A user can have any number of jobs: each session without a scheduler is one.
+_JOB = _Limits(100, 1000, 10_000, 1000)
+_USER = _Limits(100, 1000, 10_000, 2000)
+_ALL = _Limits(300, 3000, 20_000, 8000)
+_TELL_AGAIN_NS = 10_000_000_000  # how often it is told that some of a job were refused
 _APART_NS = 1_000_000  # two that are named alike: servers count time in milliseconds
 # A value is a whole number of these, chosen for each so that 15 digits are kept.
 _FINEST, _COARSEST, _DIGITS = -18, 18, 18
@@ -194,73 +206,151 @@ FOM = {exponent: _fom_schema(exponent) for exponent in range(_FINEST, _COARSEST 
 # What is kept of each job
 
 
+class _Room:
+    """What may still be taken, of a job, of a user, or of all."""
+
+    def __init__(self, limits: _Limits, time_ns: int) -> None:
+        self.limits, self.level, self.since = limits, float(limits.burst), time_ns
+        self.pending = self.names = 0
+
+    def fill(self, time_ns: int) -> None:
+        seconds = max(time_ns - self.since, 0) / 1e9
+        self.level = min(self.level + seconds * self.limits.per_second, float(self.limits.burst))
+        self.since = max(time_ns, self.since)
+
+    def refuses(self, count: int, time_ns: int, favoured: bool = False) -> str:
+        """Why not, or nothing. Who is favoured may take more than there is time for."""
+        self.fill(time_ns)
+        if self.level < count and not favoured:
+            return f"{self.limits.per_second} in a second"
+        return (
+            f"{self.limits.pending} until the next tick" if self.pending + count > self.limits.pending else ""
+        )
+
+    def take(self, count: int) -> None:
+        self.level = max(self.level - count, 0.0)
+        self.pending += count
+
+    def is_unused(self, time_ns: int) -> bool:
+        self.fill(time_ns)
+        return not self.pending and not self.names and self.level >= self.limits.burst
+
+
 class _Page:
-    def __init__(self, time_ns: int) -> None:
+    def __init__(self, user: _Room, time_ns: int) -> None:
+        self.user, self.room = user, _Room(_JOB, time_ns)
         self.count = 0
-        self.room, self.since = float(_BURST), time_ns
-        self.refused = self.refused_told = 0
+        self.refused = self.refused_told = self.told_ns = 0
         self.latest: Dict[Tuple[str, Key], Tuple[int, Rows]] = {}
 
-    def has_room(self, count: int, time_ns: int) -> bool:
-        seconds = max(time_ns - self.since, 0) / 1e9
-        self.room = min(self.room + seconds * _PER_SECOND, float(_BURST))
-        self.since = max(time_ns, self.since)
-        return self.count + count <= _MOST_PER_JOB and self.room >= count
+    def has_news(self, now_ns: int) -> bool:
+        """That more were refused, and that this was not told a moment ago."""
+        return self.refused > self.refused_told and abs(now_ns - self.told_ns) >= _TELL_AGAIN_NS
 
 
 class Book:
     """What jobs have told since it was last asked, and not more than can be stored."""
 
     def __init__(self) -> None:
+        self.refused = 0
         self._pages: Dict[JobName, _Page] = {}
+        self._users: Dict[int, _Room] = {}
+        self._all = _Room(_ALL, 0)
         self._samples: List[Sample] = []
 
-    def take(self, job: JobName, entries: List[Union[Mark, Fom]], time_ns: int) -> str:
-        """Nothing, or why not."""
-        page = self._pages.get(job)
-        if page is None:
-            page = self._pages[job] = _Page(time_ns)
-        if not page.has_room(len(entries), time_ns):
+    def take(self, job: JobName, entries: List[Union[Mark, Fom]], time_ns: int, uid: int = -1) -> str:
+        """Nothing, or why not. `uid` is the user who tells it."""
+        user = self._users.setdefault(uid, _Room(_USER, time_ns))
+        page = self._pages.setdefault(job, _Page(user, time_ns))
+        refused = self._refuses(page, user, len(entries), time_ns)
+        if refused:
             page.refused += len(entries)
-            full = page.count + len(entries) > _MOST_PER_JOB
-            limit = f"{_MOST_PER_JOB} of one job" if full else f"{_PER_SECOND} in a second"
-            return f"too many: {limit} are kept"
-        page.room -= len(entries)
+            self.refused += len(entries)
+            return f"too many: {refused} are kept"
+        for room in (page.room, user, self._all):
+            room.take(len(entries))
         page.count += len(entries)
         for entry in entries:
             self._add(job, page, entry, time_ns)
         return ""
 
+    def _refuses(self, page: _Page, user: _Room, count: int, time_ns: int) -> str:
+        if page.count + count > _MOST_PER_JOB:
+            return f"{_MOST_PER_JOB} of one job"
+        for room, whose in ((page.room, "job"), (user, "user")):
+            why = room.refuses(count, time_ns)
+            if why:
+                return f"{why} of one {whose}"
+        # Whoever tells little is taken from, though others tell more than there is room for.
+        why = self._all.refuses(count, time_ns, favoured=user.level >= _USER.burst / 2)
+        return f"{why} of all jobs" if why else ""
+
     def _add(self, job: JobName, page: _Page, entry: Union[Mark, Fom], time_ns: int) -> None:
         set_name = "mark" if isinstance(entry, Mark) else "fom"
         key: Key = (*job, *entry) if isinstance(entry, Mark) else (*job, entry.name, entry.unit)
         before = page.latest.pop((set_name, key), None)
+        keys: Tuple[Key, ...] = (key,)
         if before is not None:
             time_ns = max(time_ns, before[0] + _APART_NS)
+            keys = before[1].keys  # the same object: it is described once in a batch
         if isinstance(entry, Mark):
-            rows = Rows(MARK, (key,), [time_ns // 1000, page.refused])
+            rows = Rows(MARK, keys, [time_ns // 1000, page.refused])
         else:
             number, exponent = scale("fom", entry.value)
-            rows = Rows(FOM[exponent], (key,), [number, before[1].values[1] + 1 if before else 1])
-        page.latest[(set_name, key)] = time_ns, rows
-        if len(page.latest) > _MOST_NAMES:
-            del page.latest[next(iter(page.latest))]
+            rows = Rows(FOM[exponent], keys, [number, before[1].values[1] + 1 if before else 1])
+        page.latest[(set_name, keys[0])] = time_ns, rows
+        if before is None:
+            self._count_name(page, 1)
+            self._forget_names(page)
         self._samples.append(Sample(time_ns, rows))
+
+    def _count_name(self, page: _Page, count: int) -> None:
+        for room in (page.room, page.user, self._all):
+            room.names += count
+
+    def _forget_names(self, page: _Page) -> None:
+        """The oldest of the job, else of the user's job with the most, else of the user with the most."""
+        if page.room.names <= _JOB.names:
+            if page.user.names <= _USER.names and self._all.names <= _ALL.names:
+                return
+            heaviest = max(self._users.values(), key=lambda it: it.names)
+            user = page.user if page.user.names > _USER.names else heaviest
+            page = max((it for it in self._pages.values() if it.user is user), key=lambda it: it.room.names)
+        del page.latest[next(iter(page.latest))]
+        self._count_name(page, -1)
 
     def samples(self, now_ns: int) -> List[Sample]:
         """What is new, each at its own time, in the order in which it came."""
         for job, page in self._pages.items():
-            if page.refused > page.refused_told:
-                page.refused_told = page.refused
-                rows = Rows(MARK, ((*job, REFUSED, ""),), [now_ns // 1000, page.refused])
-                self._samples.append(Sample(now_ns, rows))
+            page.room.pending = 0
+            if page.has_news(now_ns):
+                self._tell_refused(job, page, now_ns)
+        self._all.pending = 0
+        for user in self._users.values():
+            user.pending = 0
         found, self._samples = self._samples, []
         return found
 
-    def forget(self, jobs: Dict[JobName, int]) -> None:
-        """All but these."""
+    def _tell_refused(self, job: JobName, page: _Page, now_ns: int) -> None:
+        page.refused_told, page.told_ns = page.refused, now_ns
+        rows = Rows(MARK, ((*job, REFUSED, ""),), [now_ns // 1000, page.refused])
+        self._samples.append(Sample(now_ns, rows))
+
+    def forget(self, jobs: Mapping[JobName, int], now_ns: int) -> None:
+        """All but these. To be called before `samples`."""
         for job in [job for job in self._pages if job not in jobs]:
-            del self._pages[job]
+            page = self._pages.pop(job)
+            self._count_name(page, -len(page.latest))
+            if page.refused > page.refused_told:
+                self._tell_refused(job, page, now_ns)
+        used = {id(page.user) for page in self._pages.values()}
+        self._users = {
+            uid: room for uid, room in self._users.items() if id(room) in used or not room.is_unused(now_ns)
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._pages
 
     def latest(self) -> List[Rows]:
         """The last of each name and job, for a page that is looked at now and then; of many the newest."""

@@ -42,6 +42,7 @@ PUSH_ERROR = Schema(
 )
 VERSION = 1  # of the header; docs/hub.md
 _MOST_VALUES = 200_000  # in memory
+_MOST_ENTRIES = 2000  # of which each is described by itself, such as a mark
 _LAST_SECONDS = 2.0  # for sending what is left when the agent ends
 JobName = Tuple[Any, ...]
 
@@ -130,7 +131,7 @@ class Pusher:
             self._to_ns = samples[0].time_ns
         self._look_at_jobs()
         turn = (tick - self._phase) // self._every
-        if turn != self._turn or self._values >= _MOST_VALUES:
+        if turn != self._turn or self._values >= _MOST_VALUES or len(self._batch) >= _MOST_ENTRIES:
             first, self._turn = self._turn < 0, turn
             if not first or self._every == 1:
                 self.flush()
