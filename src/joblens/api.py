@@ -7,29 +7,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from joblens.analysis.complete import recover
 from joblens.errors import UsageError
-from joblens.store import ingest, records
+from joblens.store import ingest
 from joblens.store.catalog import Catalog, Run, choose_run
-from joblens.store.check import check_lake, check_records
-from joblens.store.compact import compact
-from joblens.store.folder import list_folder
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake import Lake
-from joblens.store.leftovers import remove_leftovers
-from joblens.store.listing import JobFilter
-from joblens.store.reader import Reader, Series, Span
-from joblens.store.retain import retain
-from joblens.store.waiting import find_reader, settle_all
+from joblens.store.listing import COLUMNS, JobFilter, make_filter, unknown
 
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.store.reader import LakeReader, Reader, Series, Span
+    from joblens.store.samples import SamplesReader
+
 Progress = Callable[[int, int], None]
+_JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes")
 
 
 class Store:
@@ -39,7 +35,7 @@ class Store:
         self, path: str | os.PathLike[str] | Home | None = None, progress: Progress | None = None
     ) -> None:
         self.home = make_home(path if isinstance(path, Home) else find_home(path))
-        self._problems = recover(self.home) + ingest.problems(self.home)
+        self._problems = _recover(self.home) + ingest.problems(self.home)
         self._catalog = Catalog(self.home, progress)
         self._lake = Lake(self.home.lake)
 
@@ -48,8 +44,8 @@ class Store:
         return self._problems + self._catalog.problems + self._lake.problems
 
     def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[dict[str, Any]]:
-        """Jobs, the newest first unless sorted otherwise; filters are the fields of JobFilter."""
-        return self._catalog.jobs(wanted or JobFilter(**filters))
+        """Jobs, the newest first unless sorted otherwise; filters as those of `joblens jobs`."""
+        return self._catalog.jobs(wanted or make_filter(**filters))
 
     def job(self, name: str, run: int | None = None) -> dict[str, Any]:
         """All that is known of one job, by its id, its beginning, or `last`. LookupError if there is none.
@@ -102,33 +98,69 @@ class Store:
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
     ) -> Series:
         """The samples of a set over the job's time, as at most so many points."""
+        span, reader, chosen = self._chosen(name, set_name, columns)
+        return reader.series(span, set_name, chosen, points)
+
+    def split(
+        self,
+        name: str,
+        set_name: str,
+        labels: tuple[str, ...],
+        columns: tuple[str, ...] = (),
+        points: int = 1000,
+    ) -> dict[tuple[str, ...], Series]:
+        """The same for each combination of these labels, as texts: `("pid",)` of `process`."""
+        span, reader, chosen = self._chosen(name, set_name, columns)
+        return reader.split(span, set_name, labels, chosen, points)
+
+    def sets(self, name: str) -> tuple[str, ...]:
+        """Those of which there are samples, of this job or at all."""
         span = self._span(name)
-        reader = find_reader(self.home, self._lake, span.job, span.start)
-        return reader.series(span, set_name, columns or reader.measured(span, set_name), points)
+        return self._reader(span.job, span.start).sets()
+
+    def _chosen(
+        self, name: str, set_name: str, columns: tuple[str, ...]
+    ) -> tuple[Span, Reader, tuple[str, ...]]:
+        """Raises UsageError that names the nearest where there is no such set or column."""
+        span = self._span(name)
+        reader = self._reader(span.job, span.start)
+        if isinstance(columns, str):
+            raise UsageError(f"columns is a tuple of names, and not the text {columns!r:.60}")
+        if set_name not in reader.sets():
+            raise unknown("set", str(set_name), reader.sets())
+        known = reader.measured(span, set_name)
+        for column in columns:
+            if column not in known:
+                raise unknown(f"column of {set_name}", str(column), known)
+        return span, reader, columns or known
 
     def processes(self, name: str) -> list[dict[str, Any]]:
         """Every process that sampling saw."""
         span = self._span(name)
-        found = find_reader(self.home, self._lake, span.job, span.start).processes(span)
+        found = self._reader(span.job, span.start).processes(span)
         return [process._asdict() for process in found]
 
     def reader(self, record: dict[str, Any]) -> Reader:
         """For the samples of a job, by its record."""
-        return find_reader(self.home, self._lake, record["job"]["id"], record["job"]["start"])
+        return self._reader(record["job"]["id"], record["job"]["start"])
+
+    def _reader(self, job: str, start: float) -> LakeReader | SamplesReader:
+        from joblens.store.waiting import find_reader
+
+        return find_reader(self.home, self._lake, job, start)
 
     def _span(self, name: str) -> Span:
+        from joblens.store.reader import Span
+
         job = self.job(name)["job"]
         return Span(job["id"], job["start"], max(job["end"] or 0.0, job["start"]) + 1.0)
 
     # As DataFrames
 
     def jobs_frame(self, wanted: JobFilter | None = None, **filters: Any) -> pandas.DataFrame:
-        """The jobs, with their times as such."""
-        pd = _pandas()
-        frame = pd.DataFrame(self.jobs(wanted, **filters))
-        for name in {"start", "end"} & set(frame.columns):
-            frame[name] = pd.to_datetime(frame[name], unit="s", utc=True)
-        return frame
+        """The jobs, with their times as such, and what is not known as NaN."""
+        rows = self.jobs(wanted, **filters)
+        return _frame(rows, (*COLUMNS, "tags"), ("start", "end"), _JOB_NUMBERS)
 
     def series_frame(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
@@ -136,10 +168,33 @@ class Store:
         """By time: each column as it stood at the end of its point."""
         pd = _pandas()
         series = self.series(name, set_name, columns, points)
-        return pd.DataFrame(series.last, index=pd.to_datetime(series.times, unit="s", utc=True))
+        index = pd.to_datetime(pd.Series(series.times, dtype="float64"), unit="s", utc=True)
+        return pd.DataFrame(series.last, index=pd.DatetimeIndex(index, name="time"), dtype="float64")
+
+    def split_frame(
+        self,
+        name: str,
+        set_name: str,
+        labels: tuple[str, ...],
+        columns: tuple[str, ...] = (),
+        points: int = 1000,
+    ) -> pandas.DataFrame:
+        """One row for each moment and combination of labels; numbers as in `series_frame`."""
+        split = self.split(name, set_name, labels, columns, points)
+        rows = [
+            {**dict(zip(labels, key)), "time": time, **{it: values[n] for it, values in series.last.items()}}
+            for key, series in split.items()
+            for n, time in enumerate(series.times)
+        ]
+        measured = tuple(dict.fromkeys(it for series in split.values() for it in series.last)) or columns
+        return _frame(rows, ("time", *labels, *measured), ("time",), measured)
 
     def processes_frame(self, name: str) -> pandas.DataFrame:
-        return _pandas().DataFrame(self.processes(name))
+        """Every process that sampling saw; `first` and `last` are when it was sampled."""
+        from joblens.store.reader import ProcessUse
+
+        numbers = [it for it in ProcessUse._fields if it not in ("name", "command", "node", "first", "last")]
+        return _frame(self.processes(name), ProcessUse._fields, ("first", "last"), numbers)
 
     # Looking after it
 
@@ -148,6 +203,11 @@ class Store:
 
         How many files went in.
         """
+        from joblens.store import records
+        from joblens.store.compact import compact
+        from joblens.store.leftovers import remove_leftovers
+        from joblens.store.waiting import settle_all
+
         remove_leftovers(self.home)
         self._lake.report(*settle_all(self.home, self._lake))
         done = compact(self._lake, lambda: ingest.unfinished(self.home), progress)
@@ -157,6 +217,8 @@ class Store:
 
     def check(self, progress: Progress | None = None) -> int:
         """Reads every file. What is damaged is set aside and told in `problems`. How many files it were."""
+        from joblens.store.check import check_lake, check_records
+
         count = check_lake(self._lake, progress)
         self._problems += check_records(self.home)
         self._catalog.check()
@@ -164,11 +226,15 @@ class Store:
 
     def retain(self, days: int) -> int:
         """Removes what is older than so many days."""
+        from joblens.store.retain import retain
+
         if days < 1:
             raise UsageError(f"at least one day has to stay, and not {days}")
         return retain(self.home, days)
 
     def info(self) -> dict[str, Any]:
+        from joblens.store.folder import list_folder
+
         files = [path for folder in self.home.lake.glob("set=*/date=*") for path in list_folder(folder).files]
         sizes = [path.stat().st_size for path in files if path.exists()]
         return {
@@ -194,6 +260,29 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _frame(
+    rows: list[dict[str, Any]], columns: Sequence[str], times: Sequence[str], numbers: Sequence[str]
+) -> pandas.DataFrame:
+    """Times as timestamps; numbers as integers where all are known and whole, else as floats with NaN."""
+    pd = _pandas()
+    frame = pd.DataFrame(rows, columns=list(columns))
+    for name in times:
+        frame[name] = pd.to_datetime(frame[name].astype("float64"), unit="s", utc=True)
+    for name in numbers:
+        found = pd.to_numeric(frame[name], errors="coerce")
+        frame[name] = found if len(frame) else found.astype("float64")
+    return frame
+
+
+def _recover(home: Home) -> list[str]:
+    """Analysis is loaded only if there is a job to complete: a listing takes half as long without it."""
+    if not ingest.folders(home.incoming):
+        return []
+    from joblens.analysis.complete import recover
+
+    return recover(home)
 
 
 def _pandas() -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from joblens.analysis.part import parse_moment as parse_part
-from joblens.cli.jobs import parse_time as parse_moment
 from joblens.cli.pages import parse_address
 from joblens.cli.slurm_check import parse_config
 from joblens.errors import JoblensError
@@ -21,6 +20,7 @@ from joblens.schedulers.slurm_sacct import COLUMNS, parse_sacct
 from joblens.schedulers.slurm_scontrol import parse_scontrol
 from joblens.schedulers.slurm_squeue import parse_squeue
 from joblens.schedulers.told import Told
+from joblens.store.listing import parse_time as parse_moment
 from joblens.usermode.hosts import parse_hosts
 from schedulers.recording import MARK, RECORDED
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from joblens.cli.jobs import parse_time, render
+from joblens.cli.jobs import render
 from joblens.errors import UsageError
 from joblens.reports.width import display_width
 from joblens.store import records
 from joblens.store.home import Home
-from joblens.store.listing import COLUMNS
+from joblens.store.listing import COLUMNS, parse_time
 
 from .conftest import Joblens, run_joblens
 from .made import START, new_home, store_job
@@ -50,7 +50,7 @@ def test_listing(two_jobs: Home, joblens: Joblens) -> None:
     found = joblens("jobs")
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == (
-        "job  start        user   name          took  cores   memory  state\n"
+        "job  start        user   name          took    CPU   memory  state\n"
         "ra2  02 Jan 2020  bob    caf? ?[31m文  30 s  0.7/4  256 MiB  FAILED SIGKILL\n"
         "ra1  02 Jan 2020  alice  train         30 s  0.7/4  256 MiB  COMPLETED\n"
     )
@@ -102,7 +102,7 @@ def test_listing_as_json_and_csv(two_jobs: Home, joblens: Joblens) -> None:
     rows = list(csv.DictReader(io.StringIO(table)))
     assert (found[0]["name"][4:], rows[0]["name"][-10:]) == (" \x1b[31m文", " \\x1b[31m文")
     assert [job["id"] for job in found] == [row["id"] for row in rows] == ["ra2", "ra1"]
-    assert tuple(found[0]) == tuple(rows[0]) == COLUMNS
+    assert tuple(found[0]) == (*rows[0], "tags") == (*COLUMNS, "tags")
     assert found[1]["memory_peak_bytes"] == int(rows[1]["memory_peak_bytes"]) == 1 << 28
     assert joblens("jobs", "--csv", "--name", "none").stdout == ",".join(COLUMNS) + "\n"
 

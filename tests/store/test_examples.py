@@ -14,6 +14,7 @@ import pytest
 
 import joblens
 from joblens.api import Store
+from joblens.errors import UsageError
 from joblens.store.home import Home
 from joblens.store.lake import Lake
 from joblens.store.listing import COLUMNS, JobFilter
@@ -172,6 +173,7 @@ def test_every_set_can_be_read(run_store: Home) -> None:
     with Store(run_store) as store:
         for name in sets:
             assert store.series("last", name).times, name
-        assert store.series("last", "nonsense").times == []
-        assert store.series("last", "job", columns=("nonsense",)).times == []
+        for set_name, columns in (("nonsense", ()), ("job", ("nonsense",))):
+            with pytest.raises(UsageError, match="there is no"):
+                store.series("last", set_name, columns)
         assert store.problems == []

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joblens.cli.jobs import parse_time
 from joblens.cli.table import progress, tell, write
 from joblens.errors import UsageError
+from joblens.store.listing import parse_time
 
 if TYPE_CHECKING:
     from joblens.jobs.backfill import Outcome as Jobs

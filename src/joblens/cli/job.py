@@ -89,9 +89,6 @@ def _report(
     options: argparse.Namespace, store: Store, found: list[JobFacts], runs: list[Run]
 ) -> dict[str, Any]:
     """Of the run that is meant, or the part of it. LookupError if there is none."""
-    from joblens.analysis.part import find_part, summarise_part
-    from joblens.cli.elsewhere import CONFIGURED, configured, report_elsewhere
-
     live, number = _meant(options, store, found, runs)
     where = options.store
     if where is None:
@@ -100,13 +97,26 @@ def _report(
         except LookupError:
             if live is not None:
                 raise LookupError(f"job {live.shown_id} waits: {live.state} {live.reason}".rstrip()) from None
+            from joblens.cli.elsewhere import CONFIGURED, configured
+
             if options.id == "last" or not configured():
                 raise
             where = CONFIGURED
         else:
-            part = find_part(record, options.between, options.step, options.first, options.last)
-            return record if part is None else summarise_part(record, store.reader(record), part)
+            return _part(options, store, record)
+    from joblens.cli.elsewhere import report_elsewhere
+
     return report_elsewhere(options, store, live, where, number)
+
+
+def _part(options: argparse.Namespace, store: Store, record: dict[str, Any]) -> dict[str, Any]:
+    """The whole record unless a part is asked for: to show what is stored needs no analysis."""
+    if {options.between, options.step, options.first, options.last} == {None}:
+        return record
+    from joblens.analysis.part import find_part, summarise_part
+
+    part = find_part(record, options.between, options.step, options.first, options.last)
+    return record if part is None else summarise_part(record, store.reader(record), part)
 
 
 def _meant(

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import progress, render_table, tell, write
 from joblens.errors import UsageError
-from joblens.run.facts import parse_tags
 from joblens.units import render_bytes, render_cores, render_exit, render_seconds
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ STATES = (
     "DEADLINE", "REQUEUED", "RUNNING", "PENDING", "UNKNOWN", "CONFIGURING", "COMPLETING", "SUSPENDED",
     "STOPPED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REVOKED",
 )  # fmt: skip
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from joblens.api import Store
     from joblens.jobs.live import add_live
-    from joblens.store.listing import JobFilter
+    from joblens.store.listing import JobFilter, parse_time
 
     if options.limit < 0:
         raise UsageError(f"--limit is {options.limit}; it can be 0 for all, or more")
@@ -78,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         options.state,
         parse_time(options.since),
         parse_time(options.until),
-        tuple(parse_tags(options.tag).items()),
+        _tags(options.tag),
         options.sort,
         options.reverse,
         options.limit,
@@ -105,6 +102,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tags(texts: list[str]) -> tuple[tuple[str, str], ...]:
+    if not texts:
+        return ()
+    from joblens.run.facts import parse_tags
+
+    return tuple(parse_tags(texts).items())
+
+
 def _sessions(home: Home) -> list[JobFacts]:
     """Jobs whose user mode runs now."""
     if not (home.path / "usermode").is_dir():
@@ -119,21 +124,6 @@ def render_csv(found: list[dict[str, Any]]) -> str:
     from joblens.store.listing import COLUMNS
 
     return csv_cells.render_csv(COLUMNS, ([job.get(name) for name in COLUMNS] for job in found))
-
-
-def parse_time(text: str | None) -> float | None:
-    """Seconds since 1970, from a date, a date and time, or how long ago."""
-    if text is None:
-        return None
-    ago = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])", text)
-    if ago:
-        return time.time() - float(ago[1]) * _UNITS[ago[2]]
-    for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
-        try:
-            return time.mktime(time.strptime(text, form))
-        except (ValueError, OverflowError):
-            continue
-    raise UsageError(f"{text!r} is no time; write 2026-11-15, 2026-11-15T13:02 or 7d")
 
 
 def render(found: list[dict[str, Any]]) -> list[str]:
@@ -151,7 +141,7 @@ def render(found: list[dict[str, Any]]) -> list[str]:
         )
         for job in found
     ]
-    head = ("job", "start", *(["user"] if users else []), "name", "took", "cores", "memory", "state")
+    head = ("job", "start", *(["user"] if users else []), "name", "took", "CPU", "memory", "state")
     name = head.index("name")
     return render_table(head, rows, left=(*range(name + 1), len(head) - 1), shrink=name)
 

@@ -189,7 +189,7 @@ def _started_here(home: Home, wanted: JobFilter, now: float) -> list[dict[str, A
             more = {name: used[name] for name in ("cpu_seconds", "memory_peak_bytes", "processes")}
             if used["cpu_seconds"] is not None:  # as of the same moment
                 more["duration_seconds"] = used["duration_seconds"]
-            rows.append({**_row(job, now), **more})
+            rows.append({**_row(job, now), **more, "tags": found.facts.get("tags") or {}})
     return rows
 
 
@@ -252,7 +252,7 @@ def _row(job: JobFacts, now: float) -> dict[str, Any]:
         "partition": job.partition,
         "account": job.account,
     }
-    return {**dict.fromkeys(COLUMNS), **known}
+    return {**dict.fromkeys(COLUMNS), **known, "tags": {}}
 
 
 def find_live(home: Home, name: str, problems: list[str]) -> list[JobFacts]:

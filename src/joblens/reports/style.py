@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+from contextlib import suppress
 from typing import NamedTuple, TextIO
 
 WIDTH = 80  # of a pipe or a file
@@ -42,10 +42,12 @@ class Style(NamedTuple):
 
 
 def columns(terminal: bool) -> int:
-    """A terminal's own width, or COLUMNS; a pipe has 80 unless COLUMNS is set."""
-    if not terminal and not os.environ.get("COLUMNS", "").isdecimal():
-        return WIDTH
-    return min(max(shutil.get_terminal_size((WIDTH, 24)).columns, _NARROWEST), _WIDEST)
+    """COLUMNS, or a terminal's own width; a pipe has 80."""
+    found = WIDTH
+    with suppress(ValueError, OSError):
+        given = os.environ.get("COLUMNS")
+        found = int(given) if given else os.get_terminal_size().columns if terminal else WIDTH
+    return min(max(found or WIDTH, _NARROWEST), _WIDEST)
 
 
 def encodable(text: str, stream: TextIO | None) -> str:

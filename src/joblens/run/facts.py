@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import time
 from typing import Any, Dict, List, Mapping, Optional
@@ -11,7 +10,6 @@ from typing import Any, Dict, List, Mapping, Optional
 from joblens import __version__
 from joblens.errors import UsageError
 from joblens.host import Host
-from joblens.run.gpus import given_gpus
 from joblens.run.limits import read_limits
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that look like others
@@ -37,7 +35,7 @@ def new_job_id(now: Optional[float] = None) -> str:
     while seconds:
         seconds, digit = divmod(seconds, 32)
         digits = _DIGITS[digit] + digits
-    return "r" + digits + "".join(secrets.choice(_DIGITS) for _ in range(_RANDOM_DIGITS))
+    return "r" + digits + "".join(_DIGITS[byte % 32] for byte in os.urandom(_RANDOM_DIGITS))
 
 
 def parse_tags(texts: List[str]) -> Dict[str, str]:
@@ -55,6 +53,8 @@ def parse_tags(texts: List[str]) -> Dict[str, str]:
 def collect(
     host: Host, command: List[str], name: str, tags: Dict[str, str], interval: float
 ) -> Dict[str, Any]:
+    from joblens.run.gpus import given_gpus
+
     uid = os.getuid()
     node = host.name()
     return {

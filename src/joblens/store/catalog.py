@@ -81,7 +81,18 @@ class Catalog:
     def jobs(self, wanted: JobFilter) -> list[dict[str, Any]]:
         chosen, values = select(wanted)
         rows = self._ask(f"SELECT {_NAMES} FROM jobs {chosen}", values)
-        return [dict(zip(COLUMNS, row)) for row in rows]
+        found = [dict(zip(COLUMNS, row)) for row in rows]
+        tags = self._tags() if found else {}
+        for job in found:
+            job["tags"] = tags.get((job["cluster"], job["id"], job["start"]), {})
+        return found
+
+    def _tags(self) -> dict[Identity, dict[str, str]]:
+        """Of all jobs: few have any."""
+        found: dict[Identity, dict[str, str]] = {}
+        for cluster, id, start, name, value in self._ask("SELECT cluster, id, start, name, value FROM tags"):
+            found.setdefault((cluster, id, start), {})[name] = value
+        return found
 
     def count(self) -> int:
         return int(self._ask("SELECT count(*) FROM jobs")[0][0])

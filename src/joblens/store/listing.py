@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from joblens.errors import MalformedError, UsageError
@@ -18,6 +20,7 @@ SORTS = {
     "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
     "user": "user", "name": "name",
 }  # fmt: skip
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class JobFilter(NamedTuple):
@@ -35,6 +38,39 @@ class JobFilter(NamedTuple):
     account: str | None = None
     node: str | None = None  # one of those that it ran on
     array: str | None = None  # whose tasks they are
+
+
+_TEXTS = ("user", "name", "state", "sort", "cluster", "partition", "account", "node", "array")
+
+
+def make_filter(**filters: Any) -> JobFilter:
+    """As the command line understands them: times like `7d`, tags as pairs or as a mapping. UsageError."""
+    for name in filters:
+        if name not in JobFilter._fields:
+            raise unknown("filter", name, JobFilter._fields)
+    found = JobFilter(**filters)
+    for name in _TEXTS:
+        value = getattr(found, name)
+        if value is not None and not isinstance(value, str):
+            raise UsageError(f"{name} is a text, and not {value!r:.60}")
+    if type(found.limit) is not int or found.limit < 0:
+        raise UsageError(f"limit is {found.limit!r:.60}; it can be 0 for all, or more")
+    tags = found.tags.items() if isinstance(found.tags, Mapping) else found.tags
+    try:
+        pairs = tuple((str(name), str(value)) for name, value in tags)
+    except (TypeError, ValueError):
+        raise UsageError(f"tags are pairs of name and value, and not {found.tags!r:.60}") from None
+    return found._replace(since=parse_time(found.since), until=parse_time(found.until), tags=pairs)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """An error that names the nearest of those that there are."""
+    from difflib import get_close_matches
+
+    names = sorted(known)
+    near = get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
+    return UsageError(f"there is no {what} {name!r:.60}; {hint}")
 
 
 def name_nodes(names: Iterable[str]) -> str:
@@ -85,3 +121,20 @@ def select(wanted: JobFilter) -> tuple[str, list[Any]]:
     order = f"{SORTS[wanted.sort]} {'ASC' if upwards else 'DESC'} NULLS LAST, start DESC, id DESC"
     values.append(wanted.limit if wanted.limit > 0 else -1)
     return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY {order} LIMIT ?", values
+
+
+def parse_time(text: str | float | None) -> float | None:
+    """Seconds since 1970, from these themselves, a date, a date and time, or how long ago."""
+    if text is None or (isinstance(text, (int, float)) and not isinstance(text, bool)):
+        return text
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r:.60} is no time; write 2026-11-15, 2026-11-15T13:02 or 7d")
+    ago = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])", text)
+    if ago:
+        return time.time() - float(ago[1]) * _UNITS[ago[2]]
+    for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
+        try:
+            return time.mktime(time.strptime(text, form))
+        except (ValueError, OverflowError):
+            continue
+    raise UsageError(f"{text!r} is no time; write 2026-11-15, 2026-11-15T13:02 or 7d")

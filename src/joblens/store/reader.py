@@ -219,6 +219,10 @@ class LakeReader:
             found.setdefault(tuple(row[: len(keys)]), []).append(row[len(keys) :])
         return {key: _make_series(some, chosen) for key, some in sorted(found.items())}
 
+    def sets(self) -> tuple[str, ...]:
+        """Those of which there is anything, of whatever job."""
+        return tuple(sorted(path.name[len("set=") :] for path in self.lake.path.glob("set=*")))
+
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
         """Of a set, the columns that hold numbers to be measured, and not keys."""
         known = self.lake.schema(self._files(set_name, span))

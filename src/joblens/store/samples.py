@@ -104,6 +104,9 @@ class SamplesReader:
             series.peak[name] = [max(found, default=None) for found in cells]
         return series
 
+    def sets(self) -> tuple[str, ...]:
+        return tuple(sorted(self._sets))
+
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
         return tuple(name for name in self._columns(span, set_name) if name not in KEYS)
 

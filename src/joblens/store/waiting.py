@@ -17,7 +17,7 @@ from joblens.model import Sample
 from joblens.store import ingest
 from joblens.store.home import Home, safe_name
 from joblens.store.lake import Lake
-from joblens.store.reader import LakeReader, Reader
+from joblens.store.reader import LakeReader
 from joblens.store.samples import SamplesReader
 
 # When more wait, whoever ends a job brings some of the oldest to the lake: not one each time, for to load
@@ -40,7 +40,7 @@ def let_wait(home: Home, found: ingest.Incoming) -> bool:
     return True
 
 
-def find_reader(home: Home, lake: Lake, job: str, start: float) -> Reader:
+def find_reader(home: Home, lake: Lake, job: str, start: float) -> LakeReader | SamplesReader:
     """For the samples of a job that began then, wherever they are."""
     said: list[str] = []
     samples: list[Sample] = []
