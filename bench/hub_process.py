@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Iterator
 
 from bench.children import BenchError, connect, cpu_seconds, free_port, started
+from bench.messages import KEY
 
 _DRAIN = 90.0  # seconds that the sinks may take for what is left
 AS_FAST_AS_THEY_CAN = ("rate_bytes = 1000000000", "burst_bytes = 1000000000", "segment_seconds = 5.0")
@@ -18,7 +19,15 @@ AS_FAST_AS_THEY_CAN = ("rate_bytes = 1000000000", "burst_bytes = 1000000000", "s
 def running_hub(python: str, folder: Path, *settings: str) -> Iterator[tuple[int, int]]:
     """Its pid and port, once its sinks have started too."""
     port = free_port()
-    lines = ["[hub]", f'listen = "127.0.0.1:{port}"', f'home = "{folder / "hub"}"', *settings]
+    lines = [
+        "[hub]",
+        f'listen = "127.0.0.1:{port}"',
+        f'home = "{folder / "hub"}"',
+        f'key_file = "{folder / "key"}"',
+        *settings,
+    ]
+    (folder / "key").touch(0o600)
+    (folder / "key").write_bytes(KEY)
     (folder / "hub.toml").write_text("\n".join(lines) + "\n")
     os.environ["JOBLENS_HOME"] = str(folder / "store")
     with started([python, "-m", "joblens", "hub", "--config", str(folder / "hub.toml")]) as pid:

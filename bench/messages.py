@@ -11,11 +11,13 @@ from typing import Any, Sequence
 
 from joblens.agent.batch import Batch
 from joblens.agent.frame import MAGIC
+from joblens.agent.mac import Head, digest_of, make_token, sign
 from joblens.agent.sampler import Sampler
 from joblens.config import Settings
 from joblens.host import Host
 from joblens.model import COUNTER, NO_KEY, Column, Rows, Sample, Schema
 
+KEY = b"the key of the hub that is measured"
 SETS, VALUES = 6, 60
 _SPEEDS = (0, 0, 0, 1, 10, 1000, 100_000)  # of counters: about half of a node's stand still
 _KINDS, _EACH = 8, 4  # nodes that differ, and batches of each
@@ -47,7 +49,12 @@ class Messages:
         packed = zlib.compress(json.dumps(head).encode(), 1)
         bodies = self._bodies[node % len(self._bodies)]
         body = MAGIC + struct.pack("<I", len(packed)) + packed + bodies[sequence % len(bodies)]
-        return b"POST /v1/batch HTTP/1.1\r\nHost: hub\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        identity = Head("bench", f"n{node}", "b", sequence, time.time(), digest_of(body))
+        token = make_token(KEY, "bench", f"n{node}").encode()
+        fields = sign(token, "POST /v1/batch", identity, len(body)).items()
+        lines = ["POST /v1/batch HTTP/1.1", "Host: hub", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in fields]
+        return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 class AgentMessages(Messages):

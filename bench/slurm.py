@@ -33,6 +33,7 @@ _HUB = """
 listen = "{switch}:9478"
 home = "{folder}/hub"
 key_file = "{folder}/etc/joblens.key"
+token_file = "{folder}/etc/page-token"
 run_sinks = false
 """
 

@@ -46,6 +46,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.posts.append(post)
         turn(self)
 
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def answer(self, status: int, text: str, **fields: str) -> None:
         self.send_response(status)
         for name, value in fields.items():

@@ -164,7 +164,7 @@ def test_where_batches_go(tmp_path: Path) -> None:
         '[hub]\nlisten = "127.0.0.1:1"\n'
     )
     assert load_settings(str(path), KNOWN).push == PushSettings(
-        "https://hub:9478/x", 5.0, ("cpu", "job"), "/s", 1_000_000, "/t", False, "", "/c", 3.0
+        "https://hub:9478/x", 5.0, ("cpu", "job"), "/s", 1_000_000, "/t", False, -1, "", "/c", 3.0
     )
     assert Settings().push.url == ""
 

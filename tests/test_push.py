@@ -20,6 +20,7 @@ from hub.sending import running_hub, stored
 from joblens.agent import secrets, sender
 from joblens.agent.client import Answer
 from joblens.agent.frame import read_header
+from joblens.agent.mac import make_mac, parse_head
 from joblens.agent.push import Pusher, default_spool
 from joblens.agent.sampler import Sampler
 from joblens.agent.spool import PUT_BACK
@@ -30,6 +31,7 @@ from joblens.model import ABSENT
 from kernel import JOB, make_machine
 from services.running import free_port
 from small_hub import (
+    Post,
     SmallHub,
     Turn,
     acknowledge,
@@ -43,7 +45,7 @@ from small_hub import (
     small_hub,
     too_large,
 )
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 
 class Node:
@@ -142,7 +144,7 @@ def test_what_a_batch_says(tmp_path: Path, hub: SmallHub) -> None:
     assert (first["gaps"], first["from_ns"]) == ([], given[0].time_ns)
     numbers = [head["sequence"] for head in heads]
     assert numbers == list(range(numbers[0], numbers[0] + len(heads)))
-    assert float(hub.stored[-1].fields["x-joblens-sent"]) >= before - 1
+    assert parse_head(hub.stored[-1].fields["x-joblens-batch"].encode()).sent >= before - 1
 
 
 def test_a_job_that_ends_within_a_batch(tmp_path: Path, hub: SmallHub) -> None:
@@ -360,7 +362,7 @@ def write_token(path: Path, text: str) -> None:
 
 
 def test_token(tmp_path: Path, hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is sent, and a new one in the file is sent as soon as it is there."""
+    """Requests are signed with it, and with a new one once that is in the file; it is never sent itself."""
     monkeypatch.setattr(sender, "_SLOW_WAIT", 0.05)
     token = tmp_path / "token"
     write_token(token, "old\n")
@@ -368,19 +370,29 @@ def test_token(tmp_path: Path, hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -
     with running_node(tmp_path, hub.url, token_file=str(token)) as node:
         node.sample(2)
         wait_for("a failure", lambda: node.own()["failures"] >= 2)
-        assert {post.fields["authorization"] for post in hub.posts} == {"Bearer old"}
+        assert all(is_signed(post, b"old") for post in hub.posts)
         token.unlink()
         wait_for("words about the file", lambda: any("No such file" in line for line in node.said))
         write_token(tmp_path / "new", "new\n")
-        hub.otherwise = lambda it: acknowledge(it) if is_new(it) else it.answer(403, "wrong token")
+        hub.otherwise = lambda it: (
+            acknowledge(it) if is_signed(it.server.posts[-1], b"new") else it.answer(403, "wrong token")
+        )
         (tmp_path / "new").rename(token)
         node.wait_until_empty()
         assert node.own()["refused_batches"] == 0
-    assert {post.fields["authorization"] for post in hub.stored} == {"Bearer new"}
+    assert all(is_signed(post, b"new") for post in hub.stored)
 
 
-def is_new(it: Any) -> bool:
-    return bool(it.headers["Authorization"] == "Bearer new")
+def is_signed(post: Post, secret: bytes) -> bool:
+    """With that secret, as what it is, and without it anywhere."""
+    field = post.fields["x-joblens-batch"]
+    mac = make_mac(secret, "POST /v1/batch", field.encode(), int(post.fields["content-length"]))
+    head = parse_head(field.encode())
+    named = head.cluster, head.node, head.boot, head.sequence
+    assert named == post.identity
+    assert abs(head.sent - time.time()) < PATIENCE
+    assert secret.decode() not in str(post.fields)
+    return post.fields["authorization"] == f"Joblens {mac}"
 
 
 def test_wrong_from_the_start(tmp_path: Path) -> None:
@@ -394,18 +406,6 @@ def test_wrong_from_the_start(tmp_path: Path) -> None:
         Node(tmp_path, "http://127.0.0.1:1", token_file=str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError):
         Node(tmp_path, "https://127.0.0.1:1", ca_file=str(tmp_path / "none"))
-    token.chmod(0o600)
-    token.write_bytes(b"a\nb: c")
-    with pytest.raises(ConfigError, match="letters that cannot be sent"):
-        Node(tmp_path, "http://127.0.0.1:1", token_file=str(token))
-
-
-def test_a_token_in_the_open(tmp_path: Path) -> None:
-    """That it can be read on its way is said, unless it stays on this machine."""
-    write_token(tmp_path / "token", "x")
-    for url, words in (("http://127.0.0.1:1", 0), ("https://192.0.2.1:1", 0), ("http://192.0.2.1:1", 1)):
-        with running_node(tmp_path, url, token_file=str(tmp_path / "token")) as node:
-            assert len([line for line in node.said if "as plain text" in line]) == words
 
 
 @pytest.fixture
@@ -438,21 +438,25 @@ def munge_socket(tmp_path: Path) -> Iterator[str]:
 
 
 def test_munge(tmp_path: Path, hub: SmallHub, munge_socket: str) -> None:
-    """It has cluster and node in it. One is used for some time, and replaced when it is refused."""
+    """It has cluster, node and a key in it, with which batches are signed. One is used for some time, and
+    replaced when it is refused."""
     with running_node(tmp_path, hub.url, munge=True, munge_socket=munge_socket) as node:
         node.sample(4)
         node.wait_until_empty()
-        (first,) = {post.fields["authorization"] for post in hub.stored}
+        (first,) = {post.fields["authorization"].split()[1] for post in hub.stored}
         command = ["unmunge", f"--socket={munge_socket}", "--metadata=/dev/null"]
-        credential = first.removeprefix("Munge ").encode()
-        told = subprocess.run(command, input=credential, capture_output=True, check=True)
-        assert told.stdout == b"lab\0node1"
+        told = subprocess.run(command, input=first.encode(), capture_output=True, check=True)
+        cluster, node_name, key = told.stdout.split(b"\0")
+        assert (cluster, node_name, len(key)) == (b"lab", b"node1", 64)
+        for post in hub.stored:
+            field, length = post.fields["x-joblens-batch"].encode(), int(post.fields["content-length"])
+            assert post.fields["authorization"].split()[2] == make_mac(key, "POST /v1/batch", field, length)
         time.sleep(1.1)  # so that it is not one that was just made
         hub.turns.append(answer(401, "used before"))
         node.sample()
         node.wait_until_empty()
         assert (node.said, node.own()["failures"]) == ([], 0)
-    assert hub.stored[-1].fields["authorization"] != first
+    assert hub.stored[-1].fields["authorization"].split()[1] != first
 
 
 def test_no_munge(tmp_path: Path, hub: SmallHub, munge_socket: str) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hub.munging import running_munged
+from hub.sending import Hub, running_hub, stored
 from joblens.cli import main
 from joblens.cli.agent import hub_url
 from joblens.cli.slurm_check import parse_config
@@ -85,10 +89,21 @@ class Site:
         return {what for what, finding in self.check()[1].items() if not finding["right"]}
 
 
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with running_hub(tmp_path_factory.mktemp("hub")) as hub:
+        yield hub
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with socket.create_server(("127.0.0.1", 0)) as hub:
-        yield Site(tmp_path, hub.getsockname()[1])
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def site(tmp_path: Path, hub: Hub) -> Site:
+    return Site(tmp_path, hub.port)
 
 
 def test_hooks_are_written(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +216,39 @@ def test_munge(site: Site, code: str, right: bool) -> None:
     _, found = site.check()
     assert found["munge"]["right"] == right
     assert right or "no socket" in str(found["munge"]["said"])
+
+
+def test_a_hub_that_does_not_take_the_node(site: Site, tmp_path: Path, stack: ExitStack) -> None:
+    """It is asked, with the node's own proof. What it says names the setting, and with that it is right."""
+    munged = stack.enter_context(running_munged(tmp_path))
+    site.settings |= {"push.munge": True, "push.munge_socket": munged.socket, "node": "c17"}
+    site.install("--write", "--per-job", "--start", "/bin/sh")
+    config = f'munge = true\nmunge_socket = "{munged.socket}"\nmunge_uids = [{os.geteuid()}]\n'
+    with running_hub(tmp_path / "strict", config) as strict:
+        site.settings["push.url"] = f"http://127.0.0.1:{strict.port}"
+        found = site.check()[1]
+        assert found["munge"]["right"]
+        assert not found["accepted"]["right"]
+        setting = re.search(r'hub\.(munge_hosts = \["c17=[^"]+"\])', str(found["accepted"]["said"]))
+        assert setting
+        assert setting[1] in strict.said()[0]
+    with running_hub(tmp_path / "kind", config + setting[1]) as kind:
+        site.settings["push.url"] = f"http://127.0.0.1:{kind.port}"
+        assert site.check()[1]["accepted"]["right"]
+        assert kind.sets()["nodes"] == []
+    assert stored(kind.home) == {}
+
+
+def test_a_token_that_is_wrong(site: Site, tmp_path: Path) -> None:
+    """Though it can be read: the hub is asked."""
+    (tmp_path / "token").touch(0o600)
+    (tmp_path / "token").write_text("some token")
+    site.settings["push.token_file"] = str(tmp_path / "token")
+    site.install("--write", "--per-job", "--start", "/bin/sh")
+    found = site.check()[1]
+    assert found["token"]["right"]
+    assert not found["accepted"]["right"]
+    assert "joblens hub token NODE --cluster CLUSTER" in str(found["accepted"]["said"])
 
 
 def test_for_people(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

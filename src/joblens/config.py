@@ -41,6 +41,7 @@ class PushSettings(NamedTuple):
     spool_bytes: int = 256 << 20
     token_file: str = ""
     munge: bool = False
+    munge_uid: int = -1  # who can read the credentials: the hub's user; -1: the same as ours
     munge_socket: str = ""
     ca_file: str = ""  # "": those that the system trusts
     timeout: float = 10.0

@@ -20,7 +20,7 @@ from joblens.agent.marks import parse_fom, parse_told
 from joblens.agent.sender import _retry_after, acknowledges, highest_of
 from joblens.config import Url
 from joblens.errors import JoblensError, MalformedError
-from joblens.hub.auth import parse_unmunge, read_payload
+from joblens.hub.auth import parse_unmunge, read_claim, read_payload
 from joblens.hub.checked import Checker, LeftOut
 from joblens.hub.decode import decode_columns, unpack
 from joblens.hub.from_kafka import _check
@@ -122,12 +122,22 @@ def lake_sink(data: bytes) -> None:
 
 
 def hub_http_head(data: bytes) -> None:
-    parse_head(data)
+    """And what it says of who sends: in it, and where the rest of it is sound."""
+    with suppress(Refused):
+        read_claim(parse_head(data))
+    read_claim(parse_head(_SIGNED % data.replace(b"\r\n", b"")))
+
+
+_SIGNED = (
+    b"POST /v1/batch HTTP/1.1\r\nContent-Length: 20000\r\nAuthorization: Joblens 0123456789abcdef\r\n"
+    b"X-Joblens-Batch: %s"
+)
 
 
 _POST = (
-    b"POST /v1/batch HTTP/1.1\r\nHost: hub:9478\r\nContent-Length: 20000\r\nX-Joblens-Sent: 1.5\r\n"
-    b"Authorization: Bearer 0123456789abcdef\r\nExpect: 100-continue\r\nConnection: keep-alive"
+    b"POST /v1/batch HTTP/1.1\r\nHost: hub:9478\r\nContent-Length: 20000\r\n"
+    b"X-Joblens-Batch: fox c%C3%B6 b1 7 1.5 " + b"0a" * 32 + b"\r\n"
+    b"Authorization: Joblens 0123456789abcdef\r\nExpect: 100-continue\r\nConnection: keep-alive"
 )
 _HEADS = [
     _POST,
@@ -193,7 +203,7 @@ def munge(data: bytes) -> None:
 
 _VOUCHED = (
     b"\0ENCODE_HOST:     c1 (10.0.0.1)\nENCODE_TIME:     2026-11-16 10:00:00 +0000 (1794823200)\n"
-    b"TTL:             300\nUID:             root (0)\nLENGTH:          6\n\nfox\0c1"
+    b"TTL:             300\nUID:             root (0)\nLENGTH:          23\n\nfox\0c1\x000123456789abcdef"
 )
 
 
@@ -293,7 +303,7 @@ TARGETS = (
     Target("batch-sections", batch_sections, _entries),
     Target("sinks", sinks, _entries),
     Target("lake-sink", lake_sink, _entries),
-    Target("hub-http-head", hub_http_head, lambda: _HEADS, (Refused,)),
+    Target("hub-http-head", hub_http_head, lambda: [*_HEADS, b"fox c1 b1 7 1.5 " + b"0a" * 32], (Refused,)),
     Target("agent-http", agent_http, lambda: _HEADS),
     Target("agent-client", agent_client, lambda: _ANSWERS, (OSError,)),
     Target(
@@ -302,7 +312,7 @@ TARGETS = (
         lambda: [b'{"acknowledged": [7, 7], "highest": 9}', b'3\n{"acknowledged": [1, 9]}'],
     ),
     Target("mark-answer", mark_answer, lambda: _ANSWERS, (OSError,)),
-    Target("munge", munge, lambda: [_VOUCHED, b"fox\0c1"], (Refused,)),
+    Target("munge", munge, lambda: [_VOUCHED, b"fox\0c1\x000123456789abcdef"], (Refused,)),
     Target("marks", marks, lambda: _MARKS),
     Target("kafka-message", kafka_message, _batches),
     Target("promql", promql, _series),

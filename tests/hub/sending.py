@@ -13,16 +13,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.agent.batch import Batch
 from joblens.agent.frame import read_header
+from joblens.agent.mac import FIELD, Head, digest_of, make_token, render_head, sign
+from joblens.errors import MalformedError
 from joblens.hub.damage import survey
 from joblens.model import COUNTER, Column, Rows, Sample, Schema
 from waiting import PATIENCE, wait_for
 
+KEY = b"0123456789abcdef0123456789abcdef"  # of hubs for which a test sets no other
 SCHEMA = Schema("cpu", ("core",), (Column("user", COUNTER, ""), Column("system", COUNTER, "")))
 KEYS = ((0,), (1,))
 
@@ -54,6 +57,28 @@ def make_batch(sequence: int, node: str = "n1", ticks: int = 3, **more: Any) -> 
     return batch.encode(make_header(sequence, node, **more))
 
 
+def sign_batch(
+    data: bytes, key: bytes | None = KEY, sent: float | None = None, **changes: Any
+) -> dict[str, str]:
+    """The fields that an agent of the batch's own node sends with it. What cannot be read is of some one."""
+    header = {"cluster": "lab", "node": "n1", "boot": "b1", "sequence": 0}
+    with suppress(MalformedError):
+        header |= read_header(data)
+    cluster, node, boot = (_name(header[name]) for name in ("cluster", "node", "boot"))
+    sequence: Any = header["sequence"]
+    number = int(sequence) if isinstance(sequence, int | float) and 0 <= sequence < 1 << 63 else 0
+    moment = time.time() if sent is None else sent
+    head = Head(cluster, node, boot, number, moment, digest_of(data))._replace(**changes)
+    if key is None:
+        return {FIELD: render_head(head)}
+    return sign(make_token(key, head.cluster, head.node).encode(), "POST /v1/batch", head, len(data))
+
+
+def _name(text: object) -> str:
+    """One that can be sent, whatever stands in the batch."""
+    return str(text)[:255] if str(text).isprintable() and text else "-"
+
+
 class Answer(NamedTuple):
     status: int
     text: str
@@ -64,7 +89,12 @@ class Sender:
     """One connection that is kept, made anew when it breaks."""
 
     def __init__(
-        self, port: int, tls: ssl.SSLContext | None = None, source: str = "127.0.0.1", **fields: str
+        self,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        source: str = "127.0.0.1",
+        key: bytes | None = KEY,
+        **fields: str,
     ) -> None:
         more: dict[str, Any] = {"timeout": PATIENCE, "source_address": (source, 0)}
         self._connection = (
@@ -72,12 +102,15 @@ class Sender:
             if tls is None
             else http.client.HTTPSConnection("127.0.0.1", port, context=tls, **more)
         )
-        self._fields = fields
+        self._key, self._fields = key, fields
 
-    def send(self, data: bytes, **fields: str) -> Answer:
-        sent = {"X-Joblens-Sent": repr(time.time())}
-        named = {name.replace("_", "-"): value for name, value in {**sent, **self._fields, **fields}.items()}
-        return self._ask("POST", "/v1/batch", data, named)
+    def send(
+        self, data: bytes, signed: dict[str, str] | None = None, sent: float | None = None, **fields: str
+    ) -> Answer:
+        """As the node that the batch is of, unless it is signed otherwise; `sent`: the time by its clock."""
+        signed = sign_batch(data, self._key, sent) if signed is None else signed
+        named = {name.replace("_", "-"): value for name, value in {**self._fields, **fields}.items()}
+        return self._ask("POST", "/v1/batch", data, {**signed, **named})
 
     def get(self, path: str, **fields: str) -> Answer:
         return self._ask("GET", path, None, fields)
@@ -112,6 +145,10 @@ class Hub:
         self.config, self._said = folder / "hub.toml", folder / f"stderr-{time.monotonic_ns()}"
         sinks = "" if "run_sinks" in config else "run_sinks = false\n"
         self.config.write_text(f"[hub]\n{sinks}{config}")
+        if "key_file" not in config and not (self.home / "key").exists():
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.home / "key").touch(0o600)
+            (self.home / "key").write_bytes(KEY)
         words = ["--config", str(self.config), "--home", str(self.home), "--listen", f"127.0.0.1:{port}"]
         command = [sys.executable, "-m", "joblens", "hub", *words]
         with self._said.open("w") as stderr:

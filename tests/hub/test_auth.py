@@ -9,30 +9,42 @@ import shutil
 import signal
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from joblens.errors import ConfigError
-from joblens.hub.auth import Munge, make_token, read_key
+from joblens.agent.batch import Batch
+from joblens.agent.client import Client
+from joblens.agent.mac import (
+    FIELD,
+    Head,
+    digest_of,
+    is_same,
+    make_mac,
+    make_page_token,
+    make_token,
+    parse_head,
+    render_head,
+    sign,
+)
+from joblens.config import split_url
+from joblens.errors import ConfigError, MalformedError
+from joblens.hub.auth import Munge, MungeRules, own_key, read_key
 from joblens.hub.refusals import Refused
 from joblens.hub.settings import HubSettings, check_safety, parse_hub_settings
 from joblens.toml import parse_toml
 from waiting import PATIENCE, wait_for
 
-from .sending import Answer, Hub, Sender, make_batch, running_hub, stored
-
-KEY = b"0123456789abcdef0123456789abcdef"
-
-
-def write_secret(path: Path, text: bytes) -> Path:
-    path.write_bytes(text)
-    path.chmod(0o600)
-    return path
+from .munging import Munged, running_munged, write_secret
+from .sending import KEY, Answer, Hub, Sender, make_batch, make_header, running_hub, sign_batch, stored
 
 
 @pytest.fixture
@@ -46,46 +58,164 @@ def hub(tmp_path: Path, key: Path) -> Iterator[Hub]:
         yield hub
 
 
-def send(hub: Hub, given: str | None, node: str = "n1", sequence: int = 1, cluster: str = "lab") -> Answer:
-    with Sender(hub.port) as sender:
-        fields = {} if given is None else {"Authorization": given}
-        return sender.send(make_batch(sequence, node, cluster=cluster), **fields)
+def send(hub: Hub, key: bytes | None, data: bytes, **changes: Any) -> Answer:
+    """Signed with the token of whoever the head names, made with that key; `changes` are of the head."""
+    with Sender(hub.port, key=None) as sender:
+        return sender.send(data, sign_batch(data, key, **changes))
 
 
 def test_a_node_writes_as_itself(hub: Hub) -> None:
     """With its own token, and with no other; each refusal is one line here and in the log."""
-    token = f"Bearer {make_token(KEY, 'lab', 'n1')}"
-    assert send(hub, token).status == 200
-    wrong = "the token is not that of node n2 of cluster lab\n"
-    assert send(hub, token, "n2") == (403, wrong, None)
-    assert send(hub, token, cluster="other").status == 403
-    assert send(hub, token + "x").status == 403
-    assert send(hub, "Bearer \xe9").status == 403
-    for given in (None, "", "Bearer", "Basic eDp5", "Munge MUNGE:AwQ", token[7:]):
-        answer = send(hub, given)
-        assert answer.status in (401, 403)
-        assert answer.text.count("\n") == 1
+    batch = make_batch(1)
+    assert send(hub, KEY, batch).status == 200
+    signed = sign_batch(make_batch(2))
+    token = make_token(KEY, "lab", "n1")
+    with_another = sign(token.encode(), "POST /v1/batch", parse_head(signed[FIELD].encode()), 1)
+    wrong = (
+        "as node n2 of cluster lab, it is not signed with the token of that node: "
+        "joblens hub token NODE --cluster CLUSTER prints it\n"
+    )
+    with Sender(hub.port, key=None) as sender:
+        other = parse_head(sign_batch(make_batch(2, "n2"))[FIELD].encode())
+        fields = sign(token.encode(), "POST /v1/batch", other, len(make_batch(2, "n2")))
+        assert sender.send(make_batch(2, "n2"), fields) == (401, wrong, None)
+        kinds = ("", "Bearer", "Basic eDp5", "Munge MUNGE:AwQ", "Joblens \xe9")
+        for given in (*kinds, f"Bearer {token}", f"Joblens {token}", with_another["Authorization"]):
+            answer = sender.send(make_batch(2), {**signed, "Authorization": given})
+            assert answer.status == 401
+            assert answer.text.count("\n") == 1
+        answer = sender.send(make_batch(2), {FIELD: signed[FIELD]})
+        assert answer.text.startswith("a node must prove who it is: set push.token_file or push.munge")
     assert stored(hub.home) == {("n1", 1): 1}
-    assert len(hub.said()) == 2
-    assert all(make_token(KEY, "lab", "n1") not in line for line in hub.said())
+    assert all(token not in line for line in hub.said())
     assert hub.metrics()['joblens_hub_refused_total{reason="wrong token"}'] >= 3
 
 
 def test_one_connection_two_nodes(hub: Hub) -> None:
-    """What was proved on a connection is good for that node and that token only."""
-    tokens = {node: f"Bearer {make_token(KEY, 'lab', node)}" for node in ("n1", "n2")}
+    """What was proved on a connection is good for that one request only."""
     with Sender(hub.port) as sender:
-        assert sender.send(make_batch(1, "n1"), Authorization=tokens["n1"]).status == 200
-        assert sender.send(make_batch(1, "n2"), Authorization=tokens["n2"]).status == 200
-        assert sender.send(make_batch(2, "n1"), Authorization=tokens["n1"]).status == 200
-        assert sender.send(make_batch(2, "n2"), Authorization=tokens["n1"]).status == 403
+        for node, sequence in (("n1", 1), ("n2", 1), ("n1", 2)):
+            assert sender.send(make_batch(sequence, node)).status == 200
+        assert sender.send(make_batch(2, "n2"), sign_batch(make_batch(9) + b"x")).status == 401
     assert stored(hub.home) == {("n1", 1): 1, ("n2", 1): 1, ("n1", 2): 1}
+
+
+@pytest.mark.parametrize("change", [{"cluster": "wolf"}, {"node": "n2"}, {"boot": "b2"}, {"sequence": 2}])
+def test_a_batch_is_the_one_that_was_signed_for(hub: Hub, change: dict[str, Any]) -> None:
+    """A node of one cluster cannot store as another's, nor one node as another, by what is in the batch."""
+    batch = Batch().encode({**make_header(1, cluster="fox"), **change})
+    answer = send(hub, KEY, batch, cluster="fox", node="n1", boot="b1", sequence=1)
+    assert answer.status == (403 if change.keys() & {"cluster", "node"} else 400)
+    whose = change.get("node", "n1"), change.get("cluster", "fox")
+    said = "this is proved to be node n1 of cluster fox, and cannot send as {} of {}\n".format(*whose)
+    assert answer.text == said or answer.status == 400
+    assert not list((hub.home / "journal").glob("*.sealed"))
+    assert stored(hub.home) == {}
+
+
+def test_a_body_that_was_changed_on_its_way(hub: Hub) -> None:
+    """It is not looked at, and the sender, whose own is whole, sends it again."""
+    batch = make_batch(1)
+    changed = batch[:-1] + bytes((batch[-1] ^ 1,))
+    with Sender(hub.port, key=None) as sender:
+        answer = sender.send(changed, sign_batch(batch))
+        assert (answer.status, answer.retry) == (503, "1")
+        assert sender.send(batch, sign_batch(batch)).status == 200
+    assert stored(hub.home) == {("n1", 1): 1}
 
 
 def test_a_repeat_needs_a_token_too(hub: Hub) -> None:
     """Nobody learns without one which batches the hub has."""
-    assert send(hub, f"Bearer {make_token(KEY, 'lab', 'n1')}").status == 200
-    assert send(hub, None).status == 401
+    assert send(hub, KEY, make_batch(1)).status == 200
+    assert send(hub, None, make_batch(1)).status == 401
+
+
+def test_what_was_captured_is_of_no_use(tmp_path: Path, key: Path) -> None:
+    """The same bytes again, at once and after a restart: nothing is stored twice, no clock seems wrong."""
+    batch, sent = make_batch(1), time.time()
+    fields = sign_batch(batch, sent=sent - 1000)  # as if it had been captured a while ago
+    for turn in range(3):
+        with running_hub(tmp_path, f'key_file = "{key}"') as hub, Sender(hub.port, key=None) as sender:
+            if turn == 0:
+                assert sender.send(batch, sign_batch(batch, sent=sent)).status == 200
+            for _ in range(3):
+                assert sender.send(batch, fields).status == 200
+            assert hub.metrics().get("joblens_hub_repeats_total") == 3
+            assert not [node for node in hub.sets()["nodes"] if node["clock_wrong"]]
+            assert hub.sets()["clocks"] == []
+    assert stored(hub.home) == {("n1", 1): 1}
+
+
+def test_a_repeat_is_not_kept_in_memory(tmp_path: Path) -> None:
+    """Its body is passed over: nothing of it is held, and it is acknowledged though it is another one."""
+    batch = make_batch(1, ticks=2000)
+    with running_hub(tmp_path) as hub, Sender(hub.port, key=None) as sender:
+        assert sender.send(batch, sign_batch(batch)).status == 200
+        with socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE) as channel:
+            fields = "".join(f"{name}: {value}\r\n" for name, value in sign_batch(batch).items())
+            head = f"POST /v1/batch HTTP/1.1\r\nContent-Length: {len(batch)}\r\n{fields}\r\n"
+            channel.sendall(head.encode() + b"x" * (len(batch) - 1))
+            for _ in range(20):
+                assert hub.metrics()["joblens_hub_waiting_bytes"] == 0
+            channel.sendall(b"x")
+            assert b'{"acknowledged":[1,1],"highest":1}' in channel.recv(65536)
+
+
+names = st.text(min_size=1, max_size=255).filter(str.isprintable)
+
+
+@given(names, names, names, st.integers(0, (1 << 63) - 1), st.floats(0, 1e11), st.binary(max_size=50))
+def test_heads_are_read_as_they_were_written(
+    cluster: str, node: str, boot: str, sequence: int, sent: float, body: bytes
+) -> None:
+    head = Head(cluster, node, boot, sequence, round(sent, 6), digest_of(body))
+    text = render_head(head)
+    assert text.isascii()
+    assert text.isprintable()
+    assert parse_head(text.encode()) == head._replace(sent=float(f"{head.sent:.6f}"))
+
+
+@given(st.binary(max_size=300))
+@example(b"a b c 1 1.0 " + b"0" * 64 + b" more")
+@example(b"%C3 b c 1 1 " + b"0" * 64)
+def test_any_head(text: bytes) -> None:
+    """Read, or refused in one line."""
+    said, head = "", None
+    try:
+        head = parse_head(text)
+    except MalformedError as error:
+        said = str(error)
+    assert said.isprintable() if head is None else all(name.isprintable() for name in head[:3])
+
+
+@given(st.data())
+def test_any_change_is_noticed(data: st.DataObject) -> None:
+    """Of any byte of the head, of the MAC, of method and path, or of the length: the request is refused."""
+    secret = make_token(KEY, "lab", "n1").encode()
+    head = Head("lab", "n1", "b1", 7, 1.5, digest_of(b"body"))
+    fields = sign(secret, "POST /v1/batch", head, 4)
+    parts = ["POST /v1/batch", fields[FIELD], "4", fields["Authorization"].split()[1]]
+    which = data.draw(st.integers(0, 3))
+    place = data.draw(st.integers(0, len(parts[which]) - 1))
+    before = parts[which]
+    letter = data.draw(
+        st.characters(min_codepoint=33, max_codepoint=126).filter(lambda it: it != before[place])
+    )
+    changed = [*parts]
+    changed[which] = before[:place] + letter + before[place + 1 :]
+    target, words, length, mac = changed
+    signed = make_mac(secret, target, words.encode(), int(length) if length.isdigit() else -1)
+    assert not is_same(mac.encode("latin-1"), signed.encode())
+    assert is_same(parts[3].encode(), make_mac(secret, parts[0], parts[1].encode(), 4).encode())
+
+
+def test_tokens_differ() -> None:
+    """By cluster, node, key, and what they are for; names cannot be shifted into each other."""
+    found = [
+        make_token(key, *who) for key in (KEY, KEY[:-1]) for who in (("ab", "c"), ("a", "bc"), ("ab", "d"))
+    ]
+    found += [make_page_token(KEY, "ab", "c")]
+    assert len(set(found)) == len(found)
 
 
 def test_the_command_that_prints_tokens(tmp_path: Path, key: Path) -> None:
@@ -100,7 +230,7 @@ def test_the_command_that_prints_tokens(tmp_path: Path, key: Path) -> None:
     assert printed.stdout == make_token(KEY, "lab", "n1") + "\n"
     alone = run("token", "n1", "--config", str(config))
     assert alone.stdout == make_token(KEY, "n1", "n1") + "\n"
-    for words in (("token", "n1"), ("token",), ("tokens", "n1")):
+    for words in (("token", "n1", "--home", str(tmp_path / "none")), ("token",), ("tokens", "n1")):
         failed = run(*words)
         assert (failed.returncode, failed.stdout) == (2, "")
         assert failed.stderr.count("\n") == 1
@@ -116,15 +246,33 @@ def test_keys_that_are_none(tmp_path: Path) -> None:
         read_key(str(path))
 
 
-def test_other_machines_must_prove_who_they_are() -> None:
+def test_pages_for_other_machines_need_a_token(tmp_path: Path) -> None:
+    """A hub that other machines can reach does not start without a token for readers, and says what to do."""
     for listen in ("0.0.0.0:9478", "[::]:9478", "10.1.2.3:1", "hub.example.org:1"):
-        with pytest.raises(ConfigError, match="set hub.key_file or hub.munge"):
-            check_safety(HubSettings(listen=listen))
-        check_safety(HubSettings(listen=listen, munge=True))
+        for more in ({}, {"munge": True}, {"key_file": "/k"}):
+            with pytest.raises(ConfigError, match="set hub.token_file to a file with a token for readers"):
+                check_safety(HubSettings(listen=listen, **more))
+        check_safety(HubSettings(listen=listen, token_file="/t"))  # noqa: S106
     for listen in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
         check_safety(HubSettings(listen=listen))
     with pytest.raises(ConfigError, match="needed together"):
         check_safety(HubSettings(certificate="x"))
+    command = [sys.executable, "-m", "joblens", "hub", "--listen", "0.0.0.0:0", "--home", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_key_of_its_own(tmp_path: Path) -> None:
+    """A hub without one makes it at its first start, for its user only; who does not have it is refused."""
+    key = own_key(tmp_path / "home")
+    assert own_key(tmp_path / "home") == key
+    assert stat.S_IMODE((tmp_path / "home" / "key").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path / "home") == ["key"]
+    with running_hub(tmp_path) as hub:
+        assert (hub.home / "key").read_bytes().strip() == key
+        assert send(hub, None, make_batch(1)).status == 401
+        assert send(hub, KEY, make_batch(1)).status == 401
+        assert send(hub, key, make_batch(1)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -133,6 +281,8 @@ def test_other_machines_must_prove_who_they_are() -> None:
         ({"listn": "x"}, "there is no setting hub.listn, did you mean hub.listen?"),
         ({"listen": "9478"}, "hub.listen is '9478', and not HOST:PORT"),
         ({"munge_uids": "root"}, "where a list such as \\[0\\] is needed"),
+        ({"munge_hosts": ["c17"]}, 'where a list such as \\["c17=box"\\] is needed'),
+        ({"munge_clusters": "fox"}, 'where a list such as \\["fox"\\] is needed'),
         ({"timeout": 0}, "hub.timeout is 0.0, it can be 0.1 to"),
         ({"timeout": float("nan")}, "hub.timeout is nan"),
         ({"batch_bytes": 1 << 40}, "hub.batch_bytes is 1099511627776, it can be"),
@@ -164,15 +314,56 @@ def test_settings_in_the_document() -> None:
     assert example["hub"].keys() | elsewhere == set(HubSettings._fields)
 
 
-def test_pages_for_readers(tmp_path: Path) -> None:
-    """With a token file the pages are for those who have it; agents do not need it."""
+PAGES = ("/", "/metrics", "/sets", "/now", "/nothing", "/v1/token")
+_READ_AS = """
+import encodings.idna, http.client, os, sys  # later it may not read them
+os.setgid(65534); os.setuid(int(sys.argv[1]))
+for path in sys.argv[3].split():
+    asked = http.client.HTTPConnection("127.0.0.1", int(sys.argv[2]))
+    asked.request("GET", path, headers=dict(word.split("=", 1) for word in sys.argv[4:]))
+    print(asked.getresponse().status)
+"""
+
+
+def read_as(uid: int, hub: Hub, *fields: str) -> list[int]:
+    command = [sys.executable, "-c", _READ_AS, str(uid), str(hub.port), " ".join(PAGES), *fields]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, cwd="/")
+    return [int(line) for line in done.stdout.split()]
+
+
+def test_pages_are_for_readers(tmp_path: Path) -> None:
+    """Each page is for those who have the token, and on this machine for root and the hub's own user. What a
+    proxy of theirs passes on is not theirs, and nobody who may only read is told a node's token."""
+    if os.getuid() != 0:
+        pytest.skip("to ask as other users needs root")
     token = write_secret(tmp_path / "token", b"for-readers\n")
-    with running_hub(tmp_path, f'token_file = "{token}"') as hub, Sender(hub.port) as sender:
-        assert sender.send(make_batch(1)).status == 200
-        for path in ("/", "/metrics", "/sets", "/nothing"):
-            assert sender.get(path).status == 401
-            assert sender.get(path, Authorization="Bearer for-reader").status == 401
-        assert sender.get("/metrics", Authorization="Bearer for-readers").status == 200
+    with running_hub(tmp_path, f'token_file = "{token}"') as hub:
+        signed = f"{FIELD}={sign_batch(make_batch(1))[FIELD]}"
+        right, wrong = "Authorization=Bearer for-readers", "Authorization=Bearer for-reader"
+        assert read_as(0, hub, signed) == [200, 200, 200, 200, 404, 200]
+        assert read_as(0, hub, signed, "X-Forwarded-For=192.0.2.1") == [401] * 6
+        assert read_as(65534, hub, signed) == [401] * 6
+        assert read_as(65534, hub, signed, wrong) == [401] * 6
+        assert read_as(65534, hub, signed, right) == [200, 200, 200, 200, 404, 401]
+
+
+def test_a_hub_without_a_token_for_readers(tmp_path: Path) -> None:
+    """Then nobody but root and its own user reads its pages."""
+    if os.getuid() != 0:
+        pytest.skip("to ask as other users needs root")
+    with running_hub(tmp_path) as hub:
+        assert read_as(65534, hub, "Authorization=Bearer ") == [401] * 6
+        assert read_as(0, hub)[:4] == [200] * 4
+
+
+def test_a_refusal_reaches_who_still_sends(hub: Hub) -> None:
+    """However much there is to come, of which next to nothing is read."""
+    for _ in range(20):
+        client = Client(split_url(f"http://127.0.0.1:{hub.port}"), PATIENCE, "")
+        answer = client.post("/v1/batch", {}, b"x" * (8 << 20))
+        assert (answer.status, answer.body[:30]) == (401, b"a node must prove who it is: s")
+        client.close()
+    assert hub.metrics()["joblens_hub_waiting_bytes"] == 0
 
 
 # TLS
@@ -254,38 +445,30 @@ def test_certificates_that_are_none(tmp_path: Path) -> None:
 # munge
 
 
-class Munged:
-    """A daemon with a key and a socket of its own."""
+SESSION = b"5" * 64  # the key in credentials
 
-    def __init__(self, folder: Path) -> None:
-        self.socket = str(folder / "socket")
-        write_secret(folder / "key", os.urandom(64))
-        names = [f"--{name}-file={folder}/{name}" for name in ("key", "pid", "log", "seed")]
-        command = ["munged", "--foreground", "--force", f"--socket={self.socket}", *names]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def encode(self, payload: bytes = b"lab\0localhost", *words: str) -> str:
-        command = ["munge", f"--socket={self.socket}", *words]
-        done = subprocess.run(command, input=payload, capture_output=True, check=True)
-        return f"Munge {done.stdout.decode().strip()}"
+def payload_of(node: str, cluster: str = "lab", key: bytes = SESSION) -> bytes:
+    return b"\0".join((cluster.encode(), node.encode(), key))
+
+
+def send_by_munge(
+    hub: Hub, credential: str, data: bytes, key: bytes = SESSION, source: str = "127.0.0.1", **changes: Any
+) -> Answer:
+    head = parse_head(sign_batch(data)[FIELD].encode())._replace(**changes)
+    with Sender(hub.port, source=source) as sender:
+        return sender.send(data, sign(key, "POST /v1/batch", head, len(data), credential))
 
 
 @pytest.fixture
 def munged(tmp_path: Path) -> Iterator[Munged]:
-    if shutil.which("munged") is None:
-        pytest.skip("munged is not installed; tests/services/install does it where it can")
-    folder = tmp_path / "munge"
-    folder.mkdir(0o755)
-    munged = Munged(folder)
-    wait_for("munged", lambda: os.path.exists(munged.socket))
-    yield munged
-    munged.process.terminate()
-    munged.process.wait()
+    with running_munged(tmp_path) as munged:
+        yield munged
 
 
 def host_of(munged: Munged) -> str:
     """What munge calls this machine."""
-    given = munged.encode().partition(" ")[2]
+    given = munged.encode(b"")
     done = subprocess.run(
         ["unmunge", f"--socket={munged.socket}", "--keys=ENCODE_HOST"],
         input=given, capture_output=True, text=True, check=True,
@@ -294,41 +477,50 @@ def host_of(munged: Munged) -> str:
 
 
 def test_munge(tmp_path: Path, munged: Munged) -> None:
-    """A credential says who sends, for as long as it is good and from one address; else one line."""
+    """A credential holds the key that batches are signed with, for as long as it is good; else one line."""
     uid, node = os.getuid(), host_of(munged)
-    payload = f"lab\0{node}".encode()
     config = f'munge = true\nmunge_socket = "{munged.socket}"\nmunge_uids = [{uid}]'
     with running_hub(tmp_path, config) as hub:
-        given = munged.encode(payload)
-        with Sender(hub.port, Authorization=given) as sender:
-            assert [sender.send(make_batch(sequence, node)).status for sequence in range(3)] == [200] * 3
-            answer = sender.send(make_batch(1, "other"))
-            assert answer == (403, f"this is proved to be node {node}, and cannot send as other\n", None)
-        assert send(hub, given, node, 3).status == 200  # the agent's next connection
-        with Sender(hub.port, source="127.0.0.2", Authorization=given) as thief:
-            used = "the munge credential was used from another address before\n"
-            assert thief.send(make_batch(9, node)) == (401, used, None)
+        given = munged.encode(payload_of(node))
+        for sequence in range(3):
+            assert send_by_munge(hub, given, make_batch(sequence, node)).status == 200
+        answer = send_by_munge(hub, given, make_batch(1, "other"))
+        proved = f"this is proved to be node {node} of cluster lab, and cannot send as other of lab\n"
+        assert answer == (403, proved, None)
+        assert send_by_munge(hub, given, make_batch(9, node, cluster="wolf")).status == 403
+        assert send_by_munge(hub, given, make_batch(9, node, cluster="wolf"), cluster="lab").status == 403
         refused = {
-            "is expired": _expired(munged, payload),
-            "is not valid": "Munge MUNGE:AwQFAAAA:",
-            "does not name a cluster and a node": munged.encode(b"nobody"),
-            "is too long": "Munge " + "x" * 9000,
+            "is expired": _expired(munged, payload_of(node)),
+            "is not valid": "MUNGE:AwQFAAAA:",
+            "does not hold a cluster, a node and a key": munged.encode(f"lab\0{node}".encode()),
+            "holds a key that is too short": munged.encode(payload_of(node, key=b"")),
+            "is too long": "x" * 9000,
         }
         for why, credential in refused.items():
-            assert send(hub, credential, node, 9) == (401, f"the munge credential {why}\n", None)
-        away = munged.encode(b"lab\0far-away")
-        assert send(hub, away, "far-away", 9) == (
-            403,
-            "the munge credential was not made on node far-away\n",
-            None,
-        )
+            answer = send_by_munge(hub, credential, make_batch(9, node))
+            assert answer == (401, f"the munge credential {why}\n", None)
     with running_hub(tmp_path, config) as hub:  # which knows none of them any more; munged does
-        assert send(hub, given, node, 9) == (401, "the munge credential was used before\n", None)
+        again = send_by_munge(hub, given, make_batch(9, node))
+        assert again == (401, "the munge credential was used before\n", None)
         munged.process.send_signal(signal.SIGTERM)
         munged.process.wait()
-        answer = send(hub, given, node, 9)
+        answer = send_by_munge(hub, given, make_batch(9, node))
         assert (answer.status, answer.retry) == (503, "10")
-    assert stored(hub.home) == {(node, sequence): 1 for sequence in range(4)}
+    assert stored(hub.home) == {(node, sequence): 1 for sequence in range(3)}
+
+
+def test_a_munge_credential_that_was_sniffed(tmp_path: Path, munged: Munged) -> None:
+    """Without the key in it nothing can be signed, also by who is faster; and its node is not kept out."""
+    node = host_of(munged)
+    config = f'munge = true\nmunge_socket = "{munged.socket}"\nmunge_uids = [{os.getuid()}]'
+    with running_hub(tmp_path, config) as hub:
+        given = munged.encode(payload_of(node))
+        for source in ("127.0.0.2", "127.0.0.1"):
+            answer = send_by_munge(hub, given, make_batch(9, node), b"guessed", source)
+            assert answer.status == 401
+            assert "it is not signed with what the munge credential holds" in answer.text
+        assert send_by_munge(hub, given, make_batch(1, node)).status == 200
+    assert stored(hub.home) == {(node, 1): 1}
 
 
 def _expired(munged: Munged, payload: bytes) -> str:
@@ -338,14 +530,51 @@ def _expired(munged: Munged, payload: bytes) -> str:
 
 
 def test_munge_of_others(tmp_path: Path, munged: Munged) -> None:
-    """A user who may run munge, and is not the agent's, cannot send; another host's name can be allowed."""
-    uid = os.getuid()
-    config = f'munge = true\nmunge_socket = "{munged.socket}"\n'
-    with running_hub(tmp_path / "a", config + f"munge_uids = [{uid + 1}]") as hub:
-        answer = send(hub, munged.encode(f"lab\0{host_of(munged)}".encode()), host_of(munged))
-        assert answer == (403, f"the munge credential is of uid {uid}, who may not send\n", None)
-    with running_hub(tmp_path / "b", config + f"munge_uids = [{uid}]\nmunge_any_host = true") as hub:
-        assert send(hub, munged.encode(b"lab\0c17"), "c17").status == 200
+    """Each refusal names the setting that would allow it, and with that setting it is allowed."""
+    uid, host = os.getuid(), host_of(munged)
+
+    def ask(number: int, more: str, node: str, cluster: str = "lab", *words: str) -> Answer:
+        config = f'munge = true\nmunge_socket = "{munged.socket}"\n{more}'
+        with running_hub(tmp_path / str(number), config) as hub:
+            given = munged.encode(payload_of(node, cluster), *words)
+            return send_by_munge(hub, given, make_batch(1, node, cluster=cluster))
+
+    mine = f"munge_uids = [{uid}]"
+    answer = ask(1, f"munge_uids = [{uid + 1}]", host)
+    said = (
+        f"the munge credential is of uid {uid}, who may not send; hub.munge_uids = [{uid + 1}, {uid}] lets it"
+    )
+    assert answer == (403, said + "\n", None)
+    answer = ask(2, mine, "c17")
+    said = f'was made on host {host}: hub.munge_hosts = ["c17={host}"] lets it, or node = "{host}" in'
+    assert answer.status == 403
+    assert said in answer.text
+    assert ask(3, f'{mine}\nmunge_hosts = ["c17={host}"]', "c17").status == 200
+    assert ask(4, f'{mine}\nmunge_hosts = ["c17={host}"]', "c18").status == 403
+    assert ask(5, f"{mine}\nmunge_any_host = true", "c18").status == 200
+    answer = ask(6, f'{mine}\nmunge_clusters = ["fox", "lab"]', host, "wolf")
+    said = "nodes of cluster wolf may not send by munge: hub.munge_clusters does not name it\n"
+    assert answer == (403, said, None)
+    answer = ask(7, mine, host, "lab", f"--restrict-uid={uid + 1}")
+    assert answer.status == 401
+    assert "set push.munge_uid of the node to the hub's uid" in answer.text
+    with running_hub(tmp_path / "none") as hub:
+        answer = send_by_munge(hub, "MUNGE:x:", make_batch(1))
+        assert answer == (401, "this hub does not take munge credentials: set hub.munge there\n", None)
+
+
+def test_one_place_cannot_keep_munged_busy(tmp_path: Path, munged: Munged) -> None:
+    """Who sends credentials that are none is soon not listened to, and others are."""
+    node = host_of(munged)
+    config = f'munge = true\nmunge_socket = "{munged.socket}"\nmunge_uids = [{os.getuid()}]'
+    with running_hub(tmp_path, config) as hub:
+        answers = [
+            send_by_munge(hub, f"MUNGE:x{number}:", make_batch(9, node), source="127.0.0.2")
+            for number in range(40)
+        ]
+        assert {answer.status for answer in answers[:20]} == {401}
+        assert 429 in {answer.status for answer in answers[20:]}
+        assert send_by_munge(hub, munged.encode(payload_of(node)), make_batch(1, node)).status == 200
 
 
 def test_munge_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,9 +589,9 @@ def test_munge_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(Refused, match="munged does not answer"):
-        asyncio.run(Munge((0,), False).check("MUNGE:x:", "127.0.0.1"))
+        asyncio.run(Munge(MungeRules()).check("MUNGE:x:", "127.0.0.1"))
     pid = (tmp_path / "unmunge.pid").read_text().strip() if (tmp_path / "unmunge.pid").exists() else "0"
     assert not os.path.exists(f"/proc/{pid}/exe") or pid == "0"
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(Refused, match="cannot run unmunge"):
-        asyncio.run(Munge((0,), False).check("MUNGE:x:", "127.0.0.1"))
+        asyncio.run(Munge(MungeRules()).check("MUNGE:x:", "127.0.0.1"))

@@ -103,7 +103,7 @@ PIECES = st.one_of(
             b"Transfer-Encoding: chunked\r\n",
             b"Expect: 100-continue\r\n",
             b"Authorization: Munge MUNGE:AwQ\r\n",
-            b"X-Joblens-Sent: nan\r\n",
+            b"X-Joblens-Batch: lab n1 b1 7 nan -\r\n",
             b"\r\n",
             b"JLB1",
             Batch().encode(make_header(7, sent=1.5)),

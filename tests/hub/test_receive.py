@@ -22,7 +22,7 @@ from joblens.hub.limits import Bucket, Notes, Room
 from joblens.hub.nodes import Node
 from waiting import PATIENCE, wait_for
 
-from .sending import Answer, Hub, Sender, make_batch, make_header, running_hub, stored
+from .sending import Answer, Hub, Sender, make_batch, make_header, running_hub, sign_batch, stored
 
 CLOCK = ("time", "cluster", "node", "boot", "offset_seconds", "wrong", "kind")
 
@@ -56,7 +56,16 @@ def exchange(port: int, data: bytes, *more: bytes) -> bytes:
 
 
 def request(body: bytes, *fields: str, path: str = "/v1/batch", method: str = "POST") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: hub", f"Content-Length: {len(body)}", *fields, "", ""]
+    signed = [f"{name}: {value}" for name, value in sign_batch(body).items()]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: hub",
+        f"Content-Length: {len(body)}",
+        *signed,
+        *fields,
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode() + body
 
 
@@ -209,7 +218,7 @@ def test_a_sender_of_nothing_but_bad_batches(hub: Hub) -> None:
         (b"POST /v1/batch HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", 400),
         (b"POST /v1/batch HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
         (b"POST /v1/batch HTTP/1.1\r\nContent-Length: 1_0\r\n\r\n", 400),
-        (b"POST /v1/batch HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", 413),
+        (b"POST /v1/batch HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", 401),
         (b"POST /v1/batch HTTP/2.0\r\n\r\n", 400),
         (b"POST /v1/batch HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"POST /v1/batch HTTP/1.1\r\n folded: 1\r\n\r\n", 400),
@@ -276,9 +285,9 @@ def test_no_room(tmp_path: Path) -> None:
     """What is under way is bounded: 503 and when to come again, and memory is free afterwards."""
     with running_hub(tmp_path, "queue_bytes = 8192\nbatch_bytes = 100_000\ntimeout = 5.0") as hub:
         with socket.create_connection(("127.0.0.1", hub.port)) as slow, Sender(hub.port) as sender:
-            slow.sendall(request(b"x" * 4000)[:-10])
-            wait_for("the bytes", lambda: hub.metrics()["joblens_hub_waiting_bytes"] > 3000)
-            assert sender.send(make_batch(1)).retry == "2"  # a stranger too, and for them there is a half
+            slow.sendall(request(b"x" * 8190)[:-10])
+            wait_for("the bytes", lambda: hub.metrics()["joblens_hub_waiting_bytes"] > 8000)
+            assert sender.send(make_batch(1)).retry == "2"
             slow.shutdown(socket.SHUT_WR)
             slow.close()
             wait_for("room", lambda: sender.send(make_batch(1)).status == 200)
@@ -311,16 +320,14 @@ def test_too_many_nodes(tmp_path: Path) -> None:
 def test_wrong_clocks(hub: Hub, sender: Sender) -> None:
     """A node whose clock is more than 5 s off is shown as such, with by how much."""
     now = time.time()
-    sender.send(make_batch(1, "right", sent=now), X_Joblens_Sent=str(now))
-    sender.send(make_batch(1, "late", sent=now - 100), X_Joblens_Sent=str(now - 100))
-    sender.send(make_batch(1, "early", sent=now + 3600), X_Joblens_Sent=str(now + 3600))
-    sender.send(make_batch(1, "silent"), X_Joblens_Sent="rubbish")
+    sender.send(make_batch(1, "right", sent=now), sent=now)
+    sender.send(make_batch(1, "late", sent=now - 100), sent=now - 100)
+    sender.send(make_batch(1, "early", sent=now + 3600), sent=now + 3600)
     found = {node["node"]: node for node in hub.sets()["nodes"]}
     assert {name: node["clock_wrong"] for name, node in found.items()} == {
-        "right": False, "late": True, "early": True, "silent": False,
+        "right": False, "late": True, "early": True,
     }  # fmt: skip
     assert 100 <= found["late"]["clock_offset_seconds"] < 100 + PATIENCE
-    assert found["silent"]["clock_offset_seconds"] is None
     assert found["early"]["age_seconds"] < PATIENCE  # by the hub's clock
     shown = [name for name in hub.metrics() if "clock_offset" in name]
     assert sorted(shown) == [
@@ -341,7 +348,7 @@ def test_wrong_clocks_are_recorded(tmp_path: Path) -> None:
 
     def send(sender: Sender, sequence: int, node: str, behind: float) -> None:
         sent = time.time() - behind
-        assert sender.send(make_batch(sequence, node, sent=sent), X_Joblens_Sent=str(sent)).status == 200
+        assert sender.send(make_batch(sequence, node, sent=sent), sent=sent).status == 200
 
     wrong = [("late", 10, True)]
     with running_hub(tmp_path) as hub, Sender(hub.port) as sender:
@@ -394,8 +401,8 @@ def test_any_file_of_clocks(tmp_path_factory: pytest.TempPathFactory, lines: lis
 def test_a_clock_that_was_ahead(hub: Hub, sender: Sender) -> None:
     """Before it was set right: what such a batch says does not stay the newest for a year."""
     now = time.time()
-    sender.send(make_batch(1, sent=now + 3e7, agent="first"), X_Joblens_Sent=str(now))
-    sender.send(make_batch(2, sent=now, agent="second"), X_Joblens_Sent=str(now))
+    sender.send(make_batch(1, sent=now + 3e7, agent="first"), sent=now)
+    sender.send(make_batch(2, sent=now, agent="second"), sent=now)
     assert [node["agent"] for node in hub.sets()["nodes"]] == ["second"]
 
 
@@ -404,7 +411,7 @@ def test_sets(hub: Hub, sender: Sender) -> None:
     now = time.time()
     for node, made in (("n1", now), ("n2", now - 25), ("n3", now - 3600)):
         sets = [["cpu", 2, 8, 1.0, 0.002], ["memory", 1, 40, 10.0, 0.001]]
-        sender.send(make_batch(1, node, sent=made, period=10.0, sets=sets), X_Joblens_Sent=str(now))
+        sender.send(make_batch(1, node, sent=made, period=10.0, sets=sets), sent=now)
     found = hub.sets()
     states = {(item["node"], item["set"]): item["state"] for item in found["sets"]}
     assert [states["n1", "cpu"], states["n2", "cpu"], states["n3", "cpu"]] == ["live", "live", "gone"]
@@ -419,7 +426,7 @@ def test_sets(hub: Hub, sender: Sender) -> None:
     job = {"cluster": "lab", "jobid": "42", "node": "n1", "user": "alice", "uid": 1000}
     assert found["jobs"][0] == {**job, "sent_by": ["lab", "n1"]}
     # An old one that comes late does not make the new one older.
-    sender.send(make_batch(0, "n1", sent=now - 500, sets=[]), X_Joblens_Sent=str(now))
+    sender.send(make_batch(0, "n1", sent=now - 500, sets=[]), sent=now)
     assert [item["set"] for item in hub.sets()["sets"] if item["node"] == "n1"] == ["cpu", "memory"]
 
 
@@ -466,14 +473,14 @@ def test_bucket() -> None:
 
 
 def test_room() -> None:
-    """Strangers have a half of it, and what is given back is there again."""
-    room = Room(20_000)
-    assert room.take(8000, stranger=True)
-    assert not room.take(8000, stranger=True)
-    assert room.take(12_000, stranger=False)
-    assert not room.take(1, stranger=False)
-    room.give_back(8000, stranger=True)
-    assert room.take(8000, stranger=True)
+    """One node has a part of it at most, and what is given back is there again."""
+    room, one, other, third = Room(20_000, 12_000), ("lab", "n1"), ("lab", "n2"), ("lab", "n3")
+    assert room.take(8000, one)
+    assert not room.take(8000, one)
+    assert room.take(12_000, other)
+    assert not room.take(1, third)
+    room.give_back(8000, one)
+    assert room.take(8000, third)
 
 
 def test_notes() -> None:

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import duckdb
 
 from joblens.agent.batch import decode
+from joblens.agent.mac import make_token
 from joblens.files import UNFINISHED
-from joblens.hub.auth import make_token
 from joblens.model import Sample
 from joblens.store.lake import Lake, as_table
 from waiting import PATIENCE, wait_for
@@ -56,6 +56,7 @@ _HUB = """
 listen = "{listen}"
 home = "{home}/hub"
 key_file = "{folder}/key"
+token_file = "{folder}/page-token"
 segment_seconds = 1.0
 [hub.sinks.lake]
 home = "{home}/store"
@@ -263,8 +264,9 @@ class Cluster:
         self.stack, self.folder = stack, folder
         folder.chmod(0o711)
         self.key = os.urandom(16).hex().encode()
-        (folder / "key").write_bytes(self.key)
-        (folder / "key").chmod(0o600)
+        for name, secret in (("key", self.key), ("page-token", os.urandom(16).hex().encode())):
+            (folder / name).write_bytes(secret)
+            (folder / name).chmod(0o600)
         why_not = loopback or why_no_namespaces()
         if why_not:
             print(f"\nthe agents are on loopback: {why_not}")

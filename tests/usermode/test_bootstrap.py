@@ -68,7 +68,9 @@ def started(
 
 def make_payload(folder: Path, **more: Any) -> Payload:
     (folder / "nonce").touch()
-    return Payload("4242-x", str(folder), "nonce", {HOST: "secret"}, SETTINGS, {}, **more)
+    return Payload(
+        "4242-x", str(folder), "nonce", {HOST: "secret"}, {HOST: "for-pages"}, SETTINGS, {}, **more
+    )
 
 
 def batches(folder: Path) -> list[dict[str, Any]]:

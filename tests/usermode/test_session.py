@@ -168,8 +168,9 @@ def test_for_its_user_only(place: Place) -> None:
         if " at http" in line
     ]
     assert len(pages) == 2  # of hub and agent
-    for page in pages:
-        assert "oken is needed" in place.joblens("ls", "--agent", page).err
+    hub, agent = pages
+    assert "A token is needed" in place.joblens("ls", "--agent", agent).err
+    assert place.joblens("ls", "--hub", hub).code == 0  # by this user, on this machine
     place.stop()
     process.kill()
     process.wait()

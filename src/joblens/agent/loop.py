@@ -15,6 +15,7 @@ from joblens.agent.events import READ, Events
 from joblens.agent.exposition import Exposition
 from joblens.agent.http import Request, Response, Server
 from joblens.agent.knock import Knock, knock_path
+from joblens.agent.mac import is_same
 from joblens.agent.pages import Pages
 from joblens.agent.sampler import Log, Sampler
 from joblens.agent.secrets import read_token
@@ -138,7 +139,8 @@ class Agent:
         return Rows(OWN, NO_KEY, [*values, self.door.book.refused if self.door else 0])
 
     def answer(self, request: Request) -> Response:
-        if self._token and not _same(request.headers.get("authorization", ""), b"Bearer " + self._token):
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if self._token and not is_same(given, b"Bearer " + self._token):
             return Response(401, "text/plain", b"A token is needed: Authorization: Bearer TOKEN\n")
         if request.path == "/":
             return Response(200, "text/plain", _PAGE)
@@ -326,9 +328,3 @@ def _json(data: Any) -> bytes:
 def _resident() -> int:
     with open("/proc/self/statm", "rb") as file:  # this process's own, also when it looks at a recording
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _same(text: str, secret: bytes) -> bool:
-    from _operator import _compare_digest  # that of hmac, which would bring OpenSSL and 3 MB
-
-    return _compare_digest(text.encode("latin-1"), secret)

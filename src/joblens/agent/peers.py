@@ -11,8 +11,7 @@ Holder = Union[int, bytes]  # a user of this machine, else the address, of which
 # linux/sock_diag.h, linux/inet_diag.h: one socket is asked for by its addresses, and found without a search.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST = 4, 20, 1
 _HEAD = struct.Struct("=IHHII")
-_STATE, _UID = _HEAD.size + 1, _HEAD.size + 4 + 48 + 12
-_ESTABLISHED = 1
+_UID = _HEAD.size + 4 + 48 + 12
 _ANY_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
 
 
@@ -66,9 +65,10 @@ class Peers:
         _, kind, _, number, _ = _HEAD.unpack_from(answer)
         if number != self._number:
             raise ValueError("the answer to another question")
-        if kind != _SOCK_DIAG_BY_FAMILY or answer[_STATE] != _ESTABLISHED:
+        if kind != _SOCK_DIAG_BY_FAMILY:
             return None
-        return int(struct.unpack_from("=I", answer, _UID)[0])
+        uid, inode = struct.unpack_from("=II", answer, _UID)
+        return int(uid) if inode else None
 
     def close(self) -> None:
         if self._netlink is not None:

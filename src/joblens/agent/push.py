@@ -60,7 +60,6 @@ class Pusher:
         self._trouble = ""
         self._begin()
         self._sender.start()
-        self._warn(target)
 
     def _set(self, settings: Settings, sampler: Sampler) -> None:
         self._settings, self._push, self._sampler = settings, settings.push, sampler
@@ -83,10 +82,6 @@ class Pusher:
     def _folder(self) -> str:
         return self._push.spool or default_spool(self._node)
 
-    def _warn(self, target: Target) -> None:
-        if self._push.token_file and not target.url.secure and not _is_here(target.url.host):
-            self._log(f"push: the token goes to {self._push.url} as plain text; https:// would hide it")
-
     def change(self, settings: Settings, sampler: Sampler) -> None:
         """Other settings from now on. Raises ConfigError or OSError, and then all is as it was."""
         self.flush()
@@ -101,7 +96,6 @@ class Pusher:
             raise
         self.spool.most_bytes = self._push.spool_bytes
         self._sender.change(target)
-        self._warn(target)
 
     def _move(self, target: Target) -> None:
         spool = self._open_spool()
@@ -228,7 +222,3 @@ def default_spool(node: str) -> str:
     if not cache.startswith("/"):
         cache = os.path.expanduser("~/.cache")
     return f"{cache}/joblens/spool/{node.replace('/', '_').lstrip('.') or 'node'}"
-
-
-def _is_here(host: str) -> bool:
-    return host.startswith("127.") or host in ("localhost", "::1")

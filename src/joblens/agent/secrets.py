@@ -1,18 +1,24 @@
-"""Tokens in files, and credentials that munge makes: what proves to others who we are."""
+"""Tokens in files, tokens that a hub on this machine gives, and credentials that munge makes: what proves to
+others who we are."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Optional, Tuple
 
-from joblens.config import PushSettings
+from joblens.agent.mac import FIELD, Head, digest_of, render_head, sign
+from joblens.config import PushSettings, split_url
 from joblens.errors import ConfigError, OutsideError
+
+if TYPE_CHECKING:
+    from joblens.agent.client import Client
 
 _MUNGE_SECONDS = 5.0
 # A credential is good for five minutes where munged's own setting is left alone. To make one, and to have it
 # checked, takes a process on either side.
 _CREDENTIAL_SECONDS = 120.0
+_TOKEN_PATH = "/v1/token"  # noqa: S105
 
 
 def read_token(path: str) -> Optional[bytes]:
@@ -28,57 +34,85 @@ def read_token(path: str) -> Optional[bytes]:
 
 
 class Proof:
-    """The value of `Authorization`, for the hub that batches go to. Asked by one thread only."""
+    """What requests carry so that the hub knows who sends them. Asked by one thread only."""
 
     def __init__(self, settings: PushSettings, cluster: str, node: str) -> None:
-        self._settings, self._payload = settings, f"{cluster}\0{node}".encode()
-        self._token = ""
+        self._settings, self._cluster, self._node = settings, cluster, node
+        self._secret = b""  # with which requests are signed
         self._stamp: Optional[Tuple[int, ...]] = None
         self._credential = ""
         self._made = 0.0
+        self._local = bool(settings.url) and _is_here(split_url(settings.url).host)
+        self._asked = False
         if settings.token_file:
             self._read_token()  # so that a wrong one is told at once
 
-    def make(self) -> str:
-        """Raises OSError or JoblensError. The token's file is read again when it has changed."""
+    def prepare(self, client: Client) -> None:
+        """Where no setting says how to prove it, a hub on this machine is asked for this node's token.
+
+        It gives it to root and to its own user, by the kernel's word. Raises OSError or ServerError.
+        """
+        if self._settings.munge or self._settings.token_file or not self._local or self._asked:
+            return
+        answer = client.get(_TOKEN_PATH, {FIELD: render_head(self._head("-", 0, b""))})
+        self._asked, self._made = True, time.monotonic()
+        self._secret = answer.body.strip() if answer.status == 200 else b""
+
+    def sign(self, target: str, boot: str, sequence: int, body: bytes = b"") -> Dict[str, str]:
+        """Fields for a request, such as `POST /v1/batch`. Raises OSError or JoblensError.
+
+        The token's file is read again when it has changed.
+        """
         if self._settings.munge:
             if not self._credential or time.monotonic() - self._made > _CREDENTIAL_SECONDS:
                 self._made, self._credential = time.monotonic(), self._run_munge()
-            return "Munge " + self._credential
-        if not self._settings.token_file:
-            return ""
-        found = os.stat(self._settings.token_file)
-        if (found.st_ino, found.st_mtime_ns, found.st_size) != self._stamp:
-            self._read_token()
-        return "Bearer " + self._token
+        elif self._settings.token_file:
+            found = os.stat(self._settings.token_file)
+            if (found.st_ino, found.st_mtime_ns, found.st_size) != self._stamp:
+                self._read_token()
+        head = self._head(boot, sequence, body)
+        if not self._secret:
+            return {FIELD: render_head(head)}
+        return sign(self._secret, target, head, len(body), self._credential)
+
+    def _head(self, boot: str, sequence: int, body: bytes) -> Head:
+        return Head(self._cluster, self._node, boot, sequence, time.time(), digest_of(body))
 
     def was_refused(self) -> bool:
-        """Whether another one may do better: a hub that was started anew cannot check an old credential."""
-        old, self._credential = self._credential, ""
-        return bool(old) and time.monotonic() - self._made > 1.0
+        """Whether another one may do better: a hub that was started anew cannot check an old credential, and
+        one in its place has another key."""
+        old = bool(self._credential) or self._asked
+        self._credential, self._asked = "", False
+        return old and time.monotonic() - self._made > 1.0
 
     def _read_token(self) -> None:
         path = self._settings.token_file
         found = os.stat(path)
-        token = (read_token(path) or b"").decode("latin-1")
-        if not token.isprintable():
-            raise ConfigError("the token has letters that cannot be sent", path)
-        self._token, self._stamp = token, (found.st_ino, found.st_mtime_ns, found.st_size)
+        self._secret = read_token(path) or b""
+        self._stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _run_munge(self) -> str:
         import subprocess
 
-        command = ["munge"]
+        secret = os.urandom(32).hex()
+        user = self._settings.munge_uid
+        command = ["munge", f"--restrict-uid={os.geteuid() if user < 0 else user}"]
         if self._settings.munge_socket:
             command.append(f"--socket={self._settings.munge_socket}")
         try:
+            payload = f"{self._cluster}\0{self._node}\0{secret}".encode()
             # By its input: an argument cannot have the NUL between the two names.
             done = subprocess.run(
-                command, input=self._payload, capture_output=True, timeout=_MUNGE_SECONDS, check=False
+                command, input=payload, capture_output=True, timeout=_MUNGE_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
             raise OutsideError(f"munge did not answer within {_MUNGE_SECONDS:g} s") from None
         if done.returncode:
             first = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
             raise OutsideError(f"munge made no credential: {first}" if first else "munge made no credential")
+        self._secret = secret.encode()
         return done.stdout.decode("ascii", "replace").strip()
+
+
+def _is_here(host: str) -> bool:
+    return host.startswith("127.") or host in ("localhost", "::1")

@@ -23,7 +23,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _SLOW_WAIT = 60.0  # where a person has to do something first
 _LONGEST_RETRY_AFTER = 600.0
 _REFUSALS = 3  # in a row, after which it may be that what answers is no hub
-_MOST_WORDS = 200
+_MOST_WORDS = 400
 
 
 class Target:
@@ -38,6 +38,10 @@ class Target:
         self.proof = Proof(settings, cluster, node)
         self.client = Client(self.url, settings.timeout, settings.ca_file)
         self.words = settings.url.rstrip("/")
+
+
+class _ProofError(JoblensError):
+    """We cannot say who we are."""
 
 
 class Progress(NamedTuple):
@@ -99,6 +103,7 @@ class Sender(threading.Thread):
         """Seconds until the next try makes sense."""
         try:
             message = self.spool.read(item)
+            boot = str(read_header(message).get("boot"))
         except (FileNotFoundError, MalformedError):
             return self._has_lost(item, "lost from the spool")
         except OSError as error:
@@ -106,26 +111,24 @@ class Sender(threading.Thread):
                 return self._has_lost(item, "the disk cannot read it")
             return self._has_failed(sentence(error))
         try:
-            headers = self._headers(target)
-        except (OSError, JoblensError) as error:
-            return self._has_failed(sentence(error), _SLOW_WAIT)
-        try:
+            target.proof.prepare(target.client)
+            headers = self._headers(target, boot, item.sequence, message)
             answer = target.client.post(PATH, headers, message)
+        except _ProofError as error:
+            return self._has_failed(sentence(error), _SLOW_WAIT)
         except (OSError, ServerError) as error:
             return self._has_failed(f"{target.words}: {sentence(error)}")
         return self._heed(answer, item, message, target)
 
-    def _headers(self, target: Target) -> Dict[str, str]:
-        headers = {
-            "User-Agent": f"joblens/{__version__}",
-            "Content-Type": "application/x-joblens-batch",
-            "X-Joblens-Sent": f"{time.time():.6f}",
-        }
-        proof = target.proof.make()
-        return {**headers, "Authorization": proof} if proof else headers
+    def _headers(self, target: Target, boot: str, sequence: int, message: bytes) -> Dict[str, str]:
+        headers = {"User-Agent": f"joblens/{__version__}", "Content-Type": "application/x-joblens-batch"}
+        try:
+            return {**headers, **target.proof.sign(f"POST {PATH}", boot, sequence, message)}
+        except (OSError, JoblensError) as error:
+            raise _ProofError(sentence(error)) from None
 
     def _heed(self, answer: Answer, item: Item, message: bytes, target: Target) -> float:
-        said = f"{target.words} answers {answer.status}{_words(answer)}"
+        said = f"{target.words} answers {answer.status}{first_line(answer)}"
         if answer.status == 200:
             return self._is_acknowledged(answer, item, message, target)
         if answer.status in (400, 413) or (answer.status == 403 and _is_of_another(message, target)):
@@ -200,7 +203,7 @@ def highest_of(body: bytes) -> int:
     return highest if type(highest) is int else 0
 
 
-def _words(answer: Answer) -> str:
+def first_line(answer: Answer) -> str:
     """The first line of what a server has to say, harmless in a log."""
     line = answer.body.decode("utf-8", "replace").strip().partition("\n")[0][:_MOST_WORDS]
     clean = "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -7,7 +7,7 @@ from pathlib import Path
 from joblens.cli.daemon import allow_open_files, log
 from joblens.config_files import Layer, load_layers, merge
 from joblens.errors import UsageError
-from joblens.hub.settings import HubSettings, is_loopback, parse_hub_settings
+from joblens.hub.settings import HubSettings, parse_hub_settings
 
 EXAMPLE = """example:
   joblens hub --listen 127.0.0.1:9478
@@ -38,20 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     settings = load_hub(load_layers(options.config, os.environ))
+    if options.home:
+        settings = settings._replace(home=options.home)
     if options.what:
         return _print_token(options, settings)
     if options.listen:
         settings = settings._replace(listen=options.listen)
-    if options.home:
-        settings = settings._replace(home=options.home)
     if options.source == "kafka":
         settings = settings._replace(from_kafka=True)
     allow_open_files()
     from joblens.hub.server import run_hub
 
     home = find_hub_home(settings)
-    if not settings.token_file and not is_loopback(settings.listen):
-        _log(f"pages at {settings.listen} can be read by everybody who reaches it; set hub.token_file")
     secure = "https" if settings.certificate else "http"
     host = settings.listen.rpartition(":")[0]
     run_hub(settings, home, _log, lambda port: _log(f"takes batches at {secure}://{host}:{port}"))
@@ -74,12 +72,17 @@ def find_hub_home(settings: HubSettings) -> Path:
 def _print_token(options: argparse.Namespace, settings: HubSettings) -> int:
     if len(options.what) != 2 or options.what[0] != "token":
         raise UsageError("what is meant? joblens hub, or joblens hub token NODE")
-    if not settings.key_file:
-        raise UsageError("tokens are made from hub.key_file, which the settings do not name; see --config")
-    from joblens.hub.auth import make_token, read_key
+    from joblens.agent.mac import make_token
+    from joblens.hub.auth import read_key
 
+    key = settings.key_file or str(find_hub_home(settings) / "key")
+    if not settings.key_file and not os.path.exists(key):
+        raise UsageError(
+            f"there is no {key}, from which tokens are made: a hub makes it at its first start; "
+            "--config or --home says where yours is"
+        )
     node = options.what[1]
-    print(make_token(read_key(settings.key_file), options.cluster or node, node))
+    print(make_token(read_key(key), options.cluster or node, node))
     return 0
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 
+from joblens.cli.hub import load_hub
+from joblens.cli.settings import load_agent
 from joblens.config import Settings, Url, split_address, split_url
-from joblens.errors import ServerError, UsageError, sentence
+from joblens.config_files import load_layers
+from joblens.errors import JoblensError, ServerError, UsageError, sentence
+from joblens.hub.settings import is_loopback
 
 AGENT = Settings().listen
 HUB = "127.0.0.1:9478"
@@ -43,9 +48,28 @@ def find_places(options: argparse.Namespace) -> list[Place]:
         chosen = [("joblens", options.address)]
     else:
         chosen = [("joblens hub", HUB), ("joblens agent", AGENT)]
-    return [
-        Place(what, name, parse_address(name), options.token_file, options.ca_file) for what, name in chosen
-    ]
+    return [_place(what, name, options) for what, name in chosen]
+
+
+def _place(what: str, name: str, options: argparse.Namespace) -> Place:
+    url = parse_address(name)
+    return Place(what, name, url, options.token_file or _own_token(url), options.ca_file)
+
+
+def _own_token(url: Url) -> str | None:
+    """That of the agent or hub which the settings of this machine describe, if we can read it. Nobody else
+    gets it: the port has to be the same, and the host this one."""
+    try:
+        layers = load_layers(None, os.environ)
+        agent, hub = load_agent(layers), load_hub(layers)
+    except (JoblensError, OSError):
+        return None
+    for listen, token in ((hub.listen, hub.token_file), (agent.listen, agent.token_file)):
+        host, port = split_address(listen)
+        here = url.host == host or is_loopback(f"{url.host}:0")
+        if token and here and url.port == port and os.access(token, os.R_OK):
+            return token
+    return None
 
 
 def parse_address(text: str) -> Url:

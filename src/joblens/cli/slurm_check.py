@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.agent.knock import knock_path
+from joblens.agent.sender import Target, first_line
 from joblens.cli import pages
 from joblens.cli.agent import HUB, hub_url
-from joblens.config import Settings, split_url
+from joblens.config import PushSettings, Settings, split_url
 from joblens.errors import JoblensError, printable, sentence
 from joblens.hooks import SLURM
+from joblens.host import Host
 from joblens.reports import width as screen
 
 _SECONDS = 10.0
 _LONGEST = 500  # letters of what an agent says
+_CHECK = "/v1/check"
 
 
 class Finding(NamedTuple):
@@ -239,8 +242,10 @@ def _hub(node: Node) -> Iterator[Finding]:
         yield Finding("hub", False, "no hub is set", do)
         return
     url = split_url(address)
+    reached = False
     try:
         with socket.create_connection((url.host, url.port), _SECONDS) as connection:
+            reached = True
             yield Finding("hub", True, f"{address} answers, at {connection.getpeername()[0]}")
     except OSError as error:
         yield Finding(
@@ -250,7 +255,7 @@ def _hub(node: Node) -> Iterator[Finding]:
         from joblens.agent.secrets import Proof
 
         try:
-            Proof(push, node.settings.cluster, "").make()
+            Proof(push, node.settings.cluster, "").sign("GET /", "-", 0)
             yield Finding("munge", True, "makes credentials")
         except (JoblensError, OSError) as error:
             yield Finding("munge", False, sentence(error), "systemctl start munge, as Slurm needs it too")
@@ -264,3 +269,22 @@ def _hub(node: Node) -> Iterator[Finding]:
             yield Finding(
                 "token", False, sentence(error), "joblens hub token NODE --cluster NAME, on the hub's machine"
             )
+    if reached:
+        yield _accepted(push._replace(url=address), node.settings)
+
+
+def _accepted(push: PushSettings, settings: Settings) -> Finding:
+    """A request as the agent sends it, with this node's own proof, of which the hub keeps nothing."""
+    name = settings.node or Host("/").name()
+    what, do = "accepted", "what the hub says names the setting; it stands in the hub's log too"
+    try:
+        target = Target(push, settings.cluster or name, name)
+        target.proof.prepare(target.client)
+        answer = target.client.get(_CHECK, target.proof.sign(f"GET {_CHECK}", "-", 0))
+        target.client.close()
+    except (JoblensError, OSError) as error:
+        return Finding(what, False, sentence(error), "without an answer it is not known")
+    if answer.status == 200:
+        return Finding(what, True, f"the hub takes batches of node {target.node} of cluster {target.cluster}")
+    said = f"{target.words} answers {answer.status}{first_line(answer)}"
+    return Finding(what, False, said, do if answer.status in (401, 403) else "is it a hub of this version?")

@@ -1,23 +1,36 @@
-"""Who sends: a node proves it with the token that belongs to it, or with munge."""
+"""Who sends: a node proves it by a MAC, made with its token or with a key that munge vouches for.
+
+All of it is checked on the head of a request, before anything of its body is kept.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
+import secrets
 import time
+from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from joblens.errors import ConfigError
+from joblens.agent.mac import FIELD, MUNGE, SCHEME, Head, digest_of, is_same, make_mac, make_token, parse_head
+from joblens.errors import ConfigError, MalformedError, sentence
+from joblens.files import publish_once, unfinished_name
+from joblens.hub.limits import Bucket
 from joblens.hub.refusals import Refused
 
 if TYPE_CHECKING:
     import asyncio  # else late: it takes memory that who only makes tokens does not have
 
+    from joblens.hub.requests import Request
+
+_FIELD = FIELD.lower().encode()
 _SHORTEST_KEY = 16
 _UNMUNGE_SECONDS = 10.0
 _MOST_UNMUNGE = 8  # at once
+_MOST_OF_ONE = 8  # that wait for it, from one place
+_FAILURES, _FAILURES_PER_SECOND = 20.0, 1.0  # of one place, after which munged is not asked for a while
+_MOST_PLACES = 10_000
 _MOST_CREDENTIALS = 20_000
 _LONGEST_CREDENTIAL = 8192
 _KEYS = "ENCODE_HOST,ENCODE_TIME,TTL,UID,LENGTH"
@@ -26,6 +39,11 @@ _KEYS = "ENCODE_HOST,ENCODE_TIME,TTL,UID,LENGTH"
 class Sender(NamedTuple):
     cluster: str
     node: str
+
+
+def is_ours(uid: int | None) -> bool:
+    """Root, or the user that this process runs as: they could read its files as well."""
+    return uid in (0, os.geteuid())
 
 
 def read_key(path: str) -> bytes:
@@ -40,77 +58,225 @@ def read_key(path: str) -> bytes:
     return key
 
 
-def make_token(key: bytes, cluster: str, node: str) -> str:
-    return hmac.new(key, f"{cluster}\0{node}".encode(), hashlib.sha256).hexdigest()
+def own_key(home: Path) -> bytes:
+    """That of a hub for which no key was set: made once, in its folder. Raises OSError, ConfigError."""
+    path = home / "key"
+    if not path.exists():
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = unfinished_name(str(path))
+        with open(
+            os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w"
+        ) as file:
+            file.write(secrets.token_hex(32) + "\n")
+        publish_once(unfinished, str(path))  # of two that do this at once, one gets the name
+    return read_key(str(path))
 
 
-def check_token(key: bytes, token: str, sender: Sender) -> None:
+class Claim(NamedTuple):
+    """Who a request says that it is of, and how it proves it."""
+
+    head: Head
+    signed: tuple[str, bytes, int]  # what the MAC is over
+    mac: bytes
+    credential: str  # of munge; "": by the node's token
+
+    @property
+    def sender(self) -> Sender:
+        return Sender(self.head.cluster, self.head.node)
+
+
+def read_claim(request: Request) -> Claim:
     """Raises Refused."""
-    if not hmac.compare_digest(token.encode("utf-8", "replace"), make_token(key, *sender).encode()):
-        raise Refused(
-            403, "wrong token", f"the token is not that of node {sender.node} of cluster {sender.cluster}"
-        )
+    kind, _, words = request.fields.get(b"authorization", b"").partition(b" ")
+    if kind.decode("latin-1") not in (SCHEME, MUNGE):
+        raise Refused(401, "no token", _HOW if kind != b"Bearer" else _NO_BEARER)
+    credential, _, mac = words.rpartition(b" ")
+    if bool(credential) != (kind.decode("latin-1") == MUNGE):
+        raise Refused(401, "no token", f"Authorization is {SCHEME} MAC, or {MUNGE} CREDENTIAL MAC")
+    signed = f"{request.method} {request.path}", request.fields.get(_FIELD, b""), request.length
+    return Claim(read_head(request), signed, mac, credential.decode("latin-1"))
+
+
+def read_head(request: Request) -> Head:
+    """Raises Refused."""
+    try:
+        return parse_head(request.fields.get(_FIELD, b""))
+    except MalformedError as error:
+        raise Refused(401, "no token", sentence(error)) from None
+
+
+_HOW = (
+    "a node must prove who it is: set push.token_file or push.munge in its settings; an agent of root's or "
+    "of the hub's own user on the hub's machine needs neither, with an address such as http://127.0.0.1:9478"
+)
+_NO_BEARER = "this hub takes no tokens, only MACs that are made with them: update joblens on the node"
+
+
+class Gate:
+    """Whether requests are of whom they say."""
+
+    def __init__(self, key: bytes, munge: Munge | None) -> None:
+        self.key, self._munge = key, munge
+
+    def check(self, claim: Claim) -> bool:
+        """False if munge must be asked first. Raises Refused."""
+        if not claim.credential:
+            token = make_token(self.key, *claim.sender).encode()
+            check_mac(
+                claim, token, "the token of that node: joblens hub token NODE --cluster CLUSTER prints it"
+            )
+            return True
+        if self._munge is None:
+            raise Refused(401, "no munge", "this hub does not take munge credentials: set hub.munge there")
+        known = self._munge.recall(claim.credential)
+        if known is None:
+            return False
+        check_known(claim, known)
+        return True
+
+    async def ask(self, claim: Claim, place: str) -> None:
+        """The same, when munge must be asked. `place`: from where the request comes. Raises Refused."""
+        assert self._munge is not None  # noqa: S101
+        check_known(claim, await self._munge.check(claim.credential, place))
+
+
+def check_mac(claim: Claim, secret: bytes, what: str) -> None:
+    if not is_same(claim.mac, make_mac(secret, *claim.signed).encode()):
+        sender = claim.sender
+        words = f"as node {sender.node} of cluster {sender.cluster}, it is not signed with {what}"
+        raise Refused(401, "wrong token", words)
+
+
+def check_known(claim: Claim, known: Known) -> None:
+    if known.sender != claim.sender:
+        raise other_node(known.sender, claim.sender)
+    check_mac(claim, known.secret, "what the munge credential holds")
+
+
+def other_node(proved: Sender, claimed: Sender) -> Refused:
+    return Refused(
+        403,
+        "wrong node",
+        f"this is proved to be node {proved.node} of cluster {proved.cluster}, and cannot send as "
+        f"{claimed.node} of {claimed.cluster}",
+    )
+
+
+def check_body(head: Head, body: bytes) -> None:
+    """Raises Refused. What was changed on its way is sent again: the sender's own is good."""
+    if digest_of(body) != head.digest:
+        raise Refused(503, "damaged", "the batch has changed on its way; send it again", 1.0)
+
+
+class Known(NamedTuple):
+    sender: Sender
+    secret: bytes  # with which its requests are signed
+    until: float
+
+
+class MungeRules(NamedTuple):
+    """Whose credentials count: [hub] of the settings."""
+
+    uids: tuple[int, ...] = (0,)
+    any_host: bool = False
+    hosts: tuple[str, ...] = ()  # NODE=HOST: a host of another name, whose credentials are the node's
+    clusters: tuple[str, ...] = ()  # (): any
+    socket: str = ""
 
 
 class Munge:
-    """Credentials that munged has vouched for: while they are good, and from where they came first."""
+    """Credentials that munged has vouched for, while they are good. Each holds a key that only its sender
+    knows: who has seen one on the network cannot use it."""
 
-    def __init__(self, uids: tuple[int, ...], any_host: bool, socket: str = "") -> None:
-        self._uids, self._any_host, self._socket = uids, any_host, socket
-        self._known: dict[bytes, tuple[Sender, str, float]] = {}  # by digest: who, from where, until when
+    def __init__(self, rules: MungeRules) -> None:
+        self._rules = rules
+        self._known: dict[str, Known] = {}  # by digest
         self._turns: asyncio.Semaphore | None = None
+        self._waiting: Counter[str] = Counter()  # by place
+        self._failures: dict[str, Bucket] = {}
 
-    def recall(self, credential: str, address: str) -> Sender | None:
-        """Who it is of if that is known already. munged says it only once of each. Raises Refused."""
-        known = self._known.get(_digest(credential))
-        if known is None:
-            return None
-        sender, first, until = known
-        if time.time() > until:
+    def recall(self, credential: str) -> Known | None:
+        """What it holds if that is known already: munged says it only once of each. Raises Refused."""
+        known = self._known.get(digest_of(credential.encode()))
+        if known is not None and time.time() > known.until:
             raise _refuse("is expired")
-        if address != first:
-            raise _refuse("was used from another address before")
-        return sender
+        return known
 
-    async def check(self, credential: str, address: str) -> Sender:
-        """Raises Refused."""
+    async def check(self, credential: str, place: str) -> Known:
+        """Raises Refused. To ask munged takes a process: one place gets only so many."""
         if len(credential) > _LONGEST_CREDENTIAL:
             raise _refuse("is too long")
-        sender = self.recall(credential, address)
-        if sender is None:
-            if self._turns is None:
-                import asyncio
+        wait = self._bucket(place).take(0, _FAILURES_PER_SECOND, _FAILURES, time.monotonic())
+        if wait or self._waiting[place] >= _MOST_OF_ONE:
+            raise Refused(
+                429, "too many credentials", "too many munge credentials from there; wait", wait or 1.0
+            )
+        if self._turns is None:
+            import asyncio
 
-                self._turns = asyncio.Semaphore(_MOST_UNMUNGE)
+            self._turns = asyncio.Semaphore(_MOST_UNMUNGE)
+        self._waiting[place] += 1
+        try:
             async with self._turns:
                 code, text = await self._unmunge(credential)
             # The same one may have come twice at once, and munged told only the first who it is.
-            sender = self.recall(credential, address) or self._learn(credential, address, code, text)
-        return sender
+            return self.recall(credential) or self._learn(credential, code, text)
+        except Refused as refused:
+            if refused.status in (401, 403):
+                self._bucket(place).level -= 1
+            raise
+        finally:
+            self._waiting[place] -= 1
+            if not self._waiting[place]:
+                del self._waiting[place]
 
-    def _learn(self, credential: str, address: str, code: int, text: bytes) -> Sender:
+    def _bucket(self, place: str) -> Bucket:
+        found = self._failures.get(place)
+        if found is None:
+            if len(self._failures) >= _MOST_PLACES:
+                self._failures.clear()
+            found = self._failures[place] = Bucket(_FAILURES, time.monotonic())
+        return found
+
+    def _learn(self, credential: str, code: int, text: bytes) -> Known:
         facts, payload = parse_unmunge(code, text)
-        sender = read_payload(payload)
-        if facts.uid not in self._uids:
-            raise Refused(
-                403, "wrong munge user", f"the munge credential is of uid {facts.uid}, who may not send"
-            )
-        if not self._any_host and sender.node.partition(".")[0] != facts.host.partition(".")[0]:
-            raise Refused(403, "wrong node", f"the munge credential was not made on node {sender.node}")
+        sender, secret = read_payload(payload)
+        self._check(sender, facts)
+        now = time.time()
         if len(self._known) >= _MOST_CREDENTIALS:
-            now = time.time()
-            self._known = {key: known for key, known in self._known.items() if known[2] > now}
+            self._known = {key: known for key, known in self._known.items() if known.until > now}
+        known = Known(sender, secret, facts.until)
         if len(self._known) < _MOST_CREDENTIALS:
-            self._known[_digest(credential)] = sender, address, facts.until
-        return sender
+            self._known[digest_of(credential.encode())] = known
+        return known
+
+    def _check(self, sender: Sender, facts: Facts) -> None:
+        """Raises Refused, with the setting that would allow it."""
+        rules, node = self._rules, sender.node
+        if facts.uid not in rules.uids:
+            allowed = [*rules.uids, facts.uid]
+            words = f"the munge credential is of uid {facts.uid}, who may not send"
+            raise Refused(403, "wrong munge user", f"{words}; hub.munge_uids = {allowed} lets it")
+        if rules.clusters and sender.cluster not in rules.clusters:
+            words = f"nodes of cluster {sender.cluster} may not send by munge"
+            raise Refused(403, "wrong cluster", f"{words}: hub.munge_clusters does not name it")
+        same = node.partition(".")[0] == facts.host.partition(".")[0]
+        if not same and not rules.any_host and f"{node}={facts.host}" not in rules.hosts:
+            raise Refused(
+                403,
+                "wrong node",
+                f"the munge credential of node {node} was made on host {facts.host}: "
+                f'hub.munge_hosts = ["{node}={facts.host}"] lets it, or node = "{facts.host}" in the '
+                "settings of that machine",
+            )
 
     async def _unmunge(self, credential: str) -> tuple[int, bytes]:
         """Its exit code, which is munge's own number of the error, and what it prints."""
         import asyncio
 
         command = ["unmunge", f"--keys={_KEYS}"]
-        if self._socket:
-            command.append(f"--socket={self._socket}")
+        if self._rules.socket:
+            command.append(f"--socket={self._rules.socket}")
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -139,7 +305,12 @@ class Facts(NamedTuple):
 
 # munge.h: what its programs exit with.
 _SUCCESS, _SOCKET, _TIMEOUT = 0, 6, 7
-_EXIT = {15: "is expired", 16: "is from the future: a clock is wrong", 17: "was used before"}
+_EXIT = {
+    15: "is expired",
+    16: "is from the future: a clock is wrong",
+    17: "was used before",
+    18: "is for another user than the hub's: set push.munge_uid of the node to the hub's uid",
+}
 
 
 def parse_unmunge(code: int, text: bytes) -> tuple[Facts, bytes]:
@@ -163,17 +334,16 @@ def _in_brackets(text: str) -> int:
     return int(text.rpartition("(")[2].rstrip(")"))
 
 
-def read_payload(payload: bytes) -> Sender:
+def read_payload(payload: bytes) -> tuple[Sender, bytes]:
+    """Who sends, and with which key the requests are signed."""
     try:
-        cluster, node = payload.decode().split("\0")
+        cluster, node, secret = payload.decode().split("\0")
     except ValueError:
-        raise _refuse("does not name a cluster and a node") from None
-    return Sender(cluster, node)
+        raise _refuse("does not hold a cluster, a node and a key") from None
+    if len(secret) < _SHORTEST_KEY:
+        raise _refuse("holds a key that is too short")
+    return Sender(cluster, node), secret.encode()
 
 
 def _refuse(what: str) -> Refused:
     return Refused(401, "wrong munge credential", f"the munge credential {what}")
-
-
-def _digest(credential: str) -> bytes:
-    return hashlib.sha256(credential.encode("utf-8", "replace")).digest()

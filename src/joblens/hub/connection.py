@@ -1,4 +1,8 @@
-"""One sender's connection: requests one after the other, in bounded memory and in bounded time."""
+"""One sender's connection: requests one after the other, in bounded memory and in bounded time.
+
+Of a request first only the head is taken, 16 KiB at most. Who proves nothing by it is answered and cut off:
+nothing of a body is kept, decompressed or parsed before its sender is known.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,25 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from joblens.hub.auth import Munge, Sender, check_token
-from joblens.hub.header import Header
-from joblens.hub.limits import Notes
+from joblens.agent.mac import make_token
+from joblens.agent.peers import Peers
+from joblens.hub.auth import Claim, Gate, Sender, check_body, is_ours, other_node, read_claim, read_head
+from joblens.hub.limits import Notes, Strangers
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer, Refused
 from joblens.hub.requests import LARGEST_HEAD, Request, parse_head, render_answer
+from joblens.hub.seen import Batch
 from joblens.hub.settings import HubSettings
 
 _END = b"\r\n\r\n"
 _READ_AHEAD = 65_536  # bytes of later requests that are taken while one is answered
 _MOST_BAD = 3  # batches that cannot be read, one after the other
 _IDLE = 300.0  # seconds that a silent connection is kept
-BATCH_PATH = "/v1/batch"
+_MOST_DROPPED = 49_152  # bytes that are read after the last answer, so that it arrives
+_LAST_SECONDS = 2.0  # for that
+BATCH_PATH, CHECK_PATH, TOKEN_PATH = "/v1/batch", "/v1/check", "/v1/token"
+_PASSED_ON = {b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"}
+_PLAIN = "text/plain; charset=utf-8"
 
 
 class Page(NamedTuple):
@@ -33,11 +43,14 @@ class Door(Protocol):
     settings: HubSettings
     receiver: Receiver
     notes: Notes
-    key: bytes
-    munge: Munge | None
+    gate: Gate
     connections: set[Connection]
+    strangers: Strangers
+    peers: Peers
     shared: memoryview  # that all read into: to make one for each reading costs more than the reading
     page: Callable[[Request], Page]
+
+    def check_reader(self, request: Request, uid: Callable[[], int | None]) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -45,15 +58,19 @@ class Connection(asyncio.BufferedProtocol):
         self._door, self._address = door, address
         self._buffer = bytearray()
         self._request: Request | None = None
-        self._refused: Refused | None = None  # said when all of the request has come
+        self._claim: Claim | None = None  # of the batch that is on its way
+        self._early: Answer | Refused | None = None  # said when all of the request has come
         self._skip = 0  # bytes of it still to come that nobody needs
-        self._held, self._held_as_stranger = 0, True
+        self._held = 0
         self._advancing = self._busy = False
         self._ended = False  # nothing more comes
         self._stuck = False  # the other side does not fetch its answers
         self._paused = False
+        self._closing = 0.0  # since when what comes is only dropped: the last answer is given
+        self._dropped = 0
         self._bad = 0
-        self._proved: tuple[bytes, Sender] | None = None
+        self._proved = False
+        self._uid: tuple[int | None] | None = None
         self._begun = 0.0  # when the request under way began to come
         self._begun_ns = 0
         self.active = time.monotonic()
@@ -64,19 +81,26 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
         self._transport = transport
         self._door.connections.add(self)
+        self._door.strangers.add(self, self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.discard(self)
+        self._door.strangers.discard(self)
         if not self._busy:  # else it is given back when the journal is through with it
             self._give_back()
         self._buffer.clear()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """One for all: what is in it is taken out before the next one reads."""
-        return self._door.shared
+        return self._door.shared if self._proved else self._door.shared[:LARGEST_HEAD]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._transport.is_closing():
+            return
+        if self._closing:
+            self._dropped += nbytes
+            if self._dropped > _MOST_DROPPED:
+                self._transport.abort()
             return
         self._buffer += self._door.shared[:nbytes]
         self._advance()
@@ -102,10 +126,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._advancing = True
         try:
-            while not self._busy and not self._stuck and not self._transport.is_closing():
+            while not self._busy and not self._stuck and not self._is_closing():
                 if self._request is None and not self._read_head():
                     break
-                if not self._read_body():
+                if not self._busy and self._request is not None and not self._read_body():
                     break
         except Refused as refused:
             self._cut_off(refused)
@@ -115,9 +139,13 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
         self._balance()
 
+    def _is_closing(self) -> bool:
+        return bool(self._closing) or self._transport.is_closing()
+
     def _balance(self) -> None:
         """Reading stops while an answer is due and enough has come of what follows."""
-        full = (self._busy or self._stuck) and len(self._buffer) > _READ_AHEAD
+        enough = _READ_AHEAD if self._proved else 0
+        full = (self._busy or self._stuck) and len(self._buffer) > enough and not self._closing
         if full != self._paused and not self._transport.is_closing():
             self._paused = full
             if full:
@@ -135,81 +163,117 @@ class Connection(asyncio.BufferedProtocol):
         if end < 0:
             if len(buffer) >= LARGEST_HEAD or not buffer[0:1].isalpha():
                 raise Refused(400, "not HTTP", "this is not a request that joblens understands")
+            self._door.strangers.hold(self, len(buffer))
             return False
-        request = parse_head(bytes(buffer[:end]))
+        self._request = parse_head(bytes(buffer[:end]))
         del buffer[: end + len(_END)]
-        self._request = request
-        if request.length:
-            self._admit(request)
+        self._identify(self._request)
         return True
 
-    def _admit(self, request: Request) -> None:
-        """Before its body is taken: what is refused already is not kept in memory."""
-        if request.length > self._door.settings.batch_bytes:
-            self._refused = Refused(
-                413, "too large", f"a batch can have {self._door.settings.batch_bytes} bytes here"
-            )
-            if request.length > 4 * self._door.settings.batch_bytes:
-                raise self._refused
-        elif request.method != "POST" or request.path != BATCH_PATH:
-            self._refused = Refused(404, "no such page", f"batches are taken at {BATCH_PATH}")
-        self._held_as_stranger = self._proved is None
+    def _identify(self, request: Request) -> None:
+        """Before anything of the body is kept. Raises Refused."""
+        if (request.method, request.path) in (("POST", BATCH_PATH), ("GET", CHECK_PATH)):
+            claim = read_claim(request)
+            if self._door.gate.check(claim):
+                self._admit(request, claim)
+            else:
+                self._busy = True
+                self._task = asyncio.get_running_loop().create_task(self._ask_munge(request, claim))
+        else:
+            self._door.check_reader(request, lambda: self._reader(request))
+            self._has_proved()
+            self._show(request)
+
+    async def _ask_munge(self, request: Request, claim: Claim) -> None:
+        try:
+            await self._door.gate.ask(claim, f"{self._address} {self._uid_there()}")
+            self._busy = False
+            self._admit(request, claim)
+        except Refused as refused:
+            self._cut_off(refused)
+        self._advance()
+
+    def _uid_there(self) -> int | None:
+        if self._uid is None:
+            holder = self._door.peers.holder(self._transport.get_extra_info("socket"))
+            self._uid = (holder if isinstance(holder, int) else None,)
+        return self._uid[0]
+
+    def _reader(self, request: Request) -> int | None:
+        """Whose request it is. One that a proxy passes on is not the proxy's."""
+        return None if request.fields.keys() & _PASSED_ON else self._uid_there()
+
+    def _has_proved(self) -> None:
+        if not self._proved:
+            self._proved = True
+            self._door.strangers.discard(self)
+
+    def _admit(self, request: Request, claim: Claim) -> None:
+        """It is of whom it says."""
+        self._has_proved()
+        if request.path == CHECK_PATH:
+            self._finish(Answer(200, '{"accepted":true}\n'), request.keep and not request.length)
+            return
+        self._claim = claim
+        most = self._door.settings.batch_bytes
+        if request.length > most:
+            self._early = Refused(413, "too large", f"a batch can have {most} bytes here")
+            if request.length > 4 * most:
+                raise self._early
+        else:
+            self._early = self._door.receiver.repeated(_batch(claim))
         if request.fields.get(b"expect", b"").lower() == b"100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if self._refused is not None:
+        if self._early is not None:
             self._skip = request.length
 
     def _read_body(self) -> bool:
-        request = self._request
+        request, claim = self._request, self._claim
         assert request is not None  # noqa: S101
+        assert claim is not None  # noqa: S101
         if self._skip:
             some = min(self._skip, len(self._buffer))
             del self._buffer[:some]
             self._skip -= some
             if self._skip:
                 return False
-        if self._refused is not None:
-            refused, self._refused = self._refused, None
-            self._refuse(refused)
+        if self._early is not None:
+            early, self._early = self._early, None
+            if isinstance(early, Refused):
+                self._refuse(early)
+            else:
+                self._finish(early, request.keep)
             return True
-        if not self._hold(min(len(self._buffer), request.length)):
-            self._refused = Refused(503, "no room", "the hub has more to do than it can; wait", 2.0)
+        if not self._hold(min(len(self._buffer), request.length), claim.sender):
+            self._early = Refused(503, "no room", "the hub has more to do than it can; wait", 2.0)
             self._skip = request.length
             return self._read_body()
         if len(self._buffer) < request.length:
             return False
         body = bytes(self._buffer[: request.length])
         del self._buffer[: request.length]
-        if request.path == BATCH_PATH and request.method == "POST":
-            self._take(request, body)
-        else:
-            self._show(request)
+        self._take(claim, body)
         return True
 
-    def _hold(self, size: int) -> bool:
+    def _hold(self, size: int, sender: Sender) -> bool:
         """What has come of a body, and not what is announced: nobody keeps others out by announcing."""
         more = size - self._held
         if more > 0:
-            if not self._door.receiver.room.take(more, self._held_as_stranger):
+            if not self._door.receiver.room.take(more, sender):
                 self._give_back()
                 return False
             self._held = size
         return True
 
-    def _take(self, request: Request, body: bytes) -> None:
+    def _take(self, claim: Claim, body: bytes) -> None:
         self._busy = True
         try:
+            check_body(claim.head, body)
             header = self._door.receiver.examine(body)
-            if self._prove(request, header):
-                self._store(request, header, body)
-            else:
-                task = asyncio.get_running_loop().create_task(self._prove_by_munge(request, header, body))
-                self._task = task  # the loop itself holds tasks only weakly
+            _compare(claim, header.batch)
+            self._door.receiver.store(header, body, self._begun_ns, self._offset(claim), self._done)
         except Refused as refused:
             self._refuse(refused)
-
-    def _store(self, request: Request, header: Header, body: bytes) -> None:
-        self._door.receiver.store(header, body, self._begun_ns, self._offset(request), self._done)
 
     def _done(self, answer: Answer) -> None:
         """The journal is through with it."""
@@ -217,59 +281,22 @@ class Connection(asyncio.BufferedProtocol):
         self._finish(answer, self._request is not None and self._request.keep)
         self._advance()
 
-    def _offset(self, request: Request) -> float | None:
+    def _offset(self, claim: Claim) -> float:
         """The hub's clock minus the sender's: it says when it sent, we when that began to come."""
-        try:
-            sent = float(request.fields[b"x-joblens-sent"])
-        except (KeyError, ValueError):
-            return None
-        offset = self._begun_ns / 1e9 - sent
-        return offset if abs(offset) < 1e12 else None
-
-    # Who sends
-
-    def _prove(self, request: Request, header: Header) -> bool:
-        """False if munge must be asked. Raises Refused."""
-        sender = Sender(header.batch.cluster, header.batch.node)
-        given = request.fields.get(b"authorization", b"")
-        if self._proved == (given, sender) and not given.startswith(b"Munge "):
-            return True
-        if not self._door.key and self._door.munge is None:
-            self._proved = given, sender
-            return True
-        kind, _, words = given.decode("latin-1").partition(" ")
-        if kind == "Bearer" and self._door.key:
-            check_token(self._door.key, words, sender)
-        elif kind == "Munge" and self._door.munge is not None:
-            known = self._door.munge.recall(words, self._address)
-            if known is None:
-                return False
-            _check_node(known, sender)
-        else:
-            raise Refused(
-                401, "no token", "a node must prove who it is: Authorization: Bearer TOKEN, or Munge"
-            )
-        self._proved = given, sender
-        return True
-
-    async def _prove_by_munge(self, request: Request, header: Header, body: bytes) -> None:
-        assert self._door.munge is not None  # noqa: S101
-        sender = Sender(header.batch.cluster, header.batch.node)
-        given = request.fields[b"authorization"]
-        try:
-            known = await self._door.munge.check(given.decode("latin-1").partition(" ")[2], self._address)
-            _check_node(known, sender)
-            self._proved = given, sender
-            self._store(request, header, body)
-        except Refused as refused:
-            self._refuse(refused)
-            self._advance()
+        return self._begun_ns / 1e9 - claim.head.sent
 
     # Answers
 
     def _show(self, request: Request) -> None:
-        page = self._door.page(request)
-        self._finish(page.answer, request.keep, page.content_type)
+        page = self._token_page(request) if request.path == TOKEN_PATH else self._door.page(request)
+        self._finish(page.answer, request.keep and not request.length, page.content_type)
+
+    def _token_page(self, request: Request) -> Page:
+        """For an agent on this machine, of root or of the hub's own user. Raises Refused."""
+        if not is_ours(self._reader(request)):
+            raise Refused(401, "no token", "only root and the hub's own user on its machine are told")
+        head = read_head(request)
+        return Page(Answer(200, make_token(self._door.gate.key, head.cluster, head.node) + "\n"), _PLAIN)
 
     def _refuse(self, refused: Refused) -> None:
         """A sender that only sends what cannot be read, or not as who it is, is sent away."""
@@ -291,41 +318,58 @@ class Connection(asyncio.BufferedProtocol):
     def _finish(self, answer: Answer, keep: bool, content_type: str = "") -> None:
         head_only = self._request is not None and self._request.method == "HEAD"
         self._give_back()
-        self._busy, self._request, self._begun = False, None, 0.0
+        self._busy, self._request, self._claim, self._begun = False, None, None, 0.0
         self.active = time.monotonic()
-        if self._transport.is_closing():
+        if self._is_closing():
             return
         self._transport.write(render_answer(answer, keep, content_type, head_only))
         if not keep:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """To close while something is unread would undo the answer (RFC 9112, 9.6): so some of it is read."""
+        self._closing = time.monotonic()
+        self._buffer.clear()
+        self._door.strangers.hold(self, 0)
+        if self._ended:
             self._transport.close()
+        elif self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._balance()
 
     def _give_back(self) -> None:
         if self._held:
-            self._door.receiver.room.give_back(self._held, self._held_as_stranger)
+            assert self._claim is not None  # noqa: S101
+            self._door.receiver.room.give_back(self._held, self._claim.sender)
             self._held = 0
 
     # Time
 
-    @property
-    def proved(self) -> bool:
-        return self._proved is not None
-
     def look_at_clock(self, now: float) -> None:
         """A request that does not come to its end, and a sender that is not there any more."""
-        if self._stuck and now - self.active > self._door.settings.timeout:
+        if self._closing:
+            unsent = self._transport.get_write_buffer_size()
+            if now - self._closing > (self._door.settings.timeout if unsent else _LAST_SECONDS):
+                self._transport.abort()
+        elif self._stuck and now - self.active > self._door.settings.timeout:
             self._transport.abort()
         elif self._begun and not self._busy and now - self._begun > self._door.settings.timeout:
             late = Refused(408, "too slow", "the request did not come to its end in time")
             self._cut_off(late)
-        elif not self._begun and now - self.active > _IDLE:
+        elif not self._begun and now - self.active > (_IDLE if self._proved else self._door.settings.timeout):
             self._transport.close()
 
     def close(self) -> None:
         self._transport.close()
 
 
-def _check_node(known: Sender, sender: Sender) -> None:
-    if known != sender:
-        raise Refused(
-            403, "wrong node", f"this is proved to be node {known.node}, and cannot send as {sender.node}"
-        )
+def _batch(claim: Claim) -> Batch:
+    return Batch(claim.head.cluster, claim.head.node, claim.head.boot, claim.head.sequence)
+
+
+def _compare(claim: Claim, batch: Batch) -> None:
+    """That the batch is the one that was signed for. Raises Refused."""
+    if batch[:2] != claim.sender:
+        raise other_node(claim.sender, Sender(*batch[:2]))
+    if batch != _batch(claim):
+        raise Refused(400, "malformed", "the batch has another boot or number than the request says")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 _QUIET = 60.0  # seconds between two sentences about the same
 _MOST_TOPICS = 1000
+_LEAST_OF_ONE = 64  # connections from one address that have proved nothing
+_MOST_HELD = 4 << 20  # bytes of requests of those who have proved nothing
 
 
 class Bucket:
@@ -31,24 +34,77 @@ class Bucket:
 class Room:
     """Bytes in memory: bodies that are arriving, and batches that wait for the disk."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.held, self.strangers = size, 0, 0
+    def __init__(self, size: int, most_of_one: int) -> None:
+        self.size, self.held, self._most_of_one = size, 0, most_of_one
+        self._by_node: Counter[tuple[str, str]] = Counter()
 
-    def take(self, size: int, stranger: bool) -> bool:
-        """Those who have not proved yet who they are share a half: they cannot keep the others out."""
-        if self.held + size > self.size or (
-            stranger and self.strangers + size > max(self.size // 2, 1 << 12)
-        ):
+    def take(self, size: int, node: tuple[str, str]) -> bool:
+        """One node, with however many connections, cannot keep the others out."""
+        if self.held + size > self.size or self._by_node[node] + size > self._most_of_one:
             return False
         self.held += size
-        if stranger:
-            self.strangers += size
+        self._by_node[node] += size
         return True
 
-    def give_back(self, size: int, stranger: bool) -> None:
+    def give_back(self, size: int, node: tuple[str, str]) -> None:
         self.held -= size
-        if stranger:
-            self.strangers -= size
+        self._by_node[node] -= size
+        if not self._by_node[node]:
+            del self._by_node[node]
+
+
+class Closing(Protocol):
+    def close(self) -> None: ...
+
+
+class Strangers:
+    """Connections that have proved nothing yet. If they are too many, or hold too much, the oldest goes."""
+
+    def __init__(self, connections: int) -> None:
+        self._most_of_one = max(connections // 4, _LEAST_OF_ONE)
+        self._all: dict[Closing, str] = {}  # from old to new
+        self._by_address: dict[str, dict[Closing, None]] = {}
+        self._bytes: dict[Closing, int] = {}  # of requests that have begun to come
+        self.held = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, it: Closing, address: str) -> None:
+        self._all[it] = address
+        alike = self._by_address.setdefault(address, {})
+        alike[it] = None
+        if len(alike) > self._most_of_one:
+            self._end(next(iter(alike)))
+
+    def discard(self, it: Closing) -> None:
+        address = self._all.pop(it, None)
+        if address is None:
+            return
+        alike = self._by_address[address]
+        del alike[it]
+        if not alike:
+            del self._by_address[address]
+        self.held -= self._bytes.pop(it, 0)
+
+    def hold(self, it: Closing, size: int) -> None:
+        """So many bytes of its request have come."""
+        if it in self._all:
+            self.held += size - self._bytes.pop(it, 0)
+            if size:
+                self._bytes[it] = size
+            while self.held > _MOST_HELD:
+                self._end(next(iter(self._bytes)))
+
+    def end_oldest(self) -> Closing | None:
+        oldest = next(iter(self._all), None)
+        if oldest is not None:
+            self._end(oldest)
+        return oldest
+
+    def _end(self, it: Closing) -> None:
+        self.discard(it)
+        it.close()
 
 
 class Notes:

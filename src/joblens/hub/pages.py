@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from joblens.agent.exposition import OPENMETRICS, PROMETHEUS, Exposition
+from joblens.agent.mac import is_same
+from joblens.hub.auth import is_ours
 from joblens.hub.connection import Page
 from joblens.hub.keep import Lag
 from joblens.hub.nodes import GONE, LATE, LIVE, node_state
 from joblens.hub.receive import Receiver
-from joblens.hub.refusals import Answer
+from joblens.hub.refusals import Answer, Refused
 from joblens.hub.requests import Request
 from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 
 _TEXT = "text/plain; charset=utf-8"
+_FOR_READERS = (
+    "pages are for readers with the token that hub.token_file has: Authorization: Bearer TOKEN; "
+    "on the hub's own machine root and its user need none"
+)
 _LONGEST_DESCRIBING = 0.2  # seconds: agents wait meanwhile, and who looks will look again
 _WORDS = """\
 joblens hub
@@ -81,10 +86,18 @@ class Pages:
         self.lags: Mapping[str, Lag] = {}
         self.more: Callable[[], list[Rows]] = list  # what sinks say of themselves
 
-    def page(self, request: Request) -> Page:
+    def check_reader(self, request: Request, uid: Callable[[], int | None]) -> None:
+        """Pages are for those who have the token, and on this machine for root and the hub's own user.
+
+        `uid` says who asks, None if it is not known. Raises Refused.
+        """
         given = request.fields.get(b"authorization", b"")
-        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
-            return Page(Answer(401, "a token is needed: Authorization: Bearer TOKEN", "no token"), _TEXT)
+        if self._token and is_same(given, b"Bearer " + self._token):
+            return
+        if not is_ours(uid()):
+            raise Refused(401, "no token", _FOR_READERS)
+
+    def page(self, request: Request) -> Page:
         make = {"/": _welcome, "/metrics": self._metrics, "/sets": self._sets, "/now": self._now}
         if request.path not in make:
             return Page(Answer(404, "there is nothing here; see /metrics and /sets"), _TEXT)

@@ -24,7 +24,7 @@ from joblens.hub.limits import Room
 from joblens.hub.nodes import Nodes
 from joblens.hub.now import Picker
 from joblens.hub.refusals import Answer, Refused
-from joblens.hub.seen import Batch
+from joblens.hub.seen import Batch, Seen
 from joblens.hub.settings import HubSettings
 
 Done = Callable[[Answer], None]
@@ -45,10 +45,11 @@ class Receiver:
         self.gaps = Gaps(home / "gaps.jsonl", log)
         self.clocks = Clocks(home / "clocks.jsonl", log)
         self.nodes = Nodes(settings.rate_bytes, settings.burst_bytes)
-        self.room = Room(settings.queue_bytes)
+        self.room = Room(settings.queue_bytes, max(settings.queue_bytes // 2, settings.batch_bytes))
         self.refused: Counter[str] = Counter()
         self.batches = self.repeats = self.bytes = self.updates = 0
         self._under_way: dict[Batch, Entry] = {}
+        self._complete = Seen()  # of those that the journal has, the ones whose gaps are written down too
         self._picker = Picker()
 
     def start(self) -> None:
@@ -86,9 +87,9 @@ class Receiver:
             return
         if batch in self.journal.seen:
             self.repeats += 1
-            if header.gaps:  # the hub may have ended between storing it and writing these down
-                self.gaps.of_node(header)
-                self._save()
+            self.gaps.of_node(header)  # the hub may have ended between storing it and writing these down
+            if self._save():
+                self._complete.add(batch)
             done(acknowledge(batch, self.journal.seen.highest(batch)))
             return
         node = self.nodes.get(batch.cluster, batch.node)
@@ -99,6 +100,13 @@ class Receiver:
             raise Refused(429, "too fast", "this node sends more than it may; wait", wait)
         self._under_way[batch] = Entry(batch, data, received_ns, [(node, header, offset), done])
         self.journal.put(self._under_way[batch])
+
+    def repeated(self, batch: Batch) -> Answer | None:
+        """To one that came before, if nothing in it is needed any more: then its body need not be read."""
+        if batch not in self._complete:
+            return None
+        self.repeats += 1
+        return acknowledge(batch, self.journal.seen.highest(batch))
 
     def take(self, data: bytes, received_ns: int, done: Done) -> None:
         """For messages that need no proof of who sent them: those of a broker of our own."""
@@ -132,10 +140,12 @@ class Receiver:
             del self._under_way[entry.batch]
             if error is None:
                 self._count(entry, entry.waiting[0])
-        self._save()
+        saved = self._save()
         for entry in entries:
             _, *waiting = entry.waiting
             if error is None:
+                if saved:
+                    self._complete.add(entry.batch)
                 answer = acknowledge(entry.batch)
             else:
                 why = f"the hub cannot store it now: {sentence(error)}"
@@ -144,15 +154,19 @@ class Receiver:
             for done in waiting:
                 done(answer)
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Whether gaps that nodes told of are on the disk."""
+        saved = True
         try:
             self.gaps.save()
         except OSError as error:
+            saved = False
             self._log(f"gaps of nodes are kept in the journal only: {sentence(error)}")
         try:
             self.clocks.save()
         except OSError as error:
             self._log(f"whose clock is wrong is not written down yet: {sentence(error)}")
+        return saved
 
     def _count(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
         self.batches += 1

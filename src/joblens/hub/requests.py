@@ -6,12 +6,14 @@ import math
 import re
 from typing import NamedTuple
 
+from joblens.agent.mac import FIELD
 from joblens.hub.refusals import Answer, Refused
 
 LARGEST_HEAD = 16_384
 _MOST_FIELDS = 64
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64}")  # RFC 9110, 5.6.2
 _WORDS = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,1023}) HTTP/1\.([01])")
+_ONCE = (b"content-length", b"authorization", b"transfer-encoding", FIELD.lower().encode())
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -50,7 +52,7 @@ def parse_head(head: bytes) -> Request:
         if not colon or not _TOKEN.fullmatch(name):
             raise _not_http("a header field is malformed")
         name = name.lower()
-        if name in fields and name in (b"content-length", b"authorization", b"transfer-encoding"):
+        if name in fields and name in _ONCE:
             raise _not_http("a header field is there twice")
         fields[name] = value.strip(b" \t")
     wishes = fields.get(b"connection", b"").lower()
@@ -79,7 +81,7 @@ def render_answer(answer: Answer, keep: bool, content_type: str = "", head_only:
         body += b"\n"
     more = "" if keep else "Connection: close\r\n"
     if answer.status == 401:
-        more += "WWW-Authenticate: Bearer\r\n"
+        more += "WWW-Authenticate: Joblens, Bearer\r\n"
     if answer.retry:
         more += f"Retry-After: {max(math.ceil(min(answer.retry, 3600.0)), 1)}\r\n"
     head = (

@@ -15,13 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joblens.agent.peers import Peers
 from joblens.config import split_address
 from joblens.errors import ConfigError, OutsideError, ServerError, sentence
 from joblens.files import NO_ROOM
-from joblens.hub.auth import Munge, read_key
+from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
 from joblens.hub.connection import Connection, Page
 from joblens.hub.keep import clean
-from joblens.hub.limits import Notes
+from joblens.hub.limits import Notes, Strangers
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 _BACKLOG = 1024
+_ACCEPTED = 16  # new connections at a time: those that there are do not wait longer for their answers
 _TLS_HELLO = 0x16  # RFC 8446, 5.1: a record of the type handshake
 _READ = 1 << 18  # bytes taken from a connection at once
 _LOOK = 1.0  # seconds between two looks at the clock
@@ -45,16 +47,13 @@ class Hub:
     def __init__(self, settings: HubSettings, home: Path, log: Log) -> None:
         check_safety(settings)
         self.settings, self.home, self.log = settings, home, log
-        self.key = read_key(settings.key_file) if settings.key_file else b""
-        self.munge = (
-            Munge(settings.munge_uids, settings.munge_any_host, settings.munge_socket)
-            if settings.munge
-            else None
-        )
+        self.gate = make_gate(settings, home)
         self._tls = load_tls(settings)
         self._token = _read_token(settings.token_file)
         self.notes = Notes(log)
         self.connections: set[Connection] = set()
+        self.peers = Peers()
+        self.strangers = Strangers(settings.connections)
         self.shared = memoryview(bytearray(_READ))
         self._greeting: dict[asyncio.Task[None], None] = {}  # in their order
         self._sinks: Runner | None = None
@@ -90,6 +89,9 @@ class Hub:
             loop.remove_reader(listener)
             listener.close()
             await self._end()
+
+    def check_reader(self, request: Request, uid: Callable[[], int | None]) -> None:
+        self.pages.check_reader(request, uid)
 
     async def _look(self) -> None:
         now = time.monotonic()
@@ -133,7 +135,7 @@ class Hub:
     # The door
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_BACKLOG):
+        for _ in range(_ACCEPTED):
             try:
                 channel, address = listener.accept()
             except BlockingIOError:
@@ -162,18 +164,15 @@ class Hub:
         return True
 
     def _send_one_away(self) -> bool:
-        """Of those who have proved nothing the one that is silent for the longest time goes."""
-        strangers = [connection for connection in self.connections if not connection.proved]
-        if strangers:
-            silent = min(strangers, key=lambda it: it.active)
-            self.connections.discard(silent)  # its end comes with the loop's next turn
-            silent.close()
-            return True
-        for task in self._greeting:  # the one that has not begun to speak TLS for the longest time
-            del self._greeting[task]
-            task.cancel()
-            return True
-        return False
+        """Of those who have proved nothing the oldest, of the more numerous kind."""
+        if len(self.strangers) >= len(self._greeting):
+            oldest = self.strangers.end_oldest()
+            self.connections.discard(oldest)  # its end comes with the loop's next turn
+            return oldest is not None
+        task = next(iter(self._greeting))  # it has not begun to speak TLS for the longest time
+        del self._greeting[task]
+        task.cancel()
+        return True
 
     async def _greet(self, channel: socket.socket, address: str) -> None:
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -258,6 +257,21 @@ def listen(address: str) -> socket.socket:
         raise ServerError(f"cannot listen on {address}: {why}") from None
     listener.setblocking(False)
     return listener
+
+
+def make_gate(settings: HubSettings, home: Path) -> Gate:
+    try:
+        key = read_key(settings.key_file) if settings.key_file else own_key(home)
+    except OSError as error:
+        raise OutsideError("the key of the hub cannot be read or made") from error
+    rules = MungeRules(
+        settings.munge_uids,
+        settings.munge_any_host,
+        settings.munge_hosts,
+        settings.munge_clusters,
+        settings.munge_socket,
+    )
+    return Gate(key, Munge(rules) if settings.munge else None)
 
 
 def load_tls(settings: HubSettings) -> ssl.SSLContext | None:

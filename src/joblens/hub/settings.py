@@ -23,15 +23,21 @@ class JobsSettings(NamedTuple):
 class HubSettings(NamedTuple):
     listen: str = "127.0.0.1:9478"
     home: str = ""  # "": `hub` in the store
-    key_file: str = ""  # the secret that nodes' tokens are made from
+    key_file: str = (
+        ""  # the secret that nodes' tokens are made from; "": `key` in home, made at the first start
+    )
     munge: bool = False
     munge_uids: tuple[int, ...] = (0,)  # users whose credentials count
-    munge_any_host: bool = False  # also where a credential was made on a host of another name than the node's
+    munge_clusters: tuple[str, ...] = ()  # whose nodes may send by munge; (): any
+    munge_hosts: tuple[str, ...] = ()  # NODE=HOST: the host of a node's credentials, if its name is another
+    munge_any_host: bool = False  # a credential made on any host is good for any node
     munge_socket: str = ""
     other_nodes: bool = False  # rows may name other nodes than the one that sends them, though that is proved
     certificate: str = ""  # with private_key: TLS
     private_key: str = ""
-    token_file: str = ""  # if set, readers of the pages must send it
+    token_file: str = (
+        ""  # readers of the pages must send it, but for root and the hub's own user on this machine
+    )
     connections: int = 8192
     nodes: int = 100_000
     timeout: float = 30.0  # seconds that one request may take to arrive
@@ -94,13 +100,13 @@ def _check_size(name: str, value: float, least: float, most: float, path: str) -
 
 
 def check_safety(settings: HubSettings) -> None:
-    """Without any proof of who sends, only those on this machine may: raises ConfigError."""
+    """Pages show who runs what: raises ConfigError where other machines could read them without a token."""
     if bool(settings.certificate) != bool(settings.private_key):
         raise ConfigError("hub.certificate and hub.private_key are needed together")
-    if not settings.key_file and not settings.munge and not is_loopback(settings.listen):
+    if not settings.token_file and not is_loopback(settings.listen):
         raise ConfigError(
-            f"{settings.listen} can be reached from other machines: set hub.key_file or hub.munge, "
-            "so that nodes prove who they are"
+            f"{settings.listen} can be reached from other machines, and pages show who runs what: set "
+            "hub.token_file to a file with a token for readers; openssl rand -hex 32 makes one, chmod 600 it"
         )
 
 
@@ -127,12 +133,20 @@ def _typed(value: Any, default: Any, path: str, name: str) -> Any:
         return JobsSettings(
             **{key: typed(it, known[key], path, f"hub.jobs.{key}") for key, it in table.items()}
         )
-    if name == "munge_uids":
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(type(uid) is int and uid >= 0 for uid in value)
-        ):
-            raise ConfigError(f"hub.munge_uids is {value!r:.60}, where a list such as [0] is needed", path)
-        return tuple(value)
+    if name in ("munge_clusters", "munge_hosts", "munge_uids"):
+        return _munge(value, path, f"hub.{name}")
     return typed(value, default, path, f"hub.{name}")
+
+
+def _munge(value: Any, path: str, name: str) -> tuple[Any, ...]:
+    example = {"hub.munge_uids": "[0]", "hub.munge_hosts": '["c17=box"]'}.get(name, '["fox"]')
+    right = isinstance(value, list) and (value or name != "hub.munge_uids")
+    if not right or not all(_is_one(it, name) for it in value):
+        raise ConfigError(f"{name} is {value!r:.60}, where a list such as {example} is needed", path)
+    return tuple(value)
+
+
+def _is_one(value: Any, name: str) -> bool:
+    if name == "hub.munge_uids":
+        return type(value) is int and value >= 0
+    return type(value) is str and (name != "hub.munge_hosts" or all(value.partition("=")))

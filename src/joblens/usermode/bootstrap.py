@@ -121,6 +121,7 @@ for mark, text in (
     ("SPOOL", os.path.join(base, "spool")),
     ("JOBS", os.path.join(base, "jobs")),
     ("TOKEN", keep("token", told["tokens"][node].encode())),
+    ("PAGE_TOKEN", keep("page-token", told["page_tokens"][node].encode())),
 ):
     settings = settings.replace('"@%s@"' % mark, quoted(text))
 sys.path.insert(0, keep("agent", pack))
@@ -146,7 +147,8 @@ class Payload(NamedTuple):
     name: str  # of the session: letters, digits, - and _
     folder: str  # of the session; where a host sees it, what the agent keeps is in it
     nonce: str  # the name of a file in it
-    tokens: Mapping[str, str]  # by host
+    tokens: Mapping[str, str]  # by host: what batches are signed with
+    page_tokens: Mapping[str, str]  # by host: what readers of the agent's pages send
     settings: str  # TOML, in which "@NODE@", "@SPOOL@" and the like stand for what only the host knows
     # A job file, by which the job's processes are known, with `parent`: all that comes from what starts us;
     # empty: they are known by their scheduler.
@@ -155,5 +157,6 @@ class Payload(NamedTuple):
 
 
 def make_input(payload: Payload, pack: bytes) -> bytes:
-    told = {**payload._asdict(), "tokens": dict(payload.tokens), "job": dict(payload.job), "size": len(pack)}
+    told = {**payload._asdict(), "size": len(pack)}
+    told.update({name: dict(told[name]) for name in ("tokens", "page_tokens", "job")})
     return json.dumps(told).encode() + b"\n" + pack

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from joblens.agent.mac import make_page_token
 from joblens.config import Settings, TsdbSettings, UsermodeSettings, split_url
 from joblens.errors import JoblensError, UsageError, sentence
-from joblens.hub.auth import make_token
 from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Running, sink_options
 from joblens.usermode.companion import Companion as Server
 from joblens.usermode.hosts import is_here
@@ -141,7 +141,7 @@ class _Scraping(_Written):
             return
         cluster = str(session.told["allocation"]["cluster"])
         address = f"{'127.0.0.1' if is_here(host) else host}:{port[1]}"
-        token = make_token((session.folder / "key").read_bytes(), cluster, host)
+        token = make_page_token((session.folder / "key").read_bytes(), cluster, host)
         self._targets[host] = Target(host, cluster, address, token)
         try:
             self.server.scrape(self._targets.values(), float(session.told["interval"]))

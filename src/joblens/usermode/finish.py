@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from joblens.agent.client import Client
+from joblens.agent.frame import read_header
+from joblens.agent.mac import Head, digest_of, make_token, sign
 from joblens.config import split_url
-from joblens.errors import JoblensError, OutsideError, sentence
+from joblens.errors import JoblensError, MalformedError, OutsideError, sentence
 from joblens.files import list_names, write_quickly
-from joblens.hub.auth import make_token
 from joblens.hub.cursors import read_cursor
 from joblens.hub.segments import OPEN, SEALED
 from joblens.jobs.facts import from_plain, to_plain
@@ -349,9 +350,9 @@ def _send(session: Session, url: str) -> list[str]:
     client = Client(split_url(url), _SEND_SECONDS, "")
     problems: list[str] = []
     for host, path in _spooled(session):
+        batch = path.read_bytes()
         token = make_token(key, cluster, host)
-        headers = {"Authorization": f"Bearer {token}", "X-Joblens-Sent": f"{time.time():.6f}"}
-        answer = client.post("/v1/batch", headers, path.read_bytes())
+        answer = client.post("/v1/batch", _signed(token, cluster, host, batch), batch)
         if answer.status not in (200, 400, 413):
             raise OutsideError(
                 f"the hub answers {answer.status}: {answer.body.decode('utf-8', 'replace'):.200}"
@@ -361,3 +362,13 @@ def _send(session: Session, url: str) -> list[str]:
         path.unlink(missing_ok=True)
     client.close()
     return problems
+
+
+def _signed(token: str, cluster: str, host: str, batch: bytes) -> dict[str, str]:
+    try:
+        header = read_header(batch)
+        boot, sequence = str(header["boot"]), int(header["sequence"])
+    except (MalformedError, KeyError, TypeError, ValueError):
+        boot, sequence = "-", 0  # the hub says what is wrong with it
+    head = Head(cluster, host, boot, sequence, time.time(), digest_of(batch))
+    return sign(token.encode(), "POST /v1/batch", head, len(batch))

@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joblens.agent.mac import make_page_token, make_token
 from joblens.errors import JoblensError, MalformedError, OutsideError, printable, sentence
 from joblens.files import write_quickly
-from joblens.hub.auth import make_token
 from joblens.schedulers.nodelist import expand
 from joblens.usermode.bootstrap import Payload, make_input
 from joblens.usermode.child import Child, go_first
@@ -229,6 +229,7 @@ class Holder:
             folder=str(self.session.folder),
             nonce="session.json",
             tokens={host: make_token(self._key, cluster, host) for host in hosts},
+            page_tokens={host: make_page_token(self._key, cluster, host) for host in hosts},
             settings=self.more_of_agent + agent_settings(self.session),
             job=told["job_file"],
             node=hosts[0] if len(hosts) == 1 else "",

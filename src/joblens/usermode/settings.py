@@ -25,7 +25,7 @@ home = {store}
 """
 _AGENT = """interval = {interval}
 listen = {listen}
-token_file = "@TOKEN@"
+token_file = "@PAGE_TOKEN@"
 cluster = {cluster}
 node = "@NODE@"
 [attribution]

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from joblens.hub.auth import make_token
+from joblens.agent.mac import make_page_token, make_token
 
 from .lab import CLUSTER, USERS
 from .user_mode import HEAD, UserMode, find_sockets
@@ -101,7 +101,12 @@ def inside(mode: UserMode, user: str, job: str) -> str:
 def secrets_of(mode: UserMode, user: str, job: str) -> list[str]:
     folder = mode.folder(user, job)
     key = (folder / "key").read_bytes()
-    return [(folder / "page-token").read_text(), key.decode(), make_token(key, CLUSTER, HEAD)]
+    return [
+        (folder / "page-token").read_text(),
+        key.decode(),
+        make_token(key, CLUSTER, HEAD),
+        make_page_token(key, CLUSTER, HEAD),
+    ]
 
 
 def check_command_lines(mode: UserMode, jobs: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import duckdb
 
-from joblens.hub.auth import make_token
+from joblens.agent.mac import make_token
 from joblens.store.lake import Lake, as_table
 from waiting import PATIENCE, wait_for
 
@@ -43,6 +43,7 @@ _HUB = """
 listen = "{switch}:9478"
 home = "{folder}/hub"
 key_file = "{folder}/etc/joblens.key"
+token_file = "{folder}/etc/page-token"
 segment_seconds = 1.0
 scheduler = "slurm"
 [hub.jobs]
@@ -61,6 +62,7 @@ class Watch:
         self.lab, self.folder = lab, lab.folder
         key = os.urandom(16).hex().encode()
         self._write("etc/joblens.key", key.decode())
+        self._write("etc/page-token", os.urandom(16).hex())
         known = {"cluster": CLUSTER, "switch": SWITCH, "folder": self.folder, "poll": POLL_SECONDS}
         self._write("etc/joblens.toml", _AGENT.format(**known))
         self._write("etc/hub.toml", _HUB.format(**known))
@@ -81,7 +83,7 @@ class Watch:
     def _write(self, name: str, text: str) -> None:
         path = self.lab.path(name)
         path.write_text(text)
-        path.chmod(0o600 if "key" in name else 0o644)
+        path.chmod(0o600 if name in ("etc/joblens.key", "etc/page-token") else 0o644)
 
     def _count_calls(self) -> None:
         """The hub finds these first: each call of Slurm's commands becomes a line, and goes on."""

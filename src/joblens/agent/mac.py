@@ -1,0 +1,116 @@
+"""How a node proves to its hub who sends what: a MAC over the head of a request.
+
+It is keyed with a secret that both know and that is never sent. docs/formats.md describes the fields.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, NamedTuple
+
+from joblens.errors import MalformedError
+
+try:
+    from _blake2 import blake2b  # that of hashlib, which would load OpenSSL and 3 MB
+except ImportError:  # a Python that has it from OpenSSL only
+    from hashlib import blake2b
+
+FIELD = "X-Joblens-Batch"
+SCHEME = "Joblens"  # of `Authorization`, followed by the MAC
+MUNGE = "Munge"  # the same, followed by a munge credential and the MAC
+_DIGEST_BYTES = 32
+_LONGEST_NAME = 255
+_PLAIN = re.compile(r"[A-Za-z0-9._~+:@/-]+")
+_QUOTED = re.compile(rb"(?:[A-Za-z0-9._~+:@/-]|%[0-9A-F]{2})+")
+_REST = re.compile(rb"([0-9]{1,19}) ([0-9]{1,12}(?:\.[0-9]{1,9})?) ([0-9a-f]{64})(?: .*)?", re.S)
+
+
+class Head(NamedTuple):
+    """What a request says of its body before the body comes."""
+
+    cluster: str
+    node: str
+    boot: str
+    sequence: int
+    sent: float  # seconds since 1970, by the sender's clock
+    digest: str  # of the body
+
+
+def render_head(head: Head) -> str:
+    names = " ".join(map(_quote, head[:3]))
+    return f"{names} {head.sequence} {head.sent:.6f} {head.digest}"
+
+
+def parse_head(text: bytes) -> Head:
+    """Raises MalformedError. Further words are a newer agent's, and covered by the MAC as well."""
+    words = text.split(b" ", 3)
+    rest = _REST.fullmatch(words[3]) if len(words) == 4 else None
+    if rest is None:
+        raise MalformedError(FIELD, "it is not CLUSTER NODE BOOT SEQUENCE TIME DIGEST")
+    sequence = int(rest[1])
+    if sequence >= 1 << 63:
+        raise MalformedError(FIELD, "the sequence number is too large")
+    cluster, node, boot = map(_unquote, words[:3])
+    return Head(cluster, node, boot, sequence, float(rest[2]), rest[3].decode())
+
+
+def _quote(name: str) -> str:
+    if _PLAIN.fullmatch(name):
+        return name
+    return "".join(
+        chr(byte) if byte < 128 and _PLAIN.match(chr(byte)) else f"%{byte:02X}"
+        for byte in name.encode("utf-8", "replace")
+    )
+
+
+def _unquote(word: bytes) -> str:
+    if not _QUOTED.fullmatch(word):
+        raise MalformedError(FIELD, "a name in it is malformed")
+    if b"%" in word:
+        first, *parts = word.split(b"%")
+        word = first + b"".join(bytes((int(part[:2], 16),)) + part[2:] for part in parts)
+    try:
+        name = word.decode()
+    except UnicodeDecodeError:
+        name = ""
+    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise MalformedError(FIELD, "a name in it cannot be printed, or is too long")
+    return name
+
+
+def digest_of(body: bytes) -> str:
+    return blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def make_mac(secret: bytes, target: str, head: bytes, length: int) -> str:
+    """Over method and path, the whole field and the length of the body."""
+    return _keyed(secret, b"joblens request", b"%s\n%s\n%d" % (target.encode(), head, length))
+
+
+def sign(secret: bytes, target: str, head: Head, length: int, credential: str = "") -> Dict[str, str]:
+    """The fields of a request, such as `POST /v1/batch`, that prove who sends it."""
+    words = render_head(head)
+    mac = make_mac(secret, target, words.encode(), length)
+    return {FIELD: words, "Authorization": f"{MUNGE} {credential} {mac}" if credential else f"{SCHEME} {mac}"}
+
+
+def make_token(key: bytes, cluster: str, node: str) -> str:
+    """The secret with which that node sends."""
+    return _keyed(key, b"joblens push", f"{cluster}\0{node}".encode())
+
+
+def make_page_token(key: bytes, cluster: str, node: str) -> str:
+    """What readers of that node's own pages send. It tells nothing about the other."""
+    return _keyed(key, b"joblens pages", f"{cluster}\0{node}".encode())
+
+
+def _keyed(key: bytes, purpose: bytes, data: bytes) -> str:
+    whole = blake2b(key).digest()  # a key of any length, as BLAKE2 takes 64 bytes
+    return blake2b(data, key=whole, person=purpose, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def is_same(given: bytes, wanted: bytes) -> bool:
+    """In constant time."""
+    from _operator import _compare_digest  # that of hmac, which would bring OpenSSL and 3 MB
+
+    return _compare_digest(given, wanted)
