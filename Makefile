@@ -9,7 +9,7 @@ WORKERS ?= 5
 SECONDS ?= 60
 TARGETS ?=
 
-.PHONY: help install run stop test lint services bench fuzz docs clean
+.PHONY: help install tools run stop test lint services bench fuzz docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -18,13 +18,20 @@ help: ## list the targets
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "joblens needs Python 3.11 or newer; say which with make PYTHON=python3.12 …" >&2; exit 2; }
-	@echo "installing joblens and what its tests need into $(VENV) …"
+	@echo "installing joblens into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable . --group dev --group bench
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.installed
+	@echo "installing what tests and benchmarks need into $(VENV) …"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --group dev --group bench
 	@touch $@
 
 install: $(VENV)/.installed ## install joblens into .venv
+
+tools: $(VENV)/.tools # what tests and benchmarks need
 
 run: install ## start agent and hub, run a small job, tell what it did, print where to look further
 	@JOBLENS=$(BIN)/joblens deploy/try
@@ -32,13 +39,13 @@ run: install ## start agent and hub, run a small job, tell what it did, print wh
 stop: ## stop what `make run` started
 	@JOBLENS=$(BIN)/joblens deploy/try stop
 
-test: install services lint ## install what the tests need, check the code, run all tests
+test: tools services lint ## install what the tests need, check the code, run all tests
 	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup || { \
 		[ $$? -eq 1 ] || exit 2; \
 		echo; echo "What failed beside others once more, alone: it has to pass now."; \
 		$(BIN)/pytest --verbose --last-failed --last-failed-no-failures none; }
 
-lint: install ## ruff, mypy --strict, and Python 3.9 for what the agent loads
+lint: tools ## ruff, mypy --strict, and Python 3.9 for what the agent loads
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -46,15 +53,15 @@ lint: install ## ruff, mypy --strict, and Python 3.9 for what the agent loads
 services: # real Prometheus and the like, where root and apt are there
 	@tests/services/install
 
-bench: install ## measure cost side by side with what people would use instead
+bench: tools ## measure cost side by side with what people would use instead
 	$(BIN)/python -m bench
 
-fuzz: install ## feed every parser of outside data with bad input: make fuzz SECONDS=60 TARGETS=toml,journal
+fuzz: tools ## feed every parser of outside data with bad input: make fuzz SECONDS=60 TARGETS=toml,journal
 	@$(BIN)/pip install --quiet --disable-pip-version-check atheris 2>/dev/null \
 		|| echo "atheris cannot be installed here: inputs are found without a look at what they reach"
 	@cd tests && ../$(BIN)/python -m fuzz --seconds $(SECONDS) --targets "$(TARGETS)" --folder ../.fuzz
 
-docs: install ## write docs/metrics.md anew from the code
+docs: tools ## write docs/metrics.md anew from the code
 	$(BIN)/python docs/generate.py
 
 clean: ## remove what the other targets made

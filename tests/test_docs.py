@@ -31,7 +31,8 @@ def test_readme_is_short() -> None:
     """Command and output on the first screen, and under 120 lines."""
     lines = (TOP / "README.md").read_text().splitlines()
     assert len(lines) < 120
-    assert any("make run" in line for line in lines[:24])
+    assert any("joblens run --" in line for line in lines[:24])
+    assert {"make run", "make test"} <= {word for line in lines for word in line.split("`")}
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.name))
