@@ -614,7 +614,22 @@ def test_rows_of_other_nodes(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Non
     taken = tree.sink.take(segment)
     assert tree.names() == {"alice/17/n1"}
     assert len(tree.rows("alice", "17", "n1", "load.csv")) == 2
-    assert taken.problems == ("job: node n1 sends rows of another; a batch is left out",)
+    words = "job: node n1 of cluster lab sends rows of n2 of lab; hub.other_nodes would let it"
+    assert taken.problems == (f"{words}; a batch is left out",)
+
+
+def test_rows_of_another_cluster(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is what names another cluster: a node of one cannot write as another's, nor for a job there."""
+    wolf = ALICE._replace(cluster="wolf")
+    forged = encode("n1", 1, node_samples("n1", seconds(0, 2), [wolf]), [wolf])
+    only_named = encode("n1", 2, node_samples("n1", seconds(0, 2)), [wolf._replace(user="bob")])
+    own = encode("n1", 3, node_samples("n1", seconds(2, 4), [ALICE]), [ALICE])
+    monkeypatch.setattr(Checker, "own_rows_only", True)
+    taken = tree.sink.take(write_segment(tree.folder, 1, [forged, only_named, own]))
+    assert tree.names() == {"alice/17/n1"}
+    assert {row["cluster"] for row in tree.rows("alice", "17", "n1", "job.csv")} == {"lab"}
+    words = "job: node n1 of cluster lab sends rows of n1 of wolf; hub.other_nodes would let it"
+    assert taken.problems == (f"{words}; a batch is left out",)
 
 
 def test_a_root_is_needed(tmp_path: Path) -> None:

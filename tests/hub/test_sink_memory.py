@@ -83,7 +83,7 @@ def test_descriptions_of_changing_process_lists(small_cache: ByteCache[bytes, de
 
     def read(count: int = 30) -> None:
         for entry in entries(count):
-            checker.check(entry, "n1")
+            checker.check(entry, "lab", "n1")
             prepare(entry.description)
 
     read(1)  # what is allocated once

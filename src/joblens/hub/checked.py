@@ -90,13 +90,16 @@ class Checker:
         cluster, node = _whose(header)
         _check_sets(columns)
         for entry in columns:
-            self.check(entry, node)
+            self.check(entry, cluster, node)
         near = [choose_timely(entry, record.received_ns) for entry in columns]
         far = sum(count for _, count in near)
         if far:
             left.untimely[cluster, node] += far
         chosen = [entry for entry, _ in near if len(entry.times)]
-        return Received(record.received_ns, cluster, node, _jobs(header.get("jobs")), chosen)
+        jobs = _jobs(header.get("jobs"))
+        if self.own_rows_only:
+            jobs = tuple(job for job in jobs if is_own(cluster, node, job.cluster, job.node))
+        return Received(record.received_ns, cluster, node, jobs, chosen)
 
     def _unread(self, record: Record) -> Unread:
         header, entries = unpack(record.batch)
@@ -104,19 +107,27 @@ class Checker:
         _check_sets(entries)
         filled = [entry for entry in entries if entry.description.keys]
         for entry in filled:
-            self.check(entry, node)
+            self.check(entry, cluster, node)
         return Unread(record.received_ns, cluster, node, filled)
 
-    def check(self, entry: Columns | Packed, node: str) -> None:
+    def check(self, entry: Columns | Packed, cluster: str, node: str) -> None:
         """Raises MalformedError if it cannot be stored, or is not that node's."""
         description = entry.description
         schema = description.schema
-        if description.nodes is None:
+        if description.named is None:
             check([Sample(0, Rows(schema, description.keys, []))])
             _check_names(schema)
-            description.nodes = _nodes(schema, description.keys)
-        if self.own_rows_only and not description.nodes <= {node}:
-            raise MalformedError(schema.set, f"node {node} sends rows of another")
+            description.named = _named(schema, description.keys)
+        if self.own_rows_only:
+            _check_own(schema.set, cluster, node, description.named)
+
+
+def _check_own(name: str, cluster: str, node: str, named: frozenset[tuple[str, str]]) -> None:
+    for other in sorted(named):
+        if not is_own(cluster, node, *other):
+            whose = " of ".join(filter(None, other[::-1]))
+            words = f"node {node} of cluster {cluster} sends rows of {whose}"
+            raise MalformedError(name, f"{words}; hub.other_nodes would let it")
 
 
 def choose_timely(entry: Columns, received_ns: int) -> tuple[Columns, int]:
@@ -160,11 +171,18 @@ def _check_names(schema: Schema) -> None:
         raise MalformedError(schema.set, "its columns are too many, or named as what says whose a row is")
 
 
-def _nodes(schema: Schema, keys: tuple[Key, ...]) -> frozenset[str]:
-    if "node" not in schema.labels:
-        return frozenset()
-    place = schema.labels.index("node")
-    return frozenset(str(key[place]) for key in keys) - {""}
+def is_own(cluster: str, node: str, named_cluster: str, named_node: str) -> bool:
+    """What is not named is the sender's."""
+    return named_cluster in ("", cluster) and named_node in ("", node)
+
+
+def _named(schema: Schema, keys: tuple[Key, ...]) -> frozenset[tuple[str, str]]:
+    """Cluster and node that the rows name, "" where they do not."""
+    places = [schema.labels.index(name) if name in schema.labels else -1 for name in ("cluster", "node")]
+    cluster, node = places
+    return frozenset(
+        ("" if cluster < 0 else str(key[cluster]), "" if node < 0 else str(key[node])) for key in keys
+    )
 
 
 def _jobs(found: Any) -> tuple[Job, ...]:

@@ -31,7 +31,7 @@ class Description:
     What sinks derive from it is kept in it, and is freed with it.
     """
 
-    __slots__ = ("keys", "layout", "nodes", "parts", "schema", "size", "source", "text_bytes", "width")
+    __slots__ = ("keys", "layout", "named", "parts", "schema", "size", "source", "text_bytes", "width")
 
     def __init__(
         self, schema: Schema, keys: tuple[Key, ...], source: bytes = b"", text_bytes: int = 0
@@ -39,7 +39,8 @@ class Description:
         self.schema, self.keys = schema, keys
         self.source, self.text_bytes = source, text_bytes  # as it was sent, and how long it is in JSON
         self.width = len(keys) * len(schema.columns)  # values of one tick
-        self.nodes: frozenset[str] | None = None  # that the rows name; None until they have been checked
+        # Clusters and nodes that the rows name; None until they have been checked.
+        self.named: frozenset[tuple[str, str]] | None = None
         self.layout = b""  # equal where rows fit into the same columns; empty until the lake needs it
         self.parts: list[Any] = []  # with it: the keys as NumPy arrays, one per label
         texts = chain((schema.set,), schema.labels, chain.from_iterable(schema.columns))

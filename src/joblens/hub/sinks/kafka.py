@@ -190,7 +190,7 @@ class Form:
                 taken = taken.plus(Taken(dropped=far, untimely=((batch.cluster, batch.node, far),)))
             topic, width = self._topic(part.schema.set), len(part.schema.columns)
             try:
-                self._checker.check(part, batch.node)
+                self._checker.check(part, batch.cluster, batch.node)
                 rows = list(self._encode(part, batch.cluster, batch.node))
             except MalformedError as error:
                 taken = taken.plus(_dropped(len(part.times) * len(part.keys), sentence(error)))
