@@ -31,7 +31,8 @@ from joblens.cli.screen import split_keys
 from joblens.cli.top import press_all
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.disk import SCHEMA as DISK
-from joblens.hub.now import Picker, describe
+from joblens.hub import now
+from joblens.hub.now import Now, Picker, describe
 from joblens.model import ABSENT, NO_KEY, Rows, Sample, Schema
 from joblens.reports.panel import Look
 from joblens.reports.top import View, render_screen, render_tables
@@ -171,6 +172,24 @@ def test_a_batch_tells_rates_on_its_own() -> None:
     live.take(page(*sets))
     assert live.nodes()[0].cpu == pytest.approx(1.0)
     assert live.jobs()[0].cpu == pytest.approx(2.0)
+
+
+def test_last_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a limit only what is shown of a batch is kept, and it shows the same."""
+    batch, other = Batch(), Schema("vmstat", (), CPU.columns[:1])
+    batch.add([Sample(S, rows) for rows in (Rows(CPU, CORES, cpu(100, 0)), Rows(other, NO_KEY, [1]))])
+    message = batch.encode({"sequence": 1})
+    monkeypatch.setattr(now, "_MOST_WHOLE", 2 * len(message))
+    picker, nodes = Picker(), [Now() for _ in range(4)]
+    for _ in range(3):
+        for node in nodes:
+            picker.keep(node, message)
+    assert picker.held == 2 * len(message)
+    assert len({len(node.last) for node in nodes}) == 2
+    assert [[it["set"] for it in node.describe(anew=True)] for node in nodes] == [["cpu"]] * 4
+    for node in nodes:
+        node.forget()
+    assert picker.held == 0
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"JLB1\x04\0\0\0abcd" + tail))

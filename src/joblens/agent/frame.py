@@ -81,9 +81,9 @@ def read_header(message: bytes, most: int = LARGEST) -> Dict[str, Any]:
 
 def check_sections(message: bytes) -> None:
     """That they fill the message: one for the header, two for each entry. Raises MalformedError."""
-    at, end, count = len(MAGIC), len(message), 0
-    while at + _LENGTH.size <= end:
-        at = section_end(message, at)
+    at, end, count, unpack = len(MAGIC), len(message), 0, _LENGTH.unpack_from
+    while at + 4 <= end:  # as section_end, for every section of every batch
+        at += 4 + unpack(message, at)[0]
         count += 1
     if at != end or count % 2 == 0:
         raise MalformedError("batch", "its sections do not fill it")

@@ -89,8 +89,8 @@ class Journal:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def put(self, entry: Entry) -> None:
-        self._queue.append(entry)
+    def put(self, *entries: Entry) -> None:
+        self._queue.extend(entries)
         with self._wake:
             self._wake.notify()
 

@@ -65,7 +65,10 @@ class Nodes:
     def forget_old(self) -> None:
         limit = time.monotonic() - _FORGET
         for name in [name for name, node in self._nodes.items() if node.heard < limit]:
-            del self._nodes[name]
+            self._nodes.pop(name).now.forget()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
     def __iter__(self) -> Iterator[Node]:
         return iter([node for node in self._nodes.values() if node.header is not None])

@@ -1,6 +1,7 @@
 """What every node did in its last batch, for a live view (`joblens top`).
 
-Of each batch only the parts that such a view needs are kept, as they came; they are read when somebody asks.
+A node's last batch is kept as it came, and read when somebody asks. Where these would take too much memory,
+only the parts that such a view needs are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from joblens.hub.decode import decode_columns
 
 _MOST_KNOWN = 100_000
 _MOST_KEPT = 1 << 18  # bytes of one node; a batch with more is a strange one
+_MOST_WHOLE = 1 << 25  # bytes of batches of all nodes that are kept as a whole
 _NAMES = tuple(f'{{"set":"{name}",'.encode() for name in WANTED)  # as joblens.agent.batch writes it
 
 
@@ -24,6 +26,16 @@ class Picker:
         # By the hash of the section that describes a set: most batches bring the same ones again, and
         # those of processes, which are large, are not kept.
         self._wanted: dict[int, bool] = {}
+        self.held = 0  # bytes of batches that are kept as a whole
+
+    def keep(self, now: Now, batch: bytes) -> None:
+        """As what the node has sent last."""
+        now.forget()
+        if len(batch) <= _MOST_KEPT and self.held + len(batch) <= _MOST_WHOLE:
+            self.held += len(batch)
+            now.picker, now.last = self, batch
+        else:
+            now.last = self.pick(batch)
 
     def pick(self, batch: bytes) -> bytes:
         """The batch with less in it; nothing of one that is cut off. Cheap: no number is looked at."""
@@ -58,16 +70,26 @@ class Picker:
 class Now:
     """Of one node."""
 
-    __slots__ = ("_described", "_sets", "picked")
+    __slots__ = ("_described", "_sets", "last", "picker")
 
     def __init__(self) -> None:
-        self.picked = self._described = b""
+        self.last = b""
+        self.picker: Picker | None = None  # which counts the last one, if that is kept as a whole
+        self._described = True
         self._sets: list[dict[str, Any]] = []
+
+    def forget(self) -> None:
+        """The last batch: another one comes, or none."""
+        if self.picker is not None:
+            self.picker.held -= len(self.last)
+            self.picker = None
+        self.last, self._described = b"", False
 
     def describe(self, anew: bool) -> list[dict[str, Any]]:
         """The first and the last tick of each set; as they were before, where there is no time for more."""
-        if anew and self._described is not self.picked:
-            self._described, self._sets = self.picked, describe(self.picked)
+        if anew and not self._described:
+            picked = self.last if self.picker is None else self.picker.pick(self.last)
+            self._described, self._sets = True, describe(picked)
         return self._sets
 
 

@@ -21,7 +21,7 @@ from joblens.hub.header import Header, check_header
 from joblens.hub.identity import load_identity
 from joblens.hub.journal import Entry, Journal
 from joblens.hub.limits import Room
-from joblens.hub.nodes import Nodes
+from joblens.hub.nodes import Node, Nodes
 from joblens.hub.now import Picker
 from joblens.hub.refusals import Answer, Refused
 from joblens.hub.seen import Batch, Seen
@@ -30,6 +30,8 @@ from joblens.hub.settings import HubSettings
 Done = Callable[[Answer], None]
 Log = Callable[[str], None]
 _RETRY = 5.0  # seconds after which a full disk is worth another try
+_SHARE, _LONGEST_SHARE = 0.0016, 0.1  # seconds that a batch waits for others, per node and at most
+_HURRY = 0.5  # seconds between two batches of a node that sends what has waited in its spool
 
 
 class Receiver:
@@ -50,6 +52,8 @@ class Receiver:
         self.batches = self.repeats = self.bytes = self.updates = 0
         self._under_way: dict[Batch, Entry] = {}
         self._complete = Seen()  # of those that the journal has, the ones whose gaps are written down too
+        self._collected: list[Entry] = []  # for the journal
+        self._timer: asyncio.TimerHandle | None = None
         self._picker = Picker()
 
     def start(self) -> None:
@@ -57,6 +61,10 @@ class Receiver:
 
     def close(self) -> None:
         self.journal.close()
+
+    def hurry(self) -> None:
+        """The hub ends: nothing waits any longer for others."""
+        self._pass_on()
 
     @property
     def waiting(self) -> int:
@@ -99,7 +107,24 @@ class Receiver:
         if wait:
             raise Refused(429, "too fast", "this node sends more than it may; wait", wait)
         self._under_way[batch] = Entry(batch, data, received_ns, [(node, header, offset), done])
-        self.journal.put(self._under_way[batch])
+        self._wait_for_others(self._under_way[batch], node)
+
+    def _wait_for_others(self, entry: Entry, node: Node) -> None:
+        """Batches that come one by one share a sync of the disk: each waits longer the more nodes there are.
+        One that comes soon after another of its node waits for nobody: the rest of a spool follows it."""
+        self._collected.append(entry)
+        if time.monotonic() - node.heard < _HURRY:
+            self._pass_on()
+        elif self._timer is None:
+            wait = min(_SHARE * len(self.nodes), _LONGEST_SHARE)
+            self._timer = self._loop.call_later(wait, self._pass_on)
+
+    def _pass_on(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.journal.put(*self._collected)
+        self._collected = []
 
     def repeated(self, batch: Batch) -> Answer | None:
         """To one that came before, if nothing in it is needed any more: then its body need not be read."""
@@ -180,7 +205,7 @@ class Receiver:
         if offset is not None:
             self.clocks.look(node, header.batch.boot)
         if node.header is header:
-            node.now.picked = self._picker.pick(entry.data)
+            self._picker.keep(node.now, entry.data)
         if header.gaps:
             self.gaps.of_node(header)
 

@@ -24,7 +24,7 @@ from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 
 Log = Callable[[str], None]
 DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
 _DRAIN_LOOK_SECONDS = 0.05
 _HOPELESS = 5  # failures in a row, or processes that died
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0

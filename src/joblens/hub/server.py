@@ -122,6 +122,7 @@ class Hub:
             task.cancel()
         if self._intake is not None:
             await asyncio.to_thread(self._intake.stop)
+        self.receiver.hurry()
         end = time.monotonic() + _LAST_WORDS
         while self.receiver.waiting and time.monotonic() < end:
             await asyncio.sleep(0.01)
