@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 # A spreadsheet computes what begins so, full-width signs included. Where `;` separates, as in half of Europe,
 # a cell can also begin behind one. Tabs and line ends are escaped before.
-_FORMULA = re.compile("(^|;)(?=[=+@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}"
-                      "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}-])")  # fmt: skip
+_STARTS = frozenset("=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}"
+                    "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+_FORMULA = re.compile(f"(^|;)(?=[{re.escape(''.join(sorted(_STARTS)))}])")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
@@ -19,7 +20,7 @@ def safe_cell(text: str) -> str:
     compute."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    if _FORMULA.search(text) and not _NUMBER.fullmatch(text):
+    if (text[:1] in _STARTS or ";" in text) and not _NUMBER.fullmatch(text):
         text = _FORMULA.sub(r"\1'", text)
     return text
 
