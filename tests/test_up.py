@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,31 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0, seen
     assert all(map(is_gone, below))
     assert b"Traceback" not in seen
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process as another user")
+def test_other_ports_are_found(up: partial[Up]) -> None:
+    """Without options `ls` and `top` ask it, and know user and CPU of a job that no queue started."""
+    it = up(config=CONFIG + "\n[collectors.processes]\ninterval = 0.25\n")
+    it.address("hub")
+    with as_user(12_345, "while True: pass") as job:
+        wanted = f"s{os.getsid(job.pid)}"
+
+        def shown() -> dict[str, Any]:
+            found = it.joblens("top", "--once", "--json", "--interval", "0.5")
+            jobs = {job["job"]: job for job in json.loads(found.stdout)["jobs"]} if found.stdout else {}
+            return jobs.get(wanted, {}) if (jobs.get(wanted) or {}).get("cpu") is not None else {}
+
+        assert wait_for("the job", shown)["user"] == "12345"
+        assert wanted in it.joblens("ls").stdout
+
+
+@contextmanager
+def as_user(uid: int, code: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], user=uid, group=uid, extra_groups=[], start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

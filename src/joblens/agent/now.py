@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
-from joblens.model import ABSENT, Key, Schema
+from joblens.model import ABSENT, Key, Rows, Sample, Schema
 
 if TYPE_CHECKING:
     from joblens.agent.sampler import Sampler
@@ -56,15 +56,29 @@ def describe_set(
     return found
 
 
+def _jobs(sampler: Sampler) -> Dict[str, Sample]:
+    """Who they belong to, and, where they are known by their processes, what the last scan has found."""
+    infos, newest, scan = sampler.infos(), sampler.latest.get("job"), sampler.latest.get("process")
+    found = {infos.schema.set: Sample(newest.time_ns if newest else 0, infos)} if infos.keys else {}
+    if newest is not None and scan is not None and ABSENT in _column(newest.rows, "cpu_seconds"):
+        found["job"] = Sample(scan.time_ns, sampler.job_totals())
+    return found
+
+
+def _column(rows: Rows, name: str) -> List[int]:
+    return rows.values[rows.schema.position(name) :: len(rows.schema.columns)]
+
+
 def describe_now(sampler: Sampler, interval: float) -> Dict[str, Any]:
     """This node, in the form in which a hub tells of many."""
     owners = sampler.attribution.owners
     failing = [it.name for it in sampler.running if it.error]
     old = {rows.schema.set for it in sampler.running if it.error or not it.present for rows in it.sets}
+    samples = {name: it for name, it in sampler.latest.items() if name in WANTED and name not in old}
+    samples.update(_jobs(sampler))
     sets = [
         describe_set(sample.time_ns, sample.rows.schema, sample.rows.keys, sample.rows.values)
-        for name, sample in sampler.latest.items()
-        if name in WANTED and name not in old
+        for sample in samples.values()
     ]
     node = {
         "cluster": owners.cluster,

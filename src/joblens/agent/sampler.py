@@ -273,6 +273,10 @@ class Sampler:
         """Which are seen, without what they have used."""
         return self.attribution.infos(self._knows_processes())
 
+    def job_totals(self) -> Rows:
+        """What each has used, as last known."""
+        return self._jobs()[0]
+
     def _jobs(self) -> Tuple[Rows, ...]:
         return self.attribution.latest(self._knows_processes())
 

@@ -47,8 +47,22 @@ def find_places(options: argparse.Namespace) -> list[Place]:
     elif options.address:
         chosen = [("joblens", options.address)]
     else:
-        chosen = [("joblens hub", HUB), ("joblens agent", AGENT)]
+        up = _own_up()
+        chosen = [("joblens hub", up.get("hub", HUB)), ("joblens agent", up.get("agent", AGENT))]
     return [_place(what, name, options) for what, name in chosen]
+
+
+def _own_up() -> dict[str, str]:
+    """Where the hub and the agent of our own `joblens up` listen, if it runs on this machine."""
+    from joblens.store.home import find_home
+
+    try:
+        found = json.loads((find_home().path / "up" / "up.json").read_bytes())
+        if found["host"] != os.uname().nodename:
+            return {}
+        return {"hub": str(found["hub"]), "agent": str(found["agent"]).removesuffix("/metrics")}
+    except (JoblensError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
 
 
 def _place(what: str, name: str, options: argparse.Namespace) -> Place:

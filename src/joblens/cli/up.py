@@ -103,7 +103,7 @@ def make_parts(options: argparse.Namespace, home: Path, folder: Path) -> tuple[P
 
 def _own_config(folder: Path) -> list[str]:
     path = folder / "agent.toml"
-    path.write_text(f"[push]\nperiod = {_PERIOD}\n")
+    path.write_text(f"[push]\nperiod = {_PERIOD}\n\n[collectors.processes]\ninterval = {_PERIOD / 2}\n")
     return ["--config", str(path)]
 
 

@@ -130,6 +130,18 @@ def _describe_sets(node: Node, now: float) -> list[dict[str, Any]]:
     ]
 
 
+def describe_owners(node: Node) -> list[dict[str, Any]]:
+    """Which users its jobs are of, in the form of the set `job_info` of `/now`."""
+    jobs = jobs_of(node.header) if node.header else []
+    if not jobs:
+        return []
+    rows = [[job.cluster, job.jobid, job.node, job.user, 1] for job in jobs]
+    labels = ["cluster", "jobid", "node", "user"]
+    return [
+        {"set": "job_info", "time_ns": int(node.made * 1e9), "labels": labels, "columns": [""], "rows": rows}
+    ]
+
+
 def _describe_jobs(node: Node) -> list[dict[str, Any]]:
     assert node.header is not None  # noqa: S101
     return [

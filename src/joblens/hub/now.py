@@ -13,7 +13,8 @@ from typing import Any
 from joblens.agent.frame import MAGIC, section_end
 from joblens.agent.now import WANTED, describe_set
 from joblens.errors import MalformedError
-from joblens.hub.decode import decode_columns
+from joblens.hub.decode import Columns, decode_columns
+from joblens.model import ABSENT
 
 _MOST_KNOWN = 100_000
 _MOST_KEPT = 1 << 18  # bytes of one node; a batch with more is a strange one
@@ -93,6 +94,17 @@ class Now:
         return self._sets
 
 
+def _ends(columns: Columns) -> list[int]:
+    """The first and the last tick. Of jobs that are known by their processes, those that scanned these."""
+    ticks = range(len(columns.times))
+    if columns.schema.set == "job" and len(columns.keys):
+        cpu = columns.values[:, :, columns.schema.position("cpu_seconds")]
+        known = [tick for tick in ticks if (cpu[tick] != ABSENT).any()]
+        ticks_known = known or [len(columns.times) - 1]
+        return sorted({ticks_known[0], ticks_known[-1]})
+    return sorted({0, len(columns.times) - 1})
+
+
 def describe(picked: bytes) -> list[dict[str, Any]]:
     """The first and the last tick of each set. Nothing if it cannot be read."""
     try:
@@ -101,7 +113,7 @@ def describe(picked: bytes) -> list[dict[str, Any]]:
         return []
     sets = []
     for columns in found:
-        for tick in sorted({0, len(columns.times) - 1}):
+        for tick in _ends(columns):
             values = columns.values[tick].reshape(-1).tolist()
             sets.append(describe_set(int(columns.times[tick]), columns.schema, columns.keys, values))
     return [item for item in sets if item]

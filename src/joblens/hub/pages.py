@@ -12,7 +12,7 @@ from joblens.agent.mac import is_same
 from joblens.hub.auth import is_ours
 from joblens.hub.connection import Page
 from joblens.hub.keep import Lag
-from joblens.hub.nodes import GONE, LATE, LIVE, node_state
+from joblens.hub.nodes import GONE, LATE, LIVE, describe_owners, node_state
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer, Refused
 from joblens.hub.requests import Request
@@ -128,7 +128,7 @@ class Pages:
                     "state": node_state(node, now),
                     "age_seconds": node.age(now),
                     "interval_seconds": node.period,
-                    "sets": node.now.describe(time.monotonic() < end),
+                    "sets": [*node.now.describe(time.monotonic() < end), *describe_owners(node)],
                 }
                 for node in self._receiver.nodes
             ],
