@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,27 @@ def test_on_this_machine() -> None:
     assert all(
         pid > 0 and values.keys() <= {"memory_bytes", "busy_seconds"} for (_, pid), values in found.items()
     )
+
+
+def test_a_process_with_very_many_files(machine: Machine) -> None:
+    """The card is among those that it opened first; the others are not looked at."""
+    machine.open(10, 7, client(1, compute(3)))
+    for fd in range(100, 2600):
+        machine.open(10, fd)
+    assert machine.clients.read() == {(BUS, 10): {"busy_seconds": 3_000_000_000}}
+    assert machine.host.looked <= 2 * 2000
+
+
+def test_files_that_need_not_be_listed() -> None:
+    """Where the kernel counts them (Linux 6.2), the numbers of those that are looked at are known."""
+    with ExitStack() as stack:
+        for _ in range(30):
+            stack.enter_context(open(os.devnull))
+        host = Host()
+        if not host.stat("proc/self/fd").st_size:
+            pytest.skip("this kernel does not count open files")
+        clients = Clients(host, ("amdgpu",))
+        assert len(clients._list(os.getpid())) < 2000
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("joblens.collectors.gpu_fdinfo._OF_PROCESS", 20)
+            assert clients._list(os.getpid()) == [str(number) for number in range(20)]

@@ -15,6 +15,7 @@ from joblens.host import Host
 
 _AT_FIRST = 20_000  # files looked at by the first reading, some 0.2 s, so that it tells all
 _EACH_TIME = 300  # … and by each later one, apart from those of known users
+_OF_PROCESS = 2000  # files of one process, those with the lowest numbers: a user can open a million
 _RESCAN = 10  # a process is looked at again after so many visits though its number of files is the same
 _UNITS = {b"": 1, b"KiB": 1 << 10, b"MiB": 1 << 20, b"GiB": 1 << 30}
 _LINE = re.compile(
@@ -168,10 +169,13 @@ class Clients:
             self._left -= 1
 
     def _list(self, pid: int) -> List[str]:
+        if self._count_files(pid) > _OF_PROCESS:  # to list them all would take long
+            return list(map(str, range(_OF_PROCESS)))
         try:
-            return self._host.list(f"proc/{pid}/fdinfo")
+            names = self._host.list(f"proc/{pid}/fdinfo")
         except OSError:  # somebody else's, or gone
             return []
+        return names if len(names) <= _OF_PROCESS else sorted(names, key=int)[:_OF_PROCESS]
 
     def _parse(self, pid: int, fd: str) -> Optional[Client]:
         try:
