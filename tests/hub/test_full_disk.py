@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from joblens.hub.auth import own_key
 from joblens.hub.segments import list_sealed
 from small_disk import fill, mounted
 from waiting import wait_for
 
 from .made import SECOND, encode, node_samples
-from .sending import Hub, Sender, running_hub
+from .sending import KEY, Hub, Sender, running_hub
 from .test_runner import lake_rows
 
 COUNT, TICKS = 40, 3
@@ -67,14 +68,28 @@ def test_the_first_start(disk: Path, tmp_path: Path) -> None:
     """In a folder that is not there yet: what cannot be written is written when there is room."""
     ballast = fill(disk)
     home = disk / "home"
-    with running_hub(tmp_path, home=home) as hub:
+    (tmp_path / "key").touch(0o600)
+    (tmp_path / "key").write_bytes(KEY)
+    config = f'key_file = "{tmp_path / "key"}"'
+    with running_hub(tmp_path, config, home=home) as hub:
         assert send(hub, 1) == 503
         ballast.unlink()
         assert send(hub, 1) == 200
         identity = (home / "id").read_text()
-    with running_hub(tmp_path, home=home) as hub:
+    with running_hub(tmp_path, config, home=home) as hub:
         assert send(hub, 2) == 200
         assert (home / "id").read_text() == identity
+
+
+def test_a_key_that_cannot_be_written(disk: Path) -> None:
+    """The hub goes on with it, and it is written when there is room."""
+    ballast = fill(disk)
+    key = own_key(disk / "home", "k" * 40)
+    assert key == b"k" * 40
+    assert not list((disk / "home").iterdir())
+    ballast.unlink()
+    assert own_key(disk / "home", "k" * 40) == key
+    assert own_key(disk / "home") == key
 
 
 def test_the_same_hub_before_its_first_batch(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.agent.mac import FIELD, MUNGE, SCHEME, Head, digest_of, is_same, make_mac, make_token, parse_head
 from joblens.errors import ConfigError, MalformedError, sentence
-from joblens.files import publish_once, unfinished_name
+from joblens.files import NO_ROOM, publish_once, unfinished_name
 from joblens.hub.limits import Bucket
 from joblens.hub.refusals import Refused
 
@@ -58,18 +58,36 @@ def read_key(path: str) -> bytes:
     return key
 
 
-def own_key(home: Path) -> bytes:
-    """That of a hub for which no key was set: made once, in its folder. Raises OSError, ConfigError."""
+def own_key(home: Path, made: str = "") -> bytes:
+    """That of a hub for which no key was set: made once, in its folder. Raises OSError, ConfigError.
+
+    `made`: what to write if there is none yet. It is also the answer where a full disk does not take it.
+    """
     path = home / "key"
     if not path.exists():
+        made = made or secrets.token_hex(32)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = unfinished_name(str(path))
+        try:
+            _write_key(path, made)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return made.encode()
+    return read_key(str(path))
+
+
+def _write_key(path: Path, made: str) -> None:
+    unfinished = unfinished_name(str(path))
+    try:
         with open(
             os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w"
         ) as file:
-            file.write(secrets.token_hex(32) + "\n")
+            file.write(made + "\n")
         publish_once(unfinished, str(path))  # of two that do this at once, one gets the name
-    return read_key(str(path))
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        raise
 
 
 class Claim(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -47,7 +48,8 @@ class Hub:
     def __init__(self, settings: HubSettings, home: Path, log: Log) -> None:
         check_safety(settings)
         self.settings, self.home, self.log = settings, home, log
-        self.gate = make_gate(settings, home)
+        self._made_key = "" if settings.key_file else secrets.token_hex(32)  # until it is in its file
+        self.gate = make_gate(settings, home, self._made_key)
         self._tls = load_tls(settings)
         self._token = _read_token(settings.token_file)
         self.notes = Notes(log)
@@ -100,6 +102,9 @@ class Hub:
         self.receiver.nodes.forget_old()
         if not self.receiver.journal.alive:
             raise OutsideError("the thread that writes the journal has ended")
+        if self._made_key:  # the disk was full when the hub was started
+            own_key(self.home, self._made_key)
+            self._made_key = "" if (self.home / "key").exists() else self._made_key
         try:
             self.pages.lags = await asyncio.to_thread(
                 clean,
@@ -260,9 +265,9 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
-def make_gate(settings: HubSettings, home: Path) -> Gate:
+def make_gate(settings: HubSettings, home: Path, made_key: str = "") -> Gate:
     try:
-        key = read_key(settings.key_file) if settings.key_file else own_key(home)
+        key = read_key(settings.key_file) if settings.key_file else own_key(home, made_key)
     except OSError as error:
         raise OutsideError("the key of the hub cannot be read or made") from error
     rules = MungeRules(
