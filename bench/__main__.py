@@ -13,6 +13,7 @@ from typing import Callable
 
 from bench.agent import measure_agent
 from bench.children import WrongError
+from bench.compaction import measure_compaction
 from bench.exporter import measure_exporter
 from bench.gpus import measure_gpus
 from bench.hooks import measure_hooks
@@ -41,6 +42,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "gpus": measure_gpus,
     "hub": measure_hub,
     "sinks": measure_sinks,
+    "compaction": measure_compaction,
     "hooks": measure_hooks,
     "slurm": measure_slurm,
     "tsdb": measure_tsdb,

@@ -2,6 +2,7 @@
 
 python -m store.crash random FOLDER SEED KILLS     at random moments
 python -m store.crash points FOLDER PART PARTS     before each change of a folder, or every third and so on
+python -m store.crash tiers FOLDER                 the same while a hub's files are compacted
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import duckdb  # noqa: F401 (loaded once, before forking)
-import numpy  # noqa: F401
+import numpy
 
 from joblens.analysis.complete import complete
 from joblens.api import Store
 from joblens.host import Host
 from joblens.store import ingest, waiting
+from joblens.store.columns import Table
+from joblens.store.compact import compact_small
+from joblens.store.folder import HUB
 from joblens.store.home import Home
+from joblens.store.lake import Lake
 
 from .made import begin_job, grow_old, make_end, make_facts, new_home, rows_by_batch, rows_in_lake, whole
 
@@ -36,8 +41,10 @@ _CHANGES = ("os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir")
 def main(mode: str, folder: str, *rest: str) -> None:
     if mode == "random":
         kill_at_random(Path(folder), int(rest[0]), int(rest[1]))
-    else:
+    elif mode == "points":
         kill_at_every_point(Path(folder), int(rest[0]), int(rest[1]))
+    else:
+        kill_while_tiers_are_merged(Path(folder))
 
 
 # What is killed: each step says what is durable once it is.
@@ -123,7 +130,52 @@ def kill_at_every_point(top: Path, part: int, parts: int) -> None:
     print(f"{point - 1} points")
 
 
-def dying(home: Home, point: int) -> None:
+def kill_while_tiers_are_merged(top: Path) -> None:
+    """A cycle that merges two tiers, killed before each change; then another cycle."""
+    home = new_home(top / "made")
+    make_hub_files(home)
+    for point in count(1):
+        copy = Home(top / str(point), home.filesystem, home.shared)
+        shutil.copytree(home.path, copy.path)
+        child, said = forked(lambda home=copy, point=point: dying(home, point, compact_tiers))  # type: ignore[misc]
+        heard(said)
+        _, status = os.waitpid(child, 0)
+        in_a_child(lambda home=copy: check_hub_rows(home))  # type: ignore[misc]
+        shutil.rmtree(copy.path)
+        if not os.WIFSIGNALED(status):
+            break
+    print(f"{point - 1} points")
+
+
+def make_hub_files(home: Home) -> None:
+    """14 merged files, and as many new ones as make two more: then all 16 are merged."""
+    lake, table = Lake(home.lake), numpy.arange(1)
+    for number in range(1, 16 * 16 + 1):
+        columns = {"time": table + number * 10**9, "jobid": numpy.array(["j"], dtype=object)}
+        parts = [Table("make_timestamp_ns(time) AS time, jobid", columns, ())]
+        lake.save_tables("load", "1970-01-01", f"{HUB}h.{number}-{number}.parquet", parts, ordered=True)
+        if number == 14 * 16:
+            compact_small(lake)
+
+
+def compact_tiers(home: Home) -> None:
+    compact_small(Lake(home.lake))
+
+
+def check_hub_rows(home: Home) -> None:
+    for cycle in range(3):
+        lake = Lake(home.lake)
+        query = "SELECT epoch_ns(time) // 1000000000 FROM {lake} ORDER BY 1"
+        rows = lake.query(lake.files("load"), {"time": "TIMESTAMP_NS"}, query)
+        assert [number for (number,) in rows] == list(range(1, 16 * 16 + 1)), (cycle, rows)
+        assert lake.problems == [], lake.problems
+        compact_small(lake)
+    assert len(lake.files("load")) == 1, lake.files("load")
+    left = [path.name for path in (home.lake / "set=load/date=1970-01-01").glob("*.parquet")]
+    assert len(left) <= 2, left  # one that was made and never named goes after an hour
+
+
+def dying(home: Home, point: int, steps: Callable[[Home], None] | None = None) -> None:
     left = point
 
     def before(event: str, arguments: tuple[Any, ...]) -> None:
@@ -134,7 +186,7 @@ def dying(home: Home, point: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(before)
-    all_steps(home)
+    (steps or all_steps)(home)
 
 
 def forked(run: Callable[[], None]) -> tuple[int, int]:

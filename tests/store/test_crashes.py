@@ -54,6 +54,12 @@ def test_a_kill_before_every_change(quick_folder: Path, part: int) -> None:
     assert points > 50
 
 
+def test_a_kill_while_tiers_are_merged(quick_folder: Path) -> None:
+    """Before each change of background compaction: every row is there once, then and after the next cycle."""
+    points = int(crash("tiers", str(quick_folder)).split()[0])
+    assert points > 50
+
+
 def test_leftovers_stay_for_an_hour(home: Home) -> None:
     """What is half-written may be another's work: it is not read, and removed only when it is old."""
     for number in range(3):

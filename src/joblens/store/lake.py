@@ -31,9 +31,9 @@ _FORMAT = (
     "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, DICTIONARY_SIZE_LIMIT 1, USE_TMP_FILE false, "
     + PLACEHOLDER
 )
-# Files up to this size are checked when they are read for the first time: some 30 ms. Larger ones are checked
+# Files up to this size are checked when they are read for the first time: some 4 ms. Larger ones are checked
 # when they are compacted, and by `joblens db check`.
-_CHECKED_BYTES = 64 << 20
+_CHECKED_BYTES = 4 << 20
 _MOST_CHECKED = 100_000
 # Rows of one thing one after the other: its counters then change little from row to row.
 _ORDER = (
