@@ -8,8 +8,10 @@ WORKERS ?= 5
 # Of `make fuzz`: for each target, and which (all, if none is named).
 SECONDS ?= 60
 TARGETS ?=
+# Of `make crash`.
+CRASHES ?= 100
 
-.PHONY: help install tools run stop test lint services bench fuzz docs clean
+.PHONY: help install tools run stop test lint services bench fuzz crash docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets

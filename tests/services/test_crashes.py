@@ -109,6 +109,7 @@ def test_damage(cluster: Cluster, chance: random.Random) -> None:
     damaged: Counter[str] = Counter()
     while sum(damaged.values()) < CRASHES:
         cluster.run_for(1)
+        wait_for("rows in the lake", lambda: files_of(cluster, "lake"))
         cluster.kill_hub()
         for place in ("journal", "lake"):
             for path in some_of(files_of(cluster, place), chance, 2):
@@ -124,9 +125,17 @@ def test_damage(cluster: Cluster, chance: random.Random) -> None:
                 node.start()
         cluster.start_hub()
     print(dict(damaged))
-    cluster.run_for(6)  # an agent tells of a gap once it has not grown for three batches
+    nodes = cluster.nodes.values()
+    wait_for("what waits", lambda: all(len(node.spooled()) < 2 for node in nodes))
+    wait_for("gaps that are told", lambda: not any(untold(node) for node in nodes))
     cluster.drain()
     check_damaged(cluster)
+
+
+def untold(node: Node) -> bool:
+    """An agent tells of a gap once it has not grown for some batches."""
+    path = node.folder / "spool" / "gaps.json"
+    return path.exists() and path.read_bytes() != b"[]"
 
 
 def some_of(paths: list[Path], chance: random.Random, count: int) -> list[Path]:
@@ -136,9 +145,8 @@ def some_of(paths: list[Path], chance: random.Random, count: int) -> list[Path]:
 def files_of(cluster: Cluster, place: str) -> list[Path]:
     if place == "journal":
         return sorted((cluster.disk / "hub" / "journal").glob("*.sealed"))
-    return Lake(cluster.disk / "store" / "lake").files("load") + Lake(cluster.disk / "store" / "lake").files(
-        "cpu"
-    )
+    lake = Lake(cluster.disk / "store" / "lake")
+    return [path for name in ("load", "cpu", "job") for path in lake.files(name)]
 
 
 def check_damaged(cluster: Cluster) -> None:
