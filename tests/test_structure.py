@@ -14,7 +14,19 @@ SOURCE = Path(__file__).parent.parent / "src" / "joblens"
 
 # From left to right; what stands in one row may import from its own row and from those above.
 FLOW = (
-    ("errors", "hooks", "model", "units", "toml", "config", "config_files", "files", "host", "csv_cells"),
+    (
+        "errors",
+        "hooks",
+        "model",
+        "units",
+        "toml",
+        "config",
+        "config_files",
+        "files",
+        "host",
+        "json_file",
+        "csv_cells",
+    ),
     ("collectors",),
     ("attribution", "schedulers"),
     ("agent",),

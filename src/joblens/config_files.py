@@ -10,10 +10,13 @@ import os
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from joblens.errors import ConfigError
+from joblens.json_file import read_file
 from joblens.toml import parse_toml
 
 SYSTEM = "/etc/joblens/joblens.toml"
 VARIABLE = "JOBLENS_CONFIG"
+_LARGEST = 1 << 18  # bytes
+_HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 class Layer(NamedTuple):
@@ -45,11 +48,20 @@ def load_layers(named: Optional[str], environment: Mapping[str, str], system: st
 
 def load_layer(path: str) -> Layer:
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        text = _read(path).decode("utf-8")
     except UnicodeDecodeError:
         raise ConfigError("it is not UTF-8 text", path) from None
     return Layer(path, parse_toml(text, path))
+
+
+def _read(path: str) -> bytes:
+    """A plain file, nothing, or what a shell hands over, as in `--config <(…)`."""
+    if path == os.devnull:
+        return b""
+    if not path.startswith(_HANDED_OVER):
+        return read_file(path, _LARGEST)
+    with open(path, "rb") as file:
+        return file.read(_LARGEST)
 
 
 def merge(layers: List[Layer]) -> Dict[str, Any]:

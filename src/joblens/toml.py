@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from joblens.errors import ConfigError
 
+_DEEPEST, _LONGEST_NAME = 10, 200
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+)\s*")
 _TABLE = re.compile(r"\[\s*([A-Za-z0-9_-]+(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*\]\s*(?:#.*)?$")
 _DIGITS = "[0-9](?:_?[0-9])*"
@@ -26,15 +27,39 @@ def parse_toml(text: str, path: str) -> Dict[str, Any]:
         return parse_simple_toml(text, path)
     import tomllib
 
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:  # a number of thousands of digits is one that is no TOMLDecodeError
-        raise ConfigError(str(error), path) from None
-    except RecursionError:
-        raise ConfigError("it is nested too deep", path) from None
+    return _checked(tomllib.loads, text, path)
 
 
 def parse_simple_toml(text: str, path: str) -> Dict[str, Any]:
+    return _checked(lambda text: _parse_lines(text, path), text, path)
+
+
+def _checked(parse: Callable[[str], Dict[str, Any]], text: str, path: str) -> Dict[str, Any]:
+    """Nothing that is nested so deep, so long or so large that whoever reads or prints it fails."""
+    try:
+        found = parse(text)
+    except RecursionError:
+        raise ConfigError("it is nested too deep", path) from None
+    except ValueError as error:  # a number of thousands of digits is one that is no TOMLDecodeError
+        raise ConfigError(f"{error!s:.200}", path) from None
+    waiting: List[Tuple[Any, int]] = [(found, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise ConfigError("it is nested too deep", path)
+        if isinstance(value, dict):
+            long = [name for name in value if len(name) > _LONGEST_NAME]
+            if long:
+                raise ConfigError(f"a name is too long: {long[0][:60]}", path)
+            waiting += [(it, depth + 1) for it in value.values()]
+        elif isinstance(value, list):
+            waiting += [(it, depth + 1) for it in value]
+        elif type(value) is int and not -(1 << 63) <= value < 1 << 63:
+            raise ConfigError("a number has more than 64 bits", path)
+    return found
+
+
+def _parse_lines(text: str, path: str) -> Dict[str, Any]:
     top: Dict[str, Any] = {}
     table, seen = top, set()
     lines = text.replace("\r\n", "\n").split("\n")
@@ -49,20 +74,22 @@ def parse_simple_toml(text: str, path: str) -> Dict[str, Any]:
         if match:
             names = [name.strip() for name in match[1].split(".")]
             if tuple(names) in seen:
-                raise ConfigError(f"the table {match[1]} occurs twice", *where)
+                raise ConfigError(f"the table {match[1]:.60} occurs twice", *where)
             seen.add(tuple(names))
             table = _descend(top, names, where)
             continue
         match = _KEY.match(line)
         if not match or line[match.end() : match.end() + 1] != "=":
             raise ConfigError(f"not a setting: {line[:60]}", *where)
-        rest = line[match.end() + 1 :].lstrip(" \t")
-        while rest.startswith("[") and not _is_closed(rest) and number < len(lines):
-            rest += "\n" + lines[number]
+        parts = [line[match.end() + 1 :].lstrip(" \t")]
+        unclosed = _unclosed(parts[0])
+        while parts[0].startswith("[") and unclosed > 0 and number < len(lines):
+            parts.append(lines[number])
+            unclosed += _unclosed(lines[number])
             number += 1
         if match[1] in table:
-            raise ConfigError(f"{match[1]} occurs twice", *where)
-        table[match[1]] = _parse_whole(rest, where)
+            raise ConfigError(f"{match[1]:.60} occurs twice", *where)
+        table[match[1]] = _parse_whole("\n".join(parts), where)
     return top
 
 
@@ -74,9 +101,10 @@ def _descend(table: Dict[str, Any], names: List[str], where: Tuple[str, int]) ->
     return table
 
 
-def _is_closed(text: str) -> bool:
-    bare = re.sub(r"#[^\n]*", "", _LITERAL.sub("", _BASIC.sub("", text)))
-    return bare.count("[") <= bare.count("]")
+def _unclosed(line: str) -> int:
+    """How many brackets of a line are opened and not closed in it. A string ends in its line."""
+    bare = re.sub(r"#.*", "", _LITERAL.sub("", _BASIC.sub("", line)))
+    return bare.count("[") - bare.count("]")
 
 
 def _parse_whole(text: str, where: Tuple[str, int]) -> Any:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple
+import os
+import time
+from contextlib import suppress
+from typing import Any, List, NamedTuple, Tuple
 
+from joblens.errors import sentence
 from joblens.files import write_quickly
+from joblens.json_file import load_json
 
 _MOST = 100  # all of them are in every header
+_LARGEST = 1 << 20  # bytes of the file
 _SOME = "; some between arrived"
 _QUIET = 3  # batches after which a gap that did not grow is over
 
@@ -36,8 +42,10 @@ class Gaps:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._known = [_Known(gap, _QUIET) for gap in _load(path)]
-        self._unsaved = False
+        found, why = _load(path)
+        self.damage = f"{_set_aside(path)}: {why}" if why else ""  # then some gaps are not known any more
+        self._known = [_Known(gap, _QUIET) for gap in found]
+        self._unsaved = bool(why)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -112,17 +120,36 @@ def _joined(one: Gap, next_one: Gap, why: str) -> Gap:
     )
 
 
-def _load(path: str) -> List[Gap]:
-    """None of a file that a power failure has damaged."""
-    import json
-
+def _load(path: str) -> Tuple[List[Gap], str]:
+    """And what of it could not be read, of a file that a power failure has damaged."""
     try:
-        with open(path, "rb") as file:
-            found = json.loads(file.read())
-        return [_checked(*row) for row in found]
-    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
-        return []
+        found = load_json(path, _LARGEST)
+    except FileNotFoundError:
+        return [], ""
+    except (OSError, ValueError) as error:
+        return [], sentence(error)
+    gaps: List[Gap] = []
+    for row in found if isinstance(found, list) else [found]:
+        try:
+            gaps.append(_checked(*row))
+        except (ValueError, TypeError):
+            return gaps, f"not a gap: {row!r:.60}"
+    return gaps, ""
 
 
 def _checked(first: Any, last: Any, from_ns: Any, to_ns: Any, why: Any, boot: Any) -> Gap:
-    return Gap(int(first), int(last), int(from_ns), int(to_ns), str(why), str(boot))
+    numbers = [first, last, from_ns, to_ns]
+    if any(type(it) is not int or not 0 <= it < 1 << 63 for it in numbers):
+        raise ValueError("no number")
+    if type(why) is not str or type(boot) is not str:
+        raise ValueError("no text")
+    return Gap(first, last, from_ns, to_ns, why, boot)
+
+
+def _set_aside(path: str) -> str:
+    """Nothing is deleted: somebody may want to see what it was. Returns where it is now."""
+    aside = f"{path}.damaged-{time.time_ns()}"
+    with suppress(OSError):
+        os.rename(path, aside)
+        return aside
+    return path

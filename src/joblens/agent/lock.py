@@ -6,7 +6,8 @@ import errno
 import os
 from typing import NamedTuple, Optional
 
-from joblens.errors import ConfigError
+from joblens.errors import ConfigError, sentence
+from joblens.json_file import parse_json
 
 _SIZE = 512  # always as long, so that it is written in place: also where the disk is full
 
@@ -25,16 +26,19 @@ class Lock:
 
     def __init__(self, folder: str) -> None:
         self._fd = _take(folder)
+        self.damage = ""  # of what the agent before has noted
 
     def load(self) -> Optional[Last]:
         """What the agent before has noted; None if nobody has, or the file is damaged."""
-        import json
-
         try:
-            found = json.loads(os.pread(self._fd, _SIZE, 0))
+            noted = os.pread(self._fd, _SIZE, 0)
+            if not noted:
+                return None
+            found = parse_json(noted)
             boot, sequence, to_ns, ended = (found[name] for name in Last._fields)
             return Last(str(boot), int(sequence), int(to_ns), bool(ended))
-        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self.damage = f"lock: {sentence(error)}"
             return None
 
     def note(self, last: Last) -> None:

@@ -77,7 +77,10 @@ class Pusher:
     def _open_spool(self) -> Spool:
         host, booted = self._host, self._host.boot_time()
         boot = host.boot_id() or f"boot-{booted}"
-        return Spool(self._folder(), self._push.spool_bytes, boot, host.now_ns(), booted * 1_000_000_000)
+        spool = Spool(self._folder(), self._push.spool_bytes, boot, host.now_ns(), booted * 1_000_000_000)
+        if spool.damage:
+            self._log(f"push: {spool.folder}: gaps before now are not known: {spool.damage}")
+        return spool
 
     def _folder(self) -> str:
         return self._push.spool or default_spool(self._node)

@@ -29,6 +29,7 @@ _BLOCK = 4096  # what a file takes at least
 _MOST_HELD = 4 << 20  # bytes in memory that a full disk did not take
 _MOST_SUMS = 2000  # others are checked by reading all that is in them
 _REFUSED_PART = 8  # of the spool's room, for batches that the hub does not want
+DAMAGED = "the spool's own notes were damaged: which batches were lost before is not known"
 KILLED, WENT_DOWN = "the agent was killed", "the node went down"
 PUT_BACK = "numbered as others before: the machine was put back to an earlier state"
 _ANEW = "+"  # between the boot and what tells one beginning within it from another
@@ -70,6 +71,10 @@ class Spool:
         self.bytes = self.batches = self.dropped = self.refused = 0
         self.trouble = ""  # of the disk
         self.gaps = Gaps(f"{folder}/gaps.json")
+        # What was lost before is not known any more where the list of it, or the last note, is damaged.
+        self.damage = "; ".join(filter(None, (self.gaps.damage, self._lock.damage)))
+        if self.damage:
+            self.gaps.add(Gap(0, 0, 0, now_ns, DAMAGED, self.boot), over=True)
         found = self._find()
         self.turn, self._last = 0, 0
         self._reused = 0  # the turn whose numbers were given twice

@@ -12,6 +12,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.host import Host
+from joblens.json_file import parse_json
 
 _LARGEST = 1 << 16
 _MOST_FILES = 4096
@@ -144,12 +145,7 @@ def _parse_gpus(value: Any) -> Tuple[str, ...]:
 
 def parse_job_file(data: bytes) -> JobFile:
     """Raises ValueError with what is wrong."""
-    import json
-
-    try:
-        found = json.loads(data)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+    found = parse_json(data)
     if not isinstance(found, dict):
         raise ValueError("it holds no JSON object")
     known = {name: value for name, value in found.items() if name in JobFile._fields}

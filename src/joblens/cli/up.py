@@ -18,6 +18,7 @@ from joblens.cli.parts import Part, Parts
 from joblens.config import split_address
 from joblens.errors import OutsideError, UsageError, printable
 from joblens.files import write_whole
+from joblens.json_file import parse_json
 
 EXAMPLE = """example:
   joblens up
@@ -156,7 +157,7 @@ def _wait_for_start(folder: Path, process: subprocess.Popen[bytes]) -> None:
 def _about(folder: Path) -> dict[str, Any]:
     """What runs here. Raises OutsideError while that is not known."""
     try:
-        found = json.loads((folder / "up.json").read_bytes())
+        found = parse_json((folder / "up.json").read_bytes())
         if isinstance(found, dict) and {"pid", "host", "agent", "hub", "store"} <= found.keys():
             return found
     except (OSError, ValueError):

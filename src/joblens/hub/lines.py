@@ -16,6 +16,7 @@ from typing import Any
 from joblens.errors import sentence
 from joblens.files import write_whole
 from joblens.hub.identity import read_identity
+from joblens.json_file import parse_json
 
 Line = dict[str, Any]
 MOST_BYTES = 8 << 20
@@ -95,8 +96,8 @@ class Lines:
 
 def _parse(line: bytes) -> Line:
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = parse_json(line)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import sync, sync_folder, unfinished_name
+from joblens.json_file import parse_json
 
 _MOST_RANGES = 1000  # of one boot
 _MOST_BOOTS = 32  # of one node
@@ -149,7 +150,7 @@ def load_seen(path: Path, log: Callable[[str], None] = lambda said: None) -> See
 
 def _load(path: Path) -> Seen | None:
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         seen = Seen()
         _fill(seen, found)
     except FileNotFoundError:

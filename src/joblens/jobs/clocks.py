@@ -6,11 +6,11 @@ or end are not found, or seem to be of a time without it.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from joblens.json_file import parse_json
 from joblens.store.arrivals import short
 from joblens.units import render_seconds
 
@@ -53,9 +53,9 @@ def _load(data: bytes) -> dict[str, list[_Change]]:
     found: dict[str, list[_Change]] = defaultdict(list)
     for text in data.splitlines():
         try:
-            line: Any = json.loads(text)
+            line: Any = parse_json(text)
             offset = float(line["offset_seconds"]) if line["wrong"] else 0.0
             found[short(str(line["node"]))].append((float(line["time"]), offset))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             continue
     return found

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from joblens.errors import MalformedError
 from joblens.files import list_names, write_quickly
 from joblens.jobs.facts import INTERVAL, end_of, facts_of, first, from_plain, identity, to_plain
+from joblens.json_file import parse_json
 from joblens.schedulers.facts import JobFacts
 from joblens.schedulers.slurm_text import ENDED
 from joblens.store.catalog import Run
@@ -96,7 +97,7 @@ def _file(home: Home, name: str) -> Path:
 def _load(path: Path) -> Live:
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_LARGEST))
+            found = parse_json(file.read(_LARGEST))
         if found["version"] != 1:
             raise ValueError(f"version {found['version']!r:.20}")
         jobs, ended = (tuple(map(from_plain, found.get(name, []))) for name in ("jobs", "ended"))

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from joblens.errors import MalformedError
 from joblens.files import write_quickly, write_whole
 from joblens.jobs.facts import from_plain, identity, to_plain
+from joblens.json_file import parse_json
 from joblens.schedulers.facts import JobFacts
 from joblens.store.catalog import Identity
 
@@ -90,7 +91,7 @@ class State:
 
 def _load(path: Path, parse: Callable[[Any], Any], problems: list[str]) -> Any:
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         if found["version"] != VERSION:
             raise ValueError(f"version {found['version']!r:.20}")
         return parse(found)

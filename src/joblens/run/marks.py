@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from joblens.agent.marks import Book, JobName, Told, read_told
 from joblens.errors import MalformedError, OutsideError
+from joblens.json_file import parse_json
 from joblens.model import Sample
 from joblens.run.clock import Clock
 
@@ -44,14 +45,13 @@ def find_run(environment: Mapping[str, str]) -> str:
 
     The variable can come to where it is not meant: into a job that was submitted from inside of a run.
     """
-    import json
 
     folder = environment.get(VARIABLE, "")
     if not folder.startswith("/"):
         return ""
     try:
         with open(os.path.join(folder, "job.json"), "rb") as file:
-            facts = json.loads(file.read(1 << 20))
+            facts = parse_json(file.read(1 << 20))
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as text:
             here = text.read().strip() == facts["boot"]
         pid, start = facts["supervisor"]

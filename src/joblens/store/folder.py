@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import UNFINISHED, list_names, sync_folder
+from joblens.json_file import parse_json
 
 GRACE_SECONDS = 3600.0  # so long replaced names stay known, and what a crash has left behind stays
 _JOB_FILE = re.compile(r"([\w%~-]+)\.(0|[1-9]\d{0,17})-(0|[1-9]\d{0,17})\.parquet", re.ASCII)
@@ -153,7 +154,7 @@ def _load_manifests(folder: Path, names: list[str]) -> tuple[list[Manifest], lis
 
 def parse_manifest(path: str, data: bytes) -> Manifest:
     try:
-        found = json.loads(data)
+        found = parse_json(data)
         file, replaces = found["file"], frozenset(found["replaces"])
         extent = [found.get(name) for name in Extent._fields]
         sound = _is_compacted(file) and all(map(_is_replaceable, replaces))

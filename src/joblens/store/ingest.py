@@ -5,7 +5,6 @@ Those of a short job need not go there at once: joblens.store.waiting.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from joblens.agent.batch import decode
 from joblens.errors import MalformedError, OutsideError
 from joblens.files import list_names, now_at, sync_folder, write_whole
+from joblens.json_file import parse_json
 from joblens.model import Sample
 from joblens.store.columns import check, storable
 from joblens.store.home import Home, safe_name
@@ -120,7 +120,7 @@ def load_job(folder: Path) -> Incoming | None:
 def _load(path: Path, checked: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
-            return checked(json.loads(file.read(LARGEST)))
+            return checked(parse_json(file.read(LARGEST)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:

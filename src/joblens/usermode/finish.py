@@ -3,7 +3,6 @@ what is missing is told."""
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -24,6 +23,7 @@ from joblens.hub.cursors import read_cursor
 from joblens.hub.segments import OPEN, SEALED
 from joblens.jobs.facts import from_plain, to_plain
 from joblens.jobs.finish import make_record
+from joblens.json_file import parse_json
 from joblens.schedulers.facts import JobFacts
 from joblens.store.home import Home, find_home
 from joblens.store.lake import Lake
@@ -191,7 +191,7 @@ def find_running(home: Home) -> list[JobFacts]:
 def _known(session: Session) -> JobFacts:
     """As it was told at the start, or since."""
     with suppress(OSError, ValueError):
-        session.told["facts"] = json.loads((session.folder / "facts.json").read_bytes())
+        session.told["facts"] = parse_json((session.folder / "facts.json").read_bytes())
     return from_plain(session.told["facts"])
 
 
@@ -270,8 +270,8 @@ def _gaps(session: Session) -> list[str]:
     lines = []
     with suppress(OSError), (session.hub_home / "gaps.jsonl").open(encoding="utf-8") as file:
         for line in file:
-            with suppress(ValueError, KeyError, TypeError):
-                gap = json.loads(line)
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
+                gap = parse_json(line)
                 times = [
                     time.strftime("%H:%M:%S", time.localtime(gap[it] / 1e9))
                     for it in ("from_ns", "to_ns")

@@ -27,6 +27,7 @@ from typing import Any
 
 from joblens.errors import MalformedError, OutsideError
 from joblens.files import write_quickly
+from joblens.json_file import parse_json
 from joblens.store.home import Home
 from joblens.usermode.hosts import Allocation
 
@@ -157,7 +158,7 @@ def load_session(folder: Path) -> Session:
     with path.open("rb") as file:
         data = file.read(_LARGEST)
     try:
-        told = json.loads(data)
+        told = parse_json(data)
         if told["version"] != 1:
             raise ValueError(f"version {told['version']!r:.20}")
         for name, kind in (("state", str), ("hosts", dict), ("allocation", dict), ("host", str)):
