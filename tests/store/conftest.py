@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from joblens.store.home import Home
+from waiting import PATIENCE
 
 from .made import new_home
 
@@ -28,6 +29,7 @@ def run_joblens(home: Home, *words: str, **variables: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE,
     )
 
 

@@ -16,6 +16,7 @@ from joblens.store.compact import compact
 from joblens.store.home import Home
 from joblens.store.lake import Lake
 from joblens.store.retain import retain
+from waiting import wait_for
 
 from .conftest import run_joblens
 from .made import (
@@ -118,15 +119,41 @@ def test_many_that_wait(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_run_keeps_their_number_small(home: Home) -> None:
-    """`joblens run` does so at its end."""
+    """`joblens run` starts that at its end and does not wait for it: a batch that is a pipe stops it for as
+    long as nobody writes. It holds no stream of the command, and only one does it at a time."""
     for number in range(waiting._MOST):
         (home.waiting / f"none{number}").mkdir(parents=True)
     end_job(home, "old")
+    os.mkfifo(home.waiting / "old" / "00000003.batch")
     os.utime(home.waiting / "old", (1, 1))
-    done = run_joblens(home, "run", "--quiet", "--", "true")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert rows_in_lake(home) == {"old": whole(2)}
-    assert len(Store(home).jobs()) == 2
+    for _ in range(2):
+        done = run_joblens(home, "run", "--quiet", "--", "sh", "-c", "echo x; exit 3")
+        assert (done.returncode, done.stdout, done.stderr) == (3, "x\n", "")
+    assert rows_in_lake(home) == {}
+    wait_for("who settles", lambda: write_nothing(home.waiting / "old" / "00000003.batch"))
+    wait_for("samples in the lake", lambda: rows_in_lake(home) == {"old": whole(2)})
+    wait_for("its end", lambda: not (home.waiting / "old").exists())
+    assert len(Store(home).jobs()) == 3
+
+
+def write_nothing(path: Path) -> bool:
+    """As soon as somebody reads it."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+def test_one_at_a_time(home: Home) -> None:
+    """Who finds another at it leaves the jobs to that one."""
+    end_job(home, "j1")
+    with waiting._one_at_a_time(home.waiting) as free:
+        assert free
+        waiting.settle_some(home)
+        assert names(home) == ["j1"]
+    waiting.settle_some(home)
+    assert names(home) == []
 
 
 def test_damaged_facts_of_one_that_waits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

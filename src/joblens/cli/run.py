@@ -141,9 +141,9 @@ def _report(home: Any, found: Any, quiet: bool) -> None:
 
         _write("\n" + render_report(record, Style.of(sys.stderr)))
     if many_wait(home):
-        from joblens.run.apart import do_apart
+        from joblens.run.apart import do_in_background
 
-        do_apart(lambda: settle_some(home))  # whatever becomes of that, the job is stored
+        do_in_background(lambda: settle_some(home))
 
 
 def _progress(done: int, whole: int) -> None:

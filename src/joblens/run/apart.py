@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import Callable, Optional, Set
 
+from joblens.run.streams import let_go
+
+_LOWEST_PRIORITY = 19
+_CPU_SECONDS = 60  # after which work in the background is ended
 _END_IT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
@@ -24,6 +29,29 @@ def do_apart(work: Callable[[], None]) -> Optional[int]:
     status = _wait(pid, waited)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+
+
+def do_in_background(work: Callable[[], None]) -> None:
+    """Returns at once. The work has low priority, little time, and no hold on the terminal or any pipe.
+
+    It can be killed at any moment.
+    """
+    try:
+        pid = os.fork()
+    except OSError:  # no room for another process: another time
+        return
+    if pid == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                let_go((0, 1, 2), ())
+                os.chdir("/")
+                os.nice(_LOWEST_PRIORITY)
+                resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+                work()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _work(work: Callable[[], None]) -> None:

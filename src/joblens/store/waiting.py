@@ -8,7 +8,10 @@ what is in them, so that it does not matter how many do that at once, nor where 
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from joblens.errors import MalformedError, OutsideError, sentence
@@ -23,7 +26,7 @@ from joblens.store.samples import SamplesReader
 # When more wait, whoever ends a job brings some of the oldest to the lake: not one each time, for to load
 # DuckDB costs as much as to bring some.
 _MOST = 100
-_AT_ONCE = 10
+_AT_ONCE = 50
 
 
 def let_wait(home: Home, found: ingest.Incoming) -> bool:
@@ -87,7 +90,33 @@ def many_wait(home: Home) -> bool:
 
 
 def settle_some(home: Home) -> None:
-    """At the end of a job, if many wait: so that there are never many more, and no end is long."""
+    """In the background after the end of a job, if many wait. Nothing is done if another is at it already."""
+    with _one_at_a_time(home.waiting) as free:
+        if free:
+            _settle_oldest(home)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[bool]:
+    """Only to save work: where there are no locks, several come to the same files."""
+    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield _lock(file)
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _settle_oldest(home: Home) -> None:
     lake, done = Lake(home.lake), 0
     for folder in sorted(ingest.folders(home.waiting), key=_changed):
         try:
