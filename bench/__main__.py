@@ -12,6 +12,7 @@ import time
 from typing import Callable
 
 from bench.agent import measure_agent
+from bench.attacks import measure_attacks
 from bench.children import WrongError
 from bench.compaction import measure_compaction
 from bench.exporter import measure_exporter
@@ -41,6 +42,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "reports": measure_reports,
     "gpus": measure_gpus,
     "hub": measure_hub,
+    "attacks": measure_attacks,
     "sinks": measure_sinks,
     "compaction": measure_compaction,
     "hooks": measure_hooks,
