@@ -1,6 +1,6 @@
 """How long nodes wait for their answers while somebody without a token attacks the hub.
 
-The attacks are those of tests/attacks/stranger.py, each in a process of its own for some seconds, on loopback.
+The attacks are those of tests/attacks/stranger.py, each in a process of its own for seconds, on loopback.
 """
 
 from __future__ import annotations
