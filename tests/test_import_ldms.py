@@ -105,6 +105,17 @@ def test_headers_in_the_middle(tmp_path: Path) -> None:
     assert rows(tmp_path / "lake", "ldms_dstat", "a, b, c") == [(1, 2, None), (3, 4, None), (None, 5, 6)]
 
 
+def test_headers_that_come_again_and_again(tmp_path: Path) -> None:
+    """What a file costs does not depend on how often its headers change: there is one part for each kind."""
+    path = tmp_path / "x"
+    both = [
+        HEAD + "a\n" + line("c1", 2 * at, at) + HEAD + "b\n" + line("c1", 2 * at + 1, at) for at in range(300)
+    ]
+    path.write_text("".join(both))
+    found, told = chunks(path)
+    assert ([len(chunk.lines) for chunk in found], told) == ([300, 300], [])
+
+
 def test_headers_in_files_of_their_own(tmp_path: Path) -> None:
     """SCHEMA.HEADER is for SCHEMA, SCHEMA.HEADER.EPOCH for SCHEMA.EPOCH, packed or not."""
     (tmp_path / "a.HEADER").write_text(HEAD + "x\n")

@@ -104,13 +104,14 @@ def read_chunks(source: Source, tell: Tell, read: Callable[[int], None] | None =
 def parse_chunks(
     where: str, numbered: Iterable[tuple[int, str]], header: Header | None, tell: Tell
 ) -> Iterator[Chunk]:
-    lines: list[Line] = []
-    known = header is not None
+    """Lines with the same columns together, also where headers come again and again."""
+    groups: dict[Header, list[Line]] = {}
+    cells, known = 0, header is not None
+    lines = groups.setdefault(header, []) if header else []
     for number, text in numbered:
         if text.startswith("#"):
-            if header and lines:
-                yield _chunk(header, lines)
-            lines, header = [], _change(header, number, text, tell)
+            header = _change(header, number, text, tell)
+            lines = groups.setdefault(header, []) if header else []
             known = known or header is not None
             continue
         if not known:
@@ -119,11 +120,16 @@ def parse_chunks(
         if line is None or header is None:
             continue
         lines.append(line)
-        if len(lines) >= _CHUNK_LINES or len(lines) * header.width >= _CHUNK_CELLS:
-            yield _chunk(header, lines)
-            lines = []
-    if header and lines:
-        yield _chunk(header, lines)
+        cells += header.width
+        if len(lines) >= _CHUNK_LINES or cells >= _CHUNK_CELLS:
+            yield from _chunks(groups)
+            lines, cells = [], 0
+            groups = {header: lines}
+    yield from _chunks(groups)
+
+
+def _chunks(groups: dict[Header, list[Line]]) -> Iterator[Chunk]:
+    return (_chunk(header, lines) for header, lines in groups.items() if lines)
 
 
 def _chunk(header: Header, lines: list[Line]) -> Chunk:
