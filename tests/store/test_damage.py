@@ -14,6 +14,7 @@ import pytest
 from damage import damage
 from joblens.api import Store
 from joblens.cli import main
+from joblens.errors import MalformedError
 from joblens.store.checksum import check_file
 from joblens.store.compact import compact
 from joblens.store.damage import load_gaps
@@ -148,7 +149,10 @@ def test_records(stored: Home, many: bool) -> None:
             problems = store.problems
             assert set(found) <= set(wanted)
             for job, *_ in found:
-                assert store.job(job) == reports[job]
+                try:
+                    assert store.job(job) == reports[job]
+                except MalformedError as error:  # a listing does not read all of a record
+                    assert f"(job {job})" in str(error)
         if found != wanted:
             named += 1
             lost = {job for job, *_ in wanted} - {job for job, *_ in found}
