@@ -19,6 +19,7 @@ from joblens.hub.cursors import load_cursor, read_cursor
 from joblens.hub.damage import check_segment
 from joblens.hub.from_kafka import _read_claim
 from joblens.hub.gaps import Gaps as HubGaps
+from joblens.hub.groups import _load as load_group
 from joblens.hub.identity import load_identity, read_identity
 from joblens.hub.journal import recover
 from joblens.hub.kafka_client import OPTIONS as KAFKA_OPTIONS
@@ -155,6 +156,7 @@ def hub_files(data: bytes) -> None:
     with suppress(MalformedError):
         Undo(home / "undo").load(0)
     _Sent(home / "undo").load(1)
+    load_group(home / "undo", "h1")
     for read in (
         lambda: load_cursor(place.cursor),
         lambda: load_seen(home / "seen.json"),
@@ -185,7 +187,8 @@ _GAPS = (
 _HUB_FILES = [
     b'{"segment": 7, "rows": 3, "values": 9, "dropped": 0}',
     b'{"version":1,"through":7,"nodes":[["lab","n1","b1",[[1,4],[6,9]]]]}',
-    b'{"b1":[[1,4],[6,9]]}', b'{"segment": 3, "records": 4}', b"7 1 2 3", b'{"claim": 3}', b"0123456789ab",
+    b'{"b1":[[1,4],[6,9]]}', b'{"segment": 3, "records": 4}', b"7 1 2 3",
+    b'{"hub": "h1", "first": 3, "last": 5}', b'{"claim": 3}', b"0123456789ab",
     b'7\n["alice","17","n1","cpu.csv",120]\n["alice","17","n1","load.csv",-1]\n',
     _GAPS,
     b'{"time": 1.5, "hub": "h1", "cluster": "lab", "node": "n1", "wrong": true, "offset_seconds": 9.5}\n',

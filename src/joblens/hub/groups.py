@@ -74,5 +74,5 @@ def _load(path: Path, hub: str) -> Group | None:
     try:
         found = json.loads(path.read_bytes())
         return Group(int(found["first"]), int(found["last"]), []) if found["hub"] == hub else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
