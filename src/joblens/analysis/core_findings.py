@@ -38,8 +38,11 @@ def is_throttled(view: View) -> bool:
 
 
 def has_lost_cores(view: View) -> bool:
+    """Who wanted less than half a core slept most of the time, and that comes first."""
     lost = lost_cores(view)
-    return lost is not None and lost[1] >= _MUCH_LOST and lost[0] >= 0.1 and not is_throttled(view)
+    if lost is None or lost[1] < _MUCH_LOST or is_throttled(view):
+        return False
+    return lost[0] >= 0.1 and lost[0] / lost[1] >= WAITING_CORES
 
 
 def waits_for_storage(view: View) -> bool:
