@@ -1,4 +1,4 @@
-"""How long nodes wait for their answers while somebody without a token attacks the hub.
+"""How long nodes wait for their answers while somebody without a token attacks the hub; and the agent's part.
 
 The attacks are those of tests/attacks/stranger.py, each in a process of its own for seconds, on loopback.
 """
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
 
+from bench.agent_attacks import measure_agent_attacks
 from bench.children import ROOT, WrongError, memory
 from bench.hub_process import running_hub
 from bench.interpreters import Interpreter
@@ -34,7 +35,8 @@ def measure_attacks(pythons: list[Interpreter]) -> list[Section]:
         f"{_NODES} nodes with a connection each, a batch every {_PAUSE * _NODES:.2g} s; yardstick: no attack",
         "the attacker runs on the same machine",
     ]
-    return [Section("hub under attack: from a batch to its answer, in the median", lines, notes)]
+    hub = Section("hub under attack: from a batch to its answer, in the median", lines, notes)
+    return [hub, *measure_agent_attacks(pythons)]
 
 
 def _measure(python: str, what: str) -> list[Line]:

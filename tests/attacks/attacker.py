@@ -16,6 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
+ATTACKS = (
+    "tcp_connections", "unix_connections", "thousand", "polls", "slow_readers", "half_requests", "huge_heads",
+    "posts", "job_names", "sessions", "triggers",
+)  # fmt: skip
 MOST_SECONDS = 60.0
 SECONDS = 2.0  # for one answer, while the agent lets the user wait
 

@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from services.running import Agent, fetch
+from small_hub import SmallHub, small_hub
 from waiting import PATIENCE, wait_for
+
+from .attacker import ATTACKS
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
@@ -31,30 +34,17 @@ node = "c1"
 [attribution]
 job_files = "{folder}/jobs"
 [push]
-url = "http://127.0.0.1:9"
+url = "{hub}"
 period = 2.0
 spool = "{folder}/spool"
 """
-ATTACKS = (
-    "tcp_connections",
-    "unix_connections",
-    "thousand",
-    "polls",
-    "slow_readers",
-    "half_requests",
-    "huge_heads",
-    "posts",
-    "job_names",
-    "sessions",
-    "triggers",
-)
 
 
 class Target:
     """An agent of root's, with a job of the attacker's and one of another user's."""
 
-    def __init__(self, folder: Path, agent: Agent, name: str) -> None:
-        self.folder, self.agent, self.name = folder, agent, name
+    def __init__(self, folder: Path, agent: Agent, name: str, hub: SmallHub) -> None:
+        self.folder, self.agent, self.name, self.hub = folder, agent, name, hub
 
     def figure(self, series: str) -> float:
         assert self.agent.process.poll() is None, f"the agent ended: {self.agent.said()}"
@@ -97,15 +87,15 @@ class Target:
 def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     name = f"joblens-test-{os.urandom(6).hex()}"
     monkeypatch.setenv("JOBLENS_AGENT", name)
-    with tempfile.TemporaryDirectory() as top:
+    with tempfile.TemporaryDirectory() as top, small_hub() as hub:
         folder = Path(top)
         folder.chmod(0o755)
         (folder / "jobs").mkdir(mode=0o755)
         for id, uid in (("42", ATTACKER), ("43", MONITOR)):
-            (folder / "jobs" / f"{id}.json").write_text(json.dumps({"id": id, "uid": uid}))
-        agent = Agent(folder, CONFIG.format(folder=folder))
+            (folder / "jobs" / f"{id}.json").write_text(json.dumps({"id": id, "uid": uid, "source": "slurm"}))
+        agent = Agent(folder, CONFIG.format(folder=folder, hub=hub.url))
         try:
-            yield Target(folder, agent, name)
+            yield Target(folder, agent, name, hub)
         finally:
             agent.process.kill()
             agent.process.wait()
@@ -124,3 +114,34 @@ def test_an_attack(target: Target, what: str) -> None:
     assert target.figure("ticks_missed_total") == quiet
     assert target.figure("failures_total") == 0
     assert target.agent.stop() == 0
+
+
+def test_triggers_leave_no_rows(target: Target) -> None:
+    """Opened without end, the pipe of Slurm's hooks adds no row to a job that runs on; none is missing."""
+    wait_for("a mark before the attack", target.marks)
+    begin = target.figure("ticks_total")
+    with target.attacked("triggers"):
+        wait_for("readings", lambda: target.figure("looks_total") >= 20)
+        wait_for("ticks", lambda: target.figure("ticks_total") >= begin + TICKS)
+    ticks, looks = target.figure("ticks_total"), target.figure("looks_total")
+    assert target.agent.stop() == 0
+    samples = [sample for post in target.hub.stored_once() for sample in post.samples]
+    jobs = [sample.rows for sample in samples if sample.rows.schema.set == "job"]
+    rows = sum(key[1] == "43" for found in jobs for key in found.keys)
+    assert ticks <= rows <= ticks + 4  # a further tick or two at the end; and at most its first and its last
+    assert rows < looks + ticks / 2
+
+
+def test_figures_are_refused(target: Target) -> None:
+    """Beyond a user's limit with a sentence that names it, counted for all and in the job's own rows."""
+    wait_for("a mark before the attack", target.marks)
+    with target.attacked("posts"):
+        wait_for("refusals", lambda: target.figure("refused_total") > 1000)
+        refused = wait_for("the job's own count", lambda: refusals(target.hub))
+        wait_for("a mark of another user", target.marks)
+    assert refused[0][1] == "42"
+
+
+def refusals(hub: SmallHub) -> list[tuple[object, ...]]:
+    samples = [sample for post in hub.stored_once() for sample in post.samples]
+    return [tuple(it.rows.keys[0]) for it in samples if it.rows.keys and "refused" in it.rows.keys[0]]
