@@ -20,7 +20,7 @@ from hub.sending import running_hub, stored
 from joblens.agent import secrets, sender
 from joblens.agent.client import Answer
 from joblens.agent.frame import read_header
-from joblens.agent.mac import make_mac, parse_head
+from joblens.agent.mac import Signer, parse_head
 from joblens.agent.push import Pusher, default_spool
 from joblens.agent.sampler import Sampler
 from joblens.agent.spool import PUT_BACK
@@ -386,7 +386,7 @@ def test_token(tmp_path: Path, hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -
 def is_signed(post: Post, secret: bytes) -> bool:
     """With that secret, as what it is, and without it anywhere."""
     field = post.fields["x-joblens-batch"]
-    mac = make_mac(secret, "POST /v1/batch", field.encode(), int(post.fields["content-length"]))
+    mac = Signer(secret).mac("POST /v1/batch", field.encode(), int(post.fields["content-length"]))
     head = parse_head(field.encode())
     named = head.cluster, head.node, head.boot, head.sequence
     assert named == post.identity
@@ -450,7 +450,7 @@ def test_munge(tmp_path: Path, hub: SmallHub, munge_socket: str) -> None:
         assert (cluster, node_name, len(key)) == (b"lab", b"node1", 64)
         for post in hub.stored:
             field, length = post.fields["x-joblens-batch"].encode(), int(post.fields["content-length"])
-            assert post.fields["authorization"].split()[2] == make_mac(key, "POST /v1/batch", field, length)
+            assert post.fields["authorization"].split()[2] == Signer(key).mac("POST /v1/batch", field, length)
         time.sleep(1.1)  # so that it is not one that was just made
         hub.turns.append(answer(401, "used before"))
         node.sample()

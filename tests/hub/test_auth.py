@@ -26,9 +26,9 @@ from joblens.agent.client import Client
 from joblens.agent.mac import (
     FIELD,
     Head,
+    Signer,
     digest_of,
     is_same,
-    make_mac,
     make_page_token,
     make_token,
     parse_head,
@@ -204,9 +204,9 @@ def test_any_change_is_noticed(data: st.DataObject) -> None:
     changed = [*parts]
     changed[which] = before[:place] + letter + before[place + 1 :]
     target, words, length, mac = changed
-    signed = make_mac(secret, target, words.encode(), int(length) if length.isdigit() else -1)
+    signed = Signer(secret).mac(target, words.encode(), int(length) if length.isdigit() else -1)
     assert not is_same(mac.encode("latin-1"), signed.encode())
-    assert is_same(parts[3].encode(), make_mac(secret, parts[0], parts[1].encode(), 4).encode())
+    assert is_same(parts[3].encode(), Signer(secret).mac(parts[0], parts[1].encode(), 4).encode())
 
 
 def test_tokens_differ() -> None:

@@ -6,6 +6,7 @@ It is keyed with a secret that both know and that is never sent. docs/formats.md
 from __future__ import annotations
 
 import re
+from _operator import _compare_digest  # that of hmac, which would load OpenSSL and 3 MB
 from typing import Dict, NamedTuple
 
 from joblens.errors import MalformedError
@@ -21,8 +22,15 @@ MUNGE = "Munge"  # the same, followed by a munge credential and the MAC
 _DIGEST_BYTES = 32
 _LONGEST_NAME = 255
 _PLAIN = re.compile(r"[A-Za-z0-9._~+:@/-]+")
-_QUOTED = re.compile(rb"(?:[A-Za-z0-9._~+:@/-]|%[0-9A-F]{2})+")
-_REST = re.compile(rb"([0-9]{1,19}) ([0-9]{1,12}(?:\.[0-9]{1,9})?) ([0-9a-f]{64})(?: .*)?", re.S)
+_NAME = rb"([A-Za-z0-9._~+:@/%-]+)"
+_QUOTED = re.compile(rb"(?:[^%]|%[0-9A-F]{2})+")
+_HEAD = re.compile(
+    b" ".join(
+        (_NAME, _NAME, _NAME, rb"([0-9]{1,19})", rb"([0-9]{1,12}(?:\.[0-9]{1,9})?)", rb"([0-9a-f]{64})")
+    )
+    + rb"(?: .*)?",
+    re.S,
+)
 
 
 class Head(NamedTuple):
@@ -43,15 +51,14 @@ def render_head(head: Head) -> str:
 
 def parse_head(text: bytes) -> Head:
     """Raises MalformedError. Further words are a newer agent's, and covered by the MAC as well."""
-    words = text.split(b" ", 3)
-    rest = _REST.fullmatch(words[3]) if len(words) == 4 else None
-    if rest is None:
+    match = _HEAD.fullmatch(text)
+    if match is None:
         raise MalformedError(FIELD, "it is not CLUSTER NODE BOOT SEQUENCE TIME DIGEST")
-    sequence = int(rest[1])
-    if sequence >= 1 << 63:
+    cluster, node, boot, sequence, sent, digest = match.groups()
+    if int(sequence) >= 1 << 63:
         raise MalformedError(FIELD, "the sequence number is too large")
-    cluster, node, boot = map(_unquote, words[:3])
-    return Head(cluster, node, boot, sequence, float(rest[2]), rest[3].decode())
+    names = _unquote(cluster), _unquote(node), _unquote(boot)
+    return Head(*names, int(sequence), float(sent), digest.decode())
 
 
 def _quote(name: str) -> str:
@@ -64,9 +71,9 @@ def _quote(name: str) -> str:
 
 
 def _unquote(word: bytes) -> str:
-    if not _QUOTED.fullmatch(word):
-        raise MalformedError(FIELD, "a name in it is malformed")
     if b"%" in word:
+        if not _QUOTED.fullmatch(word):
+            raise MalformedError(FIELD, "a name in it is malformed")
         first, *parts = word.split(b"%")
         word = first + b"".join(bytes((int(part[:2], 16),)) + part[2:] for part in parts)
     try:
@@ -82,35 +89,42 @@ def digest_of(body: bytes) -> str:
     return blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def make_mac(secret: bytes, target: str, head: bytes, length: int) -> str:
-    """Over method and path, the whole field and the length of the body."""
-    return _keyed(secret, b"joblens request", b"%s\n%s\n%d" % (target.encode(), head, length))
+class Signer:
+    """Makes MACs with one secret, over method and path, the whole field and the length of the body."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, secret: bytes) -> None:
+        self._keyed = _keyed(secret, b"joblens request")
+
+    def mac(self, target: str, head: bytes, length: int) -> str:
+        made = self._keyed.copy()  # with the key in it: to begin anew would take ten times as long
+        made.update(b"%s\n%s\n%d" % (target.encode(), head, length))
+        return made.hexdigest()
 
 
 def sign(secret: bytes, target: str, head: Head, length: int, credential: str = "") -> Dict[str, str]:
     """The fields of a request, such as `POST /v1/batch`, that prove who sends it."""
     words = render_head(head)
-    mac = make_mac(secret, target, words.encode(), length)
+    mac = Signer(secret).mac(target, words.encode(), length)
     return {FIELD: words, "Authorization": f"{MUNGE} {credential} {mac}" if credential else f"{SCHEME} {mac}"}
 
 
 def make_token(key: bytes, cluster: str, node: str) -> str:
     """The secret with which that node sends."""
-    return _keyed(key, b"joblens push", f"{cluster}\0{node}".encode())
+    return _keyed(key, b"joblens push", f"{cluster}\0{node}".encode()).hexdigest()
 
 
 def make_page_token(key: bytes, cluster: str, node: str) -> str:
     """What readers of that node's own pages send. It tells nothing about the other."""
-    return _keyed(key, b"joblens pages", f"{cluster}\0{node}".encode())
+    return _keyed(key, b"joblens pages", f"{cluster}\0{node}".encode()).hexdigest()
 
 
-def _keyed(key: bytes, purpose: bytes, data: bytes) -> str:
+def _keyed(key: bytes, purpose: bytes, data: bytes = b"") -> blake2b:
     whole = blake2b(key).digest()  # a key of any length, as BLAKE2 takes 64 bytes
-    return blake2b(data, key=whole, person=purpose, digest_size=_DIGEST_BYTES).hexdigest()
+    return blake2b(data, key=whole, person=purpose, digest_size=_DIGEST_BYTES)
 
 
 def is_same(given: bytes, wanted: bytes) -> bool:
     """In constant time."""
-    from _operator import _compare_digest  # that of hmac, which would bring OpenSSL and 3 MB
-
     return _compare_digest(given, wanted)

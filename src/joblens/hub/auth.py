@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from joblens.agent.mac import FIELD, MUNGE, SCHEME, Head, digest_of, is_same, make_mac, make_token, parse_head
+from joblens.agent.mac import FIELD, MUNGE, SCHEME, Head, Signer, digest_of, is_same, make_token, parse_head
 from joblens.errors import ConfigError, MalformedError, sentence
 from joblens.files import NO_ROOM, publish_once, unfinished_name
 from joblens.hub.limits import Bucket
@@ -32,6 +32,7 @@ _MOST_OF_ONE = 8  # that wait for it, from one place
 _FAILURES, _FAILURES_PER_SECOND = 20.0, 1.0  # of one place, after which munged is not asked for a while
 _MOST_PLACES = 10_000
 _MOST_CREDENTIALS = 20_000
+_MOST_SIGNERS = 20_000
 _LONGEST_CREDENTIAL = 8192
 _KEYS = "ENCODE_HOST,ENCODE_TIME,TTL,UID,LENGTH"
 
@@ -135,14 +136,12 @@ class Gate:
 
     def __init__(self, key: bytes, munge: Munge | None) -> None:
         self.key, self._munge = key, munge
+        self._signers: dict[Sender, Signer] = {}  # of nodes that have proved who they are
 
     def check(self, claim: Claim) -> bool:
         """False if munge must be asked first. Raises Refused."""
         if not claim.credential:
-            token = make_token(self.key, *claim.sender).encode()
-            check_mac(
-                claim, token, "the token of that node: joblens hub token NODE --cluster CLUSTER prints it"
-            )
+            self._check_token(claim)
             return True
         if self._munge is None:
             raise Refused(401, "no munge", "this hub does not take munge credentials: set hub.munge there")
@@ -152,14 +151,22 @@ class Gate:
         check_known(claim, known)
         return True
 
+    def _check_token(self, claim: Claim) -> None:
+        sender = claim.sender
+        signer = self._signers.get(sender) or Signer(make_token(self.key, *sender).encode())
+        check_mac(claim, signer, "the token of that node: joblens hub token NODE --cluster CLUSTER prints it")
+        if len(self._signers) >= _MOST_SIGNERS:
+            self._signers.clear()
+        self._signers[sender] = signer
+
     async def ask(self, claim: Claim, place: str) -> None:
         """The same, when munge must be asked. `place`: from where the request comes. Raises Refused."""
         assert self._munge is not None  # noqa: S101
         check_known(claim, await self._munge.check(claim.credential, place))
 
 
-def check_mac(claim: Claim, secret: bytes, what: str) -> None:
-    if not is_same(claim.mac, make_mac(secret, *claim.signed).encode()):
+def check_mac(claim: Claim, signer: Signer, what: str) -> None:
+    if not is_same(claim.mac, signer.mac(*claim.signed).encode()):
         sender = claim.sender
         words = f"as node {sender.node} of cluster {sender.cluster}, it is not signed with {what}"
         raise Refused(401, "wrong token", words)
@@ -168,7 +175,7 @@ def check_mac(claim: Claim, secret: bytes, what: str) -> None:
 def check_known(claim: Claim, known: Known) -> None:
     if known.sender != claim.sender:
         raise other_node(known.sender, claim.sender)
-    check_mac(claim, known.secret, "what the munge credential holds")
+    check_mac(claim, known.signer, "what the munge credential holds")
 
 
 def other_node(proved: Sender, claimed: Sender) -> Refused:
@@ -188,7 +195,7 @@ def check_body(head: Head, body: bytes) -> None:
 
 class Known(NamedTuple):
     sender: Sender
-    secret: bytes  # with which its requests are signed
+    signer: Signer  # with the key that its requests are signed with
     until: float
 
 
@@ -263,7 +270,7 @@ class Munge:
         now = time.time()
         if len(self._known) >= _MOST_CREDENTIALS:
             self._known = {key: known for key, known in self._known.items() if known.until > now}
-        known = Known(sender, secret, facts.until)
+        known = Known(sender, Signer(secret), facts.until)
         if len(self._known) < _MOST_CREDENTIALS:
             self._known[digest_of(credential.encode())] = known
         return known
