@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from joblens.hub.cursors import load_cursor
 from joblens.hub.groups import Groups
 from joblens.hub.runner import Runner
 from joblens.hub.segments import Segment
-from joblens.hub.sink import Place, Work, check_options
+from joblens.hub.settings import JobsSettings
+from joblens.hub.sink import Hurry, Place, Work, check_options
 from joblens.hub.sinks.lake import LakeSink
 from joblens.store.home import find_home, make_home
 from joblens.store.lake import Lake
@@ -98,8 +99,7 @@ def test_a_crash_at_any_file_of_a_group(tmp_path: Path, monkeypatch: pytest.Monk
     for folder in (place.cursor.parent, place.folder):
         folder.mkdir(parents=True)
     home = make_home(find_home(tmp_path / "store"))
-    hurry = threading.Event()
-    hurry.set()
+    hurry = Hurry(math.inf)
 
     def work() -> Work:
         return Work(place, "lake", LakeSink("h1", home), lambda _: None, 3600.0, hurry)
@@ -171,3 +171,42 @@ def test_a_hub_that_ends_does_not_wait(tmp_path: Path) -> None:
     wait_for("the first", lambda: runner.status()[0].get("segment") == 1)
     runner.stop(drain_seconds=60.0)
     assert load_cursor(Place("lake", home, "").cursor).segment == 3
+
+
+def test_what_the_follower_asks_for_does_not_wait(tmp_path: Path) -> None:
+    """Segments up to the one that is open when a flush is asked for are stored at once, later ones wait."""
+    home = tmp_path / "hub"
+    (home / "jobs").mkdir(parents=True)
+    for number in (1, 2, 3):
+        fleet_segment(home / "journal", number)
+    kind, options = check_options("lake", {"home": str(tmp_path / "store")})
+    runner = Runner(home, {"lake": (kind, options)}, lambda _: None, collect_seconds=3600.0)
+    runner.follow("none", JobsSettings(), {})
+    asked: list[int] = []
+
+    def flush() -> int:
+        asked.append(4)
+        fleet_segment(home / "journal", 4)
+        return 4
+
+    runner.flush = flush
+    runner.start()
+    try:
+        wait_for("the first", lambda: runner.status()[0].get("segment") == 1)
+        (home / "jobs" / "flush").touch()
+        wait_for("the rest", lambda: runner.status()[0].get("segment") == 4)
+        fleet_segment(home / "journal", 5)
+    finally:
+        runner.stop()
+    assert asked == [4], "once for each time it is asked for"
+    assert load_cursor(Place("lake", home, "").cursor).segment == 4
+
+
+def test_hurry() -> None:
+    """A number is up to which segment, an empty line for good."""
+    hurry = Hurry()
+    hurry.read([b"7", b"3"])
+    assert hurry.through == 7
+    hurry.read([b""])
+    hurry.read([b"9"])
+    assert hurry.through == math.inf

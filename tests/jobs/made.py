@@ -20,6 +20,7 @@ class Cluster:
     """Also tells up to when there are samples: each node's go up to `samples`, or to now."""
 
     name = "slurm"
+    accounting_apart = True
 
     def __init__(self) -> None:
         self.now = BEGIN
@@ -114,6 +115,10 @@ class Site:
     def turn(self, seconds: float = 30.0) -> None:
         self.cluster.now += seconds
         self.follower.step()
+
+    def short_turn(self, seconds: float = 1.0) -> None:
+        self.cluster.now += seconds
+        self.follower.short_step()
 
     def begin(self) -> str:
         """A job that runs, and that the follower has seen; its id."""

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import joblens.files
+from joblens.config import PushSettings, Settings
 from joblens.errors import OutsideError
+from joblens.hub.runner import LOOK_SECONDS
+from joblens.hub.settings import JobsSettings
 from joblens.jobs import follow
 from joblens.jobs.live import add_live, find_live, summarise_live
 from joblens.store.listing import COLUMNS, JobFilter
@@ -73,6 +76,69 @@ def test_waits_for_samples(tmp_path: Path) -> None:
     site.turn()
     assert len(site.records()) == 1
     assert not any("c2" in problem for problem in site.record(id)["data"]["problems"])
+
+
+def test_record_soon_after_the_end(tmp_path: Path) -> None:
+    """Between two turns: accounting tells of the end, the hub is asked to store what has come, and the record
+    is made when the samples are there. squeue is not asked for it, and accounting every eight seconds."""
+    site = Site(tmp_path)
+    id = site.begin()
+    site.cluster.samples["c1"] = site.cluster.now
+    before = site.cluster.calls
+    site.cluster.now += 1
+    site.cluster.end(id)
+    ended, flush = site.cluster.now, site.folder / "flush"
+    for _ in range(11):
+        site.short_turn()
+    assert id in {job.id for job in (it.job for it in site.follower.waiting.values())}
+    assert not flush.exists(), "its nodes may not have sent yet"
+    site.short_turn()
+    assert flush.exists()
+    flush.unlink()
+    site.cluster.samples = {}
+    site.short_turn()
+    assert [row["id"] for row in site.records()] == [id]
+    assert site.cluster.now - ended == 13
+    for _ in range(10):
+        site.short_turn()
+    assert not flush.exists(), "nothing waits any more"
+    assert site.cluster.calls - before == 3
+    assert site.said == []
+
+
+def test_default_waits_add_up_to_twenty_seconds() -> None:
+    """From the end of a job to its record: until its nodes have sent, a flush for another job, and for each
+    part that looks once a second, with three seconds for work."""
+    push = PushSettings()
+    assert JobsSettings() == JobsSettings(**follow.Options()._asdict())
+    sent = push.period + Settings().interval
+    known = JobsSettings().ended_seconds
+    assert max(sent, known) <= follow.SENT_SECONDS
+    looks = follow.SHORT_STEP + LOOK_SECONDS + follow.SHORT_STEP
+    assert follow.SENT_SECONDS + follow.FLUSH_EVERY + looks <= 18.0
+
+
+def test_accounting_that_fails_is_asked_no_more_often(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.begin()
+    site.cluster.down = True
+    site.turn()
+    before = site.cluster.calls
+    for _ in range(29):
+        site.short_turn()
+    assert site.cluster.calls == before
+
+
+def test_short_steps_can_be_switched_off(tmp_path: Path) -> None:
+    site = Site(tmp_path, ended_seconds=0.0)
+    id = site.begin()
+    site.cluster.end(id)
+    before = site.cluster.calls
+    for _ in range(29):
+        site.short_turn()
+    assert (site.cluster.calls, site.records()) == (before, [])
+    site.turn()
+    assert [row["id"] for row in site.records()] == [id]
 
 
 def test_samples_that_come_late(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_settings() -> None:
         return parse_hub_settings(parse_toml(text, "f"), "f")
 
     found = parse('[hub]\nscheduler = "slurm"\n[hub.jobs]\npoll_seconds = 5\ncluster = "fox"\n')
-    assert (found.scheduler, found.jobs) == ("slurm", JobsSettings(5.0, 600.0, "fox"))
+    assert (found.scheduler, found.jobs) == ("slurm", JobsSettings(5.0, cluster="fox"))
     for wrong in (
         '[hub]\nscheduler = "cron"',
         "[hub.jobs]\npoll_seconds = 0",

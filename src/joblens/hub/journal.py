@@ -71,7 +71,7 @@ class Journal:
         self._queue: deque[Entry] = deque()
         self._wake = threading.Condition(threading.Lock())
         self._writing = threading.Lock()
-        self._closing = False
+        self._closing = self._flushing = False
         self._file = self._index = -1
         self._heads: list[bytes] = []  # of what is written and not synced yet, for the index
         self._size = 0  # of what is known to be on the disk
@@ -101,6 +101,13 @@ class Journal:
             self._wake.notify()
         self._thread.join()
 
+    def flush(self) -> int:
+        """Seal the open segment now, with all that was acknowledged; its number."""
+        with self._wake:
+            self._flushing = True
+            self._wake.notify()
+            return self.number
+
     @property
     def open_bytes(self) -> int:
         return self._size
@@ -108,9 +115,9 @@ class Journal:
     def _run(self) -> None:
         while True:
             with self._wake:
-                if not self._queue and not self._closing:
+                if not self._queue and not self._closing and not self._flushing:
                     self._wake.wait(self._until_seal())
-                closing = self._closing
+                closing, flushing, self._flushing = self._closing, self._flushing, False
             if (
                 self._queue and not closing
             ):  # many senders that come one by one share one question to the disk
@@ -124,7 +131,8 @@ class Journal:
             elif closing:
                 break
             with self._writing:
-                if self._file >= 0 and (self._size >= self._segment_bytes or self._until_seal() == 0):
+                full = self._size >= self._segment_bytes
+                if self._file >= 0 and (flushing or full or self._until_seal() == 0):
                     self._try_seal()
         with self._writing:
             if self._file >= 0:

@@ -24,7 +24,7 @@ from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 
 Log = Callable[[str], None]
 DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 _DRAIN_LOOK_SECONDS = 0.05
 _HOPELESS = 5  # failures in a row, or processes that died
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
@@ -135,10 +135,10 @@ class Child:
                 self.process.stdin.write(data)
                 self.process.stdin.flush()
 
-    def hurry(self) -> None:
-        """Asks it to store what it has, without waiting for more."""
-        self._hurries = True
-        self._write(b"\n")
+    def hurry(self, through: int | None = None) -> None:
+        """Asks it to store what it has, or all up to a segment, without waiting for more."""
+        self._hurries = self._hurries or through is None
+        self._write(b"\n" if through is None else b"%d\n" % through)
 
     def _has_ended(self, code: int, now: float, log: Log) -> None:
         self._close()
@@ -211,6 +211,8 @@ class Runner:
             for name, (kind, options) in sinks.items()
         ]
         self._follower: Child | None = None
+        self.flush: Callable[[], int] | None = None  # seals the journal's open segment: its number
+        self._flushed = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sinks", daemon=True)
 
@@ -236,12 +238,26 @@ class Runner:
         self._thread.start()
 
     def _watch(self) -> None:
-        while not self._stop.wait(_LOOK_SECONDS):
+        while not self._stop.wait(LOOK_SECONDS):
             for child in self._children:
                 try:
                     child.look(time.monotonic(), self.log)
                 except Exception as error:  # one sink's trouble is not the others'
                     self.log(f"{child.name}: {sentence(error)}")
+            if self._follower is not None:
+                self._flush()
+
+    def _flush(self) -> None:
+        """If the follower asks for it: what has come is in the lake without waiting for more."""
+        try:
+            asked = (self._home / "jobs" / "flush").stat().st_mtime_ns
+        except OSError:
+            return
+        if asked != self._flushed and self.flush is not None:
+            self._flushed = asked
+            through = self.flush()
+            for sink in self._sinks:
+                sink.hurry(through)
 
     def stop(self, drain_seconds: float = 0.0) -> None:
         """What is not stored by then stays in the journal, for the next time; nobody waits for a sink that

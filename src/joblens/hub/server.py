@@ -73,6 +73,7 @@ class Hub:
         listener = listen(self.settings.listen)
         self.receiver.start()
         self._sinks = make_runner(self.settings, self.home, self.log, self.receiver.identity)
+        self._sinks.flush = self.receiver.journal.flush
         self.pages.more = self._sinks.rows
         if self.settings.run_sinks:
             self._sinks.start()

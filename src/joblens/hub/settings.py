@@ -16,6 +16,7 @@ class JobsSettings(NamedTuple):
     """How jobs of the scheduler are followed."""
 
     poll_seconds: float = 30.0  # between two questions, each of which is about all jobs
+    ended_seconds: float = 8.0  # between two questions to accounting for what has just ended; 0: none
     wait_seconds: float = 600.0  # for samples of a job that has ended
     cluster: str = ""  # "": as the scheduler says
 
@@ -71,7 +72,7 @@ _LEAST = {
     "drain_seconds": 0.0,
 }
 SCHEDULERS = ("", "slurm", "flux", "pbs")
-_LEAST_OF_JOBS = {"poll_seconds": 0.2, "wait_seconds": 0.0}
+_LEAST_OF_JOBS = {"poll_seconds": 0.2, "ended_seconds": 0.0, "wait_seconds": 0.0}
 _MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.0, "drain_seconds": 86_400.0}
 
 

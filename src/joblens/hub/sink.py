@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import sys
 import threading
@@ -150,6 +151,17 @@ def check_options(name: str, table: Mapping[str, Any], path: str = "") -> tuple[
     return kind, {**known, **values}
 
 
+class Hurry:
+    """Up to which segment nothing waits for others: what the hub writes to a process that it has started."""
+
+    def __init__(self, through: float = 0.0) -> None:
+        self.through = through
+
+    def read(self, lines: list[bytes]) -> None:
+        """Each is a number, or empty for all segments that there will be."""
+        self.through = max([self.through, *(int(line) if line else math.inf for line in lines)])
+
+
 class Work:
     """One sink: takes what is there, tells how it is doing, waits longer after each failure."""
 
@@ -160,7 +172,7 @@ class Work:
         sink: Sink,
         log: Callable[[str], None],
         collect_seconds: float = 0.0,
-        hurry: threading.Event | None = None,
+        hurry: Hurry | None = None,
     ) -> None:
         """`collect_seconds`: so long segments wait for others, where the sink takes several at once."""
         self.place, self.kind, self.sink, self.log = place, kind, sink, log
@@ -170,7 +182,7 @@ class Work:
         self.failures = 0
         self._sound = False  # recover() has been called since the last failure
         self._told: tuple[Any, ...] = ()
-        self._hurry = hurry or threading.Event()
+        self._hurry = hurry or Hurry()
         wait = collect_seconds if isinstance(sink, GroupSink) else 0.0
         self._groups = Groups(place.folder / "group", place.hub, wait)
 
@@ -199,7 +211,8 @@ class Work:
 
     def _next(self) -> Group | None:
         waiting = [s for s in list_sealed(self.place.journal) if s.number > self.cursor.segment]
-        return self._groups.choose(waiting, self._hurry.is_set())
+        hurry = bool(waiting) and waiting[0].number <= self._hurry.through
+        return self._groups.choose(waiting, hurry)
 
     def _take(self, group: Group) -> None:
         with ExitStack() as stack:
@@ -296,8 +309,8 @@ def load_status(place: Place) -> dict[str, Any]:
 
 def main() -> int:
     """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
-    told = json.loads(sys.stdin.buffer.readline())
-    hurry = threading.Event()
+    told = read_first_line()
+    hurry = Hurry()
     threading.Thread(target=end_with_the_hub, args=(hurry,), daemon=True).start()
     place = Place(told["name"], Path(told["home"]), told["hub"])
     for folder in (place.cursor.parent, place.folder):
@@ -319,11 +332,21 @@ def _clear(place: Place) -> None:
             path.unlink(missing_ok=True)
 
 
-def end_with_the_hub(hurry: threading.Event | None = None) -> None:
-    """Of each process that a hub has started. Its input ends with the hub; anything in it means to hurry."""
-    while os.read(0, 1):
+def read_first_line() -> Any:
+    """What a process that a hub has started is told at first, and no byte more: a hurry may follow."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return json.loads(line)
+
+
+def end_with_the_hub(hurry: Hurry | None = None) -> None:
+    """Of each process that a hub has started. Its input ends with the hub."""
+    rest = b""
+    while data := os.read(0, 4096):
+        *lines, rest = (rest + data).split(b"\n")
         if hurry is not None:
-            hurry.set()
+            hurry.read(lines)
     os._exit(0)  # at any moment: what a crash may do, this may do
 
 

@@ -4,13 +4,15 @@ Each turn asks once which jobs wait and run, and once which have ended, whatever
 ended gets its record when the lake has the samples of all its nodes up to its end, or when they did not come
 in time; if they come later, the record is made again. What has a record is never forgotten and what has none
 is found again: accounting is asked from a moment on before which every job has one.
+
+Between two turns there are short steps, so that a record is there soon after the end: accounting is asked for
+what ended in the last minute, the hub to store what has come (joblens.hub.runner), and the lake for samples.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import sys
 import threading
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from joblens.errors import JoblensError, MalformedError, sentence
 from joblens.hub.limits import Notes
-from joblens.hub.sink import end_with_the_hub, log
+from joblens.hub.sink import end_with_the_hub, log, read_first_line
 from joblens.jobs.clocks import Clocks
 from joblens.jobs.facts import identity, never_started, start_of
 from joblens.jobs.finish import BATCH, Ended, finish
@@ -46,6 +48,10 @@ MOST_WAITING = 5000  # no further ones are asked for while so many wait
 MOST_AT_ONCE = 5 * BATCH  # are finished in one turn
 GIVE_UP = 3600.0  # on accounting, for a job that is gone
 LATE_KEPT = 7 * 86_400.0
+RECENT = 60.0  # of accounting that is asked for between two turns
+SHORT_STEP = 1.0  # between two looks at the lake
+SENT_SECONDS = 12.0  # after its end a job's samples are at the hub: agents send every 10 s
+FLUSH_EVERY = 3.0  # at most, however many jobs end
 _NEARLY = 60.0  # after so long, looks at the job itself that go almost to its end are enough
 _ALMOST = 2.0
 _CATCHING_UP = 6  # times as often while much is to be made up for
@@ -54,6 +60,7 @@ _NAMED = 5  # nodes in a sentence
 
 class Options(NamedTuple):
     poll_seconds: float = 30.0
+    ended_seconds: float = 8.0  # between two questions to accounting, where that is apart; 0: with the others
     wait_seconds: float = 600.0  # for samples that are still on their way
     cluster: str = ""  # "": as the scheduler says
 
@@ -100,9 +107,10 @@ class Follower:
         self._live: Sequence[JobFacts] = ()
         self._running: dict[_Run, JobFacts] = {}
         self._seen = 0.0
+        self._failed: set[Identity] = set()  # in this turn
         self._asked_back = self._began = clock()
         self._began_ns = time.time_ns()  # as records say when they were written
-        self._back = 0.0
+        self._back = self._asked = self._flushed = 0.0
         self._begin()
         # After a pause of a day the samples of jobs that ended meanwhile are a day old.
         self.newest = newest or Arrivals(Lake(home.lake), self.state.since)
@@ -129,6 +137,7 @@ class Follower:
     def step(self) -> float:
         """How many seconds to wait before the next one."""
         self.error = ""
+        self._failed.clear()
         now = self.clock()
         self._try("live", self._ask_live, now)
         self._try("ended", self._ask_ended, now)
@@ -139,6 +148,40 @@ class Follower:
         behind = len(self.waiting) > MOST_AT_ONCE or self._next < now - OVERLAP
         self._tell(now)
         return self.options.poll_seconds / (_CATCHING_UP if behind and not self.error else 1)
+
+    def short_step(self) -> None:
+        """Between two turns: jobs that have just ended, and samples that have come of those that wait."""
+        if not self.options.ended_seconds:
+            return
+        now = self.clock()
+        before = set(self.waiting)
+        if self._may_ask_again(now):
+            self._try("ended", self._ask_recent, now)
+        if self.waiting:
+            self._try("lake", self.newest.look)
+            self._try("finish", self._finish, now)
+        if before != set(self.waiting):
+            self._try("state", self._settle, now)
+            self._tell(now)
+        self._try("flush", self._flush, now)
+
+    def _may_ask_again(self, now: float) -> bool:
+        apart, behind = self.scheduler.accounting_apart, self._next < now - OVERLAP
+        due = not 0 <= now - self._asked < self.options.ended_seconds
+        return apart and due and not behind and not self.error and len(self.waiting) < MOST_WAITING
+
+    def _ask_recent(self, now: float) -> None:
+        self._asked = now
+        self._take(self._ask(lambda: self.scheduler.ended(now - RECENT, now)), now)
+
+    def _flush(self, now: float) -> None:
+        """Once for each job, when its nodes have sent their samples up to its end."""
+        ends = (float(it.job.end or 0.0) for it in self.waiting.values() if not never_started(it.job))
+        if now - self._flushed < FLUSH_EVERY:
+            return
+        if any(self._flushed < end + SENT_SECONDS <= now for end in ends):
+            self._flushed = now
+            self.state.ask_to_flush()
 
     def _try(self, what: str, do: Callable[..., None], *values: float) -> None:
         try:
@@ -188,6 +231,7 @@ class Follower:
     def _ask_ended(self, now: float) -> None:
         if len(self.waiting) >= MOST_WAITING:
             return
+        self._asked = now
         since = min(self._next, now - OVERLAP)
         until = min(now, since + WINDOW)
         told = self._ask(lambda: self.scheduler.ended(since, until))
@@ -254,6 +298,8 @@ class Follower:
         for key, it in self.waiting.items():
             if len(ready) >= MOST_AT_ONCE:
                 break
+            if key in self._failed:
+                continue
             missing = self._missing(it.job, now)
             if not missing or now - it.known_since >= self.options.wait_seconds:
                 ready[key] = Ended(it.job, self._problems(it.job, missing)), missing
@@ -276,6 +322,7 @@ class Follower:
     ) -> None:
         waited = self.waiting.pop(key, None)
         if failed:
+            self._failed.add(key)
             if waited:  # at the end of the queue, so that it holds back no other
                 self.waiting[key] = waited
             return
@@ -368,7 +415,7 @@ def digest_of(job: JobFacts) -> str:
 
 def main() -> int:
     """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
-    told = json.loads(sys.stdin.buffer.readline())
+    told = read_first_line()
     threading.Thread(target=end_with_the_hub, daemon=True).start()
     try:
         follow(told, log)
@@ -392,7 +439,10 @@ def follow(told: dict[str, Any], log: Log) -> NoReturn:
         while True:
             began = time.monotonic()
             wait = follower.step()
-            time.sleep(max(wait - (time.monotonic() - began), wait / 4))
+            until = max(began + wait, time.monotonic() + wait / 4)
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, SHORT_STEP))
+                follower.short_step()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     state.json    since when accounting has to be asked, and jobs that are gone but have no end yet
     late.json     jobs with a record to which samples are missing; it is made again when they come
     status.json   how it is doing, for people; of no use to the follower itself
+    flush         written anew when samples are waited for: the hub then stores what has come
     lock          held by the process, so that there are never two
 
 Which jobs have a record is not here: the records themselves say it, so that both cannot disagree.
@@ -83,6 +84,10 @@ class State:
         if self._saved.get(name) != data:
             write_whole(str(self.folder / name), data)
             self._saved[name] = data
+
+    def ask_to_flush(self) -> None:
+        """Raises OSError."""
+        write_quickly(str(self.folder / "flush"), b"")
 
     def tell(self, status: dict[str, Any]) -> None:
         with suppress(OSError):  # a full disk is told by the error itself, in the log

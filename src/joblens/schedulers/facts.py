@@ -83,6 +83,7 @@ class Scheduler(Protocol):
     """Each method is one call of a command, or two, whatever the number of jobs. Raises OutsideError."""
 
     name: str
+    accounting_apart: bool  # `ended` asks another daemon than `live`, and can be asked more often
 
     def live(self) -> Sequence[JobFacts]:
         """Those that wait or run now."""

@@ -46,6 +46,7 @@ _MOST_NODES = 65_536
 
 class Pbs:
     name = "pbs"
+    accounting_apart = False
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self.timeout = timeout

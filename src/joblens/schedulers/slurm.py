@@ -21,6 +21,7 @@ _ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RV,TO"
 
 class Slurm:
     name = "slurm"
+    accounting_apart = True  # sacct asks slurmdbd
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self.timeout = timeout
