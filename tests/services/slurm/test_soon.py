@@ -12,7 +12,7 @@ NEVER = 3600.0
 
 
 def test_record_without_waiting_for_the_next_turn(lab: Lab, watch: Watch) -> None:
-    """Agents send and accounting is asked as often as by default; squeue is not asked again, and nothing but a
+    """Agents send and accounting is asked as often as by default; squeue is not asked again, nothing but a
     flush brings samples to the lake. `tests/jobs/test_follow.py` adds up how long that can take."""
     for name, changes in {
         "etc/joblens.toml": {"period = 1.0": ""},
