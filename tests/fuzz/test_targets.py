@@ -57,15 +57,16 @@ def test_smoke(name: str) -> None:
         assert failure is None, f"{failure.what} with {data!r:.500}\n{failure.trace}"
 
 
-def test_a_failure_is_found_and_made_small(tmp_path: Path) -> None:
+def test_a_failure_is_found_and_made_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Foreign errors, too much time and too much memory are failures; an error of joblens is none."""
+    monkeypatch.setattr(engine, "SECONDS", 0.2)
 
     def run(data: bytes) -> None:
         if b"loop" in data:
             while True:
                 pass
         if b"fill" in data:
-            bytearray(600 << 20)[::4096] = b"x" * (600 << 8)
+            bytearray(200 << 20)[::4096] = b"x" * (200 << 8)
         b"x" in data and int(data)
 
     target = Target("made", run, lambda: [b"1"])
