@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.http import Request
+from joblens.agent.door import Door
+from joblens.agent.events import Events
+from joblens.agent.http import Request, Server
+from joblens.agent.knock import Knock, knock_path
 from joblens.agent.loop import Agent, Grid
 from joblens.agent.secrets import read_token
 from joblens.config import Settings
@@ -65,6 +68,25 @@ def test_process_metrics_on_request(tmp_path: Path) -> None:
     agent = Agent(Host(make_machine(tmp_path)), Settings(process_metrics=True), print)
     agent.sample()
     assert b'joblens_process_threads{cluster="node1",jobid="42",step="0"' in agent.render()
+
+
+def test_a_socket_that_another_agent_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried for every few seconds, and not at each tick: to look whose it is takes time."""
+    tried: list[int] = []
+    monkeypatch.setattr(Door, "open", lambda self: tried.append(1))
+    agent = Agent(Host(make_machine(tmp_path)), Settings(), print)
+    events = agent._events = Events(print)
+    agent._server = Server(events, ("127.0.0.1", 0), agent.answer)
+    knock = Knock(events, knock_path(agent.settings.attribution.job_files))
+    agent.door = Door(events, agent.sampler, lambda: False)
+    for _ in range(100):
+        agent._watch(knock)
+    assert len(tried) == 1
+    agent._watch_again = 0.0  # later
+    agent._watch(knock)
+    assert len(tried) == 2
+    agent._server.close()
+    events.close()
 
 
 def test_tokens(tmp_path: Path) -> None:
