@@ -40,11 +40,11 @@ OPTIONS: Mapping[str, Any] = {
 }
 # What waits in memory, and what of one set is decoded at once; more goes into further files. Taken again, a
 # segment must come to the same files, so what is in it alone decides: the memory is estimated from its bytes.
-_PENDING_BYTES = 64 << 20
-_SET_BYTES = 24 << 20
+_PENDING_BYTES = 40 << 20
+_SET_BYTES = 40 << 20
 _PER_TEXT_BYTE = 5  # bytes in memory for one of a description's JSON
 _MOST_PARTS = 50  # kinds of columns in one file
-_ENTRY_BYTES, _WORD = 300, 8
+_ENTRY_BYTES, _WORD, _CELL_BYTES = 300, 8, 16
 _RETAIN_SECONDS = 3600.0
 _Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
@@ -97,7 +97,9 @@ class _Pending:
             self._described.add(description.source)
             size += description.text_bytes * _PER_TEXT_BYTE
         self.bytes += size
-        self.decoded += packed.size * packed.ticks * _WORD
+        cells = len(description.keys) * len(description.schema.labels)
+        row = packed.size * _WORD + cells * _CELL_BYTES + description.text_bytes
+        self.decoded += row * packed.ticks
         return size
 
 
