@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
-import selectors
-import socket
 import tempfile
 import time
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.children import memory
+from bench.fleet import Fleet
 from bench.hub_process import AS_FAST_AS_THEY_CAN, cpu_by_process, running_hub, wait_until_stored
 from bench.interpreters import Interpreter
 from bench.messages import SETS, VALUES, Messages
+from bench.ordinary import COMPACTED, Ordinary, ordinary_load
 from bench.overload import NODES, QUEUE, Found, overload
 from bench.peers import size_of
 from bench.table import Line, Section, at_most
@@ -24,6 +22,8 @@ _FULL_SECONDS, _FULL_NODES, _FULL_TICKS = 15.0, 64, 10
 _CALM_SECONDS, _CALM_NODES = 15.0, 1000
 _BOTH_SECONDS, _BOTH_NODES, _BOTH_RATE = 8.0, 64, 1.0
 _LDMS_BYTES = 7.0
+_ORDINARY = ((64, 100.0, 1.1), (1000, 70.0, 15.0))  # agents, seconds, and what they may take of a core
+_GOAL_PEAK = 300e6
 _GOAL_RATE, _GOAL_CPU, _GOAL_MEMORY = 100e3, 8e-6, 2.0
 
 
@@ -63,7 +63,26 @@ def measure_hub(pythons: list[Interpreter]) -> list[Section]:
         f"{full.refused + calm.refused} batches were refused or not answered",
     ]
     title = "Hub, updates of a set per second, and what one costs; bytes: yardstick LDMS' CSV, quoted"
-    return [Section(title, lines, notes), _describe(overload(python))]
+    ordinary = [ordinary_load(python, nodes, seconds) for nodes, seconds, _ in _ORDINARY]
+    return [Section(title, lines, notes), _describe_ordinary(ordinary), _describe(overload(python))]
+
+
+def _describe_ordinary(found: list[Ordinary]) -> Section:
+    lines = []
+    for it, (nodes, _, goal) in zip(found, _ORDINARY):
+        lines += [
+            at_most(f"{nodes} agents, of a core", "own", "percent", [it.percent], most=goal),
+            at_most("of that, the hub itself", "own", "percent", [it.hub]),
+            at_most("of that, the lake sink", "own", "percent", [it.sink]),
+            at_most("of that, compaction", "own", "percent", [it.compaction]),
+            at_most("memory of the largest process", "own", "bytes", [it.peak], most=_GOAL_PEAK),
+        ]
+    notes = [
+        "agents and hub with default settings: all sets of this machine each second, a batch of 10 s each",
+        "each batch at a whole second, as agents send it, and up to 50 ms later",
+        f"compaction: of {COMPACTED} segments, that is {COMPACTED // 2} minutes, after the agents have ended",
+    ]
+    return Section("Hub under ordinary load", lines, notes)
 
 
 def _describe(found: Found) -> Section:
@@ -102,7 +121,7 @@ def _sizes(python: str) -> tuple[float, float]:
         sinks = ["[hub.sinks.lake]", "[hub.sinks.csv]", f'root = "{folder / "tree"}"']
         messages = Messages(_FULL_TICKS, jobs=True)
         with running_hub(python, folder, *AS_FAST_AS_THEY_CAN, *sinks) as (_, port):
-            answered, _ = _Fleet(messages, _BOTH_NODES, port, _BOTH_RATE).send(_BOTH_SECONDS)
+            answered, _ = Fleet(messages, _BOTH_NODES, port, _BOTH_RATE).send(_BOTH_SECONDS)
             wait_until_stored(folder)
         values = answered * messages.updates * VALUES
         lake = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
@@ -126,7 +145,7 @@ def _run(python: str, messages: Messages, nodes: int, seconds: float, rate: floa
     ):
         before = cpu_by_process(pid)
         begin = time.monotonic()
-        answered, refused = _Fleet(messages, nodes, port, rate).send(seconds)
+        answered, refused = Fleet(messages, nodes, port, rate).send(seconds)
         sent = time.monotonic() - begin
         wait_until_stored(Path(name))
         stored = time.monotonic() - begin
@@ -141,68 +160,3 @@ def _run(python: str, messages: Messages, nodes: int, seconds: float, rate: floa
             sum(used.values()),
             max(memory(child).peak for child in after),
         )
-
-
-class _Fleet:
-    """Senders with one connection each, that wait for the answer before they send the next."""
-
-    def __init__(self, messages: Messages, nodes: int, port: int, rate: float) -> None:
-        self.messages, self.period = messages, 1 / rate if rate else 0.0
-        self.selector = selectors.DefaultSelector()
-        self.sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(nodes)]
-        for node, it in enumerate(self.sockets):
-            it.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.selector.register(it, selectors.EVENT_READ, node)
-        self.sequences = [0] * nodes
-        self.answered = self.refused = self.under_way = 0
-
-    def send(self, seconds: float) -> tuple[int, int]:
-        """Batches acknowledged, and not."""
-        begin = time.monotonic()
-        due = [(begin + self._first(node), node) for node in range(len(self.sockets))]
-        heapq.heapify(due)
-        while time.monotonic() < begin + seconds:
-            self._send_due(due)
-            wait = due[0][0] - time.monotonic() if due and self.period else seconds
-            for node in self._answers(max(min(wait, begin + seconds - time.monotonic()), 0.0)):
-                if not self.period:
-                    self._send(node)
-        deadline = time.monotonic() + 10
-        while self.under_way and time.monotonic() < deadline:
-            self._answers(0.1)
-        for it in self.sockets:
-            it.close()
-        return self.answered, self.refused + self.under_way
-
-    def _first(self, node: int) -> float:
-        """Seconds until its first batch. Agents sample at whole seconds, and which of these ends a period is
-        decided by the node's name; how long each needs to sample is spread here over 50 ms."""
-        if self.period < 2.0:
-            return node * self.period / len(self.sockets)
-        digest = zlib.crc32(b"bench\0n%d" % node)
-        return digest % int(self.period) + digest // 1000 % 50 / 1000
-
-    def _send_due(self, due: list[tuple[float, int]]) -> None:
-        while due and due[0][0] <= time.monotonic():
-            moment, node = heapq.heappop(due)
-            self._send(node)
-            if self.period:
-                heapq.heappush(due, (moment + self.period, node))
-
-    def _send(self, node: int) -> None:
-        self.sockets[node].sendall(self.messages.request(node, self.sequences[node]))
-        self.sequences[node] += 1
-        self.under_way += 1
-
-    def _answers(self, wait: float) -> list[int]:
-        found = []
-        for key, _ in self.selector.select(wait):
-            answer = self.sockets[key.data].recv(1 << 16)
-            self.under_way -= 1
-            if b" 200 " in answer[:20]:
-                self.answered += 1
-                found.append(key.data)
-            else:
-                self.refused += 1
-                self.selector.unregister(self.sockets[key.data])
-        return found

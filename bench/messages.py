@@ -65,7 +65,7 @@ class AgentMessages(Messages):
         batch, self._bodies, now = Batch(), [[]], (int(time.time()) - _EACH * _PERIOD) * 10**9
         for tick in range(_EACH * _PERIOD):
             samples = sampler.sample(tick)
-            batch.add([sample._replace(time_ns=now + tick * 10**9) for sample in samples])
+            batch.add([Sample(now + tick * 10**9, _of_any_node(sample.rows)) for sample in samples])
             if tick % _PERIOD == _PERIOD - 1:
                 self._bodies[0].append(_without_header(batch.encode({})))
             time.sleep(_LOOK_SECONDS)
@@ -93,6 +93,13 @@ def _make_bodies(chance: random.Random, ticks: int) -> list[bytes]:
                 batch.add([Sample(now, Rows(schema, NO_KEY, values[number]))])
         found.append(_without_header(batch.encode({})))
     return found
+
+
+def _of_any_node(rows: Rows) -> Rows:
+    """Rows that do not name a node are of the one that sends them."""
+    places = [place for place, label in enumerate(rows.schema.labels) if label in ("cluster", "node")]
+    keys = (tuple("" if place in places else it for place, it in enumerate(key)) for key in rows.keys)
+    return rows._replace(keys=tuple(keys)) if places else rows
 
 
 def _without_header(message: bytes) -> bytes:

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 from bench.children import WrongError, connect, memory, scrape
 from bench.hub_process import running_hub
 from bench.messages import Messages
+from joblens.hub.entries import pack_head
+from joblens.hub.seen import Batch
 
 NODES, TICKS, CALM_SECONDS, SECONDS = 500, 30, 6.0, 15.0
 QUEUE, JOURNAL, SEGMENT, RATE = 2 << 20, 32 << 20, 4 << 20, 8_000
-_RECORD = 16  # bytes of the journal around a batch
 _PATIENCE = 30.0
 _LENGTH = re.compile(rb"Content-Length: ([0-9]+)")
 _SETTINGS = (
@@ -111,7 +112,10 @@ class _Sender:
         self.sequence += 1
         gaps = [[*self.lost, 0, 0, "spool full"]] if self.lost else []
         message = messages.request(self.number, self.sequence, gaps)
-        self.size = len(message) - message.index(b"\r\n\r\n") - 4 + _RECORD
+        head = pack_head(
+            Batch("bench", f"n{self.number}", "b", self.sequence), 0, b""
+        )  # as the journal has it
+        self.size = len(message) - message.index(b"\r\n\r\n") - 4 + len(head)
         self.socket.sendall(message)
 
     def answer(self) -> int:
