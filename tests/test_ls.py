@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
@@ -252,3 +253,27 @@ def test_any_names(sets: list[tuple[Any, ...]], jobs: list[tuple[Any, ...]]) -> 
         for shown in render(normalise(found), verbose):
             assert shown.isprintable()
     assert ls.render_csv(normalise(found)).startswith("cluster,node,set,")
+
+
+def test_the_token_of_this_machines_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found where the settings name it, and goes to that hub and that agent only."""
+    for name in ("hub", "agent"):
+        (tmp_path / name).touch(0o600)
+    config = tmp_path / "joblens.toml"
+    config.write_text(
+        f'token_file = "{tmp_path}/agent"\n[hub]\nlisten = "0.0.0.0:9478"\ntoken_file = "{tmp_path}/hub"\n'
+    )
+    monkeypatch.setenv("JOBLENS_CONFIG", str(config))
+
+    def given(*words: str) -> list[str | None]:
+        parser = argparse.ArgumentParser()
+        pages.add_arguments(parser)
+        return [place.token_file for place in pages.find_places(parser.parse_args(words))]
+
+    assert given() == [str(tmp_path / "hub"), str(tmp_path / "agent")]
+    assert given("[::1]:9478") == [str(tmp_path / "hub")]
+    assert given("127.0.0.1:9479", "--token-file", "/mine") == ["/mine"]
+    for other in ("127.0.0.1:9999", "hub.example.org:9478", "https://192.0.2.1:9478"):
+        assert given(other) == [None]
+    (tmp_path / "hub").unlink()
+    assert given("127.0.0.1:9478") == [None]

@@ -96,7 +96,7 @@ def test_one_connection_two_nodes(hub: Hub) -> None:
     with Sender(hub.port) as sender:
         for node, sequence in (("n1", 1), ("n2", 1), ("n1", 2)):
             assert sender.send(make_batch(sequence, node)).status == 200
-        assert sender.send(make_batch(2, "n2"), sign_batch(make_batch(9) + b"x")).status == 401
+        assert sender.send(make_batch(2, "n2"), sign_batch(make_batch(9) + b"x" * 1000)).status == 401
     assert stored(hub.home) == {("n1", 1): 1, ("n2", 1): 1, ("n1", 2): 1}
 
 

@@ -1,4 +1,4 @@
-"""How much the hub takes, from one sender and from all, and how often it says the same."""
+"""How much the hub takes, from one sender, from all and from strangers, and how often it says the same."""
 
 from __future__ import annotations
 
