@@ -214,6 +214,24 @@ def test_other_columns(home: Home, tmp_path: Path) -> None:
     assert (found["7"]["job"]["cluster"], found["7"]["used"]["cpu_seconds"]) == ("bear", None)
 
 
+def test_only_the_total_of_cpu_time(home: Home, tmp_path: Path) -> None:
+    """User's and system's time were not asked for: what both are together is the job's CPU time."""
+    text = "JobID|JobName|State|Start|End|TotalCPU|AllocCPUS\n"
+    text += "7|a|COMPLETED|2023-11-14T22:13:20|2023-11-14T22:14:20|01:30.500|4\n"
+    text += "8|b|COMPLETED|2023-11-14T22:13:20|2023-11-14T22:14:20|00:00:00|4\n"  # as `sacct -X` has it
+    (tmp_path / "past").write_text(text)
+    assert import_files(home, [tmp_path / "past"], "fox").problems == []
+    used = {id: it["used"] for id, it in jobs(home).items()}
+    catalog = Catalog(home)
+    listed = {it["id"]: it["cpu_seconds"] for it in catalog.jobs(JobFilter())}
+    catalog.close()
+    assert (used["7"]["cpu_seconds"], used["7"]["cpu_seconds_exact"]) == (90.5, 90.5)
+    assert used["7"]["cores_mean"] == pytest.approx(90.5 / 60)
+    assert (used["7"]["user_seconds"], used["7"]["system_seconds"]) == (None, None)
+    assert used["8"]["cpu_seconds"] is None
+    assert listed == {"7": 90.5, "8": None}
+
+
 def test_json_and_gzip(home: Home, tmp_path: Path) -> None:
     job = {
         "job_id": 12,

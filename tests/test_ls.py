@@ -4,9 +4,10 @@ import argparse
 import csv
 import io
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,44 @@ def test_a_server_that_is_something_else(capsys: pytest.CaptureFixture[str], fou
     assert said.out == ""
     assert said.err.startswith(f"joblens: {address} answers otherwise than joblens does: ")
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+def test_a_server_without_such_a_page(capsys: pytest.CaptureFixture[str], status: int) -> None:
+    """What it says of it is not shown: it may be a whole page."""
+    with answering(status, b"<html>\n<body>\nnot here\n") as address:
+        assert main(["ls", address]) == 3
+        assert main(["top", "--once", address]) == 3
+    said = capsys.readouterr()
+    start = f"joblens: {address} answers otherwise than joblens does: HTTP status {status}"
+    assert [line.startswith(start) for line in said.err.splitlines()] == [True, True]
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\x15\x03\x01\x00\x02\x02\x46"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_server_that_speaks_something_else(
+    capsys: pytest.CaptureFixture[str], scheme: str, answer: bytes | None
+) -> None:
+    """It closes at once, or after the question, or speaks SSH or TLS: one sentence, no odd characters."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            channel, _ = listener.accept()
+            with channel, suppress(OSError):
+                if answer is not None:
+                    channel.recv(10_000)
+                    channel.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        assert main(["ls", "--hub", address]) == 3
+        thread.join()
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("joblens: ")
+    assert address in said.err
+    assert "?" not in said.err
 
 
 def test_a_server_that_refuses(capsys: pytest.CaptureFixture[str]) -> None:

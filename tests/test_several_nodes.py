@@ -338,3 +338,23 @@ def test_on_another_axis(parts: Sequence[tuple[float, float | None]], steps: lis
         found = fold(stretches, sums(steps))
         assert len(found) == len(steps)
         assert all(v is None or min(known) - 1e-9 <= v <= max(known) + 1e-9 for v in found)
+
+
+@pytest.mark.parametrize("dark", [("c1", "c2", "c3"), ("c2",)], ids=["all", "one"])
+def test_no_line_across_a_gap(readers: Readers, dark: tuple[str, ...]) -> None:
+    """What is not known of all nodes, or of one of three, is not known of the job."""
+    looks = [
+        Look(node, second, 2.0 * second, GIB)
+        for node in ("c1", "c2", "c3")
+        for second in range(1, 61)
+        if node not in dark or not 20 < second < 40
+    ]
+    record = summaries(readers(looks), FACTS, END)
+    for point in record["timeline"]:
+        begin, end = point["start"] - START, point["end"] - START
+        if begin >= 21 and end <= 39:
+            assert (point["cores"], point["memory"], point["threads"]) == (None, None, None)
+        elif end <= 20 or begin >= 40:
+            assert (point["memory"], point["threads"]) == (3 * GIB, 9)
+    lines = [line for line in render_report(record, Style(False)).splitlines() if line.startswith(" memory")]
+    assert lines[0][9:65].strip().count(" ") in range(16, 20), lines

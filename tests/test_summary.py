@@ -9,6 +9,8 @@ from joblens.analysis.points import make_points
 from joblens.analysis.summary import summarise
 from joblens.analysis.used import find_memory_peak
 from joblens.analysis.view import Point
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.store.reader import NO_LABELS, Break, ProcessUse, Series, Span
 
 MIB = 1 << 20
@@ -161,7 +163,8 @@ def test_points_begin_with_the_job() -> None:
     """A job's counters are zero at its start; what comes behind its end is no stretch of it."""
     series = Series([1.0, 2.0, 9.0, 9.5], {"cpu_seconds": [1.0, 3.0, 4.0, 4.0]}, {}, {})
     found = make_points(0.0, 9.0, series, longest=5)
-    assert [(p.start, p.end, p.cores) for p in found] == [(0, 1, 1), (1, 2, 2), (2, 9, None)]
+    known = [(p.start, p.end, p.cores) for p in found]
+    assert known == [(0, 1, 1), (1, 2, 2), (2, 9 - 5 / 3, None), (9 - 5 / 3, 9, None)]
 
 
 def test_the_last_stretch() -> None:
@@ -173,7 +176,23 @@ def test_the_last_stretch() -> None:
     found = make_points(0.0, 3.0, Series([1.0, 2.0, 3.0], last, {}, sizes), longest=2)
     assert [(p.memory, p.threads, p.processes) for p in found] == [(5, 1, 1), (7, 4, 2), (6, 4, 2)]
     found = make_points(0.0, 9.0, Series([1.0, 2.0, 9.0], last, {}, sizes), longest=2)
-    assert [(p.memory, p.threads, p.processes) for p in found] == [(5, 1, 1), (7, 4, 2), (None, 0, 0)]
+    known = [(p.memory, p.threads, p.processes) for p in found]
+    assert known == [(5, 1, 1), (7, 4, 2), (None, None, None), (None, 0, 0)]
+
+
+def test_no_line_across_a_gap() -> None:
+    """Of memory and threads nothing is known there, though it is at its end."""
+    times = [*range(101, 140), *range(180, 221)]
+    record = summarise(FACTS, {**END, "end": 220.0}, Samples(times))
+    assert record["gaps"] == [{"from": 139.0, "to": 180.0}]
+    inside = [it for it in record["timeline"] if it["start"] >= 139 and it["end"] < 180]
+    assert inside
+    assert {it[name] for it in inside for name in ("cores", "memory", "read", "threads")} == {None}
+    text = render_report(record, Style(False))
+    for title in ("CPU", "memory", "threads"):
+        line = [line for line in text.splitlines() if line.startswith(f" {title:<8}")][-1][9:65]
+        before, gap, after = line[:19], line[19:36], line[37:]
+        assert (gap.strip(), " " in before, " " in after) == ("", False, False), line
 
 
 def test_a_peak_is_no_less_than_the_mean() -> None:

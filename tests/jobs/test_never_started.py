@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 
 import pytest
 
+from joblens.cli import main
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
 from joblens.reports.style import Style
@@ -68,5 +71,30 @@ def test_how_it_is_told(tmp_path: Path) -> None:
             assert wrong not in text, text
         (line,) = [line for line in lines if line.split()[0] == listed[id]["shown_id"]]
         assert "µs" not in line
+        assert "no start, ended 1970-01-01" in text
     assert "before it started" not in reports["9"]["verdict"]
     assert "totals from the kernel" not in render_report(reports["9"], Style(False))
+
+
+def test_no_start_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a listing as table, CSV and JSON, and in the record's JSON; one of no time at all has one."""
+    monkeypatch.setenv("JOBLENS_HOME", str(tmp_path / "store"))
+    (tmp_path / "past").write_text("\n".join([HEADER, *ROWS, RAN]) + "\n")
+    assert main(["import", "sacct", "--cluster", "fox", str(tmp_path / "past")]) == 0
+    capsys.readouterr()
+
+    def out(*words: str) -> str:
+        assert main(list(words)) == 0
+        return capsys.readouterr().out
+
+    listed = {it["id"]: (it["start"], it["end"]) for it in json.loads(out("jobs", "--json"))}
+    assert listed == {"6": (None, 1005.0), "7": (None, 1003.0), "8": (None, 1003.0), "9": (1003.0, 1003.0)}
+    table = {line.split()[0]: line.split()[1] for line in out("jobs").splitlines()[1:]}
+    assert (table["6"], table["7"], table["9"]) == ("-", "-", "01")
+    rows = {it["id"]: it["start"] for it in csv.DictReader(out("jobs", "--csv").splitlines())}
+    assert (rows["6"], float(rows["9"])) == ("", 1003.0)
+    found = json.loads(out("job", "6", "--json"))["job"]
+    assert (found["start"], found["end"], found["state"]) == (None, 1005.0, "CANCELLED")
+    assert json.loads(out("job", "9", "--json"))["job"]["start"] == 1003.0

@@ -418,3 +418,22 @@ def test_little_is_not_drawn() -> None:
         record = {**RECORDS["ordinary"], "used": {**RECORDS["ordinary"]["used"], "read_bytes": total}}
         lines = render_timeline(record, Style(False))
         assert any(line.startswith(" read ") for line in lines) is drawn
+
+
+def test_which_figure_is_whose() -> None:
+    """Beside the CPU time of a scheduler's job stands where it comes from, in any width."""
+    record = RECORDS["three-nodes"]
+    used = {**record["used"], "cpu_seconds": 2400.0}
+    cases = {
+        "totals from accounting": {**used, "cpu_seconds_exact": 2400.0},
+        "sampled; accounting has 30 min": {**used, "cpu_seconds_exact": 1800.0},
+        "sampled": {**used, "cpu_seconds_exact": None},
+    }
+    for words, figures in cases.items():
+        for width in (50, 80, 200):
+            text = render_report({**record, "used": figures}, Style(False, width))
+            lines = text.splitlines()
+            (row,) = [number for number, line in enumerate(lines) if line.startswith(" CPU time")]
+            told = " ".join(" ".join(lines[row : lines.index("", row)]).split())
+            assert f"40 min {words}" in told, (width, told)
+            assert text.count("accounting") == words.count("accounting")

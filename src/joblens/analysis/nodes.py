@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import sub
 from typing import Any, NamedTuple
 
-from joblens.analysis.points import make_points, steady
+from joblens.analysis.points import longest_stretch, make_points, steady
 from joblens.analysis.rates import gaps
 from joblens.analysis.view import Point
 from joblens.store.reader import Break, Reader, Series, Span
@@ -82,7 +82,7 @@ def find_nodes(
     between = max(interval, *(_typical(times) for times in seen.values()), 0.0)
     split = reader.split(span, "job", ("node",), (*COUNTERS, *LEVELS), most)
     breaks = reader.breaks(span, "job", COUNTERS, 1.5 * between)
-    longest = max(3 * between, 3 * (finish - span.start) / most, 1.0)
+    longest = longest_stretch(between, finish - span.start, most)
     found = [
         _node(
             node, span.start, finish, split.get((node,)), breaks.get(node, []), seen.get(node, []),

@@ -10,10 +10,19 @@ from joblens.store.reader import Series
 
 # In 20 ms one tick of the kernel's clock is half a core: shorter stretches say nothing about cores.
 _STEADY_SECONDS = 0.25
+_UNKNOWN = (None,) * (len(Point._fields) - 2)
+
+
+def longest_stretch(interval: float, seconds: float, most: int) -> float:
+    """Between two moments at which something is known, of so many in so many seconds: else it is a gap."""
+    return max(3 * interval, 1.5 * seconds / most, 1.0)
 
 
 def make_points(start: float, end: float, series: Series, longest: float) -> list[Point]:
-    """Each from one moment to the next. A job's counters are zero at its start, so that is the first."""
+    """Each from one moment to the next. A job's counters are zero at its start, so that is the first.
+
+    Of a stretch longer than `longest` nothing is known but what was seen at its end.
+    """
     if not series.times:
         return []
     times = [start, *series.times]
@@ -40,11 +49,17 @@ def make_points(start: float, end: float, series: Series, longest: float) -> lis
         rate("run_delay_seconds"),
         series.mean.get("blocked") or unknown,
     )
-    return [
-        Point._make([times[n], times[n + 1], *(column[n] for column in columns)])
-        for n in range(len(series.times))
-        if times[n] < times[n + 1] and times[n] < end
-    ]
+    found = []
+    for n in range(len(series.times)):
+        begin = times[n]
+        if begin >= times[n + 1] or begin >= end:
+            continue
+        if times[n + 1] - begin > longest:
+            begin = times[n + 1] - longest / 3
+            found.append(Point(times[n], begin, *_UNKNOWN))
+        if begin < end:
+            found.append(Point._make([begin, times[n + 1], *(column[n] for column in columns)]))
+    return found
 
 
 def steady(points: Iterable[Point]) -> list[Point]:

@@ -15,7 +15,7 @@ from joblens.analysis.gpus import find_gpus, sum_up
 from joblens.analysis.marks import Stretch, find_foms, find_marks, within
 from joblens.analysis.node import find_idle_cores, find_traffic
 from joblens.analysis.nodes import COUNTERS, LEVELS, NodeUse, Whole, find_nodes
-from joblens.analysis.points import make_points
+from joblens.analysis.points import longest_stretch, make_points
 from joblens.analysis.processes import plain_processes, used_between, used_since_seen
 from joblens.analysis.rates import gaps
 from joblens.analysis.used import find_used
@@ -47,7 +47,7 @@ def summarise(
     whole, start, span, finish = seen.whole, seen.start, seen.whole.span, seen.whole.finish
     totals = {} if part else (end or {}).get("totals") or {}
     job, asked, used = _job(facts, end, start, finish), _asked(facts), _used(seen, totals, reader)
-    gpus = find_gpus(reader, span, _POINTS, max(3 * interval, 3 * (finish - start) / _POINTS, 1.0))
+    gpus = find_gpus(reader, span, _POINTS, longest_stretch(interval, finish - start, _POINTS))
     if gpus:
         asked |= {"gpus": asked["gpus"] or sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
         used |= sum_up(gpus)
@@ -162,7 +162,7 @@ def _on_one(
     finish = float(end["end"]) if end else (looked or [float(facts.get("known_until") or start)])[-1]
     span = Span(facts["id"], start, max(finish, start) + 1.0)
     series = reader.series(span, "job", _JOB_COLUMNS, most)
-    points = make_points(start, finish, series, max(3 * interval, 3 * (finish - start) / most, 1.0))
+    points = make_points(start, finish, series, longest_stretch(interval, finish - start, most))
     holes = gaps(looked, start, finish, max(3 * interval, 0.5))
     only = NodeUse(str(facts.get("node") or ""), series, points, looked, holes)
     return Whole(span, finish, [only], looked, series, points, holes)

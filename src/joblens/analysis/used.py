@@ -22,7 +22,8 @@ def find_used(
 ) -> dict[str, Any]:
     """Both are bounds from below (the kernel does not count who was not waited for): the larger holds."""
     io = totals.get("io") or {}
-    exact = (totals.get("user_seconds") or 0.0) + (totals.get("system_seconds") or 0.0) if totals else None
+    both = (totals.get("user_seconds") or 0.0) + (totals.get("system_seconds") or 0.0)
+    exact = _largest(both, totals.get("cpu_seconds")) if totals else None
     cpu = _largest(exact, _last(series, "cpu_seconds"))
     peak = find_memory_peak(totals.get("largest_rss_bytes"), points, processes)
     cores = cpu / duration if cpu is not None and duration > 0 else None

@@ -64,13 +64,22 @@ def run(options: argparse.Namespace) -> int:
             tell(store.problems + problems)
     record |= _number(record["job"], runs)
     if options.json:
-        write(json.dumps(record, indent=2) + "\n")
+        write(json.dumps(_shown(record), indent=2) + "\n")
     else:
         from joblens.reports.style import Style
         from joblens.reports.text import render_report
 
         write(render_report(record, Style.of(sys.stdout)))
     return 0
+
+
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    """In the store a job that never started is known by its end."""
+    from joblens.analysis.view import never_started
+
+    if not never_started(record["job"]):
+        return record
+    return {**record, "job": {**record["job"], "start": None}}
 
 
 def _settle(name: str) -> JobFacts | None:

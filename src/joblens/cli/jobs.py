@@ -87,9 +87,10 @@ def run(options: argparse.Namespace) -> int:
     )
     problems: list[str] = []
     with Store(progress=progress("days of records")) as store:
-        found = add_live(store.home, wanted, store.jobs(wanted), problems, more=_sessions(store.home))
-        empty = not found and not store.jobs(limit=1)
+        listed = add_live(store.home, wanted, store.jobs(wanted), problems, more=_sessions(store.home))
+        empty = not listed and not store.jobs(limit=1)
         tell(store.problems + problems)
+    found = [it | {"start": None} if _never_started(it) else it for it in listed]
     if options.json:
         write(json.dumps(found, indent=2) + "\n")
     elif options.csv:
@@ -158,10 +159,14 @@ def _known(value: Any, show: Any) -> str:
     return "-" if value is None else str(show(value))
 
 
+def _never_started(job: dict[str, Any]) -> bool:
+    """In the store it is known by its end."""
+    return not job["node"] and not job["duration_seconds"]
+
+
 def _took(job: dict[str, Any]) -> str:
     """Nothing of a job that was never given a node."""
-    never = not job["node"] and not job["duration_seconds"]
-    return "-" if never else _known(job["duration_seconds"], render_seconds)
+    return "-" if _never_started(job) else _known(job["duration_seconds"], render_seconds)
 
 
 def _state(job: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from joblens import csv_cells
 from joblens.cli import pages
 from joblens.cli.table import plain, render_table, write
-from joblens.errors import ServerError
 from joblens.units import render_bytes, render_seconds
 
 EXAMPLE = """example:
@@ -44,8 +43,8 @@ def run(options: argparse.Namespace) -> int:
     place, found = pages.ask_first(pages.find_places(options), "/sets")
     try:
         text = show(select(normalise(found), options.node, options.job, options.user), options)
-    except _WRONG as error:
-        raise ServerError(f"{place.name} answers otherwise than joblens does") from error
+    except _WRONG:
+        raise pages.other_answer(place, "no list of sets and jobs") from None
     write(text)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 
 from joblens.cli.hub import load_hub
@@ -19,6 +19,7 @@ AGENT = Settings().listen
 HUB = "127.0.0.1:9478"
 _TIMEOUT = 10.0
 _LARGEST = 1 << 28
+_NOT_ALLOWED = (401, 403)  # what a hub or agent answers who has no token
 
 
 class Place(NamedTuple):
@@ -108,6 +109,11 @@ def ask_first(places: list[Place], path: str) -> tuple[Place, Any]:
     raise ServerError("; ".join(silent) + hint)
 
 
+def other_answer(place: Place, what: str) -> ServerError:
+    """Something is there, and it is no hub or agent."""
+    return ServerError(f"{place.name} answers otherwise than joblens does: {what}")
+
+
 def ask(place: Place, path: str) -> Any:
     """What the page says, as plain data. Raises NobodyError, ServerError or UsageError."""
     connection = _connect(place)
@@ -119,12 +125,18 @@ def ask(place: Place, path: str) -> Any:
         connection.request("GET", place.url.path + path, headers=_headers(place))
         answer = connection.getresponse()
         body = answer.read(_LARGEST)
-        if answer.status != 200:
-            words = body[:1000].decode("utf-8", "replace").strip()
+        if answer.status in _NOT_ALLOWED:
+            words = body[:1000].decode("utf-8", "replace").strip().partition("\n")[0]
             raise UsageError(f"{place.name} answers: {words or answer.status}")
+        if answer.status != 200:
+            raise other_answer(place, f"HTTP status {answer.status} {answer.reason}".rstrip())
         return json.loads(body)
-    except (OSError, HTTPException, ValueError, RecursionError) as error:
-        raise ServerError(f"{place.name} answers otherwise than joblens does: {sentence(error)}") from None
+    except (ValueError, RecursionError):
+        raise other_answer(place, "no JSON") from None
+    except BadStatusLine:
+        raise other_answer(place, "no HTTP, or HTTPS is needed") from None
+    except (OSError, HTTPException) as error:
+        raise other_answer(place, sentence(error)) from None
     finally:
         connection.close()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from joblens.analysis.live import Live
 from joblens.cli import pages
 from joblens.cli.table import write
-from joblens.errors import JoblensError, ServerError, UsageError, sentence
+from joblens.errors import JoblensError, UsageError, sentence
 from joblens.reports.panel import Look
 from joblens.reports.style import knows_blocks
 from joblens.reports.top import BOTH, JOBS, NODES, SORTS, View, choose, render_screen, render_tables
@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
 def _take(live: Live, place: pages.Place, page: Any) -> None:
     try:
         live.take(page)
-    except _WRONG as error:
-        raise ServerError(f"{place.name} answers otherwise than joblens does") from error
+    except _WRONG:
+        raise pages.other_answer(place, "no figures of nodes and jobs") from None
 
 
 def _print(live: Live, place: pages.Place, options: argparse.Namespace) -> int:

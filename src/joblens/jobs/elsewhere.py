@@ -45,7 +45,9 @@ def told_by_scheduler(job: JobFacts) -> Told:
 def told_by_record(record: dict[str, Any]) -> Told:
     """With what accounting has told: samples of a server are no reason to forget it."""
     facts, over = told_by(record)
+    facts["time_limit_seconds"] = record["asked"].get("time_seconds")
     known = {name: record["used"].get(name) for name in ("user_seconds", "system_seconds")}
+    known["cpu_seconds"] = record["used"].get("cpu_seconds_exact")
     return Told(facts, {**over, "totals": {name: it for name, it in known.items() if it is not None}})
 
 

@@ -72,7 +72,7 @@ def end_of(job: JobFacts, problems: list[str]) -> dict[str, Any]:
         "problems": problems,
         "totals": {
             name: value
-            for name in ("user_seconds", "system_seconds")
+            for name in ("user_seconds", "system_seconds", "cpu_seconds")
             if (value := getattr(job, name)) is not None
         },
         "steps": [_step(step) for step in job.steps],

@@ -61,16 +61,22 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     where = name_nodes(job["nodes"]) if job.get("nodes") else job["node"] or ""
     first, *others = _fitted(["job " + plain(shown_id(job)), job["name"], job["user"], where], room)
     words = filter(None, [style(first, "bold"), *others, last[0], style(last[1], colour)])
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["start"]))
     tags = "".join(f"  {name}:{value}" for name, value in (job.get("tags") or {}).items())
     lines = ["  ".join(words), *wrap("", record["verdict"], style.width)]
     command = f" $ {job['command']}" if job["command"] else ""  # accounting need not tell it
-    lines += [style(plain(began + command, style.width), "dim")]
+    lines += [style(plain(_began(job) + command, style.width), "dim")]
     lines += [style(line, "yellow") for line in _cut(record, style.width)]
     lines += [style(line, "dim") for line in (*_runs(record, style.width), *_array(record, style.width))]
     queue = _queue(job)
     lines += [style(plain(queue, style.width), "dim")] if queue else []
     return lines + ([style(plain(f"tags{tags}", style.width), "dim")] if tags else [])
+
+
+def _began(job: dict[str, Any]) -> str:
+    """When, or of a job that never did until when it waited."""
+    never = job["end"] is not None and never_started(job)
+    word = "no start, ended " if never else ""
+    return word + time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["end"] if never else job["start"]))
 
 
 def _has_begun(job: dict[str, Any]) -> bool:
@@ -180,14 +186,29 @@ def _bars(record: dict[str, Any], style: Style) -> list[str]:
     for title, name in (("Read", "read_bytes"), ("Written", "written_bytes")):
         if used[name]:
             lines.append(_bar_line(title, "", render_bytes(used[name]), "", style))
-    cpu = _known(used["cpu_seconds"], render_seconds) or "unknown"
-    lines.append(_bar_line("CPU time", "", cpu, "", style))
+    lines += _cpu_time(record, style)
     energy = record.get("energy")
     if energy:
         carbon = energy["carbon_grams"]
         beside = "" if carbon is None else f"   {render_grams(carbon)} of CO₂"
         lines.append(_bar_line("Energy", "", render_joules(energy["joules"]), "", style) + beside)
     return [line.rstrip() for line in lines]
+
+
+def _cpu_time(record: dict[str, Any], style: Style) -> list[str]:
+    """With where it comes from: samples can have seen more than accounting has, and the larger holds."""
+    used = record["used"]
+    cpu, exact = used["cpu_seconds"], used.get("cpu_seconds_exact", used["cpu_seconds"])
+    line = _bar_line("CPU time", "", _known(cpu, render_seconds) or "unknown", "", style).rstrip()
+    if not _is_batch(record["job"]) or cpu is None:
+        return [line]
+    if exact is None or not record["data"]["exact"]:
+        source = "sampled"
+    elif cpu > exact:
+        source = f"sampled; accounting has {render_seconds(exact)}"
+    else:
+        source = "totals from accounting"
+    return wrap(line + "   ", source, style.width)
 
 
 def _gpu_bars(record: dict[str, Any], style: Style) -> list[str]:
@@ -342,7 +363,7 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def _amounts(record: dict[str, Any]) -> list[str]:
-    """`3 of 3 nodes, 170 of 180 samples, a gap of 10 s, totals from accounting`"""
+    """`3 of 3 nodes, 170 of 180 samples, a gap of 10 s`"""
     data, nodes = record["data"], record.get("nodes") or []
     is_batch = _is_batch(record["job"])
     expected = data.get("expected_samples")
@@ -360,8 +381,9 @@ def _amounts(record: dict[str, Any]) -> list[str]:
     missed = max((expected or 0) - (data["samples"] or 0), 0)
     none = f"{missed} missed" if missed else "no gap"
     words.append(several if len(found) > 1 else f"a gap of {lost}" if found else none)
-    source = "accounting" if is_batch else "the kernel"
-    return [*words, f"totals from {source}" if data["exact"] else "no exact totals"]
+    if not data["exact"]:
+        return [*words, "no exact totals"]
+    return words if is_batch else [*words, "totals from the kernel"]  # of accounting: beside its figure
 
 
 def _is_batch(job: dict[str, Any]) -> bool:

@@ -60,6 +60,7 @@ class JobFacts(NamedTuple):
     allocated: Resources = Resources()
     user_seconds: float | None = None  # of all steps, as accounting has it
     system_seconds: float | None = None
+    cpu_seconds: float | None = None  # both together, where accounting was asked for no more
     array_job: str = ""  # 4200 of 4200_7
     array_task: str = ""  # 7
     het_job: str = ""  # 4300 of 4300+1

@@ -97,6 +97,7 @@ def _join(first: JobFacts, then: JobFacts) -> JobFacts:
         steps=(*first.steps, *then.steps),
         user_seconds=None,
         system_seconds=None,
+        cpu_seconds=None,
     )
 
 
@@ -220,6 +221,7 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
         allocated=allocated,
         user_seconds=_seconds(row, "usercpu") if has_ended else None,
         system_seconds=_seconds(row, "systemcpu") if has_ended else None,
+        cpu_seconds=_seconds(row, "totalcpu") if has_ended else None,
         array_job=shown.job if shown.task else "",
         array_task=shown.task,
         het_job=shown.job if shown.offset else "",
@@ -292,6 +294,6 @@ def _of_job(memory: Memory, asked: Resources, allocated: Resources) -> int | Non
 
 def _with_totals(job: JobFacts) -> JobFacts:
     """Without steps (`sacct -X`) no time at all means that it was not told."""
-    if job.steps or job.user_seconds or job.system_seconds:
+    if job.steps or job.user_seconds or job.system_seconds or job.cpu_seconds:
         return job
-    return job._replace(user_seconds=None, system_seconds=None)
+    return job._replace(user_seconds=None, system_seconds=None, cpu_seconds=None)
