@@ -137,7 +137,7 @@ def test_prometheus_scrapes_agents(tmp_path: Path, agent: StartAgent) -> None:
         def ask(query: str) -> list[Found]:
             return server.instant(query, time.time())
 
-        assert found.running.wait_until_scraped(["c1"], 60.0) == []
+        assert found.running.wait_until_scraped(["c1"], 60.0) == {}
         wait_for("its load", lambda: ask('joblens_load_load1{node="c1",cluster="lab",job="joblens"}'))
         (one,) = wait_for(
             "a process", lambda: ask(f'joblens_process_threads{{pid="{os.getpid()}",node="c1"}}')
@@ -145,7 +145,10 @@ def test_prometheus_scrapes_agents(tmp_path: Path, agent: StartAgent) -> None:
         assert one.values[0] >= 1
         (up,) = wait_for("one that is not there", lambda: ask('up{node="c9"}'))
         assert up.values == [0.0]
-        assert found.running.wait_until_scraped(["c1", "c9"], 0.0) == ["c9"]
+        told = found.running.wait_until_scraped(["c1", "c9"], 3600.0)  # as soon as it is known
+        assert list(told) == ["c9"]
+        assert "connection refused" in told["c9"]
+        assert found.running.wait_until_scraped(["c7"], 0.0) == {"c7": "it has not been asked yet"}
         found.scrape([], 0.5)
         server.close()
         wait_for("no target", lambda: b'"activeTargets":[]' in server._send("/api/v1/targets", "", "GET")[1])

@@ -170,7 +170,7 @@ def _note_facts(session: Session) -> None:
 
 
 def _wait_for_hosts(session: Session, seconds: float) -> int:
-    from joblens.usermode.extras import wait_until_scraped
+    from joblens.usermode.extras import find_unreachable, wait_until_scraped
     from joblens.usermode.session import ENDED, RUNNING, UP, WAITING
 
     until = time.monotonic() + seconds
@@ -181,8 +181,12 @@ def _wait_for_hosts(session: Session, seconds: float) -> int:
             break
         time.sleep(_LOOK_SECONDS)
     up = [host for host, known in session.hosts.items() if known["state"] == UP]
-    for host in wait_until_scraped(session, up, max(until - time.monotonic(), 0.0)):
-        _say(f"{host} has not been scraped by Prometheus yet")
+    unreachable = find_unreachable(session)
+    for host, why in unreachable.items():
+        _say(f"Prometheus cannot scrape {host}: {why}")
+    others = [host for host in up if host not in unreachable]
+    for host, why in wait_until_scraped(session, others, max(until - time.monotonic(), 0.0)).items():
+        _say(f"Prometheus has not scraped {host}: {why}")
     _say(f"user mode of job {session.told['allocation']['job']}: {_count(len(up), len(session.hosts))}")
     for line in _not_up(session):
         _say(line)

@@ -59,6 +59,18 @@ class Server:
             raise MalformedError(self.name, "names of series are no list of texts")
         return found
 
+    def failed_targets(self) -> dict[str, str]:
+        """By the label `node`: why Prometheus could not scrape it the last time."""
+        data = self._ask("/api/v1/targets", {"state": "active"}, "GET").plain.get("data")
+        try:
+            return {
+                str(it["labels"]["node"]): " ".join(str(it["lastError"]).split())[:_LONGEST_ANSWER]
+                for it in data["activeTargets"]
+                if it["health"] == "down"
+            }
+        except (KeyError, TypeError, AttributeError):
+            raise MalformedError(self.name, "what /api/v1/targets answers is no list of targets") from None
+
     def at_once(self, *questions: Question) -> list[list[Found]]:
         """While one answer is read here, the server works on the next."""
         answers: list[list[Found]] = [[] for _ in questions]

@@ -42,6 +42,8 @@ _OPEN_PAGES = ("metricsAuthKey", "flagsAuthKey", "pprofAuthKey")  # pages that h
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _ATTEMPTS = 5  # at finding a port
 _START_SECONDS = 30.0
+_SURE_SECONDS = 2.0  # in which each scrape has failed
+_NOT_ASKED = "it has not been asked yet"
 _END_SECONDS = 60.0
 _LAST_LINES = 4096  # bytes of the log in which a reason is looked for
 
@@ -60,20 +62,28 @@ class Running(NamedTuple):
     def settings(self) -> TsdbSettings:
         return TsdbSettings(self.url, self.token_file)
 
-    def wait_until_scraped(self, nodes: Iterable[str], seconds: float) -> list[str]:
-        """Those of the nodes that have not been, after so many seconds. A new target takes it some five."""
+    def wait_until_scraped(self, nodes: Iterable[str], seconds: float) -> dict[str, str]:
+        """Those of the nodes that have not been, each with the reason, after so many seconds, or as soon as
+        there is one for all of them. A new target takes it some five."""
         waiting, end = set(nodes), time.monotonic() + seconds
+        failed: dict[str, str] = {}
+        since = time.monotonic()  # for so long not all have failed
         server = Server(self.url, self.token_file)
         try:
             while waiting:
-                with suppress(JoblensError):  # it may have ended, or be busy
+                try:
                     waiting -= {one.labels.get("node", "") for one in server.instant("up == 1", time.time())}
-                if time.monotonic() > end:
+                    failed = server.failed_targets()
+                except JoblensError as error:  # it may have ended, or be busy
+                    failed = dict.fromkeys(waiting, sentence(error))
+                now = time.monotonic()
+                since = since if waiting <= failed.keys() else now
+                if now > end or now - since >= _SURE_SECONDS:
                     break
                 time.sleep(0.1)
         finally:
             server.close()
-        return sorted(waiting)
+        return {node: failed.get(node, _NOT_ASKED) for node in sorted(waiting)}
 
     def plain(self) -> dict[str, Any]:
         return self._asdict()

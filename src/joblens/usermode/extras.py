@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from joblens.agent.mac import make_page_token
-from joblens.config import Settings, TsdbSettings, UsermodeSettings, split_url
+from joblens.config import Settings, TsdbSettings, UsermodeSettings, split_address, split_url
 from joblens.errors import JoblensError, UsageError, sentence
 from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Running, sink_options
 from joblens.usermode.companion import Companion as Server
@@ -22,6 +24,8 @@ from joblens.usermode.written import SINK, URL, settings_of
 CONFIGURED = "tsdb"  # the server that the settings name
 _PAGE = re.compile(r"https?://.*:([0-9]+)/")
 _LONGEST_LAST = 5.0  # seconds for a last scrape
+_REACH_SECONDS = 3.0
+_MOST_TRIED = 128  # hosts
 
 
 class Companion(Protocol):
@@ -143,6 +147,7 @@ class _Scraping(_Written):
         address = f"{'127.0.0.1' if is_here(host) else host}:{port[1]}"
         token = make_page_token((session.folder / "key").read_bytes(), cluster, host)
         self._targets[host] = Target(host, cluster, address, token)
+        session.told["tsdb"].setdefault("targets", {})[host] = address
         try:
             self.server.scrape(self._targets.values(), float(session.told["interval"]))
         except (JoblensError, OSError) as error:
@@ -155,9 +160,28 @@ class _Scraping(_Written):
         time.sleep(min(1.1 * float(session.told["interval"]) + 0.1, _LONGEST_LAST))
 
 
-def wait_until_scraped(session: Session, hosts: list[str], seconds: float) -> list[str]:
-    """Hosts that Prometheus has not asked after so many seconds; none where there is no Prometheus."""
+def find_unreachable(session: Session) -> dict[str, str]:
+    """Hosts whose agent cannot be reached from here, where Prometheus is, each with the reason, after some
+    seconds: Prometheus itself asks new targets later than that."""
+    targets = dict(list(((session.told.get("tsdb") or {}).get("targets") or {}).items())[:_MOST_TRIED])
+    if not targets:
+        return {}
+    with ThreadPoolExecutor(len(targets)) as pool:
+        found = dict(zip(targets, pool.map(_why_unreachable, targets.values())))
+    return {host: f"{targets[host]}: {why}" for host, why in found.items() if why}
+
+
+def _why_unreachable(address: str) -> str:
+    try:
+        socket.create_connection(split_address(address), _REACH_SECONDS).close()
+    except OSError as error:
+        return sentence(error)
+    return ""
+
+
+def wait_until_scraped(session: Session, hosts: list[str], seconds: float) -> dict[str, str]:
+    """Hosts that Prometheus has not scraped, with the reason; none where there is no Prometheus."""
     told = session.told.get("tsdb") or {}
     if told.get("kind") != PROMETHEUS or "server" not in told:
-        return []
+        return {}
     return Running.from_plain(told["server"]).wait_until_scraped(hosts, seconds)
