@@ -17,7 +17,7 @@ CPU = Schema("cpu", ("cpu",), (Column("user_seconds", COUNTER, "", 1, 100), Colu
 JOB = Schema(
     "job", ("cluster", "jobid", "node"), (Column("rss_bytes", GAUGE, "", 1024), Column("x", GAUGE, ""))
 )
-START = 1_700_000_000
+START = int(time.time()) - 100_000  # rows must be of about the time at which their batch arrives
 TICKS = 5
 
 
@@ -35,11 +35,12 @@ def make_batch(node: str, sequence: int, cores: int = 4) -> bytes:
     )
 
 
-def write_segment(journal: Path, number: int, batches: list[bytes]) -> Segment:
+def write_segment(journal: Path, number: int, batches: list[bytes], received_ns: int = 0) -> Segment:
     """Whole at once: a sink may be looking."""
+    received_ns = received_ns or time.time_ns()
     journal.mkdir(parents=True, exist_ok=True)
     path = journal / f"{number:08d}.sealed"
-    path.with_suffix(".making").write_bytes(b"".join(pack_record(time.time_ns(), data) for data in batches))
+    path.with_suffix(".making").write_bytes(b"".join(pack_record(received_ns, data) for data in batches))
     path.with_suffix(".making").rename(path)
     return Segment(number, path)
 

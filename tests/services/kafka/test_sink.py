@@ -82,7 +82,8 @@ def test_jobs_users_and_nodes_are_kept_apart(
 ) -> None:
     """Every value is under its own cluster, node and job, as in the lake; also where columns are others."""
     nodes = shared_nodes(seconds(0, 5))
-    segment = write_segment(tmp_path / "journal", 1, [encode(node, 1, *made) for node, made in nodes.items()])
+    batches = [encode(node, 1, *made) for node, made in nodes.items()]
+    segment = write_segment(tmp_path / "journal", 1, batches, seconds(0, 1)[0])
     lake = LakeSink("h1", make_home(find_home(tmp_path / "store")))
     sink = open_sink(Place("kafka", tmp_path, "h1"), options(any_broker.address, prefix, format=form))
     sink.recover(0)
