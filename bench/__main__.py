@@ -21,6 +21,7 @@ from bench.hooks import measure_hooks
 from bench.hub import measure_hub
 from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
+from bench.records import measure_records
 from bench.reports import measure_reports
 from bench.run import measure_run
 from bench.sinks import measure_sinks
@@ -47,6 +48,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "compaction": measure_compaction,
     "hooks": measure_hooks,
     "slurm": measure_slurm,
+    "records": measure_records,
     "tsdb": measure_tsdb,
     "usermode": measure_usermode,
 }

@@ -86,10 +86,14 @@ def encode(
     return batch.encode({**header, **more})
 
 
-def write_segment(folder: Path, number: int, batches: Iterable[bytes]) -> Segment:
+def write_segment(
+    folder: Path, number: int, batches: Iterable[bytes], received_ns: int | None = None
+) -> Segment:
+    """`received_ns`: when they came, if that is not at the start of all times that are made here."""
+    received_ns = START + number if received_ns is None else received_ns
     folder.mkdir(parents=True, exist_ok=True)
     unfinished, path = folder / f"{number:08d}.log", folder / f"{number:08d}.sealed"
-    unfinished.write_bytes(b"".join(pack_record(START + number, batch) for batch in batches))
+    unfinished.write_bytes(b"".join(pack_record(received_ns, batch) for batch in batches))
     unfinished.rename(path)
     return Segment(number, path)
 

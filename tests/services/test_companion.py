@@ -63,7 +63,7 @@ def write_load(found: Running, folder: Path, seconds: int = 20) -> tuple[float, 
     values = list(range(seconds))
     rows = [Rows(LOAD, ((),), [value] * len(LOAD.columns)) for value in values]
     samples = [Sample(int(start + second) * 10**9, row) for second, row in enumerate(rows)]
-    segment = write_segment(folder / "journal", 1, [encode("c1", 1, samples)])
+    segment = write_segment(folder / "journal", 1, [encode("c1", 1, samples)], time.time_ns())
     options = sink_options(found.settings())
     assert options["skip"] == []
     folder.joinpath("sink").mkdir(parents=True)

@@ -71,7 +71,7 @@ def job_samples(node: str, start: float) -> Iterator[Sample]:
 def write_job(found: Running, folder: Path) -> float:
     start = time.time() // 1 - SECONDS - 30.0
     batches = [encode(node, 1, job_samples(node, start)) for node in NODES]
-    segment = write_segment(folder / "journal", 1, batches)
+    segment = write_segment(folder / "journal", 1, batches, time.time_ns())
     options = sink_options(found.settings())
     sink = RemoteWriteSink(Writer(options["url"], options["token_file"]), folder / "sent")
     assert not sink.take(segment).dropped

@@ -133,7 +133,7 @@ def segments(folder: Path) -> tuple[list[Segment], list[Sample]]:
             of_node = node_samples(node, times, jobs, cores)
             samples += of_node
             batches.append(encode(node, number, of_node, jobs))
-        made.append(write_segment(folder, number, batches))
+        made.append(write_segment(folder, number, batches, time.time_ns()))
     return made, samples
 
 
@@ -188,7 +188,7 @@ def test_jobs_users_and_nodes_are_kept_apart(name: str, tmp_path: Path) -> None:
     now = int(time.time())
     nodes = shared_nodes([(now - 20 + tick) * 10**9 for tick in range(10)])
     batches = [encode(node, 1, *made) for node, made in nodes.items()]
-    segment = write_segment(tmp_path / "journal", 1, batches)
+    segment = write_segment(tmp_path / "journal", 1, batches, time.time_ns())
     lake = LakeSink("h1", make_home(find_home(tmp_path / "store")))
     lake.take(segment)
     (tmp_path / "server").mkdir()

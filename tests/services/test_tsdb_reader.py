@@ -135,7 +135,9 @@ class Stored:
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     folder = tmp_path_factory.mktemp("stored")
     start = math.floor(time.time()) - SECONDS - 30.0
-    segment = write_segment(folder / "journal", 1, [encode(node, 1, samples(node, start)) for node in NODES])
+    segment = write_segment(
+        folder / "journal", 1, [encode(node, 1, samples(node, start)) for node in NODES], time.time_ns()
+    )
     sink = LakeSink("h1", make_home(find_home(folder / "store")))
     sink.take(segment)
     (folder / "server").mkdir()
