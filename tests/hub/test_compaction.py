@@ -72,7 +72,8 @@ class Lineage:
         for path in sorted(self.folder.glob("*.manifest")):
             found = json.loads(path.read_bytes())
             depths = [self.depths.get(name, 0) for name in found["replaces"]]
-            self.depths.setdefault(found["file"], 1 + max(depths))
+            for name in found.get("files") or [found["file"]]:
+                self.depths.setdefault(name, 1 + max(depths))
         return max((self.depths.get(path.name, 0) for path in list_folder(self.folder).files), default=0)
 
 
@@ -127,6 +128,36 @@ def test_merges_are_bounded(sink: LakeSink, tmp_path: Path, monkeypatch: pytest.
     assert compact(sink.lake, set) == compact_small(sink.lake) == 0
     assert sink.lake.files("load") == made
     assert times(sink.lake) == expected(40)
+
+
+def test_full_files_are_distributed_by_node(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen at a time, into files that are not rewritten any more. A reader opens those of its nodes."""
+    monkeypatch.setattr(
+        compact_module, "MERGE_VALUES", 400
+    )  # a segment has 16, and 16 segments make a full file
+    segments, nodes = FAN_IN * FAN_IN, 64
+    lineage = Lineage(sink.home.lake / DAY)
+    for number in range(1, segments + 1):
+        store(sink, tmp_path, number, f"n{number % nodes:02}")
+        if number % 32 == 0:
+            compact_small(sink.lake)
+            lineage.look()
+    made = sink.lake.files("load")
+    assert FAN_IN <= len(made) <= 2 * FAN_IN
+    assert lineage.look() == 2
+    assert times(sink.lake) == expected(segments)
+    assert compact_small(sink.lake) == compact(sink.lake, set) == 0
+    bounds = [extent.nodes for extent in list_folder(sink.home.lake / DAY).extents.values() if extent]
+    ordered = [name for pair in sorted(pair for pair in bounds if pair) for name in pair]
+    assert len(bounds) == len(made)
+    assert ordered == sorted(ordered)
+    for node in ("n00", "n05", "n63"):
+        (file,) = sink.lake.files("load", job="17", nodes=(node,))
+        assert file in made
+        span = Span("17", START / 1e9, START / 1e9 + 1000, nodes=(node,))
+        assert len(LakeReader(sink.lake).looks(span, "load")["lab", node]) == segments // nodes
 
 
 def test_files_that_are_replaced_after_they_were_listed(sink: LakeSink, tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ import numpy
 from joblens.analysis.complete import complete
 from joblens.api import Store
 from joblens.host import Host
+from joblens.store import compact as store_compact
 from joblens.store import ingest, waiting
 from joblens.store.columns import Table
 from joblens.store.compact import compact_small
-from joblens.store.folder import HUB
+from joblens.store.folder import HUB, list_folder
 from joblens.store.home import Home
 from joblens.store.lake import Lake
 
@@ -148,17 +149,20 @@ def kill_while_tiers_are_merged(top: Path) -> None:
 
 
 def make_hub_files(home: Home) -> None:
-    """14 merged files, and as many new ones as make two more: then all 16 are merged."""
+    """14 merged files, and as many new ones as make two more: then all 16 are merged, by node."""
     lake, table = Lake(home.lake), numpy.arange(1)
     for number in range(1, 16 * 16 + 1):
-        columns = {"time": table + number * 10**9, "jobid": numpy.array(["j"], dtype=object)}
-        parts = [Table("make_timestamp_ns(time) AS time, jobid", columns, ())]
+        names = {"jobid": "j", "node": f"n{number % 32:02}"}
+        columns = {"time": table + number * 10**9}
+        columns |= {name: numpy.array([text], dtype=object) for name, text in names.items()}
+        parts = [Table("make_timestamp_ns(time) AS time, jobid, node", columns, ())]
         lake.save_tables("load", "1970-01-01", f"{HUB}h.{number}-{number}.parquet", parts, ordered=True)
         if number == 14 * 16:
-            compact_small(lake)
+            compact_tiers(home)
 
 
 def compact_tiers(home: Home) -> None:
+    store_compact.MERGE_VALUES = 200  # a merged file has 144
     compact_small(Lake(home.lake))
 
 
@@ -169,10 +173,11 @@ def check_hub_rows(home: Home) -> None:
         rows = lake.query(lake.files("load"), {"time": "TIMESTAMP_NS"}, query)
         assert [number for (number,) in rows] == list(range(1, 16 * 16 + 1)), (cycle, rows)
         assert lake.problems == [], lake.problems
-        compact_small(lake)
-    assert len(lake.files("load")) == 1, lake.files("load")
-    left = [path.name for path in (home.lake / "set=load/date=1970-01-01").glob("*.parquet")]
-    assert len(left) <= 2, left  # one that was made and never named goes after an hour
+        compact_tiers(home)
+    listing = list_folder(home.lake / "set=load/date=1970-01-01")
+    assert 16 <= len(listing.files) <= 32, listing.files
+    assert all(extent and extent.nodes for extent in listing.extents.values()), listing.extents
+    assert len(listing.extents) == len(listing.files), listing.files
 
 
 def dying(home: Home, point: int, steps: Callable[[Home], None] | None = None) -> None:

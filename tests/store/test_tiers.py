@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.store.tiers import FAN_IN, MOST_AT_ONCE, choose, is_full, tier
+from joblens.store.tiers import FAN_IN, MOST_AT_ONCE, choose, choose_full, is_full, tier
 
 LARGEST = 100_000
 SIZES = st.lists(st.integers(1, LARGEST), max_size=300)
@@ -66,6 +66,17 @@ def test_rows_are_rewritten_seldom(arrivals: list[int], per_cycle: int) -> None:
             sizes = [sizes[p] for p in kept] + [size for size, _ in new]
             rewritten = [rewritten[p] for p in kept] + [count for _, count in new]
     assert max(rewritten) <= math.ceil(math.log(LARGEST, FAN_IN))
+
+
+@given(SIZES, st.booleans())
+def test_full_files(sizes: list[int], all_tiers: bool) -> None:
+    """They are distributed over others FAN_IN at a time, and at the end of a day fewer."""
+    groups = choose_full(sizes, LARGEST, all_tiers)
+    chosen = [position for group in groups for position in group]
+    full = [position for position, size in enumerate(sizes) if is_full(size, LARGEST)]
+    assert chosen == full[: len(chosen)]
+    assert len(full) - len(chosen) < (2 if all_tiers else FAN_IN)
+    assert all(2 <= len(group) <= FAN_IN for group in groups)
 
 
 def settle(sizes: list[int], all_tiers: bool) -> list[int]:

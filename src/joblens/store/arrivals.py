@@ -61,9 +61,9 @@ class Arrivals:
             listing = list_folder(folder)
             covered.clear()
             covered.update(path.name for path in listing.files)
-            covered.update(name for it in listing.manifests.values() for name in it.replaces)
+            covered.update(name for it in listing.manifests for name in it.replaces)
             new = (path for path in listing.files if path.name not in seen and _is_of_hub(path.name))
-            merged_since = {name for name, it in listing.manifests.items() if it.replaces <= seen}
+            merged_since = {name for it in listing.manifests if it.replaces <= seen for name in it.files}
             return Files(
                 (path for path in new if path.name not in merged_since and self._is_recent(path)), unread
             )

@@ -1,7 +1,7 @@
 """Keeping the lake small: the many files of a day into few, in bounded memory.
 
-joblens.store.tiers chooses what is merged. A merge is sorted in memory, so it has no more values than fit
-there; a file that has as many is never rewritten again.
+joblens.store.tiers chooses what is merged. Rows are sorted in memory, so a file has no more values than fit
+there; what has more becomes several files, each with a range of jobs and nodes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from joblens.files import now_at, publish_once, unfinished_name
 from joblens.store.damage import set_aside
 from joblens.store.folder import (
     HUB,
+    Extent,
     Listing,
     job_file,
     list_folder,
@@ -24,11 +25,12 @@ from joblens.store.folder import (
     render_manifest,
 )
 from joblens.store.lake import Files, Lake, as_table, group_rows
-from joblens.store.tiers import choose
+from joblens.store.ranges import Range, find_ranges
+from joblens.store.tiers import choose, choose_full
 
 Progress = Callable[[int, int], None]
 Wanted = Callable[[Path], bool]
-MEMORY = "160MB"  # for DuckDB; the process takes some 80 MB more
+MEMORY = "128MB"  # for DuckDB; the process takes some 100 MB more
 MERGE_VALUES = 16 << 20
 _QUIET_SECONDS = 3600.0  # a day that is over and got nothing for so long is taken for complete
 _FORGOTTEN_SECONDS = 3 * 86_400.0  # the hub does not look again at folders that are as old
@@ -85,27 +87,31 @@ def compact_folder(lake: Lake, folder: Path, unfinished: Callable[[], set[str]])
 def _compact_listed(lake: Lake, folder: Path, wanted: Callable[[], Wanted], all_tiers: bool) -> int:
     """In rounds, for what was merged can be merged further."""
     done = 0
-    sizes: dict[Path, int] = {}
+    known: dict[Path, int] = {}
     while True:
         listing = list_folder(folder)
         lake.report(*listing.problems)
         chosen = wanted()
-        files = [path for path in listing.files if chosen(path)]
-        sizes = _sizes(lake, listing, files, sizes) if len(files) > 1 else {}
-        groups = choose(list(sizes.values()), MERGE_VALUES, all_tiers)
-        merged = sum(_merge(lake, folder, [[*sizes][position] for position in group]) for group in groups)
+        files = [path for path in listing.files if chosen(path) and not _is_range(listing, path)]
+        known = _sizes(lake, listing, files, known) if len(files) > 1 else {}
+        paths, sizes = list(known), list(known.values())
+        merges = [(group, False) for group in choose(sizes, MERGE_VALUES, all_tiers)]
+        merges += [(group, True) for group in choose_full(sizes, MERGE_VALUES, all_tiers)]
+        merged = sum(_merge(lake, folder, [paths[at] for at in group], full) for group, full in merges)
         if not merged:
             return done
         done += merged
 
 
+def _is_range(listing: Listing, path: Path) -> bool:
+    extent = listing.extents.get(path.name)
+    return extent is not None and extent.nodes is not None
+
+
 def _sizes(lake: Lake, listing: Listing, files: list[Path], known: Mapping[Path, int]) -> dict[Path, int]:
     """How many values each has room for, without those that cannot be read."""
     found = {path: known[path] for path in files if path in known}
-    for path in files:
-        manifest = listing.manifests.get(path.name)
-        if manifest and manifest.extent:
-            found[path] = manifest.extent.values
+    found |= {path: extent.values for path in files if (extent := listing.extents.get(path.name))}
     unknown = _set_damaged_aside(lake, [path for path in files if path not in found])
     nothing: dict[Path, int] = {}
     found |= lake.attempt(unknown, lake.count_values, nothing)
@@ -120,8 +126,11 @@ def _set_damaged_aside(lake: Lake, files: list[Path]) -> list[Path]:
     return [path for path in files if path not in damaged]
 
 
-def _merge(lake: Lake, folder: Path, files: list[Path]) -> int:
-    """How many files went in: none if another has merged some of them meanwhile."""
+def _merge(lake: Lake, folder: Path, files: list[Path], full: bool) -> int:
+    """How many files went in: none if another has merged some of them meanwhile.
+
+    `full`: into several files, as they have more values than can be sorted at once.
+    """
     import duckdb
 
     listing = list_folder(folder)
@@ -130,8 +139,11 @@ def _merge(lake: Lake, folder: Path, files: list[Path]) -> int:
     files = _set_damaged_aside(lake, files)
 
     def put_together(sound: list[Path]) -> int:
+        if len(sound) < 2:
+            return 0
         try:
-            return _put_together(lake, listing, sound) if len(sound) > 1 else 0
+            ranges = find_ranges(lake, sound, MERGE_VALUES * 3 // 4) if full else [Range()]
+            return _put_together(lake, listing, sound, ranges) if ranges else 0
         except duckdb.OutOfMemoryException:  # of sets with thousands of columns
             lake.report(f"{folder}: files are not merged, as that takes more than {lake.memory} of memory")
             return 0
@@ -140,26 +152,36 @@ def _merge(lake: Lake, folder: Path, files: list[Path]) -> int:
     return lake.attempt(Files(files, lambda: Files([])), put_together, 0, lake.read_through)
 
 
-def _put_together(lake: Lake, listing: Listing, files: list[Path]) -> int:
+def _put_together(lake: Lake, listing: Listing, files: list[Path], ranges: list[Range]) -> int:
     folder = files[0].parent
     number = listing.next_manifest.partition(".")[0]
-    made = folder / f"compacted-{number}-{os.urandom(8).hex()}.parquet"
     schema = lake.schema(files)
-    lake.copy(as_table(files), schema, made, group_rows(schema))
+    made: dict[Path, Extent] = {}
+    published = False
+    try:
+        for part in ranges:
+            path = folder / f"compacted-{number}-{os.urandom(8).hex()}.parquet"
+            lake.copy(part.of(as_table(files)), schema, path, group_rows(schema))
+            made[path] = lake.extent(path)._replace(jobs=part.jobs, nodes=part.nodes)
+        published = _publish(listing, files, made)
+    finally:
+        for path in () if published else made:
+            path.unlink(missing_ok=True)
+    for path in files if published else ():
+        path.unlink(missing_ok=True)
+    return len(files) if published else 0
+
+
+def _publish(listing: Listing, files: list[Path], made: Mapping[Path, Extent]) -> bool:
+    """False if another was faster: it has seen the same files, and one of us has worked in vain."""
+    folder = files[0].parent
     manifest = str(folder / listing.next_manifest)
     unfinished = unfinished_name(manifest)
+    replaces = dict.fromkeys([*(path.name for path in files), *listing.may_come_again])
+    described = {path.name: extent for path, extent in made.items()}
     try:
-        replaces = dict.fromkeys([*(path.name for path in files), *listing.may_come_again])
-        Path(unfinished).write_bytes(render_manifest(made.name, list(replaces), lake.extent(made)))
-        # Whoever else was at it has seen the same files: one of us gets the name, the other worked in vain.
-        first = publish_once(unfinished, manifest)
+        Path(unfinished).write_bytes(render_manifest(described, list(replaces)))
+        return publish_once(unfinished, manifest)
     except OSError as error:
-        for path in (made, Path(unfinished)):
-            path.unlink(missing_ok=True)
+        Path(unfinished).unlink(missing_ok=True)
         raise OutsideError(f"{folder} cannot be compacted") from error
-    if not first:
-        made.unlink(missing_ok=True)
-        return 0
-    for path in files:
-        path.unlink(missing_ok=True)
-    return len(files)

@@ -105,7 +105,7 @@ def _made_of(path: Path) -> Iterable[str]:
     for manifest in sorted(path.parent.glob("*.manifest")):
         with suppress(OSError, MalformedError):
             found = parse_manifest(str(manifest), manifest.read_bytes())
-            if found.file == path.name:
+            if path.name in found.files:
                 return sorted(found.replaces, key=lambda name: (not name.startswith(HUB), name))
     return []
 

@@ -67,6 +67,7 @@ class Excerpt(Lake):
         dates: tuple[str, str] = ("0000", "9999"),
         job: str | None = None,
         times: tuple[int, int] | None = None,
+        nodes: tuple[str, ...] = (),
     ) -> Files:
         if set_name not in self._made:
             self._made[set_name] = self._make(set_name)

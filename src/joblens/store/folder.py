@@ -2,8 +2,9 @@
 
     JOB.FIRST-LAST.parquet         the samples of a job's batches FIRST to LAST
     hub~ID.FIRST-LAST.parquet      those of all nodes in these segments of a hub's journal
-    compacted-NUMBER-X.parquet     those of many files in one, once there is
+    compacted-NUMBER-X.parquet     those of many files in one, or of some jobs of them, once there is
     NUMBER.manifest                {"file": …, "replaces": […], "values": …, "first": …, "last": …}
+                                   or {"files": {NAME: {"values": …, …}, …}, "replaces": […]}
 
 Of the files with the same JOB.FIRST one counts: each of them was made anew from all batches from FIRST on,
 so the one that goes furthest has the others in it. What a manifest replaces does not count, from the
@@ -23,9 +24,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import UNFINISHED, list_names, sync_folder
@@ -63,13 +64,15 @@ class Extent(NamedTuple):
     values: int  # as many as its rows have room for; a text counts for several
     first: int
     last: int
+    # The first and the last in the order of names, of a file that has some jobs and nodes of others.
+    jobs: tuple[str, str] | None = None
+    nodes: tuple[str, str] | None = None
 
 
 class Manifest(NamedTuple):
     name: str
-    file: str
+    files: dict[str, Extent | None]  # joblens 0.1 did not say what is in them
     replaces: frozenset[str]
-    extent: Extent | None = None  # of the file; not in manifests of joblens 0.1
 
 
 class Listing(NamedTuple):
@@ -77,7 +80,8 @@ class Listing(NamedTuple):
     next_manifest: str
     problems: list[str]
     may_come_again: list[str]  # what a hub may write once more, though it is replaced
-    manifests: dict[str, Manifest]  # by the names of their files
+    manifests: list[Manifest]
+    extents: dict[str, Extent | None]  # by the names of files that manifests name
 
 
 def job_file(name: str) -> JobFile | None:
@@ -103,11 +107,11 @@ def _make_listing(folder: Path, names: list[str], manifests: list[Manifest], pro
     replaced = {name for manifest in manifests for name in manifest.replaces}
     closed = _keys(replaced)
     files = {JobFile(*key, last).name for key, last in _reach(names).items() if key not in closed}
-    made = {manifest.file: manifest for manifest in manifests if manifest.file not in replaced}
+    made = {name: extent for it in manifests for name, extent in it.files.items() if name not in replaced}
     numbers = [int(name.partition(".")[0]) for name in _manifest_names(names)]
     following = f"{max(numbers, default=0) + 1:08d}.manifest"
     ordered = [folder / name for name in sorted(files | made.keys(), key=_age)]
-    return Listing(ordered, following, problems, _last_of_hubs(replaced), made)
+    return Listing(ordered, following, problems, _last_of_hubs(replaced), manifests, made)
 
 
 def _age(name: str) -> tuple[str, int, int, str]:
@@ -155,19 +159,37 @@ def _load_manifests(folder: Path, names: list[str]) -> tuple[list[Manifest], lis
 def parse_manifest(path: str, data: bytes) -> Manifest:
     try:
         found = parse_json(data)
-        file, replaces = found["file"], frozenset(found["replaces"])
-        extent = [found.get(name) for name in Extent._fields]
-        sound = _is_compacted(file) and all(map(_is_replaceable, replaces))
+        files = found["files"] if "files" in found else {found["file"]: found}
+        extents = {name: _parse_extent(described) for name, described in files.items()}
+        replaces = frozenset(found["replaces"])
+        sound = files and all(map(_is_compacted, files)) and all(map(_is_replaceable, replaces))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedError(path, f"not a manifest: {type(error).__name__}: {error}") from None
     if not sound:
         raise MalformedError(path, "not a manifest: it names other things than the files of its folder")
-    known = all(type(value) is int for value in extent)
-    return Manifest(os.path.basename(path), file, replaces, Extent(*extent) if known else None)
+    return Manifest(os.path.basename(path), extents, replaces)
 
 
-def render_manifest(file: str, replaces: list[str], extent: Extent) -> bytes:
-    return json.dumps({"file": file, "replaces": replaces, **extent._asdict()}).encode()
+def _parse_extent(found: dict[str, Any]) -> Extent | None:
+    numbers = [found.get(name) for name in ("values", "first", "last")]
+    values, first, last = (number if type(number) is int else None for number in numbers)
+    if values is None or first is None or last is None:
+        return None
+    return Extent(values, first, last, _parse_bounds(found.get("jobs")), _parse_bounds(found.get("nodes")))
+
+
+def _parse_bounds(found: Any) -> tuple[str, str] | None:
+    texts = isinstance(found, list) and len(found) == 2 and all(isinstance(text, str) for text in found)
+    return (found[0], found[1]) if texts else None
+
+
+def render_manifest(files: Mapping[str, Extent], replaces: list[str]) -> bytes:
+    """One file is written as joblens 0.1 reads it. That refuses a manifest of several, and removes none."""
+    described = {name: extent._asdict() for name, extent in files.items()}
+    if len(described) > 1:
+        return json.dumps({"files": described, "replaces": replaces}).encode()
+    ((name, extent),) = described.items()
+    return json.dumps({"file": name, "replaces": replaces, **extent}).encode()
 
 
 def _is_compacted(name: object) -> bool:
@@ -186,7 +208,7 @@ def remove_replaced(folder: Path, now: float) -> None:
     replaced = {name for manifest in manifests for name in manifest.replaces}
     closed = _keys(replaced)
     reach = _reach(name for name in names if name in old)
-    named = {manifest.file for manifest in manifests}
+    named = {name for manifest in manifests for name in manifest.files}
     for name in names:
         found = job_file(name)
         if found:
@@ -200,15 +222,15 @@ def remove_replaced(folder: Path, now: float) -> None:
             (folder / name).unlink(missing_ok=True)
     due = [manifest for manifest in manifests if manifest.name in old]
     gone = {name for manifest in due for name in manifest.replaces}
-    if not gone.isdisjoint(manifest.file for manifest in due):
-        _remove_manifests(folder, due, gone)
+    _remove_manifests(folder, [manifest for manifest in due if manifest.files.keys() <= gone])
 
 
-def _remove_manifests(folder: Path, due: list[Manifest], gone: set[str]) -> None:
+def _remove_manifests(folder: Path, useless: list[Manifest]) -> None:
     """Of files that are gone: as long as a replaced file is there, it must be known as such."""
-    sync_folder(str(folder / "x"))
-    for manifest in due:
-        if manifest.file in gone and not any((folder / name).exists() for name in manifest.replaces):
+    if useless:
+        sync_folder(str(folder / "x"))
+    for manifest in useless:
+        if not any((folder / name).exists() for name in manifest.replaces):
             (folder / manifest.name).unlink(missing_ok=True)
 
 

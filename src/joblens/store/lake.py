@@ -19,7 +19,7 @@ from joblens.files import now_at, publish, sync_folder, unfinished_name
 from joblens.model import Sample
 from joblens.store.checksum import PLACEHOLDER, add_checksum, check_file
 from joblens.store.columns import TIME, Table, identifier, tables
-from joblens.store.folder import HUB, Extent, JobFile, Listing, job_file, list_folder
+from joblens.store.folder import HUB, Extent, JobFile, job_file, list_folder
 from joblens.store.home import safe_name
 
 if TYPE_CHECKING:
@@ -186,9 +186,13 @@ class Lake:
         dates: tuple[str, str] = ("0000", "9999"),
         job: str | None = None,
         times: tuple[int, int] | None = None,
+        nodes: tuple[str, ...] = (),
     ) -> Files:
-        """Of these dates, each sample in one of them only; of one job and in these nanoseconds since 1970,
-        those that can have them."""
+        """Of these dates, each sample in one of them only.
+
+        Those that can have samples of one job and in these nanoseconds since 1970. If nodes are given, also
+        samples of these nodes that are of no job.
+        """
         found: list[Path] = []
         for folder in sorted((self.path / f"set={safe_name(set_name)}").glob("date=*")):
             if dates[0] <= folder.name.removeprefix("date=") <= dates[1]:
@@ -198,9 +202,9 @@ class Lake:
                     path
                     for path in listing.files
                     if (job is None or _can_have(path, job))
-                    and (times is None or _overlaps(listing, path, times))
+                    and _overlaps(listing.extents.get(path.name), job, times, nodes)
                 ]
-        return Files(found, lambda: self.files(set_name, dates, job, times))
+        return Files(found, lambda: self.files(set_name, dates, job, times, nodes))
 
     def schema(self, files: list[Path]) -> dict[str, str]:
         """Every column that any of the files has, and its type."""
@@ -351,10 +355,19 @@ def _can_have(path: Path, job: str) -> bool:
     return found is None or found.job == safe_name(job) or found.job.startswith(HUB)
 
 
-def _overlaps(listing: Listing, path: Path, times: tuple[int, int]) -> bool:
-    manifest = listing.manifests.get(path.name)
-    extent = manifest.extent if manifest else None
-    return extent is None or (extent.first <= times[1] and times[0] <= extent.last)
+def _overlaps(
+    extent: Extent | None, job: str | None, times: tuple[int, int] | None, nodes: tuple[str, ...]
+) -> bool:
+    if extent is None:
+        return True
+    if times is not None and not (extent.first <= times[1] and times[0] <= extent.last):
+        return False
+    jobs = () if job is None else (job, "") if nodes else (job,)
+    return _any_within(jobs, extent.jobs) and _any_within(nodes, extent.nodes)
+
+
+def _any_within(names: tuple[str, ...], bounds: tuple[str, str] | None) -> bool:
+    return not names or bounds is None or any(bounds[0] <= name <= bounds[1] for name in names)
 
 
 def width(schema: Mapping[str, str]) -> int:

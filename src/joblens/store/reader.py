@@ -171,7 +171,8 @@ class LakeReader:
 
     def _files(self, set_name: str, span: Span) -> Files:
         times = span.nanoseconds()
-        return self.lake.files(set_name, span.dates(), span.job, (times["first"], times["last"]))
+        near = times["first"], times["last"]
+        return self.lake.files(set_name, span.dates(), span.job, near, span.nodes)
 
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
         found = self.split(span, set_name, (), columns, points)

@@ -1,9 +1,10 @@
 """Which files of a folder are merged next: size tiers, as in a log-structured merge tree.
 
 The tier of a file is the logarithm of its values to the base FAN_IN. FAN_IN files of one tier become one file
-of a higher tier; fewer, if they have as many values as one merge may have, become a file that is never merged
-again. So a row is rewritten once per tier at most, and no tier keeps FAN_IN files. Bytes do not matter: files
-that compress well would stay in their tier, and be rewritten with every merge.
+of a higher tier; fewer, if they have as many values as one merge may have, become a full file. The rows of
+FAN_IN full files are at last distributed over as many files, each with some of the jobs and nodes and all of
+the time. So a row is rewritten once per tier at most, and no tier keeps FAN_IN files. Bytes do not matter:
+files that compress well would stay in their tier, and be rewritten with every merge.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def tier(values: int) -> int:
 
 
 def is_full(values: int, largest: int) -> bool:
-    """Whether a file stays as it is. Two that are not full fit into one of the largest size."""
+    """Two files that are not full fit into one of the largest size."""
     return 2 * values > largest
 
 
@@ -37,6 +38,13 @@ def choose(sizes: Sequence[int], largest: int, all_tiers: bool = False) -> list[
     return [
         group for _, found in sorted(tiers.items()) for group in _fill(sizes, found, largest, most, all_tiers)
     ]
+
+
+def choose_full(sizes: Sequence[int], largest: int, all_tiers: bool = False) -> list[list[int]]:
+    """Groups of full files whose rows are to be distributed over as many files by job and node."""
+    full = [position for position, count in enumerate(sizes) if is_full(count, largest) and count <= largest]
+    groups = [full[at : at + FAN_IN] for at in range(0, len(full), FAN_IN)]
+    return [group for group in groups if len(group) == FAN_IN or (all_tiers and len(group) > 1)]
 
 
 def _fill(
