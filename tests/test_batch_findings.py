@@ -31,7 +31,7 @@ def made(*nodes: dict[str, Any], seconds: float = HOUR, state: str = "COMPLETED"
         "nodes": ["c1"],
     }  # fmt: skip
     used = {
-        "duration_seconds": seconds, "cores_mean": cores, "cores_peak": cores, "io_wait": None,
+        "duration_seconds": seconds, "cores_mean": cores, "cores_peak": cores,
         "involuntary_switches": None, "memory_peak_bytes": sum(it["memory_peak_bytes"] or 0 for it in nodes),
         "read_bytes": 0, "written_bytes": 0,
     }  # fmt: skip

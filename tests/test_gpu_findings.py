@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from joblens.analysis import gpu_findings
 from joblens.analysis.findings import find
 from joblens.analysis.gpus import find_gpus, sum_up
 from joblens.analysis.verdict import verdict
@@ -44,7 +45,7 @@ def view(gpus: Iterable[Gpu], slurm: bool = False) -> View:
         "start": START, "end": START + SECONDS, "exit_code": 0, "signal": None, "state": "COMPLETED",
         "environment": {"SLURM_JOB_ID": "1"} if slurm else {},
     }  # fmt: skip
-    used: dict[str, Any] = dict.fromkeys(("involuntary_switches", "io_wait", "cores_peak"))
+    used: dict[str, Any] = dict.fromkeys(("involuntary_switches", "cores_peak"))
     used |= {"duration_seconds": float(SECONDS), "cores_mean": 1.0}
     return View(job, {"cores": 1, "memory_bytes": None}, used, [], tuple(gpus))
 
@@ -198,3 +199,12 @@ def test_sums() -> None:
         "gpu_memory_peak_bytes": 20 * GIB,
         "gpu_energy_joules": None,
     }
+
+
+def test_advice_where_processes_wait_for_storage() -> None:
+    """A GPU that waits for input is told apart by what the job itself waited for."""
+    waiting = view([])
+    waiting.used.update(cores_mean=0.2, blocked_share=0.8, blocked_mean=2.0)
+    assert "waited for storage" in gpu_findings._why(waiting)
+    waiting.used.update(blocked_share=0.0, blocked_mean=0.0)
+    assert "larger batches" in gpu_findings._why(waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joblens.analysis.core_findings import waits_for_storage
 from joblens.analysis.view import Finding, Gpu, View
 from joblens.units import render_seconds
 
@@ -125,7 +126,7 @@ def _why(view: View) -> str:
     cores = view.used["cores_mean"]
     if cores is not None and view.cores and cores >= 0.8 * view.cores:
         return "the cores had no more to give: ask for more of them, or let the GPU do more of the work"
-    if view.used.get("io_wait"):
+    if waits_for_storage(view):
         return "it waited for storage: read ahead, or from a faster place"
     return "give it more at once (larger batches, more loaders), or look where the program waits"
 
