@@ -26,6 +26,7 @@ from bench.reports import measure_reports
 from bench.run import measure_run
 from bench.sinks import measure_sinks
 from bench.slurm import measure_slurm
+from bench.soak import measure_soak
 from bench.startup import measure_startup
 from bench.store import measure_store
 from bench.table import Section, as_data, render
@@ -46,6 +47,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "attacks": measure_attacks,
     "sinks": measure_sinks,
     "compaction": measure_compaction,
+    "soak": measure_soak,
     "hooks": measure_hooks,
     "slurm": measure_slurm,
     "records": measure_records,

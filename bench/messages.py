@@ -47,14 +47,18 @@ class Messages:
         if self._jobs:
             head["jobs"] = [["bench", "1", f"n{node}", "u", 1000]]
         packed = zlib.compress(json.dumps(head).encode(), 1)
-        bodies = self._bodies[node % len(self._bodies)]
-        body = MAGIC + struct.pack("<I", len(packed)) + packed + bodies[sequence % len(bodies)]
+        body = MAGIC + struct.pack("<I", len(packed)) + packed + self.sections(node, sequence)
         identity = Head("bench", f"n{node}", "b", sequence, time.time(), digest_of(body))
         token = make_token(KEY, "bench", f"n{node}").encode()
         fields = sign(token, "POST /v1/batch", identity, len(body)).items()
         lines = ["POST /v1/batch HTTP/1.1", "Host: hub", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in fields]
         return "\r\n".join([*lines, "", ""]).encode() + body
+
+    def sections(self, node: int, sequence: int) -> bytes:
+        """What stands behind the header."""
+        bodies = self._bodies[node % len(self._bodies)]
+        return bodies[sequence % len(bodies)]
 
 
 class AgentMessages(Messages):
