@@ -36,7 +36,8 @@ _SETTINGS = (
 )  # fmt: skip
 _GOAL_BYTES, _GOAL_GROWTH = 300e6, 1.1
 _ROLES = {"joblens.hub.sink": "lake sink", "joblens.hub.compaction": "compaction"}
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS, _PATIENCE = 0.2, 600.0
+_MOST_SEGMENTS = 6  # that wait
 
 
 class BusyMessages(Messages):
@@ -159,15 +160,16 @@ def _soak(python: str) -> _Found:
             watch.start()
             begin = time.monotonic()
             try:
-                _send(messages, port, watch)
-                wait_until_stored(folder)
+                _send(messages, port, watch, folder)
+                wait_until_stored(folder, _PATIENCE)
             finally:
                 watch.stop()
             seconds = time.monotonic() - begin
         return _Found(watch, seconds, _count(folder))
 
 
-def _send(messages: BusyMessages, port: int, watch: _Watch) -> None:
+def _send(messages: BusyMessages, port: int, watch: _Watch, folder: Path) -> None:
+    """No faster than the sink takes it, on the whole: a day does not pile up in the journal."""
     selector = selectors.DefaultSelector()
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(NODES)]
     for node, it in enumerate(sockets):
@@ -176,6 +178,7 @@ def _send(messages: BusyMessages, port: int, watch: _Watch) -> None:
     in_flight = done = 0
     try:
         for hour in range(HOURS):
+            wait_until_stored(folder, _PATIENCE, most=_MOST_SEGMENTS)
             for node, it in enumerate(sockets):
                 it.sendall(messages.request(node, hour))
                 in_flight += 1

@@ -91,6 +91,30 @@ def test_every_value_of_every_node(sink: LakeSink, tmp_path: Path) -> None:
     assert {row[:2] for row in rows(sink.lake, "cpu", "cluster", "jobid")} == {("lab", "")}
 
 
+@pytest.mark.parametrize("many", [True, False])
+def test_text_of_any_kind(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """Labels are as they were sent, in large files and in small ones, and go with the right rows."""
+    monkeypatch.setattr("joblens.store.lake._MANY_ROWS", 1 if many else 10**9)
+    words = ["", "a", "A", "é", "日本", "x" * 5000, "a,b", "'", '"', "a\nb", "\0", "%s", "\udc80", "NULL"]
+    schema = Schema("odd", ("cpu", "step"), (Column("n", GAUGE, ""),))
+    keys = tuple((word, words[-1 - number]) for number, word in enumerate(words))
+    batches = [
+        encode(node, 1, [Sample(START, Rows(schema, keys[first:], list(range(first, len(keys)))))])
+        for first, node in enumerate(("n1", "n'2", "n3"))
+    ]
+    sink.take(write_segment(tmp_path, 1, batches))
+    stored = [word.encode("utf-8", "replace").decode() for word in words]
+    expected = [
+        (node, stored[number], stored[-1 - number], float(number))
+        for first, node in enumerate(("n1", "n'2", "n3"))
+        for number in range(first, len(keys))
+    ]
+    assert rows(sink.lake, "odd", "node", "cpu", "step", "n") == sorted(expected, key=repr)
+    assert sink.lake.schema(sink.lake.files("odd"))["cpu"] == "VARCHAR"
+
+
 def test_jobs_are_kept_apart(sink: LakeSink, tmp_path: Path) -> None:
     """Two jobs of one user, and a job of another user with the same id in another cluster, on one node."""
     sink.take(write_segment(tmp_path, 1, [encode("n1", 1, node_samples("n1", seconds(0, 3), JOBS), JOBS)]))

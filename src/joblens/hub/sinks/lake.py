@@ -7,7 +7,7 @@ Work is done per node and set or per column, never per value.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from itertools import chain
@@ -23,7 +23,7 @@ from joblens.model import Schema
 from joblens.store.columns import TIME, Table, identifier, in_base_units, storable, stored_name
 from joblens.store.folder import HUB, JobFile
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.lake import Lake
+from joblens.store.lake import Lake, select_text, text_column
 from joblens.store.retain import retain
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ OPTIONS: Mapping[str, Any] = {
 }
 # What waits in memory, and what of one set is decoded at once; more goes into further files. Taken again, a
 # segment must come to the same files, so what is in it alone decides: the memory is estimated from its bytes.
-_PENDING_BYTES = 40 << 20
-_SET_BYTES = 40 << 20
+_PENDING_BYTES = 48 << 20
+_SET_BYTES = 32 << 20
 _PER_TEXT_BYTE = 5  # bytes in memory for one of a description's JSON
 _MOST_PARTS = 50  # kinds of columns in one file
-_ENTRY_BYTES, _WORD, _CELL_BYTES = 300, 8, 16
+_ENTRY_BYTES, _WORD, _CELL_BYTES = 300, 8, 12
 _RETAIN_SECONDS = 3600.0
 _Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
@@ -57,18 +57,35 @@ def open_sink(place: Place, options: Mapping[str, Any]) -> LakeSink:
 def prepare(description: Description) -> None:
     """Its keys as columns, and what tells which others can be in the same columns. Done once."""
     schema, keys = description.schema, description.keys
-    columns = [_column(list(cells)) for cells in zip(*keys)]
-    kinds = [column.dtype.char for column in columns]
+    columns = [_column(cells) for cells in zip(*keys)]
+    kinds = [type(column).__name__ for column in columns]
     described = repr((schema.labels, schema.columns, kinds)).encode()
     description.parts, description.layout = columns, blake2b(described, digest_size=16).digest()
 
 
-def _column(cells: list[Any]) -> Cells:
+class _Texts(NamedTuple):
+    """A column of text: most cells are like others."""
+
+    different: list[str]
+    places: Cells  # of each cell among the different ones
+
+
+def _column(cells: tuple[str | int, ...]) -> Cells | _Texts:
     import numpy
 
     if all(type(cell) is int for cell in cells):
         return numpy.array(cells, dtype=numpy.int64)
-    return numpy.array([storable(str(cell)) for cell in cells], dtype=object)
+    places = _Places()
+    numbers = [places[storable(str(cell))] for cell in cells]
+    return _Texts(list(places), numpy.array(numbers, dtype=numpy.int32))
+
+
+class _Places(dict[str, int]):
+    """Texts, each with its place in the order in which they came."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = place = len(self)
+        return place
 
 
 class _Entry(NamedTuple):
@@ -98,8 +115,7 @@ class _Pending:
             size += description.text_bytes * _PER_TEXT_BYTE
         self.bytes += size
         cells = len(description.keys) * len(description.schema.labels)
-        row = packed.size * _WORD + cells * _CELL_BYTES + description.text_bytes
-        self.decoded += row * packed.ticks
+        self.decoded += (packed.size * _WORD + cells * _CELL_BYTES) * packed.ticks + description.text_bytes
         return size
 
 
@@ -157,18 +173,21 @@ class LakeSink:
         self, group: Group, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]], left: LeftOut
     ) -> Taken:
         dates: dict[int, list[Table]] = {}
+        texts: defaultdict[str, _Places] = defaultdict(_Places)
         taken = Taken()
         for (_, ticks), entries in kinds.items():
-            rows, dropped = _read(sorted(entries, key=_by_node), ticks, left)
+            rows, dropped = _read(sorted(entries, key=_by_node), ticks, texts, left)
             problems = (f"{set_name}: numbers that make no sense are left out",) if dropped else ()
             taken = taken.plus(Taken(len(rows.times), rows.values.size, dropped, problems))
             for day, of_day in _days(rows):
-                dates.setdefault(day, []).append(_table(entries[0].packed.description.schema, of_day))
+                schema = entries[0].packed.description.schema
+                dates.setdefault(day, []).append(_table(schema, of_day))
         for day, tables in sorted(dates.items()):
             date = time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
             for part in range(0, len(tables), _MOST_PARTS):
                 name = file_name(self.hub, group, number, part // _MOST_PARTS)
-                self.lake.save_tables(set_name, date, name, tables[part : part + _MOST_PARTS], ordered=True)
+                some = tables[part : part + _MOST_PARTS]
+                self.lake.save_tables(set_name, date, name, some, ordered=True, texts=texts)
         return taken
 
 
@@ -185,11 +204,13 @@ class _Rows(NamedTuple):
     """In columns: of one node together, of one key together, in order of time."""
 
     times: Numbers
-    labels: dict[str, Cells]
+    labels: dict[str, Cells]  # of text: places, 32 bits wide
     values: Numbers  # [column, row]
 
 
-def _read(entries: list[_Entry], ticks: int, left: LeftOut) -> tuple[_Rows, int]:
+def _read(
+    entries: list[_Entry], ticks: int, texts: Mapping[str, _Places], left: LeftOut
+) -> tuple[_Rows, int]:
     """All that is sound, and how many rows are not. Rows with a time far from their arrival go to `left`."""
     import numpy
 
@@ -201,13 +222,12 @@ def _read(entries: list[_Entry], ticks: int, left: LeftOut) -> tuple[_Rows, int]
     heights = numpy.array([len(entry.packed.description.keys) for entry in entries])
     repeats = heights * ticks
     labels = {
-        name: numpy.repeat(_column(cells), repeats)
+        name: numpy.repeat(numpy.array([texts[name][cell] for cell in cells], dtype=numpy.int32), repeats)
         for name, cells in _whose(entries).items()
         if name not in schema.labels
     }
     for part, name in enumerate(schema.labels):
-        cells = numpy.concatenate([_cells(entry, part, name) for entry in entries])
-        labels[name] = numpy.repeat(cells, ticks)
+        labels[name] = numpy.repeat(numpy.concatenate(_cells(entries, part, name, texts)), ticks)
     by_row = numpy.repeat(times, heights, axis=0).reshape(-1)
     width = len(schema.columns)
     by_column = values.reshape(-1, width, ticks).transpose(1, 0, 2).reshape(width, -1)
@@ -221,21 +241,33 @@ def _read(entries: list[_Entry], ticks: int, left: LeftOut) -> tuple[_Rows, int]
     return _choose(rows, numpy.repeat(sound, heights, axis=0).reshape(-1)), int(repeats[wrong].sum())
 
 
-def _cells(entry: _Entry, part: int, name: str) -> Cells:
-    """Processes of no job do not say where they are: on the node that tells of them."""
+def _cells(entries: list[_Entry], part: int, name: str, texts: Mapping[str, _Places]) -> list[Cells]:
+    """One column of all keys. Processes of no job do not say where they are: on the node that sends them."""
     import numpy
 
-    cells: Cells = entry.packed.description.parts[part]
-    if name not in ("cluster", "node") or cells.dtype != object:
-        return cells
-    return numpy.where(cells == "", entry.node if name == "node" else entry.cluster, cells)
+    found: list[Cells] = []
+    known: dict[int, Cells] = {}
+    for entry in entries:
+        column = entry.packed.description.parts[part]
+        if not isinstance(column, _Texts):
+            found.append(column)
+            continue
+        cells = known.get(id(column))
+        if cells is None:
+            places = [texts[name][text] for text in column.different]
+            cells = known[id(column)] = numpy.array(places, dtype=numpy.int32)[column.places]
+        if name in ("cluster", "node") and "" in column.different:
+            own = texts[name][storable(entry.node if name == "node" else entry.cluster)]
+            cells = numpy.where(cells == texts[name][""], numpy.int32(own), cells)
+        found.append(cells)
+    return found
 
 
 def _whose(entries: list[_Entry]) -> dict[str, list[str]]:
     return {
-        "cluster": [entry.cluster for entry in entries],
+        "cluster": [storable(entry.cluster) for entry in entries],
         "jobid": [""] * len(entries),
-        "node": [entry.node for entry in entries],
+        "node": [storable(entry.node) for entry in entries],
     }
 
 
@@ -256,8 +288,15 @@ def _days(rows: _Rows) -> Iterator[tuple[int, _Rows]]:
 def _table(schema: Schema, rows: _Rows) -> Table:
     import numpy
 
-    columns: dict[str, Any] = {TIME: rows.times, **rows.labels}
-    selected = [f"make_timestamp_ns({TIME}) AS {TIME}", *map(identifier, rows.labels)]
+    columns: dict[str, Any] = {TIME: rows.times}
+    selected = [f"make_timestamp_ns({TIME}) AS {TIME}"]
+    for name, cells in rows.labels.items():
+        if cells.dtype == numpy.int32:
+            columns[text_column(name)] = cells
+            selected.append(f"{select_text(name)} AS {identifier(name)}")
+        else:
+            columns[name] = cells
+            selected.append(identifier(name))
     for number, column in enumerate(schema.columns):
         raw = f"raw {number}"  # names have no blanks in them
         columns[raw] = numpy.ascontiguousarray(rows.values[number])
