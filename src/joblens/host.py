@@ -14,6 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from joblens.errors import MalformedError
+from joblens.json_file import parse_json
 
 _CHUNK = 1 << 16
 # /proc/interrupts of a machine with a thousand cores is a few MiB. More than this is not a kernel file.
@@ -271,10 +272,8 @@ class Host:
         return [(fields[0], fields[2]) for line in lines for fields in [line.split(":")] if len(fields) > 2]
 
     def _read_facts(self) -> Dict[str, Any]:
-        import json
-
         try:
-            facts = json.loads(self.read_once(_FACTS))
+            facts = parse_json(self.read_once(_FACTS))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError):

@@ -28,6 +28,7 @@ FOUND = [
     ("hub-files", b"[" * 100_000),
     ("hub-files", b'{"failures": "x", "segment": "y"}'),
     ("hub-files", b'{"hub": "h1", "first": 1e999, "last": 2}'),
+    ("hub-files", b'{"b1": [[1e999, 2]]}'),
     ("recording", b""),
     ("recording", b"\x9b"),
     ("recording", b'{"space": {"/": [6]}}'),

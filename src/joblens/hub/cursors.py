@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import list_names, read_small, write_small
+from joblens.json_file import parse_json
 
 Untimely = tuple[str, str, int]  # cluster, node, rows
 
@@ -23,7 +24,7 @@ class Cursor(NamedTuple):
 def load_cursor(path: Path) -> Cursor:
     """Raises MalformedError: to begin anew without being asked would store everything twice."""
     try:
-        found = json.loads(read_small(str(path)))
+        found = parse_json(read_small(str(path)))
         if isinstance(found, list):  # what there was room for
             found = dict(zip(Cursor._fields, found))
         segment, *counts = (found.get(name, 0) for name in ("segment", "rows", "values", "dropped"))

@@ -23,6 +23,7 @@ from joblens.hub.cursors import list_behind
 from joblens.hub.entries import Head, Indexed, find_entry, guess_identity, is_entry, parse_head, parse_index
 from joblens.hub.seen import Batch
 from joblens.hub.segments import Segment, Skip, damage_path, index_path, load_skips
+from joblens.json_file import parse_json
 
 _BLOCK = 4096  # bytes that a disk cannot read are passed over in such steps
 _TAIL = 8192  # bytes at the end of an index, that have its last record in them
@@ -142,7 +143,7 @@ def acknowledged_size(segment: Path) -> int:
 def load_damage(segment: Path) -> Damage:
     """Nothing where none was found, and where what was written about it is damaged too: it is found again."""
     try:
-        found = json.loads(damage_path(segment).read_bytes())
+        found = parse_json(damage_path(segment).read_bytes())
         return Damage(
             load_skips(segment),
             tuple(_lost(*it) for it in found["lost"]),

@@ -33,6 +33,7 @@ from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, Not
 from joblens.hub.kafka_seen import Known
 from joblens.hub.seen import Batch
 from joblens.hub.segments import list_sealed
+from joblens.json_file import parse_json
 from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 
 if TYPE_CHECKING:
@@ -361,7 +362,7 @@ def _read_claim(kafka: Kafka, name: str) -> int:
     """The number of the last one that this hub has finished."""
     note = kafka.read_note(CURSORS, name)
     try:
-        return int(json.loads(note)["claim"]) if note else 0
+        return int(parse_json(note)["claim"]) if note else 0
     except (ValueError, KeyError, TypeError, RecursionError):
         raise MalformedError(kafka.topic(CURSORS), f"{note[:60]!r} is no claim") from None
 

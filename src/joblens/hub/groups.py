@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from joblens.files import write_whole
 from joblens.hub.segments import Segment
+from joblens.json_file import parse_json
 
 _MOST_BYTES = 256 << 20
 _MOST_SEGMENTS = 1000
@@ -72,7 +73,7 @@ def _bounded(waiting: list[Segment]) -> list[Segment]:
 
 def _load(path: Path, hub: str) -> Group | None:
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         return Group(int(found["first"]), int(found["last"]), []) if found["hub"] == hub else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

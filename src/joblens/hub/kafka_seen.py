@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from joblens.errors import MalformedError
 from joblens.hub.kafka_client import Notes
 from joblens.hub.seen import Batch, Ranges
+from joblens.json_file import parse_json
 
 _MOST_BOOTS = 8  # of one node
 _Boots = dict[str, Ranges]
@@ -67,7 +68,7 @@ def _parse(name: str, note: bytes) -> _Boots:
     """Raises MalformedError: without it repeats would be stored again."""
     found: _Boots = {}
     try:
-        for boot, pairs in json.loads(note).items():
+        for boot, pairs in parse_json(note).items():
             flat = [int(number) for pair in pairs for number in pair]
             if flat != sorted(flat) or any(len(pair) != 2 for pair in pairs):
                 raise ValueError("not in order")

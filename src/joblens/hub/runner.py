@@ -20,6 +20,7 @@ from joblens.errors import sentence
 from joblens.hub.identity import load_identity
 from joblens.hub.settings import HubSettings, JobsSettings, is_loopback
 from joblens.hub.sink import Place, check_options, load_status
+from joblens.json_file import parse_json
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 
 Log = Callable[[str], None]
@@ -302,7 +303,7 @@ class Runner:
 def _rows_of_jobs(home: Path, follower: Child) -> Rows:
     found: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        found.update(json.loads((home / "jobs" / "status.json").read_bytes()))
+        found.update(parse_json((home / "jobs" / "status.json").read_bytes()))
     answered = found.get("answered")
     known = isinstance(answered, (int, float)) and 0 < answered < time.time() + _LATEST_SECONDS
     values = [

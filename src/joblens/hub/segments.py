@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from joblens.errors import MalformedError
 from joblens.files import list_names, sync_folder
 from joblens.hub.entries import NOBODY, Head, identify, pack_head, read_entry
 from joblens.hub.seen import Batch
+from joblens.json_file import parse_json
 
 SEALED = re.compile(r"(\d{8})\.sealed", re.ASCII)
 OPEN = re.compile(r"(\d{8})\.log", re.ASCII)
@@ -92,7 +92,7 @@ def damage_path(segment: Path) -> Path:
 def load_skips(segment: Path) -> tuple[Skip, ...]:
     """In their order. None if what is written there cannot be read: the damage is found again then."""
     try:
-        found = json.loads(damage_path(segment).read_bytes())["skips"]
+        found = parse_json(damage_path(segment).read_bytes())["skips"]
         return tuple(Skip(*map(int, it)) for it in found)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()

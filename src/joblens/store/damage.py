@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joblens.errors import MalformedError, OutsideError
+from joblens.json_file import parse_json
 from joblens.store.folder import HUB, job_file, parse_manifest
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def load_gaps(home: Path) -> list[dict[str, Any]]:
     with suppress(FileNotFoundError):
         for line in (home / GAPS).read_bytes().splitlines():
             with suppress(ValueError, RecursionError):
-                gap = json.loads(line)
+                gap = parse_json(line)
                 if isinstance(gap, dict):
                     found[tuple(map(str, map(gap.get, ("set", "date", "file", "bytes"))))] = gap
     return list(found.values())

@@ -24,6 +24,7 @@ from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, loa
 from joblens.hub.kafka_schema import Encode, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import Record, Segment
 from joblens.hub.sink import Place, Taken
+from joblens.json_file import parse_json
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -226,7 +227,7 @@ def _parse_done(note: bytes, topic: str) -> Done:
     if not note:
         return Done()
     try:
-        found = json.loads(note)
+        found = parse_json(note)
         return Done(int(found["segment"]), int(found["records"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         raise MalformedError(topic, f"{note[:60]!r} does not say how far this hub is") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.files import write_whole
+from joblens.json_file import parse_json
 
 _OVER_SECONDS = 600.0  # without a dropped row: then it is over
 _MOST_JOBS = 50  # of one user; all further ones share an entry
@@ -107,7 +108,7 @@ def _entry(user: str, job: str, dropped: Dropped) -> Entry:
 def _load(path: Path) -> list[Entry]:
     """Of what is damaged, nothing: nobody relies on it but people."""
     try:
-        return [it for it in json.loads(path.read_bytes()) if _is_entry(it)]
+        return [it for it in parse_json(path.read_bytes()) if _is_entry(it)]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []
 

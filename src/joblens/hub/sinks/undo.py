@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import publish, sync_folder, unfinished_name
+from joblens.json_file import parse_json
 
 Parts = tuple[str, ...]
 
@@ -45,7 +46,7 @@ class Undo:
         for line in lines[1:]:
             # Zeros, which some file systems leave after a crash.
             with suppress(ValueError, TypeError, RecursionError, OverflowError):
-                user, job, node, file, length, *uid = json.loads(line)
+                user, job, node, file, length, *uid = parse_json(line)
                 found.append(Undone((user, job, node, file), int(length), *map(int, uid)))
         return found
 
