@@ -15,8 +15,7 @@ from bench.fleet import Fleet
 from bench.hub_process import cpu_by_process, running_hub, wait_until_stored
 from bench.messages import AgentMessages
 
-COMPACTED = 80  # segments; a cycle of compaction comes after each 20 of them
-_CYCLE = 20
+_CYCLE = 20  # segments: a cycle of compaction comes every ten minutes
 _SEGMENT_SECONDS = 30.0
 _SETTLE = 5.0  # seconds that the sinks have to start
 _NAME = re.compile(r"(hub~[0-9a-f]+)\.([0-9]+)-([0-9]+)\.parquet")
@@ -35,7 +34,8 @@ class Ordinary(NamedTuple):
         return self.hub + self.sink + self.compaction
 
 
-def ordinary_load(python: str, nodes: int, seconds: float) -> Ordinary:
+def ordinary_load(python: str, nodes: int, seconds: float, cycles: int) -> Ordinary:
+    """`cycles` of compaction, each of ten minutes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with running_hub(python, folder) as (pid, port):
@@ -51,13 +51,13 @@ def ordinary_load(python: str, nodes: int, seconds: float) -> Ordinary:
             peak = max(memory(child).peak for child in after)
         used = {child: 100 * (after[child] - before.get(child, 0.0)) / passed for child in after}
         hub = used.pop(pid)
-        cpu, largest = _compact(python, folder / "store")
+        cpu, largest = _compact(python, folder / "store", cycles)
         return Ordinary(
-            hub, sum(used.values()), 100 * cpu / (COMPACTED * _SEGMENT_SECONDS), max(peak, largest)
+            hub, sum(used.values()), 100 * cpu / (cycles * _CYCLE * _SEGMENT_SECONDS), max(peak, largest)
         )
 
 
-def _compact(python: str, store: Path) -> tuple[float, int]:
+def _compact(python: str, store: Path, cycles: int) -> tuple[float, int]:
     """CPU and highest memory, of segments that are like those that were stored."""
     made = [(path, match) for path in (store / "lake").rglob("hub~*.parquet") if (match := _match(path))]
     segments = sorted({int(match[2]) for _, match in made})
@@ -70,7 +70,7 @@ def _compact(python: str, store: Path) -> tuple[float, int]:
         if int(match[2]) == middle:
             whole.append((kept / str(number), path.parent, match[1]))
     cpu, peak = 0.0, 0
-    for cycle in range(COMPACTED // _CYCLE):
+    for cycle in range(cycles):
         for number in range(_CYCLE):
             segment = 1000 + cycle * _CYCLE + number
             for path, folder, hub in whole:
@@ -78,8 +78,8 @@ def _compact(python: str, store: Path) -> tuple[float, int]:
         used, largest = _one_cycle(python, store)
         cpu, peak = cpu + used, max(peak, largest)
     left = len([*(store / "lake").rglob("hub~*.parquet")])
-    if left > COMPACTED * len(whole) // 2:
-        raise BenchError(f"{left} of {COMPACTED * len(whole)} files were not compacted")
+    if left > cycles * _CYCLE * len(whole) // 2:
+        raise BenchError(f"{left} of {cycles * _CYCLE * len(whole)} files were not compacted")
     return cpu, peak
 
 
