@@ -22,8 +22,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import duckdb
-
 from joblens.agent.batch import decode
 from joblens.agent.mac import make_token
 from joblens.files import UNFINISHED
@@ -451,7 +449,7 @@ class Cluster:
         found: Counter[Row] = Counter()
         for folder in sorted(lake.path.glob("set=*")):
             name = folder.name.removeprefix("set=")
-            found.update(read_lake(name, lake.files(name), sorted(self.labels.get(name, set()))))
+            found.update(read_lake(name, lake, sorted(self.labels.get(name, set()))))
         assert not lake.problems
         return found
 
@@ -485,12 +483,16 @@ def make_row(set_name: str, node: str, time_ns: int, named: dict[str, str]) -> R
     return Row(set_name, node, named.get("jobid", ""), time_ns, labels)
 
 
-def read_lake(set_name: str, files: list[Path], labels: list[str]) -> Iterator[Row]:
+def read_lake(set_name: str, lake: Lake, labels: list[str]) -> Iterator[Row]:
     names = [name for name in labels if name not in _WHOSE]
     chosen = ", ".join(f'CAST("{name}" AS VARCHAR)' for name in ("node", "jobid", *names))
-    with duckdb.connect() as connection:
-        found = connection.execute(f"SELECT epoch_ns(time), {chosen} FROM {as_table(files)}").fetchall()
-    for time_ns, node, job, *cells in found:
+
+    def ask(files: list[Path]) -> list[tuple[Any, ...]]:
+        query = f"SELECT epoch_ns(time), {chosen} FROM {as_table(files)}"
+        return lake.connection.execute(query).fetchall()
+
+    nothing: list[tuple[Any, ...]] = []
+    for time_ns, node, job, *cells in lake.attempt(lake.files(set_name), ask, nothing):
         named = {name: cell for name, cell in zip(names, cells) if cell is not None}
         yield make_row(set_name, node, time_ns, {**named, "jobid": job})
 

@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
 from joblens.agent.mac import make_token
 from joblens.store.lake import Lake, as_table
 from waiting import PATIENCE, wait_for
@@ -194,11 +192,12 @@ class Watch:
 
     def in_lake(self, set_name: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
         lake = Lake(self.lab.path("store", "lake"))
-        files = lake.files(set_name)
-        if not files:
-            return []
-        with duckdb.connect() as connection:
-            return connection.execute(f"SELECT {columns} FROM {as_table(files)} WHERE {where}").fetchall()
+
+        def ask(files: list[Path]) -> list[tuple[Any, ...]]:
+            query = f"SELECT {columns} FROM {as_table(files)} WHERE {where}"
+            return lake.connection.execute(query).fetchall()
+
+        return lake.attempt(lake.files(set_name), ask, [])
 
     def csv_rows(self, user: str, job: str, node: str, set_name: str) -> list[dict[str, str]]:
         folder = self.lab.path("csv", user, job, node)
