@@ -381,7 +381,22 @@ TARGETS = (
         "manifest",
         manifest,
         lambda: [
-            b'{"file": "compacted-00000001-ab.parquet", "replaces": ["a.1-2.parquet", "hub~h1.3-3.parquet"]}'
+            b'{"file": "compacted-00000001-ab.parquet", "replaces": ["a.1-2.parquet", "hub~h1.3-3.parquet"]}',
+            json.dumps(
+                {
+                    "files": {
+                        f"compacted-00000001-{name}.parquet": {
+                            "values": 5,
+                            "first": 1,
+                            "last": 9,
+                            "jobs": ["a", "b"],
+                            "nodes": ["c1", "c2"],
+                        }
+                        for name in ("ab", "cd")
+                    },
+                    "replaces": ["a.1-2.parquet"],
+                }
+            ).encode(),
         ],
     ),
     Target("parquet", parquet, _parquets),

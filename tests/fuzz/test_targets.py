@@ -31,6 +31,7 @@ EXCLUDED = {
     "collectors.gpu_smi._Smi._parse": "the program's words, which the target `nvidia-smi` reads",
     "collectors.gpu_nvml.load_nvml": "loads NVIDIA's library",
     "hub.kafka_client.load_kafka": "loads Kafka's library",
+    "hub.sink.read_first_line": "what the hub itself tells a process that it starts",
     "hub.server.load_tls": "OpenSSL reads the certificate",
     "jobs.running._load": "as any job on its way, in the target `incoming`",
     "record._read_all": "runs the collectors, each of which has a target",

@@ -116,10 +116,11 @@ def test_library_that_is_not_needed(stand: Stand, body: str) -> None:
     (folder,) = (stand.home / "waiting").iterdir()
     for number in range(100):
         shutil.copytree(folder, folder.with_name(f"w{number}"))
-    use_duckdb(stand, f"open('tried', 'w').close(); {body}", short_values=200_000)
+    tried = stand.folder / "tried"
+    use_duckdb(stand, f"open({str(tried)!r}, 'w').close(); {body}", short_values=200_000)
     ended = stand.run(COMMAND, "--quiet")
     assert (ended.returncode, ended.stdout, ended.stderr) == (7, "out\n", "err\n")
-    assert (stand.folder / "tried").exists()
+    wait_for("the work in the background", tried.exists)
     assert stand.job()["job"]["exit_code"] == 7
 
 

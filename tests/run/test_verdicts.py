@@ -90,6 +90,7 @@ def skip_unless_quiet(job: dict[str, Any]) -> None:
         pytest.skip("the machine had other work meanwhile")
 
 
+@pytest.mark.alone
 def test_asleep(stand: Stand) -> None:
     """On a full node too: it never wanted a core."""
     with full_node():
@@ -98,6 +99,7 @@ def test_asleep(stand: Stand) -> None:
     assert said.startswith("It slept or waited most of the time and used 0.")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("command", [python(BURN), pool(4)], ids=["one loop", "four workers"])
 def test_starved(stand: Stand, command: list[str]) -> None:
     """What it lacked others had, by its run-queue delay: it is not told to do more at once."""
