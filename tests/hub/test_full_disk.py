@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from joblens.hub.segments import list_sealed
 from small_disk import fill, mounted
 from waiting import wait_for
 
-from .made import SECOND, encode, node_samples
+from .made import SECOND, Running, encode, fleet_segment, node_samples
 from .sending import KEY, Hub, Sender, running_hub
-from .test_runner import lake_rows
+from .sinking import Process
+from .test_runner import csv_rows, lake_rows
 
 COUNT, TICKS = 40, 3
 
@@ -62,6 +64,24 @@ def test_starts_and_drains(disk: Path, tmp_path: Path) -> None:
         wait_for("the last", lambda: len(lake_rows(tmp_path / "store")) == (COUNT + 1) * TICKS)
         assert (home / "id").read_text() == identity
     assert set(lake_rows(tmp_path / "store").values()) == {1}
+
+
+def test_csv_drains(disk: Path, tmp_path: Path) -> None:
+    """Files of users are elsewhere: what is needed to undo a segment that a crash cuts off is there too."""
+    home, tree, job = disk / "home", tmp_path / "tree", Running("17", "alice", 1000)
+    for number in (1, 2, 3):
+        fleet_segment(home / "journal", number, 1, 4, [job])
+    fill(disk)
+    sink = Process(home, "csv", {"root": str(tree)}, tmp_path / "said")
+    try:
+        sink.wait_for(1)
+        sink.kill()
+        sink.start()
+        sink.wait_for(3)
+        assert sink.end() == 0
+    finally:
+        sink.close()
+    assert Counter(csv_rows(tree).values()) == {1: 3 * 8}
 
 
 def test_the_first_start(disk: Path, tmp_path: Path) -> None:

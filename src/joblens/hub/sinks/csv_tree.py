@@ -86,7 +86,7 @@ class CsvSink:
     ) -> None:
         """`alone`: no other may write to the tree for as long as this process lives."""
         self.root, self.sets, self.alone = root, sets, alone
-        self._undo = Undo(undo)
+        self._undo = Undo(undo, root / ".undo")
         self._losses = Losses(undo.with_name("losses.json"))
         self._checker = Checker()
         self._lock: int | None = None

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 
 from joblens import __version__
 from joblens.errors import ConfigError, ServerError, sentence
+from joblens.files import NO_ROOM
 from joblens.hub.checked import Checker, LeftOut, Received
 from joblens.hub.decode import Columns
-from joblens.hub.segments import Segment
+from joblens.hub.segments import Segment, load_skips
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.hub.sinks.snappy import compress
 from joblens.hub.sinks.write_request import Name, Namer, encode, make_series
@@ -133,12 +134,14 @@ class RemoteWriteSink:
 
     def take(self, segment: Segment) -> Taken:
         left = LeftOut()
-        before, samples, dropped = self._sent.load(segment.number)
+        # Requests are others once a part of the segment is known to be damaged.
+        which = segment.number + 10**9 * len(load_skips(segment.path))
+        before, samples, dropped = self._sent.load(which)
         taken = Taken(samples, samples, dropped)
         for number, request in enumerate(self._requests(segment, left), 1):
             if number > before:
                 taken = taken.plus(self._send(request))
-                self._sent.save(segment.number, number, taken)
+                self._sent.save(which, number, taken)
         return taken.plus(left_out(left))
 
     def rest(self) -> None:
@@ -233,7 +236,7 @@ def _part(request: Request, middle: int, later: bool) -> Request:
 class _Sent:
     """How many requests of a segment have been answered, and what they had in them.
 
-    Not synced: after a power failure some go twice.
+    Not synced: after a power failure some go twice, as after a crash on a full disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -248,5 +251,10 @@ class _Sent:
 
     def save(self, segment: int, requests: int, taken: Taken) -> None:
         unfinished = self._path.with_suffix(".tmp")
-        unfinished.write_text(f"{segment} {requests} {taken.values} {taken.dropped}")
-        unfinished.rename(self._path)
+        try:
+            unfinished.write_text(f"{segment} {requests} {taken.values} {taken.dropped}")
+            unfinished.rename(self._path)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._path.unlink(missing_ok=True)  # what it says is not true any more

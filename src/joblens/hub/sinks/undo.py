@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.errors import MalformedError
-from joblens.files import publish, sync_folder, unfinished_name
+from joblens.files import NO_ROOM, sync_folder, write_whole
 from joblens.json_file import parse_json
 
 Parts = tuple[str, ...]
@@ -28,19 +28,26 @@ class Undone(NamedTuple):
 
 
 class Undo:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    """`spare`: where it is kept while the disk that `path` is on is full."""
+
+    def __init__(self, path: Path, spare: Path | None = None) -> None:
+        self.path, self._spare = path, spare
+        self._full = False
         self._file = -1
         self._known: set[Parts] = set()
 
     def load(self, done: int) -> list[Undone]:
         """What is to be undone, if all up to segment `done` is as it should be."""
         self.close()
+        found = self._load(self.path, done)
+        return found if self._spare is None else [*found, *self._load(self._spare, done)]
+
+    def _load(self, path: Path, done: int) -> list[Undone]:
         try:
-            lines = self.path.read_bytes().split(b"\n")[:-1]
+            lines = path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return []
-        if not lines or _number(self.path, lines[0]) <= done:
+        if not lines or _number(path, lines[0]) <= done:
             return []
         found = []
         for line in lines[1:]:
@@ -52,10 +59,18 @@ class Undo:
 
     def begin(self, segment: int) -> None:
         self.close()
-        unfinished = unfinished_name(str(self.path))
-        Path(unfinished).write_bytes(b"%d\n" % segment)
-        publish(unfinished, str(self.path))
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        path = self.path
+        try:
+            if self._full and self._spare is not None:
+                path = self._spare
+            write_whole(str(path), b"%d\n" % segment)
+        except OSError as error:
+            if error.errno not in NO_ROOM or self._spare is None:
+                raise
+            path = self._spare
+            write_whole(str(path), b"%d\n" % segment)
+        self._full = False
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._known.clear()
 
     def add(self, files: Iterable[Undone]) -> None:
@@ -63,7 +78,11 @@ class Undo:
         new = {it.parts: it for it in files if it.parts not in self._known}
         if new:
             text = "".join(json.dumps([*it.parts, it.length, it.uid]) + "\n" for it in new.values())
-            write_all(self._file, text.encode())
+            try:
+                write_all(self._file, text.encode())
+            except OSError as error:
+                self._full = error.errno in NO_ROOM  # the segment is begun once more, with the spare one
+                raise
             os.fdatasync(self._file)
             self._known.update(new)
 
@@ -74,8 +93,10 @@ class Undo:
 
     def remove(self) -> None:
         self.close()
-        self.path.unlink(missing_ok=True)
-        sync_folder(str(self.path))
+        for path in (self.path, self._spare):
+            if path is not None:
+                path.unlink(missing_ok=True)
+                sync_folder(str(path))
 
 
 def _number(path: Path, line: bytes) -> int:
