@@ -12,7 +12,7 @@ import pytest
 from joblens.agent import http
 from joblens.agent.events import READ, Events
 from joblens.agent.http import Request, Response, Server
-from joblens.agent.peers import Peers
+from joblens.agent.peers import Peers, network_of
 
 GET = b"GET / HTTP/1.1\r\n\r\n"
 
@@ -207,24 +207,51 @@ def test_requests_and_answers_that_do_not_end(loop: Loop, monkeypatch: pytest.Mo
     assert receive(idle) == b"closed"
 
 
-def test_who_is_at_the_other_end() -> None:
-    """On this machine a user, by TCP as well; who has closed counts by the address."""
+@pytest.mark.parametrize(
+    ("listens", "source", "target"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "127.3.2.1", "127.0.0.1"),
+        ("::1", "::1", "::1"),
+        ("::", "127.3.2.1", "127.0.0.1"),
+    ],
+)
+def test_who_is_at_the_other_end(listens: str, source: str, target: str) -> None:
+    """On this machine a user, by TCP as well, from whichever address; who has closed is of loopback."""
+    family = socket.AF_INET6 if ":" in listens else socket.AF_INET
+    try:
+        listener = socket.create_server((listens, 0), family=family, dualstack_ipv6=listens == "::")
+    except (OSError, ValueError):
+        pytest.skip("there is no IPv6")
+    peers, port = Peers(), listener.getsockname()[1]
+    with listener, socket.create_connection((target, port), source_address=(source, 0)) as client:
+        channel, _ = listener.accept()
+        with channel:
+            assert peers.holder(channel) == os.geteuid()
+            client.close()
+            assert peers.holder(channel) == network_of("127.0.0.1")
+    peers.close()
+
+
+def test_who_is_at_the_other_end_without_tcp() -> None:
     peers = Peers()
-    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        try:
-            listener = socket.create_server((host, 0), family=family)
-        except OSError:
-            continue
-        with listener, socket.create_connection(listener.getsockname()[:2]) as client:
-            channel, _ = listener.accept()
-            with channel:
-                assert peers.holder(channel) == os.geteuid()
-                client.close()
-                assert peers.holder(channel) == socket.inet_pton(family, host)[:8]
     one, other = socket.socketpair()
     with one, other:
         assert peers.holder(one) == os.geteuid()
+
+
+def test_a_listener_is_nobodys_other_end() -> None:
+    """The kernel names one at the same port where it finds no connection."""
+    peers = Peers()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert peers._uid(("127.0.0.1", 1), listener.getsockname()) is None
     peers.close()
+
+
+def test_addresses_that_one_can_have_many_of() -> None:
+    assert len({network_of(it) for it in ("127.0.0.1", "127.9.8.7", "::1", "::ffff:127.1.1.1")}) == 1
+    assert network_of("2001:db8:1:2:3::4") == network_of("2001:db8:1:2:9::8") != network_of("2001:db8:1:3::4")
+    assert network_of("::ffff:10.0.0.1") == network_of("10.0.0.1") != network_of("::ffff:10.0.0.2")
 
 
 def test_an_event_of_a_number_that_is_used_again() -> None:

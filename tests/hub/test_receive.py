@@ -311,6 +311,18 @@ def test_too_many_connections(tmp_path: Path) -> None:
             assert sender.send(make_batch(2)).status == 200
 
 
+def test_too_many_connections_of_one_machine(tmp_path: Path) -> None:
+    """All addresses of loopback count as one: a user of the hub's machine has no more than others."""
+    with running_hub(tmp_path, "connections = 300") as hub, ExitStack() as stack:
+        idle = [
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", hub.port), PATIENCE, (f"127.0.1.{number}", 0))
+            )
+            for number in range(1, 101)
+        ]
+        wait_for("the end of a quarter", lambda: len(select.select(idle, [], [], 0)[0]) >= 25)
+
+
 def test_too_many_nodes(tmp_path: Path) -> None:
     with running_hub(tmp_path, "nodes = 2") as hub, Sender(hub.port) as sender:
         assert [sender.send(make_batch(1, f"n{n}")).status for n in range(3)] == [200, 200, 503]

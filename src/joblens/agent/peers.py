@@ -6,13 +6,30 @@ import socket
 import struct
 from typing import Optional, Tuple, Union
 
-Holder = Union[int, bytes]  # a user of this machine, else the address, of which IPv6 gives out 2**64 each
+Holder = Union[int, bytes]  # a user of this machine, else the network_of the address
 
 # linux/sock_diag.h, linux/inet_diag.h: one socket is asked for by its addresses, and found without a search.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST = 4, 20, 1
 _HEAD = struct.Struct("=IHHII")
+_STATE = _HEAD.size + 1
 _UID = _HEAD.size + 4 + 48 + 12
 _ANY_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+_LISTENS = 10  # the kernel's answer where no connection has these addresses, but a listener has that port
+_MAPPED, _LOOPBACK = bytes(10) + b"\xff\xff", b"loopback"
+
+
+def network_of(address: str) -> bytes:
+    """What one user or one machine can have many addresses of: all of loopback, and 64 bits of IPv6."""
+    packed = _pack(address)
+    if (packed[0] == 127 and len(packed) == 4) or packed == bytes(15) + b"\1":
+        return _LOOPBACK
+    return packed[:8]
+
+
+def _pack(address: str) -> bytes:
+    """4 bytes of an IPv4 address, also where a socket of IPv6 has it."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    return packed[12:] if packed.startswith(_MAPPED) else packed
 
 
 def unix_peer(channel: socket.socket) -> Tuple[int, int]:
@@ -34,30 +51,24 @@ class Peers:
         if channel.family == socket.AF_UNIX:
             return unix_peer(channel)[1]
         own, other = channel.getsockname(), channel.getpeername()
-        if own[0] == other[0]:
-            try:
-                uid = self._uid(channel.family, own, other)
-            except (
-                OSError,
-                ValueError,
-                struct.error,
-                IndexError,
-            ):  # a kernel without it, or another's answer
-                self.close()
-                uid = None
-            if uid is not None:
-                return uid
-        return socket.inet_pton(channel.family, other[0])[:8]
+        try:
+            uid = self._uid(own, other)
+        except (OSError, ValueError, struct.error, IndexError):  # a kernel without it, or another's answer
+            self.close()
+            uid = None
+        return network_of(other[0]) if uid is None else uid
 
-    def _uid(self, family: int, own: Tuple[str, int], other: Tuple[str, int]) -> Optional[int]:
-        """None of a socket that its process has closed: the kernel says of such that they are root's."""
+    def _uid(self, own: Tuple[str, int], other: Tuple[str, int]) -> Optional[int]:
+        """None if the other end is on another machine, or its process has closed it: then the kernel says
+        root, or names a listener at its port."""
         if self._netlink is None:
             how = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
             self._netlink = socket.socket(socket.AF_NETLINK, how, _NETLINK_SOCK_DIAG)
         ports = struct.pack("!HH", other[1], own[1])
-        addresses = [socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (other, own)]
+        addresses = [_pack(end[0]) for end in (other, own)]
+        family = socket.AF_INET if len(addresses[0]) == 4 else socket.AF_INET6
         asked = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
-        asked += ports + b"".join(addresses) + _ANY_COOKIE
+        asked += ports + b"".join(it.ljust(16, b"\0") for it in addresses) + _ANY_COOKIE
         self._number = (self._number + 1) % (1 << 32)
         size = _HEAD.size + len(asked)
         self._netlink.send(_HEAD.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST, self._number, 0) + asked)
@@ -68,7 +79,7 @@ class Peers:
         if kind != _SOCK_DIAG_BY_FAMILY:
             return None
         uid, inode = struct.unpack_from("=II", answer, _UID)
-        return int(uid) if inode else None
+        return int(uid) if inode and answer[_STATE] != _LISTENS else None
 
     def close(self) -> None:
         if self._netlink is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from joblens.agent.mac import make_token
-from joblens.agent.peers import Peers
+from joblens.agent.peers import Peers, network_of
 from joblens.hub.auth import Claim, Gate, Sender, check_body, is_ours, other_node, read_claim, read_head
 from joblens.hub.limits import Notes, Strangers
 from joblens.hub.receive import Receiver
@@ -81,7 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
         self._transport = transport
         self._door.connections.add(self)
-        self._door.strangers.add(self, self._address)
+        self._door.strangers.add(self, network_of(self._address).hex())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.discard(self)
