@@ -20,10 +20,12 @@ from joblens.cli import main
 from joblens.errors import MalformedError
 from joblens.hub import decode
 from joblens.hub.damage import check_segment
+from joblens.hub.groups import Group
 from joblens.hub.segments import Segment
 from joblens.hub.sinks import lake as lake_sink
 from joblens.hub.sinks.lake import LakeSink
 from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.store.arrivals import Arrivals
 from joblens.store.compact import compact, compact_small
 from joblens.store.home import find_home, make_home
 from joblens.store.lake import Lake, as_table
@@ -305,6 +307,31 @@ def test_large_segments_in_chunks(
         sink.take(segment)
     assert len(sink.lake.files("cpu")) > 2
     assert len(rows(sink.lake, "cpu", "time")) == 4 * 8 * 2
+
+
+@pytest.mark.parametrize("limit", [("SET", 32 << 20), ("SET", 300), ("PENDING", 4000)])
+def test_what_arrivals_are_seen_by_comes_last(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: tuple[str, int]
+) -> None:
+    """At any time: where the samples of a node reach a moment, its processes up to then are there."""
+    monkeypatch.setattr(lake_sink, f"_{limit[0]}_BYTES", limit[1])
+    real, early = sink.lake.save_tables, list[tuple[str, str]]()
+    nodes = ("n0", "n1", "n2")
+
+    def save_tables(set_name: str, *values: Any, **named: Any) -> None:
+        real(set_name, *values, **named)
+        seen = Arrivals(Lake(sink.home.lake), 0.0)
+        seen.look()
+        last = dict.fromkeys(nodes, 0.0)
+        for node, time_ns in rows(Lake(sink.home.lake), "process", "node", "time"):
+            last[node] = max(last[node], time_ns / 1e9)
+        early.extend((set_name, node) for node in nodes if seen.of_node(node) > last[node])
+
+    monkeypatch.setattr(sink.lake, "save_tables", save_tables)
+    sink.take_group(Group(1, 2, [fleet_segment(tmp_path, number, jobs=JOBS) for number in (1, 2)]))
+    assert early == []
+    for name, in_tick in (("load", 1), ("cpu", 2), ("job", 3), ("process", 3)):
+        assert len(rows(sink.lake, name, "time")) == 2 * 3 * 8 * in_tick
 
 
 def test_files_do_not_depend_on_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ _PER_TEXT_BYTE = 5  # bytes in memory for one of a description's JSON
 _MOST_PARTS = 50  # kinds of columns in one file
 _ENTRY_BYTES, _WORD, _CELL_BYTES = 300, 8, 12
 _RETAIN_SECONDS = 3600.0
+# Who reads these takes all that a node sent with them as stored (joblens.store.arrivals): they come last.
+_LAST = ("job", "load")
 _Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
 
@@ -149,11 +151,21 @@ class LakeSink:
             self._retained = time.monotonic()
 
     def _files(self, group: Group, left: LeftOut) -> Iterator[tuple[int, str, _Pending]]:
-        """In bounded memory: of each set its first, second, … file."""
+        """In bounded memory: of each set its first, second, … file, all that came before `_LAST`."""
         sets: dict[str, _Pending] = {}
         numbers: Counter[str] = Counter()
         total = 0
+
+        def close(*names: str) -> Iterator[tuple[int, str, _Pending]]:
+            nonlocal total
+            for name in names:
+                full = sets.pop(name)
+                yield numbers[name], name, full
+                numbers[name] += 1
+                total -= full.bytes
+
         for batch in chain.from_iterable(self._checker.unread(it, left) for it in group.segments):
+            is_last_full = False
             for packed in batch.entries:
                 name = packed.description.schema.set
                 pending = sets.setdefault(name, _Pending())
@@ -162,12 +174,13 @@ class LakeSink:
                     name = max(sets, key=lambda it: (sets[it].bytes, it))
                 elif pending.decoded <= _SET_BYTES:
                     continue
-                full = sets.pop(name)
-                yield numbers[name], name, full
-                numbers[name] += 1
-                total -= full.bytes
-        for name, pending in sorted(sets.items()):
-            yield numbers[name], name, pending
+                if name in _LAST:
+                    is_last_full = True
+                else:
+                    yield from close(name)
+            if is_last_full:
+                yield from close(*sorted(sets, key=_in_order))
+        yield from close(*sorted(sets, key=_in_order))
 
     def _save(
         self, group: Group, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]], left: LeftOut
@@ -189,6 +202,10 @@ class LakeSink:
                 some = tables[part : part + _MOST_PARTS]
                 self.lake.save_tables(set_name, date, name, some, ordered=True, texts=texts)
         return taken
+
+
+def _in_order(set_name: str) -> tuple[bool, str]:
+    return set_name in _LAST, set_name
 
 
 def file_name(hub: str, group: Group, chunk: int, part: int) -> str:
