@@ -36,6 +36,7 @@ FOUND = [
     ("recording", b'{"page_size": "x"}'),
     ("session", b'{"version": 1, "state": "", "hosts": {}, "allocation": {}, "host": "", "time": 5}'),
     ("session", b'{"version": 1, "state": "", "hosts": {}, "allocation": {}, "host": "", "time": NaN}'),
+    ("words", b"a=" + b" " * 100_000 + b"x" + b" " * 100_000 + b"y"),
     ("ldms-gz", b"no gzip"),
     ("sacct-file", b"\x1f\x8b\x08"),
 ]

@@ -99,9 +99,10 @@ def parse_config(text: str) -> dict[str, str]:
     """`Prolog[0] = …` and `Prolog[1] = …`, of Slurm 24.05 and newer, become one value with a comma."""
     found: dict[str, str] = {}
     for line in text.splitlines():
-        match = re.fullmatch(r"([A-Za-z]\w*)(?:\[\d+\])?\s*=\s?(.*?)\s*", line)
-        if match and match[2] not in ("(null)", "(NULL)", "N/A"):
-            found[match[1]] = ",".join(filter(None, (found.get(match[1]), match[2])))
+        match = re.fullmatch(r"([A-Za-z]\w*)(?:\[\d+\])?\s*=(.*)", line)
+        value = match[2].strip() if match else ""
+        if match and value not in ("(null)", "(NULL)", "N/A"):
+            found[match[1]] = ",".join(filter(None, (found.get(match[1]), value)))
     return found
 
 
