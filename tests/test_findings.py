@@ -22,12 +22,13 @@ def made(
     threads: float | None = 1,
     seconds: float = 1.0,
     may: float = 8,
-    delayed: float | None = None,
+    delayed: float | Sequence[float] | None = None,
     **used: Any,
 ) -> View:
     """A job of so many points, each of `seconds`; what is given in `used` takes the place of what follows."""
     count = max(len(cores), len(memory))
     levels, sizes = [*cores] or [1.0] * count, [*memory] or [MIB] * count
+    delays = list(delayed) if isinstance(delayed, Sequence) else [delayed] * count
     points = [
         Point(
             START + n * seconds,
@@ -39,14 +40,17 @@ def made(
             0.0,
             threads,
             1,
-            delayed,
+            delays[n],
         )
         for n in range(count)
     ]
     known = [level for level in levels if level is not None]
     duration = count * seconds
     job = {"start": START, "end": START + duration, "exit_code": 0, "signal": None, "state": "COMPLETED"}
+    waited = [delay for delay in delays if delay is not None]
     figures = {
+        "cores_delayed": sum(waited) / len(waited) if waited else None,
+        "run_delay_share": sum(waited) / (sum(waited) + sum(known)) if waited and known else None,
         "duration_seconds": duration,
         "cores_mean": sum(known) / len(known) if known else None,
         "cores_peak": max(known, default=None),
@@ -98,7 +102,7 @@ def test_idle_cores_in_slurm() -> None:
 
 def test_asleep() -> None:
     """More threads would not help who hardly uses one core: nothing of it wanted to run."""
-    view = made([0.1] * 60, run_delay_share=0.5)
+    view = made([0.1] * 60, delayed=0.1)
     finding = only(view)
     assert (finding.rule, finding.start, finding.end) == ("asleep", START, START + 60)
     assert finding.evidence == "it slept or waited for 80% of the time: none of its threads wanted a core"
@@ -109,9 +113,9 @@ def test_asleep() -> None:
 
 def test_cores_that_others_had() -> None:
     """By its run-queue delay, as a share of the cores that it could have used."""
-    view = made([1.0] * 60, run_delay_share=0.75, node_idle_cores=0.4)
+    view = made([1.0] * 60, delayed=3.0, node_idle_cores=0.4)
     finding = only(view)
-    assert (finding.rule, finding.weight) == ("cores taken by others", 0.75)
+    assert (finding.rule, round(finding.weight, 3)) == ("cores taken by others", 0.75)
     assert finding.evidence == (
         "it got 1.0 of the 4.0 cores that it was ready to use; other work had 75% of them; "
         "0.4 cores of the node were idle"
@@ -121,13 +125,28 @@ def test_cores_that_others_had() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "may", "share"),
-    [(7.9, 8, 0.8), (1.0, 8, 0.05), (0.02, 8, 0.5), (2.0, 2, 0.9)],
-    ids=["its own threads wait for each other", "hardly", "of very little", "it had all of them"],
+    "view",
+    [
+        made([7.9] * 60, delayed=30.0),
+        made([1.0] * 60, delayed=0.05),
+        made([0.02] * 60, delayed=0.02),
+        made([8.0] * 60 + [1.0] * 60, delayed=[8.0] * 60 + [0.0] * 60, node_idle_cores=3.5),
+    ],
+    ids=["its own threads wait for each other", "hardly", "of very little", "at first its own threads"],
 )
-def test_no_cores_taken(cores: float, may: float, share: float) -> None:
+def test_no_cores_taken(view: View) -> None:
     """More threads than cores wait for each other, and who wakes up waits for a moment."""
-    assert "cores taken by others" not in rules(made([cores] * 60, may=may, run_delay_share=share))
+    assert not {"cores taken by others", "bound to few cores"} & set(rules(view))
+
+
+def test_bound_to_few_cores() -> None:
+    """Nobody else can have had the cores that it lacked if as many were idle."""
+    view = made([1.0] * 60, delayed=7.0, node_idle_cores=7.0, threads=8)
+    finding = only(view)
+    assert finding.rule == "bound to few cores"
+    assert finding.evidence == (
+        "its threads were ready to use 8.0 cores and got 1.0, while 7.0 cores of the node were idle"
+    )
 
 
 @pytest.mark.parametrize("cores", [1.0, 0.01])
@@ -140,7 +159,13 @@ def test_a_full_node_without_run_queue_delay(cores: float) -> None:
 def test_cpu_quota() -> None:
     """For how long it was stopped; threads that wait for the quota are no reason for fewer threads."""
     view = made(
-        [0.5] * 60, may=0.5, threads=4, involuntary_switches=6000, throttled_share=0.5, run_delay_share=0.0
+        [0.5] * 60,
+        may=0.5,
+        threads=4,
+        involuntary_switches=6000,
+        throttled_share=0.5,
+        throttled_seconds=30.0,
+        delayed=0.0,
     )
     finding = only(view)
     assert finding.rule == "CPU quota"
@@ -159,7 +184,7 @@ def test_short_lived_processes() -> None:
         "system_seconds": 20.0,
         "forks": 60_000,
     }
-    view = made([0.7] * 60, may=1, run_delay_share=0.0, **figures)
+    view = made([0.7] * 60, may=1, delayed=0.0, **figures)
     finding = only(view)
     assert finding.rule == "short-lived processes"
     assert finding.evidence == (
@@ -167,7 +192,7 @@ def test_short_lived_processes() -> None:
         "50% of its CPU time was spent in the kernel"
     )
     for less in ({"forks": 2000}, {"unsampled_seconds": 4.0}, {"unsampled_seconds": None}, {"forks": None}):
-        assert rules(made([0.7] * 60, may=1, run_delay_share=0.0, **{**figures, **less})) == []
+        assert rules(made([0.7] * 60, may=1, delayed=0.0, **{**figures, **less})) == []
 
 
 def test_killed_for_memory() -> None:

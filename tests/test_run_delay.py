@@ -71,6 +71,14 @@ def test_threads_come_and_go(tmp_path: Path) -> None:
     assert delay.read(tree(tmp_path, {7: 140}), "proc/7", 1, keep=False) == 165
 
 
+def test_very_many_threads(tmp_path: Path) -> None:
+    """Of more than are read the others are estimated; when they end, the counter does not go back."""
+    delay = RunDelay()
+    many = tree(tmp_path, dict.fromkeys(range(7, 407), 10))
+    assert delay.read(many, "proc/7", 400, keep=False) == 4000
+    assert delay.read(tree(tmp_path, {7: 11}), "proc/7", 1, keep=False) >= 4000
+
+
 def test_a_kernel_without_it(tmp_path: Path) -> None:
     """Unknown is not zero; nor is what cannot be understood."""
     assert RunDelay().read(tree(tmp_path, {}), "proc/7", 1, keep=False) == ABSENT

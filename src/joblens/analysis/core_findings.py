@@ -14,6 +14,7 @@ WORTH_SECONDS = 5.0  # shorter jobs say little about how they use what they have
 WAITING_CORES = 0.5  # who uses less than half of one is not computing
 _MUCH_LOST = 0.15  # of the cores that it wanted
 _MUCH_HELD = 0.1  # of the time that it wanted to run
+_LEAST_HELD = 0.05  # of its time
 _MANY_FORKS = 50.0  # a second
 _MUCH_UNSAMPLED = 0.3  # of its CPU time
 _LEAST_UNSAMPLED = 0.05  # cores
@@ -23,18 +24,26 @@ _BLOCKED = 0.3
 def lost_cores(view: View) -> tuple[float, float] | None:
     """Cores that it could have used and did not get, on average, and as a share of those that it wanted.
 
-    Its threads cannot use more than the cores that it has: beyond them they wait for each other.
+    At no time can its threads use more than the cores that it has: beyond them they wait for each other.
     """
-    used, share = view.used["cores_mean"], view.used.get("run_delay_share")
-    if used is None or share is None or not view.cores:
+    used, delayed = view.used["cores_mean"], view.used.get("cores_delayed")
+    if used is None or delayed is None or not view.cores:
         return None
-    wanted = min(used / max(1 - share, 0.01), view.cores)
-    lost = max(wanted - used, 0.0)
-    return lost, lost / wanted if wanted > 0 else 0.0
+    points = [point for point in view.points if point.cores is not None and point.delayed is not None]
+    seen = mean([(point.delayed or 0.0, point.seconds) for point in points])
+    scale = delayed / seen if seen else 0.0
+    lost = mean([(_lost(point, view.cores, scale), point.seconds) for point in points]) or 0.0
+    return lost, lost / (used + lost) if used + lost > 0 else 0.0
+
+
+def _lost(point: Point, cores: float, scale: float) -> float:
+    used = point.cores or 0.0
+    return max(min(used + scale * (point.delayed or 0.0), cores) - used, 0.0)
 
 
 def is_throttled(view: View) -> bool:
-    return (view.used.get("throttled_share") or 0.0) >= _MUCH_HELD
+    share, seconds = view.used.get("throttled_share") or 0.0, view.used.get("throttled_seconds") or 0.0
+    return share >= _MUCH_HELD and seconds >= _LEAST_HELD * view.duration
 
 
 def has_lost_cores(view: View) -> bool:
@@ -43,6 +52,12 @@ def has_lost_cores(view: View) -> bool:
     if lost is None or lost[1] < _MUCH_LOST or is_throttled(view):
         return False
     return lost[0] >= 0.1 and lost[0] / lost[1] >= WAITING_CORES
+
+
+def is_bound(view: View) -> bool:
+    """Its threads waited for cores while others of the node were idle: they may not run there."""
+    free, lost = view.used.get("node_idle_cores"), lost_cores(view)
+    return free is not None and lost is not None and free >= max(0.5, 0.75 * lost[0])
 
 
 def waits_for_storage(view: View) -> bool:
@@ -68,7 +83,7 @@ def throttled(view: View) -> Finding | None:
 
 def cores_taken(view: View) -> Finding | None:
     """It could not have used more: other work was on the cores that it may use."""
-    if view.duration < WORTH_SECONDS or not has_lost_cores(view):
+    if view.duration < WORTH_SECONDS or not has_lost_cores(view) or is_bound(view):
         return None
     used, (lost, part) = view.used["cores_mean"], lost_cores(view) or (0.0, 0.0)
     free = view.used.get("node_idle_cores")
@@ -80,6 +95,22 @@ def cores_taken(view: View) -> Finding | None:
         f"it got {used:.1f} of the {used + lost:.1f} cores that it was ready to use; "
         f"other work had {part:.0%} of them{left}",
         "run it where it has its cores for itself, and judge its use of them there",
+        part,
+    )
+
+
+def bound(view: View) -> Finding | None:
+    """Its threads share fewer cores than it may use."""
+    if view.duration < WORTH_SECONDS or not has_lost_cores(view) or not is_bound(view):
+        return None
+    used, (lost, part) = view.used["cores_mean"], lost_cores(view) or (0.0, 0.0)
+    return Finding(
+        "bound to few cores",
+        view.job["start"],
+        view.job["end"],
+        f"its threads were ready to use {used + lost:.1f} cores and got {used:.1f}, "
+        f"while {view.used['node_idle_cores']:.1f} cores of the node were idle",
+        "look at how it is bound to cores (OMP_PROC_BIND, taskset, numactl, srun --cpu-bind)",
         part,
     )
 

@@ -12,23 +12,28 @@ from joblens.analysis.view import Point, mean
 from joblens.store.reader import ProcessUse, Reader, Series, Span
 
 _POINTS = 120
+_MOST_UNSAMPLED = 10.0  # times the CPU time of sampled processes
 # A device that others are made of carries the same bytes once more.
 _MADE_OF_OTHERS = ("dm-", "md", "loop", "zram", "ram", "bcache")
 
 
 def find_demand(
-    cpu: float | None, series: Series, points: list[Point], processes: list[ProcessUse]
+    cpu: float | None, series: Series, points: list[Point], processes: list[ProcessUse], own_group: bool
 ) -> dict[str, Any]:
     """`run_delay_share`: of the time that its threads were ready to run or ran, that without a core.
 
     Processes that end between two samples leave no run-queue delay behind, so the share is that of the
-    sampled ones.
+    sampled ones. A quota stops others too if the cgroup is not the job's own: a thread that it stops has
+    run-queue delay, so the job was stopped for no longer than that.
     """
     throttled = _last(series, "throttled_seconds")
     delayed = [it for it in processes if it.run_delay_seconds is not None]
-    waited = sum(it.run_delay_seconds or 0.0 for it in delayed) - (throttled or 0.0)
+    waited = sum(it.run_delay_seconds or 0.0 for it in delayed)
+    if throttled is not None and not own_group:
+        throttled = min(throttled, waited)
+    waited = max(waited - (throttled or 0.0), 0.0)
     ran = sum((it.user_seconds or 0.0) + (it.system_seconds or 0.0) for it in delayed)
-    share = max(waited, 0.0) / (max(waited, 0.0) + ran) if delayed and waited + ran > 0 else None
+    share = waited / (waited + ran) if delayed and waited + ran > 0 else None
     held = throttled / (throttled + cpu) if throttled and cpu is not None else None
     kills = _last(series, "oom_kills")
     return {
@@ -37,8 +42,24 @@ def find_demand(
         "throttled_seconds": throttled,
         "throttled_share": held,
         "oom_kills": None if kills is None else int(kills),
+        "cores_delayed": _delayed(points, throttled, cpu, ran),
         **_blocked(points),
     }
+
+
+def _delayed(points: list[Point], throttled: float | None, cpu: float | None, sampled: float) -> float | None:
+    """Threads that were ready to run and had no core, on average; those of processes that no sample saw as
+    often as the others."""
+    known = [point for point in points if point.delayed is not None]
+    found = mean([(point.delayed or 0.0, point.seconds) for point in known])
+    if found is None:
+        return None
+    found -= (throttled or 0.0) / sum(point.seconds for point in known)
+    return max(found, 0.0) * unsampled_factor(cpu, sampled)
+
+
+def unsampled_factor(cpu: float | None, sampled: float) -> float:
+    return min(max((cpu or 0.0) / sampled, 1.0), _MOST_UNSAMPLED) if sampled > 0 else 1.0
 
 
 def _blocked(points: list[Point]) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from joblens.analysis.batch_findings import (
 )
 from joblens.analysis.core_findings import (
     WORTH_SECONDS,
+    bound,
     cores_taken,
     idle_cores,
     serial_phase,
@@ -162,6 +163,7 @@ RULES: tuple[Callable[[View], Finding | None], ...] = (
     uneven_nodes,
     throttled,
     cores_taken,
+    bound,
     idle_cores,
     serial_phase,
     memory_growth,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ def summarise(
     seen = _look(facts, end, reader, interval, part)
     whole, start, span, finish = seen.whole, seen.start, seen.whole.span, seen.whole.finish
     totals = {} if part else (end or {}).get("totals") or {}
-    job, asked, used = _job(facts, end, start, finish), _asked(facts), _used(seen, totals, reader)
+    own_group = facts.get("source") != "run"  # such a job is in a cgroup with whoever started it
+    job, asked, used = _job(facts, end, start, finish), _asked(facts), _used(seen, totals, reader, own_group)
     gpus = find_gpus(reader, span, _POINTS, longest_stretch(interval, finish - start, _POINTS))
     if gpus:
         asked |= {"gpus": asked["gpus"] or sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
@@ -54,7 +56,9 @@ def summarise(
     nodes = _nodes(whole, start, finish, interval, facts.get("nodes"))
     events = find_events(reader, span)
     kills = sum(event.kind.startswith("oom_") for event in events)
-    used["oom_kills"] = max(used["oom_kills"] or 0, kills) or used["oom_kills"]
+    if own_group or _was_killed(job):  # else it can have been a neighbour
+        kills = max(used["oom_kills"] or 0, kills)
+    used["oom_kills"] = kills or (None if used["oom_kills"] is None else 0)
     view = View(job, asked, used, whole.points, tuple(gpus), tuple(nodes))
     found = find(view)
     return {
@@ -132,10 +136,10 @@ def _look(
     return _Seen(start, whole, processes, around, marks, problems)
 
 
-def _used(seen: _Seen, totals: dict[str, Any], reader: Reader) -> dict[str, Any]:
+def _used(seen: _Seen, totals: dict[str, Any], reader: Reader, own_group: bool) -> dict[str, Any]:
     whole = seen.whole
     duration = max(whole.finish - seen.start, 0.0)
-    used = find_used(duration, totals, whole.series, whole.points, seen.processes, bool(totals))
+    used = find_used(duration, totals, whole.series, whole.points, seen.processes, bool(totals), own_group)
     _raise_memory(used, whole.nodes)
     used["node_idle_cores"] = find_idle_cores(reader, seen.around)
     used["forks"] = find_forks(reader, seen.around)
@@ -244,6 +248,10 @@ def _step(step: dict[str, Any]) -> dict[str, Any]:
     allocated = step.get("allocated")
     plain = allocated._asdict() if isinstance(allocated, Resources) else allocated
     return {**step, "nodes": list(step.get("nodes") or ()), "allocated": plain}
+
+
+def _was_killed(job: dict[str, Any]) -> bool:
+    return signal.SIGKILL in (job["signal"], (job["exit_code"] or 0) - 128)
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:

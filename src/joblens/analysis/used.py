@@ -19,6 +19,7 @@ def find_used(
     points: list[Point],
     processes: list[ProcessUse],
     is_exact: bool,
+    own_group: bool,
 ) -> dict[str, Any]:
     """Both are bounds from below (the kernel does not count who was not waited for): the larger holds."""
     io = totals.get("io") or {}
@@ -47,7 +48,7 @@ def find_used(
         "processes": max(len(processes), 1 if totals else 0),
         "threads_peak": max((p.threads for p in points if p.threads is not None), default=None),
         "unsampled_seconds": find_unsampled(cpu, is_exact, processes),
-        **find_demand(cpu, series, points, processes),
+        **find_demand(cpu, series, points, processes, own_group),
     }
 
 

@@ -74,6 +74,7 @@ def _use(view: View, rules: list[str]) -> str:
         "idle cores": f"used {share}; the others had nothing to do.",
         "asleep": f"slept or waited most of the time and used {share}.",
         "cores taken by others": f"used {share}; other work took {taken:.0%} of the cores that it wanted.",
+        "bound to few cores": f"used {share}; its threads shared them while other cores were idle.",
         "memory growth": f"used {share}, and its memory grew to the end.",
         "serial phase": f"used {share}; for a part of the time only one worked.",
         "more threads than cores": f"used {share}, with more threads than these can run.",

@@ -20,12 +20,13 @@ _MOST_THREADS = 256  # of one process that are read; of more, the others count l
 class RunDelay:
     """Of one process. Threads that have ended keep what they had when they were last read."""
 
-    __slots__ = ("_ended", "_files", "_last", "_threads")
+    __slots__ = ("_ended", "_files", "_highest", "_last", "_threads")
 
     def __init__(self) -> None:
         self._files: Dict[str, int] = {}
         self._last: Dict[str, int] = {}
         self._ended = 0
+        self._highest = 0  # a counter does not go back, though of many threads some are estimated
         self._threads = 0
 
     def read(self, host: Host, path: str, threads: int, keep: bool) -> int:
@@ -44,7 +45,10 @@ class RunDelay:
         if not read and not self._ended:
             return ABSENT
         known = sum(self._last.values())
-        return self._ended + (known * threads // read if read and threads > _MOST_THREADS else known)
+        if read and threads > _MOST_THREADS:
+            known = known * threads // read
+        self._highest = max(self._highest, self._ended + known)
+        return self._highest
 
     def _list(self, host: Host, path: str, threads: int) -> None:
         self._threads = threads
