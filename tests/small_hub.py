@@ -119,7 +119,7 @@ def hang(it: _Handler) -> None:
 
 def too_large(it: _Handler) -> None:
     """Said before the body was read."""
-    it.answer(413, "too large", Connection="close")
+    it.answer(413, "too large", Connection="close", X_Joblens_Refused="too large")
     it.close_connection = True
 
 

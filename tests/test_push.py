@@ -248,7 +248,10 @@ def test_path_of_the_url(tmp_path: Path, hub: SmallHub) -> None:
         node.wait_until_empty()
 
 
-@pytest.mark.parametrize(("refusal", "status"), [(answer(400, "malformed: x"), 400), (too_large, 413)])
+MALFORMED = answer(400, "malformed: x", X_Joblens_Refused="malformed")
+
+
+@pytest.mark.parametrize(("refusal", "status"), [(MALFORMED, 400), (too_large, 413)])
 def test_refused(tmp_path: Path, hub: SmallHub, refusal: Turn, status: int) -> None:
     """A batch that the hub will never take is put aside with a sentence, and a gap; the others go on."""
     hub.turns.extend([acknowledge, refusal])
@@ -271,10 +274,10 @@ def test_refused(tmp_path: Path, hub: SmallHub, refusal: Turn, status: int) -> N
 
 
 def test_all_are_refused(tmp_path: Path, hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers so may be no hub: from the third on each next one waits."""
+    """Each is one that is lost: from the third on each next one waits."""
     monkeypatch.setattr(sender, "_FIRST_WAIT", 3600.0)
     monkeypatch.setattr(sender, "_LONGEST_WAIT", 3600.0)
-    hub.otherwise = answer(400, "The plain HTTP request was sent to HTTPS port")
+    hub.otherwise = MALFORMED
     with running_node(tmp_path, hub.url) as node:
         node.sample(10)
         wait_for("three refusals", lambda: node.own()["refused_batches"] >= 3)
@@ -285,9 +288,10 @@ def test_all_are_refused(tmp_path: Path, hub: SmallHub, monkeypatch: pytest.Monk
         assert len(hub.posts) == 3
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 302])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 426, 302])
 def test_somebody_must_do_something(tmp_path: Path, hub: SmallHub, status: int) -> None:
-    """Said once, kept, and tried again slowly; new settings are tried at once."""
+    """Said once, kept, and tried again slowly; new settings are tried at once. So is 400 of what is no hub,
+    such as a proxy that was spoken to without TLS, and 413 of one with a limit of its own."""
     hub.otherwise = answer(status, "no", Location="http://127.0.0.1:1/")
     with running_node(tmp_path, hub.url) as node:
         node.sample(3)

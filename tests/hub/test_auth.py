@@ -402,7 +402,7 @@ def test_tls(tmp_path: Path, certificates: tuple[Path, Path, Path]) -> None:
                 assert sender.send(make_batch(sequence, ticks=500)).status == 200
         with Sender(hub.port) as plain:
             answer = plain.send(make_batch(100))
-            assert answer == (400, "this port speaks TLS only: use https://\n", None)
+            assert answer == (426, "this port speaks TLS only: use https://\n", None)
         with (
             pytest.raises(ssl.SSLCertVerificationError),
             Sender(hub.port, ssl.create_default_context()) as other,

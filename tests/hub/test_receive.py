@@ -247,6 +247,15 @@ def test_too_large(tmp_path: Path) -> None:
         )
         assert sender.send(make_batch(1)).status == 200
         assert hub.metrics()["joblens_hub_waiting_bytes"] == 0
+        assert b"\r\nX-Joblens-Refused: too large\r\n" in exchange(hub.port, request(b"x" * 20_000))
+
+
+def test_what_is_said_of_a_batch_and_of_a_request(hub: Hub) -> None:
+    """Only of a batch that is malformed itself: its sender throws that one away."""
+    assert b"\r\nX-Joblens-Refused: malformed\r\n" in exchange(hub.port, request(b"rubbish"))
+    answer = exchange(hub.port, b"POST /v1/batch HTTP/1.1\r\nContent-Length: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"X-Joblens-Refused" not in answer
 
 
 def test_too_slow(tmp_path: Path) -> None:

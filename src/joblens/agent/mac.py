@@ -17,6 +17,7 @@ except ImportError:  # a Python that has it from OpenSSL only
     from hashlib import blake2b
 
 FIELD = "X-Joblens-Batch"
+REFUSAL = "X-Joblens-Refused"  # of an answer: no hub will ever take this batch
 SCHEME = "Joblens"  # of `Authorization`, followed by the MAC
 MUNGE = "Munge"  # the same, followed by a munge credential and the MAC
 _DIGEST_BYTES = 32

@@ -12,6 +12,7 @@ from typing import Any, Dict, NamedTuple, Optional
 from joblens import __version__
 from joblens.agent.client import Answer, Client
 from joblens.agent.frame import read_header
+from joblens.agent.mac import REFUSAL
 from joblens.agent.sampler import Log
 from joblens.agent.secrets import Proof
 from joblens.agent.spool import PUT_BACK, Item, Spool
@@ -131,7 +132,7 @@ class Sender(threading.Thread):
         said = f"{target.words} answers {answer.status}{first_line(answer)}"
         if answer.status == 200:
             return self._is_acknowledged(answer, item, message, target)
-        if answer.status in (400, 413) or (answer.status == 403 and _is_of_another(message, target)):
+        if _is_about_the_batch(answer) or (answer.status == 403 and _is_of_another(message, target)):
             return self._is_refused(said, item, message)
         if answer.status == 401 and target.proof.was_refused():
             return 0.0
@@ -215,6 +216,11 @@ def _retry_after(answer: Answer) -> Optional[float]:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         return None
     return min(float(text), _LONGEST_RETRY_AFTER) or None
+
+
+def _is_about_the_batch(answer: Answer) -> bool:
+    """A hub says so. A proxy, or another server, that answers 400 or 413 does not know what a batch is."""
+    return answer.status in (400, 413) and REFUSAL.lower() in answer.headers
 
 
 def _is_of_another(message: bytes, target: Target) -> bool:

@@ -16,7 +16,7 @@ from joblens.agent.peers import Peers, network_of
 from joblens.hub.auth import Claim, Gate, Sender, check_body, is_ours, other_node, read_claim, read_head
 from joblens.hub.limits import Notes, Strangers
 from joblens.hub.receive import Receiver
-from joblens.hub.refusals import Answer, Refused
+from joblens.hub.refusals import MALFORMED, TOO_LARGE, Answer, Refused
 from joblens.hub.requests import LARGEST_HEAD, Request, parse_head, render_answer
 from joblens.hub.seen import Batch
 from joblens.hub.settings import HubSettings
@@ -217,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
         self._claim = claim
         most = self._door.settings.batch_bytes
         if request.length > most:
-            self._early = Refused(413, "too large", f"a batch can have {most} bytes here")
+            self._early = Refused(413, TOO_LARGE, f"a batch can have {most} bytes here")
             if request.length > 4 * most:
                 raise self._early
         else:
@@ -372,4 +372,4 @@ def _compare(claim: Claim, batch: Batch) -> None:
     if batch[:2] != claim.sender:
         raise other_node(claim.sender, Sender(*batch[:2]))
     if batch != _batch(claim):
-        raise Refused(400, "malformed", "the batch has another boot or number than the request says")
+        raise Refused(400, MALFORMED, "the batch has another boot or number than the request says")

@@ -23,7 +23,7 @@ from joblens.hub.journal import Entry, Journal
 from joblens.hub.limits import Room
 from joblens.hub.nodes import Node, Nodes
 from joblens.hub.now import Picker
-from joblens.hub.refusals import Answer, Refused
+from joblens.hub.refusals import MALFORMED, Answer, Refused
 from joblens.hub.seen import Batch, Seen
 from joblens.hub.settings import HubSettings
 
@@ -76,7 +76,7 @@ class Receiver:
             header = check_header(read_header(data, LARGEST_HEADER))
             check_sections(data)
         except MalformedError as error:
-            raise Refused(400, "malformed", sentence(error)) from None
+            raise Refused(400, MALFORMED, sentence(error)) from None
         batch = header.batch
         if (
             not self.journal.seen.knows(batch.cluster, batch.node)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+MALFORMED, TOO_LARGE = "malformed", "too large"  # of a batch that no hub will ever take
+
 
 class Refused(Exception):  # noqa: N818 (it is an answer, and no error of ours)
     def __init__(self, status: int, reason: str, text: str, retry: float = 0.0) -> None:

@@ -6,8 +6,8 @@ import math
 import re
 from typing import NamedTuple
 
-from joblens.agent.mac import FIELD
-from joblens.hub.refusals import Answer, Refused
+from joblens.agent.mac import FIELD, REFUSAL
+from joblens.hub.refusals import MALFORMED, TOO_LARGE, Answer, Refused
 
 LARGEST_HEAD = 16_384
 _MOST_FIELDS = 64
@@ -24,6 +24,7 @@ _REASONS = {
     408: "Request Timeout",
     411: "Length Required",
     413: "Content Too Large",
+    426: "Upgrade Required",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
@@ -82,6 +83,10 @@ def render_answer(answer: Answer, keep: bool, content_type: str = "", head_only:
     more = "" if keep else "Connection: close\r\n"
     if answer.status == 401:
         more += "WWW-Authenticate: Joblens, Bearer\r\n"
+    if answer.status == 426:
+        more += "Upgrade: TLS/1.2\r\n"  # RFC 9110, 15.5.22: it has to be there
+    if answer.status in (400, 413) and answer.reason in (MALFORMED, TOO_LARGE):
+        more += f"{REFUSAL}: {answer.reason}\r\n"
     if answer.retry:
         more += f"Retry-After: {max(math.ceil(min(answer.retry, 3600.0)), 1)}\r\n"
     head = (

@@ -186,7 +186,7 @@ class Hub:
         loop = asyncio.get_running_loop()
         try:
             if self._tls is not None and not await self._speaks_tls(channel):
-                self._send_away(channel, Answer(400, "this port speaks TLS only: use https://"))
+                self._send_away(channel, Answer(426, "this port speaks TLS only: use https://"))
                 self.receiver.refused["not TLS"] += 1
                 self.notes.say(f"{address} plain", f"{address}: speaks no TLS; it is cut off")
                 return
