@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import re
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,62 @@ def test_what_is_lost_is_written_down(stored: Home) -> None:
     assert later.problems == []
     assert len(load_gaps(stored.path)) == 1
     assert rows_in_lake(stored) == {job: whole(2) for job in JOBS if job != "b"}
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize("command", ["compact", "check"])
+def test_a_file_that_cannot_be_read_for_a_while(
+    stored: Home, monkeypatch: pytest.MonkeyPatch, command: str, number: int
+) -> None:
+    """It is not damaged: it is reported once, stays as it is, and is compacted when it can be read again."""
+    victim = next(
+        path for path in lake_files(stored) if "set=job/" in str(path) and path.name.startswith("b.")
+    )
+    data = victim.read_bytes()
+    with monkeypatch.context() as patch, Store(stored) as store:
+        patch.setattr(os, "pread", failing_read(victim, number))
+        getattr(store, command)()
+        assert store.problems == [f"{victim} cannot be read and is left out: {os.strerror(number)}"]
+    assert victim.read_bytes() == data
+    assert load_gaps(stored.path) == []
+    assert not stored.damaged.exists()
+    with Store(stored) as store:
+        store.compact()
+        assert store.problems == []
+    assert len([path for path in lake_files(stored) if "set=job/" in str(path)]) == 1
+    assert rows_in_lake(stored) == {job: whole(2) for job in JOBS}
+
+
+def failing_read(victim: Path, number: int) -> Callable[[int, int, int], bytes]:
+    pread, inode = os.pread, victim.stat().st_ino
+
+    def read(file: int, count: int, at: int) -> bytes:
+        if os.fstat(file).st_ino == inode:
+            raise OSError(number, os.strerror(number))
+        return pread(file, count, at)
+
+    return read
+
+
+def test_a_file_that_is_replaced_while_it_is_read(stored: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server then says ESTALE: the reader lists the files again, and gets all rows."""
+    reader = Lake(stored.lake)
+    listed = reader.files("job")
+    read = failing_read(listed[0], errno.ESTALE)
+    compacted: list[int] = []
+
+    def replaced(file: int, count: int, at: int) -> bytes:
+        if not compacted:
+            compacted.append(0)
+            compacted.append(compact(Lake(stored.lake), set))
+        return read(file, count, at) if len(compacted) > 1 else pread(file, count, at)
+
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", replaced)
+    query = "SELECT jobid, count(*) FROM {lake} GROUP BY ALL"
+    assert dict(reader.query(listed, {"jobid": "VARCHAR"}, query)) == dict.fromkeys(JOBS, 10)
+    assert compacted[1] > 0
+    assert reader.problems == []
 
 
 def test_a_compacted_file_that_is_damaged(stored: Home) -> None:

@@ -23,9 +23,11 @@ def check_lake(lake: Lake, progress: Progress | None = None) -> int:
     for number, folder in enumerate(folders, 1):
         listing = list_folder(folder)
         lake.report(*listing.problems)
-        for path, why in lake.find_damaged(listing.files).items():
+        found = lake.check(listing.files)
+        for path, why in found.damaged.items():
             set_aside(lake, path, why)
-        count += len(listing.files)
+        lake.report_unreadable(found)
+        count += len(listing.files) - len(found.unreadable)
         if progress:
             progress(number, len(folders))
     return count

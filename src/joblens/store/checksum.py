@@ -11,8 +11,6 @@ import os
 import zlib
 from pathlib import Path
 
-from joblens.errors import sentence
-
 _NAME, _ZEROS = b"joblens_crc32", b"00000000"
 # For DuckDB's COPY: what `add_checksum` fills in.
 PLACEHOLDER = f"KV_METADATA {{{_NAME.decode()}: '{_ZEROS.decode()}'}}"
@@ -32,7 +30,10 @@ def add_checksum(path: str) -> None:
 
 
 def check_file(path: Path) -> str:
-    """Why it is damaged, or "" if it is not. Files of an older joblens have no checksum: they pass."""
+    """Why it is damaged, or "" if it is not. Files of an older joblens have no checksum: they pass.
+
+    Raises OSError if it cannot be read now: that says nothing about what is on the disk.
+    """
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -45,8 +46,6 @@ def check_file(path: Path) -> str:
             return "" if kept == b"%08x" % _sum(file.fileno(), place) else "checksum mismatch"
     except (FileNotFoundError, PermissionError):  # not damaged: gone, or not ours to read
         return ""
-    except OSError as error:
-        return f"it cannot be read: {sentence(error)}"
 
 
 def _find(file: int, size: int) -> int:

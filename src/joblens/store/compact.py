@@ -119,11 +119,15 @@ def _sizes(lake: Lake, listing: Listing, files: list[Path], known: Mapping[Path,
 
 
 def _set_damaged_aside(lake: Lake, files: list[Path]) -> list[Path]:
-    """Before they are written anew: a new file would have a right checksum over wrong numbers."""
-    damaged = lake.find_damaged(files)
-    for path, why in damaged.items():
+    """Before they are written anew: a new file would have a right checksum over wrong numbers.
+
+    What cannot be read now stays as it is, for a later cycle.
+    """
+    found = lake.check(files)
+    for path, why in found.damaged.items():
         set_aside(lake, path, why)
-    return [path for path in files if path not in damaged]
+    lake.report_unreadable(found)
+    return [path for path in files if path not in found.damaged and path not in found.unreadable]
 
 
 def _merge(lake: Lake, folder: Path, files: list[Path], full: bool) -> int:

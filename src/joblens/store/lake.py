@@ -7,12 +7,13 @@ and types the files have, a query names those that it needs and gets them, with 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from joblens.errors import OutsideError
 from joblens.files import now_at, publish, sync_folder, unfinished_name
@@ -106,6 +107,13 @@ def _is_there(path: Path) -> bool:
         return False
     except OSError:
         return True
+
+
+class Checked(NamedTuple):
+    """By path, with the reason."""
+
+    damaged: dict[Path, str]  # cut off, or the checksum is not that of the content
+    unreadable: dict[Path, str]  # now; later the same file can be sound
 
 
 class Lake:
@@ -314,17 +322,26 @@ class Lake:
                 self.report(told + found)
 
     def _without_damaged(self, files: list[Path]) -> list[Path]:
-        damaged = self.find_damaged(files, _CHECKED_BYTES)
-        self.report(*(f"{path} is damaged and left out: {why}" for path, why in damaged.items()))
-        return _without(files, damaged) if damaged else files
+        found = self.check(files, _CHECKED_BYTES)
+        if found.unreadable and (newer := _listed_again(files)) is not None:
+            return self._without_damaged(newer)
+        self.report(*(f"{path} is damaged and left out: {why}" for path, why in found.damaged.items()))
+        self.report_unreadable(found)
+        left_out = {**found.damaged, **found.unreadable}
+        return _without(files, left_out) if left_out else files
 
-    def find_damaged(self, files: list[Path], most_bytes: int | None = None) -> dict[Path, str]:
-        """Those whose checksum is not right, with a word why; each is read once, unless it is replaced."""
-        damaged = {}
+    def report_unreadable(self, found: Checked) -> None:
+        self.report(
+            *(f"{path} cannot be read and is left out: {why}" for path, why in found.unreadable.items())
+        )
+
+    def check(self, files: list[Path], most_bytes: int | None = None) -> Checked:
+        """Compare their checksums. Each file is read once, unless it is replaced or could not be read."""
+        found = Checked({}, {})
         if len(self._checked) > _MOST_CHECKED:
             self._checked.clear()
         for path in files:
-            with suppress(OSError):
+            try:
                 status = path.stat()
                 version = status.st_mtime_ns, status.st_size, status.st_ino
                 known = self._checked.get(path)
@@ -333,8 +350,12 @@ class Lake:
                         continue
                     known = self._checked[path] = version, check_file(path)
                 if known[1]:
-                    damaged[path] = known[1]
-        return damaged
+                    found.damaged[path] = known[1]
+            except (FileNotFoundError, PermissionError):
+                continue
+            except OSError as error:  # a file server that is away, too many open files, no memory
+                found.unreadable[path] = os.strerror(error.errno) if error.errno else str(error)
+        return found
 
     def _fails(self, path: Path, alone: Callable[[list[Path]], Any]) -> str:
         import duckdb
