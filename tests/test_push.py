@@ -463,6 +463,22 @@ def test_munge(tmp_path: Path, hub: SmallHub, munge_socket: str) -> None:
     assert hub.stored[-1].fields["authorization"].split()[1] != first
 
 
+def test_munge_that_the_hub_has_no_time_for(
+    tmp_path: Path, hub: SmallHub, munge_socket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new credential gets 429: the one before is used again, while that is good."""
+    with running_node(tmp_path, hub.url, munge=True, munge_socket=munge_socket) as node:
+        node.sample()
+        node.wait_until_empty()
+        monkeypatch.setattr("joblens.agent.secrets._CREDENTIAL_SECONDS", -1.0)
+        hub.turns.append(answer(429, "too many munge credentials from there; wait"))
+        node.sample()
+        node.wait_until_empty()
+        assert (node.said, node.own()["failures"]) == ([], 0)
+    first, new, again = (post.fields["authorization"].split()[1] for post in hub.posts)
+    assert new != first == again
+
+
 def test_no_munge(tmp_path: Path, hub: SmallHub, munge_socket: str) -> None:
     """munged is down: one sentence, nothing is sent and nothing lost."""
     with running_node(tmp_path, hub.url, munge=True, munge_socket=munge_socket + "x") as node:

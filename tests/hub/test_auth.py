@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -563,24 +564,74 @@ def test_munge_of_others(tmp_path: Path, munged: Munged) -> None:
         assert answer == (401, "this hub does not take munge credentials: set hub.munge there\n", None)
 
 
-def test_one_place_cannot_keep_munged_busy(tmp_path: Path, munged: Munged) -> None:
-    """Who sends credentials that are none is soon not listened to, and others are."""
+def test_credentials_that_are_none_keep_nobody_out(tmp_path: Path, munged: Munged) -> None:
+    """Whoever else is on a node can send as many as they like."""
     node = host_of(munged)
     config = f'munge = true\nmunge_socket = "{munged.socket}"\nmunge_uids = [{os.getuid()}]'
     with running_hub(tmp_path, config) as hub:
-        answers = [
-            send_by_munge(hub, f"MUNGE:x{number}:", make_batch(9, node), source="127.0.0.2")
-            for number in range(40)
-        ]
-        assert {answer.status for answer in answers[:20]} == {401}
-        assert 429 in {answer.status for answer in answers[20:]}
+        for number in range(30):
+            assert send_by_munge(hub, f"MUNGE:x{number}:", make_batch(9, node)).status == 401
         assert send_by_munge(hub, munged.encode(payload_of(node)), make_batch(1, node)).status == 200
+
+
+@pytest.fixture
+def few_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unmunge that takes those that begin with GOOD."""
+    path = tmp_path / "unmunge"
+    path.write_text(
+        "#!/bin/sh\nread c\ncase $c in GOOD*) ;; *) exit 8 ;; esac\n"
+        r"printf 'ENCODE_HOST: c1 (10.0.0.1)\nENCODE_TIME: now (4000000000)\nTTL: 300\nUID: root (0)\n'"
+        "\n"
+        r"printf 'LENGTH: 71\n\nlab\0c1\0%064d' 5"
+        "\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("joblens.hub.auth._PAUSE", 0.001)
+
+
+def test_a_node_among_senders_of_junk(few_are_good: None) -> None:
+    """From the same address come more that are none than can be checked: the node gets in all the same."""
+
+    async def compete() -> None:
+        munge = Munge(MungeRules())
+
+        async def send_junk() -> None:
+            while True:
+                with pytest.raises(Refused):
+                    await munge.check("BAD", "10.0.0.1")
+
+        junk = [asyncio.create_task(send_junk()) for _ in range(20)]
+        for number in range(10):
+            known = await munge.check(f"GOOD{number}", "10.0.0.1")
+            assert known.sender == ("lab", "c1")
+        for task in junk:
+            task.cancel()
+        await asyncio.gather(*junk, return_exceptions=True)
+        await munge.check("GOOD", "10.0.0.1")  # the turn of nobody is lost
+        assert all(task.cancelled() for task in junk)
+
+    asyncio.run(compete())
+
+
+def test_more_credentials_than_may_wait(few_are_good: None) -> None:
+    async def send(munge: Munge, number: int) -> int:
+        try:
+            await munge.check(f"BAD{number}", "10.0.0.1")
+        except Refused as refused:
+            return refused.status
+        return 200
+
+    async def send_many() -> list[int]:
+        munge = Munge(MungeRules())
+        return await asyncio.gather(*(send(munge, number) for number in range(100)))
+
+    found = asyncio.run(send_many())
+    assert (found.count(401), found.count(429)) == (65, 35)  # one is checked, 64 wait
 
 
 def test_munge_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unmunge that hangs is given up and ended; without one, a sentence."""
-    import asyncio
-
     from joblens.hub import auth
 
     monkeypatch.setattr(auth, "_UNMUNGE_SECONDS", 0.2)

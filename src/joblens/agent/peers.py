@@ -20,10 +20,12 @@ _MAPPED, _LOOPBACK = bytes(10) + b"\xff\xff", b"loopback"
 
 def network_of(address: str) -> bytes:
     """What one user or one machine can have many addresses of: all of loopback, and 64 bits of IPv6."""
+    return _LOOPBACK if is_loopback(address) else _pack(address)[:8]
+
+
+def is_loopback(address: str) -> bool:
     packed = _pack(address)
-    if (packed[0] == 127 and len(packed) == 4) or packed == bytes(15) + b"\1":
-        return _LOOPBACK
-    return packed[:8]
+    return (packed[0] == 127 and len(packed) == 4) or packed == bytes(15) + b"\1"
 
 
 def _pack(address: str) -> bytes:

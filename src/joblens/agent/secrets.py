@@ -18,6 +18,7 @@ _MUNGE_SECONDS = 5.0
 # A credential is good for five minutes where munged's own setting is left alone. To make one, and to have it
 # checked, takes a process on either side.
 _CREDENTIAL_SECONDS = 120.0
+_AGAIN_SECONDS = 10.0  # after which another one is made, where the hub had no time to check one
 _TOKEN_PATH = "/v1/token"  # noqa: S105
 
 
@@ -41,6 +42,9 @@ class Proof:
         self._secret = b""  # with which requests are signed
         self._stamp: Optional[Tuple[int, ...]] = None
         self._credential = ""
+        self._before: Optional[Tuple[str, bytes]] = (
+            None  # and its key, until the hub has taken the one after it
+        )
         self._made = 0.0
         self._local = bool(settings.url) and _is_here(split_url(settings.url).host)
         self._asked = False
@@ -65,7 +69,9 @@ class Proof:
         """
         if self._settings.munge:
             if not self._credential or time.monotonic() - self._made > _CREDENTIAL_SECONDS:
+                before = (self._credential, self._secret) if self._credential else None
                 self._made, self._credential = time.monotonic(), self._run_munge()
+                self._before = before
         elif self._settings.token_file:
             found = os.stat(self._settings.token_file)
             if (found.st_ino, found.st_mtime_ns, found.st_size) != self._stamp:
@@ -84,6 +90,17 @@ class Proof:
         old = bool(self._credential) or self._asked
         self._credential, self._asked = "", False
         return old and time.monotonic() - self._made > 1.0
+
+    def was_taken(self) -> None:
+        self._before = None
+
+    def was_put_off(self) -> bool:
+        """Whether the credential before may do: the hub had no time to check this one, and knows that one."""
+        if self._before is None:
+            return False
+        (self._credential, self._secret), self._before = self._before, None
+        self._made = time.monotonic() - _CREDENTIAL_SECONDS + _AGAIN_SECONDS
+        return True
 
     def _read_token(self) -> None:
         path = self._settings.token_file

@@ -131,10 +131,13 @@ class Sender(threading.Thread):
     def _heed(self, answer: Answer, item: Item, message: bytes, target: Target) -> float:
         said = f"{target.words} answers {answer.status}{first_line(answer)}"
         if answer.status == 200:
+            target.proof.was_taken()
             return self._is_acknowledged(answer, item, message, target)
         if _is_about_the_batch(answer) or (answer.status == 403 and _is_of_another(message, target)):
             return self._is_refused(said, item, message)
         if answer.status == 401 and target.proof.was_refused():
+            return 0.0
+        if answer.status == 429 and target.proof.was_put_off():
             return 0.0
         if answer.status in (408, 425, 429) or answer.status >= 500:
             return self._has_failed(said, _retry_after(answer))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from joblens.agent.mac import FIELD, MUNGE, SCHEME, Head, Signer, digest_of, is_same, make_token, parse_head
 from joblens.errors import ConfigError, MalformedError, sentence
 from joblens.files import NO_ROOM, publish_once, unfinished_name
-from joblens.hub.limits import Bucket
 from joblens.hub.refusals import Refused
 
 if TYPE_CHECKING:
@@ -28,9 +26,8 @@ _FIELD = FIELD.lower().encode()
 _SHORTEST_KEY = 16
 _UNMUNGE_SECONDS = 10.0
 _MOST_UNMUNGE = 8  # at once
-_MOST_OF_ONE = 8  # that wait for it, from one place
-_FAILURES, _FAILURES_PER_SECOND = 20.0, 1.0  # of one place, after which munged is not asked for a while
-_MOST_PLACES = 10_000
+_MOST_OF_ONE = 64  # that wait for it, from one place
+_PAUSE = 0.05  # seconds after a credential that was refused, before the next one from that place is checked
 _MOST_CREDENTIALS = 20_000
 _MOST_SIGNERS = 20_000
 _LONGEST_CREDENTIAL = 8192
@@ -217,8 +214,8 @@ class Munge:
         self._rules = rules
         self._known: dict[str, Known] = {}  # by digest
         self._turns: asyncio.Semaphore | None = None
-        self._waiting: Counter[str] = Counter()  # by place
-        self._failures: dict[str, Bucket] = {}
+        # By place, of those of which one is checked now, or was refused a moment ago.
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def recall(self, credential: str) -> Known | None:
         """What it holds if that is known already: munged says it only once of each. Raises Refused."""
@@ -228,40 +225,60 @@ class Munge:
         return known
 
     async def check(self, credential: str, place: str) -> Known:
-        """Raises Refused. To ask munged takes a process: one place gets only so many."""
+        """Raises Refused. To ask munged takes a process: of one place one is checked after another."""
+        import asyncio
+
         if len(credential) > _LONGEST_CREDENTIAL:
             raise _refuse("is too long")
-        wait = self._bucket(place).take(0, _FAILURES_PER_SECOND, _FAILURES, time.monotonic())
-        if wait or self._waiting[place] >= _MOST_OF_ONE:
-            raise Refused(
-                429, "too many credentials", "too many munge credentials from there; wait", wait or 1.0
-            )
-        if self._turns is None:
-            import asyncio
-
-            self._turns = asyncio.Semaphore(_MOST_UNMUNGE)
-        self._waiting[place] += 1
+        await self._wait(place)
+        pause = 0.0
         try:
+            if self._turns is None:
+                self._turns = asyncio.Semaphore(_MOST_UNMUNGE)
             async with self._turns:
                 code, text = await self._unmunge(credential)
-            # The same one may have come twice at once, and munged told only the first who it is.
+            # The same one may have come twice, and munged told only the first who it is.
             return self.recall(credential) or self._learn(credential, code, text)
         except Refused as refused:
-            if refused.status in (401, 403):
-                self._bucket(place).level -= 1
+            pause = _PAUSE if refused.status in (401, 403) else 0.0
             raise
         finally:
-            self._waiting[place] -= 1
-            if not self._waiting[place]:
-                del self._waiting[place]
+            asyncio.get_running_loop().call_later(pause, self._call_next, place)
 
-    def _bucket(self, place: str) -> Bucket:
-        found = self._failures.get(place)
-        if found is None:
-            if len(self._failures) >= _MOST_PLACES:
-                self._failures.clear()
-            found = self._failures[place] = Bucket(_FAILURES, time.monotonic())
-        return found
+    async def _wait(self, place: str) -> None:
+        """For its turn among those of the same place. Raises Refused.
+
+        Whoever sends many that are none is like the others before they are checked: chance decides who comes
+        next, and who goes when they are too many, so that nobody is kept out for long.
+        """
+        import asyncio
+
+        waiting = self._waiting.get(place)
+        if waiting is None:
+            self._waiting[place] = []
+            return
+        if len(waiting) >= _MOST_OF_ONE:
+            ended = _pop_any(waiting)
+            if not ended.done():
+                words = "too many munge credentials from there; wait"
+                ended.set_exception(Refused(429, "too many credentials", words, 1.0))
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled() and turn.exception() is None:  # it had just come
+                self._call_next(place)
+            raise
+
+    def _call_next(self, place: str) -> None:
+        waiting = self._waiting[place]
+        while waiting:
+            turn = _pop_any(waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._waiting[place]
 
     def _learn(self, credential: str, code: int, text: bytes) -> Known:
         facts, payload = parse_unmunge(code, text)
@@ -320,6 +337,10 @@ class Munge:
                     process.kill()
                 await process.wait()
         return process.returncode or 0, text
+
+
+def _pop_any(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    return waiting.pop(secrets.randbelow(len(waiting)))
 
 
 class Facts(NamedTuple):

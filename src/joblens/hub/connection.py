@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from joblens.agent.mac import make_token
-from joblens.agent.peers import Peers, network_of
+from joblens.agent.peers import Peers, is_loopback, network_of
 from joblens.hub.auth import Claim, Gate, Sender, check_body, is_ours, other_node, read_claim, read_head
 from joblens.hub.limits import Notes, Strangers
 from joblens.hub.receive import Receiver
@@ -186,12 +186,19 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _ask_munge(self, request: Request, claim: Claim) -> None:
         try:
-            await self._door.gate.ask(claim, f"{self._address} {self._uid_there()}")
+            await self._door.gate.ask(claim, self._place())
             self._busy = False
             self._admit(request, claim)
         except Refused as refused:
             self._cut_off(refused)
         self._advance()
+
+    def _place(self) -> str:
+        """A user of this machine, or a machine: nobody else can send from there."""
+        uid = self._uid_there()
+        if uid is not None:
+            return f"uid {uid}"
+        return "loopback" if is_loopback(self._address) else self._address
 
     def _uid_there(self) -> int | None:
         if self._uid is None:
