@@ -1,6 +1,6 @@
 """Compaction over a simulated day: `python -m bench.one_day day` or `… memory NODES`. Prints JSON.
 
-A day has 144 cycles of 20 segments each, of one set with 60 counters per node, most of which stand still. For
+A day has 144 cycles of 10 segments each, of one set with 60 counters per node, most of which stand still. For
 `day` nodes and the size of merges are divided by the same number: merges are as many as of all nodes, and
 each is smaller. For `memory` segments and merges have their full size, and `joblens db compact` follows.
 """
@@ -25,7 +25,7 @@ from joblens.store.folder import HUB, JobFile
 from joblens.store.lake import Lake
 
 NODES, SCALE, COUNTERS = 1000, 25, 60
-CYCLES, SEGMENTS, SECONDS = 144, 20, 30  # a day; of a cycle; of a segment
+CYCLES, SEGMENTS, SECONDS = 144, 10, 60  # a day; of a cycle; of a segment
 _SPEEDS = (*[0] * 17, 1, 10, 1000)  # of counters; most of a node stand still, so the data compresses well
 _MOST_VALUES = 3 << 20  # in one file: what the lake sink has in memory of a set
 _SET = "bench"

@@ -25,6 +25,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ _JOB_FILE = re.compile(r"([\w%~-]+)\.(0|[1-9]\d{0,17})-(0|[1-9]\d{0,17})\.parque
 _COMPACTED = re.compile(r"compacted-(\d{8})-[0-9a-f]+\.parquet", re.ASCII)
 _MANIFEST = re.compile(r"(\d{8})\.manifest", re.ASCII)
 _LARGEST_MANIFEST = 1 << 28
+_MOST_KEPT = 1000  # manifests in memory
 
 
 HUB = "hub~"  # so no job's name begins, as safe_name writes it
@@ -147,13 +149,21 @@ def _load_manifests(folder: Path, names: list[str]) -> tuple[list[Manifest], lis
     problems: list[str] = []
     for name in filter(_MANIFEST.fullmatch, names):
         try:
-            with (folder / name).open("rb") as file:
-                found.append(parse_manifest(str(folder / name), file.read(_LARGEST_MANIFEST)))
+            path = os.path.join(folder, name)
+            status = os.stat(path)
+            found.append(_read_manifest(path, (status.st_mtime_ns, status.st_size, status.st_ino)))
         except FileNotFoundError:  # what it has put together is in another by now
             continue
         except MalformedError as error:
             problems.append(f"{error}; what was compacted with it is left out")
     return found, problems
+
+
+@lru_cache(_MOST_KEPT)
+def _read_manifest(path: str, version: tuple[int, ...]) -> Manifest:
+    """A folder is listed many times for one report, and manifests do not change."""
+    with open(path, "rb") as file:
+        return parse_manifest(path, file.read(_LARGEST_MANIFEST))
 
 
 def parse_manifest(path: str, data: bytes) -> Manifest:
