@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from joblens.files import list_names
+from joblens.files import list_names, now_at, publish_once
 from joblens.hub.compaction import Compaction
 from joblens.hub.sinks.lake import LakeSink
 from joblens.model import Rows, Sample
@@ -21,7 +21,7 @@ from joblens.store import compact as compact_module
 from joblens.store import folder as folder_module
 from joblens.store.arrivals import Arrivals
 from joblens.store.compact import compact, compact_small
-from joblens.store.folder import list_folder
+from joblens.store.folder import list_folder, remove_replaced, render_manifest
 from joblens.store.home import find_home, make_home
 from joblens.store.lake import Lake
 from joblens.store.reader import LakeReader, Span
@@ -184,6 +184,61 @@ def test_a_file_that_is_lost(sink: LakeSink, tmp_path: Path) -> None:
     reader = Lake(sink.lake.path)
     assert times(reader) == [START + 17 * SECOND]
     assert reader.problems == [f"{made} is missing; its samples are left out"]
+
+
+@pytest.mark.parametrize("when", ["before it is published", "while it is published"])
+def test_a_compactor_that_was_suspended(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """For longer than the grace time, while another cleans up: no row is lost, and a later cycle merges."""
+    for number in range(1, FAN_IN + 1):
+        store(sink, tmp_path, number)
+    folder = sink.home.lake / DAY
+
+    def clean_up_later() -> None:
+        for path in folder.glob("compacted-*.parquet"):
+            os.utime(path, (path.stat().st_mtime - 7200,) * 2)
+        remove_replaced(folder, now_at(str(folder)))
+
+    def suspended(*arguments: Any) -> bytes:
+        clean_up_later()
+        return render_manifest(*arguments)
+
+    def suspended_longer(unfinished: str, manifest: str) -> bool:
+        """Another compactor cleans up once more before this one goes on."""
+        clean_up_later()
+        published = publish_once(unfinished, manifest)
+        remove_replaced(folder, now_at(str(folder)))
+        return published
+
+    if when == "before it is published":
+        monkeypatch.setattr(compact_module, "render_manifest", suspended)
+    else:
+        monkeypatch.setattr(compact_module, "publish_once", suspended_longer)
+    assert compact_small(sink.lake) == 0
+    monkeypatch.undo()
+    assert times(Lake(sink.lake.path)) == expected(FAN_IN)
+    assert sink.lake.problems == [
+        f"{folder}: files are not merged, as another has removed what was made of them"
+    ]
+    assert list(folder.glob("*.manifest")) == []
+    assert compact_small(sink.lake) == FAN_IN
+    assert times(Lake(sink.lake.path)) == expected(FAN_IN)
+
+
+def test_a_merge_that_takes_longer_than_the_grace_time(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given up before anything is published: another may remove what it has made at any moment."""
+    for number in range(1, FAN_IN + 1):
+        store(sink, tmp_path, number)
+    ages = iter([0.0, 0.0, 3000.0, 3000.0])
+    monkeypatch.setattr(compact_module, "now_at", lambda path: now_at(path) + next(ages))
+    assert compact_small(sink.lake) == 0
+    assert len(sink.lake.problems) == 1
+    assert "took more than 1800 s" in sink.lake.problems[0]
+    assert [name for name in list_names(str(sink.home.lake / DAY)) if not name.startswith("hub~")] == []
+    assert times(Lake(sink.lake.path)) == expected(FAN_IN)
 
 
 def test_compaction_while_a_folder_is_listed(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from joblens.errors import OutsideError
 from joblens.files import now_at, publish_once, unfinished_name
 from joblens.store.damage import set_aside
 from joblens.store.folder import (
+    GRACE_SECONDS,
     HUB,
     Extent,
     Listing,
@@ -137,6 +138,7 @@ def _merge(lake: Lake, folder: Path, files: list[Path], full: bool) -> int:
     """
     import duckdb
 
+    began = now_at(str(lake.path))
     listing = list_folder(folder)
     if not set(files) <= set(listing.files):
         return 0
@@ -147,7 +149,7 @@ def _merge(lake: Lake, folder: Path, files: list[Path], full: bool) -> int:
             return 0
         try:
             ranges = find_ranges(lake, sound, MERGE_VALUES * 3 // 4) if full else [Range()]
-            return _put_together(lake, listing, sound, ranges) if ranges else 0
+            return _put_together(lake, listing, sound, ranges, began) if ranges else 0
         except duckdb.OutOfMemoryException:  # of sets with thousands of columns
             lake.report(f"{folder}: files are not merged, as that takes more than {lake.memory} of memory")
             return 0
@@ -156,7 +158,9 @@ def _merge(lake: Lake, folder: Path, files: list[Path], full: bool) -> int:
     return lake.attempt(Files(files, lambda: Files([])), put_together, 0, lake.read_through)
 
 
-def _put_together(lake: Lake, listing: Listing, files: list[Path], ranges: list[Range]) -> int:
+def _put_together(lake: Lake, listing: Listing, files: list[Path], ranges: list[Range], began: float) -> int:
+    """`began`: by the file system's clock. Another compactor takes older files that no manifest names for
+    leftovers of a crash, and removes them."""
     folder = files[0].parent
     number = listing.next_manifest.partition(".")[0]
     schema = lake.schema(files)
@@ -167,13 +171,30 @@ def _put_together(lake: Lake, listing: Listing, files: list[Path], ranges: list[
             path = folder / f"compacted-{number}-{os.urandom(8).hex()}.parquet"
             lake.copy(part.of(as_table(files)), schema, path, group_rows(schema))
             made[path] = lake.extent(path)._replace(jobs=part.jobs, nodes=part.nodes)
+        if abs(now_at(str(lake.path)) - began) > GRACE_SECONDS / 2:
+            lake.report(f"{folder}: files are not merged, as that took more than {GRACE_SECONDS / 2:.0f} s")
+            return 0
         published = _publish(listing, files, made)
+        if published and not _are_there(made):
+            (folder / listing.next_manifest).unlink()
+            published = False
+            lake.report(f"{folder}: files are not merged, as another has removed what was made of them")
     finally:
         for path in () if published else made:
             path.unlink(missing_ok=True)
     for path in files if published else ():
         path.unlink(missing_ok=True)
     return len(files) if published else 0
+
+
+def _are_there(paths: Iterable[Path]) -> bool:
+    """Opened: unlike stat(2), that asks a file server anew. Raises OSError if it cannot be told."""
+    try:
+        for path in paths:
+            path.open("rb").close()
+        return True
+    except FileNotFoundError:
+        return False
 
 
 def _publish(listing: Listing, files: list[Path], made: Mapping[Path, Extent]) -> bool:

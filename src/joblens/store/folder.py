@@ -211,11 +211,15 @@ def _is_replaceable(name: object) -> bool:
 
 
 def remove_replaced(folder: Path, now: float) -> None:
-    """What is replaced, and what a crash has left behind long enough ago. `now` is the file system's."""
+    """What is replaced, and what a crash has left behind long enough ago. `now` is the file system's.
+
+    Nothing that is replaced by a file that is not there: its manifest may be about to be taken back.
+    """
     names = list_names(str(folder))
     manifests, problems = _load_manifests(folder, names)
     old = {name for name in names if now - _changed(folder / name, now) > GRACE_SECONDS}
-    replaced = {name for manifest in manifests for name in manifest.replaces}
+    known = {name for manifest in manifests for name in manifest.replaces}.union(names)
+    replaced = {name for it in manifests if it.files.keys() <= known for name in it.replaces}
     closed = _keys(replaced)
     reach = _reach(name for name in names if name in old)
     named = {name for manifest in manifests for name in manifest.files}
