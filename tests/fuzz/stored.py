@@ -19,7 +19,7 @@ from joblens.hub.cursors import load_cursor, read_cursor
 from joblens.hub.damage import check_segment
 from joblens.hub.from_kafka import _read_claim
 from joblens.hub.gaps import Gaps as HubGaps
-from joblens.hub.groups import _load as load_group
+from joblens.hub.groups import load_group
 from joblens.hub.identity import load_identity, read_identity
 from joblens.hub.journal import recover
 from joblens.hub.kafka_client import OPTIONS as KAFKA_OPTIONS

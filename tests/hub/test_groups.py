@@ -12,9 +12,11 @@ import pytest
 from joblens import files
 from joblens.hub import groups
 from joblens.hub.cursors import load_cursor
+from joblens.hub.gaps import Gaps
 from joblens.hub.groups import Groups
+from joblens.hub.keep import clean
 from joblens.hub.runner import Runner
-from joblens.hub.segments import Segment
+from joblens.hub.segments import Segment, list_sealed
 from joblens.hub.settings import JobsSettings
 from joblens.hub.sink import Hurry, Place, Work, check_options
 from joblens.hub.sinks.lake import LakeSink
@@ -84,6 +86,26 @@ def test_a_journal_that_begins_anew(tmp_path: Path, clock: list[float]) -> None:
     assert numbers(Groups(tmp_path / "group", "h1", 60.0).choose(segments(tmp_path, 1, 2), False)) == [1]
 
 
+def test_a_note_that_is_damaged(tmp_path: Path, clock: list[float]) -> None:
+    """One digit is another: what the note says then is not believed, with its checksum and without."""
+    path = tmp_path / "group"
+    chosen = Groups(path, "h1", 60.0)
+    chosen.choose(segments(tmp_path, 7), False)
+    chosen.choose(segments(tmp_path, 8, 9, 10, 11, 12), True, 7)
+    sound = json.loads(path.read_text())
+    waiting = segments(tmp_path, 13, 14, 15)
+    path.write_text(json.dumps(sound | {"last": 14}))
+    assert Groups(path, "h1", 60.0).choose(waiting, False, 12) == (13, 13, waiting[:1])
+    del sound["crc"]
+    path.write_text(json.dumps(sound | {"last": 92}))
+    assert Groups(path, "h1", 60.0).choose(waiting, False, 12) == (13, 13, waiting[:1])
+    path.write_text(json.dumps(sound | {"last": 14}))
+    assert Groups(path, "h1", 60.0).choose(waiting, True, 12) == (13, 15, waiting)
+    path.write_text(json.dumps(sound))  # as the first versions wrote it
+    again = Groups(path, "h1", 60.0).choose(segments(tmp_path, 8, 9, 10, 11, 12, 13), False, 7)
+    assert numbers(again) == [8, 9, 10, 11, 12]
+
+
 class Crash(BaseException):
     pass
 
@@ -137,6 +159,49 @@ def test_a_crash_at_any_file_of_a_group(tmp_path: Path, monkeypatch: pytest.Monk
         "hub~h1.2-4.parquet",
         "hub~h1.5-6.parquet",
     ]
+
+
+def test_a_group_that_was_begun_is_not_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink fails in the middle of a group and the journal is full: later segments go, and no row is there
+    twice when the group is taken again."""
+    monkeypatch.setattr("joblens.hub.sinks.lake._SET_BYTES", 500)  # so that there are several files of a set
+    place = Place("lake", tmp_path / "hub", "h1")
+    for folder in (place.cursor.parent, place.folder):
+        folder.mkdir(parents=True)
+    (place.home / "id").write_text("h1")
+    home = make_home(find_home(tmp_path / "store"))
+    sink = LakeSink("h1", home)
+    work = Work(place, "lake", sink, lambda _: None, 3600.0, Hurry(math.inf))
+    fleet_segment(place.journal, 1)
+    work.step()
+    for number in (2, 3, 4):
+        fleet_segment(place.journal, number)
+    real, left = sink.lake.save_tables, 6
+
+    def save_tables(*values: Any, **named: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError("no")
+        real(*values, **named)
+
+    monkeypatch.setattr(sink.lake, "save_tables", save_tables)
+    work.step()
+    assert work.failures == 1
+    fleet_segment(place.journal, 5)
+    size = Segment(5, place.journal / "00000005.sealed").path.stat().st_size
+    gaps = Gaps(place.home / "gaps.jsonl")
+    clean(place.home, ["lake"], 3 * size + 100, gaps, lambda _: None)
+    assert [it.number for it in list_sealed(place.journal)] == [2, 3, 4]
+    left = 1000
+    work.step()
+    assert load_cursor(place.cursor).segment == 4
+    found = lake_rows(Lake(home.lake), "load")
+    assert len(found) == len(set(found)) == 4 * 3 * 8
+    fleet_segment(place.journal, 6)
+    clean(place.home, ["lake"], 0, gaps, lambda _: None)
+    assert not list_sealed(place.journal)
+    assert gaps.of_sinks == 2
 
 
 def test_killed_again_and_again(tmp_path: Path) -> None:

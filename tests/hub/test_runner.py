@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -422,6 +423,34 @@ def test_a_cursor_that_is_damaged_is_not_begun_anew(tmp_path: Path) -> None:
         path.write_bytes(bad)
         with pytest.raises(MalformedError, match="no cursor"):
             load_cursor(path)
+
+
+def test_a_cursor_with_another_digit(tmp_path: Path) -> None:
+    """Is refused: by its checksum, in its short form too, or as the journal does not reach so far."""
+    path = tmp_path / "cursors" / "lake.json"
+    path.parent.mkdir()
+    cursor = Cursor(12, 3, 4, 1, (("lab", "n1", 1),))
+    save_cursor(path, cursor)
+    assert load_cursor(path) == cursor
+    path.write_text(path.read_text().replace('"segment": 12', '"segment": 11'))
+    with pytest.raises(MalformedError, match="no cursor: its checksum is wrong"):
+        load_cursor(path)
+    path.unlink()
+    path.symlink_to(f"[12,3,4,1,{zlib.crc32(b'[12, 3, 4, 1, []]')}]")
+    assert load_cursor(path) == cursor._replace(untimely=())
+    path.unlink()
+    path.symlink_to(f"[11,3,4,1,{zlib.crc32(b'[12, 3, 4, 1, []]')}]")
+    with pytest.raises(MalformedError, match="no cursor: its checksum is wrong"):
+        load_cursor(path)
+    path.unlink()
+    for number in (13, 14):
+        fleet_segment(tmp_path / "journal", number)
+    path.write_text('{"segment": 12}')  # as the first versions wrote it
+    assert load_cursor(path) == Cursor(12)
+    path.write_text('{"segment": 92}')
+    with pytest.raises(MalformedError, match="it says 92, and the journal ends with segment 14"):
+        load_cursor(path)
+    assert clean(tmp_path, ["lake"], 1 << 30, Gaps(tmp_path / "gaps.jsonl"), print)["lake"].segments == 2
 
 
 def test_a_journal_that_begins_anew_has_another_identity(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 from joblens.errors import MalformedError
 from joblens.files import list_names, read_small, write_small
+from joblens.hub.segments import NUMBERED, index_folder
 from joblens.json_file import parse_json
 
 Untimely = tuple[str, str, int]  # cluster, node, rows
@@ -21,18 +23,31 @@ class Cursor(NamedTuple):
     untimely: tuple[Untimely, ...] = ()  # of the dropped rows those far from their arrival
 
 
+_SHORT = ("segment", "rows", "values", "dropped", "crc")
+
+
 def load_cursor(path: Path) -> Cursor:
-    """Raises MalformedError: to begin anew without being asked would store everything twice."""
+    """Raises MalformedError: to begin anew without being asked would store everything twice.
+
+    The first versions wrote no checksum. A cursor that no journal can have come to is refused too: what comes
+    until it is reached would be skipped.
+    """
     try:
         found = parse_json(read_small(str(path)))
         if isinstance(found, list):  # what there was room for
-            found = dict(zip(Cursor._fields, found))
+            found = dict(zip(_SHORT, found))
         segment, *counts = (found.get(name, 0) for name in ("segment", "rows", "values", "dropped"))
         untimely = tuple((str(cluster), str(node), rows) for cluster, node, rows in found.get("untimely", ()))
         numbers = segment, *counts, *(rows for *_, rows in untimely)
         if not all(type(value) is int and value >= 0 for value in numbers):
             raise ValueError("not a number")
-        return Cursor(segment, counts[0], counts[1], counts[2], untimely)
+        cursor = Cursor(segment, counts[0], counts[1], counts[2], untimely)
+        if found.get("crc", _crc(cursor)) != _crc(cursor):
+            raise ValueError("its checksum is wrong")
+        newest = _newest_segment(path.parent.parent / "journal")
+        if newest and segment > newest:
+            raise ValueError(f"it says {segment}, and the journal ends with segment {newest}")
+        return cursor
     except FileNotFoundError:
         return Cursor()
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -41,7 +56,19 @@ def load_cursor(path: Path) -> Cursor:
 
 def save_cursor(path: Path, cursor: Cursor) -> None:
     """On the disk on return, also on a full one: sinks must go on for there to be room again."""
-    write_small(str(path), json.dumps(cursor._asdict()), json.dumps(cursor[:4], separators=(",", ":")))
+    short = [*cursor[:4], _crc(cursor._replace(untimely=()))]
+    text = json.dumps(cursor._asdict() | {"crc": _crc(cursor)})
+    write_small(str(path), text, json.dumps(short, separators=(",", ":")))
+
+
+def _crc(cursor: Cursor) -> int:
+    return zlib.crc32(json.dumps(cursor).encode())
+
+
+def _newest_segment(journal: Path) -> int:
+    """0 if that cannot be known."""
+    names = list_names(str(journal)) + list_names(str(index_folder(journal)))
+    return max((int(match[1]) for match in map(NUMBERED.fullmatch, names) if match), default=0)
 
 
 def read_cursor(home: Path, sink: str) -> int:

@@ -3,13 +3,16 @@
 A group that was begun must be taken again as the same group after a crash, as its files are named after it.
 So it is on the disk before the sink begins with it:
 
-    sinks/NAME/group    {"hub": "4f2a…", "first": 5, "last": 7}
+    sinks/NAME/group    {"hub": "4f2a…", "first": 5, "last": 7, "crc": 2718281828}
+
+Until it is stored none of its segments is dropped (joblens.hub.keep): its files would come out differently.
 """
 
 from __future__ import annotations
 
 import json
 import time
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,17 +34,22 @@ class Groups:
     def __init__(self, path: Path, hub: str, seconds: float) -> None:
         """`seconds`: so long a segment may wait for others."""
         self._path, self._hub, self._seconds = path, hub, seconds
-        self._begun = _load(path, hub)  # its segments are found anew
+        self._begun = load_group(path, hub)  # its segments are found anew
         self._since: float | None = None  # when the oldest that waits was seen
 
-    def choose(self, waiting: list[Segment], hurry: bool) -> Group | None:
-        """The next of those that wait, in their order; None while more may come. Raises OSError."""
+    def choose(self, waiting: list[Segment], hurry: bool, done: int = 0) -> Group | None:
+        """The next of those that wait, in their order; None while more may come. Raises OSError.
+
+        `done`: the last segment that is stored.
+        """
         if not waiting:
             return None
         if not self._seconds:
             return _group(waiting[:1])
         begun = self._begun
-        if begun is not None and begun.first <= waiting[0].number <= begun.last:  # it is not stored yet
+        if begun is not None and begun.last > waiting[-1].number:  # such a group was never begun
+            begun = None
+        if begun is not None and done < begun.first <= waiting[0].number <= begun.last:  # not stored yet
             return begun._replace(segments=[it for it in waiting if it.number <= begun.last])
         now = time.monotonic()
         self._since = now if self._since is None else self._since
@@ -51,7 +59,8 @@ class Groups:
         elif len(group) == len(waiting) and not hurry and now - self._since < self._seconds:
             return None
         self._begun, self._since = _group(group), None
-        data = {"hub": self._hub, "first": self._begun.first, "last": self._begun.last}
+        first, last = self._begun.first, self._begun.last
+        data = {"hub": self._hub, "first": first, "last": last, "crc": _crc(self._hub, first, last)}
         write_whole(str(self._path), json.dumps(data).encode())
         return self._begun
 
@@ -71,9 +80,16 @@ def _bounded(waiting: list[Segment]) -> list[Segment]:
     return group
 
 
-def _load(path: Path, hub: str) -> Group | None:
+def load_group(path: Path, hub: str) -> Group | None:
+    """The one that was begun last; None if that cannot be known. The first versions wrote no checksum."""
     try:
         found = parse_json(path.read_bytes())
-        return Group(int(found["first"]), int(found["last"]), []) if found["hub"] == hub else None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        first, last = int(found["first"]), int(found["last"])
+        sound = found["hub"] == hub and found.get("crc", _crc(hub, first, last)) == _crc(hub, first, last)
+        return Group(first, last, []) if sound else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _crc(hub: str, first: int, last: int) -> int:
+    return zlib.crc32(f"{hub} {first} {last}".encode())

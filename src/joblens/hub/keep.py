@@ -11,6 +11,8 @@ from joblens.files import list_names
 from joblens.hub.cursors import read_cursor
 from joblens.hub.damage import acknowledged_size, describe, load_damage
 from joblens.hub.gaps import Gaps
+from joblens.hub.groups import load_group
+from joblens.hub.identity import read_identity
 from joblens.hub.segments import INDEX, Segment, damage_path, dropping, index_folder, list_sealed
 
 _DAMAGED = "damaged"  # the folder for damaged segments that every sink is through with
@@ -75,12 +77,14 @@ def _record_damage(segment: Segment, gaps: Gaps, log: Log) -> None:
 
 
 def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Log) -> bool:
-    """And records it. False if a sink is just storing it: then it stays, and a later one goes instead."""
+    """And records it. False if a sink is just storing it, or has begun to: a later one goes instead."""
     try:
         with dropping(segment) as free:
             if not free:
                 return False
             # Read again: a sink may have come to its end since.
+            if any(_has_begun(home, sink, segment) for sink in sinks):
+                return False
             behind = [sink for sink in sinks if read_cursor(home, sink) < segment.number]
             if behind or not sinks:
                 gaps.of_segment(segment, behind, _size(segment))
@@ -93,6 +97,14 @@ def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Log) 
     except FileNotFoundError:  # somebody else has removed it
         pass
     return True
+
+
+def _has_begun(home: Path, sink: str, segment: Segment) -> bool:
+    """A group with this segment in it that is not stored: its files would come out differently."""
+    begun = load_group(home / "sinks" / sink / "group", read_identity(home))
+    if begun is None or not begun.first <= segment.number <= begun.last:
+        return False
+    return read_cursor(home, sink) < begun.first
 
 
 def _remove(home: Path, segment: Segment, log: Log) -> None:

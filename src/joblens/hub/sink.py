@@ -212,7 +212,7 @@ class Work:
     def _next(self) -> Group | None:
         waiting = [s for s in list_sealed(self.place.journal) if s.number > self.cursor.segment]
         hurry = bool(waiting) and waiting[0].number <= self._hurry.through
-        return self._groups.choose(waiting, hurry)
+        return self._groups.choose(waiting, hurry, self.cursor.segment)
 
     def _take(self, group: Group) -> None:
         with ExitStack() as stack:
