@@ -182,6 +182,21 @@ def test_too_many() -> None:
     assert book.take(("here", "r2", "c1"), [Mark("moment", "x")], now) == ""  # another job has its own
 
 
+def test_a_clock_that_is_set_back() -> None:
+    """By an hour: marks are taken at the same rate, and have the time that the clock shows then."""
+    book, now = Book(), START * 10**9
+    assert book.take(JOB, [Mark("moment", "x")] * 1000, now) == ""
+    before = book.samples(now)
+    assert len({sample.time_ns for sample in before}) == 1000
+    now -= 3600 * 10**9
+    for second in range(3):
+        book.take(JOB, [Mark("moment", "y")], now + second * 10**9)
+    book.samples(now)
+    now += 10 * 10**9
+    assert book.take(JOB, [Mark("moment", "x")] * 100, now) == ""
+    assert [sample.time_ns for sample in book.samples(now)][:100] == [now + n * 10**6 for n in range(100)]
+
+
 def test_too_many_of_one_user() -> None:
     """However many jobs a user has, and however many names: what is kept is bounded, and others are taken."""
     book, now = Book(), START * 10**9

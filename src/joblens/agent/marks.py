@@ -42,6 +42,7 @@ _USER = _Limits(100, 1000, 10_000, 2000)
 _ALL = _Limits(300, 3000, 20_000, 8000)
 _TELL_AGAIN_NS = 10_000_000_000  # how often it is told that some of a job were refused
 _APART_NS = 1_000_000  # two that are named alike: servers count time in milliseconds
+_SET_BACK_NS = 2_000_000_000  # a time so long before the last one is by a clock that was set back
 # A value is a whole number of these, chosen for each so that 15 digits are kept.
 _FINEST, _COARSEST, _DIGITS = -18, 18, 18
 JobName = Tuple[str, str, str]  # cluster, id, node
@@ -216,7 +217,8 @@ class _Room:
     def fill(self, time_ns: int) -> None:
         seconds = max(time_ns - self.since, 0) / 1e9
         self.level = min(self.level + seconds * self.limits.per_second, float(self.limits.burst))
-        self.since = max(time_ns, self.since)
+        if time_ns > self.since or self.since - time_ns > _SET_BACK_NS:
+            self.since = time_ns
 
     def refuses(self, count: int, time_ns: int, favoured: bool = False) -> str:
         """Why not, or nothing. Who is favoured may take more than there is time for."""
@@ -291,7 +293,8 @@ class Book:
         before = page.latest.pop((set_name, key), None)
         keys: Tuple[Key, ...] = (key,)
         if before is not None:
-            time_ns = max(time_ns, before[0] + _APART_NS)
+            if before[0] - time_ns < _SET_BACK_NS:
+                time_ns = max(time_ns, before[0] + _APART_NS)
             keys = before[1].keys  # the same object: it is described once in a batch
         if isinstance(entry, Mark):
             rows = Rows(MARK, keys, [time_ns // 1000, page.refused])
