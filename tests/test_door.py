@@ -21,7 +21,7 @@ from joblens.agent.events import Events
 from joblens.agent.http import Request, Response, Server, body_length
 from joblens.agent.marks import LARGEST
 from joblens.errors import OutsideError
-from joblens.run.tell import tell
+from joblens.run.tell import _doors, tell
 from services.running import Agent, running_agent
 from small_hub import SmallHub, small_hub
 from waiting import PATIENCE, wait_for
@@ -289,6 +289,29 @@ def test_anothers_socket_is_not_in_the_way(
             done = stage.joblens("mark", "--strict", "here", JOBLENS_JOB=job)
             assert (done.returncode, done.stderr) == (0, "")
             wait_for("the mark", lambda: [row for row in stage.rows("mark") if "here" in row])
+
+
+def test_many_doors_of_another_user() -> None:
+    """Whatever they are named: they do not hide root's."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    name = f"joblens-agent-0-zz{os.urandom(6).hex()}"
+    program = (
+        f"import os, socket, sys\nos.setuid({OTHER})\ndoors = []\nfor number in range(300):\n"
+        f"    doors.append(socket.socket(socket.AF_UNIX))\n"
+        f"    doors[-1].bind(f'\\0joblens-agent-0-!{{os.getpid()}}-{{number}}')\n    doors[-1].listen()\n"
+        "print(flush=True)\nsys.stdin.read()"
+    )
+    words = [sys.executable, "-c", program]
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind("\0" + name)
+        door.listen()
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout
+            assert other.stdout.readline() == b"\n"
+            found = _doors({}, "")
+    assert name in found
+    assert not [it for it in found if f"!{other.pid}-" in it]
 
 
 def test_doors_behind_which_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:

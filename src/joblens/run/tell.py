@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple
 
 from joblens.agent.door import VARIABLE as AGENT
 from joblens.agent.door import door_name, own_job
+from joblens.agent.peers import unix_peer
 from joblens.errors import OutsideError, ServerError, sentence
 from joblens.run.marks import VARIABLE, find_run, write_mark
 
@@ -76,9 +76,26 @@ def _doors(environment: Mapping[str, str], job: str) -> List[str]:
     if named:
         return [named]
     own, root = door_name(os.getuid()), door_name(0)
-    there = [name for name in _listening() if name.startswith((own + "-", root + "-"))]
+    there = _of_root_or_own([name for name in _listening() if name.startswith((own + "-", root + "-"))])
     usual = [door_name(os.getuid(), job), *there[:_MOST_DOORS], own, root]
     return list(dict.fromkeys(usual))
+
+
+def _of_root_or_own(names: List[str]) -> List[str]:
+    """Those that are not others', who can open thousands; last the ones that take no connection now."""
+    found, later = [], []
+    for name in names:
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.setblocking(False)
+            try:
+                channel.connect("\0" + name)
+                if unix_peer(channel)[1] in (0, os.getuid()):
+                    found.append(name)
+            except BlockingIOError:
+                later.append(name)
+            except OSError:  # nobody listens there any more
+                pass
+    return found + later
 
 
 def _listening() -> List[str]:
@@ -100,7 +117,7 @@ def _post(name: str, path: str, body: Dict[str, Any]) -> _Answer:
     with socket.socket(socket.AF_UNIX) as channel:
         channel.settimeout(_SECONDS)
         channel.connect("\0" + name)
-        _, uid, _ = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        uid = unix_peer(channel)[1]
         if uid not in (0, os.getuid()):  # anybody can take a name
             raise ServerError(f"what answers at {name} is user {uid}'s and no agent for you")
         channel.sendall(head.encode("ascii") + data)
