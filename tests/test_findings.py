@@ -156,6 +156,11 @@ def test_a_full_node_without_run_queue_delay(cores: float) -> None:
     assert rules(made([cores] * 60, node_idle_cores=7.5)) == ["idle cores" if cores == 1 else "asleep"]
 
 
+def test_a_small_quota() -> None:
+    """Who wants a core all the time does not sleep, though it may use only a part of one."""
+    assert rules(made([0.15] * 60, may=0.2, delayed=1.9)) == []
+
+
 def test_cpu_quota() -> None:
     """For how long it was stopped; threads that wait for the quota are no reason for fewer threads."""
     view = made(

@@ -122,11 +122,16 @@ def idle_cores(view: View) -> Finding | None:
         return None
     if has_lost_cores(view) or is_throttled(view) or _may_lack_cores(view, used):
         return None
-    if used < WAITING_CORES and most <= max(0.75 * view.cores, 1.0):
+    if _awake(view, used) < WAITING_CORES and most <= max(0.75 * view.cores, 1.0):
         return _asleep(view, used, most)
     if view.cores < 2 or used > 0.5 * view.cores or most > 0.75 * view.cores:
         return None
     return _idle(view, used, most)
+
+
+def _awake(view: View, used: float) -> float:
+    """For which part of the time a thread of it ran or was ready to run, at most."""
+    return min(used + (view.used.get("cores_delayed") or 0.0), 1.0)
 
 
 def _idle(view: View, used: float, most: float) -> Finding | None:
@@ -151,7 +156,7 @@ def _asleep(view: View, used: float, most: float) -> Finding | None:
     """No thread of it wanted a core, most of the time."""
     if waits_for_storage(view):
         return None
-    awake = min(used / max(1 - (view.used.get("run_delay_share") or 0.0), 0.01), 1.0)
+    awake = _awake(view, used)
     change = "find out what it waits for (input, network, a lock, a sleep)"
     enough = max(math.ceil(most - 0.2), 1)
     fewer = view.in_slurm and view.cores > enough

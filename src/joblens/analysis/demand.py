@@ -18,19 +18,19 @@ _MADE_OF_OTHERS = ("dm-", "md", "loop", "zram", "ram", "bcache")
 
 
 def find_demand(
-    cpu: float | None, series: Series, points: list[Point], processes: list[ProcessUse], own_group: bool
+    cpu: float | None, series: Series, points: list[Point], processes: list[ProcessUse], quota_part: float
 ) -> dict[str, Any]:
     """`run_delay_share`: of the time that its threads were ready to run or ran, that without a core.
 
     Processes that end between two samples leave no run-queue delay behind, so the share is that of the
-    sampled ones. A quota stops others too if the cgroup is not the job's own: a thread that it stops has
-    run-queue delay, so the job was stopped for no longer than that.
+    sampled ones. `quota_part`: how much of the cgroup's CPU quota the job itself has used, 1 if the cgroup
+    is its own. A quota that others share stops them too.
     """
     throttled = _last(series, "throttled_seconds")
     delayed = [it for it in processes if it.run_delay_seconds is not None]
     waited = sum(it.run_delay_seconds or 0.0 for it in delayed)
-    if throttled is not None and not own_group:
-        throttled = min(throttled, waited)
+    if throttled is not None:
+        throttled *= quota_part
     waited = max(waited - (throttled or 0.0), 0.0)
     ran = sum((it.user_seconds or 0.0) + (it.system_seconds or 0.0) for it in delayed)
     share = waited / (waited + ran) if delayed and waited + ran > 0 else None

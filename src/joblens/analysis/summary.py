@@ -48,7 +48,12 @@ def summarise(
     whole, start, span, finish = seen.whole, seen.start, seen.whole.span, seen.whole.finish
     totals = {} if part else (end or {}).get("totals") or {}
     own_group = facts.get("source") != "run"  # such a job is in a cgroup with whoever started it
-    job, asked, used = _job(facts, end, start, finish), _asked(facts), _used(seen, totals, reader, own_group)
+    shared_quota = None if own_group else float(facts.get("cores") or 0.0)
+    job, asked, used = (
+        _job(facts, end, start, finish),
+        _asked(facts),
+        _used(seen, totals, reader, shared_quota),
+    )
     gpus = find_gpus(reader, span, _POINTS, longest_stretch(interval, finish - start, _POINTS))
     if gpus:
         asked |= {"gpus": asked["gpus"] or sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
@@ -136,10 +141,10 @@ def _look(
     return _Seen(start, whole, processes, around, marks, problems)
 
 
-def _used(seen: _Seen, totals: dict[str, Any], reader: Reader, own_group: bool) -> dict[str, Any]:
+def _used(seen: _Seen, totals: dict[str, Any], reader: Reader, shared_quota: float | None) -> dict[str, Any]:
     whole = seen.whole
     duration = max(whole.finish - seen.start, 0.0)
-    used = find_used(duration, totals, whole.series, whole.points, seen.processes, bool(totals), own_group)
+    used = find_used(duration, totals, whole.series, whole.points, seen.processes, bool(totals), shared_quota)
     _raise_memory(used, whole.nodes)
     used["node_idle_cores"] = find_idle_cores(reader, seen.around)
     used["forks"] = find_forks(reader, seen.around)

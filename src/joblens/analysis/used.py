@@ -19,9 +19,11 @@ def find_used(
     points: list[Point],
     processes: list[ProcessUse],
     is_exact: bool,
-    own_group: bool,
+    shared_quota: float | None,
 ) -> dict[str, Any]:
-    """Both are bounds from below (the kernel does not count who was not waited for): the larger holds."""
+    """`shared_quota`: cores that a cgroup allows the job together with others; None for a group of its own.
+
+    Both are bounds from below (the kernel does not count who was not waited for): the larger holds."""
     io = totals.get("io") or {}
     both = (totals.get("user_seconds") or 0.0) + (totals.get("system_seconds") or 0.0)
     exact = _largest(both, totals.get("cpu_seconds")) if totals else None
@@ -48,8 +50,15 @@ def find_used(
         "processes": max(len(processes), 1 if totals else 0),
         "threads_peak": max((p.threads for p in points if p.threads is not None), default=None),
         "unsampled_seconds": find_unsampled(cpu, is_exact, processes),
-        **find_demand(cpu, series, points, processes, own_group),
+        **find_demand(cpu, series, points, processes, _quota_part(cpu, duration, shared_quota)),
     }
+
+
+def _quota_part(cpu: float | None, duration: float, quota: float | None) -> float:
+    """While a group is stopped it has used all of its quota: what of that the job has used."""
+    if quota is None:
+        return 1.0
+    return min((cpu or 0.0) / (quota * duration), 1.0) if quota * duration > 0 else 0.0
 
 
 def _mean_memory(series: Series, points: list[Point], peak: Any) -> float | None:
