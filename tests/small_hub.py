@@ -47,9 +47,12 @@ class _Handler(BaseHTTPRequestHandler):
         turn(self)
 
     def do_GET(self) -> None:
-        self.send_response(404)
-        self.send_header("Content-Length", "0")
+        """Such as for a token, which it does not give."""
+        text = b"wait\n"
+        self.send_response(self.server.gets.popleft() if self.server.gets else 404)
+        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
+        self.wfile.write(text)
 
     def answer(self, status: int, text: str, **fields: str) -> None:
         self.send_response(status)
@@ -142,6 +145,7 @@ class SmallHub(ThreadingHTTPServer):
         self.posts: list[Post] = []
         self.stored: list[Post] = []
         self.turns: deque[Turn] = deque()  # what to do with the next ones
+        self.gets: deque[int] = deque()  # what to answer to the next ones that ask for something
         self.otherwise: Turn = acknowledge  # and with all others
         self.over = threading.Event()
         self._connections: list[socket.socket] = []

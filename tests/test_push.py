@@ -360,6 +360,18 @@ def test_any_answer_is_one_or_none(body: bytes) -> None:
     assert not sender.acknowledges(body, 1 << 70)
 
 
+def test_a_token_that_is_not_given_at_once(tmp_path: Path, hub: SmallHub) -> None:
+    """A hub that has no time for it is asked again soon, and what it said is told."""
+    hub.gets.extend([503, 429])
+    with running_node(tmp_path, hub.url) as node:
+        node.sample(1)
+        node.wait_until_empty()
+        assert [line.partition(";")[0] for line in node.said[:2]] == [
+            f"push: {hub.url}: /v1/token answers {status}: wait" for status in (503, 429)
+        ]
+    assert not hub.gets
+
+
 def write_token(path: Path, text: str) -> None:
     path.touch(0o600)
     path.write_text(text)

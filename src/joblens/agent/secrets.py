@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Dict, Optional, Tuple
 
 from joblens.agent.mac import FIELD, Head, digest_of, render_head, sign
 from joblens.config import PushSettings, split_url
-from joblens.errors import ConfigError, OutsideError
+from joblens.errors import ConfigError, OutsideError, ServerError, printable
 
 if TYPE_CHECKING:
     from joblens.agent.client import Client
@@ -19,6 +19,7 @@ _MUNGE_SECONDS = 5.0
 # checked, takes a process on either side.
 _CREDENTIAL_SECONDS = 120.0
 _AGAIN_SECONDS = 10.0  # after which another one is made, where the hub had no time to check one
+_MOST_WORDS = 400
 _TOKEN_PATH = "/v1/token"  # noqa: S105
 
 
@@ -59,6 +60,9 @@ class Proof:
         if self._settings.munge or self._settings.token_file or not self._local or self._asked:
             return
         answer = client.get(_TOKEN_PATH, {FIELD: render_head(self._head("-", 0, b""))})
+        if answer.status in (408, 425, 429) or answer.status >= 500:  # it may do so in a moment
+            words = printable(answer.body.decode("utf-8", "replace").strip().partition("\n")[0][:_MOST_WORDS])
+            raise ServerError(f"{_TOKEN_PATH} answers {answer.status}: {words}")
         self._asked, self._made = True, time.monotonic()
         self._secret = answer.body.strip() if answer.status == 200 else b""
 
