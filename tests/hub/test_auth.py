@@ -38,7 +38,10 @@ from joblens.agent.mac import (
 )
 from joblens.config import split_url
 from joblens.errors import ConfigError, MalformedError
+from joblens.hub import server
 from joblens.hub.auth import Munge, MungeRules, own_key, read_key
+from joblens.hub.pages import Pages
+from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Refused
 from joblens.hub.settings import HubSettings, check_safety, parse_hub_settings
 from joblens.toml import parse_toml
@@ -315,6 +318,26 @@ def test_settings_in_the_document() -> None:
     assert example["hub"].keys() | elsewhere == set(HubSettings._fields)
 
 
+def test_a_key_that_cannot_be_read_later(tmp_path: Path) -> None:
+    """The hub goes on with the one that it has, and says so."""
+    said: list[str] = []
+
+    async def look() -> None:
+        settings = HubSettings()
+        hub = server.Hub(settings, tmp_path / "home", said.append)
+        os.chmod(tmp_path / "home/key", 0o644)
+        hub.receiver = Receiver(settings, tmp_path / "home", said.append)
+        hub.pages = Pages(hub.receiver, b"", lambda: 0)
+        hub.receiver.start()
+        try:
+            await hub._look()
+        finally:
+            hub.receiver.close()
+
+    asyncio.run(look())
+    assert [line for line in said if line.startswith("the hub's key is in memory only: ")]
+
+
 PAGES = ("/", "/metrics", "/sets", "/now", "/nothing", "/v1/token")
 _READ_AS = """
 import encodings.idna, http.client, os, sys  # later it may not read them
@@ -343,6 +366,9 @@ def test_pages_are_for_readers(tmp_path: Path) -> None:
         right, wrong = "Authorization=Bearer for-readers", "Authorization=Bearer for-reader"
         assert read_as(0, hub, signed) == [200, 200, 200, 200, 404, 200]
         assert read_as(0, hub, signed, "X-Forwarded-For=192.0.2.1") == [401] * 6
+        assert read_as(0, hub, signed, "Host=[::1]:9478") == [200, 200, 200, 200, 404, 200]
+        for page in ("Host=evil.example:9478", "Origin=http://127.0.0.1", "Sec-Fetch-Site=same-origin"):
+            assert read_as(0, hub, signed, page) == [401] * 6
         assert read_as(65534, hub, signed) == [401] * 6
         assert read_as(65534, hub, signed, wrong) == [401] * 6
         assert read_as(65534, hub, signed, right) == [200, 200, 200, 200, 404, 401]

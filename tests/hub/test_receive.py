@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import select
 import socket
 import threading
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from joblens.agent.batch import Batch
 from joblens.hub.clocks import Clocks
-from joblens.hub.limits import Bucket, Notes, Room
+from joblens.hub.limits import Bucket, Notes, Room, place_of
 from joblens.hub.nodes import Node
 from waiting import PATIENCE, wait_for
 
@@ -512,6 +513,54 @@ def test_notes() -> None:
         notes.say(f"a{number % 1500}", "x\x1b[2J\ny")
     assert set(said) == {"x?[2J?y"}
     assert len(said) == 1001
+
+
+def test_notes_forget() -> None:
+    """What was not said of places that are gone takes no memory."""
+    notes = Notes(lambda text: None)
+    with pytest.MonkeyPatch.context() as patch:
+        for minute in range(5):
+            patch.setattr("time.monotonic", lambda minute=minute: 1000.0 + 61 * minute)
+            for number in range(1100):
+                for _ in range(2):
+                    notes.say(f"{minute} {number}", "x")
+    assert len(notes._meanwhile) <= 1001
+
+
+def test_places() -> None:
+    """Who can choose among many addresses is one place."""
+    assert place_of("2001:db8::1") == place_of("2001:db8::ffff:1") != place_of("2001:db8:0:1::1")
+    assert place_of("127.0.0.1") == place_of("127.3.4.5") == place_of("::ffff:127.0.0.9")
+    assert place_of("192.0.2.1") != place_of("192.0.2.2")
+    assert place_of("fe80::1%eth0") == place_of("fe80::2%eth0")
+
+
+def test_gaps_that_cannot_be_written(hub: Hub, sender: Sender) -> None:
+    """A batch that tells of one is not acknowledged until that is on the disk; others are."""
+    (hub.home / "gaps.jsonl").unlink(missing_ok=True)
+    (hub.home / "gaps.jsonl").mkdir()
+    told = make_batch(8, gaps=[[3, 7, 10, 20, "spool full"]])
+    assert [sender.send(told).status for _ in range(2)] == [503, 503]
+    assert sender.send(make_batch(1, "n2")).status == 200
+    (hub.home / "gaps.jsonl").rmdir()
+    assert sender.send(told).status == 200
+    assert len((hub.home / "gaps.jsonl").read_text().splitlines()) == 1
+    assert stored(hub.home) == {("n1", 8): 1, ("n2", 1): 1}
+
+
+def test_few_descriptors(tmp_path: Path) -> None:
+    """Silent connections do not take those that the journal needs, and keep nobody out."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (320, 320))
+
+    with running_hub(tmp_path, "segment_seconds = 1.0", preexec_fn=limit) as hub, ExitStack() as stack:
+        for _ in range(500):
+            stack.enter_context(_connect(hub.port))
+        with Sender(hub.port) as sender:
+            assert sender.send(make_batch(1)).status == 200
+            wait_for("a sealed segment", lambda: list((hub.home / "journal").glob("*.sealed")))
+        assert not any("cannot" in line for line in hub.said())
 
 
 def test_metrics(hub: Hub, sender: Sender) -> None:

@@ -7,6 +7,8 @@ nothing of a body is kept, decompressed or parsed before its sender is known.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -14,7 +16,7 @@ from typing import NamedTuple, Protocol
 from joblens.agent.mac import make_token
 from joblens.agent.peers import Peers, is_loopback, network_of
 from joblens.hub.auth import Claim, Gate, Sender, check_body, is_ours, other_node, read_claim, read_head
-from joblens.hub.limits import Notes, Strangers
+from joblens.hub.limits import Notes, Strangers, place_of
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import MALFORMED, TOO_LARGE, Answer, Refused
 from joblens.hub.requests import LARGEST_HEAD, Request, parse_head, render_answer
@@ -28,7 +30,7 @@ _IDLE = 300.0  # seconds that a silent connection is kept
 _MOST_DROPPED = 49_152  # bytes that are read after the last answer, so that it arrives
 _LAST_SECONDS = 2.0  # for that
 BATCH_PATH, CHECK_PATH, TOKEN_PATH = "/v1/batch", "/v1/check", "/v1/token"
-_PASSED_ON = {b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"}
+_PASSED_ON = {b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip", b"origin", b"sec-fetch-site"}
 _PLAIN = "text/plain; charset=utf-8"
 
 
@@ -207,8 +209,12 @@ class Connection(asyncio.BufferedProtocol):
         return self._uid[0]
 
     def _reader(self, request: Request) -> int | None:
-        """Whose request it is. One that a proxy passes on is not the proxy's."""
-        return None if request.fields.keys() & _PASSED_ON else self._uid_there()
+        """Whose request it is. One that a proxy passes on is not the proxy's, nor one that a page makes a
+        browser send its user's: such a page is of a host with a name, which it can let point to here."""
+        fields = request.fields
+        if fields.keys() & _PASSED_ON or not _is_literal(fields.get(b"host", b"localhost")):
+            return None
+        return self._uid_there()
 
     def _has_proved(self) -> None:
         if not self._proved:
@@ -319,7 +325,7 @@ class Connection(asyncio.BufferedProtocol):
     def _count(self, refused: Refused, more: str = "") -> None:
         self._door.receiver.refused[refused.reason] += 1
         if refused.status not in (404, 429):
-            topic = f"{self._address} {refused.reason}"
+            topic = f"{place_of(self._address)} {refused.reason}"
             self._door.notes.say(topic, f"{self._address}: {refused.status}: {refused.text}{more}")
 
     def _finish(self, answer: Answer, keep: bool, content_type: str = "") -> None:
@@ -368,6 +374,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         self._transport.close()
+
+
+def _is_literal(host: bytes) -> bool:
+    """Of the field Host: an address or localhost, with or without a port."""
+    found = re.fullmatch(r"(?:\[(.*)\]|([^:]*))(?::[0-9]*)?", host.decode("latin-1"))
+    name = found[1] or found[2] if found else ""
+    try:
+        return name.lower() == "localhost" or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _batch(claim: Claim) -> Batch:

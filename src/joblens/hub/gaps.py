@@ -24,7 +24,7 @@ class Gaps:
         self._home, self._lines = path.parent, Lines(path, log, most_bytes)
         found = self._lines.load()
         self._known = set(map(_identity, found))
-        self._told: list[Line] = []
+        self._told: dict[int, Line] = {}  # and not written down yet
         self._count = self._lines.dropped + Counter(str(gap.get("kind")) for gap in found)
 
     @property
@@ -43,12 +43,13 @@ class Gaps:
         """Written down by `save`, for many nodes at once."""
         batch = header.batch
         who = {"kind": "node", "cluster": batch.cluster, "node": batch.node}
-        self._told += [{**who, **gap._asdict()} for gap in gaps_of(header)]
+        told: list[Line] = [{**who, **gap._asdict()} for gap in gaps_of(header)]
+        self._told.update((_identity(gap), gap) for gap in told)
 
     def save(self) -> None:
-        """On the disk on return. Raises OSError; then they are still in the journal, with who told them."""
-        told, self._told = self._told, []
-        self._add(told)
+        """On the disk on return. Raises OSError; then they are kept for the next time."""
+        self._add(list(self._told.values()))
+        self._told.clear()
 
     def of_segment(self, segment: Segment, sinks: Iterable[str], size: int) -> None:
         """On the disk on return: what is missing is known before it is missing. Raises OSError."""

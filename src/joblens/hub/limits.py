@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -136,3 +137,17 @@ class Notes:
 
     def _forget(self, now: float) -> None:
         self._said = {topic: at for topic, at in self._said.items() if now - at < _QUIET}
+        self._meanwhile = Counter({topic: it for topic, it in self._meanwhile.items() if topic in self._said})
+
+
+def place_of(address: str) -> str:
+    """An address as a topic: of IPv6 its /64 is one, as is all of 127.0.0.0/8."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((int(found) >> 64 << 64, 64)))
+    return "127.0.0.0/8" if found.is_loopback else str(found)

@@ -21,7 +21,7 @@ from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 _TEXT = "text/plain; charset=utf-8"
 _FOR_READERS = (
     "pages are for readers with the token that hub.token_file has: Authorization: Bearer TOKEN; "
-    "on the hub's own machine root and its user need none"
+    "on the hub's own machine root and its user need none, as http://127.0.0.1 and from no web page"
 )
 _LONGEST_DESCRIBING = 0.2  # seconds: agents wait meanwhile, and who looks will look again
 _WORDS = """\

@@ -29,6 +29,8 @@ from joblens.hub.settings import HubSettings
 
 Done = Callable[[Answer], None]
 Log = Callable[[str], None]
+_NOT_STORED = "cannot be stored"
+_NO_GAPS = "the hub cannot write down the gaps that it tells of"
 _RETRY = 5.0  # seconds after which a full disk is worth another try
 _SHARE, _LONGEST_SHARE = 0.0016, 0.1  # seconds that a batch waits for others, per node and at most
 _HURRY = 0.5  # seconds between two batches of a node that sends what has waited in its spool
@@ -55,6 +57,7 @@ class Receiver:
         self._collected: list[Entry] = []  # for the journal
         self._timer: asyncio.TimerHandle | None = None
         self._picker = Picker()
+        self._trouble = ""  # with gaps.jsonl
 
     def start(self) -> None:
         self.journal.start()
@@ -96,8 +99,9 @@ class Receiver:
         if batch in self.journal.seen:
             self.repeats += 1
             self.gaps.of_node(header)  # the hub may have ended between storing it and writing these down
-            if self._save():
-                self._complete.add(batch)
+            if not self._save() and header.gaps:
+                raise Refused(503, _NOT_STORED, _NO_GAPS, _RETRY)
+            self._complete.add(batch)
             done(acknowledge(batch, self.journal.seen.highest(batch)))
             return
         node = self.nodes.get(batch.cluster, batch.node)
@@ -167,31 +171,35 @@ class Receiver:
                 self._count(entry, entry.waiting[0])
         saved = self._save()
         for entry in entries:
-            _, *waiting = entry.waiting
-            if error is None:
-                if saved:
-                    self._complete.add(entry.batch)
+            (_, header, _), *waiting = entry.waiting
+            if error is None and (saved or not header.gaps):
+                self._complete.add(entry.batch)
                 answer = acknowledge(entry.batch)
+            elif error is None:  # it is known when it comes again, and its gaps are then tried again
+                answer = Answer(503, _NO_GAPS, _NOT_STORED, _RETRY)
+                self.refused[answer.reason] += len(waiting)
             else:
                 why = f"the hub cannot store it now: {sentence(error)}"
-                answer = Answer(503, why, "cannot be stored", _RETRY)
+                answer = Answer(503, why, _NOT_STORED, _RETRY)
                 self.refused[answer.reason] += len(waiting)
             for done in waiting:
                 done(answer)
 
     def _save(self) -> bool:
         """Whether gaps that nodes told of are on the disk."""
-        saved = True
+        trouble = ""
         try:
             self.gaps.save()
         except OSError as error:
-            saved = False
-            self._log(f"gaps of nodes are kept in the journal only: {sentence(error)}")
+            trouble = f"gaps that nodes tell of are not written down yet: {sentence(error)}"
+        if trouble and trouble != self._trouble:
+            self._log(trouble)
+        self._trouble = trouble
         try:
             self.clocks.save()
         except OSError as error:
             self._log(f"whose clock is wrong is not written down yet: {sentence(error)}")
-        return saved
+        return not trouble
 
     def _count(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
         self.batches += 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -23,7 +25,7 @@ from joblens.files import NO_ROOM
 from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
 from joblens.hub.connection import Connection, Page
 from joblens.hub.keep import clean
-from joblens.hub.limits import Notes, Strangers
+from joblens.hub.limits import Notes, Strangers, place_of
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 _BACKLOG = 1024
+_OWN_FILES = 256  # descriptors for the journal, the sinks and munge, which no connection gets
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
+_PAUSE = 0.05  # seconds in which no connection is taken when no descriptor is left
 _ACCEPTED = 16  # new connections at a time: those that there are do not wait longer for their answers
 _TLS_HELLO = 0x16  # RFC 8446, 5.1: a record of the type handshake
 _READ = 1 << 18  # bytes taken from a connection at once
@@ -55,7 +60,8 @@ class Hub:
         self.notes = Notes(log)
         self.connections: set[Connection] = set()
         self.peers = Peers()
-        self.strangers = Strangers(settings.connections)
+        self._most = most_connections(settings.connections)
+        self.strangers = Strangers(self._most)
         self.shared = memoryview(bytearray(_READ))
         self._greeting: dict[asyncio.Task[None], None] = {}  # in their order
         self._sinks: Runner | None = None
@@ -104,8 +110,11 @@ class Hub:
         if not self.receiver.journal.alive:
             raise OutsideError("the thread that writes the journal has ended")
         if self._made_key:  # the disk was full when the hub was started
-            own_key(self.home, self._made_key)
-            self._made_key = "" if (self.home / "key").exists() else self._made_key
+            try:
+                own_key(self.home, self._made_key)
+                self._made_key = "" if (self.home / "key").exists() else self._made_key
+            except (OSError, ConfigError) as error:
+                self.notes.say("key", f"the hub's key is in memory only: {sentence(error)}")
         try:
             self.pages.lags = await asyncio.to_thread(
                 clean,
@@ -149,6 +158,9 @@ class Hub:
                 return
             except OSError as error:  # given up by the other side meanwhile, or no descriptor is left
                 self.notes.say("accept", f"a connection cannot be taken: {sentence(error)}")
+                if error.errno in _NO_FILES:
+                    self._send_one_away()
+                    self._pause(listener)
                 return
             channel.setblocking(False)
             if not self._make_room():
@@ -163,9 +175,20 @@ class Hub:
             self._greeting[task] = None
             task.add_done_callback(lambda done: self._greeting.pop(done, None))
 
+    def _pause(self, listener: socket.socket) -> None:
+        """Who waits at the door would wake the loop again and again."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+
+        def go_on() -> None:
+            if listener.fileno() >= 0:
+                loop.add_reader(listener, self._accept, listener)
+
+        loop.call_later(_PAUSE, go_on)
+
     def _make_room(self) -> bool:
         """For one more. One that was cut off while it was greeted may still be counted: hence again."""
-        while len(self.connections) + len(self._greeting) >= self.settings.connections:
+        while len(self.connections) + len(self._greeting) >= self._most:
             if not self._send_one_away():
                 return False
         return True
@@ -188,7 +211,7 @@ class Hub:
             if self._tls is not None and not await self._speaks_tls(channel):
                 self._send_away(channel, Answer(426, "this port speaks TLS only: use https://"))
                 self.receiver.refused["not TLS"] += 1
-                self.notes.say(f"{address} plain", f"{address}: speaks no TLS; it is cut off")
+                self.notes.say(f"{place_of(address)} plain", f"{address}: speaks no TLS; it is cut off")
                 return
             await loop.connect_accepted_socket(
                 lambda: Connection(self, address),
@@ -201,7 +224,8 @@ class Hub:
             if isinstance(error, ssl.SSLError):
                 self.receiver.refused["TLS failed"] += 1
                 self.notes.say(
-                    f"{address} TLS", f"{address}: the TLS handshake failed: {error.reason or 'no reason'}"
+                    f"{place_of(address)} TLS",
+                    f"{address}: the TLS handshake failed: {error.reason or 'no reason'}",
                 )
 
     async def _speaks_tls(self, channel: socket.socket) -> bool:
@@ -223,6 +247,14 @@ class Hub:
             channel.send(render_answer(answer, keep=False))
             channel.shutdown(socket.SHUT_WR)
             channel.recv(65_536)  # what is unread would undo the answer
+
+
+def most_connections(wanted: int) -> int:
+    """As many as are wanted, as far as descriptors allow it. Of very few, half are the hub's own."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return wanted
+    return max(min(wanted, allowed - min(_OWN_FILES, allowed // 2)), 1)
 
 
 def run_hub(settings: HubSettings, home: Path, log: Log, ready: Callable[[int], None]) -> None:
