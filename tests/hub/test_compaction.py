@@ -23,7 +23,7 @@ from joblens.store.arrivals import Arrivals
 from joblens.store.compact import compact, compact_small
 from joblens.store.folder import list_folder, remove_replaced, render_manifest
 from joblens.store.home import find_home, make_home
-from joblens.store.lake import Lake
+from joblens.store.lake import Lake, as_table
 from joblens.store.reader import LakeReader, Span
 from joblens.store.retain import retain
 from joblens.store.tiers import FAN_IN
@@ -158,6 +158,47 @@ def test_full_files_are_distributed_by_node(
         assert file in made
         span = Span("17", START / 1e9, START / 1e9 + 1000, nodes=(node,))
         assert len(LakeReader(sink.lake).looks(span, "load")["lab", node]) == segments // nodes
+
+
+def test_full_files_of_one_node_are_distributed_by_time(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its rows alone are too many for one file. The next cycle does not read them again."""
+    monkeypatch.setattr(compact_module, "MERGE_VALUES", 100)  # six segments make a full file
+    segments = 6 * FAN_IN
+    for number in range(1, segments + 1):
+        store(sink, tmp_path, number, "n2" if number % 50 else "n1")
+    for _ in range(3):
+        compact_small(sink.lake)
+    grow_old(sink.home.lake)
+    compact_small(sink.lake)
+    assert times(sink.lake) == expected(segments)
+    extents = list_folder(sink.home.lake / DAY).extents.values()
+    spans = sorted((it.first, it.last) for it in extents if it and it.nodes == ("n2", "n2"))
+    assert len(spans) > 5
+    assert all(before[1] < after[0] for before, after in zip(spans, spans[1:]))
+    assert max(it.values for it in extents if it) <= 100
+    grow_old(sink.home.lake)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", lambda *_: pytest.fail("files are read again"))
+        assert compact_small(Lake(sink.lake.path)) == 0
+
+
+def test_full_files_with_rows_that_have_no_cluster(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are distributed like those with an empty text there."""
+    monkeypatch.setattr(compact_module, "MERGE_VALUES", 100)
+    for number in range(1, 41):
+        store(sink, tmp_path, number, f"n{number % 7}")
+    for path in sink.lake.files("load")[::2]:
+        table = as_table([path])
+        sink.lake.copy(f"(SELECT * REPLACE (NULL::VARCHAR AS cluster) FROM {table})", (), path)
+    compact(sink.lake, set)
+    extents = list_folder(sink.home.lake / DAY).extents.values()
+    assert sum(it is not None and it.nodes is not None for it in extents) > 2
+    assert times(sink.lake) == expected(40)
+    assert compact(sink.lake, set) == 0
 
 
 def test_files_that_are_replaced_after_they_were_listed(sink: LakeSink, tmp_path: Path) -> None:

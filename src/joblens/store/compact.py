@@ -26,7 +26,7 @@ from joblens.store.folder import (
     render_manifest,
 )
 from joblens.store.lake import Files, Lake, as_table, group_rows
-from joblens.store.ranges import Range, find_ranges
+from joblens.store.ranges import Range, find_ranges, is_divisible
 from joblens.store.tiers import choose, choose_full
 
 Progress = Callable[[int, int], None]
@@ -141,6 +141,8 @@ def _merge(lake: Lake, folder: Path, files: list[Path], full: bool) -> int:
     began = now_at(str(lake.path))
     listing = list_folder(folder)
     if not set(files) <= set(listing.files):
+        return 0
+    if full and not is_divisible(lake.schema(files)):  # before all of them is read, in every cycle
         return 0
     files = _set_damaged_aside(lake, files)
 
