@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import struct
+import zlib
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from joblens.hub.entries import pack_head
 from joblens.hub.gaps import Gaps
 from joblens.hub.journal import recover
 from joblens.hub.keep import clean
@@ -153,6 +156,37 @@ def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     assert set(found.values()) <= {1}
     assert found + Counter(number for _, number in lost(home).elements()) == Counter(range(MANY))
     assert all("first" in gap for gap in read_gaps(home))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_damage_without_an_index(old: bool) -> None:
+    """Of one stretch every batch is named that can be, and the other bytes are counted."""
+    from joblens.hub.damage import survey
+
+    stamp = struct.pack("<Q", START)
+    data, places = b"", list[int]()
+    for sequence in range(1, 7):
+        batch = make_batch(sequence)
+        crc = zlib.crc32(batch, zlib.crc32(stamp))
+        head = pack_head(Batch("lab", "n1", "b1", sequence), START, batch)
+        places.append(len(data))
+        data += (struct.pack("<II", len(batch), crc) + stamp if old else head) + batch
+
+    def lost(*zeros: tuple[int, int]) -> tuple[list[int], int, int]:
+        damaged = bytearray(data)
+        for begin, end in zeros:
+            damaged[begin:end] = bytes(end - begin)
+        found = survey(bytes(damaged), [], has_index=False)
+        return [it.sequence for it in found.lost], found.unknown_bytes, len(found.sound)
+
+    heads = [(places[number] + 2, places[number] + 12) for number in range(6)]
+    assert lost(heads[1], heads[2]) == ([2, 3], 0, 4)
+    assert lost(*heads[1:]) == ([2, 3, 4, 5, 6], 0, 1)
+    behind = (places[2] - 4, places[2])  # the end of the second batch: a checksum tells, its sections do not
+    assert lost(heads[1], behind, heads[2]) == ([2, 3], 0, 4)
+    named, unknown, sound = lost((places[2] + 1, places[4] + 1))
+    assert (named, sound) == ([5], 3)
+    assert places[4] - places[2] - 100 < unknown <= places[4] - places[2]
 
 
 def test_damage_that_grows(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A sink checks a segment before it takes it. What is damaged stands from then on 
 The hub records these as gaps, and keeps the segment in `damaged/` when every sink is through with it.
 
 Which batches were there is known from the index, a file beside the segment with the head of every entry that
-was acknowledged. Without it the damaged bytes themselves are asked.
+was acknowledged. Without it the damaged bytes themselves are asked, and what they do not tell is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from joblens.errors import MalformedError
 from joblens.files import publish_once, unfinished_name, write_whole
 from joblens.hub.cursors import list_behind
-from joblens.hub.entries import Head, Indexed, find_entry, guess_identity, is_entry, parse_head, parse_index
+from joblens.hub.entries import Head, Indexed, find_entry, guess_entries, is_entry, parse_head, parse_index
 from joblens.hub.seen import Batch
 from joblens.hub.segments import Segment, Skip, damage_path, index_path, load_skips
 from joblens.json_file import parse_json
@@ -76,10 +76,10 @@ def survey(data: bytes, index: Sequence[Indexed], unsealed: bool = False, has_in
         if tail and (has_index or _is_cut_off(data, at)):
             return Survey(sound, skips, lost, unknown, at)
         inside = [it.head.batch for it in index if at <= it.offset < end]
-        named = inside or [it for it in (guess_identity(data, at, end),) if it is not None]
-        lost += named
-        unknown += 0 if named else end - at
-        skips.append(Skip(at, end, max(len(inside), 1)))
+        guessed = [] if inside else guess_entries(data, at, end)
+        lost += inside or [it.batch for it in guessed]
+        unknown += 0 if inside else end - at - sum(it.end - it.begin for it in guessed)
+        skips.append(Skip(at, end, max(len(inside), len(guessed), 1)))
         at = end
     lost += [it.head.batch for it in index if it.offset >= len(data)]
     return Survey(sound, skips, lost, unknown, len(data))

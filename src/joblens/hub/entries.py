@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from joblens.agent.frame import MAGIC as BATCH_MAGIC
-from joblens.agent.frame import read_header
+from joblens.agent.frame import read_header, section_end
 from joblens.errors import MalformedError
 from joblens.hub.header import check_header
 from joblens.hub.seen import Batch
@@ -163,15 +163,54 @@ def identify(head: Head, data: bytes) -> Batch:
     return check_header(read_header(data)).batch if head.batch == NOBODY else head.batch
 
 
-def guess_identity(data: bytes, begin: int, end: int) -> Batch | None:
-    """Of a damaged entry: by its head, else by the batch's own header, where one of them is sound."""
-    head = parse_head(data, begin)
-    if head is not None and head.batch != NOBODY:
-        return head.batch
-    at = data.find(BATCH_MAGIC, begin, min(end, begin + (1 << 12)))
-    if at < 0:
-        return None
-    try:
-        return check_header(read_header(data[at:end])).batch
-    except MalformedError:
-        return None
+class Guessed(NamedTuple):
+    """A damaged entry, by what is left of it."""
+
+    begin: int
+    end: int
+    batch: Batch
+
+
+def guess_entries(data: bytes, begin: int, end: int) -> list[Guessed]:
+    """Of damaged bytes: all whose head is sound, or else the header of whose batch is."""
+    found: list[Guessed] = []
+    ends: list[int] = []  # where the last of them may end
+    at = begin
+    for place in sorted([*_find(data, MAGIC, begin, end, 0), *_find(data, BATCH_MAGIC, begin, end, 0)]):
+        if place < at:
+            continue
+        head = parse_head(data, place)
+        if head is not None and head.batch != NOBODY:
+            _end_last(found, ends, place)
+            ends = [min(place + head.whole, end)]
+            found.append(Guessed(place, ends[0], head.batch))
+        elif data.startswith(BATCH_MAGIC, place):
+            try:
+                batch = check_header(read_header(data[place:end])).batch
+            except MalformedError:
+                continue
+            at = _end_last(found, ends, place - _OLD.size) or begin
+            ends = _section_ends(data, place, end)
+            found.append(Guessed(max(place - len(pack_head(batch, 0, b"")), at), ends[0], batch))
+        else:
+            continue
+        at = ends[0]
+    _end_last(found, ends, end)
+    return found
+
+
+def _end_last(found: list[Guessed], ends: list[int], limit: int) -> int:
+    """It reaches as far as it may. Returns how far, 0 if there is none."""
+    if not found:
+        return 0
+    found[-1] = found[-1]._replace(end=max(it for it in ends if it <= max(limit, ends[0])))
+    return found[-1].end
+
+
+def _section_ends(data: bytes, place: int, end: int) -> list[int]:
+    """Of the batch that begins there, as its sections say; where one is damaged anything may follow."""
+    found: list[int] = []
+    at = place + len(BATCH_MAGIC)
+    while at + 4 <= end and (at := section_end(data, at)) <= end:
+        found.append(at)
+    return found or [end]
