@@ -35,7 +35,10 @@ int main(void) {
 }
 """
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes need root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes need root"),
+    pytest.mark.alone,  # beside the slurmd of other tests, a slurmstepd without a socket is nobody's
+]
 Start = Callable[..., subprocess.Popen[bytes]]
 
 

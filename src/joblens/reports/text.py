@@ -198,13 +198,13 @@ def _bars(record: dict[str, Any], style: Style) -> list[str]:
 def _cpu_time(record: dict[str, Any], style: Style) -> list[str]:
     """With where it comes from: samples can have seen more than accounting has, and the larger holds."""
     used = record["used"]
-    cpu, exact = used["cpu_seconds"], used.get("cpu_seconds_exact", used["cpu_seconds"])
+    cpu, exact = used["cpu_seconds"], used.get("cpu_seconds_exact")
     line = _bar_line("CPU time", "", _known(cpu, render_seconds) or "unknown", "", style).rstrip()
     if not _is_batch(record["job"]) or cpu is None:
         return [line]
-    if exact is None or not record["data"]["exact"]:
+    if not record["data"]["exact"]:
         source = "sampled"
-    elif cpu > exact:
+    elif exact is not None and cpu > exact:
         source = f"sampled; accounting has {render_seconds(exact)}"
     else:
         source = "totals from accounting"

@@ -73,7 +73,8 @@ _USED = _shape(_text, "memory_from") | _shape(
     _amount,
     "duration_seconds cpu_seconds cores_mean cores_peak memory_peak_bytes memory_mean_bytes read_bytes "
     "written_bytes processes threads_peak gpus gpus_mean gpu_memory_peak_bytes gpu_energy_joules "
-    "node_idle_cores",
+    "node_idle_cores cpu_seconds_exact unsampled_seconds forks run_delay_seconds run_delay_share "
+    "throttled_seconds throttled_share cores_delayed blocked_mean blocked_share oom_kills",
 )
 _FINDING = _shape(_text, "rule evidence advice") | _shape(_moment, "from to")
 _EVENT = _shape(_moment, "time") | _shape(_text, "kind text")
