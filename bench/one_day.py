@@ -115,8 +115,8 @@ def simulate_day(folder: Path, cycles: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure_memory(folder: Path, nodes: int) -> int:
-    """Of one cycle and `joblens db compact` after it, in a process of its own, in bytes."""
+def measure_memory(folder: Path, nodes: int) -> dict[str, float]:
+    """Of one cycle and `joblens db compact` after it, in a process of its own: its highest, and its CPU."""
     fleet, lake = Fleet(nodes), Lake(folder)
     for _ in range(SEGMENTS):
         fleet.store(lake)
@@ -125,7 +125,7 @@ def measure_memory(folder: Path, nodes: int) -> int:
     _, status, usage = os.wait4(child, 0)
     if status:
         raise SystemExit("compaction has failed")
-    return usage.ru_maxrss << 10
+    return {"bytes": usage.ru_maxrss << 10, "seconds": usage.ru_utime + usage.ru_stime}
 
 
 def run_cycle(folder: Path) -> None:
