@@ -431,7 +431,8 @@ def test_which_figure_is_whose() -> None:
     }
     for words, figures in cases.items():
         for width in (50, 80, 200):
-            text = render_report({**record, "used": figures}, Style(False, width))
+            data = {**record["data"], "exact": figures["cpu_seconds_exact"] is not None}
+            text = render_report({**record, "used": figures, "data": data}, Style(False, width))
             lines = text.splitlines()
             (row,) = [number for number, line in enumerate(lines) if line.startswith(" CPU time")]
             told = " ".join(" ".join(lines[row : lines.index("", row)]).split())
