@@ -40,8 +40,8 @@ OPTIONS: Mapping[str, Any] = {
 }
 # What waits in memory, and what of one set is decoded at once; more goes into further files. Taken again, a
 # segment must come to the same files, so what is in it alone decides: the memory is estimated from its bytes.
-_PENDING_BYTES = 48 << 20
-_SET_BYTES = 32 << 20
+_PENDING_BYTES = 40 << 20
+_SET_BYTES = 24 << 20
 _PER_TEXT_BYTE = 5  # bytes in memory for one of a description's JSON
 _MOST_PARTS = 50  # kinds of columns in one file
 _ENTRY_BYTES, _WORD, _CELL_BYTES = 300, 8, 12
