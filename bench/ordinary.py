@@ -60,26 +60,27 @@ def ordinary_load(python: str, nodes: int, seconds: float, cycles: int) -> Ordin
 def _compact(python: str, store: Path, cycles: int) -> tuple[float, int]:
     """CPU and highest memory, of segments that are like those that were stored."""
     made = [(path, match) for path in (store / "lake").rglob("hub~*.parquet") if (match := _match(path))]
-    segments = sorted({int(match[2]) for _, match in made})
-    middle = segments[len(segments) // 2]  # the first and the last are shorter
+    extents = sorted({(int(match[2]), int(match[3])) for _, match in made})
+    first, last = extents[len(extents) // 2]  # the first and the last may have less in them
+    files = _CYCLE // (last - first + 1)  # that come in the time of a cycle, of each set
     kept = store.with_name("kept")
     kept.mkdir()
     whole = []
     for number, (path, match) in enumerate(made):
         path.rename(kept / str(number))
-        if int(match[2]) == middle:
+        if (int(match[2]), int(match[3])) == (first, last):
             whole.append((kept / str(number), path.parent, match[1]))
     cpu, peak = 0.0, 0
     for cycle in range(cycles):
-        for number in range(_CYCLE):
+        for number in range(files):
             segment = 1000 + cycle * _CYCLE + number
             for path, folder, hub in whole:
                 os.link(path, folder / f"{hub}.{segment}-{segment}.parquet")
         used, largest = _one_cycle(python, store)
         cpu, peak = cpu + used, max(peak, largest)
     left = len([*(store / "lake").rglob("hub~*.parquet")])
-    if left > cycles * _CYCLE * len(whole) // 2:
-        raise BenchError(f"{left} of {cycles * _CYCLE * len(whole)} files were not compacted")
+    if left > cycles * files * len(whole) // 2:
+        raise BenchError(f"{left} of {cycles * files * len(whole)} files were not compacted")
     return cpu, peak
 
 
