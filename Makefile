@@ -64,7 +64,7 @@ fuzz: tools ## feed every parser of outside data with bad input: make fuzz SECON
 	@cd tests && ../$(BIN)/python -m fuzz --seconds $(SECONDS) --targets "$(TARGETS)" --folder ../.fuzz
 
 crash: tools services ## kill agents, hub and sinks, and damage their files, a hundred times each
-	@JOBLENS_CRASHES=$(CRASHES) $(BIN)/pytest -s tests/services/test_crashes.py tests/store/test_damage.py \
+	@JOBLENS_SEED=$${JOBLENS_SEED:-$$$$} JOBLENS_CRASHES=$(CRASHES) $(BIN)/pytest -s tests/services/test_crashes.py tests/store/test_damage.py \
 		tests/store/test_crashes.py
 
 docs: tools ## write docs/metrics.md anew from the code

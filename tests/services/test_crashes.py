@@ -30,10 +30,12 @@ CRASHES = int(os.environ.get("JOBLENS_CRASHES", "24"))
 SINKS = ("lake", "csv")
 RECORDED = Path(__file__).parent.parent / "nodes" / "slurm-cgroup-v1"
 
+_SEED = 602013  # `make crash` takes another each time
+
 
 @pytest.fixture
 def chance() -> random.Random:
-    seed = int(os.environ.get("JOBLENS_SEED", random.SystemRandom().randrange(10**6)))
+    seed = int(os.environ.get("JOBLENS_SEED", _SEED))
     print(f"JOBLENS_SEED={seed}")
     return random.Random(seed)
 

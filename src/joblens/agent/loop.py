@@ -114,9 +114,8 @@ class Agent:
     def look(self, last: bool = False) -> None:
         """Outside of the grid: what jobs have used and told, and nothing else."""
         tick, before = self.grid.tick - 1, dict(self.sampler.latest)
-        samples = self.between.take(self.sampler.look(tick), before)
-        if last:
-            samples += self.between.release()
+        found = self.sampler.look(tick)
+        samples = [*self.between.release(), *found] if last else self.between.take(found, before)
         if self.door:
             samples += self.door.samples()
         self.looks += 1
