@@ -11,11 +11,11 @@ TARGETS ?=
 # Of `make crash`.
 CRASHES ?= 100
 
-.PHONY: help install tools run stop test lint services bench fuzz crash docs clean
+.PHONY: help install tools run stop test test-fast lint services bench fuzz crash docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -41,11 +41,11 @@ run: install ## start agent and hub, run a small job, tell what it did, print wh
 stop: ## stop what `make run` started
 	@JOBLENS=$(BIN)/joblens deploy/try stop
 
-test: tools services lint ## install what the tests need, check the code, run all tests
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup || { \
-		[ $$? -eq 1 ] || exit 2; \
-		echo; echo "What failed beside others once more, alone: it has to pass now."; \
-		$(BIN)/pytest --verbose --last-failed --last-failed-no-failures none; }
+test: tools services lint ## install what the tests need, check the code, run all tests in two stages
+	@$(BIN)/python tests/suite.py --workers $(WORKERS)
+
+test-fast: tools ## the tests that need no root, no server and no waiting
+	@$(BIN)/python tests/suite.py --fast
 
 lint: tools ## ruff, mypy --strict, and Python 3.9 for what the agent loads
 	$(BIN)/ruff check .

@@ -24,13 +24,15 @@ from bench.children import (
 from bench.interpreters import Interpreter
 from bench.sixsets import SIX
 from bench.table import Line, Section, at_most
-from joblens.collectors import COLLECTORS
+from joblens.collectors.table import COLLECTORS
+from joblens.wire.mac import ANSWER, Signer
 
 _WARM_UP = 2.0
 _SLICES, _SLICE = 4, 5.0  # 20 s, in slices to see the spread
 _FAST = 0.1
 _PER_ROUND = 0.6e-3
 _RESIDENT = 20e6
+_TOKEN = b"that of the hub that takes all"
 
 
 class Run(NamedTuple):
@@ -76,14 +78,21 @@ def running_agent(python: str, config: str) -> Iterator[tuple[int, int]]:
 
 
 class _Taker(BaseHTTPRequestHandler):
-    """Acknowledges whatever it gets, as a hub does once it is on the disk."""
+    """Gives a token, and acknowledges whatever it gets, as a hub does once it is on the disk."""
 
     protocol_version = "HTTP/1.1"
 
+    def do_GET(self) -> None:
+        self._answer(_TOKEN)
+
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        answer = b'{"acknowledged": [0, 9000000000000000]}'
+        self._answer(b'{"acknowledged": [0, 9000000000000000]}')
+
+    def _answer(self, answer: bytes) -> None:
+        asked = self.headers.get("Authorization", "").rpartition(" ")[2].encode()
         self.send_response(200)
+        self.send_header(ANSWER, Signer(_TOKEN).answer_mac(asked, 200, "", answer))
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)

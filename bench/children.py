@@ -104,6 +104,20 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
+def undisturbed() -> Iterator[bool]:
+    """What is started here comes before all other work of the machine, if we may have that."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@contextmanager
 def started(command: Sequence[str]) -> Iterator[int]:
     """Its pid. What it says is shown only if it does not live to the end."""
     with tempfile.TemporaryFile() as words:

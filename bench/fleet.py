@@ -7,19 +7,22 @@ import selectors
 import socket
 import time
 import zlib
+from collections.abc import Sequence
 
 from bench.messages import Messages
 
 
 class Fleet:
-    def __init__(self, messages: Messages, nodes: int, port: int, rate: float) -> None:
+    def __init__(
+        self, messages: Messages, nodes: int, port: int, rate: float, sequences: Sequence[int] = ()
+    ) -> None:
         self.messages, self.period = messages, 1 / rate if rate else 0.0
         self.selector = selectors.DefaultSelector()
         self.sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(nodes)]
         for node, it in enumerate(self.sockets):
             it.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.selector.register(it, selectors.EVENT_READ, node)
-        self.sequences = [0] * nodes
+        self.sequences = list(sequences) or [0] * nodes
         self.answered = self.refused = self.under_way = 0
 
     def send(self, seconds: float) -> tuple[int, int]:

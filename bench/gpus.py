@@ -18,8 +18,8 @@ from typing import Any, Callable
 from bench.children import ROOT, BenchError, environment
 from bench.interpreters import Interpreter
 from bench.table import Section, compare
-from joblens.collectors.gpus import gpus
-from joblens.host import Host
+from joblens.collectors.gpu.collector import gpus
+from joblens.core.host import Host
 
 _CARDS = 8
 _ROUNDS, _TURNS = 30, 10

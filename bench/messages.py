@@ -9,13 +9,13 @@ import time
 import zlib
 from typing import Any, Sequence
 
-from joblens.agent.batch import Batch
-from joblens.agent.frame import MAGIC
-from joblens.agent.mac import Head, digest_of, make_token, sign
 from joblens.agent.sampler import Sampler
-from joblens.config import Settings
-from joblens.host import Host
-from joblens.model import COUNTER, NO_KEY, Column, Rows, Sample, Schema
+from joblens.core.config import Settings
+from joblens.core.host import Host
+from joblens.core.model import COUNTER, NO_KEY, Column, Rows, Sample, Schema
+from joblens.wire.batch import Batch
+from joblens.wire.frame import MAGIC
+from joblens.wire.mac import Head, digest_of, make_token, sign
 
 KEY = b"the key of the hub that is measured"
 SETS, VALUES = 6, 60

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy
 
-from joblens.store import compact as compaction
-from joblens.store.columns import Table
-from joblens.store.compact import compact, compact_small
-from joblens.store.folder import HUB, JobFile
-from joblens.store.lake import Lake
+from joblens.store.lake import compact as compaction
+from joblens.store.lake.columns import Table
+from joblens.store.lake.compact import compact, compact_small
+from joblens.store.lake.folder import HUB, JobFile
+from joblens.store.lake.lake import Lake
 
 NODES, SCALE, COUNTERS = 1000, 25, 60
 CYCLES, SEGMENTS, SECONDS = 144, 10, 60  # a day; of a cycle; of a segment

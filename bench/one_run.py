@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.steps import Clock
-from joblens.agent.batch import Batch
-from joblens.analysis.complete import complete
-from joblens.files import write_whole
-from joblens.host import Host
+from joblens.core.files import write_whole
+from joblens.core.host import Host
+from joblens.jobs.complete import complete
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.run.facts import collect
-from joblens.run.watch import Watch
+from joblens.run.sampler import Watch
 from joblens.store import ingest
 from joblens.store.home import find_home, make_home
-from joblens.store.lake import Lake
-from joblens.store.waiting import settle
+from joblens.store.lake.lake import Lake
+from joblens.store.pending import settle
+from joblens.wire.batch import Batch
 
 _LIBRARIES = ("numpy", "duckdb")
 

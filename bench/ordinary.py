@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +16,13 @@ from bench.children import BenchError, environment, memory
 from bench.fleet import Fleet
 from bench.hub_process import cpu_by_process, running_hub, wait_until_stored
 from bench.messages import AgentMessages
+from joblens.hub.compaction import ENOUGH_FILES, ENOUGH_GROUPS
 
-_CYCLE = 20  # segments: a cycle of compaction comes every ten minutes
 _SEGMENT_SECONDS = 30.0
+_CYCLE = 20  # segments: a cycle of compaction comes after ten minutes at the earliest
 _SETTLE = 5.0  # seconds that the sinks have to start
-_NAME = re.compile(r"(hub~[0-9a-f]+)\.([0-9]+)-([0-9]+)\.parquet")
+_FIRST = 5.0  # seconds of batches for the first segment, which is never stored together with others
+_NAME = re.compile(r"(hub~[0-9a-f]+(?:~[0-9]+-[0-9]+)?)\.([0-9]+)-([0-9]+)\.parquet")
 
 
 class Ordinary(NamedTuple):
@@ -40,29 +44,40 @@ def ordinary_load(python: str, nodes: int, seconds: float, cycles: int) -> Ordin
         folder = Path(name)
         with running_hub(python, folder) as (pid, port):
             time.sleep(_SETTLE)
-            before = cpu_by_process(pid)
-            begin = time.monotonic()
-            _, refused = Fleet(AgentMessages(), nodes, port, 0.1).send(seconds)
-            if refused:
-                raise BenchError(f"{refused} batches were refused")
+            messages = AgentMessages()
+            sequences = _send(Fleet(messages, nodes, port, 0.1), _FIRST)
             wait_until_stored(folder)
-            passed = time.monotonic() - begin
+            before = cpu_by_process(pid)
+            _send(Fleet(messages, nodes, port, 0.1, sequences), seconds)
+            wait_until_stored(folder)
             after = cpu_by_process(pid)
             peak = max(memory(child).peak for child in after)
-        used = {child: 100 * (after[child] - before.get(child, 0.0)) / passed for child in after}
+        # By the time in which batches came, and not also that until they were stored.
+        used = {child: 100 * (after[child] - before.get(child, 0.0)) / seconds for child in after}
         hub = used.pop(pid)
-        cpu, largest = _compact(python, folder / "store", cycles)
-        return Ordinary(
-            hub, sum(used.values()), 100 * cpu / (cycles * _CYCLE * _SEGMENT_SECONDS), max(peak, largest)
-        )
+        compaction, largest = _compact(python, folder / "store", cycles)
+        return Ordinary(hub, sum(used.values()), compaction, max(peak, largest))
+
+
+def _send(fleet: Fleet, seconds: float) -> list[int]:
+    """The numbers of what would be sent next."""
+    _, refused = fleet.send(seconds)
+    if refused:
+        raise BenchError(f"{refused} batches were refused")
+    return fleet.sequences
 
 
 def _compact(python: str, store: Path, cycles: int) -> tuple[float, int]:
-    """CPU and highest memory, of segments that are like those that were stored."""
+    """Of a core in per cent, and highest memory, for segments that are like those that were stored."""
     made = [(path, match) for path in (store / "lake").rglob("hub~*.parquet") if (match := _match(path))]
     extents = sorted({(int(match[2]), int(match[3])) for _, match in made})
     first, last = extents[len(extents) // 2]  # the first and the last may have less in them
-    files = _CYCLE // (last - first + 1)  # that come in the time of a cycle, of each set
+    # Groups that come in the time of a cycle: it is started when there are enough of them, or of files.
+    most = max(
+        Counter(path.parent for path, it in made if (int(it[2]), int(it[3])) == (first, last)).values()
+    )
+    span = last - first + 1
+    files = max(min(ENOUGH_GROUPS, math.ceil(ENOUGH_FILES / most)), math.ceil(_CYCLE / span))
     kept = store.with_name("kept")
     kept.mkdir()
     whole = []
@@ -73,7 +88,7 @@ def _compact(python: str, store: Path, cycles: int) -> tuple[float, int]:
     cpu, peak = 0.0, 0
     for cycle in range(cycles):
         for number in range(files):
-            segment = 1000 + cycle * _CYCLE + number
+            segment = 1000 + cycle * files + number
             for path, folder, hub in whole:
                 os.link(path, folder / f"{hub}.{segment}-{segment}.parquet")
         used, largest = _one_cycle(python, store)
@@ -81,7 +96,7 @@ def _compact(python: str, store: Path, cycles: int) -> tuple[float, int]:
     left = len([*(store / "lake").rglob("hub~*.parquet")])
     if left > cycles * files * len(whole) // 2:
         raise BenchError(f"{left} of {cycles * files * len(whole)} files were not compacted")
-    return cpu, peak
+    return 100 * cpu / (cycles * files * span * _SEGMENT_SECONDS), peak
 
 
 def _match(path: Path) -> re.Match[str] | None:

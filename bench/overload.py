@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from bench.children import WrongError, connect, memory, scrape
 from bench.hub_process import running_hub
 from bench.messages import Messages
+from joblens.hub.dedup import Batch
 from joblens.hub.entries import pack_head
-from joblens.hub.seen import Batch
 
 NODES, TICKS, CALM_SECONDS, SECONDS = 500, 30, 6.0, 15.0
 QUEUE, JOURNAL, SEGMENT, RATE = 2 << 20, 32 << 20, 4 << 20, 8_000

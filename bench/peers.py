@@ -16,8 +16,8 @@ from typing import Iterable, Iterator, NamedTuple
 from bench.children import BenchError, connect, cpu_seconds, free_port, started
 from bench.recording import NODE
 from bench.timing import NS
-from joblens.agent.exposition import render_labels, series_name
-from joblens.model import ABSENT, Key, Sample, Schema
+from joblens.core.model import ABSENT, Key, Sample, Schema
+from joblens.wire.exposition import render_labels, series_name
 
 _PATIENCE = 120.0
 _LINES_PER_REQUEST = 100_000

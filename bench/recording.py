@@ -11,11 +11,11 @@ from typing import Sequence
 
 from bench.children import BenchError, started
 from bench.timing import NS
-from joblens.agent.batch import Batch, decode
-from joblens.collectors import COLLECTORS, Read
-from joblens.collectors.processes import processes
-from joblens.host import Host
-from joblens.model import Sample
+from joblens.collectors.process.collector import processes
+from joblens.collectors.table import COLLECTORS, Read
+from joblens.core.host import Host
+from joblens.core.model import Sample
+from joblens.wire.batch import Batch, decode
 
 _SETS = "cpu memory vmstat interrupts load disk network pressure".split()
 _TICKS, _INTERVAL = 900, 0.05

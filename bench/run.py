@@ -18,6 +18,8 @@ from bench.timing import spread
 _ENOUGH_SECONDS, _LEAST_ROUNDS = 100.0, 2
 _OVERHEAD = 1.0
 _RUNS = 8
+_FORKS, _FORK_ROUNDS, _FORK_OVERHEAD = 5000, 5, 2.0
+_FORK_JOB = ["/bin/sh", "-c", f"i=0; while [ $i -lt {_FORKS} ]; do /bin/true; i=$((i+1)); done"]
 
 
 class Round(NamedTuple):
@@ -42,7 +44,7 @@ def measure_run(pythons: list[Interpreter]) -> list[Section]:
     python = pythons[0]  # joblens run needs duckdb, which a distribution's Python does not have
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as home:
         fixed = _measure_fixed(python, home)
-        return [_measure_job(python, home), fixed]
+        return [_measure_job(python, home), _measure_forks(python, home), fixed]
 
 
 def _measure_job(python: Interpreter, home: str) -> Section:
@@ -69,12 +71,12 @@ def _measure_job(python: Interpreter, home: str) -> Section:
 
 
 def _measure_round(
-    python: Interpreter, command: list[str], folder: Path, home: str, alone_first: bool
+    python: Interpreter, command: list[str], folder: Path, home: str, alone_first: bool, *options: str
 ) -> Round:
     found: dict[bool, Usage] = {}
     for watched in (False, True) if alone_first else (True, False):
         clean_project(folder)
-        words = joblens(python, "run", "--", *command) if watched else command
+        words = joblens(python, "run", *options, "--", *command) if watched else command
         found[watched] = run_usage(words, folder, JOBLENS_HOME=home)
     record = newest_record(home)
     return Round(found[False], found[True], found[True].cpu - record["used"]["cpu_seconds_exact"], record)
@@ -98,6 +100,35 @@ def _describe_job(label: str, rounds: list[Round]) -> list[Line]:
             [each.alone.wall for each in rounds],
         ),
     ]
+
+
+def _measure_forks(python: Interpreter, home: str) -> Section:
+    """A job of nothing but short processes, each of which could be one more that is sampled."""
+    rounds: list[Round] = []
+    begun: list[float] = []  # what `run` costs whatever the job is
+    for number in range(_FORK_ROUNDS):
+        print(f"bench: run, {_FORKS} forks {number + 1}", file=sys.stderr, flush=True)
+        rounds.append(_measure_round(python, _FORK_JOB, Path(home), home, number % 2 == 0, "--quiet"))
+        usage = run_usage(joblens(python, "run", "--quiet", "--", "true"), JOBLENS_HOME=home)
+        begun.append(usage.cpu - newest_record(home)["used"]["cpu_seconds_exact"])
+    label, own = python.label, [each.own for each in rounds]
+    used = [each.record["used"] for each in rounds]
+    part = [100 * each.own / it["cpu_seconds_exact"] for each, it in zip(rounds, used)]
+    of_wall = [100 * each.own / it["duration_seconds"] for each, it in zip(rounds, used)]
+    running = [
+        100 * (each.own - start) / it["duration_seconds"] for each, start, it in zip(rounds, begun, used)
+    ]
+    return Section(
+        f"joblens run on {_FORKS} forks, {_FORK_ROUNDS} rounds",
+        [
+            at_most("joblens' own part of the job's CPU", label, "percent", part, most=_FORK_OVERHEAD),
+            at_most("the same, of the job's wall time", label, "percent", of_wall),
+            at_most("the same, time on a core", label, "seconds", own),
+            at_most("  of that, whatever the job is", label, "seconds", begun),
+            at_most("while it runs, of the job's wall time", label, "percent", running),
+        ],
+        [f"the job: {spread([it['cpu_seconds_exact'] for it in used]).middle:.2g} s of CPU"],
+    )
 
 
 def _measure_fixed(python: Interpreter, home: str) -> Section:

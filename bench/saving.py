@@ -16,8 +16,8 @@ from typing import Any, Callable, Iterator
 
 from bench.recording import JOB, NODE, load
 from bench.timing import Work, interleave
-from joblens.model import ABSENT, Sample
-from joblens.store.lake import Lake
+from joblens.core.model import ABSENT, Sample
+from joblens.store.lake.lake import Lake
 
 _FLUSHES = (10, 100, 1000, 10_000)
 _FLUSHED_SET = "process"  # most rows of a job are of this one

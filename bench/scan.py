@@ -16,9 +16,9 @@ from typing import Dict, Iterator, List, Set
 
 from bench import with_psutil
 from bench.timing import Work, interleave
-from joblens.collectors.processes import PROCESS, processes
-from joblens.host import Host
-from joblens.model import Rows
+from joblens.collectors.process.collector import PROCESS, processes
+from joblens.core.host import Host
+from joblens.core.model import Rows
 
 _SLEEPERS = 300
 _ROUNDS, _TURNS = 30, 2

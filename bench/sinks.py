@@ -14,15 +14,15 @@ from bench.peers import size_of
 from bench.recording import load, record, without_processes
 from bench.saving import values_in
 from bench.table import Line, Section, at_most
-from joblens.agent.batch import Batch
+from joblens.core.model import Sample
 from joblens.hub.segments import Segment, pack_record
 from joblens.hub.sink import Sink
 from joblens.hub.sinks.csv_tree import CsvSink
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink, Server
-from joblens.model import Sample
-from joblens.store.compact import compact
 from joblens.store.home import find_home, make_home
+from joblens.store.lake.compact import compact
+from joblens.wire.batch import Batch
 
 _NODES, _TICKS, _BATCHES, _ROUNDS = 200, 10, 3, 5
 _LDMS_BYTES, _LDMS_SECONDS = 7.0, 16e-6

@@ -12,10 +12,10 @@ from typing import Dict, List
 
 from bench import with_psutil
 from bench.timing import Work, interleave
-from joblens.agent.batch import Batch
-from joblens.collectors import COLLECTORS, Read
-from joblens.host import Host, read_all
-from joblens.model import Sample
+from joblens.collectors.table import COLLECTORS, Read
+from joblens.core.host import Host, read_all
+from joblens.core.model import Sample
+from joblens.wire.batch import Batch
 
 SIX = ("cpu", "memory", "vmstat", "interrupts", "load", "disk")
 FILES = ("stat", "meminfo", "vmstat", "interrupts", "loadavg", "diskstats")

@@ -16,8 +16,8 @@ from typing import Any
 import joblens
 from bench.peers import size_of
 from bench.recording import JOB, NODE, load, without_processes
-from joblens.model import Sample
-from joblens.store.lake import Lake
+from joblens.core.model import Sample
+from joblens.store.lake.lake import Lake
 
 
 def fill(batches: dict[int, list[Sample]]) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from bench.interpreters import Interpreter
 from bench.messages import Messages
 from bench.table import Line, Section, at_most
 from bench.timing import ratio, spread
-from joblens.agent.batch import Batch
-from joblens.agent.frame import inflate, pack, split
 from joblens.attribution.sums import OWNED_PROCESS
-from joblens.model import Rows, Sample
+from joblens.core.model import Rows, Sample
 from joblens.store.home import find_home
-from joblens.store.lake import Lake
+from joblens.store.lake.lake import Lake
+from joblens.wire.batch import Batch
+from joblens.wire.frame import inflate, pack, split
 
 NODES, HOURS, PROCESSES = 1000, 24, 300
 _IN_FLIGHT = 64

@@ -12,7 +12,7 @@ from typing import Callable, TypeVar
 
 _Found = TypeVar("_Found")
 _BEFORE = ("joblens.cli.run", "joblens.run.supervise", "joblens.run.facts", "joblens.store.ingest")
-_AFTER = ("joblens.analysis.complete", "joblens.reports.text")
+_AFTER = ("joblens.jobs.complete", "joblens.reports.text")
 
 
 class Clock:

@@ -14,7 +14,7 @@ from bench.peers import Filled, fill_prometheus, fill_victoria
 from bench.recording import load, record, without_processes
 from bench.saving import values_in
 from bench.table import Line, Section, at_most
-from joblens.model import Sample
+from joblens.core.model import Sample
 
 _PER_VALUE = 0.6
 _LONGEST = 120.0

@@ -14,25 +14,25 @@ from bench.children import BenchError, cpu_seconds, run_usage
 from bench.interpreters import Interpreter
 from bench.run import joblens
 from bench.table import Line, Section, at_most
-from joblens.agent.batch import Batch
 from joblens.analysis.summary import summarise
 from joblens.attribution.sums import INFO, JOB, OWNED_PROCESS
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.load import SCHEMA as LOAD
-from joblens.config import UsermodeSettings
-from joblens.errors import OutsideError
+from joblens.core.config import UsermodeSettings
+from joblens.core.errors import OutsideError
+from joblens.core.model import ABSENT, Key, Rows, Sample
 from joblens.hub.segments import Segment, pack_record
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
-from joblens.model import ABSENT, Key, Rows, Sample
-from joblens.store.compact import compact
 from joblens.store.home import find_home, make_home
-from joblens.store.promql import Server
+from joblens.store.lake.compact import compact
 from joblens.store.reader import LakeReader, Reader
 from joblens.store.records import save_record
-from joblens.store.tsdb import TsdbReader
+from joblens.store.tsdb.promql import Server
+from joblens.store.tsdb.reader import TsdbReader
 from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Companion, Running, sink_options
+from joblens.wire.batch import Batch
 
 _NODES, _SECONDS, _SEGMENT = 16, 3600, 60
 _CORES, _PROCESSES, _PROCESSES_EVERY = 4, 16, 5

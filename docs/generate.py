@@ -7,25 +7,23 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from joblens.agent.exposition import series_name
 from joblens.agent.loop import OWN
 from joblens.agent.push import PUSH, PUSH_ERROR
 from joblens.agent.sampler import FAILING, HEALTH
 from joblens.attribution.gpu_shares import JOB_GPU, OWNED_GPU_PROCESS
 from joblens.attribution.sums import INFO, JOB, OWNED_PROCESS, STEP
-from joblens.collectors import COLLECTORS
 from joblens.collectors.cgroups import SCHEMA as CGROUP
 from joblens.collectors.cpu import KERNEL
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.disk import SCHEMA as DISK
-from joblens.collectors.energy_reading import SCHEMA as ENERGY
+from joblens.collectors.energy.reading import SCHEMA as ENERGY
 from joblens.collectors.filesystems import SCHEMA as FILESYSTEMS
-from joblens.collectors.gpu_amd import AMD
-from joblens.collectors.gpu_intel import INTEL
-from joblens.collectors.gpu_jetson import RAIL, ZONE
-from joblens.collectors.gpu_nvidia_extras import GPU_NVIDIA
-from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
-from joblens.collectors.gpus import DRIVER
+from joblens.collectors.gpu.amd import AMD
+from joblens.collectors.gpu.collector import DRIVER
+from joblens.collectors.gpu.intel import INTEL
+from joblens.collectors.gpu.jetson import RAIL, ZONE
+from joblens.collectors.gpu.nvidia_extras import GPU_NVIDIA
+from joblens.collectors.gpu.reading import GPU, GPU_PROCESS
 from joblens.collectors.infiniband import SCHEMA as INFINIBAND
 from joblens.collectors.interrupts import ALL_CORES
 from joblens.collectors.kernel_log import EVENT_COUNT, LOG
@@ -35,14 +33,16 @@ from joblens.collectors.memory import SCHEMA as MEMORY
 from joblens.collectors.network import SCHEMA as NETWORK
 from joblens.collectors.nfs import NFS, OPERATION
 from joblens.collectors.pressure import SCHEMA as PRESSURE
-from joblens.collectors.processes import PROCESS, THREAD
-from joblens.collectors.pss import PROCESS_PSS
+from joblens.collectors.process.collector import PROCESS, THREAD
+from joblens.collectors.process.pss import PROCESS_PSS
 from joblens.collectors.slingshot import SCHEMA as SLINGSHOT
+from joblens.collectors.table import COLLECTORS
 from joblens.collectors.vmstat import SCHEMA as VMSTAT
-from joblens.hub.from_kafka import SCHEMAS as INTAKE_SCHEMAS
+from joblens.core.model import Schema
+from joblens.hub.kafka.intake import SCHEMAS as INTAKE_SCHEMAS
 from joblens.hub.pages import SCHEMAS as HUB_SCHEMAS
 from joblens.hub.runner import SCHEMAS as SINK_SCHEMAS
-from joblens.model import Schema
+from joblens.wire.exposition import series_name
 
 SCHEMAS: dict[str, tuple[Schema, ...]] = {
     "cpu": (CPU, KERNEL),

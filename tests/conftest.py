@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import fcntl
+import gc
+import json
 import os
 import re
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,11 +24,29 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
 
+TESTS = Path(__file__).parent
+_MANY_FILES = 200
+
 # Fixtures of a whole session that are dear: what uses one runs in one worker, so that it is made once.
 DEAR = {"any_broker": "kafka", "scraped": "prometheus"}
 
 
+# A test is of the second stage if it is marked so, its folder is one of these, or its module uses one of
+# these modules: it waits for other processes, or needs a program, another user, a file system or a cgroup.
+REAL_FOLDERS = ("attacks", "run", "services")
+REAL_MODULES = {"waiting", "programs", "small_disk", "small_group", "small_hub"}
+
+
+def is_real(item: pytest.Item) -> bool:
+    if Path(item.path).relative_to(TESTS).parts[0] in REAL_FOLDERS or is_alone(item):
+        return True
+    module = getattr(item, "module", None)
+    return any(getattr(value, "__module__", None) in REAL_MODULES for value in vars(module).values())
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
+    if is_real(item):
+        item.add_marker(pytest.mark.real)
     for name in DEAR.keys() & set(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.xdist_group(DEAR[name]))
 
@@ -38,9 +59,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Not with its group behind its name: so that those that failed are found again, by --last-failed."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        report.nodeid = re.sub(r"@\w+$", "", report.nodeid)
+    """Reports to tests/suite.py. Names lose their group, so that a test that failed can be named again."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    report.nodeid = re.sub(r"@\w+$", "", report.nodeid)
+    path = os.environ.get("JOBLENS_TEST_RESULTS")
+    if path:
+        why = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps([report.nodeid, report.outcome, report.duration, why]) + "\n")
 
 
 def is_alone(item: pytest.Item) -> bool:
@@ -56,6 +83,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             return (yield)
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # said, as a process that the test has forked has it open too
+
+
+def pytest_runtest_teardown() -> None:
+    """What a test leaves to the garbage collector can hold files; select(2) takes those below 1,024 only."""
+    if len(os.listdir("/proc/self/fd")) > _MANY_FILES:
+        gc.unfreeze()  # an agent that ran in this process has frozen what was there
+        gc.collect()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,8 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.agent.batch import decode
-from joblens.model import Sample
+from joblens.core.model import Sample
+from joblens.wire.batch import decode
+from joblens.wire.mac import Signer
 
 
 class Post(NamedTuple):
@@ -47,15 +48,18 @@ class _Handler(BaseHTTPRequestHandler):
         turn(self)
 
     def do_GET(self) -> None:
-        """Such as for a token, which it does not give."""
-        text = b"wait\n"
-        self.send_response(self.server.gets.popleft() if self.server.gets else 404)
+        """Such as for a token."""
+        status = self.server.gets.popleft() if self.server.gets else 200
+        text = self.server.secret + b"\n" if status == 200 else b"wait\n"
+        self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
 
     def answer(self, status: int, text: str, **fields: str) -> None:
         self.send_response(status)
+        if self.server.signs:
+            fields["X-Joblens-Answer"] = self.sign(status, text, fields.get("X_Joblens_Refused", ""))
         for name, value in fields.items():
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(text.encode())))
@@ -63,6 +67,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
         if self.server.path != self.path:
             raise AssertionError(f"posted to {self.path}")
+
+    def sign(self, status: int, text: str, refusal: str = "") -> str:
+        """As a hub does that knows the secret."""
+        authorization = self.headers.get("Authorization", "")
+        signer = Signer(self.server.find_secret(authorization))
+        return signer.answer_mac(authorization.rpartition(" ")[2].encode(), status, refusal, text.encode())
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -100,8 +110,9 @@ def half(it: _Handler) -> None:
 def chunked(it: _Handler) -> None:
     """As a proxy in between may send it on."""
     it.server.stored.append(it.server.posts[-1])
-    text = json.dumps({"acknowledged": [it.server.posts[-1].header["sequence"]] * 2}).encode()
-    head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    words = json.dumps({"acknowledged": [it.server.posts[-1].header["sequence"]] * 2})
+    text, signed = words.encode(), f"X-Joblens-Answer: {it.sign(200, words)}\r\n".encode()
+    head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\n" % signed
     parts = b"".join(b"%x;x=y\r\n%s\r\n" % (len(part), part) for part in (text[:5], text[5:]))
     it.wfile.write(head + parts + b"0\r\nTrailer: x\r\n\r\n")
 
@@ -142,6 +153,9 @@ class SmallHub(ThreadingHTTPServer):
             context.load_cert_chain(certificate)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.path = "/v1/batch"
+        self.secret = b"what only the nodes and their hub know"
+        self.find_secret: Callable[[str], bytes] = lambda authorization: self.secret
+        self.signs = True  # its answers
         self.posts: list[Post] = []
         self.stored: list[Post] = []
         self.turns: deque[Turn] = deque()  # what to do with the next ones

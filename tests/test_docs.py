@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from joblens.cli import COMMANDS
-from joblens.collectors import COLLECTORS
+from joblens.collectors.table import COLLECTORS
+from test_structure import FLOW, SOURCE
 
 TOP = Path(__file__).parent.parent
 TEXTS = sorted(path for path in TOP.glob("*.md")) + sorted((TOP / "docs").glob("*.md"))
@@ -35,6 +36,13 @@ def test_readme_is_short() -> None:
     assert {"make run", "make test"} <= {word for line in lines for word in line.split("`")}
 
 
+def test_every_page_is_in_the_index() -> None:
+    """docs/index.md leads to every page by a question."""
+    index = (TOP / "docs" / "index.md").read_text()
+    missing = [path.name for path in (TOP / "docs").glob("*.md") if f"({path.name}" not in index]
+    assert missing == ["index.md"]
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.name))
 def test_links_lead_somewhere(path: Path) -> None:
     """Links to files of the repository are not broken."""
@@ -42,19 +50,14 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_architecture_names_every_module() -> None:
-    """One line per module: a new one without a place in the flow is noticed."""
+def test_architecture_shows_the_order_of_the_packages() -> None:
+    """The picture has the rows of tests/test_structure.py, and the table has every package."""
     text = (TOP / "docs" / "architecture.md").read_text()
-    for module in sorted((TOP / "src" / "joblens").rglob("*.py")):
-        name = module.relative_to(TOP / "src" / "joblens").as_posix()
-        if (
-            module.name not in ("__init__.py", "__main__.py")
-            and "collectors/" not in name
-            and "cli/" not in name
-        ):
-            assert f"`{name}`" in text, name
-    for collector in COLLECTORS:
-        assert collector.name in text
+    picture = text.split("```")[1].strip().splitlines()
+    rows = [re.split(r"\s{2,}", line.strip())[0].split(" · ") for line in picture]
+    assert rows == [list(row) for row in FLOW]
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"`(\w+)/`", text))
 
 
 def test_every_command_has_help_with_an_example() -> None:
@@ -71,8 +74,8 @@ def test_every_command_has_help_with_an_example() -> None:
 
 def test_settings_example_is_complete() -> None:
     """The commented example in docs/settings.md is read without error and names every setting."""
-    from joblens.config import AttributionSettings, Settings, parse_settings
-    from joblens.toml import parse_toml
+    from joblens.core.config import AttributionSettings, Settings, parse_settings
+    from joblens.core.toml import parse_toml
 
     (text,) = re.findall(r"```toml\n(.*?)```", (TOP / "docs" / "settings.md").read_text(), re.S)
     known = {collector.name: collector.options for collector in COLLECTORS}
@@ -83,7 +86,7 @@ def test_settings_example_is_complete() -> None:
 
 def test_the_collector_in_the_guide_works(tmp_path: Path) -> None:
     """Who copies the example of docs/adding-a-collector.md has a collector."""
-    from joblens.host import Host
+    from joblens.core.host import Host
 
     (code,) = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adding-a-collector.md").read_text(), re.S)
     found: dict[str, object] = {}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from joblens.collectors.gpu_reading import Reading
-from joblens.host import Host
+from joblens.collectors.gpu.reading import Reading
+from joblens.core.host import Host
 
 Vendor = tuple[str, Callable[[Host], Callable[[], Reading]]]
 
 
 def use_vendors(monkeypatch: pytest.MonkeyPatch, *vendors: Vendor) -> None:
-    monkeypatch.setattr("joblens.collectors.late._may_have_gpus", lambda host: True)
-    monkeypatch.setattr("joblens.collectors.gpus._VENDORS", vendors)
+    monkeypatch.setattr("joblens.collectors.lazy._may_have_gpus", lambda host: True)
+    monkeypatch.setattr("joblens.collectors.gpu.collector._VENDORS", vendors)

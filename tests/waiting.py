@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,3 +18,10 @@ def wait_for(what: str, look: Callable[[], Found]) -> Found:
         assert time.monotonic() < end, f"{what} did not come: {found!r}"
         time.sleep(0.02)
     return found
+
+
+def is_readable(fd: int, seconds: float) -> bool:
+    """Within so many seconds. Unlike select(2), for any descriptor."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0.0) * 1000))

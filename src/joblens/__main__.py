@@ -1,5 +1,5 @@
 import sys
 
-from joblens.cli import main
+from joblens.cli import entry
 
-sys.exit(main())
+sys.exit(entry())

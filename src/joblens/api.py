@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from joblens.errors import UsageError
+from joblens.core.errors import UsageError
 from joblens.store import ingest
-from joblens.store.catalog import Catalog, Run, choose_run
+from joblens.store.catalog.index import Catalog, Run, choose_run
+from joblens.store.catalog.listing import COLUMNS, JobFilter, make_filter, unknown
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.lake import Lake
-from joblens.store.listing import COLUMNS, JobFilter, make_filter, unknown
+from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import LakeReader, Reader, Series, Span
-    from joblens.store.samples import SamplesReader
 
 Progress = Callable[[int, int], None]
 _JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes")
@@ -145,7 +145,7 @@ class Store:
         return self._reader(record["job"]["id"], record["job"]["start"])
 
     def _reader(self, job: str, start: float) -> LakeReader | SamplesReader:
-        from joblens.store.waiting import find_reader
+        from joblens.store.pending import find_reader
 
         return find_reader(self.home, self._lake, job, start)
 
@@ -204,9 +204,9 @@ class Store:
         How many files went in.
         """
         from joblens.store import records
-        from joblens.store.compact import compact
-        from joblens.store.leftovers import remove_leftovers
-        from joblens.store.waiting import settle_all
+        from joblens.store.cleanup import remove_leftovers
+        from joblens.store.lake.compact import compact
+        from joblens.store.pending import settle_all
 
         remove_leftovers(self.home)
         self._lake.report(*settle_all(self.home, self._lake))
@@ -233,7 +233,7 @@ class Store:
         return retain(self.home, days)
 
     def info(self) -> dict[str, Any]:
-        from joblens.store.folder import list_folder
+        from joblens.store.lake.folder import list_folder
 
         files = [path for folder in self.home.lake.glob("set=*/date=*") for path in list_folder(folder).files]
         sizes = [path.stat().st_size for path in files if path.exists()]
@@ -280,7 +280,7 @@ def _recover(home: Home) -> list[str]:
     """Analysis is loaded only if there is a job to complete: a listing takes half as long without it."""
     if not ingest.folders(home.incoming):
         return []
-    from joblens.analysis.complete import recover
+    from joblens.jobs.complete import recover
 
     return recover(home)
 

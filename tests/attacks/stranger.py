@@ -74,6 +74,15 @@ class Attack:
     def replays(self) -> None:
         self._again_and_again(self.captured)
 
+    def held_replays(self) -> None:
+        """The same, and each connection is kept."""
+        self._drip(self.captured, b"")
+
+    def begun_replays(self) -> None:
+        """The head of a node's request, and its body a byte at a time."""
+        head, end, _ = self.captured.partition(b"\r\n\r\n")
+        self._drip(head + end, b"x")
+
     def other_bodies(self) -> None:
         """The head of a node's request, with another body of the same length."""
         head, end, body = self.captured.partition(b"\r\n\r\n")
@@ -126,7 +135,8 @@ def bomb() -> bytes:
 
 
 ATTACKS = (
-    "bombs", "slow_bombs", "forged", "garbage", "pages", "replays", "other_bodies", "bodies", "slow_bodies",
+    "bombs", "slow_bombs", "forged", "garbage", "pages", "replays", "held_replays", "begun_replays",
+    "other_bodies", "bodies", "slow_bodies",
     "slow_heads", "idle",
 )  # fmt: skip
 

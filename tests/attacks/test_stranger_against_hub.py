@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from typing import TypeVar
 
 import pytest
 
-from hub.sending import Answer, Hub, Sender, make_batch, running_hub, sign_batch, stored
-from waiting import wait_for
+from hub.sending import KEY, Answer, Hub, Sender, make_batch, running_hub, sign_batch, stored
+from joblens.wire.mac import FIELD, make_token, parse_head, sign
+from waiting import PATIENCE, wait_for
 
 from . import stranger
 
@@ -103,6 +105,63 @@ def test_attack(tmp_path: Path, what: str) -> None:
         wait_for("the end of it", lambda: again(hub.metrics)["joblens_hub_waiting_bytes"] == 0)
     wanted = {(node, sequence): 1 for node in NODES for sequence in range(BATCHES)}
     assert stored(hub.home) == wanted | {("new", sequence): 1 for sequence in range(1, BATCHES)}
+
+
+def is_open(channel: socket.socket) -> bool:
+    """Whether the hub has not ended it."""
+    channel.setblocking(False)
+    try:
+        return channel.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def begin(hub: Hub, head: str, body: bytes = b"") -> socket.socket:
+    channel = socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE)
+    channel.sendall(head.encode() + body)
+    return channel
+
+
+def head_of(data: bytes, target: str = "POST /v1/batch") -> str:
+    named = parse_head(sign_batch(data)[FIELD].encode())
+    signed = sign(make_token(KEY, named.cluster, named.node).encode(), target, named, len(data))
+    fields = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+    return f"{target} HTTP/1.1\r\nContent-Length: {len(data)}\r\n{fields}\r\n"
+
+
+def test_who_has_proved_something_stays(tmp_path: Path) -> None:
+    """When a hub is full, those go who have only sent what it had, or asked whether they may send, and of a
+    node with many connections all but the two that were the last to begin a new batch."""
+    with running_hub(tmp_path, "connections = 12") as hub, contextlib.ExitStack() as stack:
+        batches = [make_batch(sequence, "n1") for sequence in range(8)]
+        with Sender(hub.port) as sender:
+            assert sender.send(batches[0]).status == 200
+        other = Sender(hub.port)
+        assert other.send(make_batch(1, "n2")).status == 200
+        heads = [head_of(batches[0])] * 3 + [head_of(b"", "GET /v1/check")] * 2
+        repeats = [begin(hub, head, batches[0] if "POST" in head else b"") for head in heads]
+        for channel in repeats:
+            assert b" 200 OK" in channel.recv(65_536)
+        begun = []
+        for batch in batches[1:5]:  # captured before the hub had them
+            begun.append(begin(hub, head_of(batch), batch[:50]))
+            hub.metrics()  # so that the hub has taken it, in order
+        for channel in (*repeats, *begun):
+            stack.callback(channel.close)
+        crowd = []
+        for _ in range(20):
+            crowd.append(stack.enter_context(begin(hub, "")))
+            again(hub.metrics)  # so that the hub has taken it, and no more at once than it keeps
+        wait_for("their end", lambda: not any(map(is_open, repeats)))
+        wait_for("the end of older ones", lambda: [is_open(it) for it in begun] == [False, False, True, True])
+        assert sum(map(is_open, crowd)) < 12
+        assert other.send(make_batch(2, "n2")).status == 200
+        begun[3].sendall(batches[4][50:])
+        begun[3].settimeout(PATIENCE)
+        assert b'"acknowledged":[4,4]' in begun[3].recv(65_536)
+        other.close()
 
 
 def test_all_attacks_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from joblens.errors import JoblensError
+from joblens.core.errors import JoblensError
 
 from .target import Target
 

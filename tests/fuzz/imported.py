@@ -6,22 +6,22 @@ import gzip
 from contextlib import suppress
 from pathlib import Path
 
-from joblens.agent.secrets import read_token
+from importers.test_ldms import HEAD, MEMINFO, line, meminfo
+from importers.test_sacct import HEADER
+from importers.test_sacct import line as sacct_line
 from joblens.cli.hub import load_hub
 from joblens.cli.settings import load_agent
-from joblens.config_files import load_layer, load_layers
-from joblens.errors import ConfigError
+from joblens.core.config_files import load_layer, load_layers
+from joblens.core.errors import ConfigError
+from joblens.core.toml import parse_simple_toml
 from joblens.hub.auth import read_key
 from joblens.hub.server import _read_token
 from joblens.hub.settings import parse_hub_settings
 from joblens.hub.sink import check_options
 from joblens.importers.ldms import import_ldms
 from joblens.importers.sacct import read_sacct
-from joblens.store.lake import Lake
-from joblens.toml import parse_simple_toml
-from test_import_ldms import HEAD, MEMINFO, line, meminfo
-from test_import_sacct import HEADER
-from test_import_sacct import line as sacct_line
+from joblens.store.lake.lake import Lake
+from joblens.wire.credentials import read_token
 
 from .scheduler import _recorded
 from .target import Target, fresh, scratch
@@ -88,7 +88,7 @@ def sacct_file(data: bytes) -> None:
         try:
             list(read_sacct(path, "fox", lambda number, what: None, lambda count: None))
         except Exception as error:
-            if type(error).__module__ != "joblens.errors":
+            if type(error).__module__ != "joblens.core.errors":
                 raise
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat as mode
+from contextlib import suppress
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -15,15 +16,18 @@ from joblens.attribution.devices import parse_devices
 from joblens.attribution.jobfiles import JobFiles, parse_job_file
 from joblens.attribution.paths import parse_job_path
 from joblens.attribution.slurmstepd import parse_title
-from joblens.collectors import COLLECTORS, Collector
-from joblens.collectors.external_text import parse_output
-from joblens.collectors.external_trust import parse_mount_types, read_interpreter
-from joblens.collectors.gpu_amd import parse_levels
-from joblens.collectors.gpu_smi import parse_smi
-from joblens.collectors.process_files import parse_cgroup
-from joblens.collectors.pss import read_pss
-from joblens.host import Host
-from joblens.run.limits import read_limits
+from joblens.collectors.cgroup_limits import read_limits
+from joblens.collectors.external.text import parse_output
+from joblens.collectors.external.trust import parse_mount_types, read_interpreter
+from joblens.collectors.gpu.amd import parse_levels
+from joblens.collectors.gpu.smi import parse_smi
+from joblens.collectors.process.files import parse_cgroup
+from joblens.collectors.process.pss import read_pss
+from joblens.collectors.table import COLLECTORS, Collector
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.run.inherited_usage import InheritedUsage
+from joblens.run.totals import Inherited, parse_own_io
 
 from .target import Target, fresh, scratch
 
@@ -169,6 +173,19 @@ def cgroup_limits(data: bytes) -> None:
     read_limits(Tree(NODES / "plain", {**files, **about}))
 
 
+def inherited_usage(data: bytes) -> None:
+    """What the supervisor of `joblens run` has waited for: its own stat and io."""
+    stat, _, io = data.partition(b"\0")
+    for found in (Inherited(stat, b""), Inherited(_STAT, io)):
+        with suppress(MalformedError):
+            InheritedUsage(Tree(NODES / "plain", {}), 7, found)
+    parse_own_io(io)
+
+
+_STAT = b"7 (joblens) S 1 7 7 0 -1 4194560 " + b" ".join(b"%d" % number for number in range(10, 53)) + b"\n"
+_IO = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\ncancelled_write_bytes: 7\n"
+
+
 def cgroup_path(data: bytes) -> None:
     parse_job_path(parse_cgroup(data))
     parse_job_path(data.decode("utf-8", "replace"))
@@ -256,6 +273,7 @@ TARGETS = (
     Target(
         "cgroup-limits", cgroup_limits, lambda: [b"100000 50000\n", b"max\n", b"usage_usec 5\noom_kill 7\n"]
     ),
+    Target("inherited-usage", inherited_usage, lambda: [_STAT + b"\0" + _IO]),
     Target("job-file", job_file, lambda: _JOB_FILES, (ValueError,)),
     Target("gpu-levels", gpu_levels, lambda: [b"0: 500Mhz\n1: 1700Mhz *\n"]),
     Target("nvidia-smi", nvidia_smi, lambda: [(HEAD + FIRST).encode()]),

@@ -6,22 +6,23 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 
-from joblens.analysis.part import parse_moment as parse_part
-from joblens.cli.pages import parse_address
+from joblens.analysis.window_report import parse_moment as parse_part
+from joblens.cli.hub_client import parse_address
 from joblens.cli.slurm_check import parse_config
-from joblens.errors import JoblensError
+from joblens.core.errors import JoblensError
 from joblens.jobs.facts import to_plain
 from joblens.run.facts import parse_tags
-from joblens.schedulers import slurm_text, tres
+from joblens.schedulers import tres
 from joblens.schedulers.flux import parse_flux
 from joblens.schedulers.nodelist import compress, expand
+from joblens.schedulers.parse_result import Told
 from joblens.schedulers.pbs import parse_pbs
-from joblens.schedulers.slurm_json import parse_sacct_json, parse_squeue_json
-from joblens.schedulers.slurm_sacct import COLUMNS, parse_sacct
-from joblens.schedulers.slurm_scontrol import parse_scontrol
-from joblens.schedulers.slurm_squeue import parse_squeue
-from joblens.schedulers.told import Told
-from joblens.store.listing import parse_time as parse_moment
+from joblens.schedulers.slurm import fields as slurm_text
+from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.sacct import COLUMNS, parse_sacct
+from joblens.schedulers.slurm.scontrol import parse_scontrol
+from joblens.schedulers.slurm.squeue import parse_squeue
+from joblens.store.catalog.listing import parse_time as parse_moment
 from joblens.usermode.hosts import parse_hosts
 from schedulers.recording import MARK, RECORDED
 

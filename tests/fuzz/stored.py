@@ -12,22 +12,23 @@ from hub.made import fleet_segment, write_old
 from joblens.agent.gaps import Gap, Gaps
 from joblens.agent.lock import Last, Lock
 from joblens.agent.spool import Spool
-from joblens.errors import MalformedError
-from joblens.hub.checked import Checker, LeftOut
+from joblens.core.errors import MalformedError
+from joblens.hub.batch_reader import Checker, LeftOut
 from joblens.hub.clocks import Clocks as HubClocks
 from joblens.hub.cursors import load_cursor, read_cursor
 from joblens.hub.damage import check_segment
-from joblens.hub.from_kafka import _read_claim
+from joblens.hub.dedup import load_seen
 from joblens.hub.gaps import Gaps as HubGaps
-from joblens.hub.groups import load_group
+from joblens.hub.groups import Group, load_group
 from joblens.hub.identity import load_identity, read_identity
 from joblens.hub.journal import recover
-from joblens.hub.kafka_client import OPTIONS as KAFKA_OPTIONS
-from joblens.hub.kafka_client import Kafka
-from joblens.hub.kafka_seen import _parse as parse_known
-from joblens.hub.seen import load_seen
+from joblens.hub.kafka.client import OPTIONS as KAFKA_OPTIONS
+from joblens.hub.kafka.client import Kafka
+from joblens.hub.kafka.dedup import _parse as parse_known
+from joblens.hub.kafka.intake import _read_claim
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, load_status
+from joblens.hub.sinks.file_plan import FilePlan
 from joblens.hub.sinks.kafka import _parse_done
 from joblens.hub.sinks.remote_write import _Sent
 from joblens.hub.sinks.undo import Undo
@@ -38,15 +39,15 @@ from joblens.jobs.state import State
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.run.clock import start_clock
-from joblens.run.marks import JobMarks
+from joblens.run.mark_file import JobMarks
 from joblens.schedulers.facts import JobFacts, Resources, Step
 from joblens.store import ingest
-from joblens.store.catalog import Catalog
-from joblens.store.damage import load_gaps
-from joblens.store.folder import list_folder
+from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home
-from joblens.store.lake import Lake
-from joblens.store.listing import JobFilter
+from joblens.store.lake.damage import load_gaps
+from joblens.store.lake.folder import list_folder
+from joblens.store.lake.lake import Lake
 from joblens.store.records import (
     compact_day,
     load_heads,
@@ -157,6 +158,7 @@ def hub_files(data: bytes) -> None:
         Undo(home / "undo").load(0)
     _Sent(home / "undo").load(1)
     load_group(home / "undo", "h1")
+    FilePlan(home / "undo", Group(3, 5, [])).due(9, 0)
     for read in (
         lambda: load_cursor(place.cursor),
         lambda: load_seen(home / "seen.json"),
@@ -189,6 +191,7 @@ _HUB_FILES = [
     b'{"version":1,"through":7,"nodes":[["lab","n1","b1",[[1,4],[6,9]]]]}',
     b'{"b1":[[1,4],[6,9]]}', b'{"segment": 3, "records": 4}', b"7 1 2 3",
     b'{"hub": "h1", "first": 3, "last": 5}', b'{"claim": 3}', b"0123456789ab",
+    b'["h1",3,5,123]', b'{"first": 3, "last": 5, "ends": [[3, 1, ["cpu"]]], "crc": 152815769}',
     b'7\n["alice","17","n1","cpu.csv",120]\n["alice","17","n1","load.csv",-1]\n',
     _GAPS,
     b'{"time": 1.5, "hub": "h1", "cluster": "lab", "node": "n1", "wrong": true, "offset_seconds": 9.5}\n',

@@ -18,7 +18,7 @@ class Target(NamedTuple):
     name: str
     run: Callable[[bytes], None]
     seeds: Seeds
-    # Beside joblens.errors.JoblensError: what the parser documents, and what its only caller catches.
+    # Beside joblens.core.errors.JoblensError: what the parser documents, and what its only caller catches.
     raises: tuple[type[Exception], ...] = ()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from joblens.collectors import COLLECTORS
-from joblens.errors import MalformedError
+from joblens.collectors.table import COLLECTORS
+from joblens.core.errors import MalformedError
 from joblens.schedulers.nodelist import compress
 from kernel import STAT, make_machine
 

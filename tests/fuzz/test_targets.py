@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -28,14 +29,20 @@ EXCLUDED = {
     "cli.slurm_check._load_settings": "as the agent's settings, in the target `toml`",
     "cli.usermode._load": "as the record of any job, in the target `record`",
     "cli.agent._load": "the command line on top of settings, which the target `toml` reads",
-    "collectors.gpu_smi._Smi._parse": "the program's words, which the target `nvidia-smi` reads",
-    "collectors.gpu_nvml.load_nvml": "loads NVIDIA's library",
-    "hub.kafka_client.load_kafka": "loads Kafka's library",
+    "collectors.gpu.smi._Smi._parse": "the program's words, which the target `nvidia-smi` reads",
+    "collectors.gpu.nvml.load_nvml": "loads NVIDIA's library",
+    "hub.kafka.client.load_kafka": "loads Kafka's library",
     "hub.sink.read_first_line": "what the hub itself tells a process that it starts",
     "hub.server.load_tls": "OpenSSL reads the certificate",
     "jobs.running._load": "as any job on its way, in the target `incoming`",
-    "record._read_all": "runs the collectors, each of which has a target",
-    "run.totals.read_io": "reads /proc/self/io with parse_io",
+    "machine_recording._read_all": "runs the collectors, each of which has a target",
+    "cli.run._load": "loads joblens' own modules",
+    "run.before.read_before": "reads files of /proc that `inherited-usage` and `cgroup-limits` read",
+    "run.sampler._read_inherited": "what the supervisor sends, files of /proc as they are",
+    "run.sampler._read_pid": "what the supervisor sends",
+    "run.totals._read_own": "reads a file of /proc, and does not parse it",
+    "run.totals.read_inherited": "the same",
+    "run.totals.read_io": "reads /proc/self/io with parse_own_io",
     "run.totals.read_own_mark": "reads a number that this process has written",
 }
 
@@ -66,8 +73,9 @@ def test_a_failure_is_found_and_made_small(tmp_path: Path, monkeypatch: pytest.M
         if b"loop" in data:
             while True:
                 pass
-        if b"fill" in data:
-            bytearray(200 << 20)[::4096] = b"x" * (200 << 8)
+        if b"fill" in data:  # more than this process ever had
+            pages = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 4 + (200 << 8)
+            bytearray(pages << 12)[::4096] = b"x" * pages
         b"x" in data and int(data)
 
     target = Target("made", run, lambda: [b"1"])
@@ -76,7 +84,8 @@ def test_a_failure_is_found_and_made_small(tmp_path: Path, monkeypatch: pytest.M
     book.check(b"1" * 100 + b"x" + b"2" * 100)
     (path,) = (it for it in tmp_path.iterdir() if it.suffix == "")
     assert path.read_bytes() == b"x"
-    for word, what in ((b"loop", "too slow"), (b"fill", "too much memory")):
+    for word, what, seconds in ((b"loop", "too slow", 0.2), (b"fill", "too much memory", 60.0)):
+        monkeypatch.setattr(engine, "SECONDS", seconds)
         failure = engine.check(target, word)
         assert failure is not None
         assert failure.what.startswith(what)

@@ -12,30 +12,30 @@ from typing import Any
 
 from hub.made import Running, encode, node_samples, seconds, write_segment
 from hub.sending import make_batch, make_header
-from joblens.agent.batch import decode
-from joblens.agent.client import Answer, Client
-from joblens.agent.frame import MAGIC, check_sections, check_whole, inflate, pack, read_header, split
-from joblens.agent.http import body_length, parse_request
-from joblens.agent.marks import parse_fom, parse_told
+from joblens.agent.http_server import body_length, parse_request
 from joblens.agent.sender import _retry_after, acknowledges, highest_of
-from joblens.config import Url
-from joblens.errors import JoblensError, MalformedError
+from joblens.core.config import Url
+from joblens.core.errors import JoblensError, MalformedError
 from joblens.hub.auth import parse_unmunge, read_claim, read_payload
-from joblens.hub.checked import Checker, LeftOut
-from joblens.hub.decode import decode_columns, unpack
-from joblens.hub.from_kafka import _check
+from joblens.hub.batch_reader import Checker, LeftOut
+from joblens.hub.decode import decode_columns, unpack, unpack_entries
 from joblens.hub.header import check_header, gaps_of, jobs_of, sets_of
-from joblens.hub.kafka_schema import avro_rows, json_rows
-from joblens.hub.now import Picker, describe
+from joblens.hub.kafka.intake import _check
+from joblens.hub.kafka.schema import avro_rows, json_rows
+from joblens.hub.live import Picker, describe
 from joblens.hub.refusals import Refused
 from joblens.hub.requests import parse_head
 from joblens.hub.sinks.csv_tree import CsvSink
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.write_request import Namer, make_series
 from joblens.hub.sinks.write_request import encode as encode_series
-from joblens.run.tell import _read_answer
+from joblens.run.mark_client import _read_answer
 from joblens.store.home import find_home, make_home
-from joblens.store.promql import Server
+from joblens.store.tsdb.promql import Server
+from joblens.wire.batch import decode
+from joblens.wire.frame import MAGIC, check_sections, check_whole, inflate, pack, read_header, split
+from joblens.wire.http_client import Answer, Client
+from joblens.wire.marks import parse_fom, parse_told
 
 from .target import Target, fresh
 
@@ -49,7 +49,7 @@ def _batches() -> list[bytes]:
 
 
 def batch_frame(data: bytes) -> None:
-    for read in (decode, read_header, check_sections, check_whole, decode_columns, unpack):
+    for read in (decode, read_header, check_sections, check_whole, decode_columns, unpack, unpack_entries):
         _ignore(read, data)
 
 
@@ -268,9 +268,9 @@ def promql(data: bytes) -> None:
 
 def tsdb_report(data: bytes) -> None:
     """A report's questions, all answered by the same series."""
-    from joblens.store.exporters import ExporterReader
     from joblens.store.reader import Span
-    from joblens.store.tsdb import TsdbReader
+    from joblens.store.tsdb.exporters import ExporterReader
+    from joblens.store.tsdb.reader import TsdbReader
 
     span = Span("42", 1000.0, 1060.0, "fox", ("c1", "c2"))
     for reader in (TsdbReader(_Answering(data)), ExporterReader(_Answering(data), span.nodes)):

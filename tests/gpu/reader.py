@@ -12,11 +12,11 @@ import sys
 import threading
 from typing import Any
 
-from joblens.host import Host
-from joblens.model import ABSENT, Rows
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, Rows
 
 # By its name: the package has a function of the same name.
-frame: Any = importlib.import_module("joblens.collectors.gpus")
+frame: Any = importlib.import_module("joblens.collectors.gpu.collector")
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from programs import need
 
 SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
@@ -22,9 +21,7 @@ PATIENCE = 60.0
 
 def build(folder: Path, *flags: str) -> Path:
     """The folder for LD_LIBRARY_PATH."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("the stand-in for NVIDIA's library needs a C compiler")
+    compiler = need("gcc")
     folder.mkdir(parents=True, exist_ok=True)
     shape = ["-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", "-o", str(folder / LIBRARY)]
     strict = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]

@@ -27,6 +27,7 @@ from .standin import (
 
 pynvml = pytest.importorskip("pynvml", reason="NVIDIA's binding is not installed")
 
+pytestmark = pytest.mark.real
 BUSY = {
     "busy": "87 41",
     "memory": f"{80 * GIB} {600 * MIB} {30 * GIB}",

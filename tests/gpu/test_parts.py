@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.collectors.gpu_nvidia import capability, throttling
-from joblens.collectors.gpu_nvml import Nvml
-from joblens.host import Host
+from joblens.collectors.gpu.nvidia import capability, throttling
+from joblens.collectors.gpu.nvml import Nvml
+from joblens.core.host import Host
 
 # As in NVIDIA's guide to MIG; the major number is given out when the driver is loaded.
 DEVICES = "Character devices:\n  1 mem\n195 nvidia\n234 nvidia-caps\n\nBlock devices:\n  8 sd\n"

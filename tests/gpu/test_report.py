@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from joblens.host import Host
+from joblens.core.host import Host
 
 from .standin import GIB, MIB, PATIENCE, Driver, cards, environment, halves
 
 pytest.importorskip("pynvml", reason="NVIDIA's binding is not installed")
-pytestmark = pytest.mark.skipif(
-    not Host().counts_pids_as_kernel(), reason="in a container the driver's pids are others"
-)
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        not Host().counts_pids_as_kernel(), reason="in a container the driver's pids are others"
+    ),
+]
 TESTS = Path(__file__).parent.parent
 SECONDS = 7.0
 

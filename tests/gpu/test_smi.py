@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.collectors import gpu_smi
-from joblens.collectors.gpu_nvml import NoNvmlError
-from joblens.collectors.gpu_reading import Reading
-from joblens.collectors.gpu_smi import bus_address, open_smi, parse_smi, without_processes
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT
+from joblens.collectors.gpu import smi as gpu_smi
+from joblens.collectors.gpu.nvml import NoNvmlError
+from joblens.collectors.gpu.reading import Reading
+from joblens.collectors.gpu.smi import bus_address, open_smi, parse_smi, without_processes
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT
 
 from .standin import MIB, Driver, Reader, build, cards, environment, reading, uuid
 

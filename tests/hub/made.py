@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.agent.batch import Batch
 from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Sample, Schema
 from joblens.hub.segments import Segment, pack_record
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Sample, Schema
+from joblens.wire.batch import Batch
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from programs import need
 from waiting import wait_for
 
 
@@ -38,8 +36,7 @@ class Munged:
 
 @contextmanager
 def running_munged(top: Path) -> Iterator[Munged]:
-    if shutil.which("munged") is None:
-        pytest.skip("munged is not installed; tests/services/install does it where it can")
+    need("munged")
     folder = top / "munge"
     folder.mkdir(0o755)
     munged = Munged(folder)

@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.agent.batch import Batch
-from joblens.agent.frame import read_header
-from joblens.agent.mac import FIELD, Head, digest_of, make_token, render_head, sign
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
+from joblens.core.model import COUNTER, Column, Rows, Sample, Schema
 from joblens.hub.damage import survey
-from joblens.model import COUNTER, Column, Rows, Sample, Schema
+from joblens.wire.batch import Batch
+from joblens.wire.frame import read_header
+from joblens.wire.mac import FIELD, Head, digest_of, make_token, render_head, sign
 from waiting import PATIENCE, wait_for
 
 KEY = b"0123456789abcdef0123456789abcdef"  # of hubs for which a test sets no other

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from joblens.model import Sample
-from joblens.store.lake import Lake
+from joblens.core.model import Sample
+from joblens.store.lake.lake import Lake
 
 Labels = tuple[tuple[str, str], ...]
 Series = dict[Labels, list[tuple[int, float]]]  # milliseconds and value, in order of time

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import ssl
@@ -22,13 +21,25 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import Batch
-from joblens.agent.client import Client
-from joblens.agent.mac import (
+from joblens.core.config import split_url
+from joblens.core.errors import ConfigError, MalformedError
+from joblens.core.toml import parse_toml
+from joblens.hub import server
+from joblens.hub.auth import Munge, MungeRules, own_key, read_key
+from joblens.hub.pages import Pages
+from joblens.hub.receive import Receiver
+from joblens.hub.refusals import Refused
+from joblens.hub.settings import HubSettings, check_safety, parse_hub_settings
+from joblens.wire.batch import Batch
+from joblens.wire.http_client import Client
+from joblens.wire.mac import (
+    ANSWER,
     FIELD,
+    REFUSAL,
     Head,
     Signer,
     digest_of,
+    is_answer,
     is_same,
     make_page_token,
     make_token,
@@ -36,15 +47,7 @@ from joblens.agent.mac import (
     render_head,
     sign,
 )
-from joblens.config import split_url
-from joblens.errors import ConfigError, MalformedError
-from joblens.hub import server
-from joblens.hub.auth import Munge, MungeRules, own_key, read_key
-from joblens.hub.pages import Pages
-from joblens.hub.receive import Receiver
-from joblens.hub.refusals import Refused
-from joblens.hub.settings import HubSettings, check_safety, parse_hub_settings
-from joblens.toml import parse_toml
+from programs import need
 from waiting import PATIENCE, wait_for
 
 from .munging import Munged, running_munged, write_secret
@@ -150,6 +153,21 @@ def test_what_was_captured_is_of_no_use(tmp_path: Path, key: Path) -> None:
     assert stored(hub.home) == {("n1", 1): 1}
 
 
+def test_what_was_captured_many_boots_ago(tmp_path: Path) -> None:
+    """Also of a boot with many after it, and also after a restart, it is a repeat and not stored twice."""
+    captured = make_batch(1, boot="first")
+    fields = sign_batch(captured)
+    for turn in range(2):
+        with running_hub(tmp_path) as hub, Sender(hub.port, key=None) as sender:
+            if turn == 0:
+                assert sender.send(captured, fields).status == 200
+                for number in range(40):
+                    batch = make_batch(2, boot=f"boot {number}")
+                    assert sender.send(batch, sign_batch(batch)).status == 200
+            assert sender.send(captured, fields) == (200, '{"acknowledged":[1,1],"highest":1}\n', None)
+    assert stored(hub.home) == {("n1", 1): 1, ("n1", 2): 40}
+
+
 def test_a_repeat_is_not_kept_in_memory(tmp_path: Path) -> None:
     """Its body is passed over: nothing of it is held, and it is acknowledged though it is another one."""
     batch = make_batch(1, ticks=2000)
@@ -211,6 +229,87 @@ def test_any_change_is_noticed(data: st.DataObject) -> None:
     signed = Signer(secret).mac(target, words.encode(), int(length) if length.isdigit() else -1)
     assert not is_same(mac.encode("latin-1"), signed.encode())
     assert is_same(parts[3].encode(), Signer(secret).mac(parts[0], parts[1].encode(), 4).encode())
+
+
+TOKEN = make_token(KEY, "lab", "n1").encode()
+
+
+def ask(client: Client, body: bytes, **changes: Any) -> tuple[int, bool]:
+    """The status of the answer, and whether it is signed by who knows the token of n1."""
+    fields = sign_batch(body, **changes)
+    answer = client.post("/v1/batch", fields, body)
+    return answer.status, is_answer(TOKEN, fields, *answer)
+
+
+def test_answers_are_signed(tmp_path: Path) -> None:
+    """To who has proved who it is, whatever the answer: a batch that is taken, a repeat, one that cannot be
+    read, too large, another's, damaged on its way. What is said to others has no MAC."""
+    with running_hub(tmp_path, "batch_bytes = 100_000") as hub:
+        client = Client(split_url(f"http://127.0.0.1:{hub.port}"), PATIENCE, "")
+        assert ask(client, make_batch(1)) == (200, True)
+        assert ask(client, make_batch(1)) == (200, True)
+        assert ask(client, b"rubbish") == (400, True)
+        assert ask(client, b"x" * 100_001) == (413, True)
+        assert ask(client, b"x" * 400_001) == (413, True)
+        assert ask(client, make_batch(2, "n2"), node="n1") == (403, True)
+        assert ask(client, make_batch(2), digest="0" * 64) == (503, True)
+        head = Head("lab", "n1", "-", 0, time.time(), digest_of(b""))
+        fields = sign(TOKEN, "GET /v1/check", head, 0)
+        assert is_answer(TOKEN, fields, *client.get("/v1/check", fields))
+        for authorization in ("", "Joblens " + "0" * 64):
+            answer = client.post("/v1/batch", {**fields, "Authorization": authorization}, b"")
+            assert answer.status == 401
+            assert ANSWER.lower() not in answer.headers
+        client.close()
+
+
+def test_answers_by_munge_are_signed(tmp_path: Path, munged: Munged) -> None:
+    """With the key in the credential, the first time that munged is asked and later."""
+    node = host_of(munged)
+    config = f'munge = true\nmunge_socket = "{munged.socket}"\nmunge_uids = [{os.getuid()}]'
+    with running_hub(tmp_path, config) as hub:
+        client, given = Client(split_url(f"http://127.0.0.1:{hub.port}"), PATIENCE, ""), munged.encode
+        credential = given(payload_of(node))
+        for sequence in (1, 2):
+            batch = make_batch(sequence, node)
+            head = parse_head(sign_batch(batch)[FIELD].encode())
+            fields = sign(SESSION, "POST /v1/batch", head, len(batch), credential)
+            answer = client.post("/v1/batch", fields, batch)
+            assert (answer.status, is_answer(SESSION, fields, *answer)) == (200, True)
+        client.close()
+
+
+@given(st.data())
+def test_any_change_of_an_answer_is_noticed(data: st.DataObject) -> None:
+    """Of status, refusal, body, MAC, or of the request that it is the answer to; and no part can be shifted
+    into another."""
+    request, status, refusal, body = "ab" * 32, 200, "malformed", b"200\nmalformed\n"
+    mac = Signer(TOKEN).answer_mac(request.encode(), status, refusal, body)
+
+    def is_believed(
+        request: str = request,
+        status: int = status,
+        refusal: str = refusal,
+        body: bytes = body,
+        mac: str = mac,
+    ) -> bool:
+        fields = {ANSWER.lower(): mac, REFUSAL.lower(): refusal}
+        return is_answer(TOKEN, {"Authorization": f"Joblens {request}"}, status, fields, body)
+
+    assert is_believed()
+    others: dict[str, Any] = {
+        "request": data.draw(
+            st.text("abcdef0123456789", min_size=64, max_size=64).filter(lambda it: it != request)
+        ),
+        "status": data.draw(st.integers(100, 999).filter(lambda it: it != status)),
+        "refusal": data.draw(st.text(max_size=20).filter(lambda it: it != refusal and "\n" not in it)),
+        "body": data.draw(st.binary(max_size=40).filter(lambda it: it != body)),
+        "mac": data.draw(st.text(max_size=70).filter(lambda it: it != mac)),
+    }
+    for name in data.draw(st.sets(st.sampled_from(sorted(others)), min_size=1)):
+        assert not is_believed(**{name: others[name]})
+    assert not is_answer(b"", {"Authorization": f"Joblens {request}"}, status, {ANSWER.lower(): mac}, body)
+    assert mac != Signer(TOKEN).mac("POST /v1/batch", body, status)
 
 
 def test_tokens_differ() -> None:
@@ -413,8 +512,7 @@ def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
+    need("openssl")
     return make_certificates(tmp_path_factory.mktemp("tls"))
 
 

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from joblens.files import list_names, now_at, publish_once
+from joblens.core.files import list_names, now_at, publish_once
+from joblens.core.model import Rows, Sample
 from joblens.hub.compaction import Compaction
 from joblens.hub.sinks.lake import LakeSink
-from joblens.model import Rows, Sample
-from joblens.store import compact as compact_module
-from joblens.store import folder as folder_module
-from joblens.store.arrivals import Arrivals
-from joblens.store.compact import compact, compact_small
-from joblens.store.folder import list_folder, remove_replaced, render_manifest
 from joblens.store.home import find_home, make_home
-from joblens.store.lake import Lake, as_table
+from joblens.store.lake import compact as compact_module
+from joblens.store.lake import folder as folder_module
+from joblens.store.lake.compact import compact, compact_small
+from joblens.store.lake.folder import list_folder, remove_replaced, render_manifest
+from joblens.store.lake.lake import Lake, as_table
+from joblens.store.lake.tiers import FAN_IN
+from joblens.store.lake.watermarks import Arrivals
 from joblens.store.reader import LakeReader, Span
 from joblens.store.retain import retain
-from joblens.store.tiers import FAN_IN
 from waiting import wait_for
 
 from .made import LOAD, SECOND, START, encode, write_segment
@@ -430,3 +430,37 @@ def test_it_ends_with_the_sink(sink: LakeSink) -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(60) == 0
+
+
+def test_when_a_cycle_is_due(sink: LakeSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When as many groups are stored as are merged at once, or many files of one set, or after an hour."""
+    now, started = [0.0], []
+    monkeypatch.setattr("joblens.hub.compaction.time.monotonic", lambda: now[0])
+    compaction = Compaction(sink.home.path, 600.0)
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(now[0])
+        command = [sys.executable, "-c", "print([])"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(compaction, "_start", start)
+
+    def looks(seconds: float, groups: int, files: int) -> bool:
+        """Whether a cycle is started after so many seconds in which so much was stored."""
+        before, now[0] = len(started), now[0] + seconds
+        for _ in range(groups):
+            compaction.count({"load": 1, "process": files})
+        compaction.look()
+        return len(started) > before
+
+    assert not looks(500.0, 20, 1)
+    assert looks(200.0, 0, 1)  # what was there before the sink was started is not known
+    assert not looks(700.0, FAN_IN - 1, 3)
+    assert looks(100.0, 1, 3)
+    assert not looks(500.0, 10, 8)
+    assert looks(200.0, 0, 1)
+    assert not looks(3500.0, 1, 1)
+    assert looks(200.0, 0, 1)
+    compaction.look()

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joblens.errors import ConfigError
-from joblens.hub.checked import Checker
+from joblens.core.errors import ConfigError
+from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
+from joblens.hub.batch_reader import Checker
 from joblens.hub.sink import Place
 from joblens.hub.sinks import csv_tree, user_files
 from joblens.hub.sinks.csv_tree import OPTIONS, CsvSink, open_sink
 from joblens.hub.sinks.losses import Dropped, Losses
 from joblens.hub.sinks.user_files import open_file
-from joblens.model import GAUGE, Column, Rows, Sample, Schema
 from small_disk import mounted
 
 from .made import LOAD, SECOND, START, Running, encode, fleet_segment, node_samples, seconds, write_segment
@@ -237,7 +237,7 @@ def test_different_names_have_different_files(
     tmp_path_factory: pytest.TempPathFactory, a: str, b: str
 ) -> None:
     """Two users, or two jobs, never share a folder."""
-    from joblens.hub.checked import Job
+    from joblens.hub.batch_reader import Job
     from joblens.hub.sinks.csv_text import Text
 
     sink = CsvSink(tmp_path_factory.getbasetemp() / "none", tmp_path_factory.getbasetemp() / "undo")

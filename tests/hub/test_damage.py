@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from joblens.hub.dedup import Batch, load_seen
 from joblens.hub.entries import pack_head
 from joblens.hub.gaps import Gaps
 from joblens.hub.journal import recover
-from joblens.hub.keep import clean
-from joblens.hub.seen import Batch, load_seen
+from joblens.hub.retention import clean
 from joblens.hub.segments import Segment, list_sealed
 
 from .made import SECOND, START, Running, encode, node_samples, seconds, write_old

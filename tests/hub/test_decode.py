@@ -1,16 +1,26 @@
-"""Batches as arrays: the same numbers as joblens.agent.batch reads, and no trouble with any bytes."""
+"""Batches as arrays: the same numbers as joblens.wire.batch reads, and no trouble with any bytes."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import Batch, decode
-from joblens.agent.frame import MAGIC, read_header
-from joblens.errors import MalformedError
-from joblens.hub.decode import decode_columns, unpack
-from joblens.model import COUNTER, Column, Key, Rows, Sample, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.model import COUNTER, Column, Key, Rows, Sample, Schema
+from joblens.hub import decode as hub_decode
+from joblens.hub.decode import (
+    Packed,
+    decode_columns,
+    decode_columns_together,
+    decode_together,
+    unpack,
+    unpack_entries,
+)
+from joblens.wire.batch import Batch, decode
+from joblens.wire.frame import MAGIC, read_header
 
 WORDS = st.integers(-(1 << 63), (1 << 63) - 1)
 SCHEMA = Schema("s", ("k",), (Column("a", COUNTER, "", 2), Column("b", COUNTER, "", 1, 100)))
@@ -32,6 +42,48 @@ def test_same_as_the_agent_reads(ticks: list[list[int]]) -> None:
     )
 
 
+def pack_entry(keys: int, rows: list[list[int]]) -> Packed:
+    batch = Batch()
+    names: tuple[Key, ...] = tuple((number,) for number in range(keys))
+    batch.add(Sample(10**18 + n, Rows(SCHEMA, names, row[: 2 * keys])) for n, row in enumerate(rows))
+    (found,) = unpack_entries(batch.encode({}))
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=8),
+    st.lists(st.lists(WORDS, min_size=8, max_size=8), min_size=2, max_size=4),
+    st.integers(1, 40),
+)
+def test_some_entries_at_a_time(shapes: list[tuple[int, bool]], rows: list[list[int]], at_once: int) -> None:
+    """The same numbers as of all at once, by column, and the same places of those that make no sense."""
+    entries = [pack_entry(keys, rows) for keys, _ in shapes]
+    spoilt = [
+        entry._replace(data=entry.data[:12] + b"\x7f" * (len(entry.data) - 12)) if bad else entry
+        for entry, (_, bad) in zip(entries, shapes)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub_decode, "_AT_ONCE", at_once)
+        times, values, wrong = decode_columns_together(spoilt, len(rows))
+    all_times, all_values, all_wrong = decode_together(spoilt, len(rows))
+    assert times.tolist() == all_times.tolist()
+    assert wrong == all_wrong
+    if not wrong:
+        by_key = all_values.reshape(-1, 2, len(rows))
+        assert values.tolist() == [by_key[:, column].reshape(-1).tolist() for column in (0, 1)]
+
+
+def test_entries_without_the_header() -> None:
+    """The same as with it; a header that cannot be read is not looked at."""
+    batch = Batch()
+    batch.add(Sample(n, Rows(SCHEMA, (("x",),), [n, n * n])) for n in range(5))
+    message = batch.encode({"node": "n1"})
+    assert unpack_entries(message) == unpack(message)[1]
+    for broken in (message[:-1], message[:8], b"JLB1", b""):
+        with pytest.raises(MalformedError):
+            unpack_entries(broken)
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes(data: bytes) -> None:
     for begin in (b"", b"JLB1"):
@@ -47,10 +99,9 @@ def test_damaged(data: st.DataObject) -> None:
     batch.add(Sample(n, Rows(SCHEMA, (("x",),), [n, n * n])) for n in range(5))
     message = bytearray(batch.encode({"node": "n1"}))
     message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        decode_columns(bytes(message))
-    except MalformedError:
-        return
+    for read in (decode_columns, unpack_entries):
+        with suppress(MalformedError):
+            read(bytes(message))
 
 
 def test_many_small_parts_that_become_large() -> None:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joblens.agent.batch import Batch
-from joblens.agent.frame import check_sections, read_header
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
 from joblens.hub.auth import parse_unmunge, read_payload
 from joblens.hub.header import check_header, gaps_of, jobs_of, sets_of
 from joblens.hub.refusals import Refused
 from joblens.hub.requests import parse_head
+from joblens.wire.batch import Batch
+from joblens.wire.frame import check_sections, read_header
 
 from .sending import Hub, Sender, make_batch, make_header, running_hub
 

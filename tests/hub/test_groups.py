@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from joblens import files
+from joblens.core import files
 from joblens.hub import groups
 from joblens.hub.cursors import load_cursor
 from joblens.hub.gaps import Gaps
 from joblens.hub.groups import Groups
-from joblens.hub.keep import clean
+from joblens.hub.retention import clean
 from joblens.hub.runner import Runner
 from joblens.hub.segments import Segment, list_sealed
 from joblens.hub.settings import JobsSettings
 from joblens.hub.sink import Hurry, Place, Work, check_options
 from joblens.hub.sinks.lake import LakeSink
 from joblens.store.home import find_home, make_home
-from joblens.store.lake import Lake
+from joblens.store.lake.lake import Lake
 from waiting import wait_for
 
 from .made import fleet_segment
@@ -58,6 +58,18 @@ def test_they_wait_for_each_other(tmp_path: Path, clock: list[float]) -> None:
     assert chosen.choose([], True) is None
     assert chosen.choose(segments(tmp_path, 5), False) is None
     assert numbers(chosen.choose(segments(tmp_path, 5, 6), True)) == [5, 6]
+
+
+def test_segments_that_are_dropped_while_they_wait(tmp_path: Path, clock: list[float]) -> None:
+    """Nobody is waited for any more: a sink would look for them without a pause."""
+    chosen = Groups(tmp_path / "group", "h1", 60.0)
+    chosen.choose(segments(tmp_path, 1), False)
+    assert chosen.choose(segments(tmp_path, 2), False) is None
+    clock[0] += 100
+    assert chosen.choose([], False) is None
+    assert chosen.remaining() == math.inf
+    assert chosen.choose(segments(tmp_path, 3), False) is None
+    assert chosen.remaining() == 60.0
 
 
 def test_no_more_than_fits(tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,13 +151,13 @@ def test_a_crash_at_any_file_of_a_group(tmp_path: Path, monkeypatch: pytest.Monk
             raise Crash
         real(unfinished, path)
 
-    monkeypatch.setattr("joblens.store.lake.publish", publish)
+    monkeypatch.setattr("joblens.store.lake.lake.publish", publish)
     for count in range(2):  # there are two sets
         left = count
         with pytest.raises(Crash):
             work().step()
         fleet_segment(place.journal, 5 + count)
-    monkeypatch.setattr("joblens.store.lake.publish", real)
+    monkeypatch.setattr("joblens.store.lake.lake.publish", real)
     assert load_cursor(place.cursor).segment == 1
     going_on = work()
     going_on.step()

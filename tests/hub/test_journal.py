@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from joblens.hub.cursors import read_cursor
+from joblens.hub.dedup import Batch
 from joblens.hub.gaps import Gaps
 from joblens.hub.journal import Entry, Journal, recover
-from joblens.hub.keep import clean
-from joblens.hub.seen import Batch
+from joblens.hub.retention import clean
 from joblens.hub.segments import list_sealed
 from small_disk import fill, mounted
 from waiting import wait_for

@@ -16,18 +16,19 @@ from fastavro.schema import fingerprint, to_parsing_canonical_form
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import Batch
-from joblens.errors import ConfigError, MalformedError
-from joblens.hub import from_kafka, kafka_schema
-from joblens.hub.checked import Checker
+from joblens.core.errors import ConfigError, MalformedError
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.hub.batch_reader import Checker
 from joblens.hub.decode import Columns, Description, decode_columns
-from joblens.hub.kafka_client import Notes, load_kafka
-from joblens.hub.kafka_schema import AVRO, Row, avro_frame, avro_rows, json_rows
-from joblens.hub.kafka_seen import Known
-from joblens.hub.seen import Batch as Identity
+from joblens.hub.dedup import Batch as Identity
+from joblens.hub.kafka import intake as from_kafka
+from joblens.hub.kafka import schema as kafka_schema
+from joblens.hub.kafka.client import Notes, load_kafka
+from joblens.hub.kafka.dedup import Known
+from joblens.hub.kafka.schema import AVRO, Row, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import Record
 from joblens.hub.sinks.kafka import OPTIONS, Form
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.wire.batch import Batch
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "kafka.md"
 SCHEMA = Schema(

@@ -14,21 +14,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joblens import files
 from joblens.attribution.sums import JOB
 from joblens.cli import main
-from joblens.errors import MalformedError
+from joblens.core import files
+from joblens.core.errors import MalformedError
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 from joblens.hub import decode
 from joblens.hub.damage import check_segment
 from joblens.hub.groups import Group
 from joblens.hub.segments import Segment
 from joblens.hub.sinks import lake as lake_sink
 from joblens.hub.sinks.lake import LakeSink
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
-from joblens.store.arrivals import Arrivals
-from joblens.store.compact import compact, compact_small
 from joblens.store.home import find_home, make_home
-from joblens.store.lake import Lake, as_table
+from joblens.store.lake.compact import compact, compact_small
+from joblens.store.lake.lake import Lake, as_table
+from joblens.store.lake.watermarks import Arrivals
 from waiting import wait_for
 
 from .made import (
@@ -98,7 +98,7 @@ def test_text_of_any_kind(
     sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     """Labels are as they were sent, in large files and in small ones, and go with the right rows."""
-    monkeypatch.setattr("joblens.store.lake._MANY_ROWS", 1 if many else 10**9)
+    monkeypatch.setattr("joblens.store.lake.lake._MANY_ROWS", 1 if many else 10**9)
     words = ["", "a", "A", "é", "日本", "x" * 5000, "a,b", "'", '"', "a\nb", "\0", "%s", "\udc80", "NULL"]
     schema = Schema("odd", ("cpu", "step"), (Column("n", GAUGE, ""),))
     keys = tuple((word, words[-1 - number]) for number, word in enumerate(words))
@@ -171,7 +171,7 @@ def test_a_crash_at_any_file(sink: LakeSink, tmp_path: Path, monkeypatch: pytest
         if left == -1:
             raise Crash
 
-    monkeypatch.setattr("joblens.store.lake.publish", publish)
+    monkeypatch.setattr("joblens.store.lake.lake.publish", publish)
     crashes = 0
     for at in range(1, 20):
         left = at
@@ -215,7 +215,7 @@ def crash_at(left: int, monkeypatch: pytest.MonkeyPatch, sink: LakeSink, segment
             raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("joblens.store.lake.publish", publish)
+        patch.setattr("joblens.store.lake.lake.publish", publish)
         try:
             sink.take(segment)
         except Crash:
@@ -252,6 +252,40 @@ def test_compacted_when_half_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert len(set(found)) == len(found) == (4 + hours) * 8 * in_tick, (name, at)
         if not crashed:
             assert at > 8  # two chunks of four sets
+            return
+    raise AssertionError("a segment has no end")
+
+
+@pytest.mark.parametrize("limit", [("SET_BYTES", 500), ("PENDING_BYTES", 6000), ("MOST_KINDS", 1)])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_damaged_when_half_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: tuple[str, int], compacted: bool
+) -> None:
+    """The sink is killed behind some file, and one batch is damaged before it goes on: no row is there twice,
+    and all rows of the other batches are there."""
+    monkeypatch.setattr(lake_sink, f"_{limit[0]}", limit[1])
+    for at in range(1, 60, 3):
+        folder = tmp_path / str(at)
+        monkeypatch.setenv("JOBLENS_HOME", str(folder))
+        store = make_home(find_home(folder))
+        sink = LakeSink("h1", store)
+        segment = fleet_segment(folder, 1, nodes=6, ticks=2)
+        data = bytearray(segment.path.read_bytes())
+        crashed = crash_at(at, monkeypatch, sink, segment)
+        if compacted:
+            assert main(["db", "compact"]) == 0
+        data[len(data) * (at % 4) // 4 + 200] ^= 1
+        segment.path.write_bytes(data)
+        assert len(check_segment(segment).skips) == 1
+        LakeSink("h1", store).take(segment)
+        alone = LakeSink("h1", make_home(find_home(folder / "alone")))
+        alone.take(segment)
+        for name, key, in_tick in (("load", (), 1), ("cpu", ("cpu",), 2)):
+            found, others = (rows(it.lake, name, "time", "node", *key) for it in (sink, alone))
+            assert len(set(others)) == len(others) == 11 * 2 * in_tick
+            assert len(set(found)) == len(found), (name, at)
+            assert set(others) <= set(found), (name, at)
+        if not crashed:
             return
     raise AssertionError("a segment has no end")
 
@@ -296,6 +330,17 @@ def test_other_columns_side_by_side(sink: LakeSink, tmp_path: Path) -> None:
     ]
 
 
+def test_a_batch_that_is_larger_than_all_that_may_wait(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a file of its own, and not what the sink fails at for all time."""
+    monkeypatch.setattr(lake_sink, "_PENDING_BYTES", 500)
+    monkeypatch.setattr(lake_sink, "_SET_BYTES", 100)
+    samples = node_samples("n1", seconds(0, 50))
+    taken = sink.take(write_segment(tmp_path / "j", 1, [encode("n1", 1, samples)]))
+    assert taken.rows == sum(len(it.rows.keys) for it in samples)
+
+
 @pytest.mark.parametrize("which", ["SET", "PENDING"])
 def test_large_segments_in_chunks(
     sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
@@ -337,7 +382,7 @@ def test_what_arrivals_are_seen_by_comes_last(
 def test_files_do_not_depend_on_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink that remembers much takes a segment, is killed, and one that remembers nothing goes on."""
     monkeypatch.setattr(decode.descriptions, "limit", 20_000)
-    monkeypatch.setattr(lake_sink, "_MOST_PARTS", 1)
+    monkeypatch.setattr(lake_sink, "_MOST_KINDS", 1)
     kinds = [Schema("load", (), (Column(name, GAUGE, ""),)) for name in ("a", "b")]
     batches = [encode(f"n{n}", 1, [Sample(START, Rows(kinds[n % 2], ((),), [n]))]) for n in range(8)]
     segment = write_segment(tmp_path, 2, batches)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from joblens.hub.gaps import Gaps
 from joblens.hub.header import check_header
-from joblens.hub.lines import DROPPED, Lines
+from joblens.hub.jsonl import DROPPED, Lines
 from joblens.hub.segments import Segment
 
 from .sending import make_header

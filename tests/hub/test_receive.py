@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import Batch
+from joblens.core.log_limiter import LogLimiter
 from joblens.hub.clocks import Clocks
-from joblens.hub.limits import Bucket, Notes, Room, place_of
+from joblens.hub.limits import Bucket, Room, place_of
 from joblens.hub.nodes import Node
+from joblens.wire.batch import Batch
 from waiting import PATIENCE, wait_for
 
 from .sending import Answer, Hub, Sender, make_batch, make_header, running_hub, sign_batch, stored
@@ -508,7 +509,7 @@ def test_room() -> None:
 def test_notes() -> None:
     """The same once a minute; a crowd one line; nothing that moves a cursor."""
     said: list[str] = []
-    notes = Notes(said.append)
+    notes = LogLimiter(said.append)
     for number in range(3000):
         notes.say(f"a{number % 1500}", "x\x1b[2J\ny")
     assert set(said) == {"x?[2J?y"}
@@ -517,7 +518,7 @@ def test_notes() -> None:
 
 def test_notes_forget() -> None:
     """What was not said of places that are gone takes no memory."""
-    notes = Notes(lambda text: None)
+    notes = LogLimiter(lambda text: None)
     with pytest.MonkeyPatch.context() as patch:
         for minute in range(5):
             patch.setattr("time.monotonic", lambda minute=minute: 1000.0 + 61 * minute)

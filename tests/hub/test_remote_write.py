@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.errors import ConfigError, ServerError
+from joblens.core.errors import ConfigError, ServerError
+from joblens.core.model import GAUGE, Column, Key, Rows, Sample, Schema
 from joblens.hub.sink import Place
 from joblens.hub.sinks import remote_write
 from joblens.hub.sinks.remote_write import OPTIONS, RemoteWriteSink, Server, open_sink
-from joblens.hub.sinks.snappy import compress
-from joblens.model import GAUGE, Column, Key, Rows, Sample, Schema
+from joblens.wire.snappy import compress
 
 from .made import (
     CPU,

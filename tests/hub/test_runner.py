@@ -24,13 +24,14 @@ from typing import Any
 
 import pytest
 
-from joblens.errors import ConfigError, MalformedError
-from joblens.hub import keep
+from joblens.core.errors import ConfigError, MalformedError
+from joblens.core.toml import parse_toml
+from joblens.hub import retention as keep
 from joblens.hub import runner as runner_module
 from joblens.hub.cursors import Cursor, load_cursor, save_cursor
 from joblens.hub.gaps import Gaps
 from joblens.hub.identity import load_identity
-from joblens.hub.keep import clean
+from joblens.hub.retention import clean
 from joblens.hub.runner import Runner, make_runner
 from joblens.hub.segments import Segment, list_sealed
 from joblens.hub.settings import HubSettings
@@ -43,8 +44,7 @@ from joblens.hub.sink import (
     load_status,
 )
 from joblens.store.home import find_home
-from joblens.store.lake import Lake
-from joblens.toml import parse_toml
+from joblens.store.lake.lake import Lake
 from waiting import wait_for
 
 from .made import SECOND, START, Running, fleet_segment

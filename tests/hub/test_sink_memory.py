@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from joblens.attribution.sums import OWNED_PROCESS
+from joblens.core.model import Key, Rows, Sample, Schema
 from joblens.hub import decode
+from joblens.hub.batch_reader import Checker
 from joblens.hub.cache import ByteCache
-from joblens.hub.checked import Checker
 from joblens.hub.decode import Packed
 from joblens.hub.sinks import csv_text
 from joblens.hub.sinks.lake import prepare
 from joblens.hub.sinks.write_request import Namer
-from joblens.model import Key, Rows, Sample, Schema
 
 from .made import START, encode, write_segment
 from .sinking import Process
@@ -24,6 +24,8 @@ from .sinking import Process
 PROCESSES = 300
 LIMIT = 3 << 20
 MOST_RESIDENT = 300 << 20
+
+pytestmark = pytest.mark.real
 
 
 def process_list(number: int) -> tuple[Key, ...]:

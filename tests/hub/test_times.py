@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from joblens.agent.frame import MAGIC, pack
-from joblens.hub.checked import NEWEST_DAYS, OLDEST_DAYS
+from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
+from joblens.hub.batch_reader import NEWEST_DAYS, OLDEST_DAYS
 from joblens.hub.cursors import load_cursor
 from joblens.hub.runner import UNTIMELY, Runner
 from joblens.hub.segments import Segment, pack_record
@@ -20,8 +20,8 @@ from joblens.hub.sinks.csv_tree import CsvSink
 from joblens.hub.sinks.kafka import OPTIONS, Form
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink, Server
-from joblens.model import GAUGE, Column, Rows, Sample, Schema
 from joblens.store.home import find_home, make_home
+from joblens.wire.frame import MAGIC, pack
 
 from .made import CPU, LOAD, SECOND, START, Running, encode, node_samples, seconds, write_segment
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from joblens.errors import OutsideError
+from joblens.core.errors import OutsideError
 from joblens.jobs.follow import Follower, Options
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.store.catalog import Catalog
+from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.listing import JobFilter
 
 BEGIN = 1_700_000_000.0
 
@@ -21,6 +21,7 @@ class Cluster:
 
     name = "slurm"
     accounting_apart = True
+    by_samples = False
 
     def __init__(self) -> None:
         self.now = BEGIN

@@ -21,9 +21,9 @@ from joblens.jobs.finish import Ended, finish
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.store.catalog import Catalog
+from joblens.store.catalog.index import Catalog
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.lake import Lake, as_table
+from joblens.store.lake.lake import Lake, as_table
 
 from .made import Site
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from joblens.analysis.summary import summarise
-from joblens.jobs.elsewhere import told_by_record
 from joblens.jobs.finish import without_samples
+from joblens.jobs.from_tsdb import told_by_record
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.store.samples import SamplesReader
+from joblens.store.memory_reader import SamplesReader
 
 JOB = JobFacts(
     "fox", "42", "slurm", "alice", 1000, name="j", state="TIMEOUT", submit=900.0, start=1000.0, end=1600.0,

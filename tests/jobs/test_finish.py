@@ -15,12 +15,12 @@ from joblens.jobs.finish import Ended, finish, make_record
 from joblens.jobs.follow import Follower, Options
 from joblens.jobs.state import State
 from joblens.schedulers.facts import JobFacts, Resources, Step
-from joblens.schedulers.slurm import Slurm
-from joblens.store.arrivals import Arrivals
-from joblens.store.catalog import Catalog
+from joblens.schedulers.slurm.client import Slurm
+from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.lake import Lake
-from joblens.store.listing import JobFilter
+from joblens.store.lake.lake import Lake
+from joblens.store.lake.watermarks import Arrivals
 from joblens.store.reader import LakeReader
 from joblens.store.records import parse_record, render_record
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import joblens.files
-from joblens.config import PushSettings, Settings
-from joblens.errors import OutsideError
+import joblens.core.files
+from joblens.core.config import PushSettings, Settings
+from joblens.core.errors import OutsideError
 from joblens.hub.runner import LOOK_SECONDS
 from joblens.hub.settings import JobsSettings
 from joblens.jobs import follow
 from joblens.jobs.live import add_live, find_live, summarise_live
-from joblens.store.listing import COLUMNS, JobFilter
+from joblens.store.catalog.listing import COLUMNS, JobFilter
 
 from .made import Site
 
@@ -326,7 +326,7 @@ def test_just_ended_jobs_are_shown(tmp_path: Path) -> None:
             assert (row["duration_seconds"], record["job"]["exit_code"]) == (0.0, 3)
             assert any("on their way" in problem for problem in record["data"]["problems"])
         else:
-            assert "accounting has not told it" in record["verdict"]
+            assert "accounting has not reported it" in record["verdict"]
     assert list(dict.fromkeys(seen)) == ["UNKNOWN", "FAILED"]
     assert site.records()
     site.turn()
@@ -421,7 +421,7 @@ def test_every_ended_run_has_one_record(doings: list[tuple[str, int]]) -> None:
     """Jobs in any order, accounting and nodes that fail, and the follower killed at any moment."""
     killer = Killer()
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joblens.files, "os", _Os(killer))
+        patch.setattr(joblens.core.files, "os", _Os(killer))
         # Nothing may rest on looking twice: that is for accounting that tells late.
         patch.setattr(follow, "OVERLAP", 50.0)
         patch.setattr(follow, "LOOK_BACK_EVERY", float("inf"))

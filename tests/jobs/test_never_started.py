@@ -14,10 +14,10 @@ from joblens.jobs.backfill import import_files
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.schedulers.facts import JobFacts
-from joblens.schedulers.slurm_sacct import parse_sacct
-from joblens.store.catalog import Catalog
+from joblens.schedulers.slurm.sacct import parse_sacct
+from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import find_home, make_home
-from joblens.store.listing import JobFilter
 
 HEADER = "JobIDRaw|JobID|JobName|User|Partition|State|Submit|Eligible|Start|End|ReqTRES|AllocTRES|NodeList"
 HEADER += "|ExitCode"

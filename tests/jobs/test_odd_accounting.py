@@ -18,9 +18,9 @@ from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.reports.width import display_width
 from joblens.schedulers.facts import JobFacts
-from joblens.store.catalog import Catalog
+from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.listing import JobFilter
 
 HEADER = (
     "JobID|JobName|Cluster|User|State|Submit|Start|End|TimelimitRaw|NodeList|ReqTRES|MaxRSS|NTasks|ExitCode"
@@ -133,12 +133,14 @@ def test_one_that_runs_and_is_in_no_sample(home: Home) -> None:
     now = time.time()
     job = JobFacts("fox", "5", "slurm", state="RUNNING", start=now - 600, nodes=("c1",))
     record = summarise_live(home, job)
-    assert 500 <= record["used"]["duration_seconds"] < 600
+    assert 600 <= record["used"]["duration_seconds"] < 700
     assert record["gaps"] == [{"from": job.start, "to": record["job"]["end"]}]
     assert record["verdict"].startswith("So far it was seen in no sample")
     record = summarise_live(home, job._replace(state="COMPLETING", end=now - 300))
     assert record["used"]["duration_seconds"] == 300
-    assert summarise_live(home, job._replace(start=now))["used"]["duration_seconds"] == 0
+    assert summarise_live(home, job._replace(start=now))["used"]["duration_seconds"] == pytest.approx(
+        0, abs=60
+    )
 
 
 @pytest.mark.parametrize(

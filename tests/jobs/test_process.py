@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from joblens.errors import ConfigError
+from joblens.core.errors import ConfigError
+from joblens.core.toml import parse_toml
 from joblens.hub.runner import Runner, make_runner
 from joblens.hub.settings import HubSettings, JobsSettings, parse_hub_settings
-from joblens.schedulers.slurm_sacct import COLUMNS
-from joblens.store.catalog import Catalog
+from joblens.schedulers.slurm.sacct import COLUMNS
+from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import find_home
-from joblens.store.listing import JobFilter
-from joblens.toml import parse_toml
 from waiting import wait_for
 
 from .commands import Commands

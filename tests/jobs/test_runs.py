@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ def test_each_run_can_be_chosen(site: Site) -> None:
 def test_the_report_says_that_there_are_others(site: Site) -> None:
     text = " ".join(ask(site, "101", "--run", "2").stdout.split())
     assert "run 2 of 3 with this id; the others: --run 1 of 2023-11-14 22:13 REQUEUED, --run 3 of" in text
-    assert "It was put back into the queue; until then it" in ask(site, "101", "--run", "1").stdout
+    assert "It was requeued; until then it" in ask(site, "101", "--run", "1").stdout
 
 
 def test_only_one_run(tmp_path: Path) -> None:
@@ -124,3 +126,16 @@ def test_many_runs(tmp_path: Path) -> None:
     assert "run 10 of 30 with this id; the others: --run 8 of" in text
     assert "and 26 more" in text
     assert told(site, id, "--run", "1")["job"]["start"] == min(row["start"] for row in site.records())
+
+
+def test_it_runs_and_no_sample_has_come(tmp_path: Path) -> None:
+    """What it has used is unknown; how long it runs is not."""
+    site = Site(tmp_path)
+    site.cluster.now = time.time() - 90
+    id = site.begin()
+    text = ask(site, id).stdout
+    assert re.search(r"1 min \d+ s  RUNNING", text)
+    assert "So far it was seen in no sample." in text
+    assert re.search(r"CPU time +unknown", text)
+    assert "no sample has come yet" in text
+    assert told(site, id)["used"]["cpu_seconds"] is None

@@ -6,14 +6,13 @@ import fcntl
 import os
 import pty
 import re
-import select
 import signal
 import struct
 import termios
 import time
 from types import TracebackType
 
-from waiting import PATIENCE
+from waiting import PATIENCE, is_readable
 
 from .running import Stand
 
@@ -56,7 +55,7 @@ class Terminal:
         while not (match := re.search(pattern, self.screen)):
             left = end - time.monotonic()
             assert left > 0, f"{pattern!r} did not come: {self.screen!r}"
-            if select.select([self.fd], [], [], left)[0]:
+            if is_readable(self.fd, left):
                 self.screen += os.read(self.fd, 4096).decode("utf-8", "replace").replace("\r", "")
         self.screen = self.screen[match.end() :]
         return match

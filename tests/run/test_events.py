@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from joblens.collectors.gpus import gpus as read_gpus
-from joblens.host import Host
-from joblens.model import Sample
-from joblens.run.events import JobEvents
+from joblens.collectors.gpu.collector import gpus as read_gpus
+from joblens.core.host import Host
+from joblens.core.model import Sample
 from joblens.run.gpus import JobGpus
+from joblens.run.kernel_events import JobEvents
 from small_group import GREEDY, small_group
 
 from .running import Stand

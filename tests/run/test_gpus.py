@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.collectors.gpu_reading import GPU, Device, Reading, Use
-from joblens.host import Host
-from joblens.model import ABSENT, Rows
-from joblens.run.gpus import JobGpus, by_cuda, given_gpus
+from joblens.collectors.gpu.reading import GPU, Device, Reading, Use
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, Rows
+from joblens.run.gpu_variables import given_gpus
+from joblens.run.gpus import JobGpus, by_cuda
 from vendors import use_vendors
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from joblens.agent.batch import decode
-from joblens.model import GAUGE, Column, Rows, Sample, Schema
+from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
 from joblens.run import batches as batches_module
 from joblens.run.batches import Batches
 from joblens.run.clock import Clock, start_clock
+from joblens.wire.batch import decode
 from waiting import PATIENCE, wait_for
 
 from .running import Stand, load, watcher_of
@@ -31,9 +31,9 @@ def status(pid: int | str) -> dict[str, int]:
 
 LOOKS = """
 import json, os, sys
-from joblens.host import Host
+from joblens.core.host import Host
 from joblens.run.batches import Batches
-from joblens.run.watch import Watch
+from joblens.run.sampler import Watch
 
 facts = json.loads(sys.argv[1])
 watch, batches = Watch(Host(), facts, os.getppid()), Batches(sys.argv[2], facts)

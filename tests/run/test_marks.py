@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.marks import LONGEST_TEXT
 from joblens.run.clock import Clock
-from joblens.run.marks import JobMarks, write_mark
+from joblens.run.mark_file import JobMarks, write_mark
+from joblens.wire.marks import LONGEST_TEXT
 from run.running import JOBLENS, Stand
 
 J = " ".join(JOBLENS)

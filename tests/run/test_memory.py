@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from joblens.collectors.processes import PROCESS, ProcessKey
-from joblens.host import Host
-from joblens.model import ABSENT
+from joblens.collectors.process.collector import PROCESS, ProcessKey
+from joblens.core.host import Host
+from joblens.core.model import ABSENT
 from joblens.run.memory import JobMemory
 
 Member = tuple[ProcessKey, list[int]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import need
 from waiting import wait_for
 
 from .running import Stand, load
@@ -161,8 +161,7 @@ def test_a_program_that_has_the_screen(terminal: Terminal) -> None:
 
 def test_an_editor(terminal: Terminal, stand: Stand) -> None:
     """A text is written with vi, which is stopped and continued in between."""
-    if shutil.which("vi") is None:
-        pytest.skip("vi is not installed")
+    need("vi")
     terminal.run("joblens vi -u NONE -n text", r"(?s)~.*~")
     terminal.type("ione" + ESCAPE)
     terminal.type(CTRL_Z)

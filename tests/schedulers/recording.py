@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from joblens.schedulers.facts import JobFacts
-from joblens.schedulers.told import Told
+from joblens.schedulers.parse_result import Told
 
 RECORDED = Path(__file__).parent / "recorded"
 SLURM = RECORDED / "slurm-22.05"

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
 from joblens.schedulers.facts import JobFacts
 from joblens.schedulers.flux import parse_flux
+from joblens.schedulers.parse_result import Told
 from joblens.schedulers.pbs import parse_pbs
-from joblens.schedulers.slurm_json import parse_sacct_json, parse_squeue_json
-from joblens.schedulers.slurm_sacct import columns_of, parse_sacct
-from joblens.schedulers.slurm_scontrol import parse_scontrol
-from joblens.schedulers.slurm_squeue import parse_squeue
-from joblens.schedulers.told import Told
+from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
+from joblens.schedulers.slurm.scontrol import parse_scontrol
+from joblens.schedulers.slurm.squeue import parse_squeue
 
 from .recording import MARK, NEWER, RECORDED, recorded
 

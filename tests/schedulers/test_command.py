@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from joblens.errors import OutsideError
+from joblens.core.errors import OutsideError
 from joblens.schedulers.command import run_command
 from waiting import wait_for
 

@@ -16,10 +16,10 @@ import pytest
 from joblens.jobs.backfill import import_files
 from joblens.reports.width import display_width
 from joblens.schedulers.facts import JobFacts
-from joblens.schedulers.slurm_json import parse_sacct_json, parse_squeue_json
-from joblens.schedulers.slurm_sacct import COLUMNS, parse_sacct
-from joblens.schedulers.slurm_scontrol import parse_scontrol
-from joblens.schedulers.slurm_squeue import FIELDS, parse_squeue
+from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.sacct import COLUMNS, parse_sacct
+from joblens.schedulers.slurm.scontrol import parse_scontrol
+from joblens.schedulers.slurm.squeue import FIELDS, parse_squeue
 from joblens.store.home import Home, find_home, make_home
 
 LONG = 10_000

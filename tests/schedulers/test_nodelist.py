@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
 from joblens.schedulers.nodelist import MOST, compress, expand
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,6}[0-9]{0,4}(-ib)?", fullmatch=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from joblens.errors import ConfigError, OutsideError
+from joblens.core.errors import ConfigError, OutsideError
 from joblens.schedulers import open_scheduler
 from joblens.schedulers.facts import JobFacts, Resources
 from joblens.schedulers.flux import f58, parse_flux
+from joblens.schedulers.parse_result import Told
 from joblens.schedulers.pbs import parse_pbs
-from joblens.schedulers.told import Told
 
 from .recording import RECORDED
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from joblens.schedulers.nodelist import compress, expand
-from joblens.schedulers.slurm_sacct import parse_sacct
-from joblens.schedulers.slurm_scontrol import parse_scontrol
+from joblens.schedulers.slurm.sacct import parse_sacct
+from joblens.schedulers.slurm.scontrol import parse_scontrol
 from joblens.schedulers.tres import parse_tres, render_tres
 
 SHARED = Path(os.environ.get("JOBLENS_SHARED", Path(__file__).parents[3] / "shared")) / "data/sonar/slurm"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from joblens.errors import OutsideError
-from joblens.schedulers.slurm import Slurm
+from joblens.core.errors import OutsideError
+from joblens.schedulers.slurm.client import Slurm
 
 from .recording import HOSTILE, SLURM
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.schedulers.slurm_json import parse_sacct_json, parse_squeue_json
-from joblens.schedulers.slurm_sacct import columns_of, parse_sacct
-from joblens.schedulers.slurm_scontrol import parse_scontrol
-from joblens.schedulers.slurm_squeue import FIELDS, parse_squeue
-from joblens.schedulers.told import Told
+from joblens.schedulers.parse_result import Told
+from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
+from joblens.schedulers.slurm.scontrol import parse_scontrol
+from joblens.schedulers.slurm.squeue import FIELDS, parse_squeue
 
 from .recording import HOSTILE, MARK, by_id, recorded
 

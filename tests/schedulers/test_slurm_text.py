@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.errors import MalformedError
-from joblens.schedulers.slurm_text import (
+from joblens.core.errors import MalformedError
+from joblens.schedulers.slurm.fields import (
     JobId,
     State,
     parse_duration,

@@ -6,11 +6,11 @@ import pytest
 
 from joblens.schedulers.facts import JobFacts, Resources
 from joblens.schedulers.nodelist import compress
-from joblens.schedulers.slurm_json import parse_sacct_json, parse_squeue_json
-from joblens.schedulers.slurm_sacct import columns_of, parse_sacct
-from joblens.schedulers.slurm_scontrol import parse_scontrol
-from joblens.schedulers.slurm_squeue import parse_squeue
-from joblens.schedulers.told import Told
+from joblens.schedulers.parse_result import Told
+from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
+from joblens.schedulers.slurm.scontrol import parse_scontrol
+from joblens.schedulers.slurm.squeue import parse_squeue
 from joblens.schedulers.tres import parse_tres
 
 from .recording import HOSTILE, MARK, NEWER, by_id, recorded

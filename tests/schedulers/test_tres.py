@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
 from joblens.schedulers.facts import Resources
 from joblens.schedulers.tres import Memory, parse_gres_gpus, parse_memory, parse_tres, render_tres, resources
 

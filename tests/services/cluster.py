@@ -22,11 +22,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.agent.batch import decode
-from joblens.agent.mac import make_token
-from joblens.files import UNFINISHED
-from joblens.model import Sample
-from joblens.store.lake import Lake, as_table
+from joblens.core.files import UNFINISHED
+from joblens.core.model import Sample
+from joblens.store.lake.lake import Lake, as_table
+from joblens.wire.batch import decode
+from joblens.wire.mac import make_token
 from waiting import PATIENCE, wait_for
 
 from .running import free_port

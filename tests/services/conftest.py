@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from programs import need
 
 from .running import Agent, Prometheus, running_agent, running_prometheus
 
@@ -52,8 +53,3 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         running_prometheus(folder / "prometheus", "{}:{}".format(*agent.address)) as prometheus,
     ):
         yield Scraped(agent, prometheus, job_files)
-
-
-def need(program: str) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed; tests/services/install does it where it can")

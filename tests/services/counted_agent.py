@@ -16,11 +16,11 @@ import time
 from collections import Counter
 from typing import Any
 
-from joblens.agent.batch import Batch
 from joblens.agent.push import Pusher
 from joblens.cli import main
-from joblens.host import Host
-from joblens.model import Sample
+from joblens.core.host import Host
+from joblens.core.model import Sample
+from joblens.wire.batch import Batch
 
 
 def keep_batches(folder: str) -> None:

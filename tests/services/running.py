@@ -97,7 +97,7 @@ def running_agent(folder: Path, config: str = "", *words: str) -> Iterator[Agent
         yield agent
         if agent.process.poll() is None:
             assert agent.stop() == 0
-            assert agent.said() == []
+            assert agent.said() == [], agent.said()
         assert agent.process.returncode == 0
     finally:
         agent.process.kill()

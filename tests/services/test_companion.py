@@ -16,13 +16,13 @@ import pytest
 
 from hub.made import encode, write_segment
 from joblens.collectors.load import SCHEMA as LOAD
-from joblens.config import TsdbSettings, UsermodeSettings
-from joblens.errors import OutsideError, ServerError, UsageError
+from joblens.core.config import TsdbSettings, UsermodeSettings
+from joblens.core.errors import OutsideError, ServerError, UsageError
+from joblens.core.model import Rows, Sample
 from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
-from joblens.model import Rows, Sample
-from joblens.store.promql import Server
-from joblens.store.promql_answer import Found
+from joblens.store.tsdb.promql import Server
+from joblens.store.tsdb.promql_answer import Found
 from joblens.usermode import companion
 from joblens.usermode.companion import (
     PROMETHEUS,
@@ -33,9 +33,10 @@ from joblens.usermode.companion import (
     stop_running,
 )
 from joblens.usermode.scraping import Target, bcrypt, scrape_config
+from programs import need
 from waiting import wait_for
 
-from .conftest import StartAgent, need
+from .conftest import StartAgent
 from .running import fetch
 
 KINDS = (PROMETHEUS, VICTORIAMETRICS)
@@ -190,7 +191,7 @@ def test_it_ends_with_who_started_it(kind: str, tmp_path: Path) -> None:
     need(PROGRAMS[kind])
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from joblens.config import UsermodeSettings\n"
+        "from joblens.core.config import UsermodeSettings\n"
         "from joblens.usermode.companion import Companion\n"
         "print(Companion(sys.argv[1], Path(sys.argv[2]), UsermodeSettings()).start().pid, flush=True)\n"
         "time.sleep(600)"

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from damage import damage_file
-from joblens.agent.batch import decode
 from joblens.store.check import check_lake
-from joblens.store.damage import load_gaps
-from joblens.store.lake import Lake
+from joblens.store.lake.damage import load_gaps
+from joblens.store.lake.lake import Lake
+from joblens.wire.batch import decode
 from waiting import wait_for
 
 from .cluster import Cluster, Node, Row, rows_of

@@ -20,25 +20,25 @@ from hypothesis import strategies as st
 from hub.made import encode, write_segment
 from joblens.attribution.sums import INFO, JOB
 from joblens.collectors.load import SCHEMA as LOAD
-from joblens.config import UsermodeSettings
-from joblens.errors import JoblensError
+from joblens.core.config import UsermodeSettings
+from joblens.core.errors import JoblensError
+from joblens.core.model import ABSENT, Key, Rows, Sample
 from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
-from joblens.hub.sinks.snappy import compress
 from joblens.hub.sinks.write_request import Series, _label
 from joblens.hub.sinks.write_request import encode as encode_series
-from joblens.hub.varint import varint
-from joblens.jobs.elsewhere import Told, summarise_elsewhere, told_by_series
-from joblens.model import ABSENT, Key, Rows, Sample
+from joblens.jobs.from_tsdb import Told, summarise_elsewhere, told_by_series
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
-from joblens.store.exporters import ExporterReader
-from joblens.store.promql import Server
 from joblens.store.reader import Span
+from joblens.store.tsdb.exporters import ExporterReader
+from joblens.store.tsdb.promql import Server
 from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Companion, Running, sink_options
+from joblens.wire.snappy import compress
+from joblens.wire.varint import varint
+from programs import need
 from waiting import wait_for
 
-from .conftest import need
 from .running import fetch, free_port, running_prometheus
 
 PROGRAMS = {PROMETHEUS: "prometheus", VICTORIAMETRICS: "victoria-metrics"}

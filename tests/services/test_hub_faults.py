@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from joblens.agent.batch import decode
+from joblens.wire.batch import decode
 from waiting import wait_for
 
 from .cluster import TICKS_PER_BATCH, Cluster, Row, assert_same, make_row, read_csv, why_no_namespaces
@@ -28,6 +28,8 @@ from .kafka.broker import Broker, running_broker
 from .kafka.made import read_topic
 from .relay import let_reach
 
+# Alone: its agents are real ones, and see what other tests run on this machine.
+pytestmark = pytest.mark.alone
 RECORDED = Path(__file__).parent.parent / "nodes"
 FULL_SECONDS, OUTAGE_SECONDS = 5.0, 60.0
 _KAFKA = """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from joblens.cli.prometheus_config import render
+from programs import need
 
-from .conftest import need
 from .running import Prometheus, running_agent, running_prometheus
 
 NODE = Path(__file__).parents[1] / "nodes/jetson"

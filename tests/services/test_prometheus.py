@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from programs import need
 from waiting import wait_for
 
-from .conftest import Scraped, StartAgent, need
+from .conftest import Scraped, StartAgent
 from .openmetrics import parse_openmetrics
 from .running import run_joblens
 from .watched import Load, write_job_file

@@ -16,17 +16,17 @@ import pytest
 from hub.made import Running, encode, node_samples, shared_nodes, write_segment
 from hub.series import Series, assert_equal, labels_of, make_labels, of_lake
 from joblens.agent.sampler import Sampler
-from joblens.config import AttributionSettings, Settings
-from joblens.host import Host
+from joblens.core.config import AttributionSettings, Settings
+from joblens.core.host import Host
+from joblens.core.model import Sample
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Taken
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink, Server
-from joblens.model import Sample
 from joblens.store.home import find_home, make_home
+from programs import need
 from waiting import wait_for
 
-from .conftest import need
 from .running import fetch, free_port
 
 Ask = Callable[[], Series]

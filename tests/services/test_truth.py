@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from joblens.model import Number
+from joblens.core.model import Number
 from waiting import PATIENCE, wait_for
 
 from .load import BY_CHILD, READ_BACK, SIZE, WRITTEN

@@ -18,23 +18,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.made import encode, write_segment
-from joblens.agent.marks import Book, Fom, Mark
 from joblens.analysis.summary import summarise
 from joblens.attribution.sums import JOB, OWNED_PROCESS
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.load import SCHEMA as LOAD
-from joblens.errors import ConfigError, MalformedError, OutsideError, ServerError
+from joblens.core.errors import ConfigError, MalformedError, OutsideError, ServerError
+from joblens.core.model import ABSENT, Key, Rows, Sample
 from joblens.hub.sinks import remote_write
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink
-from joblens.model import ABSENT, Key, Rows, Sample
-from joblens.store import tsdb, tsdb_series
 from joblens.store.home import find_home, make_home
-from joblens.store.promql import Server
-from joblens.store.promql_text import lasting, one_of, quote
 from joblens.store.reader import LakeReader, ProcessUse, Reader, Span
-from joblens.store.tsdb import TsdbReader
-from joblens.store.tsdb_series import LONG_SETS
+from joblens.store.tsdb import reader as tsdb
+from joblens.store.tsdb import series as tsdb_series
+from joblens.store.tsdb.promql import Server
+from joblens.store.tsdb.promql_text import lasting, one_of, quote
+from joblens.store.tsdb.reader import TsdbReader
+from joblens.store.tsdb.series import LONG_SETS
+from joblens.wire.marks import Book, Fom, Mark
 from waiting import wait_for
 
 from .test_remote_write import SERVERS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import need
 from usermode.sessions import Place, processes, wait_for_samples
 from waiting import wait_for
 
@@ -38,9 +38,7 @@ _FOLDER = Path("/run/sshd")
 @pytest.fixture
 def ssh(tmp_path: Path) -> Iterator[str]:
     """A server on loopback, and the words with which it is reached."""
-    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if sshd is None or shutil.which("ssh") is None:
-        pytest.skip("sshd is not installed; tests/services/install does it where it can")
+    sshd = need("sshd", "ssh")
     folder = tmp_path / "ssh"
     folder.mkdir(0o700)
     for name in ("host", "user"):
@@ -105,7 +103,7 @@ def test_the_holder_is_killed(place: Place) -> None:
     """The agents end with it, on the other hosts too."""
     process = place.started(options="--hosts localhost,127.0.0.1")
     wait_for("agents", lambda: len(agents(place)) >= 2)
-    (holder,) = place.pids("usermode.holder")
+    (holder,) = place.pids("usermode.supervisor")
     os.kill(holder, signal.SIGKILL)
     wait_for("their end", lambda: not agents(place))
     record = place.stop()

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from joblens.config import Settings, TsdbSettings
-from joblens.errors import ConfigError, UsageError
+from joblens.core.config import Settings, TsdbSettings
+from joblens.core.errors import ConfigError, UsageError
 from joblens.store.home import find_home, make_home
 from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS
-from joblens.usermode.extras import choose
+from joblens.usermode.companions import choose
 from joblens.usermode.hosts import Allocation
 from joblens.usermode.session import FINISHED, forget_old, list_sessions, make_session
+from programs import need
 from usermode.sessions import Place, wait_for_samples
 from waiting import wait_for
 
-from .conftest import need
 from .running import running_prometheus
 from .test_companion import started
 
@@ -125,7 +125,7 @@ def test_what_was_on_its_way(tmp_path: Path) -> None:
         place = Place(tmp_path, {"JOBLENS_CONFIG": str(config)})
         process = place.started(options="--tsdb tsdb")
         wait_for_samples(place)
-        (holder,) = place.pids("usermode.holder")
+        (holder,) = place.pids("usermode.supervisor")
         os.kill(holder, signal.SIGKILL)
         wait_for("the end of the others", lambda: not place.pids("joblens\0hub"))
         record = place.stop()

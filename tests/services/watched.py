@@ -13,10 +13,10 @@ from pathlib import Path
 
 from joblens.agent.sampler import Sampler
 from joblens.attribution.sums import JOB
-from joblens.collectors import COLLECTORS
-from joblens.config import AttributionSettings, CollectorSettings, Settings
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, Number
+from joblens.collectors.table import COLLECTORS
+from joblens.core.config import AttributionSettings, CollectorSettings, Settings
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, Number
 from waiting import PATIENCE
 
 _SETTINGS = Settings(

@@ -22,16 +22,17 @@ from typing import Any
 import duckdb  # noqa: F401 (loaded once, before forking)
 import numpy
 
-from joblens.analysis.complete import complete
 from joblens.api import Store
-from joblens.host import Host
-from joblens.store import compact as store_compact
-from joblens.store import ingest, waiting
-from joblens.store.columns import Table
-from joblens.store.compact import compact_small
-from joblens.store.folder import HUB, list_folder
+from joblens.core.host import Host
+from joblens.jobs.complete import complete
+from joblens.store import ingest
+from joblens.store import pending as waiting
 from joblens.store.home import Home
-from joblens.store.lake import Lake
+from joblens.store.lake import compact as store_compact
+from joblens.store.lake.columns import Table
+from joblens.store.lake.compact import compact_small
+from joblens.store.lake.folder import HUB, list_folder
+from joblens.store.lake.lake import Lake
 
 from .made import begin_job, grow_old, make_end, make_facts, new_home, rows_by_batch, rows_in_lake, whole
 

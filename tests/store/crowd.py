@@ -10,9 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from joblens.analysis.complete import complete
 from joblens.api import Store
-from joblens.store import ingest, waiting
+from joblens.jobs.complete import complete
+from joblens.store import ingest
+from joblens.store import pending as waiting
 from joblens.store.home import Home
 
 from .made import begin_job, make_end, make_facts, new_home, rows_by_batch, whole

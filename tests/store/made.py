@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from joblens.agent.batch import Batch
-from joblens.analysis.complete import complete
 from joblens.attribution.sums import JOB, OWNED_PROCESS
-from joblens.files import write_whole
-from joblens.model import ABSENT, Rows, Sample
+from joblens.core.files import write_whole
+from joblens.core.model import ABSENT, Rows, Sample
+from joblens.jobs.complete import complete
 from joblens.store import ingest
 from joblens.store.home import Home, find_home, make_home, safe_name
-from joblens.store.lake import Lake
+from joblens.store.lake.lake import Lake
+from joblens.store.memory_reader import SamplesReader
+from joblens.store.pending import find_reader, settle
 from joblens.store.reader import Span
-from joblens.store.samples import SamplesReader
-from joblens.store.waiting import find_reader, settle
+from joblens.wire.batch import Batch
 
 START = 1_577_923_200.0  # 2020-01-02 00:00 UTC
 LOOKS = 5  # samples in a batch

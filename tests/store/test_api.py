@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from joblens.api import Store
-from joblens.errors import UsageError
+from joblens.core.errors import UsageError
 from joblens.store.home import Home
 
 from .made import end_job

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from joblens.cli.jobs import render
-from joblens.errors import UsageError
+from joblens.core.errors import UsageError
 from joblens.reports.width import display_width
 from joblens.store import records
+from joblens.store.catalog.listing import COLUMNS, parse_time
 from joblens.store.home import Home
-from joblens.store.listing import COLUMNS, parse_time
 
 from .conftest import Joblens, run_joblens
 from .made import START, new_home, store_job

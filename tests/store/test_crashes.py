@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from joblens.api import Store
-from joblens.files import unfinished_name
+from joblens.core.files import unfinished_name
 from joblens.store.home import Home
 
 from .made import all_files, grow_old, rows_by_batch, store_job, whole
 
 TESTS = Path(__file__).parent.parent
+pytestmark = pytest.mark.real
 PARTS = 4  # that can be done at the same time
 
 

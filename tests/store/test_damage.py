@@ -19,13 +19,13 @@ from damage import damage
 from joblens.api import Store
 from joblens.cli import main
 from joblens.collectors.cpu import SCHEMA as CPU
-from joblens.errors import MalformedError
-from joblens.model import Rows, Sample
-from joblens.store.checksum import check_file
-from joblens.store.compact import compact
-from joblens.store.damage import load_gaps
+from joblens.core.errors import MalformedError
+from joblens.core.model import Rows, Sample
 from joblens.store.home import Home
-from joblens.store.lake import Lake
+from joblens.store.lake.checksum import check_file
+from joblens.store.lake.compact import compact
+from joblens.store.lake.damage import load_gaps
+from joblens.store.lake.lake import Lake
 
 from .made import START, rows_in_lake, store_job, whole
 

@@ -14,11 +14,11 @@ import pytest
 
 import joblens
 from joblens.api import Store
-from joblens.errors import UsageError
+from joblens.core.errors import UsageError
+from joblens.store.catalog.listing import COLUMNS, JobFilter
 from joblens.store.home import Home
-from joblens.store.lake import Lake
-from joblens.store.listing import COLUMNS, JobFilter
-from joblens.store.waiting import settle_all
+from joblens.store.lake.lake import Lake
+from joblens.store.pending import settle_all
 
 from .conftest import run_joblens
 from .made import new_home

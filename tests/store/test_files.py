@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from joblens.files import now_at, publish_once, unfinished_name, write_whole
+from joblens.core.files import now_at, publish_once, unfinished_name, write_whole
 
 
 def test_whole_or_not_there(tmp_path: Path) -> None:

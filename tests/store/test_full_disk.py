@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from joblens.analysis.complete import complete
 from joblens.api import Store
-from joblens.errors import OutsideError, sentence
+from joblens.core.errors import OutsideError, sentence
+from joblens.jobs.complete import complete
 from joblens.store import ingest
 from joblens.store.home import Home, find_home
 from small_disk import fill, mounted

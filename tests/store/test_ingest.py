@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.batch import Batch
-from joblens.analysis.complete import complete, recover
 from joblens.api import Store
-from joblens.errors import OutsideError
-from joblens.files import write_whole
-from joblens.host import Host
-from joblens.model import GAUGE, Column, Rows, Sample, Schema
+from joblens.core.errors import OutsideError
+from joblens.core.files import write_whole
+from joblens.core.host import Host
+from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
+from joblens.jobs.complete import complete, recover
 from joblens.store import ingest
 from joblens.store.home import Home
-from joblens.store.lake import Lake
+from joblens.store.lake.lake import Lake
 from joblens.store.shape import check_end, check_facts
+from joblens.wire.batch import Batch
 
 from .made import (
     START,

@@ -3,21 +3,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.api import Store
-from joblens.errors import MalformedError, OutsideError
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.core.errors import MalformedError, OutsideError
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 from joblens.store import ingest
-from joblens.store.columns import check, tables
-from joblens.store.compact import compact, compact_folder
-from joblens.store.folder import JobFile, job_file, list_folder, parse_manifest, remove_replaced
 from joblens.store.home import Home
-from joblens.store.lake import Lake
+from joblens.store.lake.columns import TIME, Table, check, tables
+from joblens.store.lake.compact import compact, compact_folder
+from joblens.store.lake.folder import JobFile, job_file, list_folder, parse_manifest, remove_replaced
+from joblens.store.lake.lake import Lake, select_text, text_column
 from joblens.store.reader import LakeReader, Span
 from joblens.store.retain import retain
 
@@ -456,3 +458,17 @@ def test_files_that_do_not_go_together(home: Home) -> None:
     with pytest.raises(OutsideError, match="cannot be read or put together: too many open files"):
         lake.attempt(lake.files("job"), ask, 0)
     assert lake.problems == []
+
+
+@pytest.mark.parametrize("text", ["n1", "", 'it\'s "x" \\ %', "é", "a\0b", "line\nbreak"])
+def test_a_text_that_all_rows_have(tmp_path: Path, text: str) -> None:
+    """It stands in the query, beside columns whose texts differ, and is stored as it is."""
+    texts = {"node": [text], "device": ["sda", text]}
+    columns: dict[str, Any] = {TIME: numpy.array([1, 2, 3])}
+    columns[text_column("node")] = numpy.array([0, 0, 0], dtype=numpy.int32)
+    columns[text_column("device")] = numpy.array([1, 0, 1], dtype=numpy.int32)
+    selected = ", ".join(f"{select_text(name, found)} AS {name}" for name, found in texts.items())
+    table = Table(f"make_timestamp_ns({TIME}) AS {TIME}, {selected}", columns, ())
+    lake = Lake(tmp_path)
+    lake.save_tables("s", "2026-11-17", "hub~ab.1-1.parquet", [table], ordered=True, texts=texts)
+    assert stored(lake, "node, device") == [(text, text), (text, "sda"), (text, text)]

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joblens.api import Store
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.reports.width import display_width
 from joblens.store import records
-from joblens.store.catalog import Catalog
+from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home
-from joblens.store.listing import JobFilter
 from joblens.store.shape import check_head
 
 from .made import START, new_home, store_job
@@ -82,7 +82,7 @@ def test_any_value_anywhere(record: dict[str, Any], data: st.DataObject) -> None
 
 def take(record: dict[str, Any]) -> None:
     """Into a catalog that lies in memory."""
-    from joblens.store import catalog
+    from joblens.store.catalog import index as catalog
 
     database = sqlite3.connect(":memory:", isolation_level=None)
     catalog.migrate(database)

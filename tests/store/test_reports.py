@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.reports.style import Style, encodable
-from joblens.reports.text import render_report
+from joblens.reports.text import render_report, wrap
 from joblens.reports.timeline import render_timeline, resample, sparks
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
@@ -123,7 +123,7 @@ RECORDS = {
     "waiting": of_scheduler(
         [node("c1", None)],
         job={"state": "PENDING", "node": "", "nodes": [], "restarts": 0},
-        verdict="It waits: Resources.",
+        verdict="It is waiting in the queue: Resources.",
         timeline=[],
         processes=[],
     ),
@@ -146,7 +146,7 @@ RECORDS = {
     "one-sample": make_record(
         0.05,
         1,
-        verdict="It was too short to judge how it used what it had.",
+        verdict="It was too short to judge how it used its resources.",
         used={"cpu_seconds": 0.031, "cores_mean": 0.62, "cores_peak": None, "read_bytes": 0, "processes": 1},
         processes=[process(10, 1, "true", 0.0, memory_peak_bytes=0, threads=1)],
     ),
@@ -280,6 +280,33 @@ def test_any_width(name: str, width: int) -> None:
     assert _titles(lines) == _titles(render_report(RECORDS[name], Style()).splitlines())
 
 
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_what_is_typed_and_what_is_measured_stays(width: int) -> None:
+    """The job's id is whole, a number is in one line with its unit, and the peaks are those of the job."""
+    name = "a name that is so long that it has to give way to all of the others"
+    record = make_record(60, 60, job={"name": name, "state": "FAILED", "exit_code": 9, "nodes": ["c1"]})
+    record["verdict"] = (
+        "It failed: exit code 9 after " + "a while, that is, " * 3 + "6.18 s; 3 GiB were free."
+    )
+    text = render_report(record, Style(width=width))
+    assert text.splitlines()[0].startswith("job r1nfmcxdbry  a ")
+    assert ("6.18 s;" in text, "3 GiB" in text) == (True, True)
+    assert [line.split()[-2:] for line in text.splitlines() if line[:8] in (" memory ", " read   ")] == [
+        ["6", "GiB"],
+        ["8.58", "MiB/s"],
+    ]
+
+
+def test_units_stay_with_their_numbers() -> None:
+    """Wherever a line ends."""
+    for width in range(14, 60):
+        lines = wrap("  ", "it took 12 min 6.18 s of 3 h, at 213 MiB/s, with 8 cores (7 W)", width)
+        assert max(map(len, lines)) <= width
+        assert not [
+            line for line in lines if line.split()[0].rstrip(",.)") in ("s", "h", "MiB/s", "cores", "W")
+        ]
+
+
 def _titles(lines: list[str]) -> list[str]:
     """Of the table and the lines of time."""
     return [title for line in lines if line[:1] == " " for title in line.split()[:1] if title in _TITLES]
@@ -363,6 +390,38 @@ def test_like_siblings_stand_together() -> None:
     ]
 
 
+def test_calls_of_one_program_stand_together() -> None:
+    """However many they are, whoever has started each, and with those that are not kept one by one."""
+    calls = [process(10 + n, 1, f"timeout 9 dd of=f{n}", 0.0, threads=1) for n in range(12)]
+    calls += [process(30 + n, 10 + n, f"dd of=f{n}", 1.0, threads=1) for n in range(12)]
+    calls[-1] |= {"alike": 189, "alike_cpu_seconds": 88.0}
+    found = render_tree([process(1, 0, "make", 1.0, threads=1), *calls], 80)
+    assert [" ".join(line.split()) for line in found] == [
+        "make 1 s CPU 1 GiB",
+        "└ timeout ×12 0 s CPU 1 GiB",
+        "└ dd ×201 1 min 40 s CPU 1 GiB",
+    ]
+
+
+def test_joblens_itself() -> None:
+    """What user mode runs in the job is one row, and the job's own stands where it would stand without."""
+    found = render_tree(
+        [
+            process(1, 0, "sh script", 1.0, threads=1),
+            process(2, 1, "/opt/bin/python3 -m joblens usermode start", 0.5, threads=1),
+            process(3, 2, "/opt/bin/python3 -m joblens.usermode.supervisor /s", 0.5, threads=1),
+            process(4, 1, "python3 -m joblens run -- app", 0.5, threads=1),
+            process(5, 4, "/home/joblens/app", 9.0, threads=1),
+        ],
+        80,
+    )
+    assert [" ".join(line.split()) for line in found] == [
+        "sh script 1 s CPU 1 GiB",
+        "└ app 9 s CPU 1 GiB",
+        "joblens itself ×3 1.50 s CPU 1 GiB",
+    ]
+
+
 def test_a_pid_that_comes_round_again() -> None:
     """Is two processes; a child belongs to the one that was there when it began; no process is lost."""
     found = render_tree(
@@ -438,3 +497,37 @@ def test_which_figure_is_whose() -> None:
             told = " ".join(" ".join(lines[row : lines.index("", row)]).split())
             assert f"40 min {words}" in told, (width, told)
             assert text.count("accounting") == words.count("accounting")
+
+
+def test_samples_that_were_missed() -> None:
+    """Where not all came, it does not say that there is no gap."""
+    record = make_record(60, 11)
+    record["data"] |= {"expected_samples": 14}
+    text = render_report(record, Style())
+    assert "11 of 14 samples, 3 missed" in text
+    assert "no gap" not in text
+
+
+def test_steps_and_queue_on_a_narrow_screen() -> None:
+    """Names give way, and neither a state nor a duration is cut in the middle."""
+    text = render_report(RECORDS["three-nodes"], Style(width=50))
+    lines = text.splitlines()
+    assert " 4200_7.0  solve  FAILED (2)  after 1 min 15 s" in lines
+    assert any(line.startswith(" 4200_7.1  xxx") and line.endswith("  OUT_OF_MEMORY") for line in lines)
+    assert "…" not in lines[3] + lines[4]
+    long = render_report(make_record(611, 60, used={"cpu_seconds": 611.0}), Style(width=50))
+    assert "CPU time            10 min 11 s" in long
+
+
+@pytest.mark.parametrize(("locale", "shown"), [("C", "#"), ("POSIX", "#"), ("C.UTF-8", "█")])
+def test_the_locale_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, locale: str, shown: str) -> None:
+    """Python's own output is UTF-8 in the C locale; a terminal that has only ASCII would show rubbish."""
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    monkeypatch.setenv("LC_ALL", locale)
+    assert encodable("█", io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == shown
+
+
+def test_a_peak_of_few_cores_is_not_zero() -> None:
+    """As in the table above it."""
+    record = {**RECORDS["ordinary"], "used": {**RECORDS["ordinary"]["used"], "cores_peak": 0.04}}
+    assert any(line.endswith(" 0.04 cores") for line in render_timeline(record, Style(False)))

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joblens.attribution.sums import JOB, OWNED_PROCESS
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
-from joblens.store.columns import check
-from joblens.store.lake import Lake
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.store.lake.columns import check
+from joblens.store.lake.lake import Lake
+from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Reader, Span
-from joblens.store.samples import SamplesReader
 
 from .made import START
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.store.tiers import FAN_IN, MOST_AT_ONCE, choose, choose_full, is_full, tier
+from joblens.store.lake.tiers import FAN_IN, MOST_AT_ONCE, choose, choose_full, is_full, tier
 
 LARGEST = 100_000
 SIZES = st.lists(st.integers(1, LARGEST), max_size=300)

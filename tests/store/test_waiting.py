@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from joblens.analysis.complete import complete, recover
 from joblens.api import Store
-from joblens.store import ingest, waiting
-from joblens.store.compact import compact
+from joblens.jobs.complete import complete, recover
+from joblens.store import ingest
+from joblens.store import pending as waiting
 from joblens.store.home import Home
-from joblens.store.lake import Lake
+from joblens.store.lake.compact import compact
+from joblens.store.lake.lake import Lake
 from joblens.store.retain import retain
 from waiting import wait_for
 
@@ -87,7 +88,7 @@ def test_what_a_short_job_needs(home: Home) -> None:
         "from store.made import end_job, new_home\n"
         "from joblens.reports.style import Style\n"
         "from joblens.reports.text import render_report\n"
-        "from joblens.store.waiting import many_wait\n"
+        "from joblens.store.pending import many_wait\n"
         "home = new_home(Path(sys.argv[1]))\n"
         "assert render_report(end_job(home, 'j1'), Style(False))\n"
         "assert not many_wait(home)\n"

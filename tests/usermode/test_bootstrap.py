@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from joblens.agent.frame import read_header
 from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER, Payload, make_input
 from joblens.usermode.pack import pack_agent
+from joblens.wire.frame import read_header
 from waiting import wait_for
 
 HOST = socket.gethostname()

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from joblens.store.home import find_home, make_home
-from joblens.usermode.extras import find_unreachable, wait_until_scraped
+from joblens.usermode.companions import find_unreachable, wait_until_scraped
 from joblens.usermode.hosts import Allocation
 from joblens.usermode.session import make_session
 from services.running import free_port

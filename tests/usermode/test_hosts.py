@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.errors import JoblensError, OutsideError, UsageError
+from joblens.core.errors import JoblensError, OutsideError, UsageError
 from joblens.usermode.hosts import Allocation, check_host, find_allocation, parse_hosts, short_name
 from joblens.usermode.launch import plan
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from joblens.core.toml import parse_toml
 from joblens.store.home import find_home, make_home
-from joblens.toml import parse_toml
 from joblens.usermode.finish import end
 from joblens.usermode.hosts import Allocation, short_name
 from joblens.usermode.session import load_session, make_session
@@ -208,7 +208,7 @@ def test_what_goes_on_without_its_script(place: Place) -> None:
     assert record["data"]["problems"] == []
 
 
-@pytest.mark.parametrize("whom", ["usermode.holder", "joblens\0hub", "hub.sink", "import json, os"])
+@pytest.mark.parametrize("whom", ["usermode.supervisor", "joblens\0hub", "hub.sink", "import json, os"])
 def test_killed(place: Place, whom: str) -> None:
     """Whichever of ours it is, the others end or go on, and the report says what is missing."""
     process = place.started()
@@ -225,7 +225,7 @@ def test_killed(place: Place, whom: str) -> None:
     assert record["data"]["samples"] > 1
     problems = " ".join(record["data"]["problems"])
     assert bool(problems) is not goes_on, problems
-    if whom == "usermode.holder":
+    if whom == "usermode.supervisor":
         assert "ended from outside" in problems
     if whom == "import json, os":
         assert "its agent ended at" in problems
@@ -239,7 +239,7 @@ def test_a_holder_that_hangs(place: Place, monkeypatch: pytest.MonkeyPatch) -> N
     """Whoever says stop does not wait for it for ever: it is killed, and all that hangs on it ends."""
     process = place.started()
     wait_for_samples(place)
-    (holder,) = place.pids("usermode.holder")
+    (holder,) = place.pids("usermode.supervisor")
     os.kill(holder, signal.SIGSTOP)
     session = load_session(Path(place.status()["folder"]))
     monkeypatch.setattr("joblens.usermode.finish._END_SECONDS", 1.0)

@@ -95,7 +95,7 @@ def test_who_calls(tmp_path: Path) -> None:
     command.chmod(0o755)
     words = [str(file), "127.0.0.1", str(command), "127.0.0.1:9", "n1"]
     with subprocess.Popen(
-        [sys.executable, "-m", "joblens.usermode.tasks_of_pbs", *words],
+        [sys.executable, "-m", "joblens.usermode.pbs_tasks", *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as tasks:  # fmt: skip
         assert tasks.stdin

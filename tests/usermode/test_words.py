@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joblens.usermode.holder import _RANK_ENDED, Agents
 from joblens.usermode.launch import Launch
+from joblens.usermode.supervisor import _RANK_ENDED, Agents
 
 # What `flux exec --label-io` of Flux 0.88 has written: an agent at work, one that never begins, a broker that
 # dies, and, when all have ended, how: of those that ended alike in one line.

@@ -7,9 +7,9 @@ import time
 from contextlib import suppress
 from typing import Any, List, NamedTuple, Tuple
 
-from joblens.errors import sentence
-from joblens.files import write_quickly
-from joblens.json_file import load_json
+from joblens.core.errors import sentence
+from joblens.core.files import write_quickly
+from joblens.core.json_file import load_json
 
 _MOST = 100  # all of them are in every header
 _LARGEST = 1 << 20  # bytes of the file

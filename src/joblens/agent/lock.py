@@ -6,8 +6,8 @@ import errno
 import os
 from typing import NamedTuple, Optional
 
-from joblens.errors import ConfigError, sentence
-from joblens.json_file import parse_json
+from joblens.core.errors import ConfigError, sentence
+from joblens.core.json_file import parse_json
 
 _SIZE = 512  # always as long, so that it is written in place: also where the disk is full
 
@@ -19,6 +19,7 @@ class Last(NamedTuple):
     sequence: int  # the last number that it gave
     to_ns: int  # of the last sample that is no longer in memory only
     ended: bool = False  # by itself, with nothing left in memory
+    turn: int = 0  # of its batches in the spool; 0: noted by a version that did not
 
 
 class Lock:
@@ -35,8 +36,8 @@ class Lock:
             if not noted:
                 return None
             found = parse_json(noted)
-            boot, sequence, to_ns, ended = (found[name] for name in Last._fields)
-            return Last(str(boot), int(sequence), int(to_ns), bool(ended))
+            boot, sequence, to_ns, ended = (found[name] for name in Last._fields[:4])
+            return Last(str(boot), int(sequence), int(to_ns), bool(ended), int(found.get("turn", 0)))
         except (OSError, ValueError, TypeError, KeyError) as error:
             self.damage = f"lock: {sentence(error)}"
             return None

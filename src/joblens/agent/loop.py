@@ -10,22 +10,22 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
-from joblens.agent.between import Between
-from joblens.agent.events import READ, Events
-from joblens.agent.exposition import Exposition
-from joblens.agent.http import Request, Response, Server
-from joblens.agent.knock import Knock, knock_path
-from joblens.agent.mac import is_same
-from joblens.agent.pages import Pages
+from joblens.agent.event_loop import READ, Events
+from joblens.agent.http_server import Request, Response, Server
+from joblens.agent.off_grid import Between
+from joblens.agent.page_cache import Pages
 from joblens.agent.sampler import Log, Sampler
-from joblens.agent.secrets import read_token
-from joblens.config import Settings, split_address
-from joblens.errors import ConfigError, JoblensError, sentence
-from joblens.host import Host
-from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
+from joblens.agent.scan_trigger import ScanTrigger, trigger_path
+from joblens.core.config import Settings, split_address
+from joblens.core.errors import ConfigError, JoblensError, sentence
+from joblens.core.host import Host
+from joblens.core.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
+from joblens.wire.credentials import read_token
+from joblens.wire.exposition import Exposition
+from joblens.wire.mac import is_same
 
 if TYPE_CHECKING:
-    from joblens.agent.door import Door
+    from joblens.agent.mark_socket import MarkSocket
     from joblens.agent.push import Pusher
 
 OWN = Schema(
@@ -98,7 +98,7 @@ class Agent:
         self._watch_again = 0.0
         self._listen = ""  # known once it does
         self.pusher: Optional[Pusher] = None
-        self.door: Optional[Door] = None
+        self.door: Optional[MarkSocket] = None
         self._events: Optional[Events] = None
         self._server: Optional[Server] = None
 
@@ -154,7 +154,7 @@ class Agent:
         if request.path == "/sets":
             return "application/json", lambda: _json(self.sampler.describe())
         if request.path == "/now":
-            from joblens.agent.now import describe_now
+            from joblens.agent.live import describe_now
 
             return "application/json", lambda: _json(describe_now(self.sampler, self.settings.interval))
         if request.path == "/metrics":
@@ -177,7 +177,7 @@ class Agent:
         if self.pusher:
             self.pusher.listen = self._listen
         signals.handlers[signal.SIGHUP] = lambda: self._reload(reload)
-        knock = Knock(events, knock_path(self.settings.attribution.job_files))
+        knock = ScanTrigger(events, trigger_path(self.settings.attribution.job_files))
         door = self.door = self._open_door(events, knock)
         if self.host.live:
             _make_folder(self.settings.attribution.job_files)
@@ -208,8 +208,8 @@ class Agent:
             events.close()
             self.close()
 
-    def _watch(self, knock: Knock) -> None:
-        path, now = knock_path(self.settings.attribution.job_files), time.monotonic()
+    def _watch(self, knock: ScanTrigger) -> None:
+        path, now = trigger_path(self.settings.attribution.job_files), time.monotonic()
         if path == knock.path and now < self._watch_again:
             return
         self._watch_again = now + _WATCH_SECONDS
@@ -221,14 +221,14 @@ class Agent:
             self._events.run(self.door.watch)
         self._pages.forget_old()
 
-    def _open_door(self, events: Events, knock: Knock) -> Door:
-        from joblens.agent.door import Door
+    def _open_door(self, events: Events, knock: ScanTrigger) -> MarkSocket:
+        from joblens.agent.mark_socket import MarkSocket
 
-        door = Door(events, self.sampler, lambda: knock.may_look() and self._heed(knock))
+        door = MarkSocket(events, self.sampler, lambda: knock.may_look() and self._heed(knock))
         door.open()
         return door
 
-    def _heed(self, knock: Knock) -> bool:
+    def _heed(self, knock: ScanTrigger) -> bool:
         begin = time.thread_time()  # and not by the clock: on a busy node a look would seem dear
         try:
             knock.heed()

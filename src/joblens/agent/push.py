@@ -11,13 +11,13 @@ import zlib
 from typing import Any, Dict, List, Tuple
 
 from joblens import __version__
-from joblens.agent.batch import Batch
 from joblens.agent.sampler import Log, Sampler, ticks
 from joblens.agent.sender import Sender, Target
 from joblens.agent.spool import Spool
-from joblens.config import Settings
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Rows, Sample, Schema
+from joblens.core.config import Settings
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Rows, Sample, Schema
+from joblens.wire.batch import Batch
 
 PUSH = Schema(
     "push",

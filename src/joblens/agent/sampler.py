@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from joblens.attribution.owners import Owners
 from joblens.attribution.sums import Attribution
-from joblens.collectors import COLLECTORS, Collector, Read
-from joblens.collectors.patience import NoAnswerError
-from joblens.config import CollectorSettings, Settings
-from joblens.errors import PrivilegeError, sentence
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.collectors.table import COLLECTORS, Collector, Read
+from joblens.collectors.timeout import NoAnswerError
+from joblens.core.config import CollectorSettings, Settings
+from joblens.core.errors import PrivilegeError, sentence
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 
 if TYPE_CHECKING:
     from joblens.agent.scripts import RunningScript

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import List, Optional, Tuple
 
 from joblens.agent.sampler import Running, ticks
-from joblens.collectors import Collector
-from joblens.collectors.external import Script
-from joblens.config import Settings
-from joblens.host import Host
-from joblens.model import Rows
+from joblens.collectors.external.collector import Script
+from joblens.collectors.table import Collector
+from joblens.core.config import Settings
+from joblens.core.host import Host
+from joblens.core.model import Rows
 
 
 class RunningScript(Running):

@@ -10,14 +10,14 @@ import time
 from typing import Any, Dict, NamedTuple, Optional
 
 from joblens import __version__
-from joblens.agent.client import Answer, Client
-from joblens.agent.frame import read_header
-from joblens.agent.mac import REFUSAL
 from joblens.agent.sampler import Log
-from joblens.agent.secrets import Proof
 from joblens.agent.spool import PUT_BACK, Item, Spool
-from joblens.config import PushSettings, split_url
-from joblens.errors import JoblensError, MalformedError, ServerError, sentence
+from joblens.core.config import PushSettings, split_url
+from joblens.core.errors import JoblensError, MalformedError, ServerError, sentence
+from joblens.wire.credentials import Proof
+from joblens.wire.frame import read_header
+from joblens.wire.http_client import Answer, Client
+from joblens.wire.mac import REFUSAL
 
 PATH = "/v1/batch"
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
@@ -25,6 +25,7 @@ _SLOW_WAIT = 60.0  # where a person has to do something first
 _LONGEST_RETRY_AFTER = 600.0
 _REFUSALS = 3  # in a row, after which it may be that what answers is no hub
 _MOST_WORDS = 400
+_UNSIGNED = "not signed with this node's secret: it is an older hub, which must be updated, or no hub"
 
 
 class Target:
@@ -115,11 +116,12 @@ class Sender(threading.Thread):
             target.proof.prepare(target.client)
             headers = self._headers(target, boot, item.sequence, message)
             answer = target.client.post(PATH, headers, message)
+            proved = target.proof.has_answered(headers, answer)
         except _ProofError as error:
             return self._has_failed(sentence(error), _SLOW_WAIT)
         except (OSError, ServerError) as error:
             return self._has_failed(f"{target.words}: {sentence(error)}")
-        return self._heed(answer, item, message, target)
+        return self._heed(answer, item, message, target) if proved else self._disbelieve(answer, target)
 
     def _headers(self, target: Target, boot: str, sequence: int, message: bytes) -> Dict[str, str]:
         headers = {"User-Agent": f"joblens/{__version__}", "Content-Type": "application/x-joblens-batch"}
@@ -129,18 +131,30 @@ class Sender(threading.Thread):
             raise _ProofError(sentence(error)) from None
 
     def _heed(self, answer: Answer, item: Item, message: bytes, target: Target) -> float:
+        """Of the hub's own answer: nobody else can have a batch removed, put aside or numbered anew."""
         said = f"{target.words} answers {answer.status}{first_line(answer)}"
+        target.proof.was_taken()
         if answer.status == 200:
-            target.proof.was_taken()
             return self._is_acknowledged(answer, item, message, target)
         if _is_about_the_batch(answer) or (answer.status == 403 and _is_of_another(message, target)):
             return self._is_refused(said, item, message)
+        return self._try_later(answer, said, _retry_after(answer))
+
+    def _disbelieve(self, answer: Answer, target: Target) -> float:
+        """Of whoever is at that address. The hub does not sign what it says to whom it does not know."""
         if answer.status == 401 and target.proof.was_refused():
             return 0.0
         if answer.status == 429 and target.proof.was_put_off():
             return 0.0
+        if answer.status == 200 or REFUSAL.lower() in answer.headers:
+            return self._has_failed(f"{target.words} answers {answer.status}, {_UNSIGNED}")
+        said = f"{target.words} answers {answer.status}{first_line(answer)}"
+        retry = _retry_after(answer)
+        return self._try_later(answer, said, None if retry is None else min(retry, _LONGEST_WAIT))
+
+    def _try_later(self, answer: Answer, said: str, retry: Optional[float]) -> float:
         if answer.status in (408, 425, 429) or answer.status >= 500:
-            return self._has_failed(said, _retry_after(answer))
+            return self._has_failed(said, retry)
         return self._has_failed(said, _SLOW_WAIT)
 
     def _is_acknowledged(self, answer: Answer, item: Item, message: bytes, target: Target) -> float:

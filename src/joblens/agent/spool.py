@@ -18,11 +18,11 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.agent.frame import check_whole, read_header
 from joblens.agent.gaps import Gap, Gaps
 from joblens.agent.lock import Last, Lock
-from joblens.errors import ConfigError, MalformedError, sentence
-from joblens.files import UNFINISHED, list_names, write_quickly
+from joblens.core.errors import ConfigError, MalformedError, sentence
+from joblens.core.files import UNFINISHED, list_names, write_quickly
+from joblens.wire.frame import check_whole, read_header
 
 _NAME = re.compile(r"([0-9]{6})-([0-9]{15})\.batch")
 _BLOCK = 4096  # what a file takes at least
@@ -76,11 +76,13 @@ class Spool:
         if self.damage:
             self.gaps.add(Gap(0, 0, 0, now_ns, DAMAGED, self.boot), over=True)
         found = self._find()
+        self._boots = self._find_boots(found, before)
         self.turn, self._last = 0, 0
         self._reused = 0  # the turn whose numbers were given twice
         if before is not None and not before.ended:
             self._tell_of_its_end(before, found[-1:], now_ns, booted_ns)
         self.turn, self._last = self._begin(found)
+        self._boots[self.turn] = self.boot
         self._first = self._last + 1
         self._kept_ns = now_ns
         for item in found:
@@ -103,6 +105,16 @@ class Spool:
         self.bytes = self._count_bytes()
         return found
 
+    def _find_boots(self, found: List[Item], before: Optional[Last]) -> Dict[int, str]:
+        """The boot of each turn: as the previous agent noted it, else from the first readable header."""
+        boots: Dict[int, str] = {before.turn: before.boot} if before is not None and before.turn else {}
+        for item in found:
+            if item.turn not in boots:
+                boot = self._describe(item).get("boot")
+                if isinstance(boot, str):
+                    boots[item.turn] = boot
+        return boots
+
     def _begin(self, found: List[Item]) -> Tuple[int, int]:
         """This boot's turn, and the last number that can have been given."""
         since_boot = time.monotonic_ns() // 1_000_000
@@ -110,7 +122,7 @@ class Spool:
         if not found:
             return 1, last
         newest = found[-1]
-        if self._describe(newest).get("boot") == self.boot:
+        if self._boots.get(newest.turn) == self.boot:
             return newest.turn, max(last, newest.sequence)
         return newest.turn + 1, last
 
@@ -126,7 +138,7 @@ class Spool:
         self.gaps.add(gap, over=True)
 
     def _note(self, ended: bool = False) -> None:
-        self._lock.note(Last(self.boot, self._last, self._kept_ns, ended))
+        self._lock.note(Last(self.boot, self._last, self._kept_ns, ended, self.turn))
 
     def next_batch(self) -> Next:
         with self._changed:
@@ -266,6 +278,7 @@ class Spool:
                 self._reused = self.turn
                 self.turn += 1
                 self.boot = f"{self.boot.partition(_ANEW)[0]}{_ANEW}{os.urandom(6).hex()}"
+                self._boots[self.turn] = self.boot
                 self._note()
             return highest > 0 and item.turn == self._reused
 
@@ -343,9 +356,8 @@ class Spool:
             head = read_header(message)
             times = int(head.get("from_ns", 0)), int(head.get("to_ns", 0))
         except (MalformedError, TypeError, ValueError):
-            head, times = {}, (0, 0)
-        boot = self.boot if item.turn == self.turn else str(head.get("boot", ""))
-        return Gap(item.sequence, item.sequence, *times, why, boot)
+            times = 0, 0
+        return Gap(item.sequence, item.sequence, *times, why, self._boots.get(item.turn, ""))
 
     def close(self) -> None:
         """Whoever waits for more is told that there is none."""

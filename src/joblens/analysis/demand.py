@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from joblens.analysis.rates import increase
-from joblens.analysis.view import Point, mean
+from joblens.analysis.rule_input import Point, mean
+from joblens.analysis.series.rates import increase, increase_between
 from joblens.store.reader import ProcessUse, Reader, Series, Span
 
 _POINTS = 120
 _MOST_UNSAMPLED = 10.0  # times the CPU time of sampled processes
+_TICKS = 0.02  # seconds: user and system time are in hundredths
+_LEAST_SAMPLED = 0.25  # CPU seconds: how less than that waited says nothing about the others
+_LEAST_CARRIED = 0.5  # of what the job moved, for a device to be the one that it waited for
+_STORAGE = (
+    ("disk", "device", ("read_bytes", "written_bytes")),
+    ("nfs", "mount", ("server_read_bytes", "server_written_bytes")),
+    ("lustre", "filesystem", ("read_bytes", "written_bytes")),
+)
+_BESIDE = 5.0  # seconds before its start and after its end in which a node is sampled once at least
 # A device that others are made of carries the same bytes once more.
 _MADE_OF_OTHERS = ("dm-", "md", "loop", "zram", "ram", "bcache")
 
@@ -42,24 +51,30 @@ def find_demand(
         "throttled_seconds": throttled,
         "throttled_share": held,
         "oom_kills": None if kills is None else int(kills),
-        "cores_delayed": _delayed(points, throttled, cpu, ran),
+        "cores_delayed": _delayed(points, _last(series, "run_delay_seconds"), throttled, cpu, ran),
         **_blocked(points),
     }
 
 
-def _delayed(points: list[Point], throttled: float | None, cpu: float | None, sampled: float) -> float | None:
+def _delayed(
+    points: list[Point], total: float | None, throttled: float | None, cpu: float | None, sampled: float
+) -> float | None:
     """Threads that were ready to run and had no core, on average; those of processes that no sample saw as
-    often as the others."""
+    often as the others.
+
+    On a full node joblens waits for a core, too: what was added in a gap is in the counter.
+    """
     known = [point for point in points if point.delayed is not None]
-    found = mean([(point.delayed or 0.0, point.seconds) for point in known])
-    if found is None:
+    if not known:
         return None
-    found -= (throttled or 0.0) / sum(point.seconds for point in known)
-    return max(found, 0.0) * unsampled_factor(cpu, sampled)
+    waited, seconds = sum((p.delayed or 0.0) * p.seconds for p in known), sum(p.seconds for p in known)
+    if total is not None and total > waited:
+        waited, seconds = total, sum(point.seconds for point in points)
+    return max(waited - (throttled or 0.0), 0.0) / seconds * unsampled_factor(cpu, sampled)
 
 
 def unsampled_factor(cpu: float | None, sampled: float) -> float:
-    return min(max((cpu or 0.0) / sampled, 1.0), _MOST_UNSAMPLED) if sampled > 0 else 1.0
+    return min(max((cpu or 0.0) / sampled, 1.0), _MOST_UNSAMPLED) if sampled >= _LEAST_SAMPLED else 1.0
 
 
 def _blocked(points: list[Point]) -> dict[str, float | None]:
@@ -72,33 +87,64 @@ def _blocked(points: list[Point]) -> dict[str, float | None]:
     return {"blocked_mean": blocked, "blocked_share": blocked / (blocked + active)}
 
 
-def find_unsampled(cpu: float | None, exact: bool, processes: list[ProcessUse]) -> float | None:
-    """CPU seconds of processes that were too short to be sampled; None where the total is no exact one."""
+def find_unsampled(
+    cpu: float | None,
+    exact: bool,
+    processes: list[ProcessUse],
+    interval: float = 0.0,
+    end: float | None = None,
+) -> float | None:
+    """CPU seconds of processes that were too short to be sampled; None where the total is no exact one.
+
+    What a sampled process used after its last sample is none of that: up to an interval, or as much again
+    of one that was hardly older. Until the job's `end`, the last sample's threads may have used a core each.
+    """
     if cpu is None or not exact:
         return None
-    seen = sum((it.user_seconds or 0.0) + (it.system_seconds or 0.0) for it in processes)
-    return max(cpu - seen, 0.0)
+    seen = after = 0.0
+    for it in processes:
+        used = (it.user_seconds or 0.0) + (it.system_seconds or 0.0)
+        seen += used
+        after += used * min(1.0, interval / max(it.last - it.first, interval, 0.001))
+    missing = max(cpu - seen, 0.0)
+    return missing - after / 2 if missing > max(after, _most_at_end(processes, end)) else 0.0
+
+
+def _most_at_end(processes: list[ProcessUse], end: float | None) -> float:
+    """CPU seconds that those of the last sample can have used after it, and two ticks each before it."""
+    last = max((it.last for it in processes), default=0.0)
+    busy = [
+        it for it in processes if it.last == last and (it.user_seconds or 0) + (it.system_seconds or 0) > 0
+    ]
+    return sum(max((end or last) - last, 0.0) * max(it.threads or 1, 1) + _TICKS for it in busy)
 
 
 def find_forks(reader: Reader, span: Span) -> int | None:
     """Processes and threads that the kernel created on the job's nodes meanwhile, by whomever."""
-    found = reader.split(span, "kernel", ("node",), ("forks",), _POINTS)
-    counts = [increase(series.last.get("forks") or []) for series in found.values()]
+    beside = max(_BESIDE, (span.end - span.start) / _POINTS)
+    around = span._replace(start=span.start - beside, end=span.end + beside)
+    found = reader.split(around, "kernel", ("node",), ("forks",), _POINTS)
+    counts = [
+        increase_between(series.times, series.last.get("forks") or [], span.start, span.end)
+        for series in found.values()
+    ]
     known = [count for count in counts if count is not None]
     return int(sum(known)) if known else None
 
 
-def find_device(reader: Reader, span: Span) -> str:
-    """The disk that carried most meanwhile, for whomever; "" if none did."""
-    found = reader.split(span, "disk", ("device",), ("read_bytes", "written_bytes"), _POINTS)
-    sums = {
-        device: sum(increase(values) or 0.0 for values in series.last.values())
-        for (device,), series in found.items()
-        if not device.startswith(_MADE_OF_OTHERS)
-    }
+def find_device(reader: Reader, span: Span, moved: float) -> str:
+    """The disk or network file system that carried most meanwhile, for whomever.
+
+    "" if none carried much of what the job has moved: then it was another.
+    """
+    sums: dict[str, float] = {}
+    for kind, label, columns in _STORAGE:
+        for (name,), series in reader.split(span, kind, (label,), columns, _POINTS).items():
+            if kind != "disk" or not name.startswith(_MADE_OF_OTHERS):
+                sums[name] = sum(increase(values) or 0.0 for values in series.last.values())
     # Of a disk and its only partition, the disk.
-    busiest = max(sums, key=lambda device: (sums[device], -len(device)), default="")
-    return busiest if sums.get(busiest) else ""
+    busiest = max(sums, key=lambda name: (sums[name], -len(name)), default="")
+    return busiest if sums.get(busiest, 0.0) > _LEAST_CARRIED * moved else ""
 
 
 def _last(series: Series, name: str) -> float | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from joblens.analysis.node import of_all_cores
-from joblens.analysis.rates import increase
-from joblens.analysis.view import Gpu
+from joblens.analysis.node_context import of_all_cores
+from joblens.analysis.rule_input import Gpu
+from joblens.analysis.series.rates import increase
 from joblens.attribution.energy import node_energy, share
-from joblens.collectors.energy_reading import ACCELERATOR, SCHEMA
-from joblens.model import ABSENT, Rows
+from joblens.collectors.energy.reading import ACCELERATOR, SCHEMA
+from joblens.core.model import ABSENT, Rows
 from joblens.store.reader import Reader, Series, Span
 
 _BUSY = ("user_seconds", "nice_seconds", "system_seconds", "irq_seconds", "softirq_seconds")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from joblens.analysis.rates import increase, rates
-from joblens.analysis.view import HELD, Gpu, GpuPoint, mean
+from joblens.analysis.rule_input import HELD, Gpu, GpuPoint, mean
+from joblens.analysis.series.rates import increase, rates
 from joblens.store.reader import Reader, Series, Span
 
 _CARD = ("node", "gpu")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from joblens.analysis.rates import rates
+from joblens.analysis.series.rates import rates
 
 _NS = 1e9
 _SHORTEST = 0.5  # seconds between two looks: less is no rate that means anything

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from joblens.agent.marks import MOMENT, START, STOP
+from joblens.core.named_tuple import NamedTuple
 from joblens.store.reader import Reader, Series, Span
+from joblens.wire.marks import MOMENT, START, STOP
 
 _POINTS = 10**9  # so many that each is a point of its own
 _MOST_MARKS, _MOST_FOMS = 1000, 100

@@ -9,11 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any
 
-from joblens.analysis.points import longest_stretch, make_points, steady
-from joblens.analysis.rates import gaps
-from joblens.analysis.view import Point
+from joblens.analysis.rule_input import Point
+from joblens.analysis.series.rates import gaps
+from joblens.analysis.series.timeline import longest_stretch, make_points, steady
+from joblens.core.named_tuple import NamedTuple
 from joblens.store.reader import Break, Reader, Series, Span
 
 COUNTERS = (

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from joblens.store.reader import LOOKS_AROUND, ProcessUse, Reader, Span
 
 _MOST = 200
+_DAEMON = "slurmstepd"  # which ends after the job
+# As the program or its module, and as the step that brings agents to nodes (joblens.usermode.bootstrap).
+_OWN = re.compile(r"(?:^|[\s/=])joblens(?:\.[\w.]+)?(?:\s|$)|-c import json, os, select, signal, socket")
 _ADDED_UP = ("user_seconds", "system_seconds", "read_bytes", "written_bytes", "run_delay_seconds")
 
 
@@ -47,8 +51,10 @@ def _less(process: ProcessUse, before: ProcessUse | None) -> ProcessUse:
 def plain_processes(processes: list[ProcessUse], end: float | None) -> list[dict[str, Any]]:
     """Those that used most, with their parents, in the order in which they began.
 
-    Who was sampled after the job's end was left behind by it.
+    Who was sampled after the job's end was left behind by it, but for the batch system's processes and ours.
     """
+    if end is not None and end == int(end):  # as batch systems report it, without its fraction
+        end += 1.0
     by_pid = {process.pid: process for process in processes}
     chosen: dict[tuple[int, int], ProcessUse] = {}
     for process in sorted(processes, key=_weight, reverse=True):
@@ -58,7 +64,25 @@ def plain_processes(processes: list[ProcessUse], end: float | None) -> list[dict
                 break
             chosen[(current.pid, current.start)] = current
             current = by_pid.get(current.parent)
-    return [_plain(process, end) for process in processes if (process.pid, process.start) in chosen]
+    alike = _others_alike(processes, chosen)
+    return [
+        _plain(process, end, alike.get(identity, []))
+        for process in processes
+        if (identity := (process.pid, process.start)) in chosen
+    ]
+
+
+def _others_alike(
+    processes: list[ProcessUse], chosen: dict[tuple[int, int], ProcessUse]
+) -> dict[tuple[int, int], list[ProcessUse]]:
+    """Those that are not shown, by one of the same program that is: of a thousand compilers all count."""
+    shown = {process.name: identity for identity, process in reversed(chosen.items())}
+    found: dict[tuple[int, int], list[ProcessUse]] = {}
+    if len(chosen) < len(processes):
+        for process in processes:
+            if (process.pid, process.start) not in chosen and process.name in shown:
+                found.setdefault(shown[process.name], []).append(process)
+    return found
 
 
 def _weight(process: ProcessUse) -> tuple[float, int]:
@@ -69,6 +93,19 @@ def _cpu(process: ProcessUse) -> float:
     return (process.user_seconds or 0.0) + (process.system_seconds or 0.0)
 
 
-def _plain(process: ProcessUse, end: float | None) -> dict[str, Any]:
-    left = end is not None and process.last > end
-    return {**process._asdict(), "cpu_seconds": _cpu(process), "exact": False, "left_behind": left}
+def is_own(command: str) -> bool:
+    """Whether it is joblens itself, that user mode runs inside of the job."""
+    return _OWN.search(command) is not None
+
+
+def _plain(process: ProcessUse, end: float | None, alike: list[ProcessUse]) -> dict[str, Any]:
+    left = end is not None and process.last > end and not process.name.startswith(_DAEMON)
+    left = left and not is_own(process.command)
+    return {
+        **process._asdict(),
+        "cpu_seconds": _cpu(process),
+        "exact": False,
+        "left_behind": left,
+        "alike": len(alike),
+        "alike_cpu_seconds": sum(map(_cpu, alike)),
+    }

@@ -7,26 +7,30 @@ import signal
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from joblens.analysis.cut import Cut
 from joblens.analysis.demand import find_device, find_forks
 from joblens.analysis.energy import find_energy
 from joblens.analysis.events import find_events
-from joblens.analysis.findings import find
 from joblens.analysis.gpus import find_gpus, sum_up
 from joblens.analysis.marks import Stretch, find_foms, find_marks, within
-from joblens.analysis.node import find_idle_cores, find_traffic
+from joblens.analysis.node_context import find_idle_cores, find_traffic
 from joblens.analysis.nodes import COUNTERS, LEVELS, NodeUse, Whole, find_nodes
-from joblens.analysis.points import longest_stretch, make_points
 from joblens.analysis.processes import plain_processes, used_between, used_since_seen
-from joblens.analysis.rates import gaps
+from joblens.analysis.rule_input import Gpu, View
+from joblens.analysis.rules.batch import OUT_OF_MEMORY
+from joblens.analysis.rules.general import find
+from joblens.analysis.series.rates import gaps
+from joblens.analysis.series.timeline import longest_stretch, make_points
+from joblens.analysis.series.window import Cut
 from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
-from joblens.analysis.view import Gpu, View
 from joblens.schedulers.facts import Resources
 from joblens.store.reader import ProcessUse, Reader, Span
 
 _POINTS = 120
 _MOST_POINTS = 20_000  # of a job of which a part is looked at
+_ROUNDED = 1.5  # seconds by which the start of an inferred job may be early
+_PART = {"state": "PART", "exit_code": None, "signal": None}  # how all of it ended is not said of a part
+_MUCH_SAMPLED = 0.8  # of its time
 _JOB_COLUMNS = (*COUNTERS, *LEVELS)
 _KEPT = "id cluster name user uid node source command folder tags environment".split()
 _OF_SCHEDULER = (
@@ -47,24 +51,30 @@ def summarise(
     seen = _look(facts, end, reader, interval, part)
     whole, start, span, finish = seen.whole, seen.start, seen.whole.span, seen.whole.finish
     totals = {} if part else (end or {}).get("totals") or {}
-    own_group = facts.get("source") != "run"  # such a job is in a cgroup with whoever started it
-    shared_quota = None if own_group else float(facts.get("cores") or 0.0)
+    # What nobody made a cgroup for is in one with whoever started it.
+    own_group = facts.get("source") not in ("run", "inferred")
+    # Of an inferred job nobody is left behind: it is over when its last process is.
+    tells_end = end is not None and not part and facts.get("source") != "inferred"
+    shares_quota = facts.get("source") in ("run", "inferred", "usermode")
+    shared_quota = float(facts.get("cores") or 0.0) if shares_quota else None
     job, asked, used = (
         _job(facts, end, start, finish),
         _asked(facts),
-        _used(seen, totals, reader, shared_quota),
+        _used(seen, totals, reader, shared_quota, interval),
     )
     gpus = find_gpus(reader, span, _POINTS, longest_stretch(interval, finish - start, _POINTS))
     if gpus:
         asked |= {"gpus": asked["gpus"] or sum(gpu.held for gpu in gpus) or None, **_gpu_memory(gpus)}
         used |= sum_up(gpus)
-    nodes = _nodes(whole, start, finish, interval, facts.get("nodes"))
+    nodes = _nodes(whole, start, finish, interval, facts)
     events = find_events(reader, span)
-    kills = sum(event.kind.startswith("oom_") for event in events)
+    steps = (end or {}).get("steps") or []
+    kills = sum(event.kind.startswith("oom_") for event in events) or (0 if part else _killed_steps(steps))
     if own_group or _was_killed(job):  # else it can have been a neighbour
         kills = max(used["oom_kills"] or 0, kills)
     used["oom_kills"] = kills or (None if used["oom_kills"] is None else 0)
-    view = View(job, asked, used, whole.points, tuple(gpus), tuple(nodes))
+    shown = job if not part or _is_whole(part, facts, end) else {**job, **_PART}
+    view = View(shown, asked, used, whole.points, tuple(gpus), tuple(nodes))
     found = find(view)
     return {
         "job": job,
@@ -73,9 +83,9 @@ def summarise(
         "verdict": verdict(view, [finding.rule for finding in found]),
         "findings": [finding.plain() for finding in found],
         "nodes": nodes,
-        "steps": [_step(step) for step in (end or {}).get("steps") or []],
+        "steps": [_step(step) for step in steps],
         "timeline": [point._asdict() for point in whole.points],
-        "processes": plain_processes(seen.processes, None if end is None or part else finish),
+        "processes": plain_processes(seen.processes, finish if tells_end else None),
         "gpus": [gpu.plain() for gpu in gpus],
         "energy": find_energy(
             reader,
@@ -136,20 +146,52 @@ def _look(
         processes = reader.processes(span)
     around = span
     if facts.get("nodes"):  # the same id is another job's, or another run's, a little before or after
-        processes = [it for it in processes if it.last >= start and it.first <= span.end]
         around = span._replace(nodes=tuple(node.node for node in whole.nodes))
+        processes = [it for it in processes if it.last >= start and it.first <= span.end]
+    if facts.get("source") == "inferred":  # the same session number can be another job's on another node
+        processes = [it for it in processes if it.node in around.nodes]
     return _Seen(start, whole, processes, around, marks, problems)
 
 
-def _used(seen: _Seen, totals: dict[str, Any], reader: Reader, shared_quota: float | None) -> dict[str, Any]:
+def _used(
+    seen: _Seen, totals: dict[str, Any], reader: Reader, shared_quota: float | None, interval: float
+) -> dict[str, Any]:
     whole = seen.whole
     duration = max(whole.finish - seen.start, 0.0)
-    used = find_used(duration, totals, whole.series, whole.points, seen.processes, bool(totals), shared_quota)
+    exact = bool(totals) and _is_sampled(whole, duration)
+    used = find_used(
+        duration,
+        totals,
+        whole.series,
+        whole.points,
+        seen.processes,
+        exact,
+        shared_quota,
+        interval,
+        whole.finish,
+    )
     _raise_memory(used, whole.nodes)
     used["node_idle_cores"] = find_idle_cores(reader, seen.around)
     used["forks"] = find_forks(reader, seen.around)
-    used["device"] = find_device(reader, seen.around) if used["blocked_share"] else ""
+    moved = (used["read_bytes"] or 0.0) + (used["written_bytes"] or 0.0)
+    used["device"] = find_device(reader, seen.around, moved) if used["blocked_share"] else ""
     return used
+
+
+def _is_whole(part: tuple[float, float], facts: dict[str, Any], end: dict[str, Any] | None) -> bool:
+    return end is not None and part[0] <= float((end or facts)["start"]) and part[1] >= float(end["end"])
+
+
+def _is_sampled(whole: Whole, duration: float) -> bool:
+    """For most of the time: else what no process is known to have used was not short-lived, but not seen."""
+    known = sum(point.seconds for point in whole.points if point.cores is not None)
+    return known >= _MUCH_SAMPLED * duration
+
+
+def _killed_steps(steps: Iterable[dict[str, Any]]) -> int:
+    """Of which accounting says that they were killed for memory, as their cgroups are gone with them."""
+    own = "joblens"  # user mode's, beside the job's
+    return sum(step.get("state") in OUT_OF_MEMORY and step.get("name") != own for step in steps)
 
 
 def _enough(start: float, end: dict[str, Any] | None, part: tuple[float, float]) -> int:
@@ -230,14 +272,18 @@ def _asked(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nodes(
-    whole: Whole, start: float, finish: float, interval: float, names: list[str] | None
+    whole: Whole, start: float, finish: float, interval: float, facts: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Agents look on a grid of time, and once more when they are told to: that is no sample more."""
+    names = facts.get("nodes")
     if names == []:  # it had none, or nobody has told
         return []
     if not names or interval <= 0:
         return [node.plain(finish - start, len(node.looks), None) for node in whole.nodes]
-    first, last = math.floor(start / interval), math.floor(finish / interval)
+    early = max(whole.looks[0] - interval - start, 0.0) if whole.looks else 0.0
+    if facts.get("source") != "inferred" or early > _ROUNDED:
+        early = 0.0
+    first, last = math.floor((start + early) / interval), math.floor(finish / interval)
     expected = max(last - first, 1)
 
     def ticks(looks: list[float]) -> int:

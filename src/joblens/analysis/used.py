@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from joblens.analysis.demand import find_demand, find_unsampled
-from joblens.analysis.points import steady
-from joblens.analysis.view import Point, mean
+from joblens.analysis.rule_input import Point, mean
+from joblens.analysis.series.timeline import steady
 from joblens.store.reader import ProcessUse, Series
 
 _MARK = "the kernel's mark of the largest process"
@@ -20,6 +20,8 @@ def find_used(
     processes: list[ProcessUse],
     is_exact: bool,
     shared_quota: float | None,
+    interval: float = 0.0,
+    end: float | None = None,
 ) -> dict[str, Any]:
     """`shared_quota`: cores that a cgroup allows the job together with others; None for a group of its own.
 
@@ -49,7 +51,7 @@ def find_used(
         "involuntary_switches": totals.get("involuntary_switches"),
         "processes": max(len(processes), 1 if totals else 0),
         "threads_peak": max((p.threads for p in points if p.threads is not None), default=None),
-        "unsampled_seconds": find_unsampled(cpu, is_exact, processes),
+        "unsampled_seconds": find_unsampled(cpu, is_exact, processes, interval, end),
         **find_demand(cpu, series, points, processes, _quota_part(cpu, duration, shared_quota)),
     }
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from joblens.analysis.batch_findings import split_nodes, was_killed_for_memory
-from joblens.analysis.core_findings import lost_cores
-from joblens.analysis.findings import how_it_ended, was_stopped_by_user
-from joblens.analysis.gpu_findings import idle_gpus
-from joblens.analysis.view import View
-from joblens.units import render_bytes, render_cores
+from joblens.analysis.rule_input import View
+from joblens.analysis.rules.batch import OUT_OF_MEMORY, at_limit, split_nodes, was_killed_for_memory
+from joblens.analysis.rules.cores import awake_share, lost_cores
+from joblens.analysis.rules.general import how_it_ended, render_traffic, was_stopped_by_user
+from joblens.analysis.rules.gpus import idle_gpus
+from joblens.core.units import render_cores, render_load
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _ENDS = {
     "FAILED": "It failed, and ",
-    "TIMEOUT": "It was ended at its limit of time, and ",
+    "TIMEOUT": "It reached its time limit, and ",
     "DEADLINE": "It was ended at its deadline, and ",
-    "OUT_OF_MEMORY": "It was killed for its memory, and ",
     "CANCELLED": "It was cancelled, and ",
-    "PREEMPTED": "It had to make way for another job, and ",
-    "NODE_FAIL": "A node failed under it; until then it ",
-    "BOOT_FAIL": "A node failed under it; until then it ",
-    "REQUEUED": "It was put back into the queue; until then it ",
+    "PREEMPTED": "It was preempted by another job, and ",
+    "NODE_FAIL": "A node failed; until then it ",
+    "BOOT_FAIL": "A node failed; until then it ",
+    "REQUEUED": "It was requeued; until then it ",
     "RUNNING": "So far it ",
     "COMPLETING": "So far it ",
     "SUSPENDED": "It is suspended; so far it ",
@@ -30,60 +29,76 @@ def verdict(view: View, rules: list[str]) -> str:
     """How it ended if that is the news, else how it used its cores, by the heaviest finding."""
     state = view.job["state"]
     if state == "UNKNOWN":
-        why = "accounting has not told it" if view.job.get("nodes") else "joblens was stopped before it"
-        return f"How it ended is not known: {why}."
+        return _unknown_end(view)
     if state in _WAITING and (state != "REQUEUED" or view.job["end"] is None):
         reason = view.job.get("reason")
-        return f"It waits{f': {reason}' if reason and reason != 'None' else ''}."
+        return f"It is waiting in the queue{f': {reason}' if reason and reason != 'None' else ''}."
     if view.never_started:
         return "It was cancelled before it started." if state == "CANCELLED" else "It never started."
     if "failed early" in rules:
         return f"It failed: {how_it_ended(view)}."
-    if was_killed_for_memory(view) and state == "FAILED":
-        limit = view.asked.get("memory_bytes")
-        at = f" at the limit of {render_bytes(limit)}" if limit else ""
-        prefix = f"It was killed for its memory{at}, and "
-    elif was_stopped_by_user(view) and state == "FAILED":
-        prefix = "It was ended by Ctrl-C, and "
-    else:
-        prefix = _ENDS.get(state, "It ")
-    return prefix + _use(view, rules)
+    return _how_it_ended(view) + _use(view, rules)
+
+
+def _unknown_end(view: View) -> str:
+    by_scheduler = view.job.get("nodes") and view.job.get("source") != "usermode"
+    why = "accounting has not reported it" if by_scheduler else "joblens was stopped first"
+    killed = (
+        f" A process of it was killed for its memory{at_limit(view)}." if was_killed_for_memory(view) else ""
+    )
+    return f"How it ended is not known: {why}.{killed}"
+
+
+def _how_it_ended(view: View) -> str:
+    """The begin of the sentence."""
+    state = view.job["state"]
+    if was_killed_for_memory(view):
+        if state == "FAILED" or state in OUT_OF_MEMORY:
+            return f"It was killed for its memory{at_limit(view)}, and "
+        if state in ("COMPLETED", "PART"):
+            return f"A process of it was killed for its memory{at_limit(view)}; it "
+    if was_stopped_by_user(view) and state == "FAILED":
+        return "It was ended by Ctrl-C, and "
+    return _ENDS.get(state, "It ")
 
 
 def _use(view: View, rules: list[str]) -> str:
     used, cores = view.used["cores_mean"], view.cores
+    if used is None and view.job["state"] == "RUNNING" and not view.points:
+        return "was seen in no sample."
     if used is None and view.duration >= 1 and view.job.get("nodes"):
-        return "was seen in no sample: how it used what it had is not known."
+        return "was not sampled: how it used its resources is not known."
     if used is None or view.duration < 1:
-        return "was too short to judge how it used what it had."
-    share = (
-        f"{used:.1f} of {render_cores(cores)} core{'' if cores == 1 else 's'}"
-        if cores
-        else f"{used:.1f} cores"
-    )
+        return "was too short to judge how it used its resources."
+    plural = "" if cores == 1 else "s"
+    share = f"{render_load(used)} of {render_cores(cores)} core{plural}" if cores else f"{used:.1f} cores"
     taken = (lost_cores(view) or (0.0, 0.0))[1]
     held = view.used.get("throttled_share") or 0.0
+    traffic = render_traffic(view)
     sayings = {
         "GPUs held idle": _held(view),
-        "GPUs held too long": f"used {share}, and its GPUs only for a part of the time that it held them.",
+        "GPUs held too long": f"used {share}; it held its GPUs for longer than it used them.",
         "GPUs waiting": f"used {share}; its GPUs waited for work most of the time.",
         "idle nodes": _idle_nodes(view, share),
         "uneven nodes": f"used {share}, on some nodes far more than on others.",
-        "CPU quota": f"used {share}; its CPU quota stopped it for {held:.0%} of the time.",
-        "I/O wait": f"waited for storage much of the time and used {share}.",
-        "idle cores": f"used {share}; the others had nothing to do.",
-        "asleep": f"slept or waited most of the time and used {share}.",
-        "cores taken by others": f"used {share}; other work took {taken:.0%} of the cores that it wanted.",
-        "bound to few cores": f"used {share}; its threads shared them while other cores were idle.",
-        "memory growth": f"used {share}, and its memory grew to the end.",
-        "serial phase": f"used {share}; for a part of the time only one worked.",
-        "more threads than cores": f"used {share}, with more threads than these can run.",
-        "short-lived processes": f"used {share}, much of it to start processes that end at once.",
+        "CPU quota": f"used {share}; its CPU quota throttled it for {held:.0%} of the time.",
+        "I/O wait": f"was I/O-bound: {traffic}; it used {share}.",
+        "idle cores": f"used {share}; the rest of its cores had no work.",
+        "asleep": f"slept or waited {1 - awake_share(view, used):.0%} of the time, using {share}.",
+        "cores taken by others": f"used {share}; other work took {taken:.0%} of the CPU time that it wanted.",
+        "bound to few cores": f"used {share}; its threads shared few cores while others were idle.",
+        "memory growth": f"used {share}, and its memory grew until the end.",
+        "serial phase": f"used {share}; part of the time only one of them had work.",
+        "more threads than cores": f"used {share}, with more threads ready to run than cores.",
+        "short-lived processes": f"used {share}, much of it to start short-lived processes.",
     }
     for rule in rules:
         if rule in sayings:
             return sayings[rule]
-    return f"used {share}: well." if cores and used >= 0.75 * cores else f"used {share}."
+    if cores and used >= 0.75 * cores:
+        its = f"{render_cores(cores)} core{plural}" if cores != 1 else "core"
+        return f"made good use of its {its}: {used:.1f} in use on average."
+    return f"used {share}."
 
 
 def _held(view: View) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import FrozenSet, NamedTuple, Optional, Set, Tuple
 
 from joblens.collectors.cgroup_files import parse_mounts
-from joblens.host import Host
+from joblens.core.host import Host
 
 JobName = Tuple[str, str, str]  # cluster, job and node
 

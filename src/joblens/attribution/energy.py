@@ -1,15 +1,15 @@
 """Which meters may be added to know a node's energy, and how much of it was one job's.
 
-Meters overlap (joblens.collectors.energy), so most of them are left out. On a node that several jobs share
-nobody can measure one job's part: it is an estimate, and says how it was made.
+Meters overlap (joblens.collectors.energy.collector), so most of them are left out. On a node that several
+jobs share nobody can measure one job's part: it is an estimate, and says how it was made.
 """
 
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.energy_reading import CPU, DRAM, MEMORY, MODULE, NODE, PACKAGE, PLATFORM
-from joblens.model import ABSENT, Rows
+from joblens.collectors.energy.reading import CPU, DRAM, MEMORY, MODULE, NODE, PACKAGE, PLATFORM
+from joblens.core.model import ABSENT, Rows
 
 # Domains that are no mere fraction of a processor, and in which words they are told.
 _WORDS = {

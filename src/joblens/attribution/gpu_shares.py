@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from joblens.attribution.devices import Given, JobName
-from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
+from joblens.collectors.gpu.reading import GPU, GPU_PROCESS
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
 Sees = Callable[[JobName], bool]  # whether the open files of the job's processes can be looked at
 JOB_GPU = Schema(

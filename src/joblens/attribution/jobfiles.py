@@ -11,8 +11,8 @@ import stat
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from joblens.host import Host
-from joblens.json_file import parse_json
+from joblens.core.host import Host
+from joblens.core.json_file import parse_json
 
 _LARGEST = 1 << 16
 _MOST_FILES = 4096

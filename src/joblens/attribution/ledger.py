@@ -18,10 +18,11 @@ then shows only at the next look: for so long it is `late`, and not yet orphaned
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from joblens.collectors.processes import PROCESS, ProcessKey
-from joblens.model import ABSENT
+from joblens.collectors.process.collector import PROCESS, ProcessKey
+from joblens.core.model import ABSENT
+from joblens.core.named_tuple import NamedTuple
 
 _USER, _SYSTEM, _CHILD_USER, _CHILD_SYSTEM = (
     PROCESS.position(name + "_seconds") for name in ("user", "system", "children_user", "children_system")

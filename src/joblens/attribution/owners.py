@@ -18,10 +18,10 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from joblens.attribution.jobfiles import SLURM, JobFile, JobFiles
 from joblens.attribution.paths import PathJob, parse_job_path
 from joblens.attribution.slurmstepd import FORGED, SLURMD, TRUSTED, Stepds, parse_title
-from joblens.collectors.processes import ProcessKey, may_be_stepd
-from joblens.config import AttributionSettings
-from joblens.host import Host
-from joblens.model import Job, Owner
+from joblens.collectors.process.collector import ProcessKey, may_be_stepd
+from joblens.core.config import AttributionSettings
+from joblens.core.host import Host
+from joblens.core.model import Job, Owner
 
 _NOBODY_UID = 65534
 _TICKS = 100

@@ -14,10 +14,10 @@ from __future__ import annotations
 import time
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.processes import PROCESS, ProcessKey
-from joblens.collectors.pss import Pss, read_pss
-from joblens.host import Host
-from joblens.model import ABSENT
+from joblens.collectors.process.collector import PROCESS, ProcessKey
+from joblens.collectors.process.pss import Pss, read_pss
+from joblens.core.host import Host
+from joblens.core.model import ABSENT
 
 _RSS_ANON, _RSS_SHMEM = PROCESS.position("rss_anon_bytes"), PROCESS.position("rss_shmem_bytes")
 _RSS = PROCESS.position("rss_bytes")

@@ -11,8 +11,8 @@ import re
 import stat
 from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 
-from joblens.collectors.processes import ProcessKey, may_be_stepd
-from joblens.host import Host, Program
+from joblens.collectors.process.collector import ProcessKey, may_be_stepd
+from joblens.core.host import Host, Program
 
 # A title that is just being written can be read half new and half old: ids have 32 bits, or are SLUIDs.
 _TITLE = re.compile(

@@ -8,18 +8,21 @@ network file systems, and processes can end unseen. `job_info` says which it was
 from __future__ import annotations
 
 from operator import is_
-from typing import Dict, List, Mapping, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Set, Tuple
 
 from joblens.attribution.devices import DeviceLists, Given, JobName
 from joblens.attribution.gpu_shares import OWNED_GPU_PROCESS, GpuShares
 from joblens.attribution.ledger import Estates, Identity, Ledger, Member, Name, Used, knows_io
-from joblens.attribution.owners import Owners
 from joblens.attribution.sharing import Memory, SharedMemory
+from joblens.collectors.cgroup_limits import Limits
 from joblens.collectors.cgroups import SCHEMA as CGROUP
-from joblens.collectors.gpu_reading import GPU_PROCESS
-from joblens.collectors.processes import PROCESS, ProcessKey
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Job, Key, Owner, Rows, Schema
+from joblens.collectors.gpu.reading import GPU_PROCESS
+from joblens.collectors.process.collector import PROCESS, ProcessKey
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Job, Key, Owner, Rows, Schema
+
+if TYPE_CHECKING:  # `joblens run` needs no owners, and they take 5 ms to load
+    from joblens.attribution.owners import Owners
 
 
 def _micro(name: str, what: str) -> Column:
@@ -59,6 +62,7 @@ _GROUP = {column.name: index for index, column in enumerate(CGROUP.columns)}
 _THREADS, _STATE = PROCESS.position("threads"), PROCESS.position("state")
 _DELAY = PROCESS.position("run_delay_seconds")
 _BLOCKED = ord("D")  # uninterruptible sleep, proc(5)
+_MOST_SEARCHES = 5  # for the limits of a job that may have none
 _FORGOTTEN = 86_400  # seconds without a process after which a job's file was left behind by a lost Epilog
 
 Processes = List[Tuple[ProcessKey, List[int]]]
@@ -82,6 +86,9 @@ class Account:
         self.threads = 0
         self.blocked = 0
         self.limits: Dict[str, int] = {}  # what a cgroup around the job has counted since its start
+        self._around: Optional[Limits] = None
+        self._limit_searches = 0
+        self._most_kills = ABSENT
         self.io_known = False
         self.delay_known = False  # kernels can be built without it
         self.looked_for = False
@@ -103,6 +110,20 @@ class Account:
             self.io_known = all(knows_io(values) for _, values in people)
         if self.of_group("anon_bytes") == ABSENT:
             self.memory = sharing.measure(processes)
+
+    def take_limits(self, host: Host, processes: Processes) -> None:
+        """Of the groups around a job that has none of its own, from when it is first seen."""
+        if self.group is not None or not processes:
+            return
+        if not (self._around and self._around.are_known) and self._limit_searches < _MOST_SEARCHES:
+            self._limit_searches += 1  # the process can just have ended
+            self._around = Limits(host, str(processes[0][0].pid))
+        if self._around is not None:
+            self.limits = self._around.increase()
+
+    def close(self) -> None:
+        if self._around is not None:
+            self._around.close()
 
     def _whose(self, uids: List[int]) -> int:
         """Root's own are there first and last, around those of the job's user."""
@@ -141,12 +162,17 @@ class Account:
             self._storage("written_bytes", self.ledger.used.written, io is not None),
             self.processes if processes_fresh else ABSENT,
             self.threads if processes_fresh else ABSENT,
-            self._of_limits("oom_kills"),
+            self._oom_kills(),
             self.of_group("cpus"),
             used.run_delay if used and self.delay_known else ABSENT,
             self._of_limits("throttled_seconds"),
             self.blocked if processes_fresh else ABSENT,
         ]
+
+    def _oom_kills(self) -> int:
+        """Steps take theirs along when they end, as v1 counts in the groups of those that were killed."""
+        self._most_kills = max(self._most_kills, self._of_limits("oom_kills"))
+        return self._most_kills
 
     def _of_limits(self, name: str) -> int:
         return self.limits.get(name, ABSENT) if self.group is None else self.of_group(name)
@@ -253,8 +279,12 @@ class Attribution:
         for key, values, names in members:
             for name in names:
                 of_account.setdefault(name, []).append((key, values))
+        is_alone = sum(not name[2] for name in self.accounts) == 1  # else it can have been another's
         for name, account in self.accounts.items():
-            account.take(of_account.get(name, []), self._sharing, left.get(name, {}))
+            mine = of_account.get(name, [])
+            account.take(mine, self._sharing, left.get(name, {}))
+            if is_alone and account.job.source == "file" and not name[2]:
+                account.take_limits(self.host, mine)
         self._drop_ended()
         self._fresh = True
         self._looked_for = {key.pid for key in keys} | self._wanted
@@ -314,10 +344,10 @@ class Attribution:
             if account.group is not None or account.processes:
                 account.seen = now
             elif name not in self._declared:
-                del self.accounts[name]
+                self.accounts.pop(name).close()
             elif now - account.seen > _FORGOTTEN:
                 self.forgotten.add(account.job.id)
-                del self.accounts[name]
+                self.accounts.pop(name).close()
 
     def rows(self) -> List[Rows]:
         """As of now: what was not measured since the last call is absent."""

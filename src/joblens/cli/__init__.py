@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import io
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import Any, Container, List, Optional
+from typing import Any, Container, Iterable, List, Optional, Tuple
 
 from joblens import __version__
-from joblens.errors import JoblensError, sentence
+from joblens.core.errors import JoblensError, OutsideError, sentence
 
 # Name, and what it does; the rest is in joblens.cli.<name>.
 COMMANDS = (
@@ -33,6 +36,10 @@ COMMANDS = (
     ("completion", "print the completion script of a shell"),
     ("man", "print the manual page"),
 )
+# They start nothing that has to be ended, unless one of these libraries is loaded for them.
+_QUICK = ("run", "jobs", "job", "mark", "fom")
+_WITH_AN_END = ("duckdb", "numpy")
+_QUICK_GARBAGE = 100_000  # objects more than before
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -54,10 +61,46 @@ def _width() -> int:
         return 80
 
 
+def entry() -> int:
+    """`joblens` as a program: its exit code. Commands that people wait for end without returning."""
+    if sys.stdout is None:  # it was closed when we began
+        sys.stdout = io.TextIOWrapper(io.BytesIO())  # no file: its number would be that of the closed one
+    quick = sys.argv[1:2] != [] and sys.argv[1] in _QUICK
+    if quick:  # what they load stays until they end: looking for garbage in it takes a tenth of their time
+        gc.set_threshold(_QUICK_GARBAGE)
+    try:
+        code = main()
+    except SystemExit as stop:  # of argparse
+        code = stop.code if isinstance(stop.code, int) else 0
+    code = _flush(code)
+    if quick and not any(name in sys.modules for name in _WITH_AN_END):
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os._exit(code)  # to take apart hundreds of modules takes as long as to load a part of them
+    return code
+
+
+def _flush(code: int) -> int:
+    """What was printed must have been taken, or Python complains of it at its end, with a code of its own."""
+    try:
+        sys.stdout.flush()
+        return code
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return code or 141
+        if not code:
+            print(f"joblens: {sentence(error)}", file=sys.stderr)
+        return code or OutsideError.exit_code
+
+
 def main(arguments: Optional[List[str]] = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     called = next((word for word in words if not word.startswith("-")), "")
-    parser = build_parser([called])
+    # The list of all commands is for joblens' own help, which cannot be asked for behind a command.
+    listed = [entry for entry in COMMANDS if words[:1] == [entry[0]]]
+    parser = build_parser([called], listed or COMMANDS)
     options = parser.parse_args(words)
     if not hasattr(options, "run"):
         parser.print_help()
@@ -74,7 +117,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return 130
 
 
-def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
+def build_parser(
+    loaded: Container[str], listed: Iterable[Tuple[str, str]] = COMMANDS
+) -> argparse.ArgumentParser:
     """Only the commands that are named are loaded: the others have no more than their line in the help."""
     parser = argparse.ArgumentParser(
         prog="joblens",
@@ -84,7 +129,7 @@ def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"joblens {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, what in COMMANDS:
+    for name, what in listed:
         module = import_module(_module(name)) if name in loaded else None
         command = commands.add_parser(
             name,

@@ -6,13 +6,13 @@ import re
 import sys
 from typing import Any, Dict
 
+from joblens.agent.job_lifetime import JobLifetime
 from joblens.agent.loop import Agent
-from joblens.agent.while_jobs import WhileJobs
 from joblens.cli.daemon import allow_open_files, log
 from joblens.cli.settings import KNOWN, load_agent
-from joblens.config import Settings, parse_settings
-from joblens.config_files import load_layers
-from joblens.host import Host
+from joblens.core.config import Settings, parse_settings
+from joblens.core.config_files import load_layers
+from joblens.core.host import Host
 
 EXAMPLE = """example:
   joblens agent --interval 1 --listen 127.0.0.1:9477
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.while_jobs:
         agent.run(lambda: _load(options), ready)
         return 0
-    jobs = WhileJobs(settings.attribution.job_files, options.linger)
+    jobs = JobLifetime(settings.attribution.job_files, options.linger)
     if not jobs.begin():
         _log("another agent is here for the jobs")
         return 0

@@ -9,14 +9,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens import csv_cells
 from joblens.cli.settings import load_agent
 from joblens.cli.table import render_table, write
-from joblens.collectors import COLLECTORS, Collector
-from joblens.config import CollectorSettings, Settings
-from joblens.config_files import SYSTEM, VARIABLE, find_paths, flatten, load_layers, origins, user_path
-from joblens.errors import OutsideError, UsageError
-from joblens.files import write_whole
+from joblens.collectors.table import COLLECTORS, Collector
+from joblens.core import csv_cells
+from joblens.core.config import CollectorSettings, Settings
+from joblens.core.config_files import SYSTEM, VARIABLE, find_paths, flatten, load_layers, origins, user_path
+from joblens.core.errors import OutsideError, UsageError
+from joblens.core.files import write_whole
 
 EXAMPLE = """example:
   joblens config init

@@ -6,7 +6,7 @@ import resource
 import sys
 from contextlib import suppress
 
-from joblens.errors import printable
+from joblens.core.errors import printable
 
 
 def allow_open_files() -> None:

@@ -5,7 +5,7 @@ import json
 import sys
 
 from joblens.cli.table import progress, tell, write
-from joblens.units import render_bytes
+from joblens.core.units import render_bytes
 
 EXAMPLE = """example:
   joblens db info

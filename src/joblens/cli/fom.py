@@ -3,7 +3,7 @@ from __future__ import annotations
 import argparse
 
 from joblens.cli.mark import add_strict, hand_over, not_stored
-from joblens.errors import MalformedError, UsageError
+from joblens.core.errors import MalformedError, UsageError
 
 EXAMPLE = """example:
   joblens fom gflops=812
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.agent.marks import MOST_AT_ONCE, parse_fom
+    from joblens.wire.marks import MOST_AT_ONCE, parse_fom
 
     if len(options.figures) > MOST_AT_ONCE:
         raise UsageError(f"{len(options.figures)} figures at once, there can be {MOST_AT_ONCE}")

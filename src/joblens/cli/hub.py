@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 from joblens.cli.daemon import allow_open_files, log
-from joblens.config_files import Layer, load_layers, merge
-from joblens.errors import UsageError
-from joblens.hub.settings import HubSettings, parse_hub_settings
+from joblens.core.config_files import Layer, load_layers, merge
+from joblens.core.errors import UsageError
+from joblens.hub.settings import SCHEDULERS, HubSettings, parse_hub_settings
 
 EXAMPLE = """example:
   joblens hub --listen 127.0.0.1:9478
@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take batches from Kafka too, as one of a group of hubs: [hub.kafka] in the settings",
     )
     parser.add_argument(
+        "--scheduler", choices=SCHEDULERS[1:], help="whose jobs get records, whatever the settings say"
+    )
+    parser.add_argument(
         "--cluster", metavar="NAME", help="with token: the node's cluster (default: its name)"
     )
 
@@ -44,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
         return _print_token(options, settings)
     if options.listen:
         settings = settings._replace(listen=options.listen)
+    if options.scheduler:
+        settings = settings._replace(scheduler=options.scheduler)
     if options.source == "kafka":
         settings = settings._replace(from_kafka=True)
     allow_open_files()
@@ -72,8 +77,8 @@ def find_hub_home(settings: HubSettings) -> Path:
 def _print_token(options: argparse.Namespace, settings: HubSettings) -> int:
     if len(options.what) != 2 or options.what[0] != "token":
         raise UsageError("what is meant? joblens hub, or joblens hub token NODE")
-    from joblens.agent.mac import make_token
     from joblens.hub.auth import read_key
+    from joblens.wire.mac import make_token
 
     key = settings.key_file or str(find_hub_home(settings) / "key")
     if not settings.key_file and not os.path.exists(key):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joblens.cli.table import progress, tell, write
-from joblens.errors import UsageError
-from joblens.store.listing import parse_time
+from joblens.core.errors import UsageError
+from joblens.store.catalog.listing import parse_time
 
 if TYPE_CHECKING:
     from joblens.jobs.backfill import Outcome as Jobs
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 def _ldms(options: argparse.Namespace) -> int:
     from joblens.importers.ldms import import_ldms
     from joblens.store.home import find_home, make_home
-    from joblens.store.lake import Lake
+    from joblens.store.lake.lake import Lake
 
     home = make_home(find_home())
     paths = [Path(path) for path in options.paths]
@@ -87,7 +87,7 @@ def _files(options: argparse.Namespace) -> Jobs:
 
 def _live(options: argparse.Namespace) -> Jobs:
     from joblens.jobs.backfill import import_live
-    from joblens.schedulers.slurm import Slurm
+    from joblens.schedulers.slurm.client import Slurm
     from joblens.store.home import find_home, make_home
 
     since = parse_time(options.since) or time.time() - _DAYS * 86_400

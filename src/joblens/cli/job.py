@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import progress, tell, write
-from joblens.errors import JoblensError
+from joblens.core.errors import JoblensError
 
 if TYPE_CHECKING:
     from joblens.api import Store
     from joblens.schedulers.facts import JobFacts
-    from joblens.store.catalog import Run
+    from joblens.store.catalog.index import Run
 
 EXAMPLE = """example:
   joblens job last
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:
     """In the store a job that never started is known by its end."""
-    from joblens.analysis.view import never_started
+    from joblens.analysis.rule_input import never_started
 
     if not never_started(record["job"]):
         return record
@@ -106,14 +106,14 @@ def _report(
         except LookupError:
             if live is not None:
                 raise LookupError(f"job {live.shown_id} waits: {live.state} {live.reason}".rstrip()) from None
-            from joblens.cli.elsewhere import CONFIGURED, configured
+            from joblens.cli.from_tsdb import CONFIGURED, configured
 
             if options.id == "last" or not configured():
                 raise
             where = CONFIGURED
         else:
             return _part(options, store, record)
-    from joblens.cli.elsewhere import report_elsewhere
+    from joblens.cli.from_tsdb import report_elsewhere
 
     return report_elsewhere(options, store, live, where, number)
 
@@ -122,7 +122,7 @@ def _part(options: argparse.Namespace, store: Store, record: dict[str, Any]) -> 
     """The whole record unless a part is asked for: to show what is stored needs no analysis."""
     if {options.between, options.step, options.first, options.last} == {None}:
         return record
-    from joblens.analysis.part import find_part, summarise_part
+    from joblens.analysis.window_report import find_part, summarise_part
 
     part = find_part(record, options.between, options.step, options.first, options.last)
     return record if part is None else summarise_part(record, store.reader(record), part)
@@ -133,7 +133,7 @@ def _meant(
 ) -> tuple[JobFacts | None, int | None]:
     """One that runs or has no record yet, or the number of a stored one; neither is the newest stored."""
     from joblens.jobs.facts import identity
-    from joblens.store.catalog import choose_run
+    from joblens.store.catalog.index import choose_run
 
     if options.number is None:
         return (found[-1] if found else None), None
@@ -163,7 +163,7 @@ def _find(
 def _tasks(job: dict[str, Any], store: Store) -> dict[str, Any]:
     """How many the array has of which it is one; nothing of others. Those that wait are not counted."""
     from joblens.jobs.live import add_live
-    from joblens.store.listing import JobFilter
+    from joblens.store.catalog.listing import JobFilter
 
     if not job.get("array_job"):
         return {}

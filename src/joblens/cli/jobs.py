@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import progress, render_table, tell, write
-from joblens.errors import UsageError
-from joblens.units import render_bytes, render_cores, render_exit, render_seconds
+from joblens.core.errors import UsageError
+from joblens.core.units import render_bytes, render_cores, render_exit, render_seconds
 
 if TYPE_CHECKING:
     from joblens.schedulers.facts import JobFacts
@@ -23,12 +23,12 @@ EXAMPLE = """example:
 STATES = (
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
     "DEADLINE", "REQUEUED", "RUNNING", "PENDING", "UNKNOWN", "CONFIGURING", "COMPLETING", "SUSPENDED",
-    "STOPPED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REVOKED",
+    "STOPPED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REVOKED", "ENDED",
 )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from joblens.store.listing import SORTS
+    from joblens.store.catalog.listing import SORTS
 
     parser.add_argument("--user", metavar="U", help="of this user")
     parser.add_argument("--name", metavar="PATTERN", help="of such a name, with * and ?")
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from joblens.api import Store
     from joblens.jobs.live import add_live
-    from joblens.store.listing import JobFilter, parse_time
+    from joblens.store.catalog.listing import JobFilter, parse_time
 
     if options.limit < 0:
         raise UsageError(f"--limit is {options.limit}; it can be 0 for all, or more")
@@ -121,8 +121,8 @@ def _sessions(home: Home) -> list[JobFacts]:
 
 
 def render_csv(found: list[dict[str, Any]]) -> str:
-    from joblens import csv_cells
-    from joblens.store.listing import COLUMNS
+    from joblens.core import csv_cells
+    from joblens.store.catalog.listing import COLUMNS
 
     return csv_cells.render_csv(COLUMNS, ([job.get(name) for name in COLUMNS] for job in found))
 
@@ -144,7 +144,8 @@ def render(found: list[dict[str, Any]]) -> list[str]:
     ]
     head = ("job", "start", *(["user"] if users else []), "name", "took", "CPU", "memory", "state")
     name = head.index("name")
-    return render_table(head, rows, left=(*range(name + 1), len(head) - 1), shrink=name)
+    drop = [head.index(title) for title in ("memory", "CPU", "start", "user", "took") if title in head]
+    return render_table(head, rows, left=(*range(name + 1), len(head) - 1), shrink=name, drop=drop)
 
 
 def _when(moment: float | None) -> str:

@@ -8,10 +8,10 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from joblens import csv_cells
-from joblens.cli import pages
+from joblens.cli import hub_client as pages
 from joblens.cli.table import plain, render_table, write
-from joblens.units import render_bytes, render_seconds
+from joblens.core import csv_cells
+from joblens.core.units import render_bytes, render_seconds
 
 EXAMPLE = """example:
   joblens ls

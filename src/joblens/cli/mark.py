@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any, Dict
 
-from joblens.errors import OutsideError, UsageError, sentence
+from joblens.core.errors import OutsideError, UsageError, sentence
 
 EXAMPLE = """example:
   joblens mark start "time steps"
@@ -28,7 +28,7 @@ def add_strict(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.agent.marks import LONGEST_TEXT, MOMENT, START, STOP, clean
+    from joblens.wire.marks import LONGEST_TEXT, MOMENT, START, STOP, clean
 
     kind, words = MOMENT, options.words
     if words[0] in (START, STOP):
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def hand_over(what: str, body: Dict[str, Any], strict: bool) -> int:
-    from joblens.run.tell import tell
+    from joblens.run.mark_client import tell
 
     try:
         tell(f"/{what}", body, os.environ)

@@ -6,8 +6,8 @@ import re
 import sys
 from ipaddress import IPv6Address
 
-from joblens.config import Settings, split_address
-from joblens.errors import UsageError
+from joblens.core.config import Settings, split_address
+from joblens.core.errors import UsageError
 
 EXAMPLE = """example:
   joblens prometheus-config node1 node2 > prometheus.yml
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=port, metavar="N", help="of the agents (default %(default)s)"
     )
     parser.add_argument(
-        "--interval", type=float, default=5.0, metavar="S", help="seconds between two looks (default 5)"
+        "--interval", type=float, default=5.0, metavar="S", help="seconds between two samples (default 5)"
     )
     parser.add_argument(
         "--token-file", metavar="F", help="the token that the agents ask for, at Prometheus's"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from joblens.record import Recorder, record
+from joblens.machine_recording import Recorder, record
 
 EXAMPLE = """example:
   sudo joblens record this-node

@@ -4,10 +4,12 @@ import argparse
 import errno
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from joblens.errors import UsageError, printable, sentence
+from joblens.core.errors import UsageError, printable, sentence
 
 EXAMPLE = """example:
   joblens run -- make -j4
@@ -20,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", metavar="N", help="of the job (default: that of the command)")
     parser.add_argument("--tag", action="append", default=[], metavar="K:V", help="a tag; can be repeated")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (default 1)"
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (default 1)"
     )
     parser.add_argument("--quiet", action="store_true", help="store the job, print no report")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD", help="the command, behind --")
@@ -46,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 def _prepare(
     command: list[str], options: argparse.Namespace, tags: dict[str, str]
 ) -> tuple[dict[str, Any], Path, Any]:
-    from joblens.host import Host
+    from joblens.core.host import Host
     from joblens.run.facts import collect, new_job_id
     from joblens.store.home import find_home, make_home
     from joblens.store.ingest import begin, own_start, pid_namespace
@@ -63,7 +65,7 @@ def _prepare(
 
 
 def _run_alone(command: list[str]) -> int:
-    from joblens.run.start import NotStartedError, become
+    from joblens.run.spawn import NotStartedError, become
 
     try:
         become(command)
@@ -79,12 +81,12 @@ def _not_started(error: OSError) -> int:
 
 
 def _run_watched(command: list[str], facts: dict[str, Any], folder: Path, home: Any, quiet: bool) -> int:
-    from joblens.run.start import NoRoomError, NotStartedError
+    from joblens.run.spawn import NoRoomError, NotStartedError
     from joblens.run.supervise import end_as, supervise
     from joblens.store.ingest import Incoming, remove
 
     try:
-        ended = supervise(command, facts, str(folder))
+        ended = supervise(command, facts, str(folder), _load)
     except NotStartedError as error:
         remove(Incoming(folder, facts, None))
         return _not_started(error)
@@ -96,9 +98,16 @@ def _run_watched(command: list[str], facts: dict[str, Any], folder: Path, home: 
     return end_as(ended.status)
 
 
+def _load() -> None:
+    """What the end of a job needs, while its last sample is taken. What is wrong with it, its users say."""
+    with suppress(Exception):
+        for name in ("joblens.wire.batch", "joblens.jobs.complete", "joblens.reports.text"):
+            import_module(name)
+
+
 def _store(home: Any, found: Any, quiet: bool) -> None:
     """The command has ended: its code comes through whatever fails here."""
-    from joblens.run.apart import do_apart
+    from joblens.run.subprocess_guard import run_guarded
 
     name = found.facts["id"]
 
@@ -112,7 +121,7 @@ def _store(home: Any, found: Any, quiet: bool) -> None:
         except BaseException as error:
             _say(f"job {name} is not stored: {sentence(error)}; `joblens jobs` will try again")
 
-    ended_by = do_apart(work)
+    ended_by = run_guarded(work)
     if ended_by:
         _say(f"job {name} is not stored: signal {ended_by} ended that; `joblens jobs` will try again")
 
@@ -130,8 +139,8 @@ def describe_end(ended: Any) -> dict[str, Any]:
 
 
 def _report(home: Any, found: Any, quiet: bool) -> None:
-    from joblens.analysis.complete import complete
-    from joblens.store.waiting import many_wait, settle_some
+    from joblens.jobs.complete import complete
+    from joblens.store.pending import many_wait, settle_some
 
     terminal = os.isatty(2)
     record = complete(home, found, _progress if terminal else None)
@@ -141,7 +150,7 @@ def _report(home: Any, found: Any, quiet: bool) -> None:
 
         _write("\n" + render_report(record, Style.of(sys.stderr)))
     if many_wait(home):
-        from joblens.run.apart import do_in_background
+        from joblens.run.subprocess_guard import do_in_background
 
         do_in_background(lambda: settle_some(home))
 

@@ -77,8 +77,12 @@ class Screen:
         return shutil.get_terminal_size()
 
     def draw(self, lines: list[str]) -> None:
-        """In one piece, over what was there, so that nothing flickers."""
-        text = "\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J"
+        """In one piece, over what was there, so that nothing flickers.
+
+        What was there is erased before a line is written: behind one as wide as the screen the cursor stays
+        on its last letter.
+        """
+        text = "\x1b[H\x1b[K" + "\r\n\x1b[K".join(lines[:-1]) + "\r\n\x1b[J" + "".join(lines[-1:])
         self._write(text.encode(sys.stdout.encoding or "ascii", "replace"))
 
     def _write(self, data: bytes) -> None:

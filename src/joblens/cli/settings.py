@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import List
 
-from joblens.collectors import COLLECTORS
-from joblens.config import Settings, parse_settings
-from joblens.config_files import Layer, merge
+from joblens.collectors.table import COLLECTORS
+from joblens.core.config import Settings, parse_settings
+from joblens.core.config_files import Layer, merge
 
 KNOWN = {collector.name: collector.options for collector in COLLECTORS}
 

@@ -8,7 +8,7 @@ import sys
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from joblens.errors import UsageError
+from joblens.core.errors import UsageError
 from joblens.hooks import SLURM, slurm_hook
 
 EXAMPLE = """example:
@@ -65,13 +65,13 @@ def _be_hook(name: str) -> int:
 
 
 def _install(options: argparse.Namespace) -> int:
-    from joblens.agent.knock import knock_path
+    from joblens.agent.scan_trigger import trigger_path
     from joblens.cli.settings import load_agent
-    from joblens.config_files import load_layers
+    from joblens.core.config_files import load_layers
 
     named = options.config if options.config != _CONFIG or os.path.exists(_CONFIG) else None
     settings = load_agent(load_layers(named, {}))
-    memory = os.path.dirname(knock_path(settings.attribution.job_files))
+    memory = os.path.dirname(trigger_path(settings.attribution.job_files))
     agent = _start_command(options) if options.per_job else ""
     hooks = {name: slurm_hook(name, memory, agent) for name in SLURM}
     folder = Path(options.folder).absolute()

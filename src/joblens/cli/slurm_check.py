@@ -13,14 +13,14 @@ from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.agent.knock import knock_path
+from joblens.agent.scan_trigger import trigger_path
 from joblens.agent.sender import Target, first_line
-from joblens.cli import pages
+from joblens.cli import hub_client as pages
 from joblens.cli.agent import HUB, hub_url
-from joblens.config import PushSettings, Settings, split_url
-from joblens.errors import JoblensError, printable, sentence
+from joblens.core.config import PushSettings, Settings, split_url
+from joblens.core.errors import JoblensError, printable, sentence
+from joblens.core.host import Host
 from joblens.hooks import SLURM
-from joblens.host import Host
 from joblens.reports import width as screen
 
 _SECONDS = 10.0
@@ -73,7 +73,7 @@ def findings(folder: str, config: str) -> Iterator[Finding]:
 
 def _load_settings(config: str) -> tuple[Settings, Finding]:
     from joblens.cli.settings import load_agent
-    from joblens.config_files import load_layers
+    from joblens.core.config_files import load_layers
 
     try:
         return load_agent(load_layers(config, {})), Finding("settings", True, config)
@@ -198,7 +198,7 @@ def _variable(path: Path, name: str) -> str:
 
 
 def _folder(node: Node) -> Iterator[Finding]:
-    wanted = os.path.dirname(knock_path(node.settings.attribution.job_files))
+    wanted = os.path.dirname(trigger_path(node.settings.attribution.job_files))
     given = _variable(Path(node.folder) / "prolog", "folder")
     do = "joblens slurm install --write --config F, with the agent's own settings"
     yield Finding("job files", given == wanted, given or "no hooks", do)
@@ -220,7 +220,7 @@ def _agent(node: Node) -> Iterator[Finding]:
         yield _collectors(known)
     except (JoblensError, OSError) as error:
         yield Finding("agent", False, sentence(error), "systemctl enable --now joblens-agent")
-    look = knock_path(node.settings.attribution.job_files)
+    look = trigger_path(node.settings.attribution.job_files)
     right = os.path.exists(look) and stat.S_ISFIFO(os.stat(look).st_mode)
     yield Finding(
         "pipe", right, look if right else f"{look}: not there", "an agent that runs as root makes it"
@@ -253,7 +253,7 @@ def _hub(node: Node) -> Iterator[Finding]:
             "hub", False, f"{address}: {sentence(error)}", "is the name right, and does the hub run?"
         )
     if push.munge:
-        from joblens.agent.secrets import Proof
+        from joblens.wire.credentials import Proof
 
         try:
             Proof(push, node.settings.cluster, "").sign("GET /", "-", 0)
@@ -261,7 +261,7 @@ def _hub(node: Node) -> Iterator[Finding]:
         except (JoblensError, OSError) as error:
             yield Finding("munge", False, sentence(error), "systemctl start munge, as Slurm needs it too")
     elif push.token_file:
-        from joblens.agent.secrets import read_token
+        from joblens.wire.credentials import read_token
 
         try:
             read_token(push.token_file)
@@ -281,10 +281,14 @@ def _accepted(push: PushSettings, settings: Settings) -> Finding:
     try:
         target = Target(push, settings.cluster or name, name)
         target.proof.prepare(target.client)
-        answer = target.client.get(_CHECK, target.proof.sign(f"GET {_CHECK}", "-", 0))
+        fields = target.proof.sign(f"GET {_CHECK}", "-", 0)
+        answer = target.client.get(_CHECK, fields)
         target.client.close()
     except (JoblensError, OSError) as error:
         return Finding(what, False, sentence(error), "without an answer it is not known")
+    if answer.status == 200 and not target.proof.has_answered(fields, answer):
+        words = f"{target.words} answers, and not signed with this node's secret"
+        return Finding(what, False, words, "update the hub, if it is one")
     if answer.status == 200:
         return Finding(what, True, f"the hub takes batches of node {target.node} of cluster {target.cluster}")
     said = f"{target.words} answers {answer.status}{first_line(answer)}"

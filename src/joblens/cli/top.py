@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from joblens.analysis.live import Live
-from joblens.cli import pages
-from joblens.cli.table import write
-from joblens.errors import JoblensError, UsageError, sentence
+from joblens.cli import hub_client as pages
+from joblens.cli.table import room, write
+from joblens.core.errors import JoblensError, UsageError, sentence
 from joblens.reports.panel import Look
 from joblens.reports.style import knows_blocks
 from joblens.reports.top import BOTH, JOBS, NODES, SORTS, View, choose, render_screen, render_tables
@@ -74,7 +74,7 @@ def _print(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
         found = {"nodes": [it._asdict() for it in nodes], "jobs": [it._asdict() for it in jobs]}
         write(json.dumps(found, indent=2) + "\n")
     else:
-        write("\n".join(render_tables(view)) + "\n")
+        write("\n".join(render_tables(view, room())) + "\n")
     return 0
 
 

@@ -13,12 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.cli import pages
-from joblens.cli.parts import Part, Parts
-from joblens.config import split_address
-from joblens.errors import OutsideError, UsageError, printable
-from joblens.files import write_whole
-from joblens.json_file import parse_json
+from joblens.cli import hub_client as pages
+from joblens.cli.hub import load_hub
+from joblens.cli.processes import Part, Parts
+from joblens.core.config import split_address
+from joblens.core.config_files import load_layers
+from joblens.core.errors import JoblensError, OutsideError, UsageError, printable
+from joblens.core.files import write_whole
+from joblens.core.json_file import parse_json
+from joblens.hub.settings import INFERRED
 
 EXAMPLE = """example:
   joblens up
@@ -81,7 +84,7 @@ def make_parts(options: argparse.Namespace, home: Path, folder: Path) -> tuple[P
 
     def hub_words() -> list[str]:
         listen = hub.address.partition("//")[2] or options.hub_listen  # the same port when it starts again
-        return ["hub", "--listen", listen, *config]
+        return ["hub", "--listen", listen, *config, *_scheduler(options.config)]
 
     def agent_words() -> list[str]:
         listen = agent.address.partition("//")[2].removesuffix("/metrics") or options.listen
@@ -102,6 +105,15 @@ def make_parts(options: argparse.Namespace, home: Path, folder: Path) -> tuple[P
     return hub, agent
 
 
+def _scheduler(config: str | None) -> list[str]:
+    """Jobs without a queue get records, unless the settings say of whom else, or `none`."""
+    try:
+        named = load_hub(load_layers(config, os.environ)).scheduler
+    except (JoblensError, OSError):  # of which the hub tells
+        return []
+    return [] if named else ["--scheduler", INFERRED]
+
+
 def _own_config(folder: Path) -> list[str]:
     path = folder / "agent.toml"
     path.write_text(f"[push]\nperiod = {_PERIOD}\n\n[collectors.processes]\ninterval = {_PERIOD / 2}\n")
@@ -113,7 +125,7 @@ def describe(about: dict[str, Any], end: str) -> list[str]:
         f"agent    {about['agent']}",
         f"hub      {about['hub']}",
         f"store    {about['store']}",
-        f"look     joblens ls, joblens top; {end}",
+        f"look     joblens ls, joblens top, joblens jobs; {end}",
     ]
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import tell, write
-from joblens.errors import JoblensError, OutsideError, UsageError, printable
+from joblens.core.errors import JoblensError, OutsideError, UsageError, printable
 
 if TYPE_CHECKING:
     from joblens.store.home import Home
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start = what.add_parser("start", help="agents on every host of this job, and a store for what they see")
     start.add_argument(
         "--interval", type=float, default=1.0, metavar="S",
-        help="seconds between two looks (default %(default)g)",
+        help="seconds between two samples (default %(default)g)",
     )  # fmt: skip
     start.add_argument("--hosts", default="", metavar="LIST", help="these hosts, such as c[1-3],d1")
     start.add_argument(
@@ -66,13 +66,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _start(options: argparse.Namespace, home: Home) -> int:
     from joblens.cli.settings import load_agent
-    from joblens.config import parse_settings
-    from joblens.config_files import load_layers
-    from joblens.usermode.extras import choose
+    from joblens.core.config import parse_settings
+    from joblens.core.config_files import load_layers
+    from joblens.usermode.companions import choose
     from joblens.usermode.hosts import find_allocation
     from joblens.usermode.launch import plan
     from joblens.usermode.session import find_own, find_session, forget_old, list_sessions
-    from joblens.usermode.written import ask_server
+    from joblens.usermode.write_check import ask_server
 
     parse_settings({"interval": options.interval}, "--interval", {})
     if not 0 < options.wait <= _LONGEST_WAIT:
@@ -141,7 +141,7 @@ def _start_holder(session: Session) -> None:
     from joblens.usermode.session import allocation_of
 
     allocation = allocation_of(session)
-    words = [sys.executable, "-m", "joblens.usermode.holder", str(session.folder)]
+    words = [sys.executable, "-m", "joblens.usermode.supervisor", str(session.folder)]
     step = in_a_step(allocation, words)
     env = environment(allocation.how, os.environ) if step else dict(os.environ)
     with (session.folder / "log").open("ab") as log:
@@ -159,7 +159,7 @@ def _start_holder(session: Session) -> None:
 
 def _note_facts(session: Session) -> None:
     """What the batch system tells now, as it may have forgotten it later."""
-    from joblens.files import write_quickly
+    from joblens.core.files import write_quickly
     from joblens.jobs.facts import to_plain
     from joblens.usermode.facts import ask_scheduler
     from joblens.usermode.session import allocation_of
@@ -170,7 +170,7 @@ def _note_facts(session: Session) -> None:
 
 
 def _wait_for_hosts(session: Session, seconds: float) -> int:
-    from joblens.usermode.extras import find_unreachable, wait_until_scraped
+    from joblens.usermode.companions import find_unreachable, wait_until_scraped
     from joblens.usermode.session import ENDED, RUNNING, UP, WAITING
 
     until = time.monotonic() + seconds
@@ -201,7 +201,7 @@ def _wait_for_hosts(session: Session, seconds: float) -> int:
 
 
 def _later(session: Session) -> str:
-    from joblens.units import render_bytes
+    from joblens.core.units import render_bytes
 
     little, job = render_bytes(session.told["little_memory"]), session.told["allocation"]["job"]
     return f"{little} of memory are too little for a report: joblens job {job} makes it elsewhere"
@@ -353,7 +353,7 @@ def _server(session: Session, held: bool) -> dict[str, str] | None:
 
 def _ages(session: Session) -> dict[str, float]:
     """By host, how old what the hub has of it is."""
-    from joblens.cli.pages import Place, ask, parse_address
+    from joblens.cli.hub_client import Place, ask, parse_address
 
     url = str(session.told["hub"])
     if not url:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
-from joblens.errors import MalformedError
-from joblens.host import Host
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.named_tuple import NamedTuple
 
+_NEARLY_FULL = 0.95  # of the limit of memory
+_LEVELS = 2  # step and task, below a job of Slurm's
+_MOST_BELOW = 64
+_PLAIN_FILES = ("tasks", "notify_on_release")
 _UNLIMITED = 1 << 60  # v1 has no word for "no limit": a number of about 2^63 stands for it
 
 
@@ -139,6 +144,10 @@ def _read_v1(group: _Group) -> Dict[str, int]:
     facts = group.numbers(_V1)
     if facts.get("memory_limit_bytes", 0) >= _UNLIMITED:
         del facts["memory_limit_bytes"]
+    if "oom_kills" in facts and facts.get("memory_peak_bytes", 0) >= _NEARLY_FULL * facts.get(
+        "memory_limit_bytes", _UNLIMITED
+    ):
+        facts["oom_kills"] += _kills_below(group.host, group.folders["memory"], _LEVELS)
     for what, read, write in (
         ("service_bytes", "read_bytes", "written_bytes"),
         ("serviced", "reads", "writes"),
@@ -151,6 +160,29 @@ def _read_v1(group: _Group) -> Dict[str, int]:
     quota = parse_quota([group.text("cpu.cfs_quota_us").strip(), group.text("cpu.cfs_period_us").strip()])
     cpus = parse_cpu_list(group.text("cpuset.cpus"))
     return {**facts, **_known(cpu_limit_cores=quota, cpus=cpus)}
+
+
+def _kills_below(host: Host, folder: str, levels: int) -> int:
+    """In v1 a kill is counted in the group of who was killed, and not in those around it.
+
+    So it is looked for below, once the group has been nearly full: before that nobody is killed for it.
+    """
+    if not levels:
+        return 0
+    kills = 0
+    try:
+        # Files of a group have a dot in their names, but for two.
+        names = [name for name in host.list(folder) if "." not in name and name not in _PLAIN_FILES]
+    except OSError:  # removed since
+        return 0
+    for name in names[:_MOST_BELOW]:
+        below = f"{folder}/{name}"
+        try:
+            kills += parse_flat(host.read_once(f"{below}/memory.oom_control")).get("oom_kill", 0)
+        except OSError:
+            continue
+        kills += _kills_below(host, below, levels - 1)
+    return kills
 
 
 def _known(**facts: Optional[int]) -> Dict[str, int]:

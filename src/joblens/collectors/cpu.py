@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Callable, List, Tuple
 
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Key, Rows, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Key, Rows, Schema
 
 _PATH = "proc/stat"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import COUNTER, GAUGE, Column, Key, Rows, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import COUNTER, GAUGE, Column, Key, Rows, Schema
 
 _PATH = "proc/diskstats"
 _SECTOR = 512  # in this file always, whatever the disk's own sector is

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, List, Tuple
 
-from joblens.host import Host
-from joblens.model import GAUGE, Column, Key, Rows, Schema
+from joblens.core.host import Host
+from joblens.core.model import GAUGE, Column, Key, Rows, Schema
 
 _MOUNTS = "proc/self/mounts"
 LOCAL = frozenset("bcachefs btrfs ext2 ext3 ext4 f2fs jfs overlay reiserfs tmpfs vfat xfs zfs".split())

@@ -10,10 +10,10 @@ import re
 from typing import Callable, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.collectors.number_files import NOT_TOLD, natural, parse_number
-from joblens.collectors.patience import patiently
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
+from joblens.collectors.timeout import with_timeout
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
 _FOLDER = "sys/class/infiniband"
 _RATE = re.compile(rb"(\d{1,6})(?:\.(\d))?\d* Gb/sec\b")
@@ -105,7 +105,7 @@ class _Port(NamedTuple):
     files: Tuple[str, ...]  # one per counter, "" for what it does not have
 
 
-@patiently(_FOLDER)
+@with_timeout(_FOLDER)
 def infiniband(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     devices: List[str] = []
     ports: List[_Port] = []

@@ -6,9 +6,9 @@ from itertools import compress
 from operator import ne
 from typing import Callable, List, Optional, Tuple
 
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, Column, Key, Rows, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, Column, Key, Rows, Schema
 
 _PATH = "proc/interrupts"
 _COLUMNS = (Column("served", COUNTER, "how often the interrupt was served"),)

@@ -10,11 +10,12 @@ import os
 import re
 from collections import deque
 from functools import cache
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Pattern, Tuple
+from typing import Callable, Deque, Dict, List, Optional, Pattern, Tuple
 
-from joblens.errors import MalformedError, PrivilegeError
-from joblens.host import Host, read_new
-from joblens.model import COUNTER, NO_KEY, Column, Key, Rows, Schema
+from joblens.core.errors import MalformedError, PrivilegeError
+from joblens.core.host import Host, read_new
+from joblens.core.model import COUNTER, NO_KEY, Column, Key, Rows, Schema
+from joblens.core.named_tuple import NamedTuple
 
 _PATH = "dev/kmsg"
 LOG = Schema(

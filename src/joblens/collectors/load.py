@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Callable, Optional, Tuple
 
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import GAUGE, NO_KEY, Column, Rows, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import GAUGE, NO_KEY, Column, Rows, Schema
 
 _PATH = "proc/loadavg"
 SCHEMA = Schema(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
 from joblens.collectors.number_files import NOT_TOLD, natural, parse_number
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
 # Since Lustre 2.12 statistics are in debugfs, which is root's. /sys/fs/lustre is everybody's, and names the
 # same file systems.

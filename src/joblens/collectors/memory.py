@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Callable, Tuple
 
-from joblens.collectors.wide import read_wide
-from joblens.host import Host
-from joblens.model import GAUGE, Column, Rows, Schema
+from joblens.collectors.keyvalue_file import read_keyvalue
+from joblens.core.host import Host
+from joblens.core.model import GAUGE, Column, Rows, Schema
 
 _HELP = {
     "mem_total_bytes": "usable memory of the node",
@@ -30,7 +30,7 @@ _NOT_NAME = re.compile(r"[^a-z0-9]+")
 
 
 def memory(host: Host) -> Callable[[], Tuple[Rows, ...]]:
-    return read_wide(host, "proc/meminfo", "memory", describe)
+    return read_keyvalue(host, "proc/meminfo", "memory", describe)
 
 
 def describe(name: str, in_kib: bool) -> Column:

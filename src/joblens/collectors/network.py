@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Callable, List, Tuple
 
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import COUNTER, Column, Key, Rows, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import COUNTER, Column, Key, Rows, Schema
 
 _PATH = "proc/net/dev"
 _FIELDS = 16

@@ -9,9 +9,9 @@ import re
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
 from joblens.collectors.number_files import parse_number
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, Column, Key, Rows, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, Column, Key, Rows, Schema
 
 _PATH = "proc/self/mountstats"
 _ESCAPE = re.compile(rb"\\([0-7]{3})")

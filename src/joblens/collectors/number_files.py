@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 from typing import Tuple
 
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT
 
 _LARGEST = 1 << 63
 # What a driver answers for a counter that it does not have, may not show, or has lost with its device.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 from typing import Callable, List, Tuple
 
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, Column, Rows, Schema
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, Column, Rows, Schema
 
 _FOLDER = "proc/pressure"
 _KNOWN = ("cpu", "memory", "io", "irq")

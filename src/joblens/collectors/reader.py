@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from joblens.model import Rows
+from joblens.core.model import Rows
 
 
 class Reader:

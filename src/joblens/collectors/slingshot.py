@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Callable, List, NamedTuple, Tuple
 
 from joblens.collectors.number_files import NOT_TOLD, natural, parse_number
-from joblens.collectors.patience import patiently
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import ABSENT, COUNTER, Column, Key, Rows, Schema
+from joblens.collectors.timeout import with_timeout
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import ABSENT, COUNTER, Column, Key, Rows, Schema
 
 _FOLDER = "sys/class/cxi"
 _CLASSES = range(8)
@@ -61,7 +61,7 @@ _COUNTERS = (
 SCHEMA = Schema("slingshot", ("device",), tuple(counter.column for counter in _COUNTERS))
 
 
-@patiently(_FOLDER)
+@with_timeout(_FOLDER)
 def slingshot(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     devices: List[str] = []
     paths: List[List[Tuple[str, ...]]] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Callable, Tuple
 
-from joblens.collectors.wide import read_wide
-from joblens.host import Host
-from joblens.model import COUNTER, GAUGE, Column, Rows, Schema
+from joblens.collectors.keyvalue_file import read_keyvalue
+from joblens.core.host import Host
+from joblens.core.model import COUNTER, GAUGE, Column, Rows, Schema
 
 # Names that begin with nr_ are amounts of something now, but for those that count events (mm/vmstat.c).
 _NR_COUNTERS = re.compile(
@@ -30,7 +30,7 @@ _NOT_NAME = re.compile(r"[^a-zA-Z0-9_]+")
 
 
 def vmstat(host: Host) -> Callable[[], Tuple[Rows, ...]]:
-    return read_wide(host, "proc/vmstat", "vmstat", describe)
+    return read_keyvalue(host, "proc/vmstat", "vmstat", describe)
 
 
 def describe(name: str, in_kib: bool) -> Column:

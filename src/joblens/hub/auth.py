@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from joblens.agent.mac import FIELD, MUNGE, SCHEME, Head, Signer, digest_of, is_same, make_token, parse_head
-from joblens.errors import ConfigError, MalformedError, sentence
-from joblens.files import NO_ROOM, publish_once, unfinished_name
+from joblens.core.errors import ConfigError, MalformedError, sentence
+from joblens.core.files import NO_ROOM, publish_once, unfinished_name
 from joblens.hub.refusals import Refused
+from joblens.wire.mac import FIELD, MUNGE, SCHEME, Head, Signer, digest_of, is_same, make_token, parse_head
 
 if TYPE_CHECKING:
     import asyncio  # else late: it takes memory that who only makes tokens does not have
@@ -135,31 +135,28 @@ class Gate:
         self.key, self._munge = key, munge
         self._signers: dict[Sender, Signer] = {}  # of nodes that have proved who they are
 
-    def check(self, claim: Claim) -> bool:
-        """False if munge must be asked first. Raises Refused."""
+    def check(self, claim: Claim) -> Signer | None:
+        """What answers are signed with; None if munge must be asked first. Raises Refused."""
         if not claim.credential:
-            self._check_token(claim)
-            return True
+            return self._check_token(claim)
         if self._munge is None:
             raise Refused(401, "no munge", "this hub does not take munge credentials: set hub.munge there")
         known = self._munge.recall(claim.credential)
-        if known is None:
-            return False
-        check_known(claim, known)
-        return True
+        return None if known is None else check_known(claim, known)
 
-    def _check_token(self, claim: Claim) -> None:
+    def _check_token(self, claim: Claim) -> Signer:
         sender = claim.sender
         signer = self._signers.get(sender) or Signer(make_token(self.key, *sender).encode())
         check_mac(claim, signer, "the token of that node: joblens hub token NODE --cluster CLUSTER prints it")
         if len(self._signers) >= _MOST_SIGNERS:
             self._signers.clear()
         self._signers[sender] = signer
+        return signer
 
-    async def ask(self, claim: Claim, place: str) -> None:
+    async def ask(self, claim: Claim, place: str) -> Signer:
         """The same, when munge must be asked. `place`: from where the request comes. Raises Refused."""
         assert self._munge is not None  # noqa: S101
-        check_known(claim, await self._munge.check(claim.credential, place))
+        return check_known(claim, await self._munge.check(claim.credential, place))
 
 
 def check_mac(claim: Claim, signer: Signer, what: str) -> None:
@@ -169,10 +166,11 @@ def check_mac(claim: Claim, signer: Signer, what: str) -> None:
         raise Refused(401, "wrong token", words)
 
 
-def check_known(claim: Claim, known: Known) -> None:
+def check_known(claim: Claim, known: Known) -> Signer:
     if known.sender != claim.sender:
         raise other_node(known.sender, claim.sender)
     check_mac(claim, known.signer, "what the munge credential holds")
+    return known.signer
 
 
 def other_node(proved: Sender, claimed: Sender) -> Refused:

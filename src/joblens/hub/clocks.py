@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from joblens.hub.lines import Line, Lines
+from joblens.hub.jsonl import Line, Lines
 from joblens.hub.nodes import WRONG_CLOCK, Node
 
 _QUIET = 60.0  # seconds between two lines about one node, however it jumps

@@ -12,16 +12,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
-from joblens.errors import sentence
+from joblens.core.errors import sentence
 from joblens.hub.sink import end_with_the_hub, log
-from joblens.store.compact import MEMORY, compact_small
+from joblens.store.cleanup import remove_leftovers
 from joblens.store.home import find_home, make_home
-from joblens.store.lake import Lake
-from joblens.store.leftovers import remove_leftovers
+from joblens.store.lake.compact import MEMORY, compact_small
+from joblens.store.lake.lake import Lake
+from joblens.store.lake.tiers import FAN_IN, MOST_AT_ONCE
 
 _LOWEST_PRIORITY = 19
+ENOUGH_GROUPS = FAN_IN  # that the sink has stored: then there are as many files of each set to merge
+ENOUGH_FILES = MOST_AT_ONCE  # of one set
+_LONGEST_PAUSE = 6  # times the usual one
 _MOST_PROBLEMS, _LONGEST = 20, 1000  # and characters of each: all of them fit into a pipe
 
 
@@ -31,7 +37,14 @@ class Compaction:
         self._process: subprocess.Popen[bytes] | None = None
         self.cycles = 0  # that have ended
         self._started = time.monotonic()
+        self._written: Counter[str] = Counter()  # files by set, since the last cycle was started
+        self._groups = ENOUGH_GROUPS  # stored since then; before the first cycle nobody knows
         self._reported: set[str] = set()
+
+    def count(self, written: Mapping[str, int]) -> None:
+        """A group of segments is stored, in so many files of each set."""
+        self._groups += 1
+        self._written.update(written)
 
     def look(self) -> None:
         """Start a cycle when it is due; when it has ended, log what went wrong, each problem once."""
@@ -41,9 +54,17 @@ class Compaction:
             self._report(self._process)
             self._process = None
             self.cycles += 1
-        if self.every and time.monotonic() - self._started > self.every:
-            self._started = time.monotonic()
+        if self._is_due(time.monotonic() - self._started):
+            self._started, self._groups = time.monotonic(), 0
+            self._written.clear()
             self._process = self._start()
+
+    def _is_due(self, passed: float) -> bool:
+        """To start the process costs as much as a small merge: it waits until there is something to merge."""
+        if not self.every or passed <= self.every:
+            return False
+        enough = self._groups >= ENOUGH_GROUPS or max(self._written.values(), default=0) >= ENOUGH_FILES
+        return enough or passed > _LONGEST_PAUSE * self.every
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "joblens.hub.compaction", str(self._home)]

@@ -7,21 +7,21 @@ nothing of a body is kept, decompressed or parsed before its sender is known.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from joblens.agent.mac import make_token
-from joblens.agent.peers import Peers, is_loopback, network_of
+from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import Claim, Gate, Sender, check_body, is_ours, other_node, read_claim, read_head
-from joblens.hub.limits import Notes, Strangers, place_of
+from joblens.hub.dedup import Batch
+from joblens.hub.limits import Proven, Strangers, place_of
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import MALFORMED, TOO_LARGE, Answer, Refused
-from joblens.hub.requests import LARGEST_HEAD, Request, parse_head, render_answer
-from joblens.hub.seen import Batch
+from joblens.hub.requests import LARGEST_HEAD, Request, is_literal, parse_head, render_answer
 from joblens.hub.settings import HubSettings
+from joblens.wire.mac import Signer, make_token
+from joblens.wire.peers import Peers, is_loopback, network_of
 
 _END = b"\r\n\r\n"
 _READ_AHEAD = 65_536  # bytes of later requests that are taken while one is answered
@@ -32,6 +32,7 @@ _LAST_SECONDS = 2.0  # for that
 BATCH_PATH, CHECK_PATH, TOKEN_PATH = "/v1/batch", "/v1/check", "/v1/token"
 _PASSED_ON = {b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip", b"origin", b"sec-fetch-site"}
 _PLAIN = "text/plain; charset=utf-8"
+_READERS = Sender("", "")  # of pages, all together
 
 
 class Page(NamedTuple):
@@ -39,15 +40,16 @@ class Page(NamedTuple):
     content_type: str
 
 
-class Door(Protocol):
+class MarkSocket(Protocol):
     """What all connections have in common."""
 
     settings: HubSettings
     receiver: Receiver
-    notes: Notes
+    notes: LogLimiter
     gate: Gate
     connections: set[Connection]
     strangers: Strangers
+    proven: Proven
     peers: Peers
     shared: memoryview  # that all read into: to make one for each reading costs more than the reading
     page: Callable[[Request], Page]
@@ -56,11 +58,12 @@ class Door(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, door: Door, address: str) -> None:
+    def __init__(self, door: MarkSocket, address: str) -> None:
         self._door, self._address = door, address
         self._buffer = bytearray()
         self._request: Request | None = None
         self._claim: Claim | None = None  # of the batch that is on its way
+        self._signer: Signer | None = None  # for the answer to who has proved who it is
         self._early: Answer | Refused | None = None  # said when all of the request has come
         self._skip = 0  # bytes of it still to come that nobody needs
         self._held = 0
@@ -88,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.discard(self)
         self._door.strangers.discard(self)
+        self._door.proven.discard(self)
         if not self._busy:  # else it is given back when the journal is through with it
             self._give_back()
         self._buffer.clear()
@@ -176,21 +180,22 @@ class Connection(asyncio.BufferedProtocol):
         """Before anything of the body is kept. Raises Refused."""
         if (request.method, request.path) in (("POST", BATCH_PATH), ("GET", CHECK_PATH)):
             claim = read_claim(request)
-            if self._door.gate.check(claim):
-                self._admit(request, claim)
+            signer = self._door.gate.check(claim)
+            if signer is not None:
+                self._admit(request, claim, signer)
             else:
                 self._busy = True
                 self._task = asyncio.get_running_loop().create_task(self._ask_munge(request, claim))
         else:
             self._door.check_reader(request, lambda: self._reader(request))
-            self._has_proved()
+            self._has_proved(_READERS)
             self._show(request)
 
     async def _ask_munge(self, request: Request, claim: Claim) -> None:
         try:
-            await self._door.gate.ask(claim, self._place())
+            signer = await self._door.gate.ask(claim, self._place())
             self._busy = False
-            self._admit(request, claim)
+            self._admit(request, claim, signer)
         except Refused as refused:
             self._cut_off(refused)
         self._advance()
@@ -212,22 +217,32 @@ class Connection(asyncio.BufferedProtocol):
         """Whose request it is. One that a proxy passes on is not the proxy's, nor one that a page makes a
         browser send its user's: such a page is of a host with a name, which it can let point to here."""
         fields = request.fields
-        if fields.keys() & _PASSED_ON or not _is_literal(fields.get(b"host", b"localhost")):
+        if fields.keys() & _PASSED_ON or not is_literal(fields.get(b"host", b"localhost")):
             return None
         return self._uid_there()
 
-    def _has_proved(self) -> None:
+    def _has_proved(self, who: Sender) -> None:
+        """It is not ended to make room for others, while it is one of the newest of its sender."""
         if not self._proved:
             self._proved = True
             self._door.strangers.discard(self)
+            self._door.proven.add(self, who, who is _READERS)
 
-    def _admit(self, request: Request, claim: Claim) -> None:
-        """It is of whom it says."""
-        self._has_proved()
+    def demote(self) -> None:
+        """The same sender has newer ones."""
+        self._proved = False
+        self._door.strangers.add(self, network_of(self._address).hex())
+
+    def _admit(self, request: Request, claim: Claim, signer: Signer) -> None:
+        """It is of whom it says, or was captured when that one sent it: what the hub has already, and a
+        question that changes nothing, are answered, and prove nothing."""
+        self._claim, self._signer = claim, signer
+        self._door.strangers.hold(self, 0)
         if request.path == CHECK_PATH:
             self._finish(Answer(200, '{"accepted":true}\n'), request.keep and not request.length)
             return
-        self._claim = claim
+        if not self._proved and self._door.receiver.is_new(_batch(claim)):
+            self._has_proved(claim.sender)
         most = self._door.settings.batch_bytes
         if request.length > most:
             self._early = Refused(413, TOO_LARGE, f"a batch can have {most} bytes here")
@@ -330,12 +345,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self, answer: Answer, keep: bool, content_type: str = "") -> None:
         head_only = self._request is not None and self._request.method == "HEAD"
+        claim, signer = self._claim, self._signer
         self._give_back()
-        self._busy, self._request, self._claim, self._begun = False, None, None, 0.0
+        self._busy, self._request, self._claim, self._signer, self._begun = False, None, None, None, 0.0
         self.active = time.monotonic()
         if self._is_closing():
             return
-        self._transport.write(render_answer(answer, keep, content_type, head_only))
+        sign = partial(signer.answer_mac, claim.mac) if claim is not None and signer is not None else None
+        self._transport.write(render_answer(answer, keep, content_type, head_only, sign))
         if not keep:
             self._say_goodbye()
 
@@ -374,16 +391,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         self._transport.close()
-
-
-def _is_literal(host: bytes) -> bool:
-    """Of the field Host: an address or localhost, with or without a port."""
-    found = re.fullmatch(r"(?:\[(.*)\]|([^:]*))(?::[0-9]*)?", host.decode("latin-1"))
-    name = found[1] or found[2] if found else ""
-    try:
-        return name.lower() == "localhost" or bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
 
 
 def _batch(claim: Claim) -> Batch:

@@ -7,10 +7,10 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.files import list_names, read_small, write_small
+from joblens.core.errors import MalformedError
+from joblens.core.files import list_names, read_small, write_small
+from joblens.core.json_file import parse_json
 from joblens.hub.segments import NUMBERED, index_folder
-from joblens.json_file import parse_json
 
 Untimely = tuple[str, str, int]  # cluster, node, rows
 

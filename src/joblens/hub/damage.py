@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.files import publish_once, unfinished_name, write_whole
+from joblens.core.errors import MalformedError
+from joblens.core.files import publish_once, unfinished_name, write_whole
+from joblens.core.json_file import parse_json
 from joblens.hub.cursors import list_behind
+from joblens.hub.dedup import Batch
 from joblens.hub.entries import Head, Indexed, find_entry, guess_entries, is_entry, parse_head, parse_index
-from joblens.hub.seen import Batch
 from joblens.hub.segments import Segment, Skip, damage_path, index_path, load_skips
-from joblens.json_file import parse_json
 
 _BLOCK = 4096  # bytes that a disk cannot read are passed over in such steps
 _TAIL = 8192  # bytes at the end of an index, that have its last record in them

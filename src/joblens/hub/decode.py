@@ -1,4 +1,4 @@
-"""Batches as arrays: what joblens.agent.batch writes, read by the thousand (docs/formats.md)."""
+"""Batches as arrays: what joblens.wire.batch writes, read by the thousand (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.agent.frame import LARGEST, WRONG, inflate, split
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
+from joblens.core.model import Column, Key, Schema
 from joblens.hub.cache import ByteCache
-from joblens.model import Column, Key, Schema
+from joblens.wire.frame import LARGEST, WRONG, inflate, split
 
 if TYPE_CHECKING:
     import numpy
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _WORD = 8
 _SIZES = struct.Struct("<III")
 _LARGEST_DESCRIPTION = 1 << 25
-_LARGEST_NUMBERS = 1 << 26  # bytes of all numbers of a batch, once they are read: a usual one has some KB
+_AT_ONCE = 1 << 16  # numbers that are decoded together
+_LARGEST_READ = 1 << 26  # bytes of all rows of a batch, once they are read: a usual one has some KB
+_PLACE = 4  # bytes of a label in a row
 
 
 class Description:
@@ -31,7 +33,9 @@ class Description:
     What sinks derive from it is kept in it, and is freed with it.
     """
 
-    __slots__ = ("keys", "layout", "named", "parts", "schema", "size", "source", "text_bytes", "width")
+    __slots__ = (
+        "keys", "layout", "named", "parts", "row_bytes", "schema", "size", "source", "text_bytes", "width",
+    )  # fmt: skip
 
     def __init__(
         self, schema: Schema, keys: tuple[Key, ...], source: bytes = b"", text_bytes: int = 0
@@ -39,6 +43,8 @@ class Description:
         self.schema, self.keys = schema, keys
         self.source, self.text_bytes = source, text_bytes  # as it was sent, and how long it is in JSON
         self.width = len(keys) * len(schema.columns)  # values of one tick
+        # Of the rows of one tick: numbers, time and labels in the lake, and text where it is in each row.
+        self.row_bytes = self.width * _WORD + len(keys) * (_WORD + len(schema.labels) * _PLACE) + text_bytes
         # Clusters and nodes that the rows name; None until they have been checked.
         self.named: frozenset[tuple[str, str]] | None = None
         self.layout = b""  # equal where rows fit into the same columns; empty until the lake needs it
@@ -94,6 +100,14 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
+def unpack_entries(message: bytes) -> list[Packed]:
+    """As `unpack`, for who knows what the header says."""
+    try:
+        return _unpack_entries(_split(message), LARGEST)
+    except WRONG as error:
+        raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
+
+
 def _decode(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
     header, entries = _unpack(message)
     places: dict[int, list[int]] = {}
@@ -106,20 +120,29 @@ def _decode(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
 
 
 def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
-    sections = split(message)
-    if len(sections) % 2 == 0:
-        raise ValueError("the header or a section is missing")
-    room = LARGEST
-    plain = inflate(sections[0], room)
+    sections = _split(message)
+    plain = inflate(sections[0], LARGEST)
     header = json.loads(plain)
     if not isinstance(header, dict):
         raise ValueError("the header is missing")
+    return header, _unpack_entries(sections, LARGEST - len(plain))
+
+
+def _split(message: bytes) -> list[bytes]:
+    sections = split(message)
+    if len(sections) % 2 == 0:
+        raise ValueError("the header or a section is missing")
+    return sections
+
+
+def _unpack_entries(sections: list[bytes], room: int) -> list[Packed]:
     found = []
-    numbers = 0  # bytes of all that will be read: what does not change is not in the message once per tick
+    size_read = 0  # what does not change is not in the message once per tick
     for described, packed in zip(sections[1::2], sections[2::2]):
-        room = max(room - len(plain), 1)
+        room = max(room, 1)
         description = _describe(described, min(room, _LARGEST_DESCRIPTION))
         plain = inflate(packed, room)
+        room -= len(plain)
         ticks, size, moving = _SIZES.unpack_from(plain)
         if (
             size != description.width
@@ -128,11 +151,11 @@ def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
             or len(plain) != _SIZES.size + _WORD * (moving * ticks + ticks + size)
         ):
             raise ValueError("the numbers do not fit what they are said to be")
-        numbers += size * ticks * _WORD
-        if numbers > _LARGEST_NUMBERS:
-            raise ValueError("it has more numbers than a batch can have")
+        size_read += description.row_bytes * ticks
+        if size_read > _LARGEST_READ:
+            raise ValueError("it has more numbers, or longer texts in more rows, than a batch can have")
         found.append(Packed(description, ticks, moving, plain))
-    return header, found
+    return found
 
 
 # The same description comes with every batch of a node, and of all nodes that are alike; deflated by the same
@@ -199,6 +222,39 @@ def decode_together(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers
     steps += begin[places].reshape(-1, 1)
     values[places, 1:] = steps
     return times, values, wrong
+
+
+def decode_columns_together(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers, list[int]]:
+    """As `decode_together`, of entries with the same columns: values as [column, row], the rows of a key
+    together. Some at a time, so that what is in between stays in the processor's cache."""
+    import numpy
+
+    width = len(entries[0].description.schema.columns)
+    times = numpy.empty((len(entries), ticks), dtype=numpy.int64)
+    keys = sum(len(entry.description.keys) for entry in entries)
+    values = numpy.empty((width, keys, ticks), dtype=numpy.int64)
+    wrong: list[int] = []
+    key = 0
+    for begin, end in _portions(entries, ticks):
+        some = entries[begin:end]
+        times[begin:end], found, some_wrong = decode_together(some, ticks)
+        after = key + sum(len(entry.description.keys) for entry in some)
+        values[:, key:after] = found.reshape(after - key, width, ticks).transpose(1, 0, 2)
+        key = after
+        wrong += [begin + place for place in some_wrong]
+    return times, values.reshape(width, keys * ticks), wrong
+
+
+def _portions(entries: list[Packed], ticks: int) -> Iterator[tuple[int, int]]:
+    """From where to where, so that each has about _AT_ONCE numbers."""
+    begin = numbers = 0
+    for place, entry in enumerate(entries, 1):
+        numbers += entry.description.width * ticks
+        if numbers >= _AT_ONCE:
+            yield begin, place
+            begin, numbers = place, 0
+    if begin < len(entries):
+        yield begin, len(entries)
 
 
 def _planes(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers]:

@@ -13,11 +13,11 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from joblens.agent.frame import MAGIC as BATCH_MAGIC
-from joblens.agent.frame import read_header, section_end
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
+from joblens.hub.dedup import Batch
 from joblens.hub.header import check_header
-from joblens.hub.seen import Batch
+from joblens.wire.frame import MAGIC as BATCH_MAGIC
+from joblens.wire.frame import read_header, section_end
 
 MAGIC = b"JLE2"
 INDEX_MAGIC = b"JLI2"

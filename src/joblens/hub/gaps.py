@@ -10,7 +10,7 @@ from typing import Any
 from joblens.hub.damage import Damage
 from joblens.hub.header import Header, gaps_of
 from joblens.hub.identity import read_identity
-from joblens.hub.lines import MOST_BYTES, Line, Lines
+from joblens.hub.jsonl import MOST_BYTES, Line, Lines
 from joblens.hub.segments import Segment
 
 _MOST_KNOWN = 200_000

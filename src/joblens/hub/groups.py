@@ -5,20 +5,22 @@ So it is on the disk before the sink begins with it:
 
     sinks/NAME/group    {"hub": "4f2a…", "first": 5, "last": 7, "crc": 2718281828}
 
-Until it is stored none of its segments is dropped (joblens.hub.keep): its files would come out differently.
+Until it is stored none of its segments is dropped (joblens.hub.retention): its files would come out
+differently.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.files import write_whole
+from joblens.core.files import read_small, write_small
+from joblens.core.json_file import parse_json
 from joblens.hub.segments import Segment
-from joblens.json_file import parse_json
 
 _MOST_BYTES = 256 << 20
 _MOST_SEGMENTS = 1000
@@ -43,6 +45,7 @@ class Groups:
         `done`: the last segment that is stored.
         """
         if not waiting:
+            self._since = None  # what had waited was dropped
             return None
         if not self._seconds:
             return _group(waiting[:1])
@@ -61,8 +64,14 @@ class Groups:
         self._begun, self._since = _group(group), None
         first, last = self._begun.first, self._begun.last
         data = {"hub": self._hub, "first": first, "last": last, "crc": _crc(self._hub, first, last)}
-        write_whole(str(self._path), json.dumps(data).encode())
+        write_small(str(self._path), json.dumps(data), json.dumps([*data.values()], separators=(",", ":")))
         return self._begun
+
+    def remaining(self) -> float:
+        """Seconds until those that wait are chosen, if no more come; infinity if none waits."""
+        if self._since is None:
+            return math.inf
+        return max(self._since + self._seconds - time.monotonic(), 0.0)
 
 
 def _group(segments: list[Segment]) -> Group:
@@ -83,7 +92,9 @@ def _bounded(waiting: list[Segment]) -> list[Segment]:
 def load_group(path: Path, hub: str) -> Group | None:
     """The one that was begun last; None if that cannot be known. The first versions wrote no checksum."""
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_small(str(path)))
+        if isinstance(found, list):  # written on a full disk
+            found = dict(zip(("hub", "first", "last", "crc"), found))
         first, last = int(found["first"]), int(found["last"])
         sound = found["hub"] == hub and found.get("crc", _crc(hub, first, last)) == _crc(hub, first, last)
         return Group(first, last, []) if sound else None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.hub.seen import Batch
+from joblens.core.errors import MalformedError
+from joblens.hub.dedup import Batch
 
 VERSION = 1
 _MOST_SETS = 100_000

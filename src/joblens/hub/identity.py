@@ -10,8 +10,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from joblens.errors import MalformedError
-from joblens.files import list_names, write_whole
+from joblens.core.errors import MalformedError
+from joblens.core.files import list_names, write_whole
 from joblens.hub.segments import NUMBERED, index_folder
 
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.errors import MalformedError, sentence
-from joblens.files import NO_ROOM, UNFINISHED, list_names, sync_folder, write_whole
+from joblens.core.errors import MalformedError, sentence
+from joblens.core.files import NO_ROOM, UNFINISHED, list_names, sync_folder, write_whole
 from joblens.hub.damage import (
     acknowledged_size,
     check_segment,
@@ -27,9 +27,9 @@ from joblens.hub.damage import (
     read_damaged,
     survey,
 )
+from joblens.hub.dedup import Batch, Seen, load_seen
 from joblens.hub.entries import pack_head, pack_index
 from joblens.hub.identity import keep_identity
-from joblens.hub.seen import Batch, Seen, load_seen
 from joblens.hub.segments import NUMBERED, OPEN, Segment, index_folder, index_path, list_sealed, seal
 
 _MOST_PARTS = 512  # records in one writev: the kernel takes 1024 pieces

@@ -1,16 +1,13 @@
-"""How much the hub takes, from one sender, from all and from strangers, and how often it says the same."""
+"""How much the hub takes: from one sender, from all, and from those who have not proved who they are."""
 
 from __future__ import annotations
 
 import ipaddress
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Protocol
 
-_QUIET = 60.0  # seconds between two sentences about the same
-_MOST_TOPICS = 1000
 _LEAST_OF_ONE = 64  # connections from one address that have proved nothing
+_MOST_OF_SENDER = 2  # that are kept when others go; an agent that was restarted may have an old one
 _MOST_HELD = 4 << 20  # bytes of requests of those who have proved nothing
 
 
@@ -108,36 +105,36 @@ class Strangers:
         it.close()
 
 
-class Notes:
-    """Says each thing once a minute at most, with how often it was so meanwhile."""
+class Demoted(Closing, Protocol):
+    def demote(self) -> None: ...
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
-        self._said: dict[str, float] = {}
-        self._meanwhile: Counter[str] = Counter()
 
-    def say(self, topic: str, text: str) -> None:
-        now = time.monotonic()
-        last = self._said.get(topic)
-        if last is not None and now - last < _QUIET:
-            self._meanwhile[topic] += 1
+class Proven:
+    """Connections whose sender is known, by sender. Only the newest few of each are better off than those of
+    strangers: an agent has one, and who replays what an agent sent cannot take the place of others."""
+
+    def __init__(self, connections: int) -> None:
+        self._most_readers = max(connections // 4, _LEAST_OF_ONE)
+        self._by_sender: dict[tuple[str, str], dict[Demoted, None]] = {}
+        self._all: dict[Demoted, tuple[str, str]] = {}
+
+    def add(self, it: Demoted, sender: tuple[str, str], reads: bool) -> None:
+        alike = self._by_sender.setdefault(sender, {})
+        alike[it] = None
+        self._all[it] = sender
+        if len(alike) > (self._most_readers if reads else _MOST_OF_SENDER):
+            oldest = next(iter(alike))
+            self.discard(oldest)
+            oldest.demote()
+
+    def discard(self, it: Demoted) -> None:
+        sender = self._all.pop(it, None)
+        if sender is None:
             return
-        if last is None and len(self._said) >= _MOST_TOPICS:
-            topic = "others"  # a crowd gets one line for all
-            if now - self._said.get(topic, -_QUIET) < _QUIET:
-                self._meanwhile[topic] += 1
-                return
-            self._forget(now)
-        more = self._meanwhile.pop(topic, 0)
-        self._said[topic] = now
-        plain = "".join(letter if letter.isprintable() else "?" for letter in text)
-        self._log(
-            plain + (f" (and {more} times more in the last {now - (last or now):.0f} s)" if more else "")
-        )
-
-    def _forget(self, now: float) -> None:
-        self._said = {topic: at for topic, at in self._said.items() if now - at < _QUIET}
-        self._meanwhile = Counter({topic: it for topic, it in self._meanwhile.items() if topic in self._said})
+        alike = self._by_sender[sender]
+        del alike[it]
+        if not alike:
+            del self._by_sender[sender]
 
 
 def place_of(address: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from joblens.hub.header import Header, jobs_of, sets_of
 from joblens.hub.limits import Bucket
-from joblens.hub.now import Now
+from joblens.hub.live import Now
 
 WRONG_CLOCK = 5.0  # seconds
 LIVE, LATE, GONE = "live", "late", "gone"

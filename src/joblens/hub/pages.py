@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from joblens.agent.exposition import OPENMETRICS, PROMETHEUS, Exposition
-from joblens.agent.mac import is_same
+from joblens.core.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 from joblens.hub.auth import is_ours
 from joblens.hub.connection import Page
-from joblens.hub.keep import Lag
 from joblens.hub.nodes import GONE, LATE, LIVE, describe_owners, node_state
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer, Refused
 from joblens.hub.requests import Request
-from joblens.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
+from joblens.hub.retention import Lag
+from joblens.wire.exposition import OPENMETRICS, PROMETHEUS, Exposition
+from joblens.wire.mac import is_same
 
 _TEXT = "text/plain; charset=utf-8"
 _FOR_READERS = (

@@ -13,19 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from joblens.agent.frame import LARGEST_HEADER, check_sections, read_header
-from joblens.errors import MalformedError, sentence
+from joblens.core.errors import MalformedError, sentence
 from joblens.hub.clocks import Clocks
+from joblens.hub.dedup import Batch, Seen
 from joblens.hub.gaps import Gaps
 from joblens.hub.header import Header, check_header
 from joblens.hub.identity import load_identity
 from joblens.hub.journal import Entry, Journal
 from joblens.hub.limits import Room
+from joblens.hub.live import Picker
 from joblens.hub.nodes import Node, Nodes
-from joblens.hub.now import Picker
 from joblens.hub.refusals import MALFORMED, Answer, Refused
-from joblens.hub.seen import Batch, Seen
 from joblens.hub.settings import HubSettings
+from joblens.wire.frame import LARGEST_HEADER, check_sections, read_header
 
 Done = Callable[[Answer], None]
 Log = Callable[[str], None]
@@ -129,6 +129,10 @@ class Receiver:
             self._timer = None
         self.journal.put(*self._collected)
         self._collected = []
+
+    def is_new(self, batch: Batch) -> bool:
+        """Neither stored nor on its way to the disk."""
+        return batch not in self.journal.seen and batch not in self._under_way
 
     def repeated(self, batch: Batch) -> Answer | None:
         """To one that came before, if nothing in it is needed any more: then its body need not be read."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
-from joblens.agent.mac import FIELD, REFUSAL
 from joblens.hub.refusals import MALFORMED, TOO_LARGE, Answer, Refused
+from joblens.wire.mac import ANSWER, FIELD, REFUSAL
 
 LARGEST_HEAD = 16_384
 _MOST_FIELDS = 64
@@ -74,7 +76,23 @@ def _not_http(what: str) -> Refused:
     return Refused(400, "not HTTP", f"this is not a request that joblens understands: {what}")
 
 
-def render_answer(answer: Answer, keep: bool, content_type: str = "", head_only: bool = False) -> bytes:
+def is_literal(host: bytes) -> bool:
+    """Of the field Host: an address or localhost, with or without a port."""
+    found = re.fullmatch(r"(?:\[(.*)\]|([^:]*))(?::[0-9]*)?", host.decode("latin-1"))
+    name = found[1] or found[2] if found else ""
+    try:
+        return name.lower() == "localhost" or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+Sign = Callable[[int, str, bytes], str]
+
+
+def render_answer(
+    answer: Answer, keep: bool, content_type: str = "", head_only: bool = False, sign: Sign | None = None
+) -> bytes:
+    """`sign` makes the MAC over status, refusal and body, for a sender who has proved who it is."""
     if not content_type:
         content_type = "application/json" if answer.status == 200 else "text/plain; charset=utf-8"
     body = answer.text.encode("utf-8", "replace")
@@ -85,8 +103,12 @@ def render_answer(answer: Answer, keep: bool, content_type: str = "", head_only:
         more += "WWW-Authenticate: Joblens, Bearer\r\n"
     if answer.status == 426:
         more += "Upgrade: TLS/1.2\r\n"  # RFC 9110, 15.5.22: it has to be there
+    refusal = ""
     if answer.status in (400, 413) and answer.reason in (MALFORMED, TOO_LARGE):
-        more += f"{REFUSAL}: {answer.reason}\r\n"
+        refusal = answer.reason
+        more += f"{REFUSAL}: {refusal}\r\n"
+    if sign is not None:
+        more += f"{ANSWER}: {sign(answer.status, refusal, body)}\r\n"
     if answer.retry:
         more += f"Retry-After: {max(math.ceil(min(answer.retry, 3600.0)), 1)}\r\n"
     head = (

@@ -1,12 +1,13 @@
 """Each sink in a process of its own, and one that follows a scheduler: started, watched, ended with the hub.
 
 Such a process ends when its input ends, which happens at the latest with this process, whatever ends it.
-How long segments are kept for sinks is joblens.hub.keep's.
+How long segments are kept for sinks is joblens.hub.retention's.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import threading
@@ -16,12 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.errors import sentence
+from joblens.core.errors import sentence
+from joblens.core.json_file import parse_json
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 from joblens.hub.identity import load_identity
-from joblens.hub.settings import HubSettings, JobsSettings, is_loopback
-from joblens.hub.sink import Place, check_options, load_status
-from joblens.json_file import parse_json
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
+from joblens.hub.settings import INFERRED, NONE, HubSettings, JobsSettings, is_loopback
+from joblens.hub.sink import SEALED, Place, check_options, load_status
 
 Log = Callable[[str], None]
 DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
@@ -31,7 +32,9 @@ _HOPELESS = 5  # failures in a row, or processes that died
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _GOOD_SECONDS = 60.0  # a process that lived as long is started again at once
 _LAST_SECONDS = 5.0
-_SEGMENTS_WAITED_FOR = 2  # by a sink that would rather write much at once
+# By a sink that would rather write much at once. A little more than two: a segment begins with a batch, some
+# time after the one before it was sealed, and the third would mostly come when the first was not waited for.
+_SEGMENTS_WAITED_FOR = 2.1
 _LATEST_SECONDS = 86_400.0  # that a clock may have been ahead
 
 STATE = Schema(
@@ -66,12 +69,12 @@ JOBS = Schema(
         Column("waiting", GAUGE, "Jobs that have ended, and have no record yet"),
         Column("late", GAUGE, "Jobs whose record is made again when samples come that are missing"),
         Column("finished", COUNTER, "Records that were made"),
+        Column("left_out", COUNTER, "Inferred jobs that were too short or too idle for a record"),
         Column("starts", COUNTER, "Processes that were started for it"),
     ),
 )
 SCHEMAS = (STATE, UNTIMELY, JOBS)
-_COUNTS = ("calls", "failed_calls", "running", "pending", "waiting", "late", "finished")
-_FOLLOWER = "joblens.jobs.follow"  # by its name only: it stands further right in the flow
+_COUNTS = ("calls", "failed_calls", "running", "pending", "waiting", "late", "finished", "left_out")
 
 
 def make_runner(settings: HubSettings, home: Path, log: Log, hub: str = "") -> Runner:
@@ -87,7 +90,7 @@ def make_runner(settings: HubSettings, home: Path, log: Log, hub: str = "") -> R
         own_rows_only=proved and not settings.other_nodes,
         collect_seconds=_SEGMENTS_WAITED_FOR * settings.segment_seconds,
     )
-    if settings.scheduler:
+    if settings.scheduler not in ("", NONE):
         runner.follow(settings.scheduler, settings.jobs, checked)
     return runner
 
@@ -141,6 +144,16 @@ class Child:
         self._hurries = self._hurries or through is None
         self._write(b"\n" if through is None else b"%d\n" % through)
 
+    def wake(self) -> None:
+        """If it reads what it is told: this process must not wait for one that stands still."""
+        pipe = self.process.stdin if self.process is not None else None
+        if pipe is None or pipe.closed:
+            return
+        free = select.poll()
+        free.register(pipe, select.POLLOUT)
+        if free.poll(0):
+            self._write(SEALED + b"\n")
+
     def _has_ended(self, code: int, now: float, log: Log) -> None:
         self._close()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -189,6 +202,7 @@ class SinkChild(Child):
             "options": options,
             "own_rows_only": own_rows_only,
             "collect_seconds": collect_seconds,
+            "is_woken": True,
         }
         super().__init__(f"sink {place.name}", "joblens.hub.sink", told)
         self.place, self.kind = place, kind
@@ -213,7 +227,8 @@ class Runner:
         ]
         self._follower: Child | None = None
         self.flush: Callable[[], int] | None = None  # seals the journal's open segment: its number
-        self._flushed = 0
+        self.sealed: Callable[[], int] = lambda: 0  # segments so far
+        self._flushed = self._woken = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sinks", daemon=True)
 
@@ -226,6 +241,8 @@ class Runner:
     ) -> None:
         """Its jobs too, into the store of the lake. Without a lake there are no samples to wait for."""
         lakes = [found for kind, found in sinks.values() if kind == "lake"]
+        if scheduler == INFERRED:
+            options = options._replace(cluster="")
         told = {
             "home": str(self._home),
             "hub": self._hub,
@@ -233,7 +250,7 @@ class Runner:
             "store": lakes[0]["home"] if lakes else "",
             "options": options._replace(wait_seconds=options.wait_seconds if lakes else 0.0)._asdict(),
         }
-        self._follower = Child(f"jobs of {scheduler}", _FOLLOWER, told)
+        self._follower = Child(f"jobs of {scheduler}", "joblens.hub.follower", told)
 
     def start(self) -> None:
         self._thread.start()
@@ -247,6 +264,15 @@ class Runner:
                     self.log(f"{child.name}: {sentence(error)}")
             if self._follower is not None:
                 self._flush()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Tells sinks of new segments, so that they need not look for them all the time."""
+        sealed = self.sealed()
+        if sealed != self._woken:
+            self._woken = sealed
+            for sink in self._sinks:
+                sink.wake()
 
     def _flush(self) -> None:
         """If the follower asks for it: what has come is in the lake without waiting for more."""

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.files import list_names, sync_folder
+from joblens.core.errors import MalformedError
+from joblens.core.files import list_names, sync_folder
+from joblens.core.json_file import parse_json
+from joblens.hub.dedup import Batch
 from joblens.hub.entries import NOBODY, Head, identify, pack_head, read_entry
-from joblens.hub.seen import Batch
-from joblens.json_file import parse_json
 
 SEALED = re.compile(r"(\d{8})\.sealed", re.ASCII)
 OPEN = re.compile(r"(\d{8})\.log", re.ASCII)

@@ -18,23 +18,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joblens.agent.peers import Peers
-from joblens.config import split_address
-from joblens.errors import ConfigError, OutsideError, ServerError, sentence
-from joblens.files import NO_ROOM
+from joblens.core.config import split_address
+from joblens.core.errors import ConfigError, OutsideError, ServerError, sentence
+from joblens.core.files import NO_ROOM
+from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
 from joblens.hub.connection import Connection, Page
-from joblens.hub.keep import clean
-from joblens.hub.limits import Notes, Strangers, place_of
+from joblens.hub.limits import Proven, Strangers, place_of
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
 from joblens.hub.refusals import Answer
 from joblens.hub.requests import Request, render_answer
+from joblens.hub.retention import Changes, clean
 from joblens.hub.runner import Runner, make_runner
 from joblens.hub.settings import HubSettings, check_safety
+from joblens.wire.peers import Peers
 
 if TYPE_CHECKING:
-    from joblens.hub.from_kafka import Intake
+    from joblens.hub.kafka.intake import Intake
 
 Log = Callable[[str], None]
 _BACKLOG = 1024
@@ -57,15 +58,16 @@ class Hub:
         self.gate = make_gate(settings, home, self._made_key)
         self._tls = load_tls(settings)
         self._token = _read_token(settings.token_file)
-        self.notes = Notes(log)
+        self.notes = LogLimiter(log)
         self.connections: set[Connection] = set()
         self.peers = Peers()
         self._most = most_connections(settings.connections)
-        self.strangers = Strangers(self._most)
+        self.strangers, self.proven = Strangers(self._most), Proven(self._most)
         self.shared = memoryview(bytearray(_READ))
         self._greeting: dict[asyncio.Task[None], None] = {}  # in their order
         self._sinks: Runner | None = None
         self._intake: Intake | None = None
+        self._changes = Changes(home / "journal", home / "cursors")
 
     async def run(self, ready: Callable[[int], None]) -> None:
         """Until SIGTERM or SIGINT."""
@@ -79,7 +81,8 @@ class Hub:
         listener = listen(self.settings.listen)
         self.receiver.start()
         self._sinks = make_runner(self.settings, self.home, self.log, self.receiver.identity)
-        self._sinks.flush = self.receiver.journal.flush
+        journal = self.receiver.journal
+        self._sinks.flush, self._sinks.sealed = journal.flush, lambda: journal.sealed
         self.pages.more = self._sinks.rows
         if self.settings.run_sinks:
             self._sinks.start()
@@ -115,6 +118,10 @@ class Hub:
                 self._made_key = "" if (self.home / "key").exists() else self._made_key
             except (OSError, ConfigError) as error:
                 self.notes.say("key", f"the hub's key is in memory only: {sentence(error)}")
+        if self._changes.is_due(now):
+            await self._clean()
+
+    async def _clean(self) -> None:
         try:
             self.pages.lags = await asyncio.to_thread(
                 clean,
@@ -328,7 +335,7 @@ def load_tls(settings: HubSettings) -> ssl.SSLContext | None:
 def start_intake(settings: HubSettings, home: Path, receiver: Receiver, log: Log) -> Intake | None:
     if not settings.from_kafka:
         return None
-    from joblens.hub.from_kafka import Intake, Limits, check_options
+    from joblens.hub.kafka.intake import Intake, Limits, check_options
 
     loop = asyncio.get_running_loop()
 
@@ -344,6 +351,6 @@ def start_intake(settings: HubSettings, home: Path, receiver: Receiver, log: Log
 
 
 def _read_token(path: str) -> bytes:
-    from joblens.agent.secrets import read_token
+    from joblens.wire.credentials import read_token
 
     return read_token(path) or b""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from joblens.config import Settings, as_table, check_names, split_address, typed
-from joblens.errors import ConfigError
+from joblens.core.config import Settings, as_table, check_names, split_address, typed
+from joblens.core.errors import ConfigError
 
 _MIB = 1 << 20
 
@@ -18,7 +18,11 @@ class JobsSettings(NamedTuple):
     poll_seconds: float = 30.0  # between two questions, each of which is about all jobs
     ended_seconds: float = 8.0  # between two questions to accounting for what has just ended; 0: none
     wait_seconds: float = 600.0  # for samples of a job that has ended
-    cluster: str = ""  # "": as the scheduler says
+    cluster: str = ""  # "": as the scheduler says; of inferred jobs always as their agents say
+    # An inferred job gets no record if it is too short, by both of these, or idle:
+    least_cpu_seconds: float = 10.0
+    least_seconds: float = 60.0
+    least_cores: float = 0.01  # on average, and less than ten minutes of CPU time in all
 
 
 class HubSettings(NamedTuple):
@@ -50,11 +54,11 @@ class HubSettings(NamedTuple):
     segment_seconds: float = 30.0
     journal_bytes: int = 16 << 30
     from_kafka: bool = False  # take batches from Kafka too
-    kafka: Mapping[str, Any] = {}  # [hub.kafka], where from: joblens.hub.from_kafka checks it
+    kafka: Mapping[str, Any] = {}  # [hub.kafka], where from: joblens.hub.kafka.intake checks it
     run_sinks: bool = True  # false: what comes stays in the journal, until it is true again
     drain_seconds: float = 0.0  # that sinks have at the hub's end for what they have not stored yet
     sinks: Mapping[str, Mapping[str, Any]] = {}  # [hub.sinks.NAME], each sink checks its own
-    scheduler: str = ""  # slurm, flux or pbs: whose jobs are followed, and get their records
+    scheduler: str = ""  # slurm, flux, pbs or inferred: whose jobs are followed, and get their records
     jobs: JobsSettings = JobsSettings()  # [hub.jobs]
 
 
@@ -71,8 +75,16 @@ _LEAST = {
     "journal_bytes": 1,
     "drain_seconds": 0.0,
 }
-SCHEDULERS = ("", "slurm", "flux", "pbs")
-_LEAST_OF_JOBS = {"poll_seconds": 0.2, "ended_seconds": 0.0, "wait_seconds": 0.0}
+INFERRED, NONE = "inferred", "none"
+SCHEDULERS = ("", "slurm", "flux", "pbs", INFERRED, NONE)
+_LEAST_OF_JOBS = {
+    "poll_seconds": 0.2,
+    "ended_seconds": 0.0,
+    "wait_seconds": 0.0,
+    "least_cpu_seconds": 0.0,
+    "least_seconds": 0.0,
+    "least_cores": 0.0,
+}
 _MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.0, "drain_seconds": 86_400.0}
 
 

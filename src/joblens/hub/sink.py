@@ -25,14 +25,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from joblens.errors import ConfigError, MalformedError, printable, sentence
-from joblens.files import UNFINISHED, unfinished_name
-from joblens.hub.checked import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
+from joblens.core.errors import ConfigError, MalformedError, printable, sentence
+from joblens.core.files import UNFINISHED, unfinished_name
+from joblens.hub.batch_reader import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
 from joblens.hub.cursors import Cursor, Untimely, load_cursor, save_cursor
 from joblens.hub.damage import check_segment
 from joblens.hub.groups import Group, Groups
 from joblens.hub.segments import Segment, list_sealed, storing
 
+SEALED = b"sealed"  # the line by which the hub tells its sinks to look at the journal
 # Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
 KINDS = {
     "lake": "joblens.hub.sinks.lake",
@@ -40,7 +41,8 @@ KINDS = {
     "remote_write": "joblens.hub.sinks.remote_write",
     "kafka": "joblens.hub.sinks.kafka",
 }
-_POLL_SECONDS = 0.2
+# Between two looks at the journal; and where the hub says when there is something new, which costs less.
+_POLL_SECONDS, _WOKEN_POLL_SECONDS = 0.2, 2.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
 _PROBLEMS_KEPT = 10
 _MOST_NODES = 1000  # whose rows are counted one by one
@@ -156,10 +158,18 @@ class Hurry:
 
     def __init__(self, through: float = 0.0) -> None:
         self.through = through
+        self._new = threading.Event()
 
     def read(self, lines: list[bytes]) -> None:
-        """Each is a number, or empty for all segments that there will be."""
-        self.through = max([self.through, *(int(line) if line else math.inf for line in lines)])
+        """Each is a number, or empty for all segments that there will be, or says that one more is sealed."""
+        numbers = (int(line) if line else math.inf for line in lines if line != SEALED)
+        self.through = max([self.through, *numbers])
+        self._new.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until something is read, but not longer."""
+        if self._new.wait(seconds):
+            self._new.clear()
 
 
 class Work:
@@ -173,6 +183,7 @@ class Work:
         log: Callable[[str], None],
         collect_seconds: float = 0.0,
         hurry: Hurry | None = None,
+        poll_seconds: float = _POLL_SECONDS,
     ) -> None:
         """`collect_seconds`: so long segments wait for others, where the sink takes several at once."""
         self.place, self.kind, self.sink, self.log = place, kind, sink, log
@@ -183,6 +194,7 @@ class Work:
         self._sound = False  # recover() has been called since the last failure
         self._told: tuple[Any, ...] = ()
         self._hurry = hurry or Hurry()
+        self._poll_seconds = poll_seconds
         wait = collect_seconds if isinstance(sink, GroupSink) else 0.0
         self._groups = Groups(place.folder / "group", place.hub, wait)
 
@@ -195,7 +207,9 @@ class Work:
                 self._sound = True
             if group is None:
                 self.sink.rest()
-                wait = _POLL_SECONDS
+                hurried = self._hurry.through > self.cursor.segment  # that one may be sealed in a moment
+                poll = _POLL_SECONDS if hurried else self._poll_seconds
+                wait = min(poll, self._groups.remaining())
             else:
                 self._take(group)
                 wait = 0.0
@@ -218,7 +232,7 @@ class Work:
         with ExitStack() as stack:
             there = [segment for segment in group.segments if stack.enter_context(storing(segment))]
             if not there:
-                return  # dropped, as too much was waiting: joblens.hub.keep has recorded it
+                return  # dropped, as too much was waiting: joblens.hub.retention has recorded it
             for segment in there:
                 check_segment(segment)
             taken = self._store(group._replace(segments=there))
@@ -320,9 +334,14 @@ def main() -> int:
     _clear(place)
     Checker.own_rows_only = bool(told.get("own_rows_only"))
     sink: Sink = import_module(KINDS[told["type"]]).open_sink(place, told["options"])
-    work = Work(place, told["type"], sink, log, float(told.get("collect_seconds", 0.0)), hurry)
+    poll = _WOKEN_POLL_SECONDS if told.get("is_woken") else _POLL_SECONDS
+    work = Work(place, told["type"], sink, log, float(told.get("collect_seconds", 0.0)), hurry, poll)
     while True:
-        time.sleep(work.step())
+        wait = work.step()
+        if work.failures:
+            time.sleep(wait)
+        else:
+            hurry.wait(wait)
 
 
 def _clear(place: Place) -> None:

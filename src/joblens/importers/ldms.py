@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from joblens.errors import OutsideError, sentence
+from joblens.core.errors import OutsideError, sentence
+from joblens.importers.compressed import size_of
 from joblens.importers.ldms_csv import Chunk, Header, Line, Source, find_sources, read_chunks
 from joblens.importers.ldms_sets import Cells, Target, parse_cells, plan
-from joblens.importers.packed import size_of
-from joblens.importers.trouble import Trouble
-from joblens.store.imported import Importer, Stored, digest_of, real_column, text_column, whole_column
-from joblens.store.lake import Lake
+from joblens.importers.line_errors import Trouble
+from joblens.store.lake.lake import Lake
+from joblens.store.lake.row_import import Importer, Stored, digest_of, real_column, text_column, whole_column
 
 Progress = Callable[[int, int], None]
 

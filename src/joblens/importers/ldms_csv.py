@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.errors import MalformedError, sentence
-from joblens.importers.packed import SUFFIXES, open_packed
-from joblens.store.columns import LATEST_NS
+from joblens.core.errors import MalformedError, sentence
+from joblens.importers.compressed import SUFFIXES, open_packed
+from joblens.store.lake.columns import LATEST_NS
 
 _CHUNK_CELLS = 500_000
 _CHUNK_LINES = 100_000

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.importers.packed import open_packed
+from joblens.core.errors import MalformedError
+from joblens.importers.compressed import open_packed
 from joblens.schedulers.facts import JobFacts
-from joblens.schedulers.slurm_json import parse_sacct_json
-from joblens.schedulers.slurm_sacct import FREE, parse_sacct
-from joblens.schedulers.slurm_text import ENDED, JobId, parse_job_id
-from joblens.schedulers.told import understood
+from joblens.schedulers.parse_result import understood
+from joblens.schedulers.slurm.fields import ENDED, JobId, parse_job_id
+from joblens.schedulers.slurm.json_output import parse_sacct_json
+from joblens.schedulers.slurm.sacct import FREE, parse_sacct
 
 Tell = Callable[[int, str], None]  # a line, and what is wrong with it
 Read = Callable[[int], None]  # how many bytes were read

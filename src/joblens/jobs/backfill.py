@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from joblens.errors import MalformedError, sentence
-from joblens.importers.packed import size_of
+from joblens.core.errors import MalformedError, sentence
+from joblens.importers.compressed import size_of
+from joblens.importers.line_errors import Trouble
 from joblens.importers.sacct import read_sacct
-from joblens.importers.trouble import Trouble
+from joblens.jobs.accounting_only import make_provisional
 from joblens.jobs.facts import identity
-from joblens.jobs.provisional import make_provisional
 from joblens.schedulers.facts import JobFacts, Scheduler
-from joblens.store.catalog import Catalog
+from joblens.store.catalog.index import Catalog
 from joblens.store.home import Home
 from joblens.store.records import save_records
 

@@ -10,9 +10,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from joblens.json_file import parse_json
-from joblens.store.arrivals import short
-from joblens.units import render_seconds
+from joblens.core.json_file import parse_json
+from joblens.core.units import render_seconds
+from joblens.store.lake.watermarks import short
 
 _Change = tuple[float, float]  # when, and by how much from then on: the hub's clock minus the node's
 

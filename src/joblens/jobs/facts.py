@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from joblens.schedulers.facts import JobFacts, Resources, Step
-from joblens.store.catalog import Identity
-from joblens.store.columns import storable
+from joblens.store.catalog.index import Identity
+from joblens.store.lake.columns import storable
 
 INTERVAL = 1.0  # seconds between two looks, where samples do not tell
 _KEPT = (

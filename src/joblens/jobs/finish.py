@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.analysis.summary import summarise
-from joblens.errors import sentence
+from joblens.core.errors import sentence
 from joblens.jobs.facts import INTERVAL, end_of, facts_of, never_started, start_of
 from joblens.schedulers.facts import JobFacts
-from joblens.store.excerpt import Excerpt, Wanted
 from joblens.store.home import Home
-from joblens.store.lake import Lake
+from joblens.store.lake.job_subset import JobSubset, Wanted
+from joblens.store.lake.lake import Lake
+from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Reader, Span
 from joblens.store.records import save_record, save_records
-from joblens.store.samples import SamplesReader
 
 BATCH = 100  # jobs for which the lake is read at once
 
@@ -56,7 +56,7 @@ def _make_records(
             yield without_samples(it.job, it.problems)
     if not ran:
         return
-    with Excerpt(Lake(home.lake), folder, [_wanted(job) for job in ran]) as excerpt:
+    with JobSubset(Lake(home.lake), folder, [_wanted(job) for job in ran]) as excerpt:
         reader, intervals = LakeReader(excerpt), excerpt.intervals()
         for it in some:
             if never_started(it.job):

@@ -1,4 +1,4 @@
-"""Follows a batch system, in a process of its own: `python -m joblens.jobs.follow`, started by the hub.
+"""Follows a batch system: every run that has ended gets one record. joblens.hub.follower is its process.
 
 Each turn asks once which jobs wait and run, and once which have ended, whatever their number. A job that has
 ended gets its record when the lake has the samples of all its nodes up to its end, or when they did not come
@@ -11,31 +11,28 @@ what ended in the last minute, the hub to store what has come (joblens.hub.runne
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from joblens.errors import JoblensError, MalformedError, sentence
-from joblens.hub.limits import Notes
-from joblens.hub.sink import end_with_the_hub, log, read_first_line
+from joblens.core.errors import MalformedError, sentence
+from joblens.core.log_limiter import LogLimiter
+from joblens.jobs.accounting_only import is_final, save_provisional
 from joblens.jobs.clocks import Clocks
 from joblens.jobs.facts import identity, never_started, start_of
 from joblens.jobs.finish import BATCH, Ended, finish
+from joblens.jobs.inferred import Thresholds
 from joblens.jobs.live import load_live, remove_expired, runs, save_live
-from joblens.jobs.provisional import is_final, save_provisional
 from joblens.jobs.state import Gone, Late, State
 from joblens.schedulers.facts import JobFacts, Scheduler
-from joblens.store.arrivals import Arrivals
-from joblens.store.catalog import Catalog, Identity
-from joblens.store.home import Home, find_home, make_home
-from joblens.store.lake import Lake
+from joblens.store.catalog.index import Catalog, Identity
+from joblens.store.home import Home
+from joblens.store.lake.lake import Lake
+from joblens.store.lake.watermarks import Arrivals
 
 Log = Callable[[str], None]
 _Run = tuple[str, float]  # id and start
@@ -52,6 +49,7 @@ RECENT = 60.0  # of accounting that is asked for between two turns
 SHORT_STEP = 1.0  # between two looks at the lake
 SENT_SECONDS = 12.0  # after its end a job's samples are at the hub: agents send every 10 s
 FLUSH_EVERY = 3.0  # at most, however many jobs end
+STORED_SECONDS = 3.0  # after which the lake has what it was asked to store
 _NEARLY = 60.0  # after so long, looks at the job itself that go almost to its end are enough
 _ALMOST = 2.0
 _CATCHING_UP = 6  # times as often while much is to be made up for
@@ -63,10 +61,14 @@ class Options(NamedTuple):
     ended_seconds: float = 8.0  # between two questions to accounting, where that is apart; 0: with the others
     wait_seconds: float = 600.0  # for samples that are still on their way
     cluster: str = ""  # "": as the scheduler says
+    # Of jobs that are inferred, joblens.jobs.inferred:
+    least_cpu_seconds: float = Thresholds().least_cpu_seconds
+    least_seconds: float = Thresholds().least_seconds
+    least_cores: float = Thresholds().least_cores
 
 
 class Newest(Protocol):
-    """Up to when the lake has samples: joblens.store.arrivals."""
+    """Up to when the lake has samples: joblens.store.lake.watermarks."""
 
     def look(self) -> None: ...
 
@@ -95,7 +97,7 @@ class Follower:
     ) -> None:
         self.scheduler, self.home, self.folder, self.name = scheduler, home, folder, name
         self.options, self.clock = options, clock
-        self.notes = Notes(log)
+        self.notes = LogLimiter(log)
         self.clocks = Clocks(folder.parent / "clocks.jsonl")
         self.state = State(folder)
         self.waiting: dict[Identity, Waiting] = {}
@@ -168,18 +170,25 @@ class Follower:
     def _may_ask_again(self, now: float) -> bool:
         apart, behind = self.scheduler.accounting_apart, self._next < now - OVERLAP
         due = not 0 <= now - self._asked < self.options.ended_seconds
+        if self.scheduler.by_samples:  # once for each time that samples were asked for
+            due = self._asked < self._flushed <= now - STORED_SECONDS
         return apart and due and not behind and not self.error and len(self.waiting) < MOST_WAITING
 
     def _ask_recent(self, now: float) -> None:
         self._asked = now
+        if self.scheduler.by_samples:
+            self._ask_live(now)
+            self._tell(now)
         self._take(self._ask(lambda: self.scheduler.ended(now - RECENT, now)), now)
 
     def _flush(self, now: float) -> None:
-        """Once for each job, when its nodes have sent their samples up to its end."""
+        """Once for each job, when its nodes have sent their samples up to its end; for jobs that only samples
+        tell of, time and again."""
         ends = (float(it.job.end or 0.0) for it in self.waiting.values() if not never_started(it.job))
         if now - self._flushed < FLUSH_EVERY:
             return
-        if any(self._flushed < end + SENT_SECONDS <= now for end in ends):
+        again = self.scheduler.by_samples and now - self._flushed >= self.options.ended_seconds
+        if again or any(self._flushed < end + SENT_SECONDS <= now for end in ends):
             self._flushed = now
             self.state.ask_to_flush()
 
@@ -213,7 +222,7 @@ class Follower:
         jobs = self._ask(self.scheduler.live)
         running = {run_of(job): job for job in jobs if runs(job)}
         for run, job in self._running.items():
-            if run not in running:
+            if run not in running and not self.scheduler.by_samples:
                 self.state.gone[identity(job)] = Gone(job, self._seen)
         self._live, self._running, self._seen = jobs, running, now
         self.counts["running"], self.counts["pending"] = len(running), len(jobs) - len(running)
@@ -265,12 +274,21 @@ class Follower:
         written = self.catalog.written(unknown)
         for key, job in ended.items():
             digest = digest_of(job)
-            if key in written and is_final(written[key], job) and not self._may_be_early(job, written[key]):
+            if key in written and self._has_final_record(job, written[key]):
                 self.done[key] = digest
             if self.done.get(key) == digest:
                 continue
             before = self.waiting.get(key)
             self.waiting[key] = Waiting(job, before.known_since if before else now, digest)
+
+    def _has_final_record(self, job: JobFacts, written: int) -> bool:
+        """Samples that come late can tell of an end that is later than the one in the record, or earlier."""
+        if self.scheduler.by_samples:
+            cluster, id, start = identity(job)
+            return any(
+                (run.start, run.end) == (start, job.end) for run in self.catalog.runs(f"{id}@{cluster}")
+            )
+        return is_final(written, job) and not self._may_be_early(job, written)
 
     def _may_be_early(self, job: JobFacts, written: int) -> bool:
         """By the one before this, from what accounting told at first: what it told then is not known here."""
@@ -396,6 +414,7 @@ class Follower:
                 "answered": self.answered,
                 "waiting": len(self.waiting) + len(self.state.gone),
                 "late": len(self.state.late),
+                "left_out": getattr(self.scheduler, "left_out", 0),
                 "pid": os.getpid(),
                 **self.counts,
             }
@@ -408,42 +427,3 @@ def run_of(job: JobFacts) -> _Run:
 
 def digest_of(job: JobFacts) -> str:
     return hashlib.sha256(repr(job).encode("utf-8", "replace")).hexdigest()[:32]
-
-
-# As a process
-
-
-def main() -> int:
-    """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
-    told = read_first_line()
-    threading.Thread(target=end_with_the_hub, daemon=True).start()
-    try:
-        follow(told, log)
-    except JoblensError as error:
-        log(f"jobs: {sentence(error)}")
-    return 3
-
-
-def follow(told: dict[str, Any], log: Log) -> NoReturn:
-    from joblens.schedulers import open_scheduler
-
-    folder = Path(told["home"]) / "jobs"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the one before may still be at its end
-        home = make_home(find_home(told["store"] or None))
-        scheduler = open_scheduler(told["scheduler"])
-        if scheduler is None:
-            raise JoblensError(f"there is no scheduler {told['scheduler']!r:.40}")
-        follower = Follower(scheduler, home, folder, told["hub"], Options(**told["options"]), log)
-        while True:
-            began = time.monotonic()
-            wait = follower.step()
-            until = max(began + wait, time.monotonic() + wait / 4)
-            while (left := until - time.monotonic()) > 0:
-                time.sleep(min(left, SHORT_STEP))
-                follower.short_step()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,20 +14,21 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.files import list_names, write_quickly
+from joblens.core.errors import MalformedError
+from joblens.core.files import list_names, write_quickly
+from joblens.core.json_file import parse_json
 from joblens.jobs.facts import INTERVAL, end_of, facts_of, first, from_plain, identity, to_plain
-from joblens.json_file import parse_json
 from joblens.schedulers.facts import JobFacts
-from joblens.schedulers.slurm_text import ENDED
-from joblens.store.catalog import Run
+from joblens.schedulers.slurm.fields import ENDED
+from joblens.store.catalog.index import Run
+from joblens.store.catalog.listing import COLUMNS, SORTS, JobFilter, name_nodes
 from joblens.store.home import Home, safe_name
-from joblens.store.listing import COLUMNS, SORTS, JobFilter, name_nodes
 
 # In the words of the batch systems, where one gives a time at which such a job may begin.
 WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
 OLD_SECONDS = 300.0  # who follows asks several times in this time
 EXPIRED_SECONDS = 86_400.0  # after which nobody knows any more what still waits or runs
+_OVER = ENDED | {"ENDED"}  # of a job that was inferred nobody knows how
 _MOST_WAITING = 20_000
 _MOST_STEPS = 100  # of one that has just ended; its record has them all
 _TASKS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
@@ -235,7 +236,7 @@ def _is_meant(job: JobFacts, wanted: JobFilter) -> bool:
 def _row(job: JobFacts, now: float) -> dict[str, Any]:
     """As the listing of stored jobs has them."""
     start = job.start if runs(job) else None
-    until = now if job.end is None or job.state not in ENDED else job.end
+    until = now if job.end is None or job.state not in _OVER else job.end
     known = {
         "cluster": job.cluster,
         "id": job.id,
@@ -302,13 +303,16 @@ def add_runs(stored: list[Run], live: Iterable[JobFacts]) -> list[Run]:
 def summarise_live(home: Home, job: JobFacts) -> dict[str, Any]:
     """What is known of it so far. Samples come with the hub's lag."""
     from joblens.analysis.summary import summarise
-    from joblens.store.lake import Lake
+    from joblens.store.lake.lake import Lake
     from joblens.store.reader import LakeReader
 
     lake = Lake(home.lake)
-    end = end_of(job, [_ON_THEIR_WAY]) if job.state in ENDED and job.end is not None else None
+    end = end_of(job, [_ON_THEIR_WAY]) if job.state in _OVER and job.end is not None else None
     facts = {**facts_of(job, INTERVAL), "known_until": _known_until(job)}
     record = summarise(facts, end, LakeReader(lake))
+    if end is None and not record["data"]["samples"]:  # its end is as far as samples go, which is not at all
+        until = time.time() if job.end is None else min(job.end, time.time())
+        record["used"]["duration_seconds"] = max(until - record["job"]["start"], 0.0)
     record["data"]["problems"] += lake.problems
     return record
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from joblens.errors import MalformedError
-from joblens.host import Host
-from joblens.model import Sample
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host
+from joblens.core.model import Sample
 from joblens.schedulers.facts import JobFacts, Resources
 from joblens.store import ingest
 from joblens.store.home import Home
@@ -53,7 +53,7 @@ def has_tags(found: ingest.Incoming, wanted: tuple[tuple[str, str], ...]) -> boo
 def summarise_running(found: ingest.Incoming) -> dict[str, Any]:
     """What is known of it so far: samples are written some seconds after they were taken."""
     from joblens.analysis.summary import summarise
-    from joblens.store.samples import SamplesReader
+    from joblens.store.memory_reader import SamplesReader
 
     said: list[str] = []
     job, node = str(found.facts["id"]), str(found.facts["node"])

@@ -18,12 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.files import write_quickly, write_whole
+from joblens.core.errors import MalformedError
+from joblens.core.files import write_quickly, write_whole
+from joblens.core.json_file import parse_json
 from joblens.jobs.facts import from_plain, identity, to_plain
-from joblens.json_file import parse_json
 from joblens.schedulers.facts import JobFacts
-from joblens.store.catalog import Identity
+from joblens.store.catalog.index import Identity
 
 VERSION = 1
 MOST_GONE = 10_000

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from string import ascii_letters
 from typing import Any
 
+from joblens.core.units import render_seconds
 from joblens.reports.style import Style
 from joblens.reports.timeline import PEAK, TITLE, clock, sparks
 from joblens.reports.width import display_width, left, plain, right
-from joblens.units import render_seconds
 
 _MOST_ROWS = 4
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MOST_NAMES = 12
 _MOST_FOMS = 10
 _LONGEST_TEXT = 40
@@ -27,7 +27,7 @@ def render_marks(record: dict[str, Any], style: Style) -> list[str]:
     named: dict[str, list[dict[str, Any]]] = {}
     for mark in marks:
         named.setdefault(mark["text"], []).append(mark)
-    letters = dict(zip(named, ascii_letters[:_MOST_NAMES]))
+    letters = dict(zip(named, _LETTERS[:_MOST_NAMES]))
     rows, hidden = _rows(named, letters, start, end, style.width - TITLE - PEAK)
     title = "marks"
     lines = []

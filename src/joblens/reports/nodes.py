@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from joblens.core.units import render_bytes, render_exit, render_seconds
 from joblens.reports.style import WIDTH, Style
 from joblens.reports.width import display_width, left, plain
-from joblens.store.listing import name_nodes, shown_id
-from joblens.units import render_bytes, render_exit, render_seconds
+from joblens.store.catalog.listing import name_nodes, shown_id
 
 _MOST_NODES = 6
 _BUSIEST, _LEAST = 3, 2  # of more nodes than that
+_STEP_WORD, _SHORTEST_NAME = 22, 4  # columns
 _MOST_STEPS = 4
 _NAME = 11
 _FAILURES = ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
@@ -96,13 +97,20 @@ def render_steps(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def _step_line(step: dict[str, Any], job: str, width: int) -> str:
+    """Its name gives way first, then where it was and how long it took."""
     start, end = step["start"], step["end"]
-    words = [f"{job}.{step['id']}", step["name"] or ""]
-    words.append(render_state(step["state"], step["exit_code"], step["signal"]))
+    words = [f"{job}.{step['id']}", render_state(step["state"], step["exit_code"], step["signal"])]
     if start is not None and end is not None and end >= start:
         words.append(f"after {render_seconds(end - start)}")
-    words.append(f"on {name_nodes(step['nodes'])}" if step["nodes"] else "")
-    line = " " + "  ".join(filter(None, (plain(word, 22) for word in words)))
-    while display_width(line) >= width:
-        line = line[:-1]
-    return line
+    words += [f"on {name_nodes(step['nodes'])}"] if step["nodes"] else []
+    words = [plain(word, _STEP_WORD) for word in words]
+    while len(words) > 2 and _room(words, width) < _SHORTEST_NAME:
+        words.pop()
+    words.insert(1, plain(step["name"] or "", min(max(_room(words, width), 0), _STEP_WORD)))
+    line = " " + "  ".join(filter(None, words))
+    return line if display_width(line) < width else " " + plain(line, width - 2)
+
+
+def _room(words: list[str], width: int) -> int:
+    """For one word more."""
+    return width - 2 - sum(display_width(word) + 2 for word in words if word)

@@ -10,6 +10,8 @@ from joblens.reports.width import display_width, left, plain, right
 GAP = 2
 _SHORTEST_BAR, _LONGEST_BAR = 4, 20
 _WIDEST_NAME = 24
+_NEVER_LEFT_OUT = 9
+_WORTH_MORE_THAN_BARS = 8  # columns that are kept so long go only when the bars have gone
 _CODES = {"bold": "1", "dim": "2", "head": "7", "red": "31", "yellow": "33", "green": "32", "cyan": "36"}
 
 
@@ -18,7 +20,7 @@ class Column(NamedTuple):
     width: int  # without its bar
     bar: bool = False
     left: bool = False
-    keep: int = 9  # the lowest give way first; 9 never does
+    keep: int = _NEVER_LEFT_OUT  # the lowest give way first
     if_any: bool = False  # left out where all of it is empty
 
 
@@ -50,7 +52,7 @@ class Look(NamedTuple):
 class _Layout(NamedTuple):
     shown: list[int]
     first: int  # width of the first column
-    bar: int
+    bar: int  # 0: there are none
 
     def width(self, columns: Sequence[Column], at: int) -> int:
         return self.first if at == 0 else columns[at].width
@@ -84,18 +86,22 @@ def render_panel(
 
 def _fit(columns: Sequence[Column], rows: list[list[Cell]], width: int) -> _Layout:
     shown = _filled(columns, rows)
+    bars = sum(columns[at].bar for at in shown)
     while True:
-        bars = sum(columns[at].bar for at in shown)
         used = sum(columns[at].width for at in shown) + GAP * (len(shown) - 1) + bars * (_SHORTEST_BAR + 1)
         if used <= width or len(shown) == 1:
             break
-        shown.remove(min(shown[1:], key=lambda at: (columns[at].keep, -at)))
+        last = min(shown[1:], key=lambda at: (columns[at].keep, -at))
+        if bars and columns[last].keep >= _WORTH_MORE_THAN_BARS:
+            bars = 0
+        else:
+            shown.remove(last)
     spare = max(width - used, 0)
     longest = max([columns[0].width, *(min(display_width(plain(row[0].text)), _WIDEST_NAME) for row in rows)])
     first = min(columns[0].width + spare, longest)
     spare -= first - columns[0].width
     longer = min(spare // bars, _LONGEST_BAR - _SHORTEST_BAR) if bars else 0
-    return _Layout(shown, min(first, width), _SHORTEST_BAR + longer)
+    return _Layout(shown, min(first, width), _SHORTEST_BAR + longer if bars else 0)
 
 
 def _filled(columns: Sequence[Column], rows: list[list[Cell]]) -> list[int]:
@@ -106,7 +112,7 @@ def _head(columns: Sequence[Column], layout: _Layout) -> str:
     titles = []
     for at in layout.shown:
         column = columns[at]
-        width = layout.width(columns, at) + (layout.bar + 1 if column.bar else 0)
+        width = layout.width(columns, at) + (layout.bar + 1 if column.bar and layout.bar else 0)
         titles.append((left if column.left else right)(column.title, width))
     return (" " * GAP).join(titles)
 
@@ -118,19 +124,26 @@ def _render_row(columns: Sequence[Column], row: list[Cell], layout: _Layout, loo
         text = plain(cell.text, width)
         space = " " * (width - display_width(text))
         styled = look.style(text, cell.color)
-        meter = look.bar(cell.part, layout.bar) + " " if column.bar else ""
+        meter = look.bar(cell.part, layout.bar) + " " if column.bar and layout.bar else ""
         cells.append(styled + space if column.left else meter + space + styled)
     return (" " * GAP).join(cells)
 
 
-def render_plain(columns: Sequence[Column], rows: list[list[Cell]]) -> list[str]:
-    """As wide as it has to be, without bars, for a pipe."""
+def render_plain(columns: Sequence[Column], rows: list[list[Cell]], room: int | None = None) -> list[str]:
+    """Without bars, as wide as it has to be for a pipe; on a screen the least important columns give way."""
     shown = _filled(columns, rows)
-    cells = [[columns[at].title.lower() for at in shown]]
-    cells += [[plain(row[at].text, 40) for at in shown] for row in rows]
-    widths = [max(display_width(row[number]) for row in cells) for number in range(len(shown))]
-    align: list[Callable[[str, int], str]] = [left if columns[at].left else right for at in shown]
+    cells = {
+        at: [columns[at].title.lower(), *(plain(row[at].text, 40) for row in rows)]
+        for at in range(len(columns))
+    }
+    widths = {at: max(map(display_width, texts)) for at, texts in cells.items()}
+    while room is not None and sum(widths[at] + GAP for at in shown) - GAP > room:
+        least = min(shown, key=lambda at: (columns[at].keep, -at))
+        if columns[least].keep >= _NEVER_LEFT_OUT:
+            break
+        shown = [at for at in shown if at != least]
+    align: dict[int, Callable[[str, int], str]] = {at: left if columns[at].left else right for at in shown}
     return [
-        (" " * GAP).join(put(text, width) for put, text, width in zip(align, row, widths)).rstrip()
-        for row in cells
+        (" " * GAP).join(align[at](cells[at][line], widths[at]) for at in shown).rstrip()
+        for line in range(len(rows) + 1)
     ]

@@ -56,6 +56,9 @@ def encodable(text: str, stream: TextIO | None) -> str:
 
 
 def knows_blocks(stream: TextIO | None) -> bool:
+    """Python writes UTF-8 also in the C locale (PEP 540); who asks for that locale asks for ASCII."""
+    if os.environ.get("LC_ALL") in ("C", "POSIX") and not os.environ.get("PYTHONIOENCODING"):
+        return False
     try:
         "█".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from joblens.analysis.view import never_started
+from joblens.analysis.rule_input import never_started
+from joblens.core.units import (
+    render_bytes,
+    render_cores,
+    render_grams,
+    render_joules,
+    render_load,
+    render_seconds,
+)
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.nodes import render_nodes, render_state, render_steps
 from joblens.reports.style import WIDTH, Style
 from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
-from joblens.store.listing import name_nodes, shown_id
-from joblens.units import render_bytes, render_cores, render_grams, render_joules, render_seconds
+from joblens.store.catalog.listing import name_nodes, shown_id
 
 _MOST_GAPS = 3
 _MOST_EVENTS = 5
@@ -22,6 +29,9 @@ _MOST_TRAFFIC = 6
 _MOST_RUNS = 3
 _MUCH_UNSAMPLED = 0.1  # of the CPU time
 _LONGEST = 300  # of a sentence
+_SHORTEST_WORD = 4  # to which one that is too wide is cut
+_UNITS = frozenset("B KiB MiB GiB TiB PiB B/s KiB/s MiB/s GiB/s µs ms s min h d J kJ kWh W cores".split())
+_BEHIND = ",.;:)"
 _UNDER = " " * 13
 _PENDING = "PENDING"
 _WHOLE = "whole job"
@@ -59,7 +69,8 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     last = [took if _has_begun(job) else "", plain(state, 24)]
     room = style.width - sum(display_width(word) + 2 for word in last)
     where = name_nodes(job["nodes"]) if job.get("nodes") else job["node"] or ""
-    first, *others = _fitted(["job " + plain(shown_id(job)), job["name"], job["user"], where], room)
+    first = plain("job " + shown_id(job), room)  # whole if at all possible, for it is what is typed
+    others = _fitted([job["name"], job["user"], where], room - display_width(first) - 2)
     words = filter(None, [style(first, "bold"), *others, last[0], style(last[1], colour)])
     tags = "".join(f"  {name}:{value}" for name, value in (job.get("tags") or {}).items())
     lines = ["  ".join(words), *wrap("", record["verdict"], style.width)]
@@ -67,8 +78,9 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     lines += [style(plain(_began(job) + command, style.width), "dim")]
     lines += [style(line, "yellow") for line in _cut(record, style.width)]
     lines += [style(line, "dim") for line in (*_runs(record, style.width), *_array(record, style.width))]
+    lines += [style(line, "dim") for line in _inferred(job, style.width)]
     queue = _queue(job)
-    lines += [style(plain(queue, style.width), "dim")] if queue else []
+    lines += [style(line, "dim") for line in wrap("", queue, style.width)] if queue else []
     return lines + ([style(plain(f"tags{tags}", style.width), "dim")] if tags else [])
 
 
@@ -121,6 +133,16 @@ def _run(run: dict[str, Any], with_cluster: bool) -> str:
     return " ".join([*words, "on", run["cluster"]] if with_cluster else words)
 
 
+def _inferred(job: dict[str, Any], width: int) -> list[str]:
+    """Of a job that no batch system knows: what it is, and what its times are."""
+    if not _is_inferred(job):
+        return []
+    what = "session" if job["id"].startswith("s") else "process group"
+    end = "; its end is that of its last sample" if job["state"] == "ENDED" else ""
+    why = f": {job['reason']}" if end and job.get("reason") else ""
+    return wrap("", plain(f"inferred from {what} {job['id'][1:]}{end}{why}", _LONGEST), width)
+
+
 def _queue(job: dict[str, Any]) -> str:
     """Where it stood in line, and how long; nothing of a job that no scheduler started."""
     named = ((name, job.get(name)) for name in ("partition", "account", "qos"))
@@ -138,11 +160,15 @@ def _times(count: float) -> str:
 
 
 def _fitted(words: list[str], room: int) -> list[str]:
-    """Two blanks apart in so many columns: the widest gives way first."""
-    shown = [plain(word, room) for word in words]
-    while sum(display_width(word) + 2 for word in shown) - 2 > room:
+    """Two blanks apart in so many columns: the widest gives way first, and then the last."""
+    shown = [plain(word, max(room, 1)) for word in words if word]
+    given = list(filter(None, words))
+    while shown and sum(display_width(word) + 2 for word in shown) - 2 > room:
         widest = max(range(len(shown)), key=lambda number: display_width(shown[number]))
-        shown[widest] = plain(words[widest], display_width(shown[widest]) - 1)
+        if display_width(shown[widest]) > _SHORTEST_WORD:
+            shown[widest] = plain(given[widest], display_width(shown[widest]) - 1)
+        else:
+            shown.pop()
     return shown
 
 
@@ -166,7 +192,7 @@ def _bars(record: dict[str, Any], style: Style) -> list[str]:
     lines = [_bar_line("", "asked" if _is_batch(record["job"]) else "may use", "used", "peak", style)]
     if used["cores_mean"] is not None:
         part = used["cores_mean"] / asked["cores"] if asked["cores"] else None
-        mean, peak = _known(used["cores_mean"], _number), _known(used["cores_peak"], _number)
+        mean, peak = _known(used["cores_mean"], render_load), _known(used["cores_peak"], render_load)
         colour = "green" if (part or 0) >= 0.7 else "yellow" if (part or 0) >= 0.3 else "red"
         lines.append(_bar_line("CPU", _cores(asked["cores"]), mean, peak, style, part, colour))
     peak_bytes, limit = used["memory_peak_bytes"], asked["memory_bytes"]
@@ -200,7 +226,7 @@ def _cpu_time(record: dict[str, Any], style: Style) -> list[str]:
     used = record["used"]
     cpu, exact = used["cpu_seconds"], used.get("cpu_seconds_exact")
     line = _bar_line("CPU time", "", _known(cpu, render_seconds) or "unknown", "", style).rstrip()
-    if not _is_batch(record["job"]) or cpu is None:
+    if not (_is_batch(record["job"]) or _is_inferred(record["job"])) or cpu is None:
         return [line]
     if not record["data"]["exact"]:
         source = "sampled"
@@ -219,7 +245,7 @@ def _gpu_bars(record: dict[str, Any], style: Style) -> list[str]:
     mean = used["gpus_mean"]
     part = None if mean is None else mean / len(gpus)
     colour = "green" if (part or 0) >= 0.7 else "yellow" if (part or 0) >= 0.3 else "red"
-    figures = _known(asked["gpus"], _count), _known(mean, _number), _count(used["gpus"])
+    figures = _known(asked["gpus"], _count), _known(mean, render_load), _count(used["gpus"])
     shown = [_bar_line("GPU", *figures, style, part, colour)]
     most, whole = used["gpu_memory_peak_bytes"], asked["gpu_memory_bytes"]
     if most is not None:
@@ -235,7 +261,7 @@ def _count(value: float) -> str:
 def _bar_line(
     title: str, asked: str, used: str, peak: str, style: Style, part: float | None = None, colour: str = ""
 ) -> str:
-    first, second, third = (11, 13, 11) if style.width >= WIDTH else (10, 11, 10)
+    first, second, third = (11, 13, 11) if style.width >= WIDTH else (10, 12, 9)
     figures = (
         f"{plain(asked, first):>{first}}{plain(used, second - 1):>{second}}{plain(peak, third - 1):>{third}}"
     )
@@ -252,10 +278,6 @@ def _cores(cores: float | None) -> str:
     if not cores:
         return ""
     return f"{render_cores(cores)} core" + ("" if cores == 1 else "s")
-
-
-def _number(value: float) -> str:
-    return f"{value:.1f}" if value >= 0.095 or value == 0 else f"{value:.1g}"
 
 
 def _findings(record: dict[str, Any], style: Style) -> list[str]:
@@ -280,7 +302,7 @@ def _when(stretch: dict[str, Any], job: dict[str, Any]) -> str:
 def wrap(head: str, text: str, width: int = WIDTH) -> list[str]:
     """Lines of at most so many columns."""
     lines, line = [], head
-    for word in plain(text, _LONGEST).split(" "):
+    for word in _words(plain(text, _LONGEST)):
         for piece in _pieces(word, width - display_width(head)):
             blank = "" if not line.strip() or line == head else " "
             if display_width(line + blank + piece) > width:
@@ -288,6 +310,22 @@ def wrap(head: str, text: str, width: int = WIDTH) -> list[str]:
                 line, blank = " " * display_width(head), ""
             line += blank + piece
     return [*lines, line]
+
+
+def _words(text: str) -> Iterator[str]:
+    """A number and its unit are one."""
+    number = ""
+    for word in text.split(" "):
+        if number and word.rstrip(_BEHIND) in _UNITS:
+            number += " " + word
+            continue
+        if number:
+            yield number
+        number = word if word[-1:].isdigit() else ""
+        if not number:
+            yield word
+    if number:
+        yield number
 
 
 def _pieces(word: str, width: int) -> list[str]:
@@ -365,6 +403,8 @@ def _data(record: dict[str, Any], style: Style) -> list[str]:
 def _amounts(record: dict[str, Any]) -> list[str]:
     """`3 of 3 nodes, 170 of 180 samples, a gap of 10 s`"""
     data, nodes = record["data"], record.get("nodes") or []
+    if record["job"]["state"] == "RUNNING" and not data["samples"]:
+        return ["no sample has come yet"]
     is_batch = _is_batch(record["job"])
     expected = data.get("expected_samples")
     of = "" if expected is None else f" of {expected:,}"
@@ -388,7 +428,11 @@ def _amounts(record: dict[str, Any]) -> list[str]:
 
 def _is_batch(job: dict[str, Any]) -> bool:
     """Whether a scheduler told of it; it may not have told on which nodes it was."""
-    return job.get("nodes") is not None
+    return job.get("nodes") is not None and not _is_inferred(job)
+
+
+def _is_inferred(job: dict[str, Any]) -> bool:
+    return job.get("source") == "inferred"
 
 
 def _unknown_nodes(record: dict[str, Any]) -> list[str]:

@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from joblens.core.units import render_bytes, render_load
 from joblens.reports.style import Style
 from joblens.reports.width import plain
-from joblens.units import render_bytes
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _MOST_GPUS = 8
 _LITTLE_BYTES = 1 << 20
 TITLE, PEAK = 9, 15  # columns left and right of the sparks
+_PEAK_COLUMNS = 176  # into which the job is divided for its highest rate: those of the widest screen
 _LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("CPU", "cores", lambda most: f"{most:.1f} cores"),
+    ("CPU", "cores", lambda most: f"{render_load(most)} cores"),
     ("memory", "memory", render_bytes),
     ("read", "read", lambda most: render_bytes(most) + "/s"),
     ("written", "written", lambda most: render_bytes(most) + "/s"),
@@ -37,12 +38,23 @@ def render_timeline(record: dict[str, Any], style: Style) -> list[str]:
         if most > 0 and _says_something(record, name, most):
             top = record["asked"]["cores"] if name == "cores" else None
             line = style(sparks(values, max(top or 0.0, most)), "cyan")
-            # The same as above: over a stretch that is too short a tick of the clock would be the peak.
-            peak = (record["used"]["cores_peak"] if name == "cores" else None) or most
+            peak = _peak(record, name, most)
             lines.append(f" {title:<{TITLE - 1}}{line} {style(plain(show(peak), PEAK - 1), 'dim')}")
         if name == "cores":
             lines += _gpu_lines(record, columns, style)
     return [" " * TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
+
+
+def _peak(record: dict[str, Any], name: str, most: float) -> float:
+    """The same on every screen, though a narrow one has a longer mean in each column."""
+    job, used = record["job"], record["used"]
+    if name == "cores":  # as above: over a stretch that is too short a tick of the clock would be the peak
+        return used["cores_peak"] or most
+    if name in ("read", "written"):
+        values = resample(record["timeline"], name, job["start"], job["end"], _PEAK_COLUMNS)
+    else:
+        values = [point[name] for point in record["timeline"]]
+    return max((value for value in values if value is not None), default=most)
 
 
 def _says_something(record: dict[str, Any], name: str, most: float) -> bool:

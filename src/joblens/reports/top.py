@@ -9,16 +9,20 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
 from joblens.analysis.live import JobNow, NodeNow
+from joblens.core.units import render_bytes, render_cores
 from joblens.reports import panel
 from joblens.reports.panel import Cell, Column, Look, clip, render_panel
+from joblens.reports.text import wrap
 from joblens.reports.width import display_width, left, plain
-from joblens.units import render_bytes, render_cores
 
 BOTH, NODES, JOBS = "both", "nodes", "jobs"
 SORTS = ("cpu", "memory", "io", "gpu", "name")
 _TOTAL_BAR = 10
 _DIGITS = re.compile(r"(\d{1,18})", re.ASCII)
-_KEYS = "q quit  Tab nodes/jobs  c m i g n sort  / filter  space pause  ? help"
+# As many as there is room for, of which these come first on a narrow screen.
+_KEYS = ("q quit", "Tab nodes/jobs", "c m i g n sort", "/ filter", "space pause", "? help")
+_FIRST_KEYS = ("q quit", "? help", "Tab nodes/jobs", "/ filter", "space pause", "c m i g n sort")
+_MOST_TROUBLE = 4  # lines
 HELP = (
     "q, Ctrl-C      quit",
     "Tab            nodes and jobs, nodes only, jobs only",
@@ -79,14 +83,15 @@ class View(NamedTuple):
 
 def render_screen(view: View, width: int, height: int, look: Look) -> list[str]:
     """As many lines as the screen has; none is wider."""
+    foot = _foot(view, width, look)[-height:]
     lines = [_title(view, width, look)]
     if view.help:
         lines += ["", *(clip(line, width) for line in HELP)]
     else:
-        lines += [_totals(view, width, look), "", *_panels(view, width, height - 4, look)]
-    lines = lines[: max(height - 1, 0)]
-    lines += [""] * (height - 1 - len(lines))
-    return [*lines, _foot(view, width, look)][:height]
+        lines += [_totals(view, width, look), "", *_panels(view, width, height - 3 - len(foot), look)]
+    lines = lines[: height - len(foot)]
+    lines += [""] * (height - len(foot) - len(lines))
+    return [*lines, *foot]
 
 
 def _panels(view: View, width: int, room: int, look: Look) -> list[str]:
@@ -210,14 +215,17 @@ def _bytes(value: float | None) -> str:
 
 
 def _title(view: View, width: int, look: Look) -> str:
+    """The clock gives way first, then whom we ask, and last that it stands still."""
     clock = time.strftime("%H:%M:%S", time.localtime(view.moment))
-    words = f"joblens top  {plain(view.place, 40)}  {_count(view.nodes, 'node')}, {_count(view.jobs, 'job')}"
-    end = f"{'PAUSED' if view.paused else f'every {view.every:g} s'}  {clock}"
-    if display_width(words) + panel.GAP + len(end) > width:
-        return look.style(clip(words, width), "bold")
-    return look.style(left(words, width - len(end)), "bold") + look.style(
-        end, "yellow" if view.paused else "dim"
-    )
+    counts = f"{_count(view.nodes, 'node')}, {_count(view.jobs, 'job')}"
+    words = f"joblens top  {plain(view.place, 40)}  {counts}"
+    state = "PAUSED" if view.paused else f"every {view.every:g} s"
+    tries = ((words, f"{state}  {clock}"), (words, state), (f"joblens top  {counts}", state), (counts, state))
+    for begin, end in tries:
+        if display_width(begin) + panel.GAP + len(end) <= width:
+            colour = "yellow" if view.paused else "dim"
+            return look.style(left(begin, width - len(end)), "bold") + look.style(end, colour)
+    return look.style(clip(words, width), "bold")
 
 
 def _count(things: Sequence[object], what: str) -> str:
@@ -238,7 +246,7 @@ def _totals(view: View, width: int, look: Look) -> str:
 
 def _sums(nodes: Sequence[NodeNow]) -> list[tuple[str, str, float | None]]:
     def both(used: float | None, whole: float | None, show: Callable[[float], str]) -> str:
-        return f"{'-' if used is None else show(used)} of {show(whole or 0)}"
+        return f"{'-' if used is None else show(used)} of {show(whole)}" if whole else "-"
 
     cores, cpu = _add(*(node.cores for node in nodes)), _add(*(node.cpu for node in nodes))
     found = [("CPU", both(cpu, cores, _tenths) + " cores", _part(cpu, cores))]
@@ -255,21 +263,33 @@ def _tenths(value: float) -> str:
     return f"{value:g}" if value == int(value) else f"{value:.1f}"
 
 
-def _foot(view: View, width: int, look: Look) -> str:
+def _foot(view: View, width: int, look: Look) -> list[str]:
     if view.typing:
-        return clip(f"show only: {plain(view.wanted, 60)}_   Enter: done  Esc: all", width)
+        return [clip(f"show only: {plain(view.wanted, 60)}_   Enter: done  Esc: all", width)]
     if view.trouble:
-        return look.style(clip(plain(view.trouble, 500), width), "red")
+        lines = wrap("", view.trouble, width)
+        last = [*lines[: _MOST_TROUBLE - 1], clip(" ".join(lines[_MOST_TROUBLE - 1 :]), width)]
+        return [look.style(line, "red") for line in last if line]
     if view.help:
-        return look.style(clip("any key: back", width), "dim")
+        return [look.style(clip("any key: back", width), "dim")]
     only = f"only '{plain(view.wanted, 20)}'  " if view.wanted else ""
-    return look.style(clip(f"{only}by {view.sort}{' ^' if view.reverse else ''}  {_KEYS}", width), "dim")
+    shown = f"{only}by {view.sort}{' ^' if view.reverse else ''}"
+    return [look.style(clip("  ".join([shown, *_hints(width - display_width(shown))]), width), "dim")]
 
 
-def render_tables(view: View) -> list[str]:
-    """Without a terminal: two tables with all columns."""
+def _hints(room: int) -> list[str]:
+    """Whole ones: half a key is none."""
+    chosen: list[str] = []
+    for key in _FIRST_KEYS:
+        if sum(len(it) + 2 for it in (*chosen, key)) <= room:
+            chosen.append(key)
+    return [key for key in _KEYS if key in chosen]
+
+
+def render_tables(view: View, room: int | None = None) -> list[str]:
+    """Two tables, with all columns if `room` does not say how wide the screen is."""
     nodes, jobs = choose(view)
-    lines = panel.render_plain(_NODE_COLUMNS, [_node_cells(node) for node in nodes])
+    lines = panel.render_plain(_NODE_COLUMNS, [_node_cells(node) for node in nodes], room)
     if not jobs:
         return [*lines, "", "no job is running"]
-    return [*lines, "", *panel.render_plain(_JOB_COLUMNS, [_job_cells(job) for job in jobs])]
+    return [*lines, "", *panel.render_plain(_JOB_COLUMNS, [_job_cells(job) for job in jobs], room)]

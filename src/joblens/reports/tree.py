@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from joblens.analysis.processes import is_own
+from joblens.core.units import render_bytes, render_seconds
 from joblens.reports.width import left, plain
-from joblens.units import render_bytes, render_seconds
 
 _MOST_LINES = 12
 _MANY_ALIKE = 3  # calls of one program with other arguments that stand together
@@ -20,12 +21,14 @@ class _Node:
     def __init__(self, process: dict[str, Any]) -> None:
         self.process = process
         self.children: list[_Node] = []
-        self.count = 1
-        self.cpu = float(process["cpu_seconds"] or 0)
+        alike = int(process.get("alike") or 0)  # others of the program, that are not kept one by one
+        self.count = 1 + alike
+        self.cpu = float(process["cpu_seconds"] or 0) + float(process.get("alike_cpu_seconds") or 0)
         self.memory = int(process["memory_peak_bytes"] or 0)
         self.threads = int(process["threads"] or 0)
-        self.title = _title(process)
+        self.title = _program(process) if alike else _title(process)
         self.left_behind = bool(process.get("left_behind"))
+        self.is_program = alike > 0  # it stands for calls with other arguments too
 
     @property
     def birth(self) -> tuple[int, int]:
@@ -48,25 +51,33 @@ class _Node:
 def render_tree(processes: list[dict[str, Any]], width: int, unsampled: float = 0.0) -> list[str]:
     """`unsampled`: CPU seconds of processes that no sample has seen."""
     lines: list[str] = []
+    own = [process for process in processes if is_own(process["command"] or "")]
     _render(_merged(_grow(processes[:_MOST_PROCESSES])), "", lines, width, top=True)
     if len(lines) > _MOST_LINES:
         rest = len(lines) - _MOST_LINES + 1
         lines = [*lines[: _MOST_LINES - 1], f" … and {rest} more, see --json"]
+    if own:
+        lines.append(_own_line(own, width))
     if unsampled:
         lines.append(_line(" short-lived, not sampled", unsampled, "", 0, width))
     return lines
 
 
 def _grow(processes: list[dict[str, Any]]) -> list[_Node]:
-    """Those at the top. A pid comes round again: the parent is who had it last before the child was born."""
+    """Those at the top. A pid is reused: the parent is who had it last before the child was born.
+
+    What joblens itself has started is a child of who started joblens.
+    """
     nodes = sorted((_Node(process) for process in processes), key=lambda node: node.birth)
-    living: dict[tuple[str, int], _Node] = {}
+    living: dict[tuple[str, int], _Node | None] = {}
     tops: list[_Node] = []
     for node in nodes:
         place = node.process["node"]
         parent = living.get((place, node.process["parent"]))
-        (parent.children if parent else tops).append(node)
-        living[place, node.process["pid"]] = node
+        own = is_own(node.process["command"] or "")
+        if not own:
+            (parent.children if parent else tops).append(node)
+        living[place, node.process["pid"]] = parent if own else node
     return tops
 
 
@@ -88,10 +99,10 @@ def _merged(nodes: list[_Node]) -> list[_Node]:
 
 
 def _by_program(name: str, nodes: list[_Node]) -> list[_Node]:
-    if len(nodes) < _MANY_ALIKE:
+    if len(nodes) < _MANY_ALIKE and not any(node.is_program for node in nodes):
         return nodes
     first, *others = nodes
-    first.title = name
+    first.title, first.is_program = name, True
     for other in others:
         first.take(other)
     return [first]
@@ -119,6 +130,13 @@ def _render(nodes: list[_Node], indent: str, lines: list[str], width: int, top: 
         title = plain(node.title, max(room - len(head) - len(count), _SHORTEST_TITLE))
         lines.append(_line(head + title + count, node.cpu, render_bytes(node.memory), node.threads, width))
         _render(node.children, indent + ("" if top else "  " if last else "│ "), lines, width, top=False)
+
+
+def _own_line(own: list[dict[str, Any]], width: int) -> str:
+    cpu = sum(float(process["cpu_seconds"] or 0) for process in own)
+    most = max(int(process["memory_peak_bytes"] or 0) for process in own)
+    count = f" ×{len(own)}" if len(own) > 1 else ""
+    return _line(f" joblens itself{count}", cpu, render_bytes(most), 0, width)
 
 
 def _line(name: str, cpu: float, memory: str, threads: int, width: int) -> str:

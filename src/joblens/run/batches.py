@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Tuple
 
-from joblens.agent.batch import Batch
-from joblens.errors import sentence
-from joblens.files import write_whole
-from joblens.model import Sample
+from joblens.core.errors import sentence
+from joblens.core.files import write_whole
+from joblens.core.model import Sample
+from joblens.wire.batch import Batch
 
 # A batch is written after so many seconds or values: what a crash can lose, and what is held in memory.
 # The first ones come sooner, for most jobs are short.

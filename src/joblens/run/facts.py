@@ -8,9 +8,10 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from joblens import __version__
-from joblens.errors import UsageError
-from joblens.host import Host
-from joblens.run.limits import read_limits
+from joblens.collectors.cgroup_limits import read_limits
+from joblens.core.errors import UsageError
+from joblens.core.host import Host
+from joblens.run.gpu_variables import given_gpus
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that look like others
 # Of all jobs that begin in one second and share a store, which are as many as a launcher starts on all nodes,
@@ -53,8 +54,6 @@ def parse_tags(texts: List[str]) -> Dict[str, str]:
 def collect(
     host: Host, command: List[str], name: str, tags: Dict[str, str], interval: float
 ) -> Dict[str, Any]:
-    from joblens.run.gpus import given_gpus
-
     uid = os.getuid()
     node = host.name()
     return {

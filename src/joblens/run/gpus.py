@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Callable, Collection, Dict, FrozenSet, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Callable, Collection, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 from joblens.attribution.devices import Given, JobName
 from joblens.attribution.gpu_shares import OWNED_GPU_PROCESS, GpuShares
-from joblens.collectors.gpu_reading import GPU, GPU_PROCESS
-from joblens.collectors.late import late_gpus
-from joblens.host import Host
-from joblens.model import Key, Rows
+from joblens.collectors.gpu.reading import GPU, GPU_PROCESS
+from joblens.collectors.lazy import lazy_gpus
+from joblens.core.host import Host
+from joblens.core.model import Key, Rows
 
-# By vendor, the first that is set. Inside a job that may open only its own cards, drivers number these from 0
-# and so do these variables, while Slurm's numbers are the node's.
-_VARIABLES = (
-    ("cuda", ("CUDA_VISIBLE_DEVICES",)),
-    ("amd", ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")),
-    ("intel", ("ZE_AFFINITY_MASK",)),
-)
-_SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 _PATIENCE = 0.25  # seconds that a driver may hold up the looks at a job
-
-
-def given_gpus(environment: Mapping[str, str]) -> Optional[Tuple[str, ...]]:
-    """As UUID, index or VENDOR:INDEX. None where nothing is said: any may be used and none is held."""
-    found: List[str] = []
-    said = [(vendor, environment[name]) for vendor, name in _set_variables(environment)]
-    for vendor, text in said:
-        found += [f"{vendor}:{word}" if word.isdigit() else word for word in _words(text)]
-    slurm = next((name for name in _SLURM if name in environment), "")
-    if slurm and not said:
-        return tuple(_words(environment[slurm]))
-    return tuple(found) if said else None
-
-
-def _set_variables(environment: Mapping[str, str]) -> Iterator[Tuple[str, str]]:
-    # NVIDIA's numbers are the driver's if the user has said so; else CUDA takes the fastest as the first.
-    by_bus = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    for vendor, variables in _VARIABLES:
-        for name in [name for name in variables if name in environment][:1]:
-            yield "nvidia" if vendor == "cuda" and by_bus else vendor, name
-
-
-def _words(text: str) -> Iterator[str]:
-    """Up to the first that is none, as CUDA reads it. Level Zero names a part of a card as CARD.TILE."""
-    for word in map(str.strip, text.split(",")):
-        if word in ("", "-1", "NoDevFiles"):
-            return
-        card, dot, tile = word.partition(".")
-        yield card if dot and card.isdigit() and tile.isdigit() else word
 
 
 class JobGpus:
@@ -62,7 +25,7 @@ class JobGpus:
         self._errors: Dict[Tuple[str, str], int] = {}  # by vendor and what was wrong, at how many looks
         self._read: Optional[Callable[[], Tuple[Rows, ...]]] = None
         with suppress(FileNotFoundError):
-            self._read = late_gpus(host, patience=_PATIENCE)
+            self._read = lazy_gpus(host, patience=_PATIENCE)
 
     def read(self, pids: Collection[int]) -> Tuple[Rows, ...]:
         """Nothing where there are none: that does not change while a job runs."""

@@ -17,9 +17,9 @@ from collections import Counter
 from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from joblens.attribution.sharing import Memory, SharedMemory, private
-from joblens.collectors.processes import PROCESS, ProcessKey
-from joblens.collectors.pss import read_pss
-from joblens.host import Host
+from joblens.collectors.process.collector import PROCESS, ProcessKey
+from joblens.collectors.process.pss import read_pss
+from joblens.core.host import Host
 
 _HIGHER = 1.02
 _PATIENCE = 100  # all other counts together take a hundredth of the time

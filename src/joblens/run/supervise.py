@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import Any, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
-from joblens.errors import sentence
+from joblens.core.errors import sentence
 from joblens.run.clock import Clock, start_clock
-from joblens.run.marks import VARIABLE
-from joblens.run.start import spawn
+from joblens.run.sampler_process import SamplerProcess, passed_signals, try_to_sample
+from joblens.run.spawn import VARIABLE, spawn
 from joblens.run.streams import let_go
 from joblens.run.terminal import bring_to_front, foreground
-from joblens.run.totals import Totals, difference, read_io
-from joblens.run.watcher import Watcher, passed_signals, try_to_watch
+from joblens.run.totals import Inherited, Totals, difference, parse_own_io, read_inherited, read_io
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36  # prctl(2)
 _SI_KERNEL = 0x80  # sigaction(2)
@@ -36,46 +35,51 @@ class Ended(NamedTuple):
     problems: List[str]
 
 
-def supervise(command: List[str], facts: Dict[str, Any], folder: str) -> Ended:
-    """Raises NotStartedError if the command cannot be run, and NoRoomError if it cannot be run beside us."""
-    return _Supervisor(facts, folder).run(command)
+def supervise(
+    command: List[str], facts: Dict[str, Any], folder: str, meanwhile: Callable[[], None] = lambda: None
+) -> Ended:
+    """Raises NotStartedError if the command cannot be run, and NoRoomError if it cannot be run beside us.
+
+    `meanwhile` is called when the command has ended, while the last sample is taken.
+    """
+    return _Supervisor(facts, folder, meanwhile).run(command)
 
 
 class _Supervisor:
-    def __init__(self, facts: Dict[str, Any], folder: str) -> None:
-        self.facts, self.folder = facts, folder
+    def __init__(self, facts: Dict[str, Any], folder: str, meanwhile: Callable[[], None]) -> None:
+        self.facts, self.folder, self.meanwhile = facts, folder, meanwhile
         self.waited: Set[int] = {signal.SIGCHLD, *passed_signals()}
         self.child = 0
         self.status: Optional[int] = None
         self.totals = Totals()
         self.problems: List[str] = []
         self._of_watcher: Dict[str, int] = {}
-        self.watcher: Optional[Watcher] = None
+        self.watcher: Optional[SamplerProcess] = None
 
     def run(self, command: List[str]) -> Ended:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours and not init's, and so stay the job's
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self.waited, *_HELD})
         clock = start_clock()
-        self.watcher = try_to_watch(self.facts, self.folder, clock, self.problems)
+        self.watcher = try_to_sample(self.facts, self.folder, clock, self.problems)
         io_before = read_io()
         start = clock.now()
         try:
             self.child = spawn(command, mask, {VARIABLE.encode(): os.fsencode(self.folder)})
         except OSError:
-            self._end_watcher()
+            self._end_watcher(None)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             raise
         if self.watcher:
-            self.watcher.say_begun()
+            self.watcher.say_begun(self.child)
         let_go((0, 1), keep=self.watcher.words if self.watcher else ())
         try:
             self._wait()
         except Exception as error:  # whatever is wrong with us, the command's end is waited for
             self.problems.append(f"{type(error).__name__} in joblens: {sentence(error)}")
             self._wait_plainly()
-        end = clock.now()
-        io = difference(read_io(), io_before, self._of_watcher)
-        self._end_watcher()
+        end, inherited = clock.now(), read_inherited()
+        io = difference(parse_own_io(inherited.io), io_before, self._of_watcher)
+        self._end_watcher(inherited, self.meanwhile)
         return Ended(
             self.status or 0, start, end, self.totals._replace(io=io), self.problems + _clock_problem(clock)
         )
@@ -163,8 +167,12 @@ class _Supervisor:
         except PermissionError as error:  # it has become another user's
             self.problems.append(f"signal {number} could not be passed on: {sentence(error)}")
 
-    def _end_watcher(self) -> None:
+    def _end_watcher(
+        self, inherited: Optional[Inherited], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         if self.watcher:
+            self.watcher.say_ended(inherited)
+            meanwhile()
             self.problems += self.watcher.end()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import resource
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, Optional
 
-from joblens.collectors.process_files import parse_io
+from joblens.collectors.process.files import parse_io
+from joblens.core.named_tuple import NamedTuple
 
 
 class Totals(NamedTuple):
@@ -36,6 +37,25 @@ class Totals(NamedTuple):
         )
 
 
+class Inherited(NamedTuple):
+    """What the supervisor has waited for so far: its own files in /proc, as the kernel writes them."""
+
+    stat: bytes
+    io: bytes  # empty where the kernel does not tell
+
+
+def read_inherited() -> Inherited:
+    return Inherited(_read_own("stat"), _read_own("io"))
+
+
+def _read_own(name: str) -> bytes:
+    try:
+        with open(f"/proc/self/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def read_own_mark() -> int:
     """The largest that this program has been. What getrusage(2) tells of us has our parent's in it."""
     try:
@@ -48,11 +68,13 @@ def read_own_mark() -> int:
 
 def read_io() -> Optional[Dict[str, int]]:
     """Ours, and that of all children that we have waited for. None where the kernel does not tell."""
-    try:
-        with open("/proc/self/io", "rb") as file:
-            read_chars, written_chars, _, _, read, written, _ = parse_io("proc/self/io", file.read())
-    except OSError:
+    return parse_own_io(_read_own("io"))
+
+
+def parse_own_io(data: bytes) -> Optional[Dict[str, int]]:
+    if not data:
         return None
+    read_chars, written_chars, _, _, read, written, _ = parse_io("proc/self/io", data)
     return {"read_chars": read_chars, "written_chars": written_chars, "read": read, "written": written}
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-
-from joblens.errors import ConfigError
+from joblens.core.errors import ConfigError
 from joblens.schedulers.facts import Scheduler
 
 NAMES = ("slurm", "flux", "pbs", "none")
@@ -13,9 +11,11 @@ _COMMANDS = {"slurm": "squeue", "flux": "flux", "pbs": "qstat"}
 
 def open_scheduler(name: str = "") -> Scheduler | None:
     """By its name, or the first one that is installed here; `none` is None."""
+    import shutil  # takes 2 ms to load, and who asks a record for its nodes loads this package
+
     name = name or next((it for it, command in _COMMANDS.items() if shutil.which(command)), "none")
     if name == "slurm":
-        from joblens.schedulers.slurm import Slurm
+        from joblens.schedulers.slurm.client import Slurm
 
         return Slurm()
     if name == "flux":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from joblens.errors import OutsideError
+from joblens.core.errors import OutsideError
 
 TIMEOUT_SECONDS = 60.0
 MOST_BYTES = 256 << 20

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from joblens.core.named_tuple import NamedTuple
 
 
 class Resources(NamedTuple):
@@ -85,6 +87,7 @@ class Scheduler(Protocol):
 
     name: str
     accounting_apart: bool  # `ended` asks another daemon than `live`, and can be asked more often
+    by_samples: bool  # all that it knows are samples in the lake; which jobs count can change while they run
 
     def live(self) -> Sequence[JobFacts]:
         """Those that wait or run now."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.schedulers.json_text import list_at, load, number_at, text_at, time_at, whole_at
+from joblens.schedulers.json_fields import list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import expand
-from joblens.schedulers.told import Told, understood
+from joblens.schedulers.parse_result import Told, understood
 
 _ALL = ["flux", "jobs", "-A", "--json", "--count=0"]
 _STATES = {  # in Slurm's words, as everything else here; RFC 21 has Flux's
@@ -36,6 +36,7 @@ _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"  # RFC 19
 class Flux:
     name = "flux"
     accounting_apart = False
+    by_samples = False
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self.timeout = timeout

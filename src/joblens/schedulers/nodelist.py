@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
 
 MOST = 65_536  # names in one list: as many as Slurm itself lets a range have
 _MOST_BRACKETS = 8

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from joblens.errors import OutsideError
+from joblens.core.errors import OutsideError
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import JobFacts, Resources
-from joblens.schedulers.json_text import at, load, number_at, whole_at
-from joblens.schedulers.slurm_text import clock, parse_duration
-from joblens.schedulers.told import Told, understood
+from joblens.schedulers.json_fields import at, load, number_at, whole_at
+from joblens.schedulers.parse_result import Told, understood
+from joblens.schedulers.slurm.fields import clock, parse_duration
 from joblens.schedulers.tres import parse_memory
 
 _STATES = {  # in Slurm's words, as everything else here; of those that have ended, see _how_it_ended
@@ -47,6 +47,7 @@ _MOST_NODES = 65_536
 class Pbs:
     name = "pbs"
     accounting_apart = False
+    by_samples = False
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self.timeout = timeout

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from joblens.errors import MalformedError
+from joblens.core.errors import MalformedError
 from joblens.schedulers.facts import Resources
 
 _MIB = 1 << 20

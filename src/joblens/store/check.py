@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from joblens.store import records
-from joblens.store.damage import record_gap, set_aside
-from joblens.store.folder import list_folder
 from joblens.store.home import Home
-from joblens.store.lake import Lake
+from joblens.store.lake.damage import record_gap, set_aside
+from joblens.store.lake.folder import list_folder
+from joblens.store.lake.lake import Lake
 
 Progress = Callable[[int, int], None]
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.errors import OutsideError
+from joblens.core.errors import OutsideError
 
 # File systems of one machine, on which SQLite's locks and shared memory work. Any other may be shared by
 # several machines (nfs, lustre, gpfs, beegfs, cephfs, dvs, …) or be a program's (fuse), and is taken so.

@@ -1,28 +1,30 @@
 """Jobs on their way into the store: from the batches that are written while a job runs to the lake.
 
-Those of a short job need not go there at once: joblens.store.waiting.
+Those of a short job need not go there at once: joblens.store.pending.
+
+`joblens run` loads this before it starts the command, so what only the end of a job needs is loaded then.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.agent.batch import decode
-from joblens.errors import MalformedError, OutsideError
-from joblens.files import list_names, now_at, sync_folder, write_whole
-from joblens.json_file import parse_json
-from joblens.model import Sample
-from joblens.store.columns import check, storable
+from joblens.core.errors import MalformedError, OutsideError
+from joblens.core.files import list_names, now_at, write_quickly, write_whole
+from joblens.core.json_file import parse_json
 from joblens.store.home import Home, safe_name
-from joblens.store.lake import Lake
+from joblens.store.lake.columns import check, storable
 from joblens.store.records import LARGEST, render_record
 from joblens.store.shape import check_end, check_facts
+
+if TYPE_CHECKING:
+    from joblens.core.model import Sample
+    from joblens.store.lake.lake import Lake
 
 _FACTS, _END = "job.json", "end.json"
 # So many values are held in memory and go into one file. Whoever does it again after a crash must come to
@@ -48,13 +50,15 @@ class Incoming(NamedTuple):
 
 
 def begin(home: Home, facts: dict[str, Any]) -> Path:
-    """The folder for the batches of a job that starts."""
+    """The folder for the batches of a job that starts.
+
+    The command does not wait for the disk: joblens.run.sampler has its facts written out.
+    """
     if storable(facts["id"]) != facts["id"]:
         raise OutsideError(f"{facts['id']!r:.60} cannot be the id of a job: it is no UTF-8")
     folder = home.incoming / safe_name(facts["id"])
     folder.mkdir(mode=0o700)
-    sync_folder(str(folder))
-    write_whole(str(folder / _FACTS), render_record(facts))
+    write_quickly(str(folder / _FACTS), render_record(facts))
     return folder
 
 
@@ -222,6 +226,8 @@ def _count(samples: list[Sample]) -> int:
 
 
 def _load_batch(path: Path, job: str) -> tuple[int, list[Sample]]:
+    from joblens.wire.batch import decode
+
     header, samples = decode(path.read_bytes())
     check(samples)
     sequence = header.get("sequence")
@@ -241,6 +247,8 @@ def _put_aside(path: Path) -> str:
 
 def remove(found: Incoming) -> None:
     """Once record and samples are there. The facts go first: without them nobody takes it for a job."""
+    import shutil
+
     (found.folder / _FACTS).unlink(missing_ok=True)
     shutil.rmtree(found.folder, ignore_errors=True)
 

@@ -1,17 +1,20 @@
 """The one interface through which samples are read, and its implementation over the lake.
 
-joblens.store.samples has another, over samples in memory. Counters come raw; `joblens.analysis.rates` makes
-rates of them. SQL does not leave this module.
+joblens.store.memory_reader has another, over samples in memory. Counters come raw;
+`joblens.analysis.series.rates` makes rates of them. SQL does not leave this module.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from joblens.store.columns import identifier
-from joblens.store.lake import Files, Lake
+from joblens.core.named_tuple import NamedTuple
+from joblens.store.lake.columns import identifier
+
+if TYPE_CHECKING:
+    from joblens.store.lake.lake import Files, Lake
 
 # The columns that name what was measured, and the numbers among those that only describe it.
 KEYS = frozenset("time pid start parent group session terminal uid tid state".split())

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.files import publish, sync_folder, unfinished_name, write_whole
+from joblens.core.errors import MalformedError
+from joblens.core.files import publish, sync_folder, unfinished_name, write_whole
 from joblens.store.home import safe_name
 from joblens.store.shape import check_head, check_record
 

@@ -6,8 +6,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from joblens.errors import MalformedError
-from joblens.files import list_names
+from joblens.core.errors import MalformedError
+from joblens.core.files import list_names
 from joblens.store import ingest
 from joblens.store.home import Home
 

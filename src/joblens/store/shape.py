@@ -59,7 +59,7 @@ _JOB = (
     _shape(_moment, "end")
     | _shape(_text, "state node source command folder")
     | _shape(_whole, "exit_code signal uid")
-    | _shape(_named_texts, "tags")
+    | _shape(_named_texts, "tags environment")
     | _shape(_texts, "nodes")
     | _shape(
         _text,
@@ -69,8 +69,9 @@ _JOB = (
     | _shape(_amount, "restarts")
 )
 _ASKED = _shape(_amount, "nodes cores memory_bytes time_seconds gpus gpu_memory_bytes")
-_USED = _shape(_text, "memory_from") | _shape(
+_USED = _shape(_text, "memory_from device") | _shape(
     _amount,
+    "user_seconds system_seconds read_chars_bytes written_chars_bytes major_faults involuntary_switches "
     "duration_seconds cpu_seconds cores_mean cores_peak memory_peak_bytes memory_mean_bytes read_bytes "
     "written_bytes processes threads_peak gpus gpus_mean gpu_memory_peak_bytes gpu_energy_joules "
     "node_idle_cores cpu_seconds_exact unsampled_seconds forks run_delay_seconds run_delay_share "
@@ -96,9 +97,17 @@ _STEP = (
     | _shape(_amount, "tasks user_seconds system_seconds memory_peak_bytes")
 )
 _POINT_TIMES = _shape(_moment, "start end")
-_POINT = _shape(_amount, "cores memory read written threads")
+_POINT = _shape(_amount, "cores system memory read written threads processes delayed blocked")
 _PROCESS_NAMES = _shape(_whole, "pid start parent") | _shape(_text, "name command node")
-_PROCESS = _shape(_amount, "cpu_seconds memory_peak_bytes threads")
+_PROCESS = (
+    _shape(
+        _amount,
+        "cpu_seconds user_seconds system_seconds memory_peak_bytes file_peak_bytes threads read_bytes "
+        "written_bytes looks looks_waiting run_delay_seconds alike alike_cpu_seconds",
+    )
+    | _shape(_moment, "first last")
+    | _shape(_flag, "exact left_behind")
+)
 _GPU_NAMES = _shape(_text, "node gpu index model given") | _shape(_flag, "used")
 _GPU = _shape(_moment, "first_use last_use") | _shape(
     _amount, "busy_mean busy_peak memory_peak_bytes memory_total_bytes energy_joules"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 NO_FILE = 66  # an exit code: what would say where to call is not seen there, or nobody answers
 # $1 is the Python that is at work here, $2 the bootstrap, $3 the address of the hub, and where there is no
-# input (joblens.usermode.tasks_of_pbs) $4 the host and $5 a file.
+# input (joblens.usermode.pbs_tasks) $4 the host and $5 a file.
 PYTHON_FINDER = """\
 for p in "$1" python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9; do
   command -v "$p" >/dev/null 2>&1 || continue

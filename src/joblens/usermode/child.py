@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO
 
-from joblens.errors import OutsideError
+from joblens.core.errors import OutsideError
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _LONGEST_LINE = 4096

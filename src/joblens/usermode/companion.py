@@ -26,10 +26,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.config import TsdbSettings, UsermodeSettings
-from joblens.errors import JoblensError, OutsideError, UsageError, sentence
-from joblens.files import write_quickly
-from joblens.store.promql import Server
+from joblens.core.config import TsdbSettings, UsermodeSettings
+from joblens.core.errors import JoblensError, OutsideError, UsageError, sentence
+from joblens.core.files import write_quickly
+from joblens.store.tsdb.promql import Server
 from joblens.usermode.scraping import Target, bcrypt, scrape_config
 
 PROMETHEUS, VICTORIAMETRICS = "prometheus", "victoriametrics"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from joblens.errors import JoblensError
+from joblens.core.errors import JoblensError
 from joblens.schedulers.command import run_command
 from joblens.schedulers.facts import JobFacts, Resources
 from joblens.usermode.hosts import Allocation, flux_job
@@ -21,7 +21,7 @@ _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 
 def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) -> JobFacts:
     """What a job's own environment tells."""
-    from joblens.host import Host
+    from joblens.core.host import Host
     from joblens.run.facts import cores, memory
 
     uid, host = os.getuid(), Host()
@@ -46,7 +46,7 @@ def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) ->
 
 def little_memory() -> int:
     """Bytes that may be used here, if they are too few for more than to watch and to keep what is seen."""
-    from joblens.host import Host
+    from joblens.core.host import Host
     from joblens.run.facts import memory
 
     found = memory(Host())
@@ -61,8 +61,8 @@ def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts
         return _pbs(allocation, seconds)
     if allocation.scheduler != "slurm":
         return None
-    from joblens.schedulers.slurm import Slurm
-    from joblens.schedulers.slurm_text import ENDED
+    from joblens.schedulers.slurm.client import Slurm
+    from joblens.schedulers.slurm.fields import ENDED
 
     found = _scontrol(allocation, seconds)
     if found is not None and found.state not in ENDED:
@@ -101,7 +101,7 @@ def _scontrol(allocation: Allocation, seconds: float) -> JobFacts | None:
         text = run_command(["scontrol", "-o", "show", "job", allocation.job], _TIMES, seconds)
     except JoblensError:
         return None
-    from joblens.schedulers.slurm_scontrol import parse_scontrol
+    from joblens.schedulers.slurm.scontrol import parse_scontrol
 
     jobs = parse_scontrol(text, allocation.cluster).jobs
     return next((job for job in jobs if job.id == allocation.job), None)

@@ -13,24 +13,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.agent.client import Client
-from joblens.agent.frame import read_header
-from joblens.agent.mac import Head, digest_of, make_token, sign
-from joblens.config import split_url
-from joblens.errors import JoblensError, MalformedError, OutsideError, sentence
-from joblens.files import list_names, write_quickly
+from joblens.core.config import split_url
+from joblens.core.errors import JoblensError, MalformedError, OutsideError, sentence
+from joblens.core.files import list_names, write_quickly
+from joblens.core.json_file import parse_json
 from joblens.hub.cursors import read_cursor
 from joblens.hub.segments import OPEN, SEALED
 from joblens.jobs.facts import from_plain, to_plain
 from joblens.jobs.finish import make_record
-from joblens.json_file import parse_json
 from joblens.schedulers.facts import JobFacts
 from joblens.store.home import Home, find_home
-from joblens.store.lake import Lake
+from joblens.store.lake.lake import Lake
 from joblens.store.reader import LakeReader, Span
 from joblens.store.records import save_record
 from joblens.usermode.child import Child
-from joblens.usermode.extras import sink_of_server
+from joblens.usermode.companions import sink_of_server
 from joblens.usermode.facts import ask_scheduler, has_ended
 from joblens.usermode.session import (
     BEAT_SECONDS,
@@ -45,7 +42,10 @@ from joblens.usermode.session import (
     list_sessions,
 )
 from joblens.usermode.settings import PERIOD_SECONDS, hub_settings
-from joblens.usermode.written import not_written
+from joblens.usermode.write_check import not_written
+from joblens.wire.frame import read_header
+from joblens.wire.http_client import Client
+from joblens.wire.mac import Head, digest_of, is_answer, make_token, sign
 
 _END_SECONDS = 150.0  # longer than the holder takes for agents, sinks and servers
 _KILL_SECONDS = 5.0
@@ -352,8 +352,9 @@ def _send(session: Session, url: str) -> list[str]:
     for host, path in _spooled(session):
         batch = path.read_bytes()
         token = make_token(key, cluster, host)
-        answer = client.post("/v1/batch", _signed(token, cluster, host, batch), batch)
-        if answer.status not in (200, 400, 413):
+        fields = _signed(token, cluster, host, batch)
+        answer = client.post("/v1/batch", fields, batch)
+        if not is_answer(token.encode(), fields, *answer) or answer.status not in (200, 400, 413):
             raise OutsideError(
                 f"the hub answers {answer.status}: {answer.body.decode('utf-8', 'replace'):.200}"
             )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.errors import MalformedError, OutsideError, UsageError
+from joblens.core.errors import MalformedError, OutsideError, UsageError
 from joblens.schedulers.command import run_command
 from joblens.schedulers.nodelist import expand
 

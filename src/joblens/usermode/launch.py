@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from joblens.errors import OutsideError
+from joblens.core.errors import OutsideError
 from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER
 from joblens.usermode.hosts import Allocation, flux_hosts, flux_job, is_here, short_name
 
@@ -104,7 +104,7 @@ def _pbs(hosts: tuple[str, ...], env: Mapping[str, str], hub: str, folder: str) 
     """As tasks of the job, which PBS itself starts and ends."""
     program = _program("pbs_tmrsh", _folder_of_pbs(env))
     words = (f"{folder}/call", hub.rpartition(":")[0], program, hub, *hosts)
-    command = (sys.executable, "-m", "joblens.usermode.tasks_of_pbs", *words)
+    command = (sys.executable, "-m", "joblens.usermode.pbs_tasks", *words)
     return Launch(command, hosts, labelled=True, labels=hosts)
 
 

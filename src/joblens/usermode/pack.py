@@ -13,22 +13,17 @@ import zipfile
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 
 # What the agent loads, late or at once. A test holds that nothing is missing.
-_FOLDERS = ("", "agent", "attribution", "collectors")
+_FOLDERS = ("core", "wire", "collectors", "attribution", "agent")
+_MODULES = ("__init__.py", "__main__.py")
 _COMMANDS = ("__init__.py", "agent.py", "daemon.py", "settings.py")
-_NOT_NEEDED = ("api.py", "record.py")
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same file from the same code
 _SHEBANG = b"#!/usr/bin/env python3\n"
-_SELDOM = (
-    "collectors/external",
-    "collectors/gpu_",
-    "collectors/gpus",
-    "collectors/energy",
-    "collectors/lustre",
-)
+_SELDOM = tuple(f"collectors/{name}" for name in ("external/", "gpu/", "energy/", "lustre"))
 _UNCHECKED = (1).to_bytes(4, "little")  # PEP 552: known by a hash of its source, which is not looked at
 
 
@@ -57,9 +52,17 @@ def _compiled(name: str, source: bytes) -> bytes:
 def _sources() -> Iterator[tuple[str, bytes]]:
     top = files("joblens")
     yield "__main__.py", (top / "__main__.py").read_bytes()
+    for name in _MODULES:
+        yield f"joblens/{name}", (top / name).read_bytes()
     for folder in _FOLDERS:
-        for file in (top / folder if folder else top).iterdir():
-            if file.name.endswith(".py") and (folder or file.name not in _NOT_NEEDED):
-                yield "/".join(filter(None, ("joblens", folder, file.name))), file.read_bytes()
+        yield from _below(f"joblens/{folder}", top / folder)
     for name in _COMMANDS:
         yield f"joblens/cli/{name}", (top / "cli" / name).read_bytes()
+
+
+def _below(path: str, folder: Traversable) -> Iterator[tuple[str, bytes]]:
+    for file in folder.iterdir():
+        if file.is_dir():
+            yield from _below(f"{path}/{file.name}", file)
+        elif file.name.endswith(".py"):
+            yield f"{path}/{file.name}", file.read_bytes()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from joblens.errors import OutsideError
+from joblens.core.errors import OutsideError
 
 _COST = 4  # of bcrypt, the lowest: the password has 256 random bits, which nobody finds by trying
 _BASE64 = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"

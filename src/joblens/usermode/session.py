@@ -25,9 +25,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.errors import MalformedError, OutsideError
-from joblens.files import write_quickly
-from joblens.json_file import parse_json
+from joblens.core.errors import MalformedError, OutsideError
+from joblens.core.files import write_quickly
+from joblens.core.json_file import parse_json
 from joblens.store.home import Home
 from joblens.usermode.hosts import Allocation
 

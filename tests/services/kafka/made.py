@@ -8,9 +8,9 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from joblens.agent.batch import Batch
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 from joblens.hub.segments import Segment, pack_record
-from joblens.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.wire.batch import Batch
 from waiting import PATIENCE
 
 CPU = Schema("cpu", ("cpu",), (Column("user_seconds", COUNTER, "", 1, 100), Column("switches", COUNTER, "")))

@@ -30,7 +30,7 @@ from .made import START, TICKS, make_batch, read_topic, write_segment
 _HUB = """
 import os, sys
 from joblens.cli import main
-from joblens.hub import from_kafka
+from joblens.hub.kafka import intake as from_kafka
 kill = sys.argv.pop()
 if kill == "unclaimed":
     from_kafka._Part.sync = lambda part: os.kill(os.getpid(), 9)

@@ -17,7 +17,7 @@ import pytest
 
 from hub.made import encode, seconds, shared_nodes
 from hub.series import Series, assert_equal, labels_of, make_labels, of_lake
-from joblens.hub.kafka_schema import AVRO
+from joblens.hub.kafka.schema import AVRO
 from joblens.hub.sink import Place
 from joblens.hub.sinks.kafka import OPTIONS, open_sink
 from joblens.hub.sinks.lake import LakeSink

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from joblens.agent.mac import make_page_token, make_token
+from joblens.wire.mac import make_page_token, make_token
 
 from .lab import CLUSTER, USERS
 from .user_mode import HEAD, UserMode, find_sockets

@@ -9,13 +9,13 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import shutil
 import subprocess
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from programs import need
 from waiting import wait_for
 
 from .machines import SWITCH, Machine, Result, connect, make_switch
@@ -107,11 +107,7 @@ def why_no_lab() -> str:
     """ "" if there can be one."""
     if os.geteuid() != 0:
         return "a Slurm cluster needs root"
-    missing = [
-        name for name in _PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
-    ]
-    if missing:
-        return f"{', '.join(missing)}: not installed; tests/services/install does it where it can"
+    need(*_PROGRAMS)
     try:
         for name in ("munge", "mysql"):
             pwd.getpwnam(name)

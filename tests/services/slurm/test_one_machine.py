@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from joblens.agent.mac import make_token
+from joblens.wire.mac import make_token
 from waiting import wait_for
 
 from .lab import CLUSTER, MACHINE, NODES, Lab, why_no_lab

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from programs import fail_or_skip, need
 from waiting import wait_for
 
-from ..conftest import need
 from .lab import NODES, USERS, Lab
 from .machines import SWITCH, Machine
 from .user_mode import HEAD, LEFT, UserMode
@@ -182,7 +182,7 @@ def compile_ranks(lab: Lab) -> None:
     words = ["mpicc", "-O2", "-o", str(made), str(source)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if "mpi.h: No such file" in done.stderr:
-        pytest.skip("mpi.h is not installed; tests/services/install does it where it can")
+        fail_or_skip("mpi.h: not installed; tests/services/install does it where it can")
     assert done.returncode == 0, done.stderr
 
 

@@ -20,7 +20,7 @@ from .work import wait_for_no_processes
 
 HEAD = "c1"
 AGENT = "-c\0import json, os"  # how its command line begins
-HUB, HOLDER = "joblens\0hub", "usermode.holder"
+HUB, HOLDER = "joblens\0hub", "usermode.supervisor"
 PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # where programs leave files
 LEFT = {"session.json", "facts.json", "log", "lock"}
 

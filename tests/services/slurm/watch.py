@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from joblens.agent.mac import make_token
-from joblens.store.lake import Lake, as_table
+from joblens.hub.cursors import read_cursor
+from joblens.store.lake.lake import Lake, as_table
+from joblens.wire.mac import make_token
 from waiting import PATIENCE, wait_for
 
 from .lab import CLUSTER, NODES, Lab
@@ -185,10 +186,12 @@ class Watch:
         return []
 
     def wait_for_sinks(self) -> None:
-        """Until nothing is on its way."""
+        """Until all that agents have sent by now is stored; those that are alive go on sending."""
         wait_for("empty spools", lambda: not any(self.spooled(node) for node in NODES))
-        journal = self.lab.path("hub", "journal")
-        wait_for("an empty journal", lambda: not os.listdir(journal))
+        home = self.lab.path("hub")
+        newest = max((int(name[:8]) for name in os.listdir(home / "journal")), default=0)
+        sinks = [path.stem for path in (home / "cursors").glob("*.lock")]
+        wait_for("all in the journal", lambda: min(read_cursor(home, name) for name in sinks) >= newest)
 
     def in_lake(self, set_name: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
         lake = Lake(self.lab.path("store", "lake"))

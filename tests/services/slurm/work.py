@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from typing import NamedTuple
 
 import pytest
 
+from programs import need
 from waiting import wait_for
 
 from .lab import USERS, Lab
@@ -57,8 +57,7 @@ def share(path: str, until: str) -> str:
 
 
 def need_perl() -> None:
-    if shutil.which("perl") is None:
-        pytest.skip("perl is not installed")
+    need("perl")
 
 
 class Told(NamedTuple):

@@ -11,17 +11,19 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.csv_cells import quoted_cell
+from joblens.core.csv_cells import quoted_cell
+from joblens.core.errors import MalformedError
+from joblens.core.model import ABSENT, Column, Key, Schema
+from joblens.hub.batch_reader import Job, Received
 from joblens.hub.cache import ByteCache
-from joblens.hub.checked import Job, Received
 from joblens.hub.decode import Columns
-from joblens.model import ABSENT, Column, Key, Schema
-from joblens.store.columns import storable, stored_name
+from joblens.store.lake.columns import storable, stored_name
 
 if TYPE_CHECKING:
     from joblens.hub.decode import Numbers
 
 _OF_THE_JOB = ("cluster", "jobid", "node")
+_MOST_COPIED = 1 << 31  # bytes of one batch: 600 jobs on a node that sends as much as an agent ever does
 
 
 class Text(NamedTuple):
@@ -35,13 +37,29 @@ class Text(NamedTuple):
 
 
 def lines_of(batch: Received, sets: frozenset[str] = frozenset()) -> Iterator[Text]:
-    """Rows that say whose they are go to that job, rows of nobody to none; the node's to all jobs there."""
+    """Rows that say whose they are go to that job, rows of nobody to none; the node's to all jobs there.
+
+    Raises MalformedError before the first, if that would be too much.
+    """
+    _check_copies(batch)
     present = _Presence(batch)
     for entry in batch.columns:
         if entry.values.size and (not sets or entry.schema.set in sets):
             yield from (
                 _of_jobs(entry, present) if "jobid" in entry.schema.labels else _of_node(entry, present)
             )
+
+
+def _check_copies(batch: Received) -> None:
+    """Each job gets its own copy of the node's rows, and both can be many. Raises MalformedError."""
+    node_bytes = jobs = 0
+    for entry in batch.columns:
+        if "jobid" not in entry.schema.labels:
+            node_bytes += entry.description.row_bytes * len(entry.times)
+        elif entry.schema.set == "job":
+            jobs = max(jobs, len(entry.keys))
+    if node_bytes * (jobs + len(batch.jobs)) > _MOST_COPIED:
+        raise MalformedError("batch", f"its jobs are too many for so many rows of node {batch.node}")
 
 
 class _Presence:

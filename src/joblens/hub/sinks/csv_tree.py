@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.errors import ConfigError
-from joblens.hub.checked import Checker, Job, LeftOut
+from joblens.core.errors import ConfigError
+from joblens.hub.batch_reader import Checker, Job, LeftOut
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.hub.sinks.csv_text import Text, lines_of
@@ -122,10 +122,11 @@ class CsvSink:
         root = open_root(self.root)
         try:
             for batch in self._checker.batches(segment, left):
-                for text in lines_of(batch, self.sets):
-                    self._add(text)
-                if self._size >= _BUFFER_BYTES:
-                    taken = taken.plus(self._write(root))
+                with left.without_malformed():
+                    for text in lines_of(batch, self.sets):
+                        self._add(text)
+                        if self._size >= _BUFFER_BYTES:
+                            taken = taken.plus(self._write(root))
             taken = taken.plus(self._write(root)).plus(left_out(left))
             self._sync(root)
         finally:

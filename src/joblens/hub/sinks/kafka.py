@@ -13,18 +13,18 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.agent.frame import read_header
-from joblens.errors import ConfigError, MalformedError, ServerError, sentence
-from joblens.hub import kafka_client
-from joblens.hub.checked import Checker, choose_timely
+from joblens.core.errors import ConfigError, MalformedError, ServerError, sentence
+from joblens.core.json_file import parse_json
+from joblens.hub.batch_reader import Checker, choose_timely
 from joblens.hub.decode import decode_columns
 from joblens.hub.entries import LARGEST_BATCH
 from joblens.hub.header import check_header
-from joblens.hub.kafka_client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
-from joblens.hub.kafka_schema import Encode, avro_frame, avro_rows, json_rows
+from joblens.hub.kafka import client as kafka_client
+from joblens.hub.kafka.client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
+from joblens.hub.kafka.schema import Encode, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import Record, Segment
 from joblens.hub.sink import Place, Taken
-from joblens.json_file import parse_json
+from joblens.wire.frame import read_header
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.hub.checked import DAY_NS, Checker, LeftOut, timely
+from joblens.core.model import Schema
+from joblens.hub.batch_reader import DAY_NS, Checker, LeftOut, Unread, timely
 from joblens.hub.compaction import Compaction
-from joblens.hub.decode import Description, Packed, decode_together
+from joblens.hub.decode import Description, Packed, decode_columns_together
 from joblens.hub.groups import Group
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
-from joblens.model import Schema
-from joblens.store.columns import TIME, Table, identifier, in_base_units, storable, stored_name
-from joblens.store.folder import HUB, JobFile
+from joblens.hub.sinks.file_plan import End, FilePlan
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.lake import Lake, select_text, text_column
+from joblens.store.lake.columns import TIME, Table, identifier, in_base_units, storable, stored_name
+from joblens.store.lake.folder import HUB, JobFile
+from joblens.store.lake.lake import Lake, select_text, text_column
 from joblens.store.retain import retain
 
 if TYPE_CHECKING:
@@ -35,18 +35,17 @@ if TYPE_CHECKING:
 
 OPTIONS: Mapping[str, Any] = {
     "home": "",  # of the store; "": as JOBLENS_HOME and the like say
-    "compact_seconds": 600.0,  # between two looks for small files to put together; 0: never
+    "compact_seconds": 600.0,  # between two cycles of compaction, at least; 0: never
     "retain_days": 0,  # older samples and records are removed; 0: never
 }
-# What waits in memory, and what of one set is decoded at once; more goes into further files. Taken again, a
-# segment must come to the same files, so what is in it alone decides: the memory is estimated from its bytes.
+# What waits in memory, and what of one set is decoded at once; more goes into further files.
 _PENDING_BYTES = 40 << 20
 _SET_BYTES = 24 << 20
 _PER_TEXT_BYTE = 5  # bytes in memory for one of a description's JSON
-_MOST_PARTS = 50  # kinds of columns in one file
+_MOST_KINDS = 50  # of columns in one file
 _ENTRY_BYTES, _WORD, _CELL_BYTES = 300, 8, 12
 _RETAIN_SECONDS = 3600.0
-# Who reads these takes all that a node sent with them as stored (joblens.store.arrivals): they come last.
+# Stored last: joblens.store.lake.watermarks takes all that a node sent with these as stored.
 _LAST = ("job", "load")
 _Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
@@ -105,20 +104,22 @@ class _Pending:
         self.bytes = self.decoded = 0  # in memory: as it waits, and its numbers once they are decoded
         self._described: set[bytes] = set()
 
-    def add(self, entry: _Entry) -> int:
-        """How much memory it takes."""
-        packed, description = entry.packed, entry.packed.description
+    @property
+    def is_full(self) -> bool:
+        return self.decoded > _SET_BYTES or len(self.kinds) >= _MOST_KINDS
+
+    def add(self, entry: _Entry) -> None:
+        description, ticks, _, data = entry.packed
         if not description.layout:
             prepare(description)
-        self.kinds.setdefault((description.layout, packed.ticks), []).append(entry)
-        size = len(packed.data) + _ENTRY_BYTES
+        self.kinds.setdefault((description.layout, ticks), []).append(entry)
+        size = len(data) + _ENTRY_BYTES
         if description.source not in self._described:
             self._described.add(description.source)
             size += description.text_bytes * _PER_TEXT_BYTE
         self.bytes += size
         cells = len(description.keys) * len(description.schema.labels)
-        self.decoded += (packed.size * _WORD + cells * _CELL_BYTES) * packed.ticks + description.text_bytes
-        return size
+        self.decoded += (description.width * _WORD + cells * _CELL_BYTES) * ticks + description.text_bytes
 
 
 class LakeSink:
@@ -139,8 +140,11 @@ class LakeSink:
     def take_group(self, group: Group) -> Taken:
         left = LeftOut()
         taken = Taken()
+        written: Counter[str] = Counter()
         for number, set_name, pending in self._files(group, left):
             taken = taken.plus(self._save(group, number, set_name, pending.kinds, left))
+            written[set_name] += 1
+        self.compaction.count(written)
         self.compaction.look()
         return taken.plus(left_out(left))
 
@@ -154,38 +158,30 @@ class LakeSink:
         """In bounded memory: of each set its first, second, … file, all that came before `_LAST`."""
         sets: dict[str, _Pending] = {}
         numbers: Counter[str] = Counter()
-        total = 0
+        plan = FilePlan(self.home.path / "hubs" / f"{self.hub}.files", group)
 
-        def close(*names: str) -> Iterator[tuple[int, str, _Pending]]:
-            nonlocal total
+        def close(names: Iterable[str]) -> Iterator[tuple[int, str, _Pending]]:
             for name in names:
-                full = sets.pop(name)
-                yield numbers[name], name, full
+                if name in sets:
+                    yield numbers[name], name, sets.pop(name)
                 numbers[name] += 1
-                total -= full.bytes
 
-        for batch in chain.from_iterable(self._checker.unread(it, left) for it in group.segments):
-            is_last_full = False
-            for packed in batch.entries:
-                name = packed.description.schema.set
-                pending = sets.setdefault(name, _Pending())
-                total += pending.add(_Entry(batch.received_ns, batch.cluster, batch.node, packed))
-                if total > _PENDING_BYTES:
-                    name = max(sets, key=lambda it: (sets[it].bytes, it))
-                elif pending.decoded <= _SET_BYTES:
-                    continue
-                if name in _LAST:
-                    is_last_full = True
-                else:
-                    yield from close(name)
-            if is_last_full:
-                yield from close(*sorted(sets, key=_in_order))
-        yield from close(*sorted(sets, key=_in_order))
+        for segment in group.segments:
+            for batch in self._checker.unread(segment, left):
+                for end in plan.due(segment.number, batch.place):
+                    yield from close(end.sets)
+                _add(sets, batch)
+                if not plan.is_settled and (full := _full(sets)):
+                    plan.add(End(segment.number, batch.place, full))
+                    yield from close(full)
+        for end in plan.due(group.last + 1, 0):
+            yield from close(end.sets)
+        yield from close(sorted(sets, key=_in_order))
 
     def _save(
         self, group: Group, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]], left: LeftOut
     ) -> Taken:
-        dates: dict[int, list[Table]] = {}
+        dates: dict[int, list[tuple[Schema, _Rows]]] = {}
         texts: defaultdict[str, _Places] = defaultdict(_Places)
         taken = Taken()
         for (_, ticks), entries in kinds.items():
@@ -194,22 +190,38 @@ class LakeSink:
             taken = taken.plus(Taken(len(rows.times), rows.values.size, dropped, problems))
             for day, of_day in _days(rows):
                 schema = entries[0].packed.description.schema
-                dates.setdefault(day, []).append(_table(schema, of_day))
-        for day, tables in sorted(dates.items()):
+                dates.setdefault(day, []).append((schema, of_day))
+        for day, parts in sorted(dates.items()):
             date = time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
-            for part in range(0, len(tables), _MOST_PARTS):
-                name = file_name(self.hub, group, number, part // _MOST_PARTS)
-                some = tables[part : part + _MOST_PARTS]
-                self.lake.save_tables(set_name, date, name, some, ordered=True, texts=texts)
+            name = file_name(self.hub, group, number)
+            tables = [_table(schema, found, texts) for schema, found in parts]
+            self.lake.save_tables(set_name, date, name, tables, ordered=True, texts=texts)
         return taken
+
+
+def _add(sets: dict[str, _Pending], batch: Unread) -> None:
+    for packed in batch.entries:
+        pending = sets.setdefault(packed.description.schema.set, _Pending())
+        pending.add(_Entry(batch.received_ns, batch.cluster, batch.node, packed))
+
+
+def _full(sets: dict[str, _Pending]) -> tuple[str, ...]:
+    """The sets that are to be written now, in order."""
+    full = {name for name, pending in sets.items() if pending.is_full}
+    total = sum(pending.bytes for name, pending in sets.items() if name not in full)
+    while total > _PENDING_BYTES:
+        largest = max(sets.keys() - full, key=lambda it: (sets[it].bytes, it))
+        full.add(largest)
+        total -= sets[largest].bytes
+    return tuple(sorted(sets if full & {*_LAST} else full, key=_in_order))
 
 
 def _in_order(set_name: str) -> tuple[bool, str]:
     return set_name in _LAST, set_name
 
 
-def file_name(hub: str, group: Group, chunk: int, part: int) -> str:
-    further = f"~{chunk}-{part}" if chunk or part else ""
+def file_name(hub: str, group: Group, number: int) -> str:
+    further = f"~{number}-0" if number else ""
     return JobFile(f"{HUB}{hub}{further}", group.first, group.last).name
 
 
@@ -231,7 +243,7 @@ def _read(
     """All that is sound, and how many rows are not. Rows with a time far from their arrival go to `left`."""
     import numpy
 
-    times, values, wrong = decode_together([entry.packed for entry in entries], ticks)
+    times, values, wrong = decode_columns_together([entry.packed for entry in entries], ticks)
     sound = timely(times, [entry.received_ns for entry in entries])
     sound[wrong] = True  # but for its numbers
     all_near = bool(sound.all())
@@ -246,9 +258,7 @@ def _read(
     for part, name in enumerate(schema.labels):
         labels[name] = numpy.repeat(numpy.concatenate(_cells(entries, part, name, texts)), ticks)
     by_row = numpy.repeat(times, heights, axis=0).reshape(-1)
-    width = len(schema.columns)
-    by_column = values.reshape(-1, width, ticks).transpose(1, 0, 2).reshape(width, -1)
-    rows = _Rows(by_row, labels, by_column)
+    rows = _Rows(by_row, labels, values)
     if all_near and not wrong:
         return rows, 0
     far = (ticks - sound.sum(axis=1)) * heights
@@ -302,7 +312,7 @@ def _days(rows: _Rows) -> Iterator[tuple[int, _Rows]]:
         yield day, rows if len(different) == 1 else _choose(rows, days == day)
 
 
-def _table(schema: Schema, rows: _Rows) -> Table:
+def _table(schema: Schema, rows: _Rows, texts: Mapping[str, _Places]) -> Table:
     import numpy
 
     columns: dict[str, Any] = {TIME: rows.times}
@@ -310,7 +320,7 @@ def _table(schema: Schema, rows: _Rows) -> Table:
     for name, cells in rows.labels.items():
         if cells.dtype == numpy.int32:
             columns[text_column(name)] = cells
-            selected.append(f"{select_text(name)} AS {identifier(name)}")
+            selected.append(f"{select_text(name, texts[name])} AS {identifier(name)}")
         else:
             columns[name] = cells
             selected.append(identifier(name))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.files import write_whole
-from joblens.json_file import parse_json
+from joblens.core.files import write_whole
+from joblens.core.json_file import parse_json
 
 _OVER_SECONDS = 600.0  # without a dropped row: then it is over
 _MOST_JOBS = 50  # of one user; all further ones share an entry

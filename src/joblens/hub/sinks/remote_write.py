@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from joblens import __version__
-from joblens.errors import ConfigError, ServerError, sentence
-from joblens.files import NO_ROOM
-from joblens.hub.checked import Checker, LeftOut, Received
+from joblens.core.errors import ConfigError, ServerError, sentence
+from joblens.core.files import NO_ROOM
+from joblens.hub.batch_reader import Checker, LeftOut, Received
 from joblens.hub.decode import Columns
 from joblens.hub.segments import Segment, load_skips
 from joblens.hub.sink import Place, Taken, left_out
-from joblens.hub.sinks.snappy import compress
 from joblens.hub.sinks.write_request import Name, Namer, encode, make_series
-from joblens.store.promql import authorization
+from joblens.store.tsdb.promql import authorization
+from joblens.wire.snappy import compress
 
 OPTIONS: Mapping[str, Any] = {
     "url": "",  # such as http://127.0.0.1:9090/api/v1/write; it is needed

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.errors import MalformedError
-from joblens.files import NO_ROOM, sync_folder, write_whole
-from joblens.json_file import parse_json
+from joblens.core.errors import MalformedError
+from joblens.core.files import NO_ROOM, sync_folder, write_whole
+from joblens.core.json_file import parse_json
 
 Parts = tuple[str, ...]
 

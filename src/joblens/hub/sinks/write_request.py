@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.agent.exposition import series_name
+from joblens.core.model import ABSENT, Column, Key, Schema
 from joblens.hub.cache import ByteCache
 from joblens.hub.decode import Columns, Description
-from joblens.hub.varint import varint
-from joblens.model import ABSENT, Column, Key, Schema
-from joblens.store.columns import storable
+from joblens.store.lake.columns import storable
+from joblens.wire.exposition import series_name
+from joblens.wire.varint import varint
 
 if TYPE_CHECKING:
     import numpy

@@ -1,0 +1,102 @@
+"""What was read of jobs between two ticks, and which of it is worth a row.
+
+Anybody can make the agent read jobs at once. So a job or step gets at most two rows for it: its first, where
+no tick has seen it yet, and its last, where the next tick does not see it any more. What lies between shows
+nothing that the ticks do not show.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Set, Tuple
+
+from joblens.core.model import ABSENT, Key, Rows, Sample, Schema
+
+
+class _Held(NamedTuple):
+    time_ns: int
+    values: List[int]
+
+
+class _Set:
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.now: Set[Key] = set()  # that were seen last
+        self.held: Dict[Key, _Held] = {}
+
+    def take(self, sample: Sample, before: Tuple[Key, ...]) -> List[Sample]:
+        rows = sample.rows
+        self.now = set(rows.keys)
+        for number, key in enumerate(rows.keys):
+            self.held[key] = _Held(sample.time_ns, rows.row(number))
+        new = self.now.difference(before) if rows.keys is not before else set()
+        return self._samples([key for key in rows.keys if key in new])
+
+    def pass_tick(self, rows: Rows) -> List[Sample]:
+        """The last rows of those that the tick did not see. One of which it saw less than before is kept."""
+        ended = self.release(set(rows.keys))
+        for number, key in enumerate(rows.keys):
+            held = self.held.get(key)
+            if held is not None and not _shows_less(rows.row(number), held.values):
+                del self.held[key]
+        return ended
+
+    def release(self, living: Set[Key]) -> List[Sample]:
+        """All but these."""
+        ended = [key for key in self.held if key not in living]
+        found = self._samples(ended)
+        for key in ended:
+            del self.held[key]
+        return found
+
+    def _samples(self, keys: List[Key]) -> List[Sample]:
+        by_time: Dict[int, List[Key]] = {}
+        for key in keys:
+            by_time.setdefault(self.held[key].time_ns, []).append(key)
+        return [
+            Sample(time_ns, Rows(self.schema, tuple(some), self._values(some)))
+            for time_ns, some in sorted(by_time.items())
+        ]
+
+    def _values(self, keys: List[Key]) -> List[int]:
+        return [value for key in keys for value in self.held[key].values]
+
+
+class Between:
+    """Holds what was read between two ticks until the next one has passed."""
+
+    def __init__(self) -> None:
+        self._sets: Dict[str, _Set] = {}
+
+    def take(self, samples: List[Sample], before: Mapping[str, Sample]) -> List[Sample]:
+        """The samples of a reading between two ticks: what of them is to be stored at once.
+
+        `before` has the last sample of each set, of a tick or of an earlier reading.
+        """
+        found: List[Sample] = []
+        for sample in samples:
+            schema = sample.rows.schema
+            known = before[schema.set].rows.keys if schema.set in before else ()
+            found += self._sets.setdefault(schema.set, _Set(schema)).take(sample, known)
+        return found
+
+    def pass_tick(self, samples: List[Sample]) -> List[Sample]:
+        """The samples of a tick: what is to be stored beside them."""
+        if not self._sets:
+            return []
+        ticked = {rows.schema.set: rows for _, rows in samples if rows.schema.set in self._sets}
+        found: List[Sample] = []
+        for name, it in list(self._sets.items()):
+            # At a tick that does not read jobs, of those whose end has been seen.
+            found += it.pass_tick(ticked[name]) if name in ticked else it.release(it.now)
+            if name in ticked and not it.held:
+                del self._sets[name]
+        return found
+
+    def release(self) -> List[Sample]:
+        """All that is held: there will be no tick any more."""
+        return [sample for it in self._sets.values() for sample in it.release(set())]
+
+
+def _shows_less(values: List[int], before: List[int]) -> bool:
+    """Of processes that were not read at this tick nothing is known now."""
+    return any(now == ABSENT and then != ABSENT for now, then in zip(values, before))

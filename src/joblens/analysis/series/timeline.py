@@ -1,0 +1,105 @@
+"""A job's time as a row of stretches, from raw samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from joblens.analysis.rule_input import Point, mean
+from joblens.analysis.series.rates import rates
+from joblens.store.reader import Series
+
+# In 20 ms one tick of the kernel's clock is half a core: shorter stretches say nothing about cores.
+_STEADY_SECONDS = 0.25
+_UNKNOWN = (None,) * (len(Point._fields) - 2)
+
+
+def longest_stretch(interval: float, seconds: float, most: int) -> float:
+    """Between two moments at which something is known, of so many in so many seconds: else it is a gap."""
+    return max(3 * interval, 1.5 * seconds / most, 1.0)
+
+
+def make_points(start: float, end: float, series: Series, longest: float) -> list[Point]:
+    """Each from one moment to the next. A job's counters are zero at its start, so that is the first.
+
+    Of a stretch longer than `longest` nothing is known but what was seen at its end.
+    """
+    if not series.times:
+        return []
+    times = [start, *series.times]
+    unknown: list[float | None] = [None] * len(series.times)
+    processes = series.peak.get("processes") or unknown
+
+    def rate(name: str) -> list[float | None]:
+        counter = series.last.get(name)
+        return rates(times, [0.0, *counter], longest) if counter else unknown
+
+    def level(name: str) -> list[float | None]:
+        """Of a job that is over at the look that ends a stretch, what the look at its begin has seen."""
+        found, seen = list(series.peak.get(name) or unknown), series.last.get(name) or unknown
+        for n in range(1, len(found)):
+            if processes[n] == 0 and times[n + 1] - times[n] <= longest:
+                found[n] = seen[n - 1]
+        return found
+
+    columns = (
+        *(rate(name) for name in ("cpu_seconds", "system_seconds")),
+        level("memory_bytes"),
+        *(rate(name) for name in ("read_bytes", "written_bytes")),
+        *(level(name) for name in ("threads", "processes")),
+        rate("run_delay_seconds"),
+        series.mean.get("blocked") or unknown,
+    )
+    found = []
+    for n in range(len(series.times)):
+        begin = times[n]
+        if begin >= times[n + 1] or begin >= end:
+            continue
+        if times[n + 1] - begin > longest:
+            begin = times[n + 1] - longest / 3
+            found.append(Point(times[n], begin, *_UNKNOWN))
+        if begin < end:
+            found.append(Point._make([begin, times[n + 1], *(column[n] for column in columns)]))
+    return found
+
+
+def steady(points: Iterable[Point]) -> list[Point]:
+    """Short ones put together, so that cores in use are a figure that counts. Gaps stay as they are."""
+    found: list[Point] = []
+    waiting: list[Point] = []
+    for point in points:
+        if point.cores is None:
+            found = [*_with_rest(found, waiting), point]
+            waiting = []
+            continue
+        waiting.append(point)
+        if point.end - waiting[0].start >= _STEADY_SECONDS:
+            found += _joined(waiting)
+            waiting = []
+    return _with_rest(found, waiting)
+
+
+def _with_rest(found: list[Point], rest: list[Point]) -> list[Point]:
+    """What is left is too short to stand alone, so it goes to what is before it, if that is known."""
+    if not rest or not found or found[-1].cores is None:
+        return found + _joined(rest)
+    return found[:-1] + _joined([found[-1], *rest])
+
+
+def _joined(points: list[Point]) -> list[Point]:
+    if len(points) < 2:
+        return points
+    first, last = points[0], points[-1]
+
+    def level(name: str) -> float | None:
+        known = [(getattr(point, name), point.seconds) for point in points]
+        return mean([(value, seconds) for value, seconds in known if value is not None])
+
+    def most(name: str) -> float | None:
+        return max((v for v in (getattr(point, name) for point in points) if v is not None), default=None)
+
+    return [
+        Point(
+            first.start, last.end, level("cores"), level("system"), most("memory"), level("read"),
+            level("written"), most("threads"), most("processes"), level("delayed"), level("blocked"),
+        )
+    ]  # fmt: skip

@@ -1,0 +1,138 @@
+"""Which part of a job is meant, and the report of it: a stretch between two marks, a step, or an interval."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, NamedTuple
+
+from joblens.analysis.summary import summarise
+from joblens.core.errors import JoblensError, UsageError
+from joblens.store.reader import Reader, Span
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class Part(NamedTuple):
+    start: float
+    end: float
+    what: str
+
+
+def find_part(
+    record: dict[str, Any], between: str | None, step: str | None, first: str | None, last: str | None
+) -> Part | None:
+    """None if all of it is meant. Raises JoblensError if there is no such part."""
+    if (between is not None) + (step is not None) + (first is not None or last is not None) > 1:
+        raise UsageError("one of --between, --step, and --from with --to can be given")
+    start, end = _ends(record)
+    if between is not None:
+        return _checked(_between(record, between, end), start, end)
+    if step is not None:
+        return _checked(_step(record, step, end), start, end)
+    if first is None and last is None:
+        return None
+    begin = start if first is None else parse_moment(first, start)
+    finish = end if last is None else parse_moment(last, start)
+    return _checked(Part(begin, finish, "this time"), start, end)
+
+
+def _ends(record: dict[str, Any]) -> tuple[float, float]:
+    start = float(record["job"]["start"])
+    return start, max(float(record["job"]["end"] or start), start)
+
+
+def _checked(part: Part, start: float, end: float) -> Part:
+    cut = part._replace(start=max(part.start, start), end=min(part.end, end))
+    if cut.start >= cut.end:
+        shown = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(it)) for it in (start, end)]
+        raise JoblensError(f"nothing of the job, which ran from {shown[0]} to {shown[1]}, is in {part.what}")
+    return cut
+
+
+def _between(record: dict[str, Any], text: str, end: float) -> Part:
+    name, sharp, number = text.rpartition("#")
+    found = [mark for mark in record["marks"] if mark["text"] == text]
+    if not found and sharp and number.isascii() and number.isdigit() and len(number) < 9:
+        several = [mark for mark in record["marks"] if mark["text"] == name]
+        found = several[int(number) - 1 : int(number)] if int(number) else []
+    if not found:
+        names = list(dict.fromkeys(mark["text"] for mark in record["marks"]))
+        known = ", ".join(f"{name:.40}" for name in names[:5]) + (", …" if len(names) > 5 else "")
+        raise JoblensError(f"the job has no mark {text!r:.80}" + (f"; it has {known}" if known else ""))
+    ends = [end if mark["end"] is None else mark["end"] for mark in found]
+    many = f", {len(found)} times, from the first to the last" if len(found) > 1 else ""
+    return Part(min(mark["start"] for mark in found), max(ends), f"mark {text!r:.80}{many}")
+
+
+def _step(record: dict[str, Any], name: str, end: float) -> Part:
+    found = [step for step in record["steps"] if name in (step["id"], step["id"].rpartition(".")[2])]
+    if not found:
+        known = ", ".join(step["id"] for step in record["steps"][:10])
+        raise JoblensError(f"the job has no step {name!r:.80}" + (f"; it has {known}" if known else ""))
+    step = found[0]
+    if step["start"] is None:
+        raise JoblensError(f"nobody has told when step {name!r:.80} began")
+    return Part(step["start"], step["end"] or end, f"step {name}")
+
+
+def parse_moment(text: str, start: float) -> float:
+    """Seconds since 1970: a date and time, a time on the day on which the job began or the next one, or how
+    long after the start, as `+90`, `+10m`."""
+    after = re.fullmatch(r"\+([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text)
+    if after:
+        return start + float(after[1]) * _UNITS[after[2]]
+    day = time.strftime("%Y-%m-%d", time.localtime(start))
+    for form in ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d"):
+        try:
+            return time.mktime(time.strptime(text, form))
+        except (ValueError, OverflowError):
+            continue
+    for form in ("%H:%M:%S", "%H:%M"):
+        try:
+            found = time.mktime(time.strptime(f"{day} {text}", f"%Y-%m-%d {form}"))
+        except (ValueError, OverflowError):
+            continue
+        return found if found >= start - 60 else found + 86_400
+    raise UsageError(f"{text!r:.60} is no time: 13:02:30, 2026-11-15T13:02, or +10m after the start")
+
+
+def summarise_part(record: dict[str, Any], reader: Reader, part: Part) -> dict[str, Any]:
+    """As `summarise`, of that time alone; `cut` tells which. Raises JoblensError if there are no samples."""
+    job = record["job"]
+    start, end = _ends(record)
+    if not reader.looks(Span(job["id"], start - 1, end + 1), "job"):
+        raise JoblensError(
+            f"no samples of job {job['id']} are stored, and a report of a part of it needs them"
+        )
+    facts, over = told_by(record)
+    found = summarise(facts, over, reader, (part.start, part.end))
+    found["cut"] = {"from": part.start, "to": part.end, "what": part.what}
+    return found
+
+
+def told_by(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What its summary has started from, as far as it is in it."""
+    job, asked = record["job"], record["asked"]
+    facts = {
+        **job,
+        "cores": asked["cores"],
+        "memory": asked["memory_bytes"],
+        "asked_nodes": asked.get("nodes"),
+        "gpus_asked": asked["gpus"],
+        "interval": record["data"]["interval_seconds"] or 1.0,
+        "carbon_grams_per_kwh": _carbon(record["energy"]),
+    }
+    over = {
+        **{name: job[name] for name in ("start", "state", "exit_code", "signal")},
+        "end": _ends(record)[1],
+        "steps": record["steps"],
+    }
+    return facts, over
+
+
+def _carbon(energy: dict[str, Any] | None) -> float | None:
+    """What a kilowatt hour was made with."""
+    if not energy or energy["carbon_grams"] is None or not energy["joules"]:
+        return None
+    return float(energy["carbon_grams"] / energy["joules"] * 3_600_000)

@@ -1,0 +1,158 @@
+"""Asking a hub or an agent for one of its pages."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, NamedTuple
+
+from joblens.cli.hub import load_hub
+from joblens.cli.settings import load_agent
+from joblens.core.config import Settings, Url, split_address, split_url
+from joblens.core.config_files import load_layers
+from joblens.core.errors import JoblensError, ServerError, UsageError, sentence
+from joblens.hub.settings import is_loopback
+
+AGENT = Settings().listen
+HUB = "127.0.0.1:9478"
+_TIMEOUT = 10.0
+_LARGEST = 1 << 28
+_NOT_ALLOWED = (401, 403)  # what a hub or agent answers who has no token
+
+
+class Place(NamedTuple):
+    what: str  # joblens hub, joblens agent, or joblens where it can be either
+    name: str  # as it was written
+    url: Url
+    token_file: str | None = None
+    ca_file: str | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("address", nargs="?", metavar="HOST:PORT", help="of a hub or an agent")
+    where.add_argument("--hub", metavar="URL", help=f"ask this hub (default {HUB}, if it answers)")
+    where.add_argument("--agent", metavar="URL", help=f"ask this agent (default {AGENT})")
+    parser.add_argument("--token-file", metavar="F", help="the token that it asks for")
+    parser.add_argument("--ca-file", metavar="F", help="who vouches for a hub with https")
+
+
+def find_places(options: argparse.Namespace) -> list[Place]:
+    """Where to ask, one after the other until one answers."""
+    if options.hub:
+        chosen = [("joblens hub", options.hub)]
+    elif options.agent:
+        chosen = [("joblens agent", options.agent)]
+    elif options.address:
+        chosen = [("joblens", options.address)]
+    else:
+        up = _own_up()
+        chosen = [("joblens hub", up.get("hub", HUB)), ("joblens agent", up.get("agent", AGENT))]
+    return [_place(what, name, options) for what, name in chosen]
+
+
+def _own_up() -> dict[str, str]:
+    """Where the hub and the agent of our own `joblens up` listen, if it runs on this machine."""
+    from joblens.store.home import find_home
+
+    try:
+        found = json.loads((find_home().path / "up" / "up.json").read_bytes())
+        if found["host"] != os.uname().nodename:
+            return {}
+        return {"hub": str(found["hub"]), "agent": str(found["agent"]).removesuffix("/metrics")}
+    except (JoblensError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _place(what: str, name: str, options: argparse.Namespace) -> Place:
+    url = parse_address(name)
+    return Place(what, name, url, options.token_file or _own_token(url), options.ca_file)
+
+
+def _own_token(url: Url) -> str | None:
+    """That of the agent or hub which the settings of this machine describe, if we can read it. Nobody else
+    gets it: the port has to be the same, and the host this one."""
+    try:
+        layers = load_layers(None, os.environ)
+        agent, hub = load_agent(layers), load_hub(layers)
+    except (JoblensError, OSError):
+        return None
+    for listen, token in ((hub.listen, hub.token_file), (agent.listen, agent.token_file)):
+        host, port = split_address(listen)
+        here = url.host == host or is_loopback(f"{url.host}:0")
+        if token and here and url.port == port and os.access(token, os.R_OK):
+            return token
+    return None
+
+
+def parse_address(text: str) -> Url:
+    if "://" in text:
+        return split_url(text, name="the address")
+    return Url(False, *split_address(text, name="the address"), "")
+
+
+class UnreachableError(ServerError):
+    """There is nothing at that address."""
+
+
+def ask_first(places: list[Place], path: str) -> tuple[Place, Any]:
+    """The page of the first that answers, and who that was."""
+    silent: list[str] = []
+    for place in places:
+        try:
+            return place, ask(place, path)
+        except UnreachableError as error:
+            silent.append(str(error))
+    hint = "" if len(places) == 1 else "; joblens up starts both"
+    raise ServerError("; ".join(silent) + hint)
+
+
+def other_answer(place: Place, what: str) -> ServerError:
+    """Something is there, and it is no hub or agent."""
+    return ServerError(f"{place.name} answers otherwise than joblens does: {what}")
+
+
+def ask(place: Place, path: str) -> Any:
+    """What the page says, as plain data. Raises UnreachableError, ServerError or UsageError."""
+    connection = _connect(place)
+    try:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise UnreachableError(f"no {place.what} answers at {place.name}: {sentence(error)}") from None
+        connection.request("GET", place.url.path + path, headers=_headers(place))
+        answer = connection.getresponse()
+        body = answer.read(_LARGEST)
+        if answer.status in _NOT_ALLOWED:
+            words = body[:1000].decode("utf-8", "replace").strip().partition("\n")[0]
+            raise UsageError(f"{place.name} answers: {words or answer.status}")
+        if answer.status != 200:
+            raise other_answer(place, f"HTTP status {answer.status} {answer.reason}".rstrip())
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise other_answer(place, "no JSON") from None
+    except BadStatusLine:
+        raise other_answer(place, "no HTTP, or HTTPS is needed") from None
+    except (OSError, HTTPException) as error:
+        raise other_answer(place, sentence(error)) from None
+    finally:
+        connection.close()
+
+
+def _connect(place: Place) -> HTTPConnection:
+    host, port = place.url.host, place.url.port
+    if not place.url.secure:
+        return HTTPConnection(host, port, timeout=_TIMEOUT)
+    import ssl
+
+    context = ssl.create_default_context(cafile=place.ca_file)
+    return HTTPSConnection(host, port, timeout=_TIMEOUT, context=context)
+
+
+def _headers(place: Place) -> dict[str, str]:
+    if not place.token_file:
+        return {}
+    with open(place.token_file, encoding="latin-1") as file:  # as it stands in a header
+        return {"Authorization": f"Bearer {file.read(4096).strip()}"}

@@ -1,0 +1,177 @@
+"""`external_NAME`: what a site's own script prints, as `name value` lines or as Prometheus text.
+
+The one collector that runs a command, and only those that the settings name. The agent never waits for it:
+a script is started at one tick, and what it printed is taken at a later one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import Any, Dict, Optional, Tuple
+
+from joblens.collectors.external.text import parse_output
+from joblens.collectors.external.trust import check_command, find_identity
+from joblens.core.config import ExternalSettings
+from joblens.core.errors import OutsideError, PrivilegeError, sentence
+from joblens.core.host import Host
+from joblens.core.model import Rows
+
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LC_ALL": "C"}
+_NICE = 10
+_LARGEST = 1 << 20  # bytes of output, and of the pipe, which unprivileged users may make as large
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ; Python has its name since 3.10
+
+
+class Script:
+    """One script, again and again."""
+
+    def __init__(self, host: Host, name: str, settings: ExternalSettings) -> None:
+        self.host, self.settings = host, settings
+        self.set = "external_" + name
+        self._run: Optional[Run] = None
+        self._due = time.monotonic()
+        self._rows: Optional[Rows] = None
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # then the kernel forgets how children ended
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def read(self) -> Optional[Tuple[Rows, ...]]:
+        """Rows once for each run that went well, an OutsideError once for each that did not; else None."""
+        if self._run is not None:
+            return self._look(self._run)
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = max(self._due + self.settings.interval, now)  # those that were missed are not made up
+            self._run = self._start()
+        return None
+
+    def _start(self) -> Run:
+        command = self.settings.command
+        try:
+            check_command(self.host, command[0])
+            return Run(command, find_identity(self.host, self.settings.user))
+        except (OSError, PrivilegeError) as error:
+            raise OutsideError(f"{command[0]} cannot be run: {sentence(error)}") from None
+
+    def _look(self, run: Run) -> Optional[Tuple[Rows, ...]]:
+        run.take()
+        ended = run.has_ended()
+        if ended:
+            run.take()  # what came before its end
+        told = run.killed
+        why = "" if told else self._why_wrong(run, ended)
+        if why or ended:
+            run.kill()  # all that it has left behind too
+        if ended:
+            run.close()
+            self._run = None
+        if why:
+            raise OutsideError(f"{self.settings.command[0]} {why}")
+        return (self._same(parse_output(self.set, bytes(run.output))),) if ended and not told else None
+
+    def _why_wrong(self, run: Run, ended: bool) -> str:
+        if run.is_too_large():
+            return f"prints more than {_LARGEST} bytes and was killed"
+        if ended:
+            return run.how_it_ended()
+        late = run.seconds() >= self.settings.timeout
+        return f"has not ended after {self.settings.timeout:g} s and was killed" if late else ""
+
+    def _same(self, rows: Rows) -> Rows:
+        """The same objects as before while they are equal."""
+        before, self._rows = self._rows, rows
+        if before is not None:
+            schema = before.schema if before.schema == rows.schema else rows.schema
+            keys = before.keys if before.keys == rows.keys else rows.keys
+            self._rows = Rows(schema, keys, rows.values)
+        return self._rows
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.kill()
+            self._run.close()
+            self._run = None
+
+
+class Run:
+    """A process in a session of its own, so that all that it starts can be ended with it."""
+
+    def __init__(self, command: Tuple[str, ...], identity: Dict[str, Any]) -> None:
+        self.began = time.monotonic()
+        self.output, self.complaint = bytearray(), bytearray()
+        self.killed = False
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd="/",
+            env=_ENVIRONMENT,
+            start_new_session=True,
+            **identity,
+        )
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, self.process.pid, _NICE)
+        both = ((self.process.stdout, self.output), (self.process.stderr, self.complaint))
+        self._streams = [(stream, kept) for stream, kept in both if stream]
+        for stream, _ in self._streams:
+            os.set_blocking(stream.fileno(), False)
+            _enlarge(stream.fileno())
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def take(self) -> None:
+        """What it has printed meanwhile."""
+        for stream, kept in self._streams:
+            while len(kept) <= _LARGEST:
+                try:
+                    data = os.read(stream.fileno(), _LARGEST)
+                except BlockingIOError:
+                    break
+                if not data:
+                    break
+                kept.extend(data)
+
+    def is_too_large(self) -> bool:
+        return max(len(self.output), len(self.complaint)) > _LARGEST
+
+    def has_ended(self) -> bool:
+        """It stays a zombie until `close`, so that its number is no other's when the group is ended."""
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def kill(self) -> None:
+        """Also what it has left behind in its group."""
+        self.killed = True
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def how_it_ended(self) -> str:
+        """ "" if all was well."""
+        found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None or (found.si_code == os.CLD_EXITED and found.si_status == 0):
+            return ""
+        lines = bytes(self.complaint[:1000]).decode("utf-8", "replace").split("\n")
+        told = next((": " + line.strip()[:200] for line in lines if line.strip()), "")
+        if found.si_code == os.CLD_EXITED:
+            return f"ended with exit code {found.si_status}{told}"
+        return f"was ended by signal {found.si_status}{told}"
+
+    def close(self) -> None:
+        """Once it has been killed. One that hangs in the kernel is left to it."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        for stream, _ in self._streams:
+            stream.close()
+
+
+def _enlarge(fd: int) -> None:
+    """So that a script can print all that it may between two ticks."""
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.fcntl(fd, _SET_PIPE_SIZE, _LARGEST)

@@ -1,0 +1,121 @@
+"""Which script may be run, and as whom: what somebody else could change is not run, and root is asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from joblens.collectors.filesystems import LOCAL, unescape
+from joblens.core.errors import OutsideError, PrivilegeError
+from joblens.core.host import Host
+
+_LOCAL = LOCAL | {"squashfs", "erofs", "ramfs"}
+_MOST_LINKS = 40
+
+
+def find_identity(host: Host, user: str) -> Dict[str, Any]:
+    """As whom a script runs: where the agent is root, a user of /etc/passwd, as root only if that is said.
+
+    Other sources of users are not asked: they can be far away.
+    """
+    if os.geteuid() != 0:
+        if user and user != host.user(host.uid):
+            raise OutsideError(f"only an agent of root can run a script as {user}")
+        return {}
+    user = user or "nobody"
+    for line in host.read_once("etc/passwd").decode("utf-8", "replace").splitlines():
+        fields = line.split(":")
+        if fields[0] == user and len(fields) > 3 and fields[2].isdigit() and fields[3].isdigit():
+            uid, gid = int(fields[2]), int(fields[3])
+            if uid == 0 and user != "root":
+                raise OutsideError(f'{user} is root; say user = "root" if that is meant')
+            missing = host.lacks("CAP_SETUID", "CAP_SETGID", "CAP_KILL") if uid else []
+            if missing:  # the last one to end it when it hangs
+                raise PrivilegeError(f"to run a script as {user}", " and ".join(missing))
+            # One group and not none: an empty list is not heeded by Python 3.12.0 (CVE-2023-6507).
+            return {"user": uid, "group": gid, "extra_groups": [gid]}
+    raise OutsideError(f"there is no user {user} in /etc/passwd")
+
+
+def check_command(host: Host, path: str) -> None:
+    """Raises OutsideError for a script that is not to be run, be it because of its interpreter."""
+    mounts = parse_mount_types(host.read_once("proc/self/mounts"))
+    check_file(path, host.uid, mounts)
+    interpreter = read_interpreter(path)
+    if interpreter:
+        check_file(interpreter, host.uid, mounts)
+
+
+class Mount(NamedTuple):
+    point: str
+    type: str
+
+
+def parse_mount_types(data: bytes) -> List[Mount]:
+    lines = [line.split(b" ") for line in data.split(b"\n")]
+    return [Mount(unescape(fields[1]), unescape(fields[2])) for fields in lines if len(fields) > 3]
+
+
+def find_mount(path: str, mounts: List[Mount]) -> Optional[Mount]:
+    found: Optional[Mount] = None
+    for mount in mounts:  # of two at the same place the later covers the earlier
+        inside = mount.point == "/" or (path + "/").startswith(mount.point + "/")
+        if inside and (found is None or len(mount.point) >= len(found.point)):
+            found = mount
+    return found
+
+
+def check_file(path: str, uid: int, mounts: List[Mount]) -> None:
+    """Raises OutsideError for a file that somebody else could replace, or that can keep the agent waiting.
+
+    Each folder on the way is looked at before what is in it, so that nothing far away is touched.
+    """
+    current, names, links = "/", path.split("/"), 0
+    while names:
+        name = names.pop(0)
+        if name in ("", ".", ".."):
+            current = os.path.dirname(current) if name == ".." else current
+            continue
+        here = os.path.join(current, name)
+        mount = find_mount(here, mounts)
+        if mount and mount.point != "/" and mount.type not in _LOCAL:
+            raise OutsideError(f"{path} lies on {mount.type}, which can hang; put it on a disk of the node")
+        try:
+            found = os.lstat(here)
+            target = os.readlink(here) if stat.S_ISLNK(found.st_mode) else ""
+        except OSError as error:
+            raise OutsideError(f"{path} cannot be run: {here}: {error.strerror}") from None
+        _check_writers(path, here, found, uid)
+        if target:
+            links += 1
+            if links > _MOST_LINKS:
+                raise OutsideError(f"{path} cannot be run: too many links")
+            names = target.split("/") + names
+            current = "/" if target.startswith("/") else current
+        else:
+            current = here
+    if not os.path.isfile(current):
+        raise OutsideError(f"{path} is not a file")
+
+
+def _check_writers(path: str, here: str, found: os.stat_result, uid: int) -> None:
+    what = "it" if here == path else here
+    if found.st_uid not in (0, uid):
+        raise OutsideError(f"{path} is not run: {what} belongs to another user")
+    if stat.S_ISLNK(found.st_mode):
+        return
+    shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX  # as /tmp
+    if found.st_mode & 0o022 and not shared:
+        raise OutsideError(f"{path} is not run: others can write to {what}")
+
+
+def read_interpreter(path: str) -> str:
+    """What the first line of a script names."""
+    try:
+        with open(path, "rb") as file:
+            first = file.read(256).partition(b"\n")[0]
+    except OSError:  # who may run it may still not be allowed to read it
+        return ""
+    words = first[2:].split() if first.startswith(b"#!") else []
+    return os.fsdecode(words[0]) if words else ""

@@ -1,0 +1,1 @@
+"""GPUs of all vendors."""

@@ -1,0 +1,458 @@
+"""`process` and `thread`: what each process has used so far, from /proc/PID (proc(5)).
+
+A process is its pid and its start together: pids come round again. An open /proc/PID/stat belongs to
+one process for ever and says ESRCH once that is gone, so keeping it open is cheaper and safer both.
+Kernel threads are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Any, Dict, List, Optional, Tuple
+
+from joblens.collectors.process.files import STEPD, Stat, parse_cgroup, parse_io, parse_stat, parse_status
+from joblens.collectors.process.filter import Descendants, Everyone, OwnUser
+from joblens.collectors.process.pss import read_shares
+from joblens.collectors.process.run_delay import RunDelay
+from joblens.collectors.reader import Reader
+from joblens.core.errors import MalformedError
+from joblens.core.host import Host, read_all
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
+from joblens.core.named_tuple import NamedTuple
+
+_LONGEST_COMMAND = 1024
+# Three files per process stay open, each with a page of the kernel's memory behind it, up to this many,
+# and to half of what the agent may have open: the rest is for other collectors and for connections. Where
+# there are more processes, those kinds of files are closed first that are read least; then the youngest
+# processes do without.
+_MOST_KEPT_OPEN = 3000
+_KEPT = ("stat", "io", "status")
+_SPARE = 0.9  # of these files are open, or fewer, before another kind is kept
+_KERNEL_AGAIN = 64  # scans, after which the pid of a kernel thread is looked at again: another may have it
+_RECORD = 8192
+# A process is moved to its cgroup before or shortly after it starts, and seldom later. Shortly after its
+# start it may also give itself a title; later it is asked for that only when its name has changed.
+_READ_AGAIN = 16
+# /proc/PID/status is the longest of the three. What it alone tells, how memory is divided and how often the
+# process was switched, is read again when its faults, its memory or its threads say so, and now and then.
+_STATUS_AGAIN = 4
+_NOT_YET_KNOWN = 1 << 63
+
+
+class ProcessKey(NamedTuple):
+    pid: int
+    start: int  # in clock ticks after the boot, as in /proc/PID/stat
+    parent: int
+    group: int
+    session: int
+    terminal: int
+    uid: int  # the real one: /proc/PID belongs to root for a program that made itself undumpable
+    name: str
+    command: str
+    cgroup: str
+
+
+def _ticks(name: str, what: str) -> Column:
+    return Column(name + "_seconds", COUNTER, what, divisor=100)
+
+
+def _kib(name: str, what: str) -> Column:
+    return Column(name + "_bytes", GAUGE, what, factor=1024)
+
+
+PROCESS = Schema(
+    "process",
+    ProcessKey._fields,
+    (
+        _ticks("user", "time in the program, children not included"),
+        _ticks("system", "time in the kernel, children not included"),
+        _ticks("children_user", "user time of children that ended and were waited for, with theirs"),
+        _ticks("children_system", "system time of children that ended and were waited for, with theirs"),
+        Column("minor_faults", COUNTER, "page faults that needed no disk"),
+        Column("major_faults", COUNTER, "page faults that had to read from disk"),
+        Column("threads", GAUGE, "threads"),
+        Column("state", GAUGE, "state, as the ASCII code of its letter in /proc/PID/stat"),
+        _kib("rss", "memory in RAM: anonymous, file and shared parts together"),
+        _kib("rss_anon", "memory in RAM that no file stands behind"),
+        _kib("rss_file", "pages of files in RAM"),
+        _kib("rss_shmem", "shared memory in RAM"),
+        _kib("swap", "memory swapped out"),
+        Column(
+            "voluntary_switches",
+            COUNTER,
+            "times that it gave up the core to wait, as of one of the last five looks",
+        ),
+        Column(
+            "involuntary_switches",
+            COUNTER,
+            "times that the core was taken from it, as of one of the last five looks",
+        ),
+        Column("read_chars_bytes", COUNTER, "bytes read by system calls; waited-for children included"),
+        Column("written_chars_bytes", COUNTER, "bytes written by system calls; children as above"),
+        Column("read_calls", COUNTER, "system calls that read; children as above"),
+        Column("write_calls", COUNTER, "system calls that write; children as above"),
+        Column("read_bytes", COUNTER, "bytes fetched from storage; children as above"),
+        Column("written_bytes", COUNTER, "bytes sent to storage; children as above"),
+        Column("cancelled_write_bytes", COUNTER, "bytes not written after all; children as above"),
+        Column(
+            "run_delay_seconds",
+            COUNTER,
+            "time that its threads were ready to run and waited for a core, children not included",
+            divisor=1_000_000_000,
+        ),
+    ),
+)
+THREAD = Schema(
+    "thread",
+    ("pid", "start", "tid", "name"),
+    (
+        _ticks("user", "time in the program"),
+        _ticks("system", "time in the kernel"),
+        Column("state", GAUGE, "state, as the ASCII code of its letter"),
+        Column("processor", GAUGE, "the core that it ran on last"),
+        Column("run_seconds", COUNTER, "time on a core", divisor=1_000_000_000),
+        Column("wait_seconds", COUNTER, "time ready to run, waiting for a core", divisor=1_000_000_000),
+    ),
+)
+_NO_IO = [ABSENT] * 7
+_STAT_FIELDS = 22
+_THREADS = PROCESS.position("threads")
+_OF_MEMORY = (7, 9, 17, 20, 21)  # fields of stat: faults, threads, size and what of it is in RAM
+
+
+def may_be_stepd(key: ProcessKey) -> bool:
+    """Whether it is worth to check that: anybody can give a process any name."""
+    return key.uid == 0 and key.name == STEPD
+
+
+def _awaits_title(key: ProcessKey) -> bool:
+    """It calls itself `slurmstepd: [JOB.STEP]` a moment after its start, and a scan may come in between."""
+    return may_be_stepd(key) and not key.command.startswith(STEPD + ": ")
+
+
+def _kinds(files: int, processes: int) -> int:
+    """Of how many kinds each process can have one open."""
+    return min(len(_KEPT), max(files // max(processes, 1), 1))
+
+
+_Row = Tuple[ProcessKey, List[int]]
+
+
+class _Process:
+    """A process that is followed: its open files, and what of it is not read each time."""
+
+    __slots__ = (
+        "again_in", "delay", "files", "kernel", "key", "memory", "path", "row", "settled", "stat_name",
+        "status", "status_in", "told", "waited", "who",
+    )  # fmt: skip
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.files: Dict[str, int] = {}
+        self.delay = RunDelay()
+        self.forget()
+
+    def forget(self) -> None:
+        """All that is known of it: another process may have its pid."""
+        self.kernel = False
+        self.again_in = 0
+        self.settled = False
+        self.stat_name = b""
+        self.key: Optional[ProcessKey] = None
+        self.who: Tuple[Any, ...] = ()  # that of it by which the key changes, as the kernel tells it
+        self.told: Tuple[Optional[bytes], ...] = ()  # all of it, as the kernel told it last
+        self.waited = 0  # for a core, nanoseconds
+        self.memory: List[bytes] = []  # that of its stat without a change of which its status is not read
+        self.status: Tuple[int, List[int]] = (-1, [])
+        self.status_in = 0
+        self.row: Optional[_Row] = None  # what that was
+
+    def read(self, host: Host, name: str, keep: bool) -> bytes:
+        fd = self.files.get(name)
+        if fd is None:
+            fd = host.open(f"{self.path}/{name}")
+            if not keep:
+                try:
+                    return read_all(fd)
+                finally:
+                    os.close(fd)
+            self.files[name] = fd
+        data = os.pread(fd, _RECORD, 0)  # these files are single records: one read has all of it,
+        return data if len(data) < _RECORD else read_all(fd)  # unless its user is in a thousand groups
+
+    def close_all_but(self, kept: int) -> None:
+        for name in _KEPT[kept:]:
+            if name in self.files:
+                os.close(self.files.pop(name))
+
+    def close(self) -> None:
+        self.close_all_but(0)
+        self.delay.close()
+
+    __del__ = close  # a table that failed is dropped as it is
+
+
+class _Table:
+    def __init__(self, host: Host, choice: Everyone) -> None:
+        self.host, self.choice = host, choice
+        self.known: Dict[str, _Process] = {}
+        self.keys: Tuple[Key, ...] = ()
+        self.warning = ""
+        self.may_see_io: Optional[bool] = None
+        self.scans = 0
+        self.thread_files = 0  # open ones of the last scan
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
+        self.kept = len(_KEPT)  # files of each process
+
+    def read(self) -> Rows:
+        self.scans += 1
+        self.thread_files = 0
+        # Parents before their children, whose figures they inherit: of a child that ends in between, and was
+        # read already, all would count twice. By their start, as numbers come round.
+        pids = sorted(self.choice.choose(self.known), key=self._began)
+        for pid in self.known.keys() - set(pids):
+            self.known.pop(pid).close()
+        self._choose_kept(len(self.keys) or len(pids))
+        keys: List[Key] = []
+        values: List[int] = []
+        for number, pid in enumerate(pids):
+            row = self._read_process(pid, self.kept if number * self.kept < self.most_kept else 0)
+            if row is not None:
+                keys.append(row[0])
+                values += row[1]
+        # The same tuple as before if nothing but values changed, so that it is encoded only once.
+        found = tuple(keys)
+        if found != self.keys:
+            self.keys = found
+        return Rows(PROCESS, self.keys, values)
+
+    def _choose_kept(self, count: int) -> None:
+        """By how many processes there were, kernel threads not counted: those have no file open."""
+        kept = _kinds(self.most_kept, count)
+        if kept < self.kept:
+            for process in self.known.values():
+                process.close_all_but(kept)
+            self.kept = kept
+        else:
+            self.kept = max(self.kept, _kinds(int(self.most_kept * _SPARE), count))
+
+    def _began(self, pid: str) -> int:
+        process = self.known.get(pid)
+        return process.key.start if process and process.key else _NOT_YET_KNOWN
+
+    def identities(self) -> List[Tuple[int, int]]:
+        return [(process.key.pid, process.key.start) for process in self.known.values() if process.key]
+
+    def _read_process(self, pid: str, kept: int) -> Optional[_Row]:
+        """None for a kernel thread, a process that ends while it is read, and one that is not ours to see.
+
+        Where /proc is mounted with hidepid=1, those of others are listed and cannot be read.
+        """
+        process = self.known.get(pid)
+        if process is None:
+            process = self.known[pid] = _Process("proc/" + pid)
+        elif process.kernel and (self.scans + int(pid)) % _KERNEL_AGAIN:
+            return None
+        try:
+            return self._read_known(process, 0 if process.kernel else kept)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            process.close()
+            del self.known[pid]
+            self.choice.has_ended()
+            return None
+        except ValueError as error:
+            raise MalformedError(process.path, str(error)) from None
+
+    def _read_known(self, process: _Process, kept: int) -> Optional[_Row]:
+        """Most processes wait: of one of which the kernel tells the same as before, it is the same row."""
+        if not kept and process.files:  # others are older now
+            process.close()
+        data = process.read(self.host, "stat", kept > 0)
+        stat = parse_stat(process.path, data, _STAT_FIELDS) if data not in process.told[:1] else None
+        if stat:
+            if process.key and process.key.start != int(stat.fields[19]):
+                process.close()  # if its stat had been open, that would have ended with it
+                process.forget()
+            process.kernel = stat.kernel_thread
+            if process.kernel:
+                process.close()
+                return None
+        # Once a process has given up its memory, users are not told its I/O; in this order the two agree.
+        io = self._read_io(process, kept > 1)
+        is_new = self._read_status(process, stat, io, kept > 2)
+        told = (data, io)
+        is_new = self._read_delay(process, stat, data, kept > 2) or is_new
+        is_same = told == process.told and not is_new and process.again_in > 0
+        if is_same and process.row and not may_be_stepd(process.row[0]):
+            process.again_in -= 1
+            return process.row
+        stat = stat or parse_stat(process.path, data, _STAT_FIELDS)
+        process.row = self._parse(process, stat, io)
+        process.told = told
+        return process.row
+
+    def _read_status(self, process: _Process, stat: Optional[Stat], io: Optional[bytes], keep: bool) -> bool:
+        """Whether it tells something new; `stat` is None if that did not."""
+        process.status_in -= 1
+        memory = [stat.fields[place] for place in _OF_MEMORY] if stat else process.memory
+        if memory == process.memory and process.status_in >= 0 and None not in (io, *process.told):
+            return False
+        process.memory = memory
+        process.status_in = _STATUS_AGAIN if process.settled else 0
+        status = parse_status(process.read(self.host, "status", keep))
+        before, process.status = process.status, status
+        return status != before
+
+    def _parse(self, process: _Process, stat: Stat, io: Optional[bytes]) -> _Row:
+        uid, amounts = process.status
+        key = self._key(process, stat, uid)
+        fields = stat.fields
+        user, system, children_user, children_system = map(int, fields[11:15])
+        values = [user, system, children_user, children_system, int(fields[7]), int(fields[9])]
+        values += (int(fields[17]), fields[0][0], *amounts)
+        values += _NO_IO if io is None else parse_io(process.path, io)
+        values.append(process.waited)
+        return key, values
+
+    def _read_delay(self, process: _Process, stat: Optional[Stat], data: bytes, keep: bool) -> bool:
+        """Whether it has changed. Who sleeps without having run in between waits for no core."""
+        threads = int(stat.fields[17]) if stat else 0
+        if not stat:
+            if data[data.rfind(b")") + 2 :][:1] != b"R":
+                return False
+            threads = process.row[1][_THREADS] if process.row else 1
+        before = process.waited
+        keep = keep and self.thread_files < self.most_kept // 4
+        process.waited = process.delay.read(self.host, process.path, threads, keep)
+        self.thread_files += process.delay.open_files
+        return process.waited != before
+
+    def _read_io(self, process: _Process, keep: bool) -> Optional[bytes]:
+        """None if it is not told."""
+        try:
+            return process.read(self.host, "io", keep)
+        except PermissionError:
+            self._warn_of_io()
+            return None
+        except FileNotFoundError:
+            if not self.host.exists(process.path + "/stat"):
+                raise
+            return None  # a kernel without CONFIG_TASK_IO_ACCOUNTING
+
+    def _warn_of_io(self) -> None:
+        """Root is told, who is expected to see all. Some it may not see though it has all privileges."""
+        if self.may_see_io is None:
+            self.may_see_io = self.host.uid != 0 or not self.host.lacks("CAP_SYS_PTRACE")
+        if not self.may_see_io:
+            self.warning = "I/O of other users' processes needs CAP_SYS_PTRACE"
+
+    def _key(self, process: _Process, stat: Stat, uid: int) -> ProcessKey:
+        """The key of last time while nothing in it changed; a new name means a new command."""
+        old, fields = process.key, stat.fields
+        process.again_in -= 1
+        who = (stat.name, uid, fields[19], *fields[1:5])
+        if who == process.who and process.again_in >= 0 and old and not may_be_stepd(old):
+            return old
+        process.who = who
+        parent, group, session, terminal = map(int, fields[1:5])
+        if old is None or stat.name != process.stat_name:
+            name, process.stat_name = stat.name.decode("utf-8", "replace"), stat.name
+            command, cgroup = self._command(process), self._cgroup(process)
+            # In the middle of an exec there are no words yet.
+            process.again_in, process.settled = 1 if command else 0, False
+        elif process.again_in < 0 or _awaits_title(old):
+            name, cgroup = old.name, self._cgroup(process)
+            is_known = process.settled and not _awaits_title(old)
+            command = old.command if is_known else self._command(process)
+            process.again_in, process.settled = _READ_AGAIN, bool(command)
+        else:
+            name, command, cgroup = old.name, old.command, old.cgroup
+        pid, start = int(process.path[5:]), int(fields[19])
+        key = ProcessKey(pid, start, parent, group, session, terminal, uid, name, command, cgroup)
+        if key != old:
+            process.key = old = key
+        return old
+
+    def _command(self, process: _Process) -> str:
+        """No more than is shown: a command line can have megabytes."""
+        try:
+            fd = self.host.open(process.path + "/cmdline")
+        except PermissionError:
+            return ""
+        try:
+            data = os.pread(fd, _LONGEST_COMMAND, 0)
+        except PermissionError:
+            return ""
+        finally:
+            os.close(fd)
+        return data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+
+    def _cgroup(self, process: _Process) -> str:
+        try:
+            return parse_cgroup(process.read(self.host, "cgroup", keep=False))
+        except (FileNotFoundError, PermissionError):
+            return ""
+
+    def read_threads(self) -> Rows:
+        keys: List[Key] = []
+        values: List[int] = []
+        for process in self.known.values():
+            if process.key is None:
+                continue
+            for tid in self._list_threads(process):
+                try:
+                    row = self._read_thread(f"{process.path}/task/{tid}")
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                except ValueError as error:
+                    raise MalformedError(f"{process.path}/task/{tid}", str(error)) from None
+                keys.append((process.key.pid, process.key.start, int(tid), row[0]))
+                values += row[1]
+        return Rows(THREAD, tuple(keys), values)
+
+    def _list_threads(self, process: _Process) -> List[str]:
+        try:
+            return self.host.list(process.path + "/task")
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+
+    def _read_thread(self, path: str) -> Tuple[str, List[int]]:
+        stat = parse_stat(path, self.host.read_once(path + "/stat"))
+        times = [int(field) for field in self.host.read_once(path + "/schedstat").split()[:2]]
+        if len(times) != 2:
+            times = [ABSENT, ABSENT]
+        fields = stat.fields
+        processor = int(fields[36]) if len(fields) > 36 else ABSENT
+        row = [int(fields[11]), int(fields[12]), fields[0][0], processor, *times]
+        return stat.name.decode("utf-8", "replace"), row
+
+
+def processes(
+    host: Host,
+    threads: bool = False,
+    pss: bool = False,
+    others: bool = True,
+    without: int = 0,
+    below: int = 0,
+    first: int = 0,
+) -> Reader:
+    """All processes; or those of one's own user, but for what comes from the process `without`; or those that
+    come from the process `below` and its child `first`. On request each of their threads."""
+    everyone = Everyone(host) if others else OwnUser(host, without)
+    return _Processes(_Table(host, Descendants(host, below, first) if below else everyone), threads, pss)
+
+
+class _Processes(Reader):
+    def __init__(self, table: _Table, threads: bool, pss: bool) -> None:
+        self._table, self._threads, self._pss = table, threads, pss
+
+    def __call__(self) -> Tuple[Rows, ...]:
+        found = [self._table.read()]
+        if self._threads:
+            found.append(self._table.read_threads())
+        if self._pss:
+            found.append(read_shares(self._table.host, self._table.identities()))
+        self.warning = self._table.warning
+        return tuple(found)

@@ -1,0 +1,93 @@
+"""Time that a process was ready to run and had no core: the run-queue delay of its threads.
+
+The second number of /proc/PID/task/TID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+/proc/PID/schedstat is that of the first thread alone, so the threads are read one by one. A parent does not
+accumulate it from its children, as it does their CPU time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict
+
+from joblens.core.host import Host
+from joblens.core.model import ABSENT
+
+_RECORD = 256
+_MOST_THREADS = 256  # of one process that are read; of more, the others count like these on average
+
+
+class RunDelay:
+    """Of one process. Threads that have ended keep what they had when they were last read."""
+
+    __slots__ = ("_ended", "_files", "_highest", "_last", "_threads")
+
+    def __init__(self) -> None:
+        self._files: Dict[str, int] = {}
+        self._last: Dict[str, int] = {}
+        self._ended = 0
+        self._highest = 0  # a counter does not go back, though of many threads some are estimated
+        self._threads = 0
+
+    def read(self, host: Host, path: str, threads: int, keep: bool) -> int:
+        """`keep`: the files stay open. ABSENT where the kernel does not have the figure."""
+        if threads != self._threads or (threads > 1 and not keep):
+            self._list(host, path, threads)
+        for name in list(self._last):
+            try:
+                self._last[name] = self._read_one(host, path, name, keep)
+            except (FileNotFoundError, ProcessLookupError):
+                self._end(name)
+                self._threads = 0  # another may have taken its place
+            except (PermissionError, IndexError, ValueError):
+                return ABSENT
+        read = len(self._last)
+        if not read and not self._ended:
+            return ABSENT
+        known = sum(self._last.values())
+        if read and threads > _MOST_THREADS:
+            known = known * threads // read
+        self._highest = max(self._highest, self._ended + known)
+        return self._highest
+
+    def _list(self, host: Host, path: str, threads: int) -> None:
+        self._threads = threads
+        tids = [path.rpartition("/")[2]]  # the first thread has the number of the process
+        if threads > 1:
+            try:
+                tids = host.list(path + "/task")[:_MOST_THREADS]
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                return
+        names = {f"task/{tid}/schedstat" for tid in tids}
+        for gone in self._last.keys() - names:
+            self._end(gone)
+        for name in names - self._last.keys():
+            self._last[name] = 0
+
+    def _end(self, name: str) -> None:
+        self._ended += self._last.pop(name)
+        fd = self._files.pop(name, None)
+        if fd is not None:
+            os.close(fd)
+
+    def _read_one(self, host: Host, path: str, name: str, keep: bool) -> int:
+        fd = self._files.get(name)
+        if fd is None:
+            fd = host.open(f"{path}/{name}")
+        try:
+            return int(os.pread(fd, _RECORD, 0).split(None, 2)[1])
+        finally:
+            if keep:
+                self._files[name] = fd
+            else:
+                os.close(fd)
+                self._files.pop(name, None)
+
+    @property
+    def open_files(self) -> int:
+        return len(self._files)
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()

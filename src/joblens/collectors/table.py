@@ -1,0 +1,82 @@
+"""The table of collectors: one source of the kernel's is one file in this folder and one line below.
+
+A collector is a function that takes a host and returns the function that reads it once. What it may
+not do: run commands, need root silently, know about jobs or stores, turn counters into rates. What a site
+wants beyond that it can have from a script of its own, see `external.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, NamedTuple, Tuple
+
+from joblens.collectors.cgroups import cgroups
+from joblens.collectors.cpu import cpu
+from joblens.collectors.disk import disk
+from joblens.collectors.filesystems import filesystems
+from joblens.collectors.interrupts import interrupts
+from joblens.collectors.lazy import (
+    lazy_energy,
+    lazy_gpus,
+    lazy_infiniband,
+    lazy_kernel_log,
+    lazy_lustre,
+    lazy_nfs,
+    lazy_slingshot,
+)
+from joblens.collectors.load import load
+from joblens.collectors.memory import memory
+from joblens.collectors.network import network
+from joblens.collectors.pressure import pressure
+from joblens.collectors.process.collector import processes
+from joblens.collectors.vmstat import vmstat
+from joblens.core.model import Rows
+
+Read = Callable[[], Tuple[Rows, ...]]
+
+
+class Collector(NamedTuple):
+    name: str
+    open: Callable[..., Read]  # (host, **options) -> read
+    reads: str
+    pause: float = 0.0  # seconds between two readings at the least, unless the configuration says otherwise
+    options: Mapping[str, Any] = {}  # what else can be set, with its default
+    optional: bool = False  # hardware that most machines do not have: nothing is said where it is not there
+
+
+COLLECTORS: Tuple[Collector, ...] = (
+    Collector("cpu", cpu, "/proc/stat"),
+    Collector("memory", memory, "/proc/meminfo"),
+    Collector("vmstat", vmstat, "/proc/vmstat"),
+    Collector("interrupts", interrupts, "/proc/interrupts", options={"per_cpu": False}),
+    Collector("load", load, "/proc/loadavg"),
+    Collector("disk", disk, "/proc/diskstats"),
+    Collector("network", network, "/proc/net/dev"),
+    Collector("pressure", pressure, "/proc/pressure"),
+    # Sizes change slowly, and a file system can take its time to answer.
+    Collector("filesystems", filesystems, "/proc/self/mounts, statvfs", pause=60.0),
+    Collector("cgroups", cgroups, "/sys/fs/cgroup", options={"only": ""}),
+    # Costs some 30 µs per process, which on a node with thousands is much for every second.
+    Collector(
+        "processes",
+        processes,
+        "/proc/PID",
+        pause=5.0,
+        options={"threads": False, "pss": False, "others": True, "without": 0},
+    ),
+    Collector("kernel_log", lazy_kernel_log, "/dev/kmsg", optional=True),
+    Collector("gpu", lazy_gpus, "NVML, /sys/class/drm", options={"pcie": False}, optional=True),
+    Collector(
+        "energy",
+        lazy_energy,
+        "/sys/class/powercap, /sys/class/hwmon, /sys/cray/pm_counters",
+        optional=True,
+    ),
+    # For every counter the driver asks the adapter's firmware, and some nodes have ten adapters.
+    Collector("infiniband", lazy_infiniband, "/sys/class/infiniband", pause=5.0, optional=True),
+    # Fifty files per adapter, each of which is read from the card.
+    Collector("slingshot", lazy_slingshot, "/sys/class/cxi", pause=5.0, optional=True),
+    Collector(
+        "lustre", lazy_lustre, "/sys/kernel/debug/lustre/llite or /proc/fs/lustre/llite", optional=True
+    ),
+    Collector("nfs", lazy_nfs, "/proc/self/mountstats", optional=True),
+)

@@ -1,0 +1,1 @@
+"""The vocabulary of joblens, and the one interface to the machine."""

@@ -1,0 +1,274 @@
+"""What settings files say, into frozen settings. Every setting has a default that runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
+
+from joblens.core.errors import ConfigError
+
+
+class AttributionSettings(NamedTuple):
+    job_files: str = "/run/joblens/jobs"
+    infer: bool = True
+    first_uid: int = 1000  # users below are the system's
+    flux_user: str = "flux"
+    only_node: str = ""  # Slurm's name of the one node that counts, where several slurmd run on this machine
+
+
+class CollectorSettings(NamedTuple):
+    enabled: bool = True
+    interval: float = 0.0  # 0: as the table of collectors says
+    options: Tuple[Tuple[str, Any], ...] = ()
+
+
+class ExternalSettings(NamedTuple):
+    """A site's own script, `[external.NAME]`."""
+
+    command: Tuple[str, ...]
+    interval: float = 60.0
+    timeout: float = 10.0
+    user: str = ""  # "": nobody where the agent is root, else the agent's own
+
+
+class PushSettings(NamedTuple):
+    """Where batches go, `[push]`."""
+
+    url: str = ""  # "": nowhere
+    period: float = 10.0  # seconds of samples in one batch
+    sets: Tuple[str, ...] = ()  # (): all
+    spool: str = ""  # "": see joblens.agent.push
+    spool_bytes: int = 256 << 20
+    token_file: str = ""
+    munge: bool = False
+    munge_uid: int = -1  # who can read the credentials: the hub's user; -1: the same as ours
+    munge_socket: str = ""
+    ca_file: str = ""  # "": those that the system trusts
+    timeout: float = 10.0
+    hub_uid: int = -1  # whose token is used where a hub on this machine gives it, beside root's and our own
+
+
+class UsermodeSettings(NamedTuple):
+    """Servers that a session starts, `[usermode]`. In a path, {session} is the session's name."""
+
+    prometheus_binary: str = ""  # "": found on PATH
+    prometheus_datadir: str = ""  # "": in the session's folder
+    prometheus_logfile: str = ""  # "": in the session's folder
+    victoriametrics_binary: str = ""
+    victoriametrics_datadir: str = ""
+    victoriametrics_logfile: str = ""
+
+
+class TsdbSettings(NamedTuple):
+    """A server that speaks PromQL and has samples of jobs, `[tsdb]`."""
+
+    url: str = ""  # "": none
+    token_file: str = ""
+    ca_file: str = ""
+    write_url: str = ""  # "": below url, as Prometheus has it
+
+
+class Settings(NamedTuple):
+    interval: float = 1.0
+    listen: str = "127.0.0.1:9477"
+    token_file: str = ""
+    cluster: str = ""  # "": the node's name
+    node: str = ""  # "": the host's name
+    process_metrics: bool = False
+    collectors: Mapping[str, CollectorSettings] = {}
+    attribution: AttributionSettings = AttributionSettings()
+    external: Mapping[str, ExternalSettings] = {}
+    push: PushSettings = PushSettings()
+    usermode: UsermodeSettings = UsermodeSettings()
+    tsdb: TsdbSettings = TsdbSettings()
+
+
+class Url(NamedTuple):
+    secure: bool
+    host: str
+    port: int
+    path: str  # without a slash at its end
+
+    @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+# Of each collector, by name, the options that it has beside `enabled` and `interval`, with defaults.
+Known = Mapping[str, Mapping[str, Any]]
+
+_SHORTEST, _LONGEST = 0.01, 86_400.0
+_SMALLEST_SPOOL, _LARGEST_SPOOL = 1 << 16, 1 << 40
+_URL = re.compile(
+    r"(https?)://(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?(/[A-Za-z0-9._~/%+:@=,-]*)?"
+)
+
+
+def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
+    values = dict(found)
+    collectors = as_table(values.pop("collectors", {}), path, "collectors")
+    attribution = as_table(values.pop("attribution", {}), path, "attribution")
+    external = as_table(values.pop("external", {}), path, "external")
+    push = as_table(values.pop("push", {}), path, "push")
+    usermode = as_table(values.pop("usermode", {}), path, "usermode")
+    tsdb = as_table(values.pop("tsdb", {}), path, "tsdb")
+    as_table(values.pop("hub", {}), path, "hub")  # agent and hub can share a file; the hub reads its own part
+    defaults = Settings()._asdict()
+    tables = ("collectors", "attribution", "external", "push", "usermode", "tsdb")
+    check_names(values, [name for name in defaults if name not in tables], path)
+    check_names(collectors, known, path, "collectors.")
+    settings = Settings(
+        **{name: typed(value, defaults[name], path, name) for name, value in values.items()},
+        collectors={
+            name: _collector(as_table(table, path, "collectors." + name), path, name, known[name])
+            for name, table in collectors.items()
+        },
+        attribution=_attribution(attribution, path),
+        external={
+            name: _external(as_table(table, path, "external." + name), path, name)
+            for name, table in external.items()
+        },
+        push=_push(push, path),
+        usermode=_usermode(usermode, path),
+        tsdb=_tsdb(tsdb, path),
+    )
+    _check_interval("interval", settings.interval, path)
+    split_address(settings.listen, path)
+    return settings
+
+
+def split_address(text: str, path: str = "", name: str = "listen") -> Tuple[str, int]:
+    """`127.0.0.1:9477` and `[::1]:9477` into host and port."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise ConfigError(f"{name} is {text!r}, and not HOST:PORT", path)
+    return host.strip("[]"), int(port)
+
+
+def split_url(text: str, path: str = "", name: str = "push.url") -> Url:
+    match = _URL.fullmatch(text)
+    if match is None or int(match[4] or 1) not in range(1, 65536):
+        raise ConfigError(f"{name} is {text!r:.100}, and not such as http://hub.example.org:9478", path)
+    secure = match[1] == "https"
+    port = int(match[4]) if match[4] else 443 if secure else 80
+    return Url(secure, match[2] or match[3], port, (match[5] or "").rstrip("/"))
+
+
+def _push(table: Dict[str, Any], path: str) -> PushSettings:
+    defaults = PushSettings()._asdict()
+    check_names(table, defaults, path, "push.")
+    values = {
+        name: typed(value, defaults[name], path, "push." + name)
+        for name, value in table.items()
+        if name != "sets"
+    }
+    found = PushSettings(**values, sets=_names(table.get("sets", []), path, "push.sets"))
+    _check_interval("push.period", found.period, path)
+    _check_interval("push.timeout", found.timeout, path)
+    if not _SMALLEST_SPOOL <= found.spool_bytes <= _LARGEST_SPOOL:
+        raise ConfigError(
+            f"push.spool_bytes is {found.spool_bytes}, it can be {_SMALLEST_SPOOL} to {_LARGEST_SPOOL}", path
+        )
+    if found.spool and not found.spool.startswith("/"):
+        raise ConfigError(f"push.spool is {found.spool!r:.60}, and does not begin with /", path)
+    if found.munge and found.token_file:
+        raise ConfigError("push.munge and push.token_file: only one of them can be", path)
+    if found.url and not split_url(found.url, path).secure and found.ca_file:
+        raise ConfigError("push.ca_file is for an url that begins with https://", path)
+    return found
+
+
+def _usermode(table: Dict[str, Any], path: str) -> UsermodeSettings:
+    defaults = UsermodeSettings()._asdict()
+    check_names(table, defaults, path, "usermode.")
+    found = {name: typed(value, defaults[name], path, "usermode." + name) for name, value in table.items()}
+    for name, value in found.items():
+        if value and not value.startswith("/"):
+            raise ConfigError(f"usermode.{name} is {value!r:.60}, and does not begin with /", path)
+    return UsermodeSettings(**found)
+
+
+def _tsdb(table: Dict[str, Any], path: str) -> TsdbSettings:
+    defaults = TsdbSettings()._asdict()
+    check_names(table, defaults, path, "tsdb.")
+    found = TsdbSettings(
+        **{name: typed(value, defaults[name], path, "tsdb." + name) for name, value in table.items()}
+    )
+    for name in ("url", "write_url"):
+        if getattr(found, name):
+            split_url(getattr(found, name), path, "tsdb." + name)
+    return found
+
+
+def _names(value: Any, path: str, name: str) -> Tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f'{name} is {value!r:.60}, where a list such as ["cpu", "job"] is needed', path)
+    return tuple(typed(word, "", path, name) for word in value)
+
+
+def _attribution(table: Dict[str, Any], path: str) -> AttributionSettings:
+    defaults = AttributionSettings()._asdict()
+    check_names(table, defaults, path, "attribution.")
+    return AttributionSettings(
+        **{name: typed(value, defaults[name], path, "attribution." + name) for name, value in table.items()}
+    )
+
+
+def _collector(table: Dict[str, Any], path: str, name: str, options: Mapping[str, Any]) -> CollectorSettings:
+    defaults = {"enabled": True, "interval": 0.0, **options}
+    where = f"collectors.{name}."
+    check_names(table, defaults, path, where)
+    values = {key: typed(value, defaults[key], path, where + key) for key, value in table.items()}
+    if values.get("interval"):
+        _check_interval(where + "interval", values["interval"], path)
+    chosen = tuple((key, values[key]) for key in options if key in values)
+    return CollectorSettings(values.get("enabled", True), values.get("interval", 0.0), chosen)
+
+
+def _external(table: Dict[str, Any], path: str, name: str) -> ExternalSettings:
+    where = f"external.{name}."
+    if not re.fullmatch("[a-z][a-z0-9_]{0,40}", name):
+        raise ConfigError(f"external.{name!r:.60} is no name made of small letters, digits and _", path)
+    defaults = ExternalSettings(("/path",))._asdict()
+    check_names(table, defaults, path, where)
+    command = table.get("command")
+    if not isinstance(command, list) or not command or not str(command[0]).startswith("/"):
+        raise ConfigError(f'{where}command is needed, such as ["/opt/site/script", "argument"]', path)
+    words = tuple(typed(word, "", path, where + "command") for word in command)
+    others = {key: typed(table[key], defaults[key], path, where + key) for key in table if key != "command"}
+    found = ExternalSettings(words, **others)
+    _check_interval(where + "interval", found.interval, path)
+    _check_interval(where + "timeout", found.timeout, path)
+    return found
+
+
+def _check_interval(name: str, seconds: float, path: str) -> None:
+    if not _SHORTEST <= seconds <= _LONGEST:  # so that "not a number" is refused too
+        raise ConfigError(f"{name} is {seconds}, it can be {_SHORTEST} to {_LONGEST} s", path)
+
+
+def check_names(found: Iterable[str], known: Iterable[str], path: str, where: str = "") -> None:
+    known = list(known)
+    for name in found:
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, 1, 0.0)
+            meant = f", did you mean {where}{near[0]}?" if near else ""
+            raise ConfigError(f"there is no setting {where}{name}{meant}", path)
+
+
+def typed(value: Any, default: Any, path: str, name: str) -> Any:
+    if isinstance(default, float) and type(value) is int and abs(value) <= _LONGEST:
+        value = float(value)
+    if type(value) is not type(default):
+        raise ConfigError(f"{name} is {value!r:.60}, where a value such as {default!r} is needed", path)
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"{name} is {value!r:.60}, which cannot be printed", path)
+    return value
+
+
+def as_table(value: Any, path: str, name: str) -> Dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} is {value!r:.60}, where a table is needed", path)
+    return value

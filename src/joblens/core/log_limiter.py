@@ -1,0 +1,42 @@
+"""A log in which nothing repeats itself more often than once a minute."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+_QUIET = 60.0  # seconds between two messages about the same topic
+_MOST_TOPICS = 1000
+
+
+class LogLimiter:
+    """Logs each topic once a minute at most, with the number of repetitions in between."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._said: dict[str, float] = {}
+        self._meanwhile: Counter[str] = Counter()
+
+    def say(self, topic: str, text: str) -> None:
+        now = time.monotonic()
+        last = self._said.get(topic)
+        if last is not None and now - last < _QUIET:
+            self._meanwhile[topic] += 1
+            return
+        if last is None and len(self._said) >= _MOST_TOPICS:
+            topic = "others"  # a crowd gets one line for all
+            if now - self._said.get(topic, -_QUIET) < _QUIET:
+                self._meanwhile[topic] += 1
+                return
+            self._forget(now)
+        more = self._meanwhile.pop(topic, 0)
+        self._said[topic] = now
+        plain = "".join(letter if letter.isprintable() else "?" for letter in text)
+        self._log(
+            plain + (f" (and {more} times more in the last {now - (last or now):.0f} s)" if more else "")
+        )
+
+    def _forget(self, now: float) -> None:
+        self._said = {topic: at for topic, at in self._said.items() if now - at < _QUIET}
+        self._meanwhile = Counter({topic: it for topic, it in self._meanwhile.items() if topic in self._said})

@@ -1,0 +1,212 @@
+"""The batches of a segment as sinks take them: those that can be stored, with a word about the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from joblens.core.errors import MalformedError
+from joblens.core.model import Key, Rows, Sample, Schema
+from joblens.hub.decode import Columns, Packed, decode_columns, unpack, unpack_entries
+from joblens.hub.entries import NOBODY
+from joblens.hub.segments import Record, Segment
+from joblens.store.lake.columns import LATEST_NS, check, stored_name
+
+if TYPE_CHECKING:
+    import numpy
+
+    from joblens.hub.decode import Numbers
+
+# How far the time of a row may be from the arrival of its batch. A node may have been cut off for as long as
+# its spool reaches; with a clock that is wrong by more, each row could be of a day of its own in the lake.
+OLDEST_DAYS, NEWEST_DAYS = 31, 1
+DAY_NS = 86_400 * 10**9
+_CLOCK_SET_NS = 1_672_531_200 * 10**9  # 2023: a hub whose clock says an earlier time cannot judge others
+_MOST_DAYS = 4  # on which the ticks of one entry can lie: midnight, and a clock that was set
+_MOST_SETS = 256  # in one batch
+WHOSE = frozenset(("cluster", "jobid", "step", "node"))
+_MOST_COLUMNS = 4000
+_NOT_NAMED = frozenset((("", ""),))  # cluster and node of rows that do not say whose they are
+
+
+class Job(NamedTuple):
+    """A job on a node, as the agent's header has it."""
+
+    cluster: str
+    id: str
+    node: str
+    user: str
+    uid: int  # -1 if unknown
+
+
+class LeftOut:
+    """What of a segment cannot be stored, and why."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []  # one for each batch
+        # Rows whose time is far from their arrival, by cluster and node.
+        self.untimely: Counter[tuple[str, str]] = Counter()
+
+    @contextmanager
+    def without_malformed(self) -> Iterator[None]:
+        try:
+            yield
+        except MalformedError as error:
+            self.problems.append(f"{error}; a batch is left out")
+
+
+class Received(NamedTuple):
+    received_ns: int
+    cluster: str
+    node: str
+    jobs: tuple[Job, ...]
+    columns: list[Columns]  # also those without rows: that there is none is told too
+
+
+class Unread(NamedTuple):
+    """The same before its numbers are read, for those who read many at once: see `timely`."""
+
+    received_ns: int
+    cluster: str
+    node: str
+    entries: list[Packed]
+    place: int = 0  # in its segment
+
+
+Taken = TypeVar("Taken")
+
+
+class Checker:
+    # Set where nodes prove who they are: then rows of a node are taken from that node only.
+    own_rows_only = False
+
+    def batches(self, segment: Segment, left: LeftOut) -> Iterator[Received]:
+        """In their order. Those that cannot be stored are left out, which is told in `left`."""
+        return self._each(segment, left, lambda record: self._received(record, left))
+
+    def unread(self, segment: Segment, left: LeftOut) -> Iterator[Unread]:
+        return self._each(segment, left, self._unread)
+
+    def _each(self, segment: Segment, left: LeftOut, take: Callable[[Record], Taken]) -> Iterator[Taken]:
+        for record in segment.records():
+            with left.without_malformed():
+                yield take(record)
+
+    def _received(self, record: Record, left: LeftOut) -> Received:
+        header, columns = decode_columns(record.batch)
+        cluster, node = _whose(header)
+        _check_sets(columns)
+        for entry in columns:
+            self.check(entry, cluster, node)
+        near = [choose_timely(entry, record.received_ns) for entry in columns]
+        far = sum(count for _, count in near)
+        if far:
+            left.untimely[cluster, node] += far
+        chosen = [entry for entry, _ in near if len(entry.times)]
+        jobs = _jobs(header.get("jobs"))
+        if self.own_rows_only:
+            jobs = tuple(job for job in jobs if is_own(cluster, node, job.cluster, job.node))
+        return Received(record.received_ns, cluster, node, jobs, chosen)
+
+    def _unread(self, record: Record) -> Unread:
+        if (
+            record.head is not None and record.head.batch != NOBODY
+        ):  # as the header says, which the hub has read
+            cluster, node, *_ = record.head.batch
+            entries = unpack_entries(record.batch)
+        else:
+            header, entries = unpack(record.batch)
+            cluster, node = _whose(header)
+        _check_sets(entries)
+        filled = [entry for entry in entries if entry.description.keys]
+        for entry in filled:
+            self.check(entry, cluster, node)
+        return Unread(record.received_ns, cluster, node, filled, record.place)
+
+    def check(self, entry: Columns | Packed, cluster: str, node: str) -> None:
+        """Raises MalformedError if it cannot be stored, or is not that node's."""
+        description = entry.description
+        schema = description.schema
+        if description.named is None:
+            check([Sample(0, Rows(schema, description.keys, []))])
+            _check_names(schema)
+            description.named = _named(schema, description.keys)
+        if self.own_rows_only and description.named != _NOT_NAMED:
+            _check_own(schema.set, cluster, node, description.named)
+
+
+def _check_own(name: str, cluster: str, node: str, named: frozenset[tuple[str, str]]) -> None:
+    for other in sorted(named):
+        if not is_own(cluster, node, *other):
+            whose = " of ".join(filter(None, other[::-1]))
+            words = f"node {node} of cluster {cluster} sends rows of {whose}"
+            raise MalformedError(name, f"{words}; hub.other_nodes would let it")
+
+
+def choose_timely(entry: Columns, received_ns: int) -> tuple[Columns, int]:
+    """Those of its ticks that are near enough to its arrival, and how many rows are not."""
+    fine = timely(entry.times.reshape(1, -1), [received_ns])[0]
+    if fine.all():
+        return entry, 0
+    chosen = entry._replace(times=entry.times[fine], values=entry.values[fine])
+    return chosen, (len(fine) - len(chosen.times)) * len(entry.keys)
+
+
+def timely(times: Numbers, received_ns: list[int]) -> numpy.ndarray[Any, Any]:
+    """Of times as [entry, tick] those that are near enough to the arrival of their batch."""
+    import numpy
+
+    arrived = numpy.array([min(it, LATEST_NS) for it in received_ns]).reshape(-1, 1)
+    near = (times > arrived - OLDEST_DAYS * DAY_NS) & (times < arrived + NEWEST_DAYS * DAY_NS)
+    fine = (near | (arrived < _CLOCK_SET_NS)) & (times >= 0) & (times < LATEST_NS)
+    days = times // DAY_NS
+    fine[:, 1:] &= (days[:, 1:] != days[:, :-1]).cumsum(axis=1) < _MOST_DAYS
+    return fine
+
+
+def _check_sets(entries: list[Columns] | list[Packed]) -> None:
+    if len(entries) > _MOST_SETS and len({it.description.schema.set for it in entries}) > _MOST_SETS:
+        raise MalformedError("batch", f"it has more than {_MOST_SETS} sets")
+
+
+def _whose(header: dict[str, Any]) -> tuple[str, str]:
+    cluster, node = header.get("cluster"), header.get("node")
+    if not isinstance(cluster, str) or not isinstance(node, str):
+        raise MalformedError("batch", "its header does not say whose it is")
+    return cluster, node
+
+
+def _check_names(schema: Schema) -> None:
+    """What says whose a row is must be among its labels, or it comes from the header."""
+    columns = {stored_name(column).lower() for column in schema.columns}
+    others = {name.lower() for name in schema.labels} - set(schema.labels)
+    if WHOSE & (columns | others) or len(schema.columns) + len(schema.labels) > _MOST_COLUMNS:
+        raise MalformedError(schema.set, "its columns are too many, or named as what says whose a row is")
+
+
+def is_own(cluster: str, node: str, named_cluster: str, named_node: str) -> bool:
+    """What is not named is the sender's."""
+    return named_cluster in ("", cluster) and named_node in ("", node)
+
+
+def _named(schema: Schema, keys: tuple[Key, ...]) -> frozenset[tuple[str, str]]:
+    """Cluster and node that the rows name, "" where they do not."""
+    places = [schema.labels.index(name) if name in schema.labels else -1 for name in ("cluster", "node")]
+    cluster, node = places
+    return frozenset(
+        ("" if cluster < 0 else str(key[cluster]), "" if node < 0 else str(key[node])) for key in keys
+    )
+
+
+def _jobs(found: Any) -> tuple[Job, ...]:
+    """What is not a job is left out: newer agents may tell more."""
+    if not isinstance(found, list):
+        return ()
+    jobs = []
+    for entry in found:
+        if isinstance(entry, list) and len(entry) >= 5 and all(isinstance(it, str) for it in entry[:4]):
+            cluster, job, node, user, uid = entry[:5]
+            jobs.append(Job(cluster, job, node, user, uid if type(uid) is int and uid >= 0 else -1))
+    return tuple(jobs)

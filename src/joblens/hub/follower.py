@@ -1,0 +1,80 @@
+"""The process that follows a batch system: `python -m joblens.hub.follower`, started by joblens.hub.runner.
+
+The first line of its input is JSON and says what to do. Its input ends with the hub, and so does the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from joblens.core.errors import JoblensError, sentence
+from joblens.hub.sink import end_with_the_hub, log, read_first_line
+from joblens.jobs.follow import SHORT_STEP, Follower, Log, Options
+from joblens.jobs.inferred import NAME as INFERRED
+from joblens.jobs.inferred import Inferred, Thresholds
+from joblens.jobs.node_size import NodeSizes
+from joblens.jobs.state import State
+from joblens.schedulers.facts import Scheduler
+from joblens.store.catalog.index import Catalog
+from joblens.store.home import Home, find_home, make_home
+from joblens.store.lake.lake import Lake
+from joblens.store.lake.watermarks import Arrivals, Unread
+
+
+def main() -> int:
+    told = read_first_line()
+    threading.Thread(target=end_with_the_hub, daemon=True).start()
+    try:
+        follow(told, log)
+    except JoblensError as error:
+        log(f"jobs: {sentence(error)}")
+    return 3
+
+
+def _open_scheduler(name: str, home: Home, folder: Path, options: Options) -> Scheduler:
+    if name == INFERRED:
+        state = State(folder)
+        state.load()  # what is wrong with it, the follower says
+        since, lake = state.since, Lake(home.lake)
+        thresholds = Thresholds(options.least_cpu_seconds, options.least_seconds, options.least_cores)
+        return Inferred(
+            Unread(lake, since),
+            Arrivals(lake, since),
+            Catalog(home),
+            NodeSizes(lake),
+            thresholds,
+            options.wait_seconds,
+        )
+    from joblens.schedulers import open_scheduler
+
+    scheduler = open_scheduler(name)
+    if scheduler is None:
+        raise JoblensError(f"there is no scheduler {name!r:.40}")
+    return scheduler
+
+
+def follow(told: dict[str, Any], log: Log) -> NoReturn:
+    folder = Path(told["home"]) / "jobs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the one before may still be at its end
+        home = make_home(find_home(told["store"] or None))
+        options = Options(**told["options"])
+        scheduler = _open_scheduler(told["scheduler"], home, folder, options)
+        follower = Follower(scheduler, home, folder, told["hub"], options, log)
+        while True:
+            began = time.monotonic()
+            wait = follower.step()
+            until = max(began + wait, time.monotonic() + wait / 4)
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, SHORT_STEP))
+                follower.short_step()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

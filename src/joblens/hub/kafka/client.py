@@ -1,0 +1,203 @@
+"""What joblens asks of Kafka: connections, topics, transactions, and notes that are kept in a topic.
+
+confluent-kafka is an extra, so it is imported where a connection is made and nowhere else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from joblens.core.errors import ConfigError, ServerError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Producer
+
+# What every use of Kafka has. `options` are librdkafka's own, such as security.protocol.
+OPTIONS: dict[str, Any] = {"brokers": "127.0.0.1:9092", "prefix": "joblens", "options": {}}
+# Topics that are no set's, behind the prefix: notes on how far who is; raw batches; which of them are known.
+CURSORS, BATCHES, SEEN = "cursors", "batches", "seen"
+TIMEOUT = 30.0  # seconds for an answer
+# How long a transaction whose maker is gone for good holds back those who read finished ones only.
+_TRANSACTION_SECONDS = 60
+# What a site can set otherwise. Memory is bounded; a hub that says nothing for this long loses its part.
+_PRODUCER = {
+    "linger.ms": 20,
+    "queue.buffering.max.kbytes": 65_536,
+    "queue.buffering.max.messages": 500_000,
+}
+_CONSUMER = {"session.timeout.ms": 10_000, "queued.max.messages.kbytes": 16_384}
+
+
+class Kafka:
+    """How to reach it, and the last thing that a connection has complained of."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.brokers: str = options["brokers"]
+        self.prefix: str = options["prefix"]
+        self._options = {str(name): value for name, value in options["options"].items()}
+        self._complaint = ""
+
+    def topic(self, name: str) -> str:
+        return f"{self.prefix}.{name}"
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Kafka's own as one of ours."""
+        from confluent_kafka import KafkaException
+
+        try:
+            yield
+        except KafkaException as error:
+            reason = str(error.args[0].str()) if error.args else str(error)
+            complaint = f" ({self._complaint})" if self._complaint else ""
+            raise ServerError(f"Kafka at {self.brokers}: {reason}{complaint}") from None
+
+    def producer(self, name: str, **settings: Any) -> Producer:
+        """That writes only in transactions.
+
+        Whoever had the name before can write no more, and what it left unfinished is undone.
+        """
+        from confluent_kafka import Producer
+
+        ours = {
+            "transactional.id": f"{self.prefix}-{name}",
+            "transaction.timeout.ms": _TRANSACTION_SECONDS * 1000,
+            "message.timeout.ms": _TRANSACTION_SECONDS * 1000,
+            # As Java's clients choose the partition of a key, so that all who write agree.
+            "partitioner": "murmur2_random",
+        }
+        producer = Producer({**self._common(_PRODUCER), **_dotted(settings), **ours})
+        producer.init_transactions(TIMEOUT)
+        self._complaint = ""
+        return producer
+
+    def consumer(self, **settings: Any) -> Consumer:
+        """That commits nothing by itself."""
+        from confluent_kafka import Consumer
+
+        ours = {"enable.auto.commit": False, "enable.auto.offset.store": False}
+        group = {"group.id": f"{self.prefix}-notes"}  # of those that join none
+        return Consumer({**group, **self._common(_CONSUMER), **_dotted(settings), **ours})
+
+    def create(self, topic: str, partitions: int = -1, **settings: str) -> None:
+        """If it is not there. Where we may not, somebody else has to."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
+
+        new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=_dotted(settings))
+        (outcome,) = AdminClient(self._common({})).create_topics([new], request_timeout=TIMEOUT).values()
+        try:
+            outcome.result(TIMEOUT)
+        except KafkaException:  # most often that there is one; writing to it will tell otherwise
+            return
+
+    def create_notes(self, name: str) -> None:
+        """A topic for notes, compacted and in small files, so that old notes go soon."""
+        small = {"segment_bytes": str(1 << 20), "segment_ms": "600000"}
+        self.create(self.topic(name), 1, cleanup_policy="compact", **small)
+
+    def read_note(self, name: str, key: str) -> bytes:
+        """The newest of this key, empty if there is none."""
+        notes = Notes(self, self.topic(name))
+        try:
+            notes.read()
+        finally:
+            notes.close()
+        return notes.values.get(key, b"")
+
+    def _common(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        def complain(error: Any) -> None:
+            self._complaint = str(error.str())
+
+        fixed = {"bootstrap.servers": self.brokers, "error_cb": complain}
+        return {"client.id": "joblens", "log_level": 0, **defaults, **self._options, **fixed}
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "."): value for name, value in settings.items()}
+
+
+def load_kafka(options: Mapping[str, Any]) -> Kafka:
+    """Raises ConfigError if the package for it is missing."""
+    try:
+        import confluent_kafka  # noqa: F401
+    except ImportError:
+        raise ConfigError("Kafka needs the package confluent-kafka: pip install 'joblens[kafka]'") from None
+    return Kafka(options)
+
+
+class Notes:
+    """The newest value of each key of a compacted topic with one partition.
+
+    A transaction that is under way hides all that was written after it began, also what others have
+    finished. So reading goes on until all that lies there now is either finished or undone.
+    """
+
+    def __init__(self, kafka: Kafka, topic: str) -> None:
+        self._kafka, self._topic = kafka, topic
+        self.values: dict[str, bytes] = {}
+        self._at = 0
+        self._consumer = kafka.consumer(
+            isolation_level="read_committed", enable_partition_eof=True, auto_offset_reset="earliest"
+        )
+        self._all = kafka.consumer(isolation_level="read_uncommitted")
+
+    def read(self) -> set[str]:
+        """Up to the end. The keys that have another value now."""
+        from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+
+        end, deadline = self._end(), time.monotonic() + 2 * _TRANSACTION_SECONDS
+        changed: set[str] = set()
+        if self._at >= end:
+            return changed
+        self._consumer.assign([TopicPartition(self._topic, 0, self._at or OFFSET_BEGINNING)])
+        while self._at < end:
+            message = self._consumer.poll(1.0)
+            if message is None:
+                if time.monotonic() > deadline:
+                    raise ServerError(
+                        f"Kafka at {self._kafka.brokers}: {self._topic} cannot be read to its end"
+                    )
+                continue
+            error = message.error()
+            if error is None:
+                changed.add(self._note(message.key() or b"", message.value() or b""))
+                self._at = (message.offset() or 0) + 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._at = max(self._at, message.offset() or 0)
+            else:
+                raise KafkaException(error)
+        self._consumer.unassign()
+        return changed
+
+    def _end(self) -> int:
+        """Of a topic that was just made nobody may know yet who has it, so it is asked again."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            known = self._all.list_topics(self._topic, TIMEOUT).topics[self._topic]
+            if known.error is not None and known.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return 0
+            try:
+                return int(self._all.get_watermark_offsets(TopicPartition(self._topic, 0), TIMEOUT)[1])
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def _note(self, key: bytes, value: bytes) -> str:
+        name = key.decode(errors="replace")
+        if value:
+            self.values[name] = value
+        else:
+            self.values.pop(name, None)
+        return name
+
+    def close(self) -> None:
+        self._consumer.close()
+        self._all.close()

@@ -1,0 +1,78 @@
+"""Which batches the hubs of a group have, kept in Kafka, so that the next owner of a partition knows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from joblens.core.errors import MalformedError
+from joblens.core.json_file import parse_json
+from joblens.hub.dedup import Batch, Ranges
+from joblens.hub.kafka.client import Notes
+
+_MOST_BOOTS = 8  # of one node
+_Boots = dict[str, Ranges]
+
+
+class Known:
+    """Of all nodes. What `add` changes is written to where `notes` reads, in the claim's transaction."""
+
+    def __init__(self, notes: Notes, group: str) -> None:
+        self._notes, self._group = notes, group
+        self._read: dict[str, _Boots] = {}
+        self._changed: set[str] = set()
+
+    def refresh(self) -> None:
+        """What other hubs have written meanwhile."""
+        for name in self._notes.read():
+            self._read.pop(name, None)
+
+    def __contains__(self, batch: Batch) -> bool:
+        boots = self._boots(self._name(batch))
+        return batch.boot in boots and batch.sequence in boots[batch.boot]
+
+    def add(self, batch: Batch) -> None:
+        name = self._name(batch)
+        boots = self._boots(name)
+        if batch.boot not in boots:
+            if len(boots) >= _MOST_BOOTS:
+                del boots[next(iter(boots))]  # the one that began first
+            boots[batch.boot] = Ranges([], [])
+        boots[batch.boot].add(batch.sequence)
+        self._changed.add(name)
+
+    def changes(self) -> Iterator[tuple[str, bytes]]:
+        """Key and value of each note that is to be written."""
+        for name in sorted(self._changed):
+            yield name, _render(self._read[name])
+
+    def written(self) -> None:
+        self._changed.clear()
+
+    def _name(self, batch: Batch) -> str:
+        return json.dumps([self._group, batch.cluster, batch.node])
+
+    def _boots(self, name: str) -> _Boots:
+        found = self._read.get(name)
+        if found is None:
+            found = self._read[name] = _parse(name, self._notes.values.get(name, b"{}"))
+        return found
+
+
+def _render(boots: _Boots) -> bytes:
+    plain = {boot: list(zip(ranges.firsts, ranges.lasts)) for boot, ranges in boots.items()}
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def _parse(name: str, note: bytes) -> _Boots:
+    """Raises MalformedError: without it repeats would be stored again."""
+    found: _Boots = {}
+    try:
+        for boot, pairs in parse_json(note).items():
+            flat = [int(number) for pair in pairs for number in pair]
+            if flat != sorted(flat) or any(len(pair) != 2 for pair in pairs):
+                raise ValueError("not in order")
+            found[boot] = Ranges(flat[::2], flat[1::2])
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise MalformedError(f"the note on {name}", "it does not say which batches are known") from None
+    return found

@@ -1,0 +1,124 @@
+"""What every node did in its last batch, for a live view (`joblens top`).
+
+A node's last batch is kept as it came, and read when somebody asks. Where these would take too much memory,
+only the parts that such a view needs are kept.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+from joblens.agent.live import WANTED, describe_set
+from joblens.core.errors import MalformedError
+from joblens.core.model import ABSENT
+from joblens.hub.decode import Columns, decode_columns
+from joblens.wire.frame import MAGIC, WRONG, section_end
+
+_MOST_KNOWN = 100_000
+_MOST_KEPT = 1 << 18  # bytes of one node; a batch with more is a strange one
+_MOST_WHOLE = 1 << 25  # bytes of batches of all nodes that are kept as a whole
+_NAMES = tuple(f'{{"set":"{name}",'.encode() for name in WANTED)  # as joblens.wire.batch writes it
+
+
+class Picker:
+    def __init__(self) -> None:
+        # By the hash of the section that describes a set: most batches bring the same ones again, and
+        # those of processes, which are large, are not kept.
+        self._wanted: dict[int, bool] = {}
+        self.held = 0  # bytes of batches that are kept as a whole
+
+    def keep(self, now: Now, batch: bytes) -> None:
+        """As what the node has sent last."""
+        now.forget()
+        if len(batch) <= _MOST_KEPT and self.held + len(batch) <= _MOST_WHOLE:
+            self.held += len(batch)
+            now.picker, now.last = self, batch
+        else:
+            now.last = self.pick(batch)
+
+    def pick(self, batch: bytes) -> bytes:
+        """The batch with less in it; nothing of one that is cut off. Cheap: no number is looked at."""
+        picked: list[bytes] = []
+        try:
+            end = section_end(batch, len(MAGIC))
+            picked.append(batch[:end])
+            while end < len(batch):
+                begin, middle = end, section_end(batch, end)
+                end = section_end(batch, middle)
+                if self._is_wanted(batch[begin:middle]):
+                    picked.append(batch[begin:end])
+        except struct.error:
+            return b""
+        found = b"".join(picked)
+        return found if len(found) <= _MOST_KEPT else b""
+
+    def _is_wanted(self, described: bytes) -> bool:
+        name = hash(described)
+        found = self._wanted.get(name)
+        if found is None:
+            if len(self._wanted) >= _MOST_KNOWN:
+                self._wanted.clear()
+            try:
+                begin = zlib.decompressobj().decompress(described[4:], 100)
+            except zlib.error:
+                begin = b""
+            found = self._wanted[name] = begin.startswith(_NAMES)
+        return found
+
+
+class Now:
+    """Of one node."""
+
+    __slots__ = ("_described", "_sets", "last", "picker")
+
+    def __init__(self) -> None:
+        self.last = b""
+        self.picker: Picker | None = None  # which counts the last one, if that is kept as a whole
+        self._described = True
+        self._sets: list[dict[str, Any]] = []
+
+    def forget(self) -> None:
+        """The last batch: another one comes, or none."""
+        if self.picker is not None:
+            self.picker.held -= len(self.last)
+            self.picker = None
+        self.last, self._described = b"", False
+
+    def describe(self, anew: bool) -> list[dict[str, Any]]:
+        """The first and the last tick of each set; as they were before, where there is no time for more."""
+        if anew and not self._described:
+            picked = self.last if self.picker is None else self.picker.pick(self.last)
+            self._described, self._sets = True, describe(picked)
+        return self._sets
+
+
+def _ends(columns: Columns) -> list[int]:
+    """The first and the last tick. Of jobs that are known by their processes, those that scanned these."""
+    ticks = range(len(columns.times))
+    if columns.schema.set == "job" and len(columns.keys):
+        cpu = columns.values[:, :, columns.schema.position("cpu_seconds")]
+        known = [tick for tick in ticks if (cpu[tick] != ABSENT).any()]
+        ticks_known = known or [len(columns.times) - 1]
+        return sorted({ticks_known[0], ticks_known[-1]})
+    return sorted({0, len(columns.times) - 1})
+
+
+def describe(picked: bytes) -> list[dict[str, Any]]:
+    """The first and the last tick of each set. Nothing if it cannot be read, or is none of ours: the page is
+    of all nodes."""
+    try:
+        _, found = decode_columns(picked)
+        return _describe(found)
+    except (MalformedError, ArithmeticError, *WRONG):
+        return []
+
+
+def _describe(found: list[Columns]) -> list[dict[str, Any]]:
+    sets = []
+    for columns in found:
+        for tick in _ends(columns):
+            values = columns.values[tick].reshape(-1).tolist()
+            sets.append(describe_set(int(columns.times[tick]), columns.schema, columns.keys, values))
+    return [item for item in sets if item]

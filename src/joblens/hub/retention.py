@@ -1,0 +1,169 @@
+"""How long a sealed segment is kept: until every sink has it, but not beyond what the journal may take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from joblens.core.files import list_names
+from joblens.hub.cursors import read_cursor
+from joblens.hub.damage import acknowledged_size, describe, load_damage
+from joblens.hub.gaps import Gaps
+from joblens.hub.groups import load_group
+from joblens.hub.identity import read_identity
+from joblens.hub.segments import INDEX, Segment, damage_path, dropping, index_folder, list_sealed
+
+_DAMAGED = "damaged"  # the folder for damaged segments that every sink is through with
+_MOST_DAMAGED, _MOST_DAMAGED_BYTES = 16, 256 << 20
+_SAME_TIME = 2.0  # seconds in which a change may follow another that was seen, with the same time
+_CLEANED_ANYWAY = 5.0
+Log = Callable[[str], None]
+
+
+class Changes:
+    """When it is time to clean: as segments or cursors change, and now and then."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
+        self._times: list[int] = []
+        self._changed = self._cleaned = -math.inf  # when that was seen, and what was done about it
+
+    def is_due(self, now: float) -> bool:
+        times = [_changed_ns(folder) for folder in self._folders]
+        if times != self._times:
+            self._times, self._changed = times, now
+        due = now - self._changed < _SAME_TIME or now - self._cleaned > _CLEANED_ANYWAY
+        self._cleaned = now if due else self._cleaned
+        return due
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+class Lag(NamedTuple):
+    """What a sink still has before it."""
+
+    segments: int
+    bytes: int
+
+
+def clean(
+    home: Path,
+    sinks: Iterable[str],
+    most_bytes: int,
+    gaps: Gaps,
+    log: Log,
+    through: int | None = None,
+) -> dict[str, Lag]:
+    """Deletes what can go, and what must; returns how far behind each sink is. Raises OSError.
+
+    `through`: the last segment whose batches are known without it, None if they all are.
+    """
+    cursors = {sink: read_cursor(home, sink) for sink in sinks}
+    sizes = {segment: _size(segment) for segment in list_sealed(home / "journal")}
+    total = sum(sizes.values())
+    for segment in list(sizes):
+        if damage_path(segment.path).exists():
+            _record_damage(segment, gaps, log)
+        if not _is_known(segment, sizes[segment], through):
+            continue
+        if cursors and all(done >= segment.number for done in cursors.values()):
+            _remove(home, segment, log)
+        elif total <= most_bytes or not _drop(home, segment, list(cursors), gaps, log):
+            continue
+        total -= sizes.pop(segment)
+    _remove_indexes(index_folder(home / "journal"), {segment.number for segment in sizes}, through)
+    return {
+        sink: Lag(
+            sum(segment.number > done for segment in sizes),
+            sum(size for segment, size in sizes.items() if segment.number > done),
+        )
+        for sink, done in cursors.items()
+    }
+
+
+def _is_known(segment: Segment, size: int, through: int | None) -> bool:
+    """Whether what was in it is still known without it: by seen.json, or by its index, which then stays."""
+    return through is None or segment.number <= through or acknowledged_size(segment.path) >= size
+
+
+def _record_damage(segment: Segment, gaps: Gaps, log: Log) -> None:
+    damage = load_damage(segment.path)
+    if gaps.of_damage(segment, damage):
+        log(
+            f"journal segment {segment.number} is damaged: lost are {describe(damage)} "
+            f"for {', '.join(damage.sinks)}; recorded in gaps.jsonl, and the file is kept in {_DAMAGED}/"
+        )
+
+
+def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Log) -> bool:
+    """And records it. False if a sink is just storing it, or has begun to: a later one goes instead."""
+    try:
+        with dropping(segment) as free:
+            if not free:
+                return False
+            # Read again: a sink may have come to its end since.
+            if any(_has_begun(home, sink, segment) for sink in sinks):
+                return False
+            behind = [sink for sink in sinks if read_cursor(home, sink) < segment.number]
+            if behind or not sinks:
+                gaps.of_segment(segment, behind, _size(segment))
+                whose = ", ".join(behind) or "anybody"
+                log(
+                    f"journal segment {segment.number} is deleted though {whose} did not have it: "
+                    "too much waits"
+                )
+            _remove(home, segment, log)
+    except FileNotFoundError:  # somebody else has removed it
+        pass
+    return True
+
+
+def _has_begun(home: Path, sink: str, segment: Segment) -> bool:
+    """A group with this segment in it that is not stored: its files would come out differently."""
+    begun = load_group(home / "sinks" / sink / "group", read_identity(home))
+    if begun is None or not begun.first <= segment.number <= begun.last:
+        return False
+    return read_cursor(home, sink) < begun.first
+
+
+def _remove(home: Path, segment: Segment, log: Log) -> None:
+    """A damaged one is kept for whoever wants to look at it, with what is known about it."""
+    damage = damage_path(segment.path)
+    if not damage.exists():
+        segment.path.unlink(missing_ok=True)
+        return
+    folder = home / _DAMAGED
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileNotFoundError):
+        segment.path.replace(folder / segment.path.name)
+    damage.replace(folder / damage.name)
+    kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    while kept and (
+        len(kept) > 2 * _MOST_DAMAGED or sum(it.stat().st_size for it in kept) > _MOST_DAMAGED_BYTES
+    ):
+        log(f"{_DAMAGED}/{kept[0].name} is removed: there are newer ones")
+        kept.pop(0).unlink()
+
+
+def _remove_indexes(folder: Path, kept: set[int], through: int | None) -> None:
+    """Of segments that are gone. That of the last stays: seen.json could be damaged."""
+    for name in list_names(str(folder)):
+        match = INDEX.fullmatch(name)
+        if match and int(match[1]) not in kept and (through is None or int(match[1]) < through):
+            with suppress(FileNotFoundError):
+                (folder / name).unlink()
+
+
+def _size(segment: Segment) -> int:
+    try:
+        return segment.path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,136 @@
+"""The report of a job from a server that speaks PromQL, whoever has put its samples there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from joblens.analysis.summary import summarise
+from joblens.analysis.window_report import told_by
+from joblens.core.errors import JoblensError
+from joblens.jobs.facts import INTERVAL, end_of, facts_of
+from joblens.schedulers.facts import JobFacts
+from joblens.store.reader import Reader, Span
+from joblens.store.tsdb.exporters import ABOUT, ExporterReader
+from joblens.store.tsdb.promql import Server
+from joblens.store.tsdb.promql_answer import Found
+from joblens.store.tsdb.promql_text import equals, lasting
+from joblens.store.tsdb.reader import TsdbReader
+
+SCAN_SECONDS = 30 * 86_400.0  # in which a job is looked for of which nothing else is known
+_STEPS, _FINER = 1000, 96  # a duration is in whole milliseconds: 27 s
+_INFO = ("joblens_job_info", "rmsjob_info")  # ours, and Omnistat's
+
+
+class Told(NamedTuple):
+    """What a summary starts from."""
+
+    facts: dict[str, Any]
+    end: dict[str, Any] | None
+
+    @property
+    def span(self) -> Span:
+        start = float((self.end or self.facts)["start"])
+        finish = float(self.end["end"]) if self.end else time.time()
+        return Span(
+            str(self.facts["id"]), start, max(finish, start) + 1.0, str(self.facts.get("cluster") or "")
+        )
+
+
+def told_by_scheduler(job: JobFacts) -> Told:
+    return Told(facts_of(job, INTERVAL), end_of(job, []) if job.end is not None else None)
+
+
+def told_by_record(record: dict[str, Any]) -> Told:
+    """With what accounting has told: samples of a server are no reason to forget it."""
+    facts, over = told_by(record)
+    facts["time_limit_seconds"] = record["asked"].get("time_seconds")
+    known = {name: record["used"].get(name) for name in ("user_seconds", "system_seconds")}
+    known["cpu_seconds"] = record["used"].get("cpu_seconds_exact")
+    return Told(facts, {**over, "totals": {name: it for name, it in known.items() if it is not None}})
+
+
+def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> Told:
+    """From the labels that a job has, and from when it was first and last seen. LookupError if never."""
+    id, _, cluster = name.partition("@")
+    now, step = time.time(), seconds / _STEPS
+    matchers = ",".join([equals("jobid", id), *([equals("cluster", cluster)] if cluster else [])])
+    for info in _INFO:
+        scan = f"count by (cluster, jobid) (last_over_time({info}{{{matchers}}}[{lasting(step)}]))"
+        coarse = [one for one in server.range(scan, now - seconds, now + step, step) if one.times]
+        if coarse:
+            newest = max(coarse, key=lambda one: one.times[-1])
+            return _looked_at(server, info, newest, matchers, step)
+    raise LookupError(f"{server.name} has no job {id!r:.60} of the last {seconds / 86_400:g} days")
+
+
+def _looked_at(server: Server, info: str, newest: Found, matchers: str, step: float) -> Told:
+    """Of this run: one before it may have had the same id."""
+    cluster = newest.labels.get("cluster", "")
+    first, last = _begin(newest.times, step), newest.times[-1]
+    if cluster and "cluster=" not in matchers:
+        matchers += "," + equals("cluster", cluster)
+    selected = f"{info}{{{matchers}}}"
+    start, end = _edge(server, selected, first, step, min), _edge(server, selected, last, step, max)
+    labels: dict[str, str] = {}
+    counts: dict[str, float] = {}  # of looks, by node
+    for one in server.instant(f"count_over_time({selected}[{lasting(last - first + step)}])", last):
+        labels.update(one.labels)
+        counts[_node(one.labels)] = counts.get(_node(one.labels), 0.0) + sum(one.values)
+    nodes, most = sorted({*counts} - {""}), max(counts.values(), default=0.0)
+    interval = max(round((end - start) / (most - 1), 3), 0.001) if most > 2 else INTERVAL
+    uid = labels.get("uid", "")
+    facts: dict[str, Any] = {
+        "id": newest.labels.get("jobid", ""), "cluster": cluster, "user": labels.get("user", ""),
+        "uid": int(uid) if uid.isdigit() else None, "source": labels.get("source", "series"),
+        "partition": labels.get("partition", ""), "name": "", "node": nodes[0] if nodes else "",
+        "nodes": nodes, "start": start, "interval": interval, "cores": None, "memory": None, "tags": {},
+    }  # fmt: skip
+    runs = time.time() - end < 3 * max(interval, 5.0)
+    return Told(facts, None if runs else {"start": start, "end": end, "state": "ENDED"})
+
+
+def _begin(times: list[float], step: float) -> float:
+    """Of the last of them that follow each other without a hole, the first."""
+    first = times[-1]
+    for moment in reversed(times):
+        if first - moment > 1.5 * step:
+            break
+        first = moment
+    return first
+
+
+def _edge(
+    server: Server, selected: str, moment: float, step: float, which: Callable[[Iterable[float]], float]
+) -> float:
+    """The first or the last look in the stretch that ends then, in two steps, as all looks would be many."""
+    fine = step / _FINER
+    there = f"count(last_over_time({selected}[{lasting(fine)}]))"
+    found = [one for one in server.range(there, moment - step + fine, moment, fine) if one.times]
+    if not found:
+        return moment
+    near = which(which(one.times) for one in found)
+    looks = [one for one in server.moments(f"{selected}[{lasting(fine + 0.001)}]", near) if one.times]
+    return which(which(one.times) for one in looks) if looks else near
+
+
+def _node(labels: Mapping[str, str]) -> str:
+    return labels.get("node", "") or labels.get("instance", "").partition(":")[0]
+
+
+def summarise_elsewhere(server: Server, told: Told) -> tuple[dict[str, Any], Reader]:
+    """From what joblens has written there, else from what other exporters tell of its nodes."""
+    reader: Reader = TsdbReader(server)
+    nodes = [str(node) for node in told.facts.get("nodes") or [told.facts.get("node")] if node]
+    exporters: ExporterReader | None = None
+    # Agents that were told no cluster name another: then it is the one with that number.
+    if not any(reader.looks(span, "job") for span in (told.span, told.span._replace(cluster=""))):
+        reader = exporters = ExporterReader(server, nodes)
+        if not nodes or not reader.looks(told.span, "job"):
+            raise JoblensError(f"{server.name} has no samples of job {told.facts['id']} or of its nodes")
+        told = Told({**told.facts, "nodes": nodes, "interval": exporters.pace or INTERVAL}, told.end)
+    record = summarise(told.facts, told.end, reader)
+    if exporters is not None:
+        record["data"]["problems"].append(ABOUT.format(" and ".join(exporters.exporters)))
+    return record, reader

@@ -1,0 +1,54 @@
+"""What the kernel's log tells of one job: its processes that were killed, and errors of its GPUs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Callable, Collection, Dict, Iterable, List, Optional, Set
+
+from joblens.attribution.devices import JobName
+from joblens.collectors.kernel_log import Event, KernelLog
+from joblens.core.errors import PrivilegeError
+from joblens.core.host import Host
+from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
+
+EVENT = Schema(
+    "event",
+    ("cluster", "jobid", "node", "kind", "device", "text", "pid"),
+    (Column("seen", GAUGE, "1 at the time of the event"),),
+)
+# A process that was killed has gone when the log is read; its pid comes round later.
+_REMEMBERED_NS = 60 * 10**9
+
+
+class JobEvents:
+    def __init__(self, host: Host, job: JobName, now_ns: Callable[[], int]) -> None:
+        self.job, self.now_ns = job, now_ns
+        self._same_pids = host.counts_pids_as_kernel()
+        self._seen: Dict[int, int] = {}  # pid, and when it was last the job's
+        self._log: Optional[KernelLog] = None
+        with suppress(OSError, PrivilegeError):  # most users may not read it
+            self._log = KernelLog(host, now_ns, only_new=True)
+
+    def read(self, pids: Collection[int], buses: Iterable[str]) -> List[Sample]:
+        """What is new, each at its own time."""
+        if self._log is None:
+            return []
+        now = self.now_ns()
+        self._seen.update(dict.fromkeys(pids, now))
+        self._seen = {pid: last for pid, last in self._seen.items() if now - last < _REMEMBERED_NS}
+        self._log.look()
+        cards = {_bus(bus) for bus in buses} - {""}
+        own = [event for event in self._log.take() if self._is_own(event, cards)]
+        return [Sample(event.time_ns, self._row(event)) for event in own]
+
+    def _is_own(self, event: Event, cards: Set[str]) -> bool:
+        return (self._same_pids and event.pid in self._seen) or _bus(event.device) in cards
+
+    def _row(self, event: Event) -> Rows:
+        return Rows(EVENT, ((*self.job, event.kind, event.device, event.text, event.pid),), [1])
+
+
+def _bus(text: str) -> str:
+    """The same for 0000:3b:00, 0000:3B:00.0 and 00000000:3B:00.0."""
+    parts = text.lower().partition(".")[0].split(":")
+    return ":".join([parts[0][-4:], *parts[1:]]) if len(parts) == 3 else ""

@@ -1,0 +1,129 @@
+"""Marks and figures of merit of a job that `joblens run` started: lines in a file of the job's folder.
+
+Its command and all below it know the folder by a variable. The process that looks on reads the file with each
+look, and believes nothing in it: times must be those since its last look.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, Mapping, Tuple
+
+from joblens.core.errors import MalformedError, OutsideError
+from joblens.core.json_file import parse_json
+from joblens.core.model import Sample
+from joblens.run.clock import Clock
+from joblens.run.spawn import VARIABLE
+from joblens.wire.marks import Book, JobName, Told, read_told
+
+_FILE = "marks"
+_LARGEST = 8 << 20  # bytes of the file
+_AT_ONCE = 1 << 20  # bytes that are read at one look
+_LONGEST_LINE = 20_000
+_MOST_ABOVE = 1000  # processes
+
+
+def write_mark(folder: str, path: str, body: Dict[str, Any]) -> None:
+    """Raises OSError or OutsideError."""
+    import json
+
+    boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    line = json.dumps({"path": path, "boot_ns": boot, "body": body}).encode() + b"\n"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(os.path.join(folder, _FILE), flags, 0o600)
+    try:
+        if os.fstat(fd).st_size > _LARGEST:
+            raise OutsideError(f"too many: {_LARGEST >> 20} MB of them are kept of one job")
+        os.write(fd, line)  # at once, so that lines of several do not mix
+    finally:
+        os.close(fd)
+
+
+def find_run(environment: Mapping[str, str]) -> str:
+    """The folder of the run that this process belongs to, or nothing.
+
+    The variable can come to where it is not meant: into a job that was submitted from inside of a run.
+    """
+
+    folder = environment.get(VARIABLE, "")
+    if not folder.startswith("/"):
+        return ""
+    try:
+        with open(os.path.join(folder, "job.json"), "rb") as file:
+            facts = parse_json(file.read(1 << 20))
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as text:
+            here = text.read().strip() == facts["boot"]
+        pid, start = facts["supervisor"]
+        same = facts.get("pid_namespace") == os.readlink("/proc/self/ns/pid")
+        return folder if here and (not same or _is_above(int(pid), int(start))) else ""
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def _is_above(pid: int, start: int) -> bool:
+    """Whether we come from that process: orphans of a run are adopted by it."""
+    current = os.getpid()
+    for _ in range(_MOST_ABOVE):
+        try:
+            with open(f"/proc/{current}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return False
+        if current == pid:
+            return int(fields[19]) == start
+        current = int(fields[1])
+    return False
+
+
+class JobMarks:
+    def __init__(self, folder: str, job: JobName, clock: Clock) -> None:
+        self._path, self._job, self._clock = os.path.join(folder, _FILE), job, clock
+        self._book, self._at, self._rest = Book(), 0, b""
+        self._last_ns = 0
+        self.unreadable = 0
+
+    def read(self) -> List[Sample]:
+        """What is new, each at its own time."""
+        now = self._clock.now_ns()
+        for line in self._lines():
+            try:
+                boot_ns, told = _parse(line)
+            except (MalformedError, ValueError, RecursionError):
+                self.unreadable += 1
+            else:
+                moment = self._clock.wall + boot_ns - self._clock.boot
+                self._book.take(self._job, told.entries, min(max(moment, self._last_ns), now))
+        self._last_ns = now
+        return self._book.samples(now)
+
+    def _lines(self) -> List[bytes]:
+        try:
+            if os.stat(self._path).st_size <= self._at:
+                return []
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return []
+        with open(fd, "rb") as file:
+            file.seek(self._at)
+            data = file.read(_AT_ONCE)
+        self._at += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            self._rest, self.unreadable = b"", self.unreadable + 1
+        return [line for line in whole if line]
+
+    def problems(self) -> List[str]:
+        return [f"{self.unreadable} marks could not be read"] if self.unreadable else []
+
+
+def _parse(line: bytes) -> Tuple[int, Told]:
+    import json
+
+    found = json.loads(line.decode("utf-8", "replace"))
+    if not isinstance(found, dict) or not isinstance(found.get("body"), dict):
+        raise ValueError("no object")
+    path, boot_ns = found.get("path"), found.get("boot_ns")
+    if path not in ("/mark", "/fom") or type(boot_ns) is not int:
+        raise ValueError("no mark")
+    return boot_ns, read_told(path, found["body"])

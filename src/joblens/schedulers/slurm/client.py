@@ -1,0 +1,94 @@
+"""Slurm, asked through its commands: `squeue` for what is, `sacct` for what was."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+
+from joblens.core.errors import MalformedError, OutsideError
+from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
+from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.parse_result import Told
+from joblens.schedulers.slurm.fields import parse_job_id
+from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
+from joblens.schedulers.slurm.squeue import parse_squeue, squeue_format
+
+# Seconds since 1970 (strftime(3)): local time is told twice when clocks are set back.
+_TIMES = {"SLURM_TIME_FORMAT": "%s"}
+_ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RV,TO"
+
+
+class Slurm:
+    name = "slurm"
+    accounting_apart = True  # sacct asks slurmdbd
+    by_samples = False
+
+    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+        self.timeout = timeout
+        self.skipped = 0  # rows so far that were no job
+        self._columns: list[str] = []
+
+    def live(self) -> Sequence[JobFacts]:
+        return self._squeue()
+
+    def ended(self, since: float, until: float) -> Sequence[JobFacts]:
+        """By the end of each run. Slurm writes it down seconds later: ask for a time that has settled."""
+        times = [f"--starttime=uts{max(math.floor(since), 1)}", f"--endtime=uts{max(math.ceil(until), 2)}"]
+        jobs = self._sacct([*times, f"--state={_ENDED}"])
+        # slurmctld tells of beginnings every few seconds only. An end can be there first: its row is root's
+        # then, with no partition and not all nodes: it is whole when it is asked for next.
+        found = [job for job in jobs if job.end is not None and since <= job.end <= until and job.partition]
+        return self._with_all_sizes(found)
+
+    def _with_all_sizes(self, ended: list[JobFacts]) -> list[JobFacts]:
+        """Of one that was resized only the last size was found. It seems submitted when it got that."""
+        resized = [job.id for job in ended if job.start and job.submit and job.submit > job.start]
+        if not resized:
+            return ended
+        runs = {(job.id, job.end): job for job in self._sacct([f"--jobs={','.join(resized)}"])}
+        return [runs.get((job.id, job.end), job) for job in ended]
+
+    def job(self, id: str) -> JobFacts | None:
+        """The last run of a job, as people write its id (4242, 4200_7, 4300+1), or None if there is none."""
+        try:
+            found = parse_job_id(id)
+        except MalformedError:
+            return None
+        if found.step or found.task.startswith("["):
+            return None
+        try:
+            live = self._squeue(f"--jobs={id.strip()}")
+        except OutsideError as error:
+            if "Invalid job id" not in str(error):
+                raise
+            live = []
+        runs = live or self._sacct([f"--jobs={id.strip()}"])
+        exact = [job for job in runs if id.strip() in {job.id, job.shown_id}]
+        return max(exact, key=lambda job: (job.submit or 0.0, job.start or 0.0), default=None)
+
+    def _squeue(self, *more: str) -> list[JobFacts]:
+        mark = _mark()
+        command = ["squeue", "--all", "--local", "--noheader", f"--Format={squeue_format(mark)}", *more]
+        return self._counted(parse_squeue(run_command(command, _TIMES, self.timeout), mark))
+
+    def _sacct(self, which: list[str]) -> list[JobFacts]:
+        mark, columns = _mark(), self._all_columns()
+        command = ["sacct", "--allusers", "--duplicates", "--parsable2", "--noheader"]
+        command += [f"--delimiter={mark}", f"--format={','.join(columns)}", *which]
+        return self._counted(parse_sacct(run_command(command, _TIMES, self.timeout), mark, columns))
+
+    def _all_columns(self) -> list[str]:
+        """Asked for once: sacct refuses what it does not know. It answers this without the database."""
+        if not self._columns:
+            offered = run_command(["sacct", "--helpformat"], {}, self.timeout).lower().split()
+            self._columns = columns_of(offered)
+        return self._columns
+
+    def _counted(self, told: Told) -> list[JobFacts]:
+        self.skipped += told.skipped
+        return told.jobs
+
+
+def _mark() -> str:
+    return f"~{secrets.token_hex(8)}~"

@@ -1,0 +1,240 @@
+"""Jobs from `squeue --json` and `sacct --json`, as Slurm 21.08 (v0.0.37) to 26.05 (v0.0.45) write them.
+
+The names of the fields stayed; numbers became objects that can say "not set", and a state became a list of
+words. The text of sacct tells more: 22.05 writes exit code 0 here for jobs that failed with another one.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from typing import Any
+
+from joblens.schedulers.facts import JobFacts, Resources, Step
+from joblens.schedulers.json_fields import at, list_at, load, number_at, text_at, time_at, whole_at
+from joblens.schedulers.nodelist import NO_NODES, expand
+from joblens.schedulers.parse_result import Told, understood
+from joblens.schedulers.slurm.fields import ENDED, NO_VALUES, WAITING, State, known, parse_state
+from joblens.schedulers.slurm.sacct import joined
+from joblens.schedulers.tres import gpus, parse_gres_gpus, render_tres, resources
+
+_MIB = 1 << 20
+_STEPS = {
+    0xFFFFFFFB: "batch",
+    0xFFFFFFFC: "extern",
+    0xFFFFFFFA: "interactive",
+    0xFFFFFFFD: "pending",
+}  # slurm.h
+
+
+def parse_squeue_json(text: str) -> Told:
+    return _told(text, "squeue --json", _live)
+
+
+def parse_sacct_json(text: str) -> Told:
+    told = _told(text, "sacct --json", _accounted)
+    return told._replace(jobs=joined(told.jobs))
+
+
+def _told(text: str, source: str, make: Any) -> Told:
+    found = list_at(load(text, source), "jobs")
+    jobs = [make(job, id) for job in found if (id := _count(job, "job_id"))]
+    return Told(jobs, len(found) - len(jobs))
+
+
+def _named_alike(job: Any, id: int) -> dict[str, Any]:
+    """What both commands tell under the same names."""
+    texts = {name: text_at(job, name) for name in ("cluster", "account", "partition", "qos", "name")}
+    nodes: tuple[str, ...] = ()
+    return {
+        **texts,
+        "id": str(id),
+        "scheduler": "slurm",
+        "nodes": understood(expand, text_at(job, "nodes"), nodes),
+        "restarts": _count(job, "restart_cnt"),
+    }
+
+
+def _live(job: Any, id: int) -> JobFacts:
+    state = _state(at(job, "job_state"))
+    waits, has_ended = state in WAITING, state in ENDED
+    code, number = _exit(at(job, "exit_code"), state)
+    asked = _tres_text(text_at(job, "tres_req_str"))
+    if asked.gpus is None:
+        asked = asked._replace(gpus=parse_gres_gpus(text_at(job, "tres_per_job")))
+    return JobFacts(
+        **_named_alike(job, id),
+        user=text_at(job, "user_name"),
+        uid=whole_at(job, "user_id"),
+        folder=text_at(job, "current_working_directory"),
+        command=text_at(job, "command"),
+        state=state,
+        reason=known(text_at(job, "state_reason")),
+        exit_code=code,
+        signal=number,
+        submit=time_at(job, "submit_time"),
+        eligible=time_at(job, "eligible_time"),
+        start=None if waits else time_at(job, "start_time"),
+        end=time_at(job, "end_time") if has_ended else None,
+        time_limit_seconds=_limit(job, "time_limit"),
+        asked=asked,
+        allocated=Resources() if waits else _tres_text(text_at(job, "tres_alloc_str")),
+        **_array(job, "array_job_id", "array_task_id", "array_task_string"),
+        **_het(job, "het_job_id", "het_job_offset"),
+    )
+
+
+def _accounted(job: Any, id: int) -> JobFacts:
+    state = _state(at(job, "state/current"))
+    has_ended = state in ENDED
+    code, number = _exit(at(job, "exit_code"), state)
+    steps = tuple(_step(step) for step in list_at(job, "steps"))
+    never = has_ended and text_at(job, "nodes").strip().lower() == NO_NODES
+    reason, killer = known(text_at(job, "state/reason")), text_at(job, "kill_request_user")
+    return JobFacts(
+        **_named_alike(job, id),
+        user=text_at(job, "user") or text_at(job, "association/user"),
+        folder=text_at(job, "working_directory"),
+        command=text_at(job, "submit_line"),
+        state=state,
+        reason=(f"by {killer}" if killer else "") if has_ended else reason,  # why it waited is none
+        exit_code=code,
+        signal=number,
+        submit=time_at(job, "time/submission"),
+        eligible=time_at(job, "time/eligible"),
+        start=None if never else time_at(job, "time/start"),
+        end=time_at(job, "time/end") if has_ended else None,
+        time_limit_seconds=_limit(job, "time/limit"),
+        asked=_tres_list(at(job, "tres/requested")),
+        allocated=_tres_list(at(job, "tres/allocated")),
+        user_seconds=_total(job, steps, "user") if has_ended else None,
+        system_seconds=_total(job, steps, "system") if has_ended else None,
+        steps=steps,
+        **_array(job, "array/job_id", "array/task_id", "array/task"),
+        **_het(job, "het/job_id", "het/job_offset"),
+    )
+
+
+def _step(step: Any) -> Step:
+    state = _state(at(step, "state"))
+    has_ended = state in ENDED
+    code, number = _exit(at(step, "exit_code"), state)
+    names = tuple(name for name in list_at(step, "nodes/list") if isinstance(name, str))
+    return Step(
+        id=_step_id(step),
+        name=text_at(step, "step/name"),
+        state=state,
+        exit_code=code,
+        signal=number,
+        start=time_at(step, "time/start"),
+        end=time_at(step, "time/end") if has_ended else None,
+        nodes=names or understood(expand, text_at(step, "nodes/range"), ()),
+        tasks=_count(step, "tasks/count") or None,
+        user_seconds=_seconds(step, "time/user") if has_ended else None,
+        system_seconds=_seconds(step, "time/system") if has_ended else None,
+        memory_peak_bytes=_amounts(at(step, "tres/requested/max")).get("mem") or None,  # this one is in bytes
+        allocated=_tres_list(at(step, "tres/allocated")),
+    )
+
+
+def _step_id(step: Any) -> str:
+    """`batch`, 0, `4242.batch` or an object, by version."""
+    for path in ("step/id/step_id", "step/id"):
+        number, text = whole_at(step, path), text_at(step, path)
+        if number is not None:
+            return _STEPS.get(number, str(number))
+        if text:
+            return text.partition(".")[2] or text
+    return ""
+
+
+def _state(found: Any) -> str:
+    words = [found] if isinstance(found, str) else found
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return ""
+    return understood(parse_state, ",".join(words), State("")).word
+
+
+def _exit(found: Any, state: str) -> tuple[int | None, int | None]:
+    """An object, or before 23.02 in squeue the number that wait(2) gives."""
+    if state not in ENDED:
+        return None, None
+    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 16:
+        return found >> 8, found & 0x7F or None
+    number = _count(found, "signal/id") or _count(found, "signal/signal_id")
+    number = number or _named(text_at(found, "signal/name"))
+    code = 0 if number else _count(found, "return_code")  # as sacct writes it: 0:9
+    is_untrue = state == "FAILED" and not code and not number
+    return (None, None) if is_untrue else (code, number)
+
+
+def _named(name: str) -> int | None:
+    try:
+        return int(signals.Signals["SIG" + name.removeprefix("SIG")]) if name else None
+    except KeyError:
+        return None
+
+
+def _count(tree: Any, path: str) -> int | None:
+    found = whole_at(tree, path)
+    return None if found in NO_VALUES else found
+
+
+def _limit(tree: Any, path: str) -> float | None:
+    minutes = _count(tree, path)
+    return None if minutes is None or minutes >= 1 << 32 else minutes * 60.0
+
+
+def _seconds(tree: Any, path: str) -> float | None:
+    seconds, micro = number_at(tree, path + "/seconds"), number_at(tree, path + "/microseconds")
+    return None if seconds is None else seconds + (micro or 0) / 1e6
+
+
+def _total(job: Any, steps: tuple[Step, ...], kind: str) -> float | None:
+    """Of a job itself Slurm 22.05 writes 0 here, though its steps have some."""
+    known_ones = [step.user_seconds if kind == "user" else step.system_seconds for step in steps]
+    told = _seconds(job, f"time/{kind}")
+    if told or not steps:
+        return told or None
+    return sum(it for it in known_ones if it is not None)
+
+
+def _array(tree: Any, job: str, task: str, tasks: str) -> dict[str, Any]:
+    of, number, several = _count(tree, job), _count(tree, task), text_at(tree, tasks)
+    if not of or (number is None and not several):
+        return {}
+    return {"array_job": str(of), "array_task": str(number) if number is not None else f"[{several}]"}
+
+
+def _het(tree: Any, job: str, offset: str) -> dict[str, Any]:
+    of, number = _count(tree, job), _count(tree, offset)
+    return {"het_job": str(of), "het_offset": str(number)} if of and number is not None else {}
+
+
+def _tres_text(text: str) -> Resources:
+    return understood(resources, text, Resources())
+
+
+def _tres_list(found: Any) -> Resources:
+    """Memory is in MiB there."""
+    if isinstance(found, str):
+        return _tres_text(found)
+    amounts = _amounts(found)
+    if "mem" in amounts:
+        amounts["mem"] *= _MIB
+    cpus = amounts.get("cpu")
+    return Resources(
+        nodes=amounts.get("node") or None,
+        cores=float(cpus) if cpus else None,
+        memory_bytes=amounts.get("mem") or None,
+        gpus=gpus(amounts),
+        tres=render_tres(amounts),
+    )
+
+
+def _amounts(found: Any) -> dict[str, int]:
+    amounts: dict[str, int] = {}
+    for item in found if isinstance(found, list) else []:
+        kind, name, count = text_at(item, "type"), text_at(item, "name"), _count(item, "count")
+        if kind and count is not None:
+            amounts[f"{kind}/{name}" if name else kind] = count
+    return amounts

@@ -1,0 +1,394 @@
+"""The catalog: an index of the job records in SQLite, made from them and kept up to date.
+
+It can be thrown away at any time. Numbered migrations bring an older one up; a newer one is left alone.
+Where the file cannot be used, the same index is made in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from joblens.core.errors import OutsideError, sentence
+from joblens.store import records
+from joblens.store.catalog.listing import COLUMNS, JobFilter, name_nodes, select, shown_id
+from joblens.store.catalog.schema import MIGRATIONS
+from joblens.store.home import Home
+from joblens.store.lake.columns import storable
+
+_NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
+_INSERT = (
+    f"REPLACE INTO jobs ({_NAMES}, on_nodes, written, day, file, place) "
+    f"VALUES ({', '.join('?' * (len(COLUMNS) + 5))})"
+)
+_PATIENCE_SECONDS = 10.0  # for another that is just taking records in
+# A folder's time is coarse, and a file server's clock not ours: what changed so recently is looked at again.
+_FRESH_NS = 3_000_000_000
+_FRESH_SHARED_NS = 120_000_000_000
+_ATTEMPTS = 5  # to find a record that others compact meanwhile
+_ANEW = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # errors of what is in the file
+
+Identity = tuple[str, str, float]  # cluster, id and start
+
+
+class Run(NamedTuple):
+    """One of those that an id has had."""
+
+    cluster: str
+    id: str
+    start: float
+    end: float | None
+    state: str | None
+
+
+def choose_run(runs: Sequence[Run], number: int) -> Run:
+    """Counted from 1. LookupError if there is none."""
+    if not 1 <= number <= len(runs):
+        have = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        raise LookupError(f"there is no run {number}: this id has {have}")
+    return runs[number - 1]
+
+
+class _NewerError(Exception):
+    pass
+
+
+_DIGITS = "0123456789"
+
+
+def _begins(column: str) -> str:
+    """A number goes on with no further digit: that would be another number."""
+    whole = f"NOT (:number AND substr({column}, :next, 1) GLOB '[0-9]')"
+    return f"({column} > :id AND {column} < :end AND {whole})"
+
+
+class Catalog:
+    def __init__(self, home: Home, progress: Callable[[int, int], None] | None = None) -> None:
+        self.home, self._progress = home, progress
+        self.problems: list[str] = []
+        self.database = self._open()
+
+    def close(self) -> None:
+        self.database.close()
+
+    # Asking
+
+    def jobs(self, wanted: JobFilter) -> list[dict[str, Any]]:
+        chosen, values = select(wanted)
+        rows = self._ask(f"SELECT {_NAMES} FROM jobs {chosen}", values)
+        found = [dict(zip(COLUMNS, row)) for row in rows]
+        tags = self._tags() if found else {}
+        for job in found:
+            job["tags"] = tags.get((job["cluster"], job["id"], job["start"]), {})
+        return found
+
+    def _tags(self) -> dict[Identity, dict[str, str]]:
+        """Of all jobs: few have any."""
+        found: dict[Identity, dict[str, str]] = {}
+        for cluster, id, start, name, value in self._ask("SELECT cluster, id, start, name, value FROM tags"):
+            found.setdefault((cluster, id, start), {})[name] = value
+        return found
+
+    def count(self) -> int:
+        return int(self._ask("SELECT count(*) FROM jobs")[0][0])
+
+    def find(self, text: str) -> list[tuple[str, str, float]]:
+        """Jobs with that id, or else whose id begins so, the newest first; `last` is the newest of all.
+
+        An id can be written as the scheduler shows it, 4200_7 and 4300+1, and with its cluster: 4242@lab.
+        4242 is the beginning of 4242_7 and of 4242.server, and not of 42420.
+        """
+        newest = "ORDER BY start DESC, id DESC LIMIT"
+        identity = "SELECT cluster, id, start FROM jobs"
+        if text == "last":
+            return self._ask(f"{identity} {newest} 1")
+        found = self._with_id(text)[-1:]
+        if found or not text:
+            return [(run.cluster, run.id, run.start) for run in found]
+        wanted = storable(text)
+        begins = f"({_begins('id')} OR ({_begins('shown_id')} AND shown_id != id))"
+        is_number = wanted[0] in _DIGITS and wanted[-1] in _DIGITS
+        values = {"id": wanted, "end": wanted + "\U0010ffff", "next": len(wanted) + 1, "number": is_number}
+        return self._ask(f"{identity} WHERE {begins} {newest} 20", values)
+
+    def name_of(self, identity: Identity) -> str:
+        found = self._ask("SELECT shown_id FROM jobs WHERE (cluster, id, start) = (?, ?, ?)", identity)
+        return str(found[0][0]) if found else identity[1]
+
+    def runs(self, text: str) -> list[Run]:
+        """All with the id of the job that is meant, the oldest first; nothing if it could be several jobs."""
+        found = self._with_id(text)
+        if not found and len(meant := self.find(text)) == 1:
+            cluster, id, _ = meant[0]
+            found = self._with_id(f"{id}@{cluster}")
+        return found
+
+    def _with_id(self, text: str) -> list[Run]:
+        """Jobs are put back into the queue, ids come round, and clusters have their own."""
+        columns = 'SELECT cluster, id, start, "end", state FROM jobs'
+        # One is looked for in an index of its own: most jobs have but one id.
+        either = "(id = :id OR (shown_id = :id AND shown_id != id))"
+        oldest = "ORDER BY start, id"
+        found = self._ask(f"{columns} WHERE {either} {oldest}", {"id": storable(text)})
+        name, at, cluster = text.rpartition("@")
+        if not found and at:
+            values = {"id": storable(name), "cluster": storable(cluster)}
+            found = self._ask(f"{columns} WHERE {either} AND cluster = :cluster {oldest}", values)
+        return [Run(*row) for row in found]
+
+    def written(self, identities: Iterable[Identity]) -> dict[Identity, int]:
+        """Of those of them that are known, when their records were written."""
+        self._ask("SELECT 1")  # takes in what has come
+        query = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
+        found: dict[Identity, int] = {}
+        for identity in identities:
+            row = self.database.execute(query, identity).fetchone()
+            if row:
+                found[identity] = int(row[0])
+        return found
+
+    def report(self, identity: Identity) -> dict[str, Any]:
+        """All of it, from its record. LookupError if somebody has just removed that."""
+        for _ in range(_ATTEMPTS):
+            found = self._ask(
+                "SELECT day, file, place FROM jobs WHERE (cluster, id, start) = (?, ?, ?)", identity
+            )
+            if not found:
+                break
+            ((day, name, place),) = found
+            try:
+                record = records.load_record(self.home.records / day / name, place)
+                if _identity(record) == identity:
+                    return record
+            except FileNotFoundError:  # compacted since
+                pass
+            self._forget(day)
+        raise LookupError(f"the record of job {identity[1]} is not there any more")
+
+    def _forget(self, day: str) -> None:
+        """So that its records are looked for anew."""
+        try:
+            with _transaction(self.database):
+                _delete_day(self.database, day)
+        except sqlite3.Error:  # it cannot be written
+            self.database = self._opened(":memory:")
+
+    def _ask(self, query: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Any]:
+        try:
+            self._refresh(self.database)
+            return self.database.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            self.database.close()
+            self.database = self._reopen(error)
+        return self.database.execute(query, values).fetchall()
+
+    def _reopen(self, error: sqlite3.Error) -> sqlite3.Connection:
+        """After a query has failed: rebuilt where it is if it is damaged, else in memory."""
+        if _is_damage(error) and self._path:
+            self._report(f"{self._path}: damaged ({error}); rebuilt from the records")
+            _remove(self._path)
+            return self._open()
+        self._report(
+            f"{self.home.path}: the catalog failed ({error}); jobs are read from the records instead"
+        )
+        return self._opened(":memory:")
+
+    def check(self) -> None:
+        """Compares it with the records, and rebuilds it if anything differs."""
+        wanted = self._opened(":memory:")
+        try:
+            if self._path and _contents(self.database) != _contents(wanted):
+                self.database.close()
+                self.database = self._reopen(sqlite3.DatabaseError("it differs from the records"))
+        except sqlite3.Error as error:
+            self.database.close()
+            self.database = self._reopen(error)
+        finally:
+            wanted.close()
+
+    # Opening
+
+    def _open(self) -> sqlite3.Connection:
+        self._path = ""
+        try:
+            path = str(self.home.catalog)
+        except OutsideError as error:
+            self._report(f"{error}; jobs are read from the records instead")
+            return self._opened(":memory:")
+        for _ in range(2):
+            try:
+                database = self._opened(path)
+                self._path = path
+                return database
+            except _NewerError as error:
+                self._report(f"{path}: {error}; it is left alone, and jobs are read from the records instead")
+                break
+            except sqlite3.Error as error:
+                if not _is_damage(error):
+                    self._report(f"{path}: {error}; jobs are read from the records instead")
+                    break
+                self._report(f"{path}: damaged ({error}); rebuilt from the records")
+                _remove(path)
+        return self._opened(":memory:")
+
+    def _opened(self, path: str) -> sqlite3.Connection:
+        if path != ":memory:":
+            with suppress(OSError):  # for its owner only; what SQLite puts beside it is as it is
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        database = sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
+        try:
+            migrate(database)
+            if path != ":memory:":
+                database.execute("PRAGMA journal_mode = WAL")
+                # It can be made anew: it need only not be torn.
+                database.execute("PRAGMA synchronous = NORMAL")
+            self._refresh(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    # Keeping it up to date
+
+    def _refresh(self, database: sqlite3.Connection) -> None:
+        """Takes in the records that have come since the last time."""
+        known = dict(database.execute("SELECT day, changed FROM days").fetchall())
+        days = records.list_days(self.home.records)
+        new = [(day, changed) for day, changed in days if known.get(day) != changed]
+        for number, (day, changed) in enumerate(new, 1):
+            self._take_day(database, day, changed, day in known)
+            if self._progress:
+                self._progress(number, len(new))
+        for gone in known.keys() - {day for day, _ in days}:
+            with _transaction(database):
+                _delete_day(database, gone)
+
+    def _take_day(self, database: sqlite3.Connection, day: str, changed: int, seen: bool) -> None:
+        done = {name for (name,) in database.execute("SELECT name FROM files WHERE day = ?", (day,))}
+        names = set(records.list_records(self.home.records, day))
+        settled = time.time_ns() - changed >= (_FRESH_SHARED_NS if self.home.shared else _FRESH_NS)
+        if done == names and seen and not settled:
+            return
+        with _transaction(database):
+            # What vanishes while it is read has been compacted: then there is another file that has it.
+            while new := sorted(names - done, key=_compacted_last):
+                taken = [name for name in new if self._take_file(database, day, name)]
+                database.executemany("INSERT OR IGNORE INTO files VALUES (?, ?)", [(day, n) for n in taken])
+                settled = settled and len(taken) == len(new)
+                done.update(new)
+                names = set(records.list_records(self.home.records, day))
+            gone = [(day, name) for name in done - names]
+            database.executemany("DELETE FROM files WHERE day = ? AND name = ?", gone)
+            database.execute("REPLACE INTO days VALUES (?, ?)", (day, changed if settled else 0))
+
+    def _take_file(self, database: sqlite3.Connection, day: str, name: str) -> bool:
+        """False if it has to be looked at again the next time."""
+        problems: list[str] = []
+        try:
+            for place, record in records.load_heads(self.home.records / day / name, problems):
+                _take(database, record, (day, name, place))
+        except OSError as error:
+            problems += [] if isinstance(error, FileNotFoundError) else [sentence(error)]
+            return False
+        finally:
+            self._report(*problems)
+        return not problems
+
+    def _report(self, *problems: str) -> None:
+        self.problems += [problem for problem in problems if problem not in self.problems]
+
+
+def _contents(database: sqlite3.Connection) -> list[list[Any]]:
+    """Of what a listing shows; which file of several a record was read from may differ."""
+    jobs = f"SELECT {_NAMES}, on_nodes, written FROM jobs ORDER BY cluster, id, start"
+    tags = "SELECT * FROM tags ORDER BY cluster, id, start, name"
+    return [database.execute(query).fetchall() for query in (jobs, tags, "PRAGMA integrity_check")]
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """And not a full disk or a lock. An error without a code is one of ours."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _ANEW
+
+
+def _remove(path: str) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(path + suffix).unlink(missing_ok=True)
+
+
+def migrate(database: sqlite3.Connection) -> None:
+    """Brings it to the newest version, whatever version it has; a newer one is an error."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version == len(MIGRATIONS):
+        return
+    with _transaction(database):
+        (version,) = database.execute("PRAGMA user_version").fetchone()  # another may have been faster
+        if version > len(MIGRATIONS):
+            raise _NewerError(
+                f"made by a newer joblens (version {version}, this one knows {len(MIGRATIONS)})"
+            )
+        if version < 0:
+            raise sqlite3.DatabaseError("its version is no number of ours")
+        for number in range(version, len(MIGRATIONS)):
+            for statement in filter(str.strip, MIGRATIONS[number].split(";\n")):
+                database.execute(statement)
+        database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
+
+
+def _delete_day(database: sqlite3.Connection, day: str) -> None:
+    identities = "SELECT cluster, id, start FROM jobs WHERE day = ?"
+    database.execute(f"DELETE FROM tags WHERE (cluster, id, start) IN ({identities})", (day,))
+    for table in ("jobs", "days", "files"):
+        database.execute(f"DELETE FROM {table} WHERE day = ?", (day,))
+
+
+def _compacted_last(name: str) -> tuple[bool, str]:
+    """Of two files with the same record the one that stays is the one to remember."""
+    return name.endswith(".jsonl"), name
+
+
+def _take(database: sqlite3.Connection, record: dict[str, Any], where: tuple[str, str, int]) -> None:
+    """Unless a record of that job which was written later is there already."""
+    job, used = record["job"], record["used"]
+    row = {
+        **{name: job.get(name) for name in COLUMNS},
+        **{
+            name: used[name] for name in ("duration_seconds", "cpu_seconds", "memory_peak_bytes", "processes")
+        },
+        "cores": record["asked"]["cores"],
+        "verdict": record["verdict"],
+        "shown_id": shown_id(job),
+        "nodes": name_nodes(job["nodes"]) if job["nodes"] else job["node"],
+    }
+    on_nodes = "\n".join(["", *(job["nodes"] or [job["node"] or ""]), ""])
+    identity = _identity(record)
+    newer = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
+    known = database.execute(newer, identity).fetchone()
+    if known and known[0] > record["written"]:
+        return
+    database.execute(_INSERT, [*(row[name] for name in COLUMNS), on_nodes, record["written"], *where])
+    if known:
+        database.execute("DELETE FROM tags WHERE (cluster, id, start) = (?, ?, ?)", identity)
+    if job["tags"]:
+        tags = [(*identity, name, value) for name, value in job["tags"].items()]
+        database.executemany("INSERT INTO tags VALUES (?, ?, ?, ?, ?)", tags)
+
+
+def _identity(record: dict[str, Any]) -> Identity:
+    job = record["job"]
+    return job["cluster"], job["id"], job["start"]

@@ -1,0 +1,146 @@
+"""Which jobs are meant, and in which order: from a filter to SQL."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from joblens.core.errors import MalformedError, UsageError
+from joblens.core.named_tuple import NamedTuple
+from joblens.schedulers.nodelist import compress
+from joblens.store.lake.columns import storable
+
+COLUMNS = (
+    "cluster", "id", "start", "end", "name", "user", "node", "source", "state", "exit_code",
+    "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes", "verdict",
+    "shown_id", "nodes", "partition", "account",
+)  # fmt: skip
+SORTS = {
+    "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
+    "user": "user", "name": "name",
+}  # fmt: skip
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class JobFilter(NamedTuple):
+    user: str | None = None
+    name: str | None = None  # with * and ?
+    state: str | None = None
+    since: float | None = None
+    until: float | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    sort: str = "start"
+    reverse: bool = False
+    limit: int = 20  # 0 for all
+    cluster: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    node: str | None = None  # one of those that it ran on
+    array: str | None = None  # whose tasks they are
+
+
+_TEXTS = ("user", "name", "state", "sort", "cluster", "partition", "account", "node", "array")
+
+
+def make_filter(**filters: Any) -> JobFilter:
+    """As the command line understands them: times like `7d`, tags as pairs or as a mapping. UsageError."""
+    for name in filters:
+        if name not in JobFilter._fields:
+            raise unknown("filter", name, JobFilter._fields)
+    found = JobFilter(**filters)
+    for name in _TEXTS:
+        value = getattr(found, name)
+        if value is not None and not isinstance(value, str):
+            raise UsageError(f"{name} is a text, and not {value!r:.60}")
+    if type(found.limit) is not int or found.limit < 0:
+        raise UsageError(f"limit is {found.limit!r:.60}; it can be 0 for all, or more")
+    tags = found.tags.items() if isinstance(found.tags, Mapping) else found.tags
+    try:
+        pairs = tuple((str(name), str(value)) for name, value in tags)
+    except (TypeError, ValueError):
+        raise UsageError(f"tags are pairs of name and value, and not {found.tags!r:.60}") from None
+    return found._replace(since=parse_time(found.since), until=parse_time(found.until), tags=pairs)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """An error that names the nearest of those that there are."""
+    from difflib import get_close_matches
+
+    names = sorted(known)
+    near = get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
+    return UsageError(f"there is no {what} {name!r:.60}; {hint}")
+
+
+def name_nodes(names: Iterable[str]) -> str:
+    """`c[1-3]`; a record can have names that no scheduler would give to a node."""
+    found = list(names)
+    try:
+        return compress(found)
+    except MalformedError:
+        return ",".join(found)
+
+
+def shown_id(job: dict[str, Any]) -> str:
+    """As people write it: 4242, 4200_7 of an array, 4300+1 of a job in parts that are not alike."""
+    for whole, part, sign in (("array_job", "array_task", "_"), ("het_job", "het_offset", "+")):
+        if job.get(whole) and job.get(part):
+            return f"{job[whole]}{sign}{job[part]}"
+    return str(job["id"])
+
+
+def select(wanted: JobFilter) -> tuple[str, list[Any]]:
+    """What follows FROM jobs, and the values that it needs."""
+    if wanted.sort not in SORTS:
+        raise UsageError(f"jobs can be sorted by {', '.join(SORTS)}, and not by {wanted.sort!r}")
+    conditions: list[str] = []
+    values: list[Any] = []
+    for condition, value in (
+        ("user = ?", wanted.user),
+        ("name GLOB ?", None if wanted.name is None else wanted.name.replace("[", "[[]")),
+        ("state = ?", wanted.state),
+        ("start >= ?", wanted.since),
+        ("start <= ?", wanted.until),
+        ("cluster = ?", wanted.cluster),
+        ("partition = ?", wanted.partition),
+        ("account = ?", wanted.account),
+        ("instr(on_nodes, char(10) || ? || char(10))", wanted.node),
+        ("instr(shown_id, ?) = 1", None if wanted.array is None else f"{wanted.array}_"),
+    ):
+        if value is not None:
+            conditions.append(condition)
+            values.append(storable(value) if isinstance(value, str) else value)
+    for name, value in wanted.tags:
+        conditions.append(
+            "(cluster, id, start) IN (SELECT cluster, id, start FROM tags WHERE name = ? AND value = ?)"
+        )
+        values += [storable(name), storable(value)]
+    # The newest and the largest are what people look for, names are read from A to Z.
+    upwards = (wanted.sort in ("user", "name")) != wanted.reverse
+    # With conditions SQLite must not walk down an index of all jobs to find the few that meet them: a term
+    # with a plus is no column of an index (https://www.sqlite.org/optoverview.html#uplus).
+    column = ("+" if conditions and wanted.sort == "cpu" else "") + SORTS[wanted.sort]
+    # Downwards they are last anyway; with the words, SQLite would not see that an index has that order.
+    nulls = " NULLS LAST" if upwards else ""
+    order = f"{column} {'ASC' if upwards else 'DESC'}{nulls}, start DESC, id DESC"
+    values.append(wanted.limit if wanted.limit > 0 else -1)
+    return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY {order} LIMIT ?", values
+
+
+def parse_time(text: str | float | None) -> float | None:
+    """Seconds since 1970, from these themselves, a date, a date and time, or how long ago."""
+    if text is None or (isinstance(text, (int, float)) and not isinstance(text, bool)):
+        return text
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r:.60} is no time; write 2026-11-15, 2026-11-15T13:02 or 7d")
+    ago = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])", text)
+    if ago:
+        return time.time() - float(ago[1]) * _UNITS[ago[2]]
+    for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
+        try:
+            return time.mktime(time.strptime(text, form))
+        except (ValueError, OverflowError):
+            continue
+    raise UsageError(f"{text!r} is no time; write 2026-11-15, 2026-11-15T13:02 or 7d")

@@ -1,0 +1,74 @@
+"""The tables of the catalog, as one step after the other brings an older one up."""
+
+from __future__ import annotations
+
+MIGRATIONS = (
+    """
+    CREATE TABLE jobs (
+        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, "end" REAL,
+        name TEXT NOT NULL, user TEXT NOT NULL, node TEXT, source TEXT, state TEXT, exit_code INTEGER,
+        duration_seconds REAL, cpu_seconds REAL, cores REAL, memory_peak_bytes INTEGER, processes INTEGER,
+        verdict TEXT, report TEXT NOT NULL,
+        PRIMARY KEY (cluster, id, start)
+    );
+    CREATE INDEX jobs_by_start ON jobs (start);
+    CREATE INDEX jobs_by_id ON jobs (id);
+    CREATE INDEX jobs_by_user ON jobs (user, start);
+    CREATE TABLE tags (
+        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+        PRIMARY KEY (cluster, id, start, name)
+    );
+    CREATE INDEX tags_by_name ON tags (name, value);
+    CREATE TABLE days (day TEXT PRIMARY KEY, changed INTEGER NOT NULL);
+    CREATE TABLE files (day TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (day, name));
+    """,
+    """
+    ALTER TABLE jobs ADD COLUMN day TEXT NOT NULL DEFAULT '';
+    ALTER TABLE jobs ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
+    UPDATE jobs SET day = date(start, 'unixepoch');
+    CREATE INDEX jobs_by_day ON jobs (day);
+    """,
+    # Where a record stands instead of the record. All is read anew for that, which is quick now.
+    """
+    DROP TABLE jobs;
+    DELETE FROM tags;
+    DELETE FROM days;
+    DELETE FROM files;
+    CREATE TABLE jobs (
+        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, "end" REAL,
+        name TEXT NOT NULL, user TEXT NOT NULL, node TEXT, source TEXT, state TEXT, exit_code INTEGER,
+        duration_seconds REAL, cpu_seconds REAL, cores REAL, memory_peak_bytes INTEGER, processes INTEGER,
+        verdict TEXT, written INTEGER NOT NULL, day TEXT NOT NULL, file TEXT NOT NULL, place INTEGER NOT NULL,
+        PRIMARY KEY (cluster, id, start)
+    ) WITHOUT ROWID;
+    CREATE INDEX jobs_by_start ON jobs (start);
+    CREATE INDEX jobs_by_id ON jobs (id);
+    CREATE INDEX jobs_by_user ON jobs (user, start);
+    CREATE INDEX jobs_by_day ON jobs (day);
+    """,
+    # What schedulers know of jobs: ids as people write them, all nodes, partition and account.
+    """
+    DROP TABLE jobs;
+    DELETE FROM tags;
+    DELETE FROM days;
+    DELETE FROM files;
+    CREATE TABLE jobs (
+        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, "end" REAL,
+        name TEXT NOT NULL, user TEXT NOT NULL, node TEXT, source TEXT, state TEXT, exit_code INTEGER,
+        duration_seconds REAL, cpu_seconds REAL, cores REAL, memory_peak_bytes INTEGER, processes INTEGER,
+        verdict TEXT, shown_id TEXT NOT NULL, nodes TEXT, partition TEXT, account TEXT, on_nodes TEXT,
+        written INTEGER NOT NULL, day TEXT NOT NULL, file TEXT NOT NULL, place INTEGER NOT NULL,
+        PRIMARY KEY (cluster, id, start)
+    ) WITHOUT ROWID;
+    CREATE INDEX jobs_by_start ON jobs (start);
+    CREATE INDEX jobs_by_id ON jobs (id);
+    CREATE INDEX jobs_by_shown_id ON jobs (shown_id) WHERE shown_id != id;
+    CREATE INDEX jobs_by_user ON jobs (user, start);
+    CREATE INDEX jobs_by_day ON jobs (day);
+    """,
+    # The largest of very many, without sorting them all, in the order of joblens.store.catalog.listing.
+    # Each such index makes filling the catalog a tenth dearer, so there is one for what is asked for most.
+    """
+    CREATE INDEX jobs_by_cpu ON jobs (cpu_seconds, start, id);
+    """,
+)

@@ -1,0 +1,222 @@
+"""Keeping the lake small: the many files of a day into few, in bounded memory.
+
+joblens.store.lake.tiers chooses what is merged. Rows are sorted in memory, so a file has no more values than
+fit there; what has more becomes several files, each with a range of jobs and nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from joblens.core.errors import OutsideError
+from joblens.core.files import now_at, publish_once, unfinished_name
+from joblens.store.enums import Enums, make_enums
+from joblens.store.lake.damage import set_aside
+from joblens.store.lake.folder import (
+    GRACE_SECONDS,
+    HUB,
+    Extent,
+    Listing,
+    job_file,
+    list_folder,
+    remove_replaced,
+    render_manifest,
+)
+from joblens.store.lake.lake import Files, Lake, as_table, group_rows
+from joblens.store.lake.ranges import Range, find_ranges, is_divisible
+from joblens.store.lake.tiers import choose, choose_full
+
+Progress = Callable[[int, int], None]
+Wanted = Callable[[Path], bool]
+MEMORY = "128MB"  # for DuckDB; the process takes some 100 MB more
+MERGE_VALUES = 16 << 20
+_QUIET_SECONDS = 3600.0  # a day that is over and got nothing for so long is taken for complete
+_FORGOTTEN_SECONDS = 3 * 86_400.0  # the hub does not look again at folders that are as old
+
+
+def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress | None = None) -> int:
+    """Merges the files of each day into few, and returns how many went in. Readers do not notice.
+
+    Those of unfinished jobs, by their safe names, stay: they may be written anew. They are asked for after
+    the files were listed, so that no job can have begun in between.
+    """
+    done = 0
+    folders = sorted(lake.path.glob("set=*/date=*"))
+    with_bounds = Lake(lake.path, MEMORY)
+    for number, folder in enumerate(folders, 1):
+        with suppress(FileNotFoundError):  # somebody has removed that day
+            done += compact_folder(with_bounds, folder, unfinished)
+            remove_replaced(folder, now_at(str(folder)))
+        if progress:
+            progress(number, len(folders))
+    lake.report(*with_bounds.problems)
+    return done
+
+
+def compact_small(lake: Lake) -> int:
+    """Of the files that a hub writes: by size tiers, and a day that is over into as few as possible."""
+    done = 0
+    now = now_at(str(lake.path))
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    for folder in sorted(lake.path.glob("set=*/date=*")):
+        with suppress(FileNotFoundError):  # somebody has removed that day
+            age = now - folder.stat().st_mtime
+            if age < _FORGOTTEN_SECONDS:
+                complete = folder.name.removeprefix("date=") < today and age > _QUIET_SECONDS
+                done += _compact_listed(lake, folder, lambda: _is_of_hub, complete)
+                remove_replaced(folder, now)
+    return done
+
+
+def _is_of_hub(path: Path) -> bool:
+    """Or made of such: no job's own, which may be written anew."""
+    found = job_file(path.name)
+    return found is None or found.job.startswith(HUB)
+
+
+def compact_folder(lake: Lake, folder: Path, unfinished: Callable[[], set[str]]) -> int:
+    def wanted() -> Wanted:
+        jobs = unfinished()
+        return lambda path: (found := job_file(path.name)) is None or found.job not in jobs
+
+    return _compact_listed(lake, folder, wanted, all_tiers=True)
+
+
+def _compact_listed(lake: Lake, folder: Path, wanted: Callable[[], Wanted], all_tiers: bool) -> int:
+    """In rounds, for what was merged can be merged further."""
+    done = 0
+    known: dict[Path, int] = {}
+    while True:
+        listing = list_folder(folder)
+        lake.report(*listing.problems)
+        chosen = wanted()
+        files = [path for path in listing.files if chosen(path) and not _is_range(listing, path)]
+        known = _sizes(lake, listing, files, known) if len(files) > 1 else {}
+        paths, sizes = list(known), list(known.values())
+        merges = [(group, False) for group in choose(sizes, MERGE_VALUES, all_tiers)]
+        merges += [(group, True) for group in choose_full(sizes, MERGE_VALUES, all_tiers)]
+        merged = 0
+        for group, full in merges:
+            merged += _merge(lake, folder, {paths[at]: sizes[at] for at in group}, full)
+        if not merged:
+            return done
+        done += merged
+
+
+def _is_range(listing: Listing, path: Path) -> bool:
+    extent = listing.extents.get(path.name)
+    return extent is not None and extent.nodes is not None
+
+
+def _sizes(lake: Lake, listing: Listing, files: list[Path], known: Mapping[Path, int]) -> dict[Path, int]:
+    """How many values each has room for, without those that cannot be read."""
+    found = {path: known[path] for path in files if path in known}
+    found |= {path: extent.values for path in files if (extent := listing.extents.get(path.name))}
+    unknown = _set_damaged_aside(lake, [path for path in files if path not in found])
+    nothing: dict[Path, int] = {}
+    found |= lake.attempt(unknown, lake.count_values, nothing)
+    return {path: found[path] for path in files if path in found}
+
+
+def _set_damaged_aside(lake: Lake, files: list[Path]) -> list[Path]:
+    """Before they are written anew: a new file would have a right checksum over wrong numbers.
+
+    What cannot be read now stays as it is, for a later cycle.
+    """
+    found = lake.check(files)
+    for path, why in found.damaged.items():
+        set_aside(lake, path, why)
+    lake.report_unreadable(found)
+    return [path for path in files if path not in found.damaged and path not in found.unreadable]
+
+
+def _merge(lake: Lake, folder: Path, chosen: Mapping[Path, int], full: bool) -> int:
+    """How many files went in: none if another has merged some of them meanwhile.
+
+    `chosen`: these files, with their values. `full`: into several files, as they have more values than can be
+    sorted at once.
+    """
+    import duckdb
+
+    began = now_at(str(lake.path))
+    listing, files = list_folder(folder), list(chosen)
+    if not set(files) <= set(listing.files):
+        return 0
+    if full and not is_divisible(lake.schema(files)):  # before all of them is read, in every cycle
+        return 0
+    files = _set_damaged_aside(lake, files)
+
+    def put_together(sound: list[Path]) -> int:
+        if len(sound) < 2:
+            return 0
+        try:
+            ranges = find_ranges(lake, sound, MERGE_VALUES * 3 // 4) if full else [Range()]
+            enums = make_enums(lake, sound, lake.schema(sound), sum(chosen.values())) if ranges else Enums()
+            return _put_together(lake, listing, sound, ranges, enums, began) if ranges else 0
+        except duckdb.OutOfMemoryException:  # of sets with thousands of columns
+            lake.report(f"{folder}: files are not merged, as that takes more than {lake.memory} of memory")
+            return 0
+
+    # Those of which another has removed some are not listed again.
+    return lake.attempt(Files(files, lambda: Files([])), put_together, 0, lake.read_through)
+
+
+def _put_together(
+    lake: Lake, listing: Listing, files: list[Path], ranges: list[Range], enums: Enums, began: float
+) -> int:
+    """`began`: by the file system's clock. Another compactor takes older files that no manifest names for
+    leftovers of a crash, and removes them."""
+    folder = files[0].parent
+    number = listing.next_manifest.partition(".")[0]
+    schema = lake.schema(files)
+    made: dict[Path, Extent] = {}
+    published = False
+    try:
+        for part in ranges:
+            path = folder / f"compacted-{number}-{os.urandom(8).hex()}.parquet"
+            source = f"(SELECT {enums.before} FROM {part.of(as_table(files))})"
+            lake.copy(source, schema, path, group_rows(schema), enums.after)
+            made[path] = lake.extent(path)._replace(jobs=part.jobs, nodes=part.nodes)
+        if abs(now_at(str(lake.path)) - began) > GRACE_SECONDS / 2:
+            lake.report(f"{folder}: files are not merged, as that took more than {GRACE_SECONDS / 2:.0f} s")
+            return 0
+        published = _publish(listing, files, made)
+        if published and not _are_there(made):
+            (folder / listing.next_manifest).unlink()
+            published = False
+            lake.report(f"{folder}: files are not merged, as another has removed what was made of them")
+    finally:
+        for path in () if published else made:
+            path.unlink(missing_ok=True)
+    for path in files if published else ():
+        path.unlink(missing_ok=True)
+    return len(files) if published else 0
+
+
+def _are_there(paths: Iterable[Path]) -> bool:
+    """Opened: unlike stat(2), that asks a file server anew. Raises OSError if it cannot be told."""
+    try:
+        for path in paths:
+            path.open("rb").close()
+        return True
+    except FileNotFoundError:
+        return False
+
+
+def _publish(listing: Listing, files: list[Path], made: Mapping[Path, Extent]) -> bool:
+    """False if another was faster: it has seen the same files, and one of us has worked in vain."""
+    folder = files[0].parent
+    manifest = str(folder / listing.next_manifest)
+    unfinished = unfinished_name(manifest)
+    replaces = dict.fromkeys([*(path.name for path in files), *listing.may_come_again])
+    described = {path.name: extent for path, extent in made.items()}
+    try:
+        Path(unfinished).write_bytes(render_manifest(described, list(replaces)))
+        return publish_once(unfinished, manifest)
+    except OSError as error:
+        Path(unfinished).unlink(missing_ok=True)
+        raise OutsideError(f"{folder} cannot be compacted") from error

@@ -1,0 +1,133 @@
+"""Damaged files: set aside, and what is lost with them written down.
+
+    damaged/SET.DATE.NAME.parquet   a file of the lake, as it was found
+    damaged/records.DATE.NAME       a file of records
+    gaps.jsonl                      one JSON object per file: what is missing since then
+
+In place of a file of the lake there is one without rows, so that all that goes by its name stays as it is:
+what a manifest replaces does not come back, and a hub that stores the same segment once more replaces it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joblens.core.errors import MalformedError, OutsideError
+from joblens.core.json_file import parse_json
+from joblens.store.lake.folder import HUB, job_file, parse_manifest
+
+if TYPE_CHECKING:
+    from joblens.store.lake.lake import Lake
+
+GAPS = "gaps.jsonl"
+_EMPTY = "(SELECT NULL::TIMESTAMP_NS AS time WHERE false)"
+_MOST_NAMED = 1000  # files of a damaged file that was made of many
+
+
+def set_aside(lake: Lake, path: Path, why: str) -> None:
+    """Adds to `lake.problems`. Raises OutsideError if nothing can be written."""
+    import duckdb
+
+    set_name, date = path.parent.parent.name.removeprefix("set="), path.parent.name.removeprefix("date=")
+    home = lake.path.parent
+    kept = home / "damaged" / f"{set_name}.{date}.{path.name}"
+    lost = {
+        "kind": "lake",
+        "set": set_name,
+        "date": date,
+        "file": path.name,
+        "why": why,
+        **_describe(lake, path),
+    }
+    try:
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        _link(path, kept)
+        record_gap(home, lost)
+        lake.copy(_EMPTY, (), path)
+    except FileNotFoundError:  # another has removed that day
+        return
+    except (OSError, duckdb.Error) as error:
+        raise OutsideError(f"{path} is damaged and cannot be set aside: {error}") from None
+    lake.report(f"{path} is damaged ({why}): its rows are lost, see {home / GAPS}; it is kept as {kept}")
+
+
+def load_gaps(home: Path) -> list[dict[str, Any]]:
+    """What was lost in this way, each file once. A line that a crash cut off is left out."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    with suppress(FileNotFoundError):
+        for line in (home / GAPS).read_bytes().splitlines():
+            with suppress(ValueError, RecursionError):
+                gap = parse_json(line)
+                if isinstance(gap, dict):
+                    found[tuple(map(str, map(gap.get, ("set", "date", "file", "bytes"))))] = gap
+    return list(found.values())
+
+
+def _link(path: Path, kept: Path) -> None:
+    try:
+        os.link(path, kept)
+    except FileExistsError:  # another was at it, or a crash came between
+        return
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        shutil.copyfile(path, kept)
+
+
+def record_gap(home: Path, lost: dict[str, Any]) -> None:
+    """On the disk on return."""
+    gap = {"time": round(time.time(), 3), **lost}
+    file = os.open(home / GAPS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, json.dumps(gap).encode() + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _describe(lake: Lake, path: Path) -> dict[str, Any]:
+    """Its size, of which jobs or segments it was made, and what its footer still says: rows and times."""
+    size = path.stat().st_size if path.exists() else 0
+    return {"bytes": size, "made_of": list(_made_of(path))[:_MOST_NAMED], **_footer(lake, path)}
+
+
+def _made_of(path: Path) -> Iterable[str]:
+    """A job's file and a hub's say by their names what is in them, and a manifest which a file replaced."""
+    if job_file(path.name):
+        return [path.name]
+    for manifest in sorted(path.parent.glob("*.manifest")):
+        with suppress(OSError, MalformedError):
+            found = parse_manifest(str(manifest), manifest.read_bytes())
+            if path.name in found.files:
+                return sorted(found.replaces, key=lambda name: (not name.startswith(HUB), name))
+    return []
+
+
+def _footer(lake: Lake, path: Path) -> dict[str, Any]:
+    from joblens.store.lake.lake import literal
+
+    table = f"parquet_metadata({literal(path)})"
+    query = (
+        f"SELECT (SELECT sum(n) FROM (SELECT DISTINCT row_group_id, row_group_num_rows AS n FROM {table})), "
+        f"min(stats_min) FILTER (path_in_schema = 'time'), max(stats_max) FILTER (path_in_schema = 'time'), "
+        f"min(stats_min) FILTER (path_in_schema = 'node'), max(stats_max) FILTER (path_in_schema = 'node') "
+        f"FROM {table}"
+    )
+    try:
+        rows, first, last, first_node, last_node = lake.connection.execute(query).fetchall()[0]
+    except Exception:  # the footer itself is damaged: whatever DuckDB makes of it
+        return {}
+    known = {"rows": rows, "from": first, "to": last, "first_node": first_node, "last_node": last_node}
+    return {
+        name: int(value) if name == "rows" else str(value)
+        for name, value in known.items()
+        if value is not None
+    }

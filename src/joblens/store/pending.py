@@ -1,0 +1,142 @@
+"""Short jobs that are stored, and whose samples wait for their way into the lake.
+
+To load DuckDB and to write nine small files costs more than a short job may. So its folder is only renamed,
+from `incoming/JOB` to `waiting/JOB`, once its record is there; who asks for its samples gets them from the
+batches. Into the lake they come when it is compacted, or when many wait. Files of the lake are named by
+what is in them, so that it does not matter how many do that at once, nor where one is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joblens.core.errors import MalformedError, OutsideError, sentence
+from joblens.core.files import sync_folder
+from joblens.core.model import Sample
+from joblens.store import ingest
+from joblens.store.home import Home, safe_name
+from joblens.store.memory_reader import SamplesReader
+from joblens.store.reader import LakeReader
+
+if TYPE_CHECKING:
+    from joblens.store.lake.lake import Lake
+
+# When more wait, whoever ends a job brings some of the oldest to the lake: not one each time, for to load
+# DuckDB costs as much as to bring some.
+_MOST = 100
+_AT_ONCE = 50
+
+
+def let_wait(home: Home, found: ingest.Incoming) -> bool:
+    """Once its record is there. False if it cannot wait, so that its samples have to go to the lake now."""
+    try:
+        home.waiting.mkdir(mode=0o700, exist_ok=True)
+        os.rename(found.folder, home.waiting / found.folder.name)
+    except FileNotFoundError:  # another has completed it
+        return True
+    except OSError:  # an earlier job of that name waits still, or the folders are on different disks
+        return False
+    for parent in (home.waiting, home.incoming):
+        sync_folder(str(parent / "x"))
+    return True
+
+
+def find_reader(home: Home, lake: Lake, job: str, start: float) -> LakeReader | SamplesReader:
+    """For the samples of a job that began then, wherever they are."""
+    said: list[str] = []
+    samples: list[Sample] = []
+    try:
+        found = ingest.load_job(home.waiting / safe_name(job))
+        if found is None or (found.end or found.facts)["start"] != start:
+            return LakeReader(lake)
+        for _, batch in ingest.read_batches(found, said, lambda path: "it is left out"):
+            samples += batch
+    except (ingest.GoneError, MalformedError):  # of damaged facts ingest.problems tells
+        return LakeReader(lake)
+    lake.report(*said)
+    return SamplesReader(samples, job, found.facts["node"])
+
+
+def settle(lake: Lake, folder: Path) -> list[str]:
+    """The samples of one into the lake. What of them cannot be read is said."""
+    found = ingest.load_job(folder)
+    if found is None:  # another was faster
+        return []
+    try:
+        said = ingest.save_samples(lake, found)
+    except ingest.GoneError:
+        return []
+    ingest.remove(found)
+    return said
+
+
+def settle_all(home: Home, lake: Lake) -> list[str]:
+    """One job's trouble is not the others': it waits on, and is told."""
+    said: list[str] = []
+    for folder in ingest.folders(home.waiting):
+        try:
+            said += settle(lake, folder)
+        except MalformedError:  # of its facts ingest.problems tells
+            continue
+        except (OutsideError, OSError) as error:
+            said.append(f"{folder}: its samples stay there: {sentence(error)}")
+    return said
+
+
+def many_wait(home: Home) -> bool:
+    return len(ingest.folders(home.waiting)) > _MOST
+
+
+def settle_some(home: Home) -> None:
+    """In the background after the end of a job, if many wait. Nothing is done if another is at it already."""
+    with _one_at_a_time(home.waiting) as free:
+        if free:
+            _settle_oldest(home)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[bool]:
+    """Only to save work: where there are no locks, several come to the same files."""
+    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield _lock(file)
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _settle_oldest(home: Home) -> None:
+    from joblens.store.lake.lake import Lake
+
+    lake, done = Lake(home.lake), 0
+    for folder in sorted(ingest.folders(home.waiting), key=_changed):
+        try:
+            settle(lake, folder)
+        except MalformedError:
+            continue
+        except (OutsideError, OSError):  # it waits on and keeps back no other; whoever compacts is told
+            pass
+        done += 1
+        if done == _AT_ONCE:
+            return
+
+
+def _changed(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

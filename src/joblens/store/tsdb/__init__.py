@@ -1,0 +1,1 @@
+"""Samples in a server that speaks PromQL."""

@@ -1,0 +1,1 @@
+"""What passes between agents, hubs and Prometheus, and how it is proved who sends it."""

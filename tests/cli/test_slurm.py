@@ -1,0 +1,334 @@
+"""`joblens slurm`: the hooks where they belong, and what is wrong with a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hub.munging import running_munged
+from hub.sending import Hub, running_hub, stored
+from joblens.cli import main
+from joblens.cli.agent import hub_url
+from joblens.cli.slurm_check import parse_config
+from joblens.hooks import SLURM
+from small_hub import small_hub
+
+# As Slurm 22.05 prints it.
+CONFIG = """\
+Configuration data as of 2026-11-16T03:30:00
+AccountingStorageType   = accounting_storage/slurmdbd
+ClusterName             = testcl
+Epilog                  = {folder}/epilog
+JobAcctGatherType       = jobacct_gather/linux
+PreemptExemptTime       = 00:00:00
+ProctrackType           = proctrack/linuxproc
+Prolog                  = {folder}/prolog
+PrologFlags             = Alloc
+SLURM_VERSION           = 22.05.8
+TaskEpilog              = {folder}/task-epilog
+TaskProlog              = {folder}/task-prolog
+
+Slurmctld(primary) at vm is UP
+"""
+
+
+class Site:
+    """A node with settings, a Slurm that answers as told, and a hub that listens."""
+
+    def __init__(self, top: Path, hub: int) -> None:
+        self.hooks, self.config, self.run_folder = top / "hooks", top / "joblens.toml", top / "run"
+        (self.run_folder / "jobs").mkdir(parents=True)
+        self.settings = {
+            "cluster": "testcl",
+            "attribution.job_files": str(self.run_folder / "jobs"),
+            "collectors.processes.interval": 1.0,
+            "push.url": f"http://localhost:{hub}",
+        }
+        self.slurm = CONFIG.format(folder=self.hooks)
+        self._bin = top / "bin"
+        self._bin.mkdir()
+
+    def install(self, *words: str) -> None:
+        self.write()
+        where = ["--folder", str(self.hooks), "--config", str(self.config)]
+        assert main(["slurm", "install", *where, *words]) == 0
+
+    def write(self) -> None:
+        lines = [f"{name} = {json.dumps(value)}" for name, value in self.settings.items()]
+        self.config.write_text("\n".join(lines))
+        answer = self._bin / "answer"
+        answer.write_text(self.slurm)
+        (self._bin / "scontrol").write_text(f'#!/bin/sh\n[ "$*" = "show config" ] && cat {answer}\n')
+        (self._bin / "scontrol").chmod(0o755)
+
+    def check(self) -> tuple[int, dict[str, dict[str, object]]]:
+        self.write()
+        where = ["--folder", str(self.hooks), "--config", str(self.config)]
+        found = subprocess.run(
+            [sys.executable, "-m", "joblens", "slurm", "check", "--json", *where],
+            env={**os.environ, "PATH": f"{self._bin}:{os.environ['PATH']}"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert found.stderr == ""
+        told = json.loads(found.stdout)
+        assert told["right"] == (found.returncode == 0)
+        return found.returncode, {finding["what"]: finding for finding in told["findings"]}
+
+    def wrong(self) -> set[str]:
+        return {what for what, finding in self.check()[1].items() if not finding["right"]}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with running_hub(tmp_path_factory.mktemp("hub")) as hub:
+        yield hub
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def site(tmp_path: Path, hub: Hub) -> Site:
+    return Site(tmp_path, hub.port)
+
+
+def test_hooks_are_written(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """For everybody to run and nobody to change; the lines for slurm.conf name them."""
+    site.install("--write")
+    said = capsys.readouterr().out
+    for name, key in SLURM.items():
+        assert f"\n{key}={site.hooks / name}\n" in said
+        assert stat.S_IMODE((site.hooks / name).stat().st_mode) == 0o755
+        assert f"\nfolder={site.run_folder}\n" in (site.hooks / name).read_text()
+    assert sorted(os.listdir(site.hooks)) == sorted(SLURM)
+    assert "\nagent=\n" in (site.hooks / "prolog").read_text()
+
+
+def test_nothing_is_written_unless_asked(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would be is shown: each hook with its path, then what belongs into slurm.conf."""
+    site.install()
+    said = capsys.readouterr().out
+    assert not site.hooks.exists()
+    assert said.count("#!/bin/sh\n") == len(SLURM)
+    assert "PrologFlags=Alloc\n" in said
+
+
+@pytest.mark.parametrize("start", ["/opt/joblens/bin/joblens agent", 'it\'s $HOME "quoted" `x`'])
+def test_the_command_that_starts_an_agent(site: Site, start: str) -> None:
+    """Is in the prolog as it was written, whatever is in it."""
+    site.install("--write", "--per-job", "--start", start)
+    line = next(it for it in (site.hooks / "prolog").read_text().splitlines() if it.startswith("agent="))
+    shown = subprocess.run(
+        ["sh", "-c", line + '; printf %s "$agent"'], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == start
+
+
+def test_a_node_that_is_right_but_for_its_agent(site: Site) -> None:
+    """With the prolog starting the agent, there is nothing left to do."""
+    site.install("--write", "--per-job", "--start", f"{sys.executable} -m joblens agent --while-jobs")
+    assert site.wrong() <= set(SLURM)  # of which it minds that they are not root's, where a user runs this
+    assert os.geteuid() != 0 or site.check()[0] == 0
+    site.install("--write")
+    assert {"agent", "pipe"} <= site.wrong()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ("Prolog                  = ", "Prolog                  = /else/", {"Prolog"}),
+        ("Alloc", "X11", {"PrologFlags"}),
+        ("Alloc", "Contain,RunInJob", {"PrologFlags"}),
+        ("proctrack/linuxproc", "proctrack/pgid", {"ProctrackType"}),
+        ("jobacct_gather/linux", "jobacct_gather/none", {"JobAcctGather"}),
+        ("accounting_storage/slurmdbd", "(null)", {"Accounting"}),
+        ("testcl", "other", {"cluster"}),
+        ("PrologFlags             = Alloc", "PrologFlags             = Alloc,Contain", set()),
+        ("Epilog                  = ", "Epilog[0]               = /else\nEpilog[1]               = ", set()),
+    ],
+)
+def test_what_slurm_has_wrong(site: Site, old: str, new: str, wrong: set[str]) -> None:
+    """Each thing on its own is told, with what to do."""
+    site.install("--write", "--per-job", "--start", "/bin/sh")
+    assert old in site.slurm
+    site.slurm = site.slurm.replace(old, new, 1)
+    found = {what: it for what, it in site.check()[1].items() if not it["right"] and what not in SLURM}
+    assert set(found) == wrong
+    assert all(it["do"] for it in found.values())
+
+
+def test_hooks_by_pattern_or_from_another_script(site: Site, tmp_path: Path) -> None:
+    """A link that a pattern matches, or a script of the site's own that calls ours, is as good."""
+    site.install("--write", "--per-job", "--start", "/bin/sh")
+    (tmp_path / "prolog.d").mkdir()
+    (tmp_path / "prolog.d/50-joblens").symlink_to(site.hooks / "prolog")
+    (tmp_path / "task.sh").write_text(f"#!/bin/sh\necho export A=1\n{site.hooks}/task-prolog\n")
+    site.slurm = site.slurm.replace(f"Prolog                  = {site.hooks}/prolog",
+                                    f"Prolog                  = {tmp_path}/prolog.d/*")  # fmt: skip
+    site.slurm = site.slurm.replace(f"= {site.hooks}/task-prolog", f"= {tmp_path}/task.sh")
+    assert site.wrong() <= set(SLURM)
+    (tmp_path / "prolog.d/50-joblens").unlink()
+    assert "Prolog" in site.wrong()
+
+
+def test_what_the_node_has_wrong(site: Site) -> None:
+    """Hooks that others can change or nobody can run, other settings than the hooks', no hub."""
+    site.install("--write", "--per-job", "--start", "/nowhere/joblens agent")
+    (site.hooks / "epilog").chmod(0o777)
+    (site.hooks / "task-epilog").chmod(0o700)
+    site.settings["attribution.job_files"] = "/run/else/jobs"
+    site.settings["collectors.processes.interval"] = 5.0
+    del site.settings["push.url"]
+    assert {"epilog", "task-epilog", "agent", "job files", "processes", "hub"} <= site.wrong()
+
+
+def test_a_dead_hub(site: Site) -> None:
+    """Is told as one, by its address."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        site.settings["push.url"] = f"http://127.0.0.1:{gone.getsockname()[1]}"
+    site.install("--write", "--per-job", "--start", "/bin/sh")
+    finding = site.check()[1]["hub"]
+    assert not finding["right"]
+    assert str(site.settings["push.url"]) in str(finding["said"])
+
+
+@pytest.mark.parametrize(("code", "right"), [("echo MUNGE:x:", True), ("echo no socket >&2; exit 6", False)])
+def test_munge(site: Site, code: str, right: bool) -> None:
+    """Where nodes prove who they are through munge: whether it does."""
+    site.settings["push.munge"] = True
+    site.install("--resident")
+    (site._bin / "munge").write_text(f"#!/bin/sh\ncat >/dev/null; {code}\n")
+    (site._bin / "munge").chmod(0o755)
+    _, found = site.check()
+    assert found["munge"]["right"] == right
+    assert right or "no socket" in str(found["munge"]["said"])
+
+
+def test_a_hub_that_does_not_take_the_node(site: Site, tmp_path: Path, stack: ExitStack) -> None:
+    """It is asked, with the node's own proof. What it says names the setting, and with that it is right."""
+    munged = stack.enter_context(running_munged(tmp_path))
+    site.settings |= {"push.munge": True, "push.munge_socket": munged.socket, "node": "c17"}
+    site.install("--write", "--per-job", "--start", "/bin/sh")
+    config = f'munge = true\nmunge_socket = "{munged.socket}"\nmunge_uids = [{os.geteuid()}]\n'
+    with running_hub(tmp_path / "strict", config) as strict:
+        site.settings["push.url"] = f"http://127.0.0.1:{strict.port}"
+        found = site.check()[1]
+        assert found["munge"]["right"]
+        assert not found["accepted"]["right"]
+        setting = re.search(r'hub\.(munge_hosts = \["c17=[^"]+"\])', str(found["accepted"]["said"]))
+        assert setting
+        assert setting[1] in strict.said()[0]
+    with running_hub(tmp_path / "kind", config + setting[1]) as kind:
+        site.settings["push.url"] = f"http://127.0.0.1:{kind.port}"
+        assert site.check()[1]["accepted"]["right"]
+        assert kind.sets()["nodes"] == []
+    assert stored(kind.home) == {}
+
+
+def test_a_token_that_is_wrong(site: Site, tmp_path: Path) -> None:
+    """Though it can be read: the hub is asked."""
+    (tmp_path / "token").touch(0o600)
+    (tmp_path / "token").write_text("some token")
+    site.settings["push.token_file"] = str(tmp_path / "token")
+    site.install("--write", "--per-job", "--start", "/bin/sh")
+    found = site.check()[1]
+    assert found["token"]["right"]
+    assert not found["accepted"]["right"]
+    assert "joblens hub token NODE --cluster CLUSTER" in str(found["accepted"]["said"])
+
+
+def test_an_answer_that_the_hub_did_not_sign(site: Site) -> None:
+    """An older hub, or somebody at its port, says yes to everything."""
+    with small_hub() as hub:
+        site.settings["push.url"] = hub.url
+        site.install("--write", "--per-job", "--start", "/bin/sh")
+        finding = site.check()[1]["accepted"]
+    assert not finding["right"]
+    assert f"{hub.url} answers, and not signed with this node's secret" in str(finding["said"])
+
+
+def test_for_people(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each thing, and below what is wrong what to do."""
+    site.install("--write")
+    capsys.readouterr()
+    assert main(["slurm", "check", "--folder", "/nowhere", "--config", str(site.config)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"✓ settings       {site.config}" in lines
+    number = lines.index("✗ prolog         /nowhere/prolog: No such file or directory")
+    assert "→ joblens slurm install --write" in lines[number + 1]
+
+
+@pytest.mark.parametrize("name", SLURM)
+def test_the_command_is_the_hook(name: str) -> None:
+    """`joblens slurm prolog` does what the script does; without a job, nothing."""
+    words = [sys.executable, "-m", "joblens", "slurm", name]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+    found = subprocess.run(words, env=environment, capture_output=True, check=True)
+    assert (found.stdout, found.stderr) == (b"", b"")
+
+
+# Of what Slurm 26.05.3 printed with two lines of Prolog, one of Epilog, and PrologFlags=Alloc,RunInJob.
+NEWER = """\
+Configuration data as of 1794812708
+Epilog[0]               = /etc/slurm/joblens.d/epilog
+EpilogMsgTime           = 2000 usec
+Prolog[0]               = /bin/true
+Prolog[1]               = /etc/slurm/joblens.d/prolog
+PrologEpilogTimeout     = 65534
+PrologFlags             = Alloc,Contain,RunInJob
+ResvEpilog              = (null)
+TaskProlog              = /etc/slurm/joblens.d/task-prolog
+
+Cgroup Support Configuration:
+CgroupJobIdPaths        = no
+CgroupPlugin            = cgroup/v1
+CgroupSlice             = (null)
+"""
+
+
+def test_several_hooks() -> None:
+    """Since 24.05 each has a number, and one that is not set has no line."""
+    assert parse_config(NEWER) == {
+        "Epilog": "/etc/slurm/joblens.d/epilog",
+        "EpilogMsgTime": "2000 usec",
+        "Prolog": "/bin/true,/etc/slurm/joblens.d/prolog",
+        "PrologEpilogTimeout": "65534",
+        "PrologFlags": "Alloc,Contain,RunInJob",
+        "TaskProlog": "/etc/slurm/joblens.d/task-prolog",
+        "CgroupJobIdPaths": "no",
+        "CgroupPlugin": "cgroup/v1",
+    }
+
+
+@given(st.text() | st.from_regex(r"([A-Za-z]{1,8}(\[\d\])? *= ?.{0,9}\n){0,5}"))
+def test_any_text(text: str) -> None:
+    """Whatever scontrol prints."""
+    for name, value in parse_config(text).items():
+        assert name in text
+        assert all(part in text for part in value.split(","))
+
+
+def test_a_hub_by_its_name() -> None:
+    """What JOBLENS_HUB may be."""
+    names = ("hub", "hub:80", "https://hub.example.org", "")
+    assert [hub_url(it) for it in names] == [
+        "http://hub:9478",
+        "http://hub:80",
+        "https://hub.example.org",
+        "",
+    ]
