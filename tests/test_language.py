@@ -1,0 +1,89 @@
+"""Docstrings, comments and messages use the field's own terms.
+
+python tests/test_language.py [FOLDER OR FILE…] lists every text with a stock phrase, and the share of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).parents[1] / "src" / "joblens"
+LARGEST_SHARE = 0.18  # the goal is 0.03
+
+# Metaphors and idioms that a reader who knows Linux, Prometheus and Slurm has to guess. What to write instead:
+# sample, scan, read; report, say, state; wrap around, be reused; unattributed, no process; other users';
+# rebuild, retry; timeout; received, in flight, unreachable.
+STOCK = re.compile(
+    r"\b(told|tells?|telling|looks?|looked|looking)\b(?! up\b)"
+    r"|\b(comes?|came|coming) round\b|\b(has|have|had|what) come\b|\bis there twice\b"
+    r"|\b(nobody|whoever|anew|strangers?|knock\w*|patience|heirs?)\b|\bdoors?\b"
+    r"|\bmade good\b|\bput aside\b|\bunder way\b|\b(is|are|was|were) away\b|\bno word\b|\bword about\b"
+    r"|\bis no (?!longer|more|such|match)|\bare no (?!longer|more|such)|\bwaits? for nobody\b"
+    r"|\b(is|are|was|were) at (it|work)\b|\bon (its|their) way\b|\bbegins? as one\b|\bas it was written\b",
+    re.IGNORECASE,
+)
+# A docstring says in the imperative what a function does, or names what it is or returns.
+STOCK_OPENING = re.compile(r"(What|Who|Whose|Whoever|Of|Those|That|The same|All that)\b")
+
+
+class Text(NamedTuple):
+    path: Path
+    line: int
+    kind: str  # docstring, comment or message
+    text: str
+
+    @property
+    def is_stock(self) -> bool:
+        return bool(STOCK.search(self.text)) or (
+            self.kind == "docstring" and bool(STOCK_OPENING.match(self.text))
+        )
+
+
+def read_texts(path: Path) -> Iterator[Text]:
+    source = path.read_text()
+    tree = ast.parse(source)
+    docstrings = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                first = node.body[0]
+                assert isinstance(first, ast.Expr)
+                docstrings.add(id(first.value))
+                yield Text(path, first.lineno, "docstring", text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if " " in node.value.strip():
+                yield Text(path, node.lineno, "message", node.value)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield Text(path, token.start[0], "comment", token.string)
+
+
+def read_all(*places: Path) -> list[Text]:
+    files = [
+        file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.py")))
+    ]
+    return [text for file in files for text in read_texts(file)]
+
+
+def test_texts_use_the_terms_of_the_field() -> None:
+    texts = read_all(SOURCE)
+    stock = [text for text in texts if text.is_stock]
+    listed = "\n".join(f"{it.path.relative_to(SOURCE)}:{it.line}: {it.text[:80]!r}" for it in stock[:40])
+    assert len(stock) <= LARGEST_SHARE * len(texts), f"{len(stock)} of {len(texts)}:\n{listed}"
+
+
+if __name__ == "__main__":
+    found = read_all(*(map(Path, sys.argv[1:]) if sys.argv[1:] else [SOURCE]))
+    bad = [text for text in found if text.is_stock]
+    for it in bad:
+        print(f"{it.path}:{it.line}: {it.kind}: {' '.join(it.text.split())[:110]}")
+    print(f"{len(bad)} of {len(found)} texts ({len(bad) / max(len(found), 1):.1%}) have a stock phrase")
