@@ -17,7 +17,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parents[1] / "src" / "joblens"
 LARGEST_SHARE = 0.18  # the goal is 0.03
 
-# Metaphors and idioms that a reader who knows Linux, Prometheus and Slurm has to guess. What to write instead:
+# Metaphors and idioms that a reader who knows Linux, Prometheus and Slurm has to guess. Write instead:
 # sample, scan, read; report, say, state; wrap around, be reused; unattributed, no process; other users';
 # rebuild, retry; timeout; received, in flight, unreachable.
 STOCK = re.compile(
@@ -59,9 +59,10 @@ def read_texts(path: Path) -> Iterator[Text]:
                 docstrings.add(id(first.value))
                 yield Text(path, first.lineno, "docstring", text)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            if " " in node.value.strip():
-                yield Text(path, node.lineno, "message", node.value)
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
+            continue
+        if " " in node.value.strip():
+            yield Text(path, node.lineno, "message", node.value)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield Text(path, token.start[0], "comment", token.string)
