@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from bench.children import WrongError, connect, memory, scrape
 from bench.hub_process import running_hub
 from bench.messages import Messages
-from joblens.hub.dedup import Batch
 from joblens.hub.entries import pack_head
+from joblens.wire.header import BatchId
 
 NODES, TICKS, CALM_SECONDS, SECONDS = 500, 30, 6.0, 15.0
 QUEUE, JOURNAL, SEGMENT, RATE = 2 << 20, 32 << 20, 4 << 20, 8_000
@@ -113,7 +113,7 @@ class _Sender:
         gaps = [[*self.lost, 0, 0, "spool full"]] if self.lost else []
         message = messages.request(self.number, self.sequence, gaps)
         head = pack_head(
-            Batch("bench", f"n{self.number}", "b", self.sequence), 0, b""
+            BatchId("bench", f"n{self.number}", "b", self.sequence), 0, b""
         )  # as the journal has it
         self.size = len(message) - message.index(b"\r\n\r\n") - 4 + len(head)
         self.socket.sendall(message)

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.agent.gaps import Gap, Gaps
+from joblens.agent.gaps import Gaps
 from joblens.agent.spool import DAMAGED, Spool
 from joblens.core.config_files import load_layer
 from joblens.core.errors import ConfigError
 from joblens.core.json_file import load_json, parse_json, read_file
 from joblens.core.toml import parse_simple_toml, parse_toml
+from joblens.wire.header import Gap
 from services.running import Agent
 from small_hub import small_hub
 from waiting import wait_for

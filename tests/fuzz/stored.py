@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 
 from hub.made import fleet_segment, write_old
-from joblens.agent.gaps import Gap, Gaps
+from joblens.agent.gaps import Gaps
 from joblens.agent.lock import Last, Lock
 from joblens.agent.spool import Spool
 from joblens.core.errors import MalformedError
@@ -58,6 +58,7 @@ from joblens.store.records import (
 )
 from joblens.usermode.companion import Running
 from joblens.usermode.session import list_sessions, load_session
+from joblens.wire.header import Gap
 from store.made import begin_job, make_end, make_facts, new_home, store_job
 from store.test_reports import RECORDS
 

@@ -18,13 +18,12 @@ from joblens.core.config import Url
 from joblens.core.errors import JoblensError, MalformedError
 from joblens.hub.auth import parse_unmunge, read_claim, read_payload
 from joblens.hub.batch_reader import Checker, LeftOut
-from joblens.hub.decode import decode_columns, unpack, unpack_entries
-from joblens.hub.header import check_header, gaps_of, jobs_of, sets_of
+from joblens.hub.decode import decode_columns, unpack
 from joblens.hub.kafka.intake import _check
 from joblens.hub.kafka.schema import avro_rows, json_rows
 from joblens.hub.live import Picker, describe
-from joblens.hub.refusals import Refused
 from joblens.hub.requests import parse_head
+from joblens.hub.responses import Refused
 from joblens.hub.sinks.csv_tree import CsvSink
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.write_request import Namer, make_series
@@ -34,6 +33,7 @@ from joblens.store.home import find_home, make_home
 from joblens.store.tsdb.promql import Server
 from joblens.wire.batch import decode
 from joblens.wire.frame import MAGIC, check_sections, check_whole, inflate, pack, read_header, split
+from joblens.wire.header import parse_header
 from joblens.wire.http_client import Answer, Client
 from joblens.wire.marks import parse_fom, parse_told
 
@@ -49,7 +49,7 @@ def _batches() -> list[bytes]:
 
 
 def batch_frame(data: bytes) -> None:
-    for read in (decode, read_header, check_sections, check_whole, decode_columns, unpack, unpack_entries):
+    for read in (decode, read_header, check_sections, check_whole, decode_columns, unpack):
         _ignore(read, data)
 
 
@@ -61,8 +61,8 @@ def _ignore(read: Callable[[bytes], object], data: bytes) -> None:
 
 def batch_header(data: bytes) -> None:
     """JSON in a frame that is sound."""
-    header = check_header(read_header(MAGIC + pack(data)))
-    for found in (sets_of(header), jobs_of(header), gaps_of(header)):
+    header = parse_header(read_header(MAGIC + pack(data)))
+    for found in (header.sets(), header.jobs(), header.gaps()):
         json.dumps(found, allow_nan=False).encode()
 
 

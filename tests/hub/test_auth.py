@@ -28,7 +28,7 @@ from joblens.hub import server
 from joblens.hub.auth import Munge, MungeRules, own_key, read_key
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
-from joblens.hub.refusals import Refused
+from joblens.hub.responses import Refused
 from joblens.hub.settings import HubSettings, check_safety, parse_hub_settings
 from joblens.wire.batch import Batch
 from joblens.wire.http_client import Client

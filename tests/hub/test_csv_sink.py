@@ -237,14 +237,14 @@ def test_different_names_have_different_files(
     tmp_path_factory: pytest.TempPathFactory, a: str, b: str
 ) -> None:
     """Two users, or two jobs, never share a folder."""
-    from joblens.hub.batch_reader import Job
     from joblens.hub.sinks.csv_text import Text
+    from joblens.wire.header import NodeJob
 
     sink = CsvSink(tmp_path_factory.getbasetemp() / "none", tmp_path_factory.getbasetemp() / "undo")
     for users in (True, False):
         sink._buffer = {}
         for name in (a, b):
-            job = Job("c", "1", "n", name, -1) if users else Job("c", name, "n", "u", -1)
+            job = NodeJob("c", "1", "n", name, -1) if users else NodeJob("c", name, "n", "u", -1)
             sink._add(Text(job, "s", "h", [], 1))
         assert len(sink._buffer) == (1 if a == b else 2)
 

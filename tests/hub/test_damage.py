@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joblens.hub.dedup import Batch, load_seen
+from joblens.hub.dedup import load_seen
 from joblens.hub.entries import pack_head
 from joblens.hub.gaps import Gaps
 from joblens.hub.journal import recover
 from joblens.hub.retention import clean
 from joblens.hub.segments import Segment, list_sealed
+from joblens.wire.header import BatchId
 
 from .made import SECOND, START, Running, encode, node_samples, seconds, write_old
 from .sending import make_batch
@@ -168,7 +169,7 @@ def test_damage_without_an_index(old: bool) -> None:
     for sequence in range(1, 7):
         batch = make_batch(sequence)
         crc = zlib.crc32(batch, zlib.crc32(stamp))
-        head = pack_head(Batch("lab", "n1", "b1", sequence), START, batch)
+        head = pack_head(BatchId("lab", "n1", "b1", sequence), START, batch)
         places.append(len(data))
         data += (struct.pack("<II", len(batch), crc) + stamp if old else head) + batch
 
@@ -233,8 +234,8 @@ def _unseal(home: Path) -> Path:
     return path.rename(path.with_suffix(".log"))
 
 
-def _batches(*numbers: int) -> list[Batch]:
-    return [Batch("lab", "n1", "b1", number) for number in numbers]
+def _batches(*numbers: int) -> list[BatchId]:
+    return [BatchId("lab", "n1", "b1", number) for number in numbers]
 
 
 def test_damage_in_the_open_segment(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_damaged_ranges(tmp_path: Path) -> None:
         "seen.json is damaged and kept as seen.damaged.json; seen.old.json and the journal say the same"
     ]
     seen.save(path, 3)
-    assert Batch("lab", "n1", "b1", 2) in load_seen(path)
+    assert BatchId("lab", "n1", "b1", 2) in load_seen(path)
 
 
 def test_damaged_files_are_bounded(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from joblens.core.errors import MalformedError
 from joblens.hub.auth import parse_unmunge, read_payload
-from joblens.hub.header import check_header, gaps_of, jobs_of, sets_of
-from joblens.hub.refusals import Refused
 from joblens.hub.requests import parse_head
+from joblens.hub.responses import Refused
 from joblens.wire.batch import Batch
 from joblens.wire.frame import check_sections, read_header
+from joblens.wire.header import parse_header
 
 from .sending import Hub, Sender, make_batch, make_header, running_hub
 
@@ -55,13 +55,13 @@ def test_headers(change: dict[str, object]) -> None:
     """Any JSON in any place: taken or MalformedError, and what is taken can be shown."""
     said, header = "", None
     try:
-        header = check_header({**make_header(1), **change})
+        header = parse_header({**make_header(1), **change})
     except MalformedError as error:
         said = str(error)
     if header is None:
         assert is_one_line(said)
         return
-    for found in (sets_of(header), jobs_of(header), gaps_of(header)):
+    for found in (header.sets(), header.jobs(), header.gaps()):
         json.dumps(found, allow_nan=False).encode()
     assert all(is_one_line(name) for name in header.batch[:3])
 
@@ -74,7 +74,7 @@ def test_frames(more: bytes, data: st.DataObject) -> None:
     changed[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     for message in (whole[: data.draw(st.integers(0, len(whole)))] + more, bytes(changed), more):
         with suppress(MalformedError):
-            check_header(read_header(message))
+            parse_header(read_header(message))
             check_sections(message)
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from joblens.hub.cursors import read_cursor
-from joblens.hub.dedup import Batch
 from joblens.hub.gaps import Gaps
 from joblens.hub.journal import Entry, Journal, recover
 from joblens.hub.retention import clean
 from joblens.hub.segments import list_sealed
+from joblens.wire.header import BatchId
 from small_disk import fill, mounted
 from waiting import wait_for
 
@@ -48,11 +48,11 @@ class Journaled:
     def put(self, *sequences: int, size: int = 0) -> list[OSError | None]:
         for sequence in sequences:
             data = make_batch(sequence, filling="x" * size if size < 100 else os.urandom(size // 2).hex())
-            self.journal.put(Entry(Batch("lab", "n1", "b1", sequence), data, time.time_ns(), []))
+            self.journal.put(Entry(BatchId("lab", "n1", "b1", sequence), data, time.time_ns(), []))
         return [self._told.get(timeout=60) for _ in sequences]
 
     def put_data(self, sequence: int, data: bytes, received_ns: int) -> None:
-        self.journal.put(Entry(Batch("lab", "n1", "b1", sequence), data, received_ns, []))
+        self.journal.put(Entry(BatchId("lab", "n1", "b1", sequence), data, received_ns, []))
         assert self._told.get(timeout=60) is None
 
 
@@ -120,7 +120,7 @@ def test_cut_off_at_the_end(tmp_path: Path) -> None:
         said: list[str] = []
         seen, number = recover(home, said.append)
         expected = sum(end <= length for end in ends)
-        assert [s for s in range(6) if Batch("lab", "n1", "b1", s) in seen] == list(range(expected))
+        assert [s for s in range(6) if BatchId("lab", "n1", "b1", s) in seen] == list(range(expected))
         assert stored(home) == once(*range(expected))
         assert number == 2
         assert [path.name for path in (home / "journal").iterdir()] == ["00000001.sealed"][:expected]
@@ -134,7 +134,7 @@ def test_known_after_all_is_deleted(tmp_path: Path) -> None:
     for segment in list_sealed(tmp_path / "journal"):
         segment.path.unlink()
     with journaled(tmp_path) as it:
-        assert Batch("lab", "n1", "b1", 2) in it.journal.seen
+        assert BatchId("lab", "n1", "b1", 2) in it.journal.seen
         it.put(3)
     assert [segment.number for segment in list_sealed(tmp_path / "journal")] == [2]
 
@@ -148,7 +148,7 @@ def test_sealed_and_not_saved(tmp_path: Path) -> None:
         it.put(2)
     (tmp_path / "seen.json").write_bytes(before)
     seen, number = recover(tmp_path, it.said.append)
-    assert Batch("lab", "n1", "b1", 2) in seen
+    assert BatchId("lab", "n1", "b1", 2) in seen
     assert number == 3
 
 
@@ -166,7 +166,7 @@ def test_grown_after_it_was_saved(tmp_path: Path) -> None:
     (tmp_path / "seen.json").write_bytes(saved)
     (tmp_path / "journal" / "00000001.log").write_bytes(one + two)
     seen, _ = recover(tmp_path, it.said.append)
-    assert Batch("lab", "n1", "b1", 2) in seen
+    assert BatchId("lab", "n1", "b1", 2) in seen
 
 
 def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert it.put(1) == [None]
         failing.set()
         assert [error.errno for error in (*it.put(2), *it.put(3, 4)) if error] == [errno.EIO] * 3
-        assert Batch("lab", "n1", "b1", 2) not in it.journal.seen
+        assert BatchId("lab", "n1", "b1", 2) not in it.journal.seen
         failing.clear()
         assert it.put(3) == [None]
     assert stored(tmp_path) == once(1, 3)

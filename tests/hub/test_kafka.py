@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from joblens.core.errors import ConfigError, MalformedError
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 from joblens.hub.batch_reader import Checker
-from joblens.hub.decode import Columns, Description, decode_columns
-from joblens.hub.dedup import Batch as Identity
+from joblens.hub.decode import Columns, Description
 from joblens.hub.kafka import intake as from_kafka
 from joblens.hub.kafka import schema as kafka_schema
 from joblens.hub.kafka.client import Notes, load_kafka
@@ -29,6 +28,8 @@ from joblens.hub.kafka.schema import AVRO, Row, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import Record
 from joblens.hub.sinks.kafka import OPTIONS, Form
 from joblens.wire.batch import Batch
+from joblens.wire.frame import read_header
+from joblens.wire.header import BatchId
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "kafka.md"
 SCHEMA = Schema(
@@ -200,7 +201,7 @@ def test_batches_as_they_came() -> None:
     record = make_record(SCHEMA, ((0, "a"),), [1, 2, 3], node="c7")
     (message,) = form(format="batch").messages(record).messages
     assert (message.topic, message.key, message.value) == ("joblens.batches", "c7", record.batch)
-    assert decode_columns(message.value)[0]["node"] == "c7"
+    assert read_header(message.value)["node"] == "c7"
 
 
 def test_wrong_settings() -> None:
@@ -228,21 +229,21 @@ def test_what_one_hub_knows_the_next_one_knows(batches: list[tuple[str, int]]) -
     for number, (node, sequence) in enumerate(batches):
         known = Known(Written(notes), "g")
         known.refresh()
-        batch = Identity("fox", node, "b", sequence)
+        batch = BatchId("fox", node, "b", sequence)
         assert (batch in known) == ((node, sequence) in batches[:number])
         known.add(batch)
         notes.update(known.changes())
         known.written()
         assert list(known.changes()) == []
     other = Known(Written(notes), "another group")
-    assert not any(Identity("fox", node, "b", sequence) in other for node, sequence in batches)
+    assert not any(BatchId("fox", node, "b", sequence) in other for node, sequence in batches)
 
 
 def test_boots_are_bounded() -> None:
     known = Known(Written({}), "g")
     for boot in range(20):
-        known.add(Identity("fox", "c1", f"b{boot}", 1))
-    assert [f"b{boot}" for boot in range(20) if Identity("fox", "c1", f"b{boot}", 1) in known] == [
+        known.add(BatchId("fox", "c1", f"b{boot}", 1))
+    assert [f"b{boot}" for boot in range(20) if BatchId("fox", "c1", f"b{boot}", 1) in known] == [
         f"b{boot}" for boot in range(12, 20)
     ]
 
@@ -254,7 +255,7 @@ def test_boots_are_bounded() -> None:
 def test_a_note_that_is_none(note: bytes) -> None:
     known = Known(Written({'["g", "fox", "c1"]': note}), "g")
     try:
-        assert Identity("fox", "c1", "b", 1) not in known
+        assert BatchId("fox", "c1", "b", 1) not in known
     except MalformedError:
         return
     assert json.loads(note) in ({}, {"b": []}) or isinstance(json.loads(note), dict)

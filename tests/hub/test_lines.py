@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.hub.gaps import Gaps
-from joblens.hub.header import check_header
 from joblens.hub.jsonl import DROPPED, Lines
 from joblens.hub.segments import Segment
+from joblens.wire.header import parse_header
 
 from .sending import make_header
 
@@ -49,7 +49,7 @@ def test_gaps_are_bounded(tmp_path: Path) -> None:
     gaps = Gaps(path, most_bytes=20_000)
     for number in range(300):
         told = make_header(number, gaps=[[number, number, 1, 2, "spool full"], [7, 7, 1, 2, "spool full"]])
-        gaps.of_node(check_header(told))
+        gaps.of_node(parse_header(told))
         gaps.save()
         gaps.of_segment(Segment(number, path), ["lake"], 5)
         assert path.stat().st_size <= 20_000

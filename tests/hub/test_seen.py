@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from joblens.core.errors import MalformedError
 from joblens.hub.batch_reader import NEWEST_DAYS, OLDEST_DAYS
-from joblens.hub.dedup import KEPT_SECONDS, Batch, Ranges, Seen, load_seen
+from joblens.hub.dedup import KEPT_SECONDS, Ranges, Seen, load_seen
+from joblens.wire.header import BatchId
 
 NUMBERS = st.lists(st.integers(0, 60), max_size=80)
 
@@ -42,11 +43,11 @@ def test_ranges_stay_few() -> None:
 def fill(seen: Seen, boots: range, sequences: Iterable[int] = (1, 5)) -> None:
     for boot in boots:
         for sequence in sequences:
-            seen.add(Batch("c", "n", f"b{boot}", sequence))
+            seen.add(BatchId("c", "n", f"b{boot}", sequence))
 
 
 def known(seen: Seen, boots: range, sequence: int) -> list[bool]:
-    return [Batch("c", "n", f"b{boot}", sequence) in seen for boot in boots]
+    return [BatchId("c", "n", f"b{boot}", sequence) in seen for boot in boots]
 
 
 def test_older_boots_are_known() -> None:
@@ -56,9 +57,9 @@ def test_older_boots_are_known() -> None:
     assert all(known(seen, boots, 1) + known(seen, boots, 5))
     assert not any(known(seen, boots, 0) + known(seen, boots, 6))
     assert known(seen, boots, 3) == [True] * 68 + [False] * 32
-    seen.add(Batch("c", "n", "b0", 9))
-    assert Batch("c", "n", "b0", 9) in seen
-    assert Batch("c", "n", "b0", 7) not in seen
+    seen.add(BatchId("c", "n", "b0", 9))
+    assert BatchId("c", "n", "b0", 9) in seen
+    assert BatchId("c", "n", "b0", 7) not in seen
     assert len(seen) == 1
 
 
@@ -99,8 +100,8 @@ def test_a_file_of_an_older_version(tmp_path: Path) -> None:
     assert all(known(seen, range(50), 1))
 
 
-@given(st.lists(st.builds(Batch, st.text(), st.text(), st.sampled_from("ab"), st.integers(0, 1 << 62))))
-def test_saved_and_loaded(tmp_path_factory: pytest.TempPathFactory, batches: list[Batch]) -> None:
+@given(st.lists(st.builds(BatchId, st.text(), st.text(), st.sampled_from("ab"), st.integers(0, 1 << 62))))
+def test_saved_and_loaded(tmp_path_factory: pytest.TempPathFactory, batches: list[BatchId]) -> None:
     """The same is known afterwards, whatever the names are."""
     seen, path = Seen(), tmp_path_factory.getbasetemp() / "seen.json"
     for batch in batches:

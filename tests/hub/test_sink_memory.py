@@ -46,7 +46,7 @@ def batch(number: int) -> bytes:
 
 def entries(count: int) -> Iterator[Packed]:
     for number in range(count):
-        yield from decode.unpack(batch(number))[1]
+        yield from decode.unpack(batch(number))
 
 
 def test_a_cache_evicts_what_was_used_least_recently() -> None:
@@ -115,7 +115,7 @@ def test_headers_of_csv_files(monkeypatch: pytest.MonkeyPatch) -> None:
     cache: ByteCache[int, tuple[Schema, str]] = ByteCache(200_000)
     monkeypatch.setattr(csv_text, "headers", cache)
     for number in range(60):
-        for entry in decode.decode_columns(batch(number))[1]:
+        for entry in decode.decode_columns(batch(number)):
             csv_text.header_of(entry.schema)
     assert 2 < len(cache) < 60
     assert cache.bytes <= cache.limit

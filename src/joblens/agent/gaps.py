@@ -5,25 +5,17 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, List, Tuple
 
 from joblens.core.errors import sentence
 from joblens.core.files import write_quickly
 from joblens.core.json_file import load_json
+from joblens.wire.header import Gap
 
 _MOST = 100  # all of them are in every header
 _LARGEST = 1 << 20  # bytes of the file
 _SOME = "; some between arrived"
 _QUIET = 3  # batches after which a gap that did not grow is over
-
-
-class Gap(NamedTuple):
-    first: int  # sequence numbers of the batches
-    last: int
-    from_ns: int  # of their samples, 0 where nobody knows any more
-    to_ns: int
-    why: str
-    boot: str
 
 
 class _Known:

@@ -18,6 +18,7 @@ from joblens.core.config import Settings
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Rows, Sample, Schema
 from joblens.wire.batch import Batch
+from joblens.wire.header import VERSION
 
 PUSH = Schema(
     "push",
@@ -40,7 +41,7 @@ PUSH_ERROR = Schema(
     ("error",),
     (Column("", GAUGE, "1 while batches cannot be sent or kept, with the reason"),),
 )
-VERSION = 1  # of the header; docs/hub.md
+
 _MOST_VALUES = 200_000  # in memory
 _MOST_ENTRIES = 2000  # of which each is described by itself, such as a mark
 _LAST_SECONDS = 2.0  # for sending what is left when the agent ends

@@ -18,11 +18,12 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.agent.gaps import Gap, Gaps
+from joblens.agent.gaps import Gaps
 from joblens.agent.lock import Last, Lock
 from joblens.core.errors import ConfigError, MalformedError, sentence
 from joblens.core.files import UNFINISHED, list_names, write_quickly
 from joblens.wire.frame import check_whole, read_header
+from joblens.wire.header import Gap
 
 _NAME = re.compile(r"([0-9]{6})-([0-9]{15})\.batch")
 _BLOCK = 4096  # what a file takes at least

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import ConfigError, MalformedError, sentence
 from joblens.core.files import NO_ROOM, publish_once, unfinished_name
-from joblens.hub.refusals import Refused
+from joblens.hub.responses import Refused
 from joblens.wire.mac import FIELD, MUNGE, SCHEME, Head, Signer, digest_of, is_same, make_token, parse_head
 
 if TYPE_CHECKING:

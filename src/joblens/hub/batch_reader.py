@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from joblens.core.errors import MalformedError
 from joblens.core.model import Key, Rows, Sample, Schema
-from joblens.hub.decode import Columns, Packed, decode_columns, unpack, unpack_entries
-from joblens.hub.entries import NOBODY
+from joblens.hub.decode import Columns, Packed, decode_columns, unpack
 from joblens.hub.segments import Record, Segment
 from joblens.store.lake.columns import LATEST_NS, check, stored_name
+from joblens.wire.frame import read_header
+from joblens.wire.header import NodeJob, parse_header
 
 if TYPE_CHECKING:
     import numpy
@@ -29,16 +30,6 @@ _MOST_SETS = 256  # in one batch
 WHOSE = frozenset(("cluster", "jobid", "step", "node"))
 _MOST_COLUMNS = 4000
 _NOT_NAMED = frozenset((("", ""),))  # cluster and node of rows that do not say whose they are
-
-
-class Job(NamedTuple):
-    """A job on a node, as the agent's header has it."""
-
-    cluster: str
-    id: str
-    node: str
-    user: str
-    uid: int  # -1 if unknown
 
 
 class LeftOut:
@@ -61,7 +52,7 @@ class Received(NamedTuple):
     received_ns: int
     cluster: str
     node: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[NodeJob, ...]
     columns: list[Columns]  # also those without rows: that there is none is told too
 
 
@@ -95,8 +86,9 @@ class Checker:
                 yield take(record)
 
     def _received(self, record: Record, left: LeftOut) -> Received:
-        header, columns = decode_columns(record.batch)
-        cluster, node = _whose(header)
+        columns = decode_columns(record.batch)
+        header = parse_header(read_header(record.batch))
+        cluster, node, *_ = header.batch
         _check_sets(columns)
         for entry in columns:
             self.check(entry, cluster, node)
@@ -105,20 +97,14 @@ class Checker:
         if far:
             left.untimely[cluster, node] += far
         chosen = [entry for entry, _ in near if len(entry.times)]
-        jobs = _jobs(header.get("jobs"))
+        jobs = header.jobs()
         if self.own_rows_only:
-            jobs = tuple(job for job in jobs if is_own(cluster, node, job.cluster, job.node))
-        return Received(record.received_ns, cluster, node, jobs, chosen)
+            jobs = [job for job in jobs if is_own(cluster, node, job.cluster, job.node)]
+        return Received(record.received_ns, cluster, node, tuple(jobs), chosen)
 
     def _unread(self, record: Record) -> Unread:
-        if (
-            record.head is not None and record.head.batch != NOBODY
-        ):  # as the header says, which the hub has read
-            cluster, node, *_ = record.head.batch
-            entries = unpack_entries(record.batch)
-        else:
-            header, entries = unpack(record.batch)
-            cluster, node = _whose(header)
+        cluster, node, *_ = record.identity
+        entries = unpack(record.batch)
         _check_sets(entries)
         filled = [entry for entry in entries if entry.description.keys]
         for entry in filled:
@@ -171,13 +157,6 @@ def _check_sets(entries: list[Columns] | list[Packed]) -> None:
         raise MalformedError("batch", f"it has more than {_MOST_SETS} sets")
 
 
-def _whose(header: dict[str, Any]) -> tuple[str, str]:
-    cluster, node = header.get("cluster"), header.get("node")
-    if not isinstance(cluster, str) or not isinstance(node, str):
-        raise MalformedError("batch", "its header does not say whose it is")
-    return cluster, node
-
-
 def _check_names(schema: Schema) -> None:
     """What says whose a row is must be among its labels, or it comes from the header."""
     columns = {stored_name(column).lower() for column in schema.columns}
@@ -198,15 +177,3 @@ def _named(schema: Schema, keys: tuple[Key, ...]) -> frozenset[tuple[str, str]]:
     return frozenset(
         ("" if cluster < 0 else str(key[cluster]), "" if node < 0 else str(key[node])) for key in keys
     )
-
-
-def _jobs(found: Any) -> tuple[Job, ...]:
-    """What is not a job is left out: newer agents may tell more."""
-    if not isinstance(found, list):
-        return ()
-    jobs = []
-    for entry in found:
-        if isinstance(entry, list) and len(entry) >= 5 and all(isinstance(it, str) for it in entry[:4]):
-            cluster, job, node, user, uid = entry[:5]
-            jobs.append(Job(cluster, job, node, user, uid if type(uid) is int and uid >= 0 else -1))
-    return tuple(jobs)

@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 
 from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import Claim, Gate, Sender, check_body, is_ours, other_node, read_claim, read_head
-from joblens.hub.dedup import Batch
 from joblens.hub.limits import Proven, Strangers, place_of
 from joblens.hub.receive import Receiver
-from joblens.hub.refusals import MALFORMED, TOO_LARGE, Answer, Refused
-from joblens.hub.requests import LARGEST_HEAD, Request, is_literal, parse_head, render_answer
+from joblens.hub.requests import LARGEST_HEAD, Request, is_literal, parse_head
+from joblens.hub.responses import MALFORMED, TOO_LARGE, Refused, Response, render_response
 from joblens.hub.settings import HubSettings
+from joblens.wire.header import BatchId
 from joblens.wire.mac import Signer, make_token
 from joblens.wire.peers import Peers, is_loopback, network_of
 
@@ -36,7 +36,7 @@ _READERS = Sender("", "")  # of pages, all together
 
 
 class Page(NamedTuple):
-    answer: Answer
+    answer: Response
     content_type: str
 
 
@@ -64,7 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._request: Request | None = None
         self._claim: Claim | None = None  # of the batch that is on its way
         self._signer: Signer | None = None  # for the answer to who has proved who it is
-        self._early: Answer | Refused | None = None  # said when all of the request has come
+        self._early: Response | Refused | None = None  # said when all of the request has come
         self._skip = 0  # bytes of it still to come that nobody needs
         self._held = 0
         self._advancing = self._busy = False
@@ -239,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
         self._claim, self._signer = claim, signer
         self._door.strangers.hold(self, 0)
         if request.path == CHECK_PATH:
-            self._finish(Answer(200, '{"accepted":true}\n'), request.keep and not request.length)
+            self._finish(Response(200, '{"accepted":true}\n'), request.keep and not request.length)
             return
         if not self._proved and self._door.receiver.is_new(_batch(claim)):
             self._has_proved(claim.sender)
@@ -303,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
         except Refused as refused:
             self._refuse(refused)
 
-    def _done(self, answer: Answer) -> None:
+    def _done(self, answer: Response) -> None:
         """The journal is through with it."""
         self._bad = 0
         self._finish(answer, self._request is not None and self._request.keep)
@@ -324,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
         if not is_ours(self._reader(request)):
             raise Refused(401, "no token", "only root and the hub's own user on its machine are told")
         head = read_head(request)
-        return Page(Answer(200, make_token(self._door.gate.key, head.cluster, head.node) + "\n"), _PLAIN)
+        return Page(Response(200, make_token(self._door.gate.key, head.cluster, head.node) + "\n"), _PLAIN)
 
     def _refuse(self, refused: Refused) -> None:
         """A sender that only sends what cannot be read, or not as who it is, is sent away."""
@@ -343,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
             topic = f"{place_of(self._address)} {refused.reason}"
             self._door.notes.say(topic, f"{self._address}: {refused.status}: {refused.text}{more}")
 
-    def _finish(self, answer: Answer, keep: bool, content_type: str = "") -> None:
+    def _finish(self, answer: Response, keep: bool, content_type: str = "") -> None:
         head_only = self._request is not None and self._request.method == "HEAD"
         claim, signer = self._claim, self._signer
         self._give_back()
@@ -352,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_closing():
             return
         sign = partial(signer.answer_mac, claim.mac) if claim is not None and signer is not None else None
-        self._transport.write(render_answer(answer, keep, content_type, head_only, sign))
+        self._transport.write(render_response(answer, keep, content_type, head_only, sign))
         if not keep:
             self._say_goodbye()
 
@@ -393,11 +393,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
 
-def _batch(claim: Claim) -> Batch:
-    return Batch(claim.head.cluster, claim.head.node, claim.head.boot, claim.head.sequence)
+def _batch(claim: Claim) -> BatchId:
+    return BatchId(claim.head.cluster, claim.head.node, claim.head.boot, claim.head.sequence)
 
 
-def _compare(claim: Claim, batch: Batch) -> None:
+def _compare(claim: Claim, batch: BatchId) -> None:
     """That the batch is the one that was signed for. Raises Refused."""
     if batch[:2] != claim.sender:
         raise other_node(claim.sender, Sender(*batch[:2]))

@@ -21,9 +21,9 @@ from joblens.core.errors import MalformedError
 from joblens.core.files import publish_once, unfinished_name, write_whole
 from joblens.core.json_file import parse_json
 from joblens.hub.cursors import list_behind
-from joblens.hub.dedup import Batch
 from joblens.hub.entries import Head, Indexed, find_entry, guess_entries, is_entry, parse_head, parse_index
 from joblens.hub.segments import Segment, Skip, damage_path, index_path, load_skips
+from joblens.wire.header import BatchId
 
 _BLOCK = 4096  # bytes that a disk cannot read are passed over in such steps
 _TAIL = 8192  # bytes at the end of an index, that have its last record in them
@@ -52,7 +52,7 @@ class Survey(NamedTuple):
 
     sound: list[tuple[int, Head]]  # entries, with where they are
     skips: list[Skip]
-    lost: list[Batch]
+    lost: list[BatchId]
     unknown_bytes: int
     torn: int  # from here on it is an entry that nobody was told of; the length of the file if there is none
 
@@ -63,7 +63,7 @@ def survey(data: bytes, index: Sequence[Indexed], unsealed: bool = False, has_in
     acknowledged = max((it.end for it in index), default=0)
     sound: list[tuple[int, Head]] = []
     skips: list[Skip] = []
-    lost: list[Batch] = []
+    lost: list[BatchId] = []
     unknown = at = 0
     while at < len(data):
         head = is_entry(data, at)
@@ -203,11 +203,11 @@ def _is_sound(segment: Segment, known: Damage) -> bool:
     return size == known.size or (known.size < 0 and size >= acknowledged_size(segment.path))
 
 
-def _is_in(batch: Batch, some: Lost) -> bool:
+def _is_in(batch: BatchId, some: Lost) -> bool:
     return batch[:3] == some[:3] and some.first <= batch.sequence <= some.last
 
 
-def join(batches: Iterable[Batch]) -> list[Lost]:
+def join(batches: Iterable[BatchId]) -> list[Lost]:
     """As ranges of numbers."""
     found: list[Lost] = []
     for batch in sorted(set(batches)):

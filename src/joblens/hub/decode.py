@@ -84,59 +84,37 @@ class Packed(NamedTuple):
         return self.description.width
 
 
-def decode_columns(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
-    """The header and the numbers. Raises MalformedError, whatever the message is."""
+def decode_columns(message: bytes) -> list[Columns]:
+    """The numbers of a batch. Raises MalformedError, whatever the message is."""
     try:
-        return _decode(message)
+        return _decode(_unpack(message))
     except WRONG as error:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
-def unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
-    """The header, and the numbers as they came. Raises MalformedError, whatever the message is."""
+def unpack(message: bytes) -> list[Packed]:
+    """The numbers of a batch as they were sent. Raises MalformedError, whatever the message is."""
     try:
         return _unpack(message)
     except WRONG as error:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
-def unpack_entries(message: bytes) -> list[Packed]:
-    """As `unpack`, for who knows what the header says."""
-    try:
-        return _unpack_entries(_split(message), LARGEST)
-    except WRONG as error:
-        raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
-
-
-def _decode(message: bytes) -> tuple[dict[str, Any], list[Columns]]:
-    header, entries = _unpack(message)
+def _decode(entries: list[Packed]) -> list[Columns]:
     places: dict[int, list[int]] = {}
     for place, entry in enumerate(entries):
         places.setdefault(entry.ticks, []).append(place)
     found: dict[int, Columns] = {}
     for ticks, some in places.items():
         found.update(zip(some, _decode_numbers([entries[place] for place in some], ticks)))
-    return header, [found[place] for place in range(len(entries))]
+    return [found[place] for place in range(len(entries))]
 
 
-def _unpack(message: bytes) -> tuple[dict[str, Any], list[Packed]]:
-    sections = _split(message)
-    plain = inflate(sections[0], LARGEST)
-    header = json.loads(plain)
-    if not isinstance(header, dict):
-        raise ValueError("the header is missing")
-    return header, _unpack_entries(sections, LARGEST - len(plain))
-
-
-def _split(message: bytes) -> list[bytes]:
+def _unpack(message: bytes) -> list[Packed]:
     sections = split(message)
     if len(sections) % 2 == 0:
         raise ValueError("the header or a section is missing")
-    return sections
-
-
-def _unpack_entries(sections: list[bytes], room: int) -> list[Packed]:
-    found = []
+    found, room = [], LARGEST
     size_read = 0  # what does not change is not in the message once per tick
     for described, packed in zip(sections[1::2], sections[2::2]):
         room = max(room, 1)

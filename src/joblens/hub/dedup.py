@@ -17,11 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from joblens.core.errors import MalformedError
 from joblens.core.files import sync, sync_folder, unfinished_name
 from joblens.core.json_file import parse_json
+from joblens.wire.header import BatchId
 
 _MOST_RANGES = 1000  # of one boot
 _WHOLE_BOOTS = 32  # the newest of one node, of which each hole is known
@@ -30,15 +31,6 @@ _MOST_BOOTS = 2048  # of one node: of the older ones the first and the last numb
 # again then has rows too old for any sink (joblens.hub.batch_reader): 31 days, and one that clocks are off.
 KEPT_SECONDS = 33 * 86_400
 OLD, DAMAGED = "seen.old.json", "seen.damaged.json"
-
-
-class Batch(NamedTuple):
-    """What identifies a batch."""
-
-    cluster: str
-    node: str
-    boot: str
-    sequence: int
 
 
 class Ranges:
@@ -88,12 +80,12 @@ class Seen:
         self._nodes: dict[tuple[str, str], dict[str, Ranges]] = {}
         self.through = 0  # the last segment that is wholly in here
 
-    def __contains__(self, batch: Batch) -> bool:
+    def __contains__(self, batch: BatchId) -> bool:
         with self._lock:
             ranges = self._nodes.get(batch[:2], {}).get(batch.boot)
             return ranges is not None and batch.sequence in ranges
 
-    def highest(self, batch: Batch) -> int:
+    def highest(self, batch: BatchId) -> int:
         """Of the same boot."""
         with self._lock:
             ranges = self._nodes.get(batch[:2], {}).get(batch.boot)
@@ -105,7 +97,7 @@ class Seen:
     def knows(self, cluster: str, node: str) -> bool:
         return (cluster, node) in self._nodes
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: BatchId) -> None:
         with self._lock:
             boots = self._nodes.setdefault(batch[:2], {})
             ranges = boots.get(batch.boot)

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from joblens.core.errors import MalformedError
-from joblens.hub.dedup import Batch
-from joblens.hub.header import check_header
 from joblens.wire.frame import MAGIC as BATCH_MAGIC
 from joblens.wire.frame import read_header, section_end
+from joblens.wire.header import BatchId, parse_header
 
 MAGIC = b"JLE2"
 INDEX_MAGIC = b"JLI2"
@@ -28,11 +27,11 @@ _INDEX = struct.Struct("<4sIQ")  # magic, CRC-32 of what follows with the head, 
 _OFFSET = struct.Struct("<Q")
 _OLD = struct.Struct("<IIQ")  # bytes of the batch, CRC-32 of all that follows, time received
 _CRC_END = 8  # where what the CRC of a head covers begins
-NOBODY = Batch("", "", "", 0)  # what is stored without its identity
+NOBODY = BatchId("", "", "", 0)  # what is stored without its identity
 
 
 class Head(NamedTuple):
-    batch: Batch  # NOBODY in entries of older versions
+    batch: BatchId  # NOBODY in entries of older versions
     received_ns: int
     size: int  # of the head itself
     length: int  # of the batch behind it
@@ -53,7 +52,7 @@ class Indexed(NamedTuple):
         return self.offset + self.head.whole
 
 
-def pack_head(batch: Batch, received_ns: int, data: bytes) -> bytes:
+def pack_head(batch: BatchId, received_ns: int, data: bytes) -> bytes:
     """What stands in front of a batch."""
     names = f"{batch.cluster}\0{batch.node}\0{batch.boot}".encode("utf-8", "surrogatepass")
     rest = _FIELDS.pack(len(names), len(data), zlib.crc32(data), received_ns, batch.sequence) + names
@@ -72,7 +71,7 @@ def parse_head(data: bytes, at: int = 0) -> Head | None:
         cluster, node, boot = data[at + _LEAST.size : end].decode("utf-8", "surrogatepass").split("\0")
     except ValueError:
         return None
-    return Head(Batch(cluster, node, boot, sequence), received_ns, end - at, length, batch_crc)
+    return Head(BatchId(cluster, node, boot, sequence), received_ns, end - at, length, batch_crc)
 
 
 def read_entry(read: Callable[[int], bytes]) -> tuple[Head, bytes] | None:
@@ -158,9 +157,9 @@ def parse_index(data: bytes) -> list[Indexed]:
     return found
 
 
-def identify(head: Head, data: bytes) -> Batch:
+def identify(head: Head, data: bytes) -> BatchId:
     """Whose a sound entry is. Raises MalformedError."""
-    return check_header(read_header(data)).batch if head.batch == NOBODY else head.batch
+    return parse_header(read_header(data)).batch if head.batch == NOBODY else head.batch
 
 
 class Guessed(NamedTuple):
@@ -168,7 +167,7 @@ class Guessed(NamedTuple):
 
     begin: int
     end: int
-    batch: Batch
+    batch: BatchId
 
 
 def guess_entries(data: bytes, begin: int, end: int) -> list[Guessed]:
@@ -186,7 +185,7 @@ def guess_entries(data: bytes, begin: int, end: int) -> list[Guessed]:
             found.append(Guessed(place, ends[0], head.batch))
         elif data.startswith(BATCH_MAGIC, place):
             try:
-                batch = check_header(read_header(data[place:end])).batch
+                batch = parse_header(read_header(data[place:end])).batch
             except MalformedError:
                 continue
             at = _end_last(found, ends, place - _OLD.size) or begin

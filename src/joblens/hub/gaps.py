@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from joblens.hub.damage import Damage
-from joblens.hub.header import Header, gaps_of
 from joblens.hub.identity import read_identity
 from joblens.hub.jsonl import MOST_BYTES, Line, Lines
 from joblens.hub.segments import Segment
+from joblens.wire.header import Header
 
 _MOST_KNOWN = 200_000
 _NAMES = ("kind", "segment", "cluster", "node", "boot", "first", "last")
@@ -43,7 +43,7 @@ class Gaps:
         """Written down by `save`, for many nodes at once."""
         batch = header.batch
         who = {"kind": "node", "cluster": batch.cluster, "node": batch.node}
-        told: list[Line] = [{**who, **gap._asdict()} for gap in gaps_of(header)]
+        told: list[Line] = [{**who, **gap._asdict()} for gap in header.gaps()]
         self._told.update((_identity(gap), gap) for gap in told)
 
     def save(self) -> None:

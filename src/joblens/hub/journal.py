@@ -27,10 +27,11 @@ from joblens.hub.damage import (
     read_damaged,
     survey,
 )
-from joblens.hub.dedup import Batch, Seen, load_seen
+from joblens.hub.dedup import Seen, load_seen
 from joblens.hub.entries import pack_head, pack_index
 from joblens.hub.identity import keep_identity
 from joblens.hub.segments import NUMBERED, OPEN, Segment, index_folder, index_path, list_sealed, seal
+from joblens.wire.header import BatchId
 
 _MOST_PARTS = 512  # records in one writev: the kernel takes 1024 pieces
 _PACE_SECONDS = 0.01  # between two questions to the disk: senders that come one by one share one
@@ -42,7 +43,7 @@ class Entry:
 
     __slots__ = ("batch", "data", "received_ns", "waiting")
 
-    def __init__(self, batch: Batch, data: bytes, received_ns: int, waiting: list[Any]) -> None:
+    def __init__(self, batch: BatchId, data: bytes, received_ns: int, waiting: list[Any]) -> None:
         self.batch, self.data, self.received_ns, self.waiting = batch, data, received_ns, waiting
 
 
@@ -256,7 +257,7 @@ class Journal:
             if not self._seen_path.exists():
                 self.seen.save(self._seen_path, self.number - 1)
 
-    def adopt(self, path: Path, batches: list[Batch], index: bytes = b"") -> None:
+    def adopt(self, path: Path, batches: list[BatchId], index: bytes = b"") -> None:
         """A file of entries that is on the disk already, as a segment of its own. Raises OSError."""
         with self._writing:
             if self._broken:

@@ -109,8 +109,7 @@ def describe(picked: bytes) -> list[dict[str, Any]]:
     """The first and the last tick of each set. Nothing if it cannot be read, or is none of ours: the page is
     of all nodes."""
     try:
-        _, found = decode_columns(picked)
-        return _describe(found)
+        return _describe(decode_columns(picked))
     except (MalformedError, ArithmeticError, *WRONG):
         return []
 

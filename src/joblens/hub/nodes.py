@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from joblens.hub.header import Header, jobs_of, sets_of
 from joblens.hub.limits import Bucket
 from joblens.hub.live import Now
+from joblens.wire.header import Header
 
 WRONG_CLOCK = 5.0  # seconds
 LIVE, LATE, GONE = "live", "late", "gone"
@@ -106,7 +106,7 @@ def _describe_node(node: Node, now: float) -> dict[str, Any]:
         "clock_offset_seconds": node.offset,
         "clock_wrong": node.clock_wrong,
         "state": node_state(node, now),
-        "jobs": len(node.header.jobs),
+        "jobs": len(node.header.raw_jobs),
     }
 
 
@@ -126,16 +126,16 @@ def _describe_sets(node: Node, now: float) -> list[dict[str, Any]]:
             "state": state(age, max(node.period, item.interval)),
             "clock_wrong": node.clock_wrong,
         }
-        for item in sets_of(node.header)
+        for item in node.header.sets()
     ]
 
 
 def describe_owners(node: Node) -> list[dict[str, Any]]:
     """Which users its jobs are of, in the form of the set `job_info` of `/now`."""
-    jobs = jobs_of(node.header) if node.header else []
+    jobs = node.header.jobs() if node.header else []
     if not jobs:
         return []
-    rows = [[job.cluster, job.jobid, job.node, job.user, 1] for job in jobs]
+    rows = [[job.cluster, job.id, job.node, job.user, 1] for job in jobs]
     labels = ["cluster", "jobid", "node", "user"]
     return [
         {"set": "job_info", "time_ns": int(node.made * 1e9), "labels": labels, "columns": [""], "rows": rows}
@@ -147,11 +147,11 @@ def _describe_jobs(node: Node) -> list[dict[str, Any]]:
     return [
         {
             "cluster": job.cluster,
-            "jobid": job.jobid,
+            "jobid": job.id,
             "node": job.node,
             "user": job.user,
             "uid": job.uid,
             "sent_by": [node.cluster, node.node],  # one machine can play several nodes of a scheduler
         }
-        for job in jobs_of(node.header)
+        for job in node.header.jobs()
     ]

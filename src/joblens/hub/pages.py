@@ -12,8 +12,8 @@ from joblens.hub.auth import is_ours
 from joblens.hub.connection import Page
 from joblens.hub.nodes import GONE, LATE, LIVE, describe_owners, node_state
 from joblens.hub.receive import Receiver
-from joblens.hub.refusals import Answer, Refused
 from joblens.hub.requests import Request
+from joblens.hub.responses import Refused, Response
 from joblens.hub.retention import Lag
 from joblens.wire.exposition import OPENMETRICS, PROMETHEUS, Exposition
 from joblens.wire.mac import is_same
@@ -100,21 +100,21 @@ class Pages:
     def page(self, request: Request) -> Page:
         make = {"/": _welcome, "/metrics": self._metrics, "/sets": self._sets, "/now": self._now}
         if request.path not in make:
-            return Page(Answer(404, "there is nothing here; see /metrics and /sets"), _TEXT)
+            return Page(Response(404, "there is nothing here; see /metrics and /sets"), _TEXT)
         if request.method not in ("GET", "HEAD"):
-            return Page(Answer(405, "only GET is answered here"), _TEXT)
+            return Page(Response(405, "only GET is answered here"), _TEXT)
         return make[request.path](request)
 
     def _sets(self, request: Request) -> Page:
-        return Page(Answer(200, json.dumps(self.sets())), "application/json")
+        return Page(Response(200, json.dumps(self.sets())), "application/json")
 
     def _now(self, request: Request) -> Page:
-        return Page(Answer(200, json.dumps(self.now())), "application/json")
+        return Page(Response(200, json.dumps(self.now())), "application/json")
 
     def _metrics(self, request: Request) -> Page:
         openmetrics = b"application/openmetrics-text" in request.fields.get(b"accept", b"")
         text = Exposition(openmetrics).render(self._rows()).decode()
-        return Page(Answer(200, text), OPENMETRICS if openmetrics else PROMETHEUS)
+        return Page(Response(200, text), OPENMETRICS if openmetrics else PROMETHEUS)
 
     def now(self) -> dict[str, Any]:
         """As an agent tells of itself: what `joblens top` shows."""
@@ -181,4 +181,4 @@ class Pages:
 
 
 def _welcome(request: Request) -> Page:
-    return Page(Answer(200, _WORDS), _TEXT)
+    return Page(Response(200, _WORDS), _TEXT)

@@ -15,19 +15,19 @@ from typing import Any
 
 from joblens.core.errors import MalformedError, sentence
 from joblens.hub.clocks import Clocks
-from joblens.hub.dedup import Batch, Seen
+from joblens.hub.dedup import Seen
 from joblens.hub.gaps import Gaps
-from joblens.hub.header import Header, check_header
 from joblens.hub.identity import load_identity
 from joblens.hub.journal import Entry, Journal
 from joblens.hub.limits import Room
 from joblens.hub.live import Picker
 from joblens.hub.nodes import Node, Nodes
-from joblens.hub.refusals import MALFORMED, Answer, Refused
+from joblens.hub.responses import MALFORMED, Refused, Response
 from joblens.hub.settings import HubSettings
 from joblens.wire.frame import LARGEST_HEADER, check_sections, read_header
+from joblens.wire.header import BatchId, Header, parse_header
 
-Done = Callable[[Answer], None]
+Done = Callable[[Response], None]
 Log = Callable[[str], None]
 _NOT_STORED = "cannot be stored"
 _NO_GAPS = "the hub cannot write down the gaps that it tells of"
@@ -52,7 +52,7 @@ class Receiver:
         self.room = Room(settings.queue_bytes, max(settings.queue_bytes // 2, settings.batch_bytes))
         self.refused: Counter[str] = Counter()
         self.batches = self.repeats = self.bytes = self.updates = 0
-        self._under_way: dict[Batch, Entry] = {}
+        self._under_way: dict[BatchId, Entry] = {}
         self._complete = Seen()  # of those that the journal has, the ones whose gaps are written down too
         self._collected: list[Entry] = []  # for the journal
         self._timer: asyncio.TimerHandle | None = None
@@ -76,7 +76,7 @@ class Receiver:
     def examine(self, data: bytes) -> Header:
         """What the batch says of itself. Raises Refused."""
         try:
-            header = check_header(read_header(data, LARGEST_HEADER))
+            header = parse_header(read_header(data, LARGEST_HEADER))
             check_sections(data)
         except MalformedError as error:
             raise Refused(400, MALFORMED, sentence(error)) from None
@@ -99,7 +99,7 @@ class Receiver:
         if batch in self.journal.seen:
             self.repeats += 1
             self.gaps.of_node(header)  # the hub may have ended between storing it and writing these down
-            if not self._save() and header.gaps:
+            if not self._save() and header.raw_gaps:
                 raise Refused(503, _NOT_STORED, _NO_GAPS, _RETRY)
             self._complete.add(batch)
             done(acknowledge(batch, self.journal.seen.highest(batch)))
@@ -130,11 +130,11 @@ class Receiver:
         self.journal.put(*self._collected)
         self._collected = []
 
-    def is_new(self, batch: Batch) -> bool:
+    def is_new(self, batch: BatchId) -> bool:
         """Neither stored nor on its way to the disk."""
         return batch not in self.journal.seen and batch not in self._under_way
 
-    def repeated(self, batch: Batch) -> Answer | None:
+    def repeated(self, batch: BatchId) -> Response | None:
         """To one that came before, if nothing in it is needed any more: then its body need not be read."""
         if batch not in self._complete:
             return None
@@ -149,8 +149,8 @@ class Receiver:
             self.refused[refused.reason] += 1
             done(refused.answer())
 
-    def take_from_thread(self, data: bytes) -> concurrent.futures.Future[Answer]:
-        future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+    def take_from_thread(self, data: bytes) -> concurrent.futures.Future[Response]:
+        future: concurrent.futures.Future[Response] = concurrent.futures.Future()
         self._loop.call_soon_threadsafe(self.take, data, time.time_ns(), future.set_result)
         return future
 
@@ -176,15 +176,15 @@ class Receiver:
         saved = self._save()
         for entry in entries:
             (_, header, _), *waiting = entry.waiting
-            if error is None and (saved or not header.gaps):
+            if error is None and (saved or not header.raw_gaps):
                 self._complete.add(entry.batch)
                 answer = acknowledge(entry.batch)
             elif error is None:  # it is known when it comes again, and its gaps are then tried again
-                answer = Answer(503, _NO_GAPS, _NOT_STORED, _RETRY)
+                answer = Response(503, _NO_GAPS, _NOT_STORED, _RETRY)
                 self.refused[answer.reason] += len(waiting)
             else:
                 why = f"the hub cannot store it now: {sentence(error)}"
-                answer = Answer(503, why, _NOT_STORED, _RETRY)
+                answer = Response(503, why, _NOT_STORED, _RETRY)
                 self.refused[answer.reason] += len(waiting)
             for done in waiting:
                 done(answer)
@@ -218,11 +218,11 @@ class Receiver:
             self.clocks.look(node, header.batch.boot)
         if node.header is header:
             self._picker.keep(node.now, entry.data)
-        if header.gaps:
+        if header.raw_gaps:
             self.gaps.of_node(header)
 
 
-def acknowledge(batch: Batch, highest: int | None = None) -> Answer:
+def acknowledge(batch: BatchId, highest: int | None = None) -> Response:
     """Of one that came before also how far it has come since: a sender that is not as far was put back."""
     more = "" if highest is None else f',"highest":{highest}'
-    return Answer(200, f'{{"acknowledged":[{batch.sequence},{batch.sequence}]{more}}}\n')
+    return Response(200, f'{{"acknowledged":[{batch.sequence},{batch.sequence}]{more}}}\n')

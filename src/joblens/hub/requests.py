@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
-from joblens.hub.refusals import MALFORMED, TOO_LARGE, Answer, Refused
-from joblens.wire.mac import ANSWER, FIELD, REFUSAL
+from joblens.hub.responses import Refused
+from joblens.wire.mac import FIELD
 
 LARGEST_HEAD = 16_384
 _MOST_FIELDS = 64
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64}")  # RFC 9110, 5.6.2
 _WORDS = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,1023}) HTTP/1\.([01])")
 _ONCE = (b"content-length", b"authorization", b"transfer-encoding", FIELD.lower().encode())
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    411: "Length Required",
-    413: "Content Too Large",
-    426: "Upgrade Required",
-    429: "Too Many Requests",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 
 
 class Request(NamedTuple):
@@ -84,35 +67,3 @@ def is_literal(host: bytes) -> bool:
         return name.lower() == "localhost" or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
-
-
-Sign = Callable[[int, str, bytes], str]
-
-
-def render_answer(
-    answer: Answer, keep: bool, content_type: str = "", head_only: bool = False, sign: Sign | None = None
-) -> bytes:
-    """`sign` makes the MAC over status, refusal and body, for a sender who has proved who it is."""
-    if not content_type:
-        content_type = "application/json" if answer.status == 200 else "text/plain; charset=utf-8"
-    body = answer.text.encode("utf-8", "replace")
-    if answer.status != 200 and not body.endswith(b"\n"):
-        body += b"\n"
-    more = "" if keep else "Connection: close\r\n"
-    if answer.status == 401:
-        more += "WWW-Authenticate: Joblens, Bearer\r\n"
-    if answer.status == 426:
-        more += "Upgrade: TLS/1.2\r\n"  # RFC 9110, 15.5.22: it has to be there
-    refusal = ""
-    if answer.status in (400, 413) and answer.reason in (MALFORMED, TOO_LARGE):
-        refusal = answer.reason
-        more += f"{REFUSAL}: {refusal}\r\n"
-    if sign is not None:
-        more += f"{ANSWER}: {sign(answer.status, refusal, body)}\r\n"
-    if answer.retry:
-        more += f"Retry-After: {max(math.ceil(min(answer.retry, 3600.0)), 1)}\r\n"
-    head = (
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
-        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
-    )
-    return head.encode("latin-1") + (b"" if head_only else body)

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from joblens.core.errors import MalformedError
 from joblens.core.files import list_names, sync_folder
 from joblens.core.json_file import parse_json
-from joblens.hub.dedup import Batch
 from joblens.hub.entries import NOBODY, Head, identify, pack_head, read_entry
+from joblens.wire.header import BatchId
 
 SEALED = re.compile(r"(\d{8})\.sealed", re.ASCII)
 OPEN = re.compile(r"(\d{8})\.log", re.ASCII)
@@ -35,7 +35,7 @@ class Record(NamedTuple):
     head: Head | None = None
 
     @property
-    def identity(self) -> Batch:
+    def identity(self) -> BatchId:
         """Raises MalformedError."""
         return identify(self.head or Head(NOBODY, 0, 0, 0, 0), self.batch)
 
@@ -134,7 +134,7 @@ def list_sealed(folder: Path) -> list[Segment]:
     return [Segment(int(match[1]), folder / match[0]) for match in matches]
 
 
-def pack_record(received_ns: int, batch: bytes, identity: Batch = NOBODY) -> bytes:
+def pack_record(received_ns: int, batch: bytes, identity: BatchId = NOBODY) -> bytes:
     return pack_head(identity, received_ns, batch) + batch
 
 

@@ -27,8 +27,8 @@ from joblens.hub.connection import Connection, Page
 from joblens.hub.limits import Proven, Strangers, place_of
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
-from joblens.hub.refusals import Answer
-from joblens.hub.requests import Request, render_answer
+from joblens.hub.requests import Request
+from joblens.hub.responses import Response, render_response
 from joblens.hub.retention import Changes, clean
 from joblens.hub.runner import Runner, make_runner
 from joblens.hub.settings import HubSettings, check_safety
@@ -172,7 +172,7 @@ class Hub:
             channel.setblocking(False)
             if not self._make_room():
                 self._send_away(
-                    channel, Answer(503, "the hub has as many connections as it may have", retry=10.0)
+                    channel, Response(503, "the hub has as many connections as it may have", retry=10.0)
                 )
                 self.notes.say(
                     "full", "there are as many connections as there may be; further ones are refused"
@@ -216,7 +216,7 @@ class Hub:
         loop = asyncio.get_running_loop()
         try:
             if self._tls is not None and not await self._speaks_tls(channel):
-                self._send_away(channel, Answer(426, "this port speaks TLS only: use https://"))
+                self._send_away(channel, Response(426, "this port speaks TLS only: use https://"))
                 self.receiver.refused["not TLS"] += 1
                 self.notes.say(f"{place_of(address)} plain", f"{address}: speaks no TLS; it is cut off")
                 return
@@ -249,9 +249,9 @@ class Hub:
             raise ConnectionResetError
         return first[0] == _TLS_HELLO
 
-    def _send_away(self, channel: socket.socket, answer: Answer) -> None:
+    def _send_away(self, channel: socket.socket, answer: Response) -> None:
         with channel, suppress(OSError):
-            channel.send(render_answer(answer, keep=False))
+            channel.send(render_response(answer, keep=False))
             channel.shutdown(socket.SHUT_WR)
             channel.recv(65_536)  # what is unread would undo the answer
 

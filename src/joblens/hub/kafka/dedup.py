@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from joblens.core.errors import MalformedError
 from joblens.core.json_file import parse_json
-from joblens.hub.dedup import Batch, Ranges
+from joblens.hub.dedup import Ranges
 from joblens.hub.kafka.client import Notes
+from joblens.wire.header import BatchId
 
 _MOST_BOOTS = 8  # of one node
 _Boots = dict[str, Ranges]
@@ -27,11 +28,11 @@ class Known:
         for name in self._notes.read():
             self._read.pop(name, None)
 
-    def __contains__(self, batch: Batch) -> bool:
+    def __contains__(self, batch: BatchId) -> bool:
         boots = self._boots(self._name(batch))
         return batch.boot in boots and batch.sequence in boots[batch.boot]
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: BatchId) -> None:
         name = self._name(batch)
         boots = self._boots(name)
         if batch.boot not in boots:
@@ -49,7 +50,7 @@ class Known:
     def written(self) -> None:
         self._changed.clear()
 
-    def _name(self, batch: Batch) -> str:
+    def _name(self, batch: BatchId) -> str:
         return json.dumps([self._group, batch.cluster, batch.node])
 
     def _boots(self, name: str) -> _Boots:

@@ -26,15 +26,14 @@ from joblens.core.files import list_names, sync_folder
 from joblens.core.json_file import parse_json
 from joblens.core.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 from joblens.hub.damage import read_damaged, survey
-from joblens.hub.dedup import Batch
 from joblens.hub.entries import LARGEST_BATCH, identify, pack_head, pack_index
-from joblens.hub.header import Header, check_header
 from joblens.hub.journal import Journal
 from joblens.hub.kafka import client as kafka_client
 from joblens.hub.kafka.client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, Notes, load_kafka
 from joblens.hub.kafka.dedup import Known
 from joblens.hub.segments import list_sealed
 from joblens.wire.frame import LARGEST_HEADER, check_sections, read_header
+from joblens.wire.header import BatchId, Header, parse_header
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, TopicPartition
@@ -302,14 +301,14 @@ class _Part:
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
         self.offsets: dict[int, int] = {}
-        self.batches: list[Batch] = []
+        self.batches: list[BatchId] = []
         self.index = bytearray()
         self.size = 0
         self.path = folder / f"{number:08d}.pending"
         self._file = -1
         self._since = 0.0
 
-    def append(self, received_ns: int, data: bytes, batch: Batch, partition: int, offset: int) -> None:
+    def append(self, received_ns: int, data: bytes, batch: BatchId, partition: int, offset: int) -> None:
         if self._file < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(self.path, flags, 0o600)
@@ -372,7 +371,7 @@ def _check(message: Message) -> tuple[bytes, Header]:
     data = message.value() or b""
     if len(data) > LARGEST_BATCH:
         raise MalformedError("batch", "it is too large")
-    header = check_header(read_header(data, LARGEST_HEADER))
+    header = parse_header(read_header(data, LARGEST_HEADER))
     check_sections(data)
     if message.key() != header.batch.node.encode():
         raise MalformedError("batch", f"the message's key is not the node, {header.batch.node}")

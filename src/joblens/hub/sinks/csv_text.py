@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from joblens.core.csv_cells import quoted_cell
 from joblens.core.errors import MalformedError
 from joblens.core.model import ABSENT, Column, Key, Schema
-from joblens.hub.batch_reader import Job, Received
+from joblens.hub.batch_reader import Received
 from joblens.hub.cache import ByteCache
 from joblens.hub.decode import Columns
 from joblens.store.lake.columns import storable, stored_name
+from joblens.wire.header import NodeJob
 
 if TYPE_CHECKING:
     from joblens.hub.decode import Numbers
@@ -29,7 +30,7 @@ _MOST_COPIED = 1 << 31  # bytes of one batch: 600 jobs on a node that sends as m
 class Text(NamedTuple):
     """Rows of one job in one set."""
 
-    job: Job
+    job: NodeJob
     set: str
     header: str
     lines: list[str]
@@ -80,17 +81,17 @@ class _Presence:
         known = {job[:3] for jobs in self._told for job in jobs}
         self._others = [job for job in batch.jobs if job[:3] not in known and job.id]
 
-    def at(self, time_ns: int) -> list[Job]:
+    def at(self, time_ns: int) -> list[NodeJob]:
         if not self._told:
             return self._others
         return self._told[max(bisect_right(self._times, time_ns) - 1, 0)] + self._others
 
-    def _jobs(self, entry: Columns) -> list[Job]:
+    def _jobs(self, entry: Columns) -> list[NodeJob]:
         return [self.job(*map(str, key)) for key in entry.keys if key[1] != ""]
 
-    def job(self, cluster: str, jobid: str, node: str) -> Job:
+    def job(self, cluster: str, jobid: str, node: str) -> NodeJob:
         known = self._users.get((cluster, jobid))
-        return Job(cluster, jobid, node, known.user if known else "", known.uid if known else -1)
+        return NodeJob(cluster, jobid, node, known.user if known else "", known.uid if known else -1)
 
 
 def _of_jobs(entry: Columns, present: _Presence) -> Iterator[Text]:
@@ -113,7 +114,7 @@ def _of_jobs(entry: Columns, present: _Presence) -> Iterator[Text]:
 
 
 def _of_node(entry: Columns, present: _Presence) -> Iterator[Text]:
-    ticks: dict[Job, list[int]] = {}
+    ticks: dict[NodeJob, list[int]] = {}
     for tick, time_ns in enumerate(entry.times.tolist()):
         for job in present.at(time_ns):
             ticks.setdefault(job, []).append(tick)
@@ -127,7 +128,7 @@ def _of_node(entry: Columns, present: _Presence) -> Iterator[Text]:
         yield Text(named, entry.schema.set, header, lines, len(entry.schema.columns))
 
 
-def _front(job: Job) -> str:
+def _front(job: NodeJob) -> str:
     return f",{cell(job.cluster)},{cell(job.id)},{cell(job.node)},"
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.core.errors import ConfigError
-from joblens.hub.batch_reader import Checker, Job, LeftOut
+from joblens.hub.batch_reader import Checker, LeftOut
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.hub.sinks.csv_text import Text, lines_of
@@ -28,6 +28,7 @@ from joblens.hub.sinks.losses import Dropped, Losses
 from joblens.hub.sinks.undo import Parts, Undo, Undone, write_all
 from joblens.hub.sinks.user_files import Owner, RefusedError, open_file, open_folder, open_root, refusal
 from joblens.store.home import safe_name
+from joblens.wire.header import NodeJob
 
 OPTIONS: Mapping[str, Any] = {
     "root": "",  # the folder for the tree; it is needed
@@ -143,7 +144,7 @@ class CsvSink:
         self._buffer.setdefault((target, text.header), _Lines(text.width)).lines += text.lines
         self._size += sum(map(len, text.lines))
 
-    def _owner(self, job: Job) -> tuple[str, Owner | None]:
+    def _owner(self, job: NodeJob) -> tuple[str, Owner | None]:
         """The name of the user's folder, and to whom it is to be given."""
         found = self._owners.get((job.user, job.uid))
         if found is None:

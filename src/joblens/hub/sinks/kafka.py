@@ -18,13 +18,13 @@ from joblens.core.json_file import parse_json
 from joblens.hub.batch_reader import Checker, choose_timely
 from joblens.hub.decode import decode_columns
 from joblens.hub.entries import LARGEST_BATCH
-from joblens.hub.header import check_header
 from joblens.hub.kafka import client as kafka_client
 from joblens.hub.kafka.client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
 from joblens.hub.kafka.schema import Encode, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import Record, Segment
 from joblens.hub.sink import Place, Taken
 from joblens.wire.frame import read_header
+from joblens.wire.header import parse_header
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -176,13 +176,12 @@ class Form:
             return Found([], Taken(dropped=1, problems=(f"a batch is left out: {sentence(error)}",)))
 
     def _whole(self, record: Record) -> Found:
-        header = check_header(read_header(record.batch))
+        header = parse_header(read_header(record.batch))
         message = Message(self._kafka.topic(BATCHES), header.batch.node, record.batch, 0)
-        return Found([message], Taken(rows=sum(_count(entry[1]) for entry in header.sets)))
+        return Found([message], Taken(rows=sum(max(it.rows, 0) for it in header.sets())))
 
     def _rows(self, record: Record) -> Found:
-        head, parts = decode_columns(record.batch)
-        batch = check_header(head).batch
+        batch, parts = record.identity, decode_columns(record.batch)
         messages: list[Message] = []
         taken = Taken()
         for whole in parts:
@@ -216,10 +215,6 @@ class Form:
 
 def _dropped(rows: int, why: str) -> Taken:
     return Taken(dropped=rows, problems=(f"rows are left out: {why}",))
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and value > 0 else 0
 
 
 def _parse_done(note: bytes, topic: str) -> Done:

@@ -1,0 +1,76 @@
+"""What the hub does not take: a status, a word for the counters, and a sentence for the sender."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from joblens.wire.mac import ANSWER, REFUSAL
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    411: "Length Required",
+    413: "Content Too Large",
+    426: "Upgrade Required",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+MALFORMED, TOO_LARGE = "malformed", "too large"  # of a batch that no hub will ever take
+
+
+class Refused(Exception):  # noqa: N818 (it is an answer, and no error of ours)
+    def __init__(self, status: int, reason: str, text: str, retry: float = 0.0) -> None:
+        super().__init__(text)
+        self.status, self.reason, self.text, self.retry = status, reason, text, retry
+
+    def answer(self) -> Response:
+        return Response(self.status, self.text, self.reason, self.retry)
+
+
+class Response(NamedTuple):
+    """To one batch. 200: it is on the disk."""
+
+    status: int
+    text: str  # JSON if 200, else a sentence
+    reason: str = ""
+    retry: float = 0.0  # seconds after which to try again, for 429 and 503
+
+
+Sign = Callable[[int, str, bytes], str]
+
+
+def render_response(
+    answer: Response, keep: bool, content_type: str = "", head_only: bool = False, sign: Sign | None = None
+) -> bytes:
+    """`sign` makes the MAC over status, refusal and body, for a sender who has proved who it is."""
+    if not content_type:
+        content_type = "application/json" if answer.status == 200 else "text/plain; charset=utf-8"
+    body = answer.text.encode("utf-8", "replace")
+    if answer.status != 200 and not body.endswith(b"\n"):
+        body += b"\n"
+    more = "" if keep else "Connection: close\r\n"
+    if answer.status == 401:
+        more += "WWW-Authenticate: Joblens, Bearer\r\n"
+    if answer.status == 426:
+        more += "Upgrade: TLS/1.2\r\n"  # RFC 9110, 15.5.22: it has to be there
+    refusal = ""
+    if answer.status in (400, 413) and answer.reason in (MALFORMED, TOO_LARGE):
+        refusal = answer.reason
+        more += f"{REFUSAL}: {refusal}\r\n"
+    if sign is not None:
+        more += f"{ANSWER}: {sign(answer.status, refusal, body)}\r\n"
+    if answer.retry:
+        more += f"Retry-After: {max(math.ceil(min(answer.retry, 3600.0)), 1)}\r\n"
+    head = (
+        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
+        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+    )
+    return head.encode("latin-1") + (b"" if head_only else body)
