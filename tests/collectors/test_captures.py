@@ -10,9 +10,9 @@ import pytest
 
 from joblens.collectors.cpu import cpu
 from joblens.collectors.memory import memory
-from joblens.collectors.process.files import parse_io
 from joblens.core.host import Host
 from joblens.core.model import Rows
+from joblens.core.procfs import parse_io
 
 SHARED = Path(os.environ.get("JOBLENS_SHARED", Path(__file__).parents[3] / "shared"))
 CAPTURES = SHARED / "data/sonar/gpu"

@@ -21,11 +21,11 @@ from joblens.collectors.external.text import parse_output
 from joblens.collectors.external.trust import parse_mount_types, read_interpreter
 from joblens.collectors.gpu.amd import parse_levels
 from joblens.collectors.gpu.smi import parse_smi
-from joblens.collectors.process.files import parse_cgroup
 from joblens.collectors.process.pss import read_pss
 from joblens.collectors.table import COLLECTORS, Collector
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
+from joblens.core.procfs import parse_cgroup
 from joblens.run.inherited_usage import InheritedUsage
 from joblens.run.totals import Inherited, parse_own_io
 

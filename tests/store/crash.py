@@ -24,6 +24,7 @@ import numpy
 
 from joblens.api import Store
 from joblens.core.host import Host
+from joblens.core.procfs import read_stat
 from joblens.jobs.complete import complete
 from joblens.store import ingest
 from joblens.store import pending as waiting
@@ -62,7 +63,7 @@ def write_job(home: Home, job: str, short: bool = True) -> None:
     waiting._MOST, waiting._AT_ONCE = 1, 1
     host = Host()
     facts = make_facts(job, node=host.name(), boot=host.boot_id())
-    facts["supervisor"] = [os.getpid(), ingest.own_start()]
+    facts["supervisor"] = [os.getpid(), read_stat("self").start]
     folder = begin_job(home, facts, _BATCHES)
     say("batches", job)
     end = make_end()

@@ -14,6 +14,7 @@ from joblens.core.errors import OutsideError
 from joblens.core.files import write_whole
 from joblens.core.host import Host
 from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
+from joblens.core.procfs import read_stat
 from joblens.jobs.complete import complete, recover
 from joblens.store import ingest
 from joblens.store.home import Home
@@ -63,7 +64,7 @@ def test_what_a_killed_joblens_left_is_completed(home: Home) -> None:
 
 def test_a_job_under_way_is_left_alone(home: Home) -> None:
     """As long as its joblens lives nobody else completes it, also when it has just ended."""
-    facts = {**here("mine"), "supervisor": [os.getpid(), ingest.own_start()]}
+    facts = {**here("mine"), "supervisor": [os.getpid(), read_stat("self").start]}
     folder = begin_job(home, facts)
     ingest.finish(folder, make_end())
     grow_old(home.path)
@@ -76,13 +77,13 @@ def test_a_job_under_way_is_left_alone(home: Home) -> None:
 
 def test_a_pid_that_came_round_again(home: Home) -> None:
     """A process with the same pid that began at another time is not the job's joblens."""
-    begin_job(home, {**here("j1"), "supervisor": [os.getpid(), ingest.own_start() + 1]})
+    begin_job(home, {**here("j1"), "supervisor": [os.getpid(), read_stat("self").start + 1]})
     assert [job["id"] for job in Store(home).jobs()] == ["j1"]
 
 
 def test_jobs_of_another_boot(home: Home) -> None:
     """After a crash of the node its jobs are completed, whatever process has their pid now."""
-    facts = {**here("j1"), "boot": "another", "supervisor": [os.getpid(), ingest.own_start()]}
+    facts = {**here("j1"), "boot": "another", "supervisor": [os.getpid(), read_stat("self").start]}
     begin_job(home, facts)
     grow_old(home.incoming, time.clock_gettime(time.CLOCK_BOOTTIME) + 60)
     assert [job["id"] for job in Store(home).jobs()] == ["j1"]

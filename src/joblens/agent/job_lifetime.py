@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Callable, Container, Optional
 
 from joblens.core.files import write_quickly
+from joblens.core.procfs import read_stat
 
 _PATIENCE = 10.0  # seconds for an agent that is about to end, and sends what it has left
 
@@ -71,7 +72,8 @@ class JobLifetime:
         os.close(self._lock)
 
     def _write_pid(self) -> None:
-        write_quickly(self._pid, f"{os.getpid()} {_own_start()}\n".encode())
+        pid = os.getpid()
+        write_quickly(self._pid, f"{pid} {read_stat(pid).start}\n".encode())
 
     def _remove_pid(self) -> None:
         with suppress(FileNotFoundError):
@@ -84,8 +86,3 @@ class JobLifetime:
             return False
         files = (name for name in names if name.startswith("slurm-") and name.endswith(".json"))
         return any(name[6:-5].partition(".")[0] not in forgotten for name in files)
-
-
-def _own_start() -> str:
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(") ")[2].split()[19]  # field 22, proc(5)

@@ -18,6 +18,7 @@ from joblens.agent.http_server import Request, Response, Server
 from joblens.agent.sampler import Sampler
 from joblens.core.errors import MalformedError
 from joblens.core.model import Rows, Sample
+from joblens.core.procfs import parse_stat
 from joblens.wire.marks import LARGEST, Book, JobName, Told, parse_told
 from joblens.wire.peers import unix_peer
 
@@ -141,9 +142,9 @@ class MarkSocket:
 
     def _parent(self, pid: int) -> int:
         try:
-            words = self.sampler.host.read_once(f"proc/{pid}/stat").rpartition(b")")[2].split()
-            return int(words[1])
-        except (OSError, ValueError, IndexError):
+            path = f"proc/{pid}/stat"
+            return parse_stat(path, self.sampler.host.read_once(path)).parent
+        except (OSError, ValueError, MalformedError):
             return 0
 
     def _named(self, uid: int, job: str, node: str) -> List[JobName]:

@@ -49,13 +49,14 @@ def _prepare(
     command: list[str], options: argparse.Namespace, tags: dict[str, str]
 ) -> tuple[dict[str, Any], Path, Any]:
     from joblens.core.host import Host
+    from joblens.core.procfs import read_stat
     from joblens.run.facts import collect, new_job_id
     from joblens.store.home import find_home, make_home
-    from joblens.store.ingest import begin, own_start, pid_namespace
+    from joblens.store.ingest import begin, pid_namespace
 
     home = make_home(find_home())
     facts = collect(Host(), command, options.name, tags, options.interval)
-    facts |= {"supervisor": [os.getpid(), own_start()], "pid_namespace": pid_namespace()}
+    facts |= {"supervisor": [os.getpid(), read_stat("self").start], "pid_namespace": pid_namespace()}
     for _ in range(_ATTEMPTS):
         try:
             return facts, begin(home, facts), home

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import List, Optional, Tuple
 
 from joblens.collectors.process.collector import PROCESS, ProcessKey
-from joblens.collectors.process.files import parse_io, parse_stat
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT
+from joblens.core.procfs import parse_io, parse_stat
 from joblens.run.totals import Inherited
 
 _CHILD_USER, _CHILD_SYSTEM = (PROCESS.position(f"children_{name}_seconds") for name in ("user", "system"))

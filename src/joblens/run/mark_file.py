@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.json_file import parse_json
 from joblens.core.model import Sample
+from joblens.core.procfs import find_stat
 from joblens.run.clock import Clock
 from joblens.run.spawn import VARIABLE
 from joblens.wire.marks import Book, JobName, Told, read_told
@@ -65,14 +66,10 @@ def _is_above(pid: int, start: int) -> bool:
     """Whether we come from that process: orphans of a run are adopted by it."""
     current = os.getpid()
     for _ in range(_MOST_ABOVE):
-        try:
-            with open(f"/proc/{current}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            return False
-        if current == pid:
-            return int(fields[19]) == start
-        current = int(fields[1])
+        stat = find_stat(current)
+        if stat is None or current == pid:
+            return stat is not None and stat.start == start
+        current = stat.parent
     return False
 
 

@@ -12,7 +12,8 @@ import signal
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from joblens.core.errors import sentence
+from joblens.core.errors import MalformedError, sentence
+from joblens.core.procfs import read_stat
 from joblens.run.before import Before, read_before
 from joblens.run.clock import Clock
 from joblens.run.streams import let_go, pipe, wait_readable, write_all
@@ -175,10 +176,9 @@ def _rename(title: str) -> None:
     try:
         import ctypes
 
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (ImportError, OSError):  # a Python without libffi, or no /proc: then it has the same name
-        return
+        fields = read_stat("self").fields
+    except (ImportError, OSError, MalformedError):
+        return  # a Python without libffi, or no /proc: it keeps the supervisor's name
     name = title.encode("ascii", "replace")
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
     if begin and end > begin:

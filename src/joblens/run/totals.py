@@ -6,8 +6,8 @@ import re
 import resource
 from typing import Dict, Optional
 
-from joblens.collectors.process.files import parse_io
 from joblens.core.named_tuple import NamedTuple
+from joblens.core.procfs import parse_io
 
 
 class Totals(NamedTuple):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.files import list_names, now_at, write_quickly, write_whole
 from joblens.core.json_file import parse_json
+from joblens.core.procfs import find_start
 from joblens.store.home import Home, safe_name
 from joblens.store.lake.columns import check, storable
 from joblens.store.records import LARGEST, render_record
@@ -159,9 +160,8 @@ def _lives(supervisor: Any) -> bool:
     """The process, by its pid and start: the pid alone could be another's by now."""
     try:
         pid, start = supervisor
-        with open(f"/proc/{int(pid)}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19]) == int(start)
-    except (OSError, ValueError, TypeError, IndexError, OverflowError):
+        return find_start(int(pid)) == int(start)
+    except (ValueError, TypeError, OverflowError):
         return False
 
 
@@ -256,8 +256,3 @@ def remove(found: Incoming) -> None:
 def never_began(folder: Path) -> bool:
     """Or was completed: a crash has left the folder without the facts."""
     return not (folder / _FACTS).exists()
-
-
-def own_start() -> int:
-    with open(f"/proc/{os.getpid()}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])

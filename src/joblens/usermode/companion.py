@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from joblens.core.config import TsdbSettings, UsermodeSettings
 from joblens.core.errors import JoblensError, OutsideError, UsageError, sentence
 from joblens.core.files import write_quickly
+from joblens.core.procfs import find_start
 from joblens.store.tsdb.promql import Server
 from joblens.usermode.scraping import Target, bcrypt, scrape_config
 
@@ -139,7 +140,7 @@ class Companion:
                     where = f"http://127.0.0.1:{port}"
                     found = Running(
                         self.kind, where, str(token), str(self.data), str(self.log), process.pid,
-                        _started(process.pid) or 0,
+                        find_start(process.pid) or 0,
                     )  # fmt: skip
                     self._running = found
                     return found
@@ -253,7 +254,7 @@ def stop_running(found: Running) -> None:
     with suppress(ProcessLookupError, FileNotFoundError):
         handle = os.pidfd_open(found.pid)
         try:
-            if _started(found.pid) != found.start:
+            if find_start(found.pid) != found.start:
                 return
             for number, seconds in ((signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
                 signal.pidfd_send_signal(handle, number)
@@ -349,11 +350,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _has_ended(handle: int, seconds: float) -> bool:
     return bool(select.select([handle], [], [], seconds)[0])
-
-
-def _started(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[19])

@@ -28,6 +28,7 @@ from typing import Any
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.files import write_quickly
 from joblens.core.json_file import parse_json
+from joblens.core.procfs import Stat, find_stat
 from joblens.store.home import Home
 from joblens.usermode.hosts import Allocation
 
@@ -218,28 +219,23 @@ def allocation_of(session: Session) -> Allocation:
 
 
 def start_of_process(pid: int) -> int:
-    """In ticks after the boot, proc(5); 0 if there is no such process, or it has ended and waits."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else 0
+    """Return the start in clock ticks since boot, 0 if there is no such process or it is a zombie."""
+    stat = _live_stat(pid)
+    return stat.start if stat else 0
 
 
 def find_member(leader: int) -> tuple[int, int] | None:
     """Of a session of Unix whose leader has ended: one that is still in it, and when that began. The leader's
     number is nobody else's until then."""
-    if _stat(leader):
+    if _live_stat(leader):
         return None
     for name in os.listdir("/proc"):
-        fields = _stat(int(name)) if name.isdigit() else []
-        if fields and int(fields[3]) == leader:
-            return int(name), int(fields[19])
+        stat = _live_stat(int(name)) if name.isdigit() else None
+        if stat and stat.session == leader:
+            return int(name), stat.start
     return None
 
 
-def _stat(pid: int) -> list[bytes]:
-    """What proc(5) has behind the name; nothing of one that has ended."""
-    try:
-        with open(f"/proc/{int(pid)}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
-    return [] if fields[0] in (b"Z", b"X") else fields
+def _live_stat(pid: int) -> Stat | None:
+    stat = find_stat(int(pid))
+    return None if stat is None or stat.has_ended else stat

@@ -11,8 +11,7 @@ import os
 import resource
 from typing import Any, Dict, List, Optional, Tuple
 
-from joblens.collectors.process.files import STEPD, Stat, parse_cgroup, parse_io, parse_stat, parse_status
-from joblens.collectors.process.filter import Descendants, Everyone, OwnUser
+from joblens.collectors.process.filter import STEPD, Descendants, Everyone, OwnUser
 from joblens.collectors.process.pss import read_shares
 from joblens.collectors.process.run_delay import RunDelay
 from joblens.collectors.reader import Reader
@@ -20,6 +19,7 @@ from joblens.core.errors import MalformedError
 from joblens.core.host import Host, read_all
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 from joblens.core.named_tuple import NamedTuple
+from joblens.core.procfs import Stat, is_running, parse_cgroup, parse_io, parse_stat, parse_status
 
 _LONGEST_COMMAND = 1024
 # Three files per process stay open, each with a page of the kernel's memory behind it, up to this many,
@@ -320,7 +320,7 @@ class _Table:
         """Whether it has changed. Who sleeps without having run in between waits for no core."""
         threads = int(stat.fields[17]) if stat else 0
         if not stat:
-            if data[data.rfind(b")") + 2 :][:1] != b"R":
+            if not is_running(data):
                 return False
             threads = process.row[1][_THREADS] if process.row else 1
         before = process.waited

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from typing import Dict, List, Mapping, NamedTuple, Optional, Set
 
-from joblens.collectors.process.files import STEPD, parse_stat
 from joblens.core.host import Host
+from joblens.core.procfs import parse_stat
 
 _SELDOM = 64  # scans, after which strangers are looked at again
 _MOST_NUMBERS = 32  # that are looked at one by one: about what listing a quiet node costs
+STEPD = "slurmstepd"  # the parent of the processes of a Slurm step
 _STEPD_NAME = f"Name:\t{STEPD}".encode()
 
 
