@@ -133,17 +133,20 @@ def test_more_folders_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_group_that_belongs_to_a_user(tmp_path: Path) -> None:
-    """Inside of what was handed over to a user, such as a container's tree, names say nothing."""
-    ours, theirs = (f"{TOP}/docker/ab12/slurm/uid_1000/job_{number}" for number in (1, 2))
-    host = Host(make_tree(tmp_path, ours, theirs))
-    host.live = True  # of a recording nobody knows who made what
-    for path in (ours, theirs):
-        os.chown(tmp_path / path, 0 if path == ours else 61001, 0)
+def test_folders_that_belong_to_a_user(tmp_path: Path) -> None:
+    """In a folder that was delegated to a user, such as a container's, names prove nothing. Slurm delegates
+    the groups of steps to the job's user, in a folder of root's: these are measured."""
+    ours, theirs = (f"{TOP}/docker/{name}/slurm/uid_1000/job_1" for name in ("ab12", "cd34"))
+    host = Host(make_tree(tmp_path, ours, f"{ours}/step_batch", theirs))
+    host.live = True  # owners in a recording are unknown
+    os.chown(tmp_path / ours / "step_batch", 61001, 61001)
+    os.chown((tmp_path / theirs).parent, 61001, 61001)
     reading = cgroups(host)
     (groups,) = reading()
-    assert [key[0] for key in groups.keys] == ["/docker/ab12/slurm/uid_1000/job_1"]
-    assert reading.warning == "1 groups belong to users, and are not measured"
+    job = "/docker/ab12/slurm/uid_1000/job_1"
+    assert [key[0] for key in groups.keys] == [job, f"{job}/step_batch"]
+    expected = "1 cgroups are not measured: the folders around them belong to ordinary users"
+    assert reading.warning == expected
 
 
 def test_who_the_user_is(tmp_path: Path) -> None:

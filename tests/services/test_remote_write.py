@@ -16,7 +16,7 @@ import pytest
 from hub.made import Running, encode, node_samples, shared_nodes, write_segment
 from hub.series import Series, assert_equal, labels_of, make_labels, of_lake
 from joblens.agent.sampler import Sampler
-from joblens.core.config import AttributionSettings, Settings
+from joblens.core.config import CollectorSettings, Settings
 from joblens.core.host import Host
 from joblens.core.model import Sample
 from joblens.hub.segments import Segment
@@ -108,8 +108,9 @@ SERVERS = {"prometheus": prometheus, "victoria-metrics": victoria}
 
 
 def sampled(ticks: int) -> list[Sample]:
-    """What an agent sees of this machine, some times."""
-    settings = Settings(cluster="lab", node="here", attribution=AttributionSettings(infer=False))
+    """This machine as an agent samples it, but for processes: those of other tests are other jobs'."""
+    off = dict.fromkeys(("processes", "cgroups"), CollectorSettings(enabled=False))
+    settings = Settings(cluster="lab", node="here", collectors=off)
     sampler = Sampler(Host("/"), settings, lambda _: None)
     found: list[Sample] = []
     for tick in range(ticks):

@@ -177,36 +177,39 @@ class _Search:
     def why_incomplete(self) -> str:
         if self._folders > _MOST_FOLDERS:
             return f"there are more than {_MOST_FOLDERS} folders of groups; those beyond are not looked at"
-        return f"{self._foreign} groups belong to users, and are not measured" if self._foreign else ""
+        if not self._foreign:
+            return ""
+        return f"{self._foreign} cgroups are not measured: the folders around them belong to ordinary users"
 
     def search(self, top: str, below: str, place: _Place) -> None:
-        for name, inner in place.matches(self._list(top + below)):
+        names, owner = self._list(top + below)
+        for name, inner in place.matches(names):
             self._folders += 1
             if self._folders > _MOST_FOLDERS:
                 return
             group = f"{below}/{name}"
-            if inner.measured and self._is_group(top + group, group[1:]):
+            if inner.measured and self._is_group(top + group, group[1:], owner):
                 self.found.add(group[1:])
             if inner.below:
                 self.search(top, group, inner)
 
-    def _list(self, path: str) -> List[str]:
+    def _list(self, path: str) -> Tuple[List[str], int]:
+        """Return the names in a folder and the folder's owner."""
         try:
-            if self.host.stat(path).st_nlink == 2:  # there is no folder in it (fs/kernfs/inode.c)
-                return []
-            return self.host.list(path)
-        except OSError:  # removed since it was seen, or not a folder
-            return []
+            status = self.host.stat(path)
+            if status.st_nlink == 2:  # it has no subfolder (fs/kernfs/inode.c)
+                return [], 0
+            return self.host.list(path), status.st_uid
+        except OSError:  # removed since it was found, or not a folder
+            return [], 0
 
-    def _is_group(self, path: str, group: str) -> bool:
-        """Of a new one it is asked who made it: what was handed to a container can hold anybody's."""
+    def _is_group(self, path: str, group: str, owner: int) -> bool:
+        """Only the owner of the folder around a group can have made it: in a container's folder, names prove
+        nothing. A group's own owner does not matter: Slurm gives steps to the job's user.
+        """
         if group in self.known or group in self.found:
             return True
-        try:
-            maker = self.host.stat(path).st_uid
-        except OSError:
-            return False
-        if self.host.live and maker not in self.makers:
+        if self.host.live and owner not in self.makers:
             self._foreign += 1
             return False
         return self.host.exists(path + "/cgroup.procs")

@@ -30,8 +30,8 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 group.initial.rebalance.delay.ms=0
-broker.session.timeout.ms=1500
-broker.heartbeat.interval.ms=300
+broker.session.timeout.ms=5000
+broker.heartbeat.interval.ms=500
 """
 # Any text of 16 bytes in base 64: the name of the cluster.
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"

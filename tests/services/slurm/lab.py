@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 NODES = ("c1", "c2", "c3")
-USERS = {"userA": 61001, "userB": 61002, "userC": 61003}
+# Accounts of this process's clusters alone: files in /tmp show by their owner which cluster left them.
+_FIRST_UID = 61_100 + 10 * int("0" + os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw"))
+USERS = {name: _FIRST_UID + number for number, name in enumerate(("userA", "userB", "userC"))}
 GUEST = "c4"  # which slurm.conf does not know: it can join and leave
 MACHINE = "machine"  # with all of them, if there is only one
 _PORT = 17000  # of the slurmd there

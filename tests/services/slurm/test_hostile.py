@@ -20,7 +20,7 @@ NAMES = (
     "x" * 1000,
     "äöü \u202e 日本",
 )
-ODD_USER, ODD_UID = "../../tmp/joblens-harm \"$(id)'", 61004
+ODD_USER, ODD_UID = "../../tmp/joblens-harm \"$(id)'", max(USERS.values()) + 1
 PIECE = "../../etc/x\n\"'`id`$(touch /tmp/joblens-harm)|"
 VARIABLES = {
     "SLURM_JOB_UID": "0",

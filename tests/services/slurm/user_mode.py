@@ -163,18 +163,17 @@ def is_srun(words: bytes) -> bool:
 
 
 def find_files(folder: Path, but: str) -> list[Path]:
-    """Of our users, or with our name, there or one below."""
+    """Of this cluster's users, there or one below."""
     found = []
     paths = [path for above in (folder, *list_folder(folder)) for path in list_folder(above)]
     for path in paths:
         if but in path.parts:
             continue
         try:
-            ours = path.stat(follow_symlinks=False).st_uid in USERS.values()
+            if path.stat(follow_symlinks=False).st_uid in USERS.values():
+                found.append(path)
         except OSError:  # it is gone, or hidden
             continue
-        if ours or path.name.startswith("joblens-testcl-"):
-            found.append(path)
     return found
 
 

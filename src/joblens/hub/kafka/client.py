@@ -91,9 +91,11 @@ class Kafka:
         new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=_dotted(settings))
         (outcome,) = AdminClient(self._common({})).create_topics([new], request_timeout=TIMEOUT).values()
         try:
-            outcome.result(TIMEOUT)
-        except KafkaException:  # most often that there is one; writing to it will tell otherwise
+            outcome.result(TIMEOUT + 5)  # librdkafka's own timeout comes first, with its reason
+        except KafkaException:  # usually it exists; else producing to it fails
             return
+        except TimeoutError:
+            raise ServerError(f"Kafka at {self.brokers}: creating {topic} timed out") from None
 
     def create_notes(self, name: str) -> None:
         """A topic for notes, compacted and in small files, so that old notes go soon."""
