@@ -1,14 +1,14 @@
-# Two commands do everything on a fresh machine: `make run` and `make test`.
+# On a fresh machine, `make run` tries joblens and `make test` tests it; both install what they need.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# More than a small machine has cores: many tests wait for other programs most of the time.
+# More than a small machine has cores, because many tests mostly wait for other programs.
 WORKERS ?= 5
-# Of `make fuzz`: for each target, and which (all, if none is named).
+# `make fuzz`: seconds per target; targets (default: all).
 SECONDS ?= 60
 TARGETS ?=
-# Of `make crash`.
+# `make crash`: repetitions.
 CRASHES ?= 100
 
 .PHONY: help install tools run stop test test-fast lint services bench fuzz crash docs clean
@@ -19,7 +19,7 @@ help: ## list the targets
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "joblens needs Python 3.11 or newer; say which with make PYTHON=python3.12 …" >&2; exit 2; }
+		|| { echo "joblens needs Python 3.11 or newer: run make PYTHON=python3.12 …" >&2; exit 2; }
 	@echo "installing joblens into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
@@ -27,48 +27,48 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.installed
-	@echo "installing what tests and benchmarks need into $(VENV) …"
+	@echo "installing the packages for tests and benchmarks into $(VENV) …"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group dev --group bench
 	@touch $@
 
 install: $(VENV)/.installed ## install joblens into .venv
 
-tools: $(VENV)/.tools # what tests and benchmarks need
+tools: $(VENV)/.tools # packages for tests and benchmarks
 
-run: install ## start agent and hub, run a small job, tell what it did, print where to look further
+run: install ## start an agent and a hub, run a sample job, print its report
 	@JOBLENS=$(BIN)/joblens deploy/try
 
-stop: ## stop what `make run` started
+stop: ## stop the agent and hub of `make run`
 	@JOBLENS=$(BIN)/joblens deploy/try stop
 
-test: tools services lint ## install what the tests need, check the code, run all tests in two stages
+test: tools services lint ## lint and run all tests, the fast ones first
 	@$(BIN)/python tests/suite.py --workers $(WORKERS)
 
-test-fast: tools ## the tests that need no root, no server and no waiting
+test-fast: tools ## run the tests that need no root and no server
 	@$(BIN)/python tests/suite.py --fast
 
-lint: tools ## ruff, mypy --strict, and Python 3.9 for what the agent loads
+lint: tools ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-services: # real Prometheus and the like, where root and apt are there
+services: # Prometheus, Slurm and others for the tests, if root and apt are available
 	@tests/services/install
 
-bench: tools ## measure cost side by side with what people would use instead
+bench: tools ## compare the cost of joblens with other tools
 	$(BIN)/python -m bench
 
-fuzz: tools ## feed every parser of outside data with bad input: make fuzz SECONDS=60 TARGETS=toml,journal
+fuzz: tools ## fuzz all parsers: make fuzz SECONDS=60 TARGETS=toml,journal
 	@$(BIN)/pip install --quiet --disable-pip-version-check atheris 2>/dev/null \
-		|| echo "atheris cannot be installed here: inputs are found without a look at what they reach"
+		|| echo "atheris cannot be installed: fuzzing without coverage guidance"
 	@cd tests && ../$(BIN)/python -m fuzz --seconds $(SECONDS) --targets "$(TARGETS)" --folder ../.fuzz
 
-crash: tools services ## kill agents, hub and sinks, and damage their files, a hundred times each
+crash: tools services ## kill processes and damage files, a hundred times each
 	@JOBLENS_SEED=$${JOBLENS_SEED:-$$$$} JOBLENS_CRASHES=$(CRASHES) $(BIN)/pytest -s tests/services/test_crashes.py tests/store/test_damage.py \
 		tests/store/test_crashes.py
 
-docs: tools ## write docs/metrics.md anew from the code
+docs: tools ## regenerate docs/metrics.md and default.toml
 	$(BIN)/python docs/generate.py
 
-clean: ## remove what the other targets made
+clean: ## delete everything that the other targets created
 	rm -rf $(VENV) .run .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz dist

@@ -1,4 +1,4 @@
-"""A small job to look at: one core works alone, then several, then memory is filled and a file written."""
+"""A sample job of 11 s: a serial phase, a parallel phase, memory allocation, and a file write."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Writes docs/metrics.md from the code, and the commented settings that `joblens config init` gives from the
-documents: `make docs`. A test fails when one of them differs."""
+"""Generate docs/metrics.md from the code, and default.toml from the pages of settings: `make docs`.
+
+A test fails if one of them is outdated.
+"""
 
 from __future__ import annotations
 
@@ -64,25 +66,29 @@ SCHEMAS: dict[str, tuple[Schema, ...]] = {
     "lustre": (LUSTRE,),
     "nfs": (NFS, OPERATION),
 }
-_OWNED = {"process": OWNED_PROCESS, "gpu_process": OWNED_GPU_PROCESS}  # attribution puts the job in front
+_OWNED = {"process": OWNED_PROCESS, "gpu_process": OWNED_GPU_PROCESS}  # attribution adds the job labels
 TOP = Path(__file__).parent.parent
 SETTINGS = TOP / "src" / "joblens" / "default.toml"
 _SETTINGS_HEAD = """\
-# Settings of joblens. What is commented out is the default; remove the # and change it.
-# docs/settings.md and docs/hub.md explain each; `joblens config show` says what is in force, from where."""
+# Settings of joblens. Commented lines are the defaults; to change one, remove the # and edit it.
+# docs/settings.md and docs/hub.md explain them; `joblens config show` prints the values in effect."""
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """\
 # Metrics
 
-Written by `make docs` from the code; do not edit.
+All metrics of agent and hub, generated from the code by `make docs`. To see them on a node:
 
-A *set* is one source sampled at one instant. On the metrics page a column is
-`joblens_<set>_<column>`, in base units, with `_total` behind counters. What is unknown is absent, never
-zero. Counters are raw: rates are made by whoever reads.
+```console
+$ joblens agent --once | grep joblens_job_
+```
 
-`memory` and `vmstat` have one column for every line of the kernel's file; those listed here are the ones
-that most people ask for. The sets with a row for each process or cgroup are shown only with
-`process_metrics = true`, because they are many.
+A *set* is one source sampled at one instant. On `/metrics` a column is named `joblens_<set>_<column>`, in
+base units, with the suffix `_total` for counters. Unknown values are absent, never zero. Counters are raw;
+compute rates when you read them.
+
+`memory` and `vmstat` have one column per line of the kernel's file; this page lists the most useful ones.
+Sets with a row per process, thread or cgroup are exported only with `process_metrics = true`, because of
+their cardinality.
 """
 
 
@@ -91,7 +97,7 @@ def render() -> str:
 
 
 def _render_all() -> Iterator[str]:
-    yield "\n## What the node does\n"
+    yield "\n## Metrics of the node\n"
     for collector in COLLECTORS:
         options = ", ".join(f"`{name}`" for name in collector.options)
         pace = f"every {collector.pause:g} s" if collector.pause else "at every tick"
@@ -99,13 +105,13 @@ def _render_all() -> Iterator[str]:
         yield f"; further options: {options}.\n" if options else ".\n"
         for schema in SCHEMAS[collector.name]:
             yield _render_schema(_OWNED.get(schema.set, schema))
-    yield "\n## What the jobs do\n"
+    yield "\n## Metrics of jobs\n"
     for schema in (JOB, STEP, INFO, JOB_GPU):
         yield _render_schema(schema)
-    yield "\n## How the agent is doing\n"
+    yield "\n## Metrics of the agent\n"
     for schema in (OWN, PUSH, PUSH_ERROR, HEALTH, FAILING):
         yield _render_schema(schema)
-    yield "\n## How the hub is doing\n\nOn the hub's own page, see [hub](hub.md).\n"
+    yield "\n## Metrics of the hub\n\nOn `/metrics` of the [hub](hub.md).\n"
     for schema in (*HUB_SCHEMAS, *SINK_SCHEMAS, *INTAKE_SCHEMAS):
         yield _render_schema(schema)
 
@@ -124,7 +130,7 @@ def _render_schema(schema: Schema) -> str:
 
 
 def render_settings() -> str:
-    """Every setting with its default and what it is, commented out."""
+    """Return every setting, commented out, with its default and meaning."""
     parts = [_SETTINGS_HEAD]
     for name in ("settings.md", "hub.md"):
         (example, *_) = re.findall(r"```toml\n(.*?)```", (TOP / "docs" / name).read_text(), re.S)

@@ -14,7 +14,7 @@ from joblens.collectors.table import COLLECTORS
 from test_structure import FLOW, SOURCE
 
 TOP = Path(__file__).parent.parent
-TEXTS = sorted(path for path in TOP.glob("*.md")) + sorted((TOP / "docs").glob("*.md"))
+TEXTS = [*sorted(TOP.glob("*.md")), *sorted((TOP / "docs").glob("*.md")), TOP / "bench/README.md"]
 
 
 def test_what_is_generated_is_up_to_date() -> None:
@@ -45,9 +45,16 @@ def test_every_page_is_in_the_index() -> None:
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.name))
 def test_links_lead_somewhere(path: Path) -> None:
-    """Links to files of the repository are not broken."""
-    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
-        assert (path.parent / target).exists(), f"{path.name}: {target}"
+    """Links to files of the repository, and to headings in them, are not broken."""
+    for name, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", path.read_text()):
+        target = path.parent / name if name else path
+        assert target.exists(), f"{path.name}: {name}"
+        assert not heading or heading in anchors(target), f"{path.name}: {name}#{heading}"
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_architecture_shows_the_order_of_the_packages() -> None:

@@ -78,7 +78,7 @@ def test_make_run(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     lines = [line.split() for line in found.stdout.splitlines() if line]
     assert any(words[0] == "memory" and words[-1] == "live" for words in lines)
-    assert {"agent", "hub", "store", "again", "live", "stop"} <= {words[0] for words in lines}
+    assert {"agent", "hub", "store", "report", "live", "stop"} <= {words[0] for words in lines}
     assert "sample" in found.stderr
     assert "COMPLETED" in found.stderr
     assert (stopped.returncode, stopped.stderr) == (0, "agent and hub have ended\n")
