@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from joblens.cli import hub_client as pages
 from joblens.cli import ls, main
-from joblens.cli.ls import normalise, render, select
+from joblens.cli.ls import parse_page, render, select
 from services.running import free_port, run_joblens, running_agent
 
 SET: dict[str, Any] = {
@@ -151,7 +151,7 @@ def test_a_server_that_refuses(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_an_agent_tells() -> None:
     """Sets and jobs in two tables; what is unknown is a dash, and nothing moves the cursor."""
-    lines = render(normalise({"node": "c\x1b1", "sets": [SET], "jobs": [JOB]}))
+    lines = render(parse_page({"node": "c\x1b1", "sets": [SET], "jobs": [JOB]}))
     assert lines[0] == "node c?1"
     assert lines[2].split() == ["set", "rows", "values", "age", "took", "state"]
     assert lines[3].split() == ["load", "1", "6", "500", "ms", "10", "µs", "ok"]
@@ -161,12 +161,12 @@ def test_what_an_agent_tells() -> None:
 def test_a_failing_set_says_why() -> None:
     """In the column of its state, in one line."""
     failing = {**SET, "state": "failing", "error": "no\nway"}
-    assert render(normalise({"node": "c1", "sets": [failing], "jobs": []}))[3].endswith("failing: no way")
+    assert render(parse_page({"node": "c1", "sets": [failing], "jobs": []}))[3].endswith("failing: no way")
 
 
 def test_what_a_hub_tells() -> None:
     """Every set with node, jobs, user and state; nodes of two clusters are kept apart."""
-    lines = render(normalise(HUB))
+    lines = render(parse_page(HUB))
     assert lines[0].split() == ["node", "set", "job", "user", "values", "age", "took", "state"]
     assert lines[1].split() == "c1 load 7 +1 alice +1 6 500 ms 10 µs live".split()
     assert lines[2].split() == "c2 memory 7 alice 6 500 ms 10 µs late".split()
@@ -178,28 +178,29 @@ def test_what_a_hub_tells() -> None:
 
 def test_all_that_is_known() -> None:
     """With -v each set has its cluster, its size both ways, and how often it comes."""
-    lines = render(normalise(HUB), verbose=True)
+    lines = render(parse_page(HUB), verbose=True)
     assert lines[0].split()[:5] == ["cluster", "node", "set", "job", "user"]
     assert lines[1].split() == "fox c1 load 7 +1 alice +1 1 6 1 s 500 ms 10 µs live".split()
 
 
+CLOCK: dict[str, Any] = {"kind": "clock", "time": 1.7e9, "cluster": "fox"}
 CLOCKS: list[dict[str, Any]] = [
-    {"time": 1.7e9, "cluster": "fox", "node": "c1", "boot": "b", "offset_seconds": 100.0, "wrong": True},
-    {"time": 1.7e9, "cluster": "fox", "node": "c2", "boot": "b", "offset_seconds": -7.5, "wrong": True},
-    {"time": 1.7e9, "cluster": "fox", "node": "c2", "boot": "b", "offset_seconds": 0.1, "wrong": False},
+    {**CLOCK, "node": "c1", "boot": "b", "offset_seconds": 100.0, "wrong": True},
+    {**CLOCK, "node": "c2", "boot": "b", "offset_seconds": -7.5, "wrong": True},
+    {**CLOCK, "node": "c2", "boot": "b", "offset_seconds": 0.1, "wrong": False},
 ]
 
 
 def test_whose_clock_was_wrong() -> None:
     """With -v, by how much and when it was right again; of the nodes that were asked for."""
-    found = select(normalise({**HUB, "clocks": CLOCKS}), "c2", None, None)
-    assert found["clocks"] == CLOCKS[1:]
+    found = select(parse_page({**HUB, "clocks": CLOCKS}), "c2", None, None)
+    assert [it.offset_seconds for it in found.clocks] == [-7.5, 0.1]
     lines = render(found, verbose=True)
     assert lines[-3].split() == ["time", "cluster", "node", "clock"]
     assert lines[-2].split()[-4:] == ["c2", "7.50", "s", "ahead"]
     assert lines[-1].split()[-3:] == ["c2", "right", "again"]
     assert not [line for line in render(found) if "ahead" in line]
-    (line,) = [it for it in render(normalise({**HUB, "clocks": CLOCKS}), verbose=True) if "behind" in it]
+    (line,) = [it for it in render(parse_page({**HUB, "clocks": CLOCKS}), verbose=True) if "behind" in it]
     assert line.endswith("c1    1 min 40 s behind")
 
 
@@ -215,9 +216,9 @@ def test_whose_clock_was_wrong() -> None:
 )
 def test_filters(filters: tuple[str | None, ...], sets: list[str], jobs: list[str]) -> None:
     """By node, job and user; a job's sets are those of the nodes that it is on."""
-    found = select(normalise(HUB), *filters)
-    assert [it["set"] for it in found["sets"]] == sets
-    assert [it["jobid"] for it in found["jobs"]] == jobs
+    found = select(parse_page(HUB), *filters)
+    assert [it.status.set for it in found.sets] == sets
+    assert [it.status.jobid for it in found.jobs] == jobs
 
 
 def test_forms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,9 +291,9 @@ def test_any_names(sets: list[tuple[Any, ...]], jobs: list[tuple[Any, ...]]) -> 
         "jobs": [{"cluster": a, "node": b, "jobid": c, "user": d} for a, b, c, d in jobs],
     }
     for verbose in (False, True):
-        for shown in render(normalise(found), verbose):
+        for shown in render(parse_page(found), verbose):
             assert shown.isprintable()
-    assert ls.render_csv(normalise(found)).startswith("cluster,node,set,")
+    assert ls.render_csv(parse_page(found)).startswith("cluster,node,set,")
 
 
 def test_the_token_of_this_machines_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joblens.agent.live import describe_set
 from joblens.analysis.live import JobNow, Live, NodeNow
 from joblens.attribution.sums import INFO, JOB
 from joblens.cli.screen import Screen, split_keys
@@ -36,6 +35,7 @@ from joblens.reports.panel import Look
 from joblens.reports.top import View, render_screen, render_tables
 from joblens.reports.width import display_width
 from joblens.wire.batch import Batch
+from joblens.wire.live import LiveSet, describe_set
 from services.running import run_joblens, running_agent
 from waiting import PATIENCE, is_readable
 
@@ -51,14 +51,15 @@ def cpu(user: int, system: int) -> list[int]:
 CORES = (("total",), ("0",), ("1",))
 
 
-def cpu_page(time_ns: int, *values: int) -> dict[str, Any]:
+def cpu_page(time_ns: int, *values: int) -> LiveSet:
     found = describe_set(time_ns, CPU, CORES, cpu(*values))
     assert found is not None
     return found
 
 
-def page(*sets: dict[str, Any], **more: Any) -> dict[str, Any]:
-    node = {"cluster": "fox", "node": "c1", "state": "live", "age_seconds": 0.0, "sets": list(sets), **more}
+def page(*sets: LiveSet, **more: Any) -> dict[str, Any]:
+    shown = [it.as_json() for it in sets]
+    node = {"cluster": "fox", "node": "c1", "state": "live", "age_seconds": 0.0, "sets": shown, **more}
     return {"nodes": [node]}
 
 
@@ -114,7 +115,7 @@ def test_a_clock_that_is_put_back() -> None:
 def test_disks_count_once() -> None:
     """What is made of other disks counts the same bytes again."""
 
-    def disks(moment: int, read: int) -> dict[str, Any]:
+    def disks(moment: int, read: int) -> LiveSet:
         row = [0, 0, read, *[0] * 14]
         found = describe_set(moment * S, DISK, (("sda",), ("dm-0",), ("md0",)), row * 3)
         assert found is not None
@@ -138,7 +139,9 @@ def test_jobs_of_several_nodes_are_added_up() -> None:
             sets = [describe_set(moment * S, it.schema, it.keys, it.values) for it in (rows, info)]
             found += page(*(it for it in sets if it), node=name)["nodes"]
         other = job_rows(0, 0)._replace(keys=(("owl", "7", "c1"),))
-        found += page(describe_set(moment * S, JOB, other.keys, other.values) or {}, cluster="owl")["nodes"]
+        shown = describe_set(moment * S, JOB, other.keys, other.values)
+        assert shown is not None
+        found += page(shown, cluster="owl")["nodes"]
         return {"nodes": found}
 
     live.take(nodes(10, 0))
@@ -164,7 +167,7 @@ def test_a_batch_tells_rates_on_its_own() -> None:
     picked = Picker().pick(message)
     assert len(picked) < len(message)
     sets = describe(picked)
-    assert {(it["set"], it["time_ns"]) for it in sets} == {
+    assert {(it.set, it.time_ns) for it in sets} == {
         (name, moment * S) for name in ("cpu", "job") for moment in (100, 109)
     }
     live = Live()
@@ -185,7 +188,7 @@ def test_last_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             picker.keep(node, message)
     assert picker.held == 2 * len(message)
     assert len({len(node.last) for node in nodes}) == 2
-    assert [[it["set"] for it in node.describe(anew=True)] for node in nodes] == [["cpu"]] * 4
+    assert [[it.set for it in node.describe(anew=True)] for node in nodes] == [["cpu"]] * 4
     for node in nodes:
         node.forget()
     assert picker.held == 0
@@ -226,7 +229,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(JSON | st.lists(ROW, max_size=4).map(lambda sets: page(*sets)), max_size=3))
+@given(st.lists(JSON | st.lists(ROW, max_size=4).map(lambda sets: page(sets=sets)), max_size=3))
 @settings(max_examples=200)
 def test_any_page(found: list[Any]) -> None:
     """Another server's answers are refused with one of four errors, and harm no later look."""

@@ -73,8 +73,12 @@ def test_jobs() -> None:
 
 def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
     """`joblens ls --csv`."""
-    known = {"set": HOSTILE, "node": "-n", "cluster": "@c", "jobs": ["=1", "2"], "users": ["\x1bu"]}
-    (row,) = csv.DictReader(io.StringIO(ls.render_csv({"sets": [known]})), strict=True)
+    times = dict.fromkeys(("interval_seconds", "age_seconds", "duration_seconds"), 1.0)
+    known = {"set": HOSTILE, "node": "-n", "cluster": "@c", "rows": 1, "values": 1, "state": "ok", **times}
+    names = (("=1", "\x1bu"), ("2", ""))
+    jobs = [{"jobid": job, "user": user, "node": "-n", "cluster": "@c"} for job, user in names]
+    page = ls.parse_page({"sets": [known], "jobs": jobs})
+    (row,) = csv.DictReader(io.StringIO(ls.render_csv(page)), strict=True)
     found = [row[name] for name in ("set", "node", "cluster", "jobs", "users")]
     assert found == [SAFE, "'-n", "'@c", "'=1 2", "\\x1bu"]
 

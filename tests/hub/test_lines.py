@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.hub.gaps import Gaps
-from joblens.hub.jsonl import DROPPED, Lines
+from joblens.hub.jsonl import Line, Lines
 from joblens.hub.segments import Segment
 from joblens.wire.header import parse_header
 
 from .sending import make_header
+
+
+class Even(Line, tag="even", kw_only=True):
+    number: int
+
+
+class Odd(Line, tag="odd", kw_only=True):
+    number: int
+
+
+def open_lines(path: Path, log: Callable[[str], None] = print, most_bytes: int = 10_000) -> Lines[Even | Odd]:
+    return Lines(path, Even | Odd, log, most_bytes)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -25,21 +38,21 @@ def read(path: Path) -> list[dict[str, Any]]:
 def test_the_oldest_go(tmp_path: Path) -> None:
     """What is there is the newest, in order; the first line and the log say how many others there were."""
     path, said = tmp_path / "x.jsonl", list[str]()
-    lines = Lines(path, said.append, 10_000)
+    lines = open_lines(path, said.append)
     (tmp_path / "id").write_text("a1")
     for number in range(1000):
-        lines.add([{"kind": "even" if number % 2 == 0 else "odd", "number": number}])
+        lines.add([(Even if number % 2 == 0 else Odd)(number=number)])
         assert path.stat().st_size <= 10_000
     first, *kept = read(path)
     dropped = 1000 - len(kept)
     assert len(kept) > 50
     assert [line["number"] for line in kept] == list(range(dropped, 1000))
-    assert (first["kind"], first["lines"]) == (DROPPED, {"even": -(-dropped // 2), "odd": dropped // 2})
+    assert (first["kind"], first["lines"]) == ("dropped", {"even": -(-dropped // 2), "odd": dropped // 2})
     assert {line["hub"] for line in (first, *kept)} == {"a1"}
-    assert sum(int(line.split()[4]) for line in said) == dropped
+    assert sum(int(line.split()[5]) for line in said) == dropped
     assert len(said) > 5
-    again = Lines(path, said.append, 10_000)
-    assert again.load() == kept
+    again = open_lines(path, said.append)
+    assert [line.number for line in again.load()] == [line["number"] for line in kept]
     assert again.dropped == first["lines"]
 
 
@@ -65,15 +78,15 @@ def test_gaps_are_bounded(tmp_path: Path) -> None:
 
 
 @given(
-    st.lists(st.binary(max_size=30) | st.sampled_from([b"{}", b'{"kind": "node"}', b'{"kind": "dropped"}']))
+    st.lists(st.binary(max_size=30) | st.sampled_from([b"{}", b'{"kind": "odd"}', b'{"kind": "dropped"}']))
 )
 def test_any_file(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
     """Whatever is in it, what is added then is there the next time."""
     path = tmp_path_factory.mktemp("h") / "x.jsonl"
     path.write_bytes(b"\n".join(parts))
-    lines = Lines(path, print)
+    lines = open_lines(path)
     before = lines.load()
-    lines.add([{"kind": "k", "number": 7}])
-    *others, last = Lines(path, print).load()
+    lines.add([Odd(number=7)])
+    *others, last = open_lines(path).load()
     assert others == before
-    assert last["number"] == 7
+    assert last.number == 7

@@ -401,16 +401,16 @@ def test_clocks_that_jump(tmp_path: Path) -> None:
     found, node = Clocks(tmp_path / "clocks.jsonl", print), Node("lab", "n1", Bucket(1, 0.0))
     for offset in (5.1, 4.9, 5.1, -5.1, -7.0, -20.0, 3.0, 2.4, -2.4, 6.0):
         node.offset, node.clock_noted = offset, float("-inf")
-        found.look(node, "b1")
+        found.check(node, "b1")
     for offset in (100.0, 0.0) * 50:
         node.offset = offset
-        found.look(node, "b1")
+        found.check(node, "b1")
     found.save()
-    lines = Clocks(tmp_path / "clocks.jsonl", print).describe()
-    assert [(it["offset_seconds"], it["wrong"]) for it in lines] == [
+    lines = Clocks(tmp_path / "clocks.jsonl", print).changes()
+    assert [(it.offset_seconds, it.wrong) for it in lines] == [
         (5.1, True), (-5.1, True), (-20.0, True), (2.4, False), (6.0, True),
     ]  # fmt: skip
-    assert found.wrong_since(node) == lines[-1]["time"]
+    assert found.wrong_since(node) == lines[-1].time
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(CLOCK), st.none() | st.text() | st.floats() | st.booleans())))
@@ -418,7 +418,7 @@ def test_any_file_of_clocks(tmp_path_factory: pytest.TempPathFactory, lines: lis
     """What cannot be one is passed over."""
     path = tmp_path_factory.mktemp("h") / "clocks.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert len(Clocks(path, print).describe()) <= len(lines)
+    assert len(Clocks(path, print).changes()) <= len(lines)
 
 
 def test_a_clock_that_was_ahead(hub: Hub, sender: Sender) -> None:

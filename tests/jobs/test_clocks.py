@@ -56,7 +56,7 @@ def test_as_the_hub_writes_it(tmp_path: Path) -> None:
     written = HubClocks(tmp_path / "clocks.jsonl", print)
     node = Node("fox", "c1", Bucket(1.0, 1.0))
     node.offset, node.clock_noted = 40.0, -1e9
-    written.look(node, "b1")
+    written.check(node, "b1")
     written.save()
     clocks = Clocks(tmp_path / "clocks.jsonl")
     clocks.look()

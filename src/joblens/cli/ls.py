@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from joblens.cli import hub_client as pages
 from joblens.cli.table import plain, render_table, write
 from joblens.core import csv_cells
 from joblens.core.units import render_bytes, render_seconds
+from joblens.hub.status import ClockChange, JobStatus, SetStatus, StatusPage
 
 EXAMPLE = """example:
   joblens ls
@@ -25,7 +28,52 @@ COLUMNS = (
 )  # fmt: skip
 _WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, OSError)
 
-Data = dict[str, Any]
+
+class ListedSet(NamedTuple):
+    """A set with the jobs and users of its node."""
+
+    status: SetStatus
+    jobs: list[str]
+    users: list[str]
+    raw: dict[str, Any]  # as the page has it: it is passed on by --json
+
+    @property
+    def node(self) -> tuple[str, str]:
+        return self.status.cluster, self.status.node
+
+    @property
+    def error(self) -> str:
+        return self.status.error or ""
+
+    def as_json(self) -> dict[str, Any]:
+        cluster, node = self.node
+        names = {"cluster": cluster, "node": node, "error": ""}
+        return {**names, **self.raw, "jobs": self.jobs, "users": self.users}
+
+
+class ListedJob(NamedTuple):
+    status: JobStatus
+    sent_by: tuple[str, str]  # cluster and node of the agent, which can serve several nodes
+    raw: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        names = {"sent_by": list(self.sent_by), "node": self.status.node, "cluster": self.status.cluster}
+        return {**names, **self.raw}
+
+
+class Listing(NamedTuple):
+    nodes: list[dict[str, Any]]  # for --json only
+    sets: list[ListedSet]
+    jobs: list[ListedJob]
+    clocks: list[ClockChange]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "nodes": self.nodes,
+            "sets": [it.as_json() for it in self.sets],
+            "jobs": [it.as_json() for it in self.jobs],
+            "clocks": msgspec.to_builtins(self.clocks),
+        }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,101 +90,89 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     place, found = pages.ask_first(pages.find_places(options), "/sets")
     try:
-        text = show(select(normalise(found), options.node, options.job, options.user), options)
+        text = show(select(parse_page(found), options.node, options.job, options.user), options)
     except _WRONG:
         raise pages.other_answer(place, "no list of sets and jobs") from None
     write(text)
     return 0
 
 
-def show(found: Data, options: argparse.Namespace) -> str:
+def show(found: Listing, options: argparse.Namespace) -> str:
     if options.json:
-        return json.dumps(found, indent=2) + "\n"
+        return json.dumps(found.as_json(), indent=2) + "\n"
     if options.csv:
         return render_csv(found)
-    if not found["sets"] and not found["jobs"]:
-        print("joblens: no node has sent anything, or none is like that", file=sys.stderr)
+    if not found.sets and not found.jobs:
+        print("joblens: no node has sent anything, or none matches", file=sys.stderr)
         return ""
     return "\n".join(render(found, options.verbose)) + "\n"
 
 
-def normalise(found: Data) -> Data:
-    """What an agent says of one node, and a hub of many, in one form: each set with its node and jobs."""
-    node, cluster = found.get("node", ""), found.get("cluster", "")
-    jobs = [_with_sender(job, node, cluster) for job in found["jobs"]]
+def parse_page(found: Any) -> Listing:
+    """Bring the page of an agent, about one node, and that of a hub into one form. Raises ValueError."""
+    page = msgspec.convert(found, StatusPage)
+    cluster, node = page.cluster or "", page.node or ""
+    jobs = []
+    for job, raw in zip(page.jobs, found["jobs"]):
+        job.cluster, job.node = job.cluster or cluster, job.node or node
+        sent_by = job.sent_by or ((cluster, node) if node else (job.cluster, job.node))
+        jobs.append(ListedJob(job, sent_by, raw))
     sets = []
-    for item in found["sets"]:
-        known = {"cluster": cluster, "node": node, "error": "", **item}
-        here = [it for it in jobs if it["sent_by"] == [known["cluster"], known["node"]]]
-        known["jobs"] = [str(it["jobid"]) for it in here]
-        known["users"] = sorted({str(it["user"]) for it in here if it["user"]})
-        sets.append(known)
-    return {"nodes": found.get("nodes", []), "sets": sets, "jobs": jobs, "clocks": found.get("clocks", [])}
+    for item, raw in zip(page.sets, found["sets"]):
+        item.cluster, item.node = item.cluster or cluster, item.node or node
+        here = [it.status for it in jobs if it.sent_by == (item.cluster, item.node)]
+        users = sorted({job.user for job in here if job.user})
+        sets.append(ListedSet(item, [job.jobid for job in here], users, raw))
+    return Listing(found.get("nodes", []), sets, jobs, page.clocks)
 
 
-def _with_sender(job: Data, node: str, cluster: str) -> Data:
-    """One machine can play several nodes of a scheduler, so a job's node need not be that of the sets."""
-    known = {"node": node, "cluster": cluster, **job}
-    sender = [cluster, node] if node else [known["cluster"], known["node"]]
-    return {"sent_by": sender, **known}
-
-
-def select(found: Data, node: str | None, job: str | None, user: str | None) -> Data:
+def select(found: Listing, node: str | None, job: str | None, user: str | None) -> Listing:
     jobs = [
         it
-        for it in found["jobs"]
-        if (_like(it["node"], node) or _like(it["sent_by"][1], node))
-        and _like(it["jobid"], job)
-        and _like(it["user"], user)
+        for it in found.jobs
+        if (_matches(it.status.node, node) or _matches(it.sent_by[1], node))
+        and _matches(it.status.jobid, job)
+        and _matches(it.status.user, user)
     ]
-    places = [it["sent_by"] for it in jobs]
+    senders = {it.sent_by for it in jobs}
     by_job = job is not None or user is not None
-    sets = [
-        it
-        for it in found["sets"]
-        if _like(it["node"], node) and (not by_job or [it["cluster"], it["node"]] in places)
-    ]
-    nodes = [it for it in found["nodes"] if _like(it["node"], node)]
-    clocks = [it for it in found["clocks"] if _like(it["node"], node)]
-    return {**found, "nodes": nodes, "sets": sets, "jobs": jobs, "clocks": clocks}
-
-
-def _like(text: object, pattern: str | None) -> bool:
-    return pattern is None or fnmatchcase(str(text), pattern)
-
-
-def render_csv(found: Data) -> str:
-    several = ("jobs", "users")
-    return csv_cells.render_csv(
-        COLUMNS,
-        (
-            [" ".join(it[name]) if name in several else it.get(name) for name in COLUMNS]
-            for it in found["sets"]
-        ),
+    return Listing(
+        [it for it in found.nodes if _matches(it["node"], node)],
+        [it for it in found.sets if _matches(it.node[1], node) and (not by_job or it.node in senders)],
+        jobs,
+        [it for it in found.clocks if _matches(it.node, node)],
     )
 
 
-Cell = Callable[[Data], str]
-_CELLS: dict[str, Cell] = {
-    "cluster": lambda it: str(it["cluster"]),
-    "node": lambda it: str(it["node"]),
-    "set": lambda it: str(it["set"]),
-    "job": lambda it: _some(it["jobs"]),
-    "user": lambda it: _some(it["users"]),
-    "rows": lambda it: str(it["rows"]),
-    "values": lambda it: str(it["values"]),
-    "every": lambda it: _known(it["interval_seconds"], render_seconds),
-    "age": lambda it: _known(it["age_seconds"], render_seconds),
-    "took": lambda it: _known(it["duration_seconds"], render_seconds),
-    "state": lambda it: str(it["state"]) + (f": {it['error']}" if it["error"] else ""),
+def _matches(text: str, pattern: str | None) -> bool:
+    return pattern is None or fnmatchcase(text, pattern)
+
+
+def render_csv(found: Listing) -> str:
+    rows = ({**it.as_json(), "jobs": " ".join(it.jobs), "users": " ".join(it.users)} for it in found.sets)
+    return csv_cells.render_csv(COLUMNS, ([row.get(name) for name in COLUMNS] for row in rows))
+
+
+_CELLS: dict[str, Callable[[ListedSet], str]] = {
+    "cluster": lambda it: it.status.cluster,
+    "node": lambda it: it.status.node,
+    "set": lambda it: it.status.set,
+    "job": lambda it: _first_of(it.jobs),
+    "user": lambda it: _first_of(it.users),
+    "rows": lambda it: str(it.status.rows),
+    "values": lambda it: str(it.status.values),
+    "every": lambda it: render_seconds(it.status.interval_seconds),
+    "age": lambda it: _render(it.status.age_seconds, render_seconds),
+    "took": lambda it: render_seconds(it.status.duration_seconds),
+    "state": lambda it: it.status.state + (f": {it.error}" if it.error else ""),
 }
 _LEFT = ("cluster", "node", "set", "job", "user", "state")
 
 
-def render(found: Data, verbose: bool = False) -> list[str]:
-    """The sets, then the jobs. What is the same for all is said once, above."""
-    sets = sorted(found["sets"], key=lambda it: (str(it["cluster"]), str(it["node"])))
-    nodes = {(str(it["cluster"]), str(it["node"])) for it in sets}
+def render(found: Listing, verbose: bool = False) -> list[str]:
+    """Render the sets, then the jobs. What all sets have in common is printed once, above them."""
+    sets = sorted(found.sets, key=lambda it: it.node)
+    nodes = {it.node for it in sets}
     names = ["node", "set", "job", "user", "values", "age", "took", "state"]
     if verbose:
         names = list(_CELLS)
@@ -144,30 +180,30 @@ def render(found: Data, verbose: bool = False) -> list[str]:
     if len(nodes) == 1:
         lines = [f"node {plain(next(iter(nodes))[1])}", ""]
         names = [name for name in names if name not in ("cluster", "node")]
-    if not any(it["jobs"] for it in sets) or (len(nodes) == 1 and not verbose):
-        names = [name for name in names if name not in ("job", "user")]  # below, each with more of it
+    if not any(it.jobs for it in sets) or (len(nodes) == 1 and not verbose):
+        names = [name for name in names if name not in ("job", "user")]  # the table of jobs has them
         names = [*names[:1], "rows", *names[1:]] if "rows" not in names else names
     rows = [[_CELLS[name](it) for name in names] for it in sets]
     left = [names.index(name) for name in _LEFT if name in names]
     shrink = names.index("job") if "job" in names and not verbose else None
     lines += render_table(names, rows, left, shrink)
-    lines += ["", *_render_jobs(found["jobs"], many=len(nodes) > 1)]
-    return [*lines, "", *_render_clocks(found["clocks"])] if verbose and found["clocks"] else lines
+    lines += ["", *_render_jobs([it.status for it in found.jobs], many=len(nodes) > 1)]
+    return [*lines, "", *_render_clocks(found.clocks)] if verbose and found.clocks else lines
 
 
-def _render_jobs(jobs: list[Data], many: bool) -> list[str]:
+def _render_jobs(jobs: list[JobStatus], many: bool) -> list[str]:
     if not jobs:
         return ["no job is running " + ("on any of them" if many else "here")]
-    if many or any("cpu_seconds" not in job for job in jobs):
-        return _render_where(jobs)
+    if many or any(job.cpu_seconds is msgspec.UNSET for job in jobs):
+        return _render_job_nodes(jobs)
     rows = [
         (
-            str(job["jobid"]),
-            job["user"] or "?",
-            job["source"],
-            _known(job["cpu_seconds"], render_seconds),
-            _known(job["memory_bytes"], render_bytes),
-            str(job["processes"]),
+            job.jobid,
+            job.user or "?",
+            job.source or "",
+            _render(job.cpu_seconds, render_seconds),
+            _render(job.memory_bytes, render_bytes),
+            _render(job.processes, lambda count: f"{count:g}"),
         )
         for job in jobs
     ]
@@ -176,13 +212,13 @@ def _render_jobs(jobs: list[Data], many: bool) -> list[str]:
     )
 
 
-def _render_where(jobs: list[Data]) -> list[str]:
+def _render_job_nodes(jobs: list[JobStatus]) -> list[str]:
     nodes: dict[tuple[str, str], list[str]] = {}
     users: dict[tuple[str, str], str] = {}
     for job in jobs:
-        name = str(job["cluster"]), str(job["jobid"])
-        nodes.setdefault(name, []).append(str(job["node"]))
-        users[name] = str(job["user"] or users.get(name, ""))
+        name = job.cluster, job.jobid
+        nodes.setdefault(name, []).append(job.node)
+        users[name] = job.user or users.get(name, "")
     rows = [
         (job, users[cluster, job] or "?", str(len(found)), " ".join(found))
         for (cluster, job), found in nodes.items()
@@ -190,14 +226,14 @@ def _render_where(jobs: list[Data]) -> list[str]:
     return render_table(("job", "user", "nodes", "which"), rows, left=(0, 1, 3), shrink=3)
 
 
-def _render_clocks(clocks: list[Data]) -> list[str]:
-    """When which node's clock was found wrong, or right again."""
+def _render_clocks(clocks: list[ClockChange]) -> list[str]:
+    """Render when a node's clock became wrong, or right again."""
     rows = [
         (
-            datetime.fromtimestamp(it["time"]).astimezone().isoformat(" ", "seconds"),
-            str(it["cluster"]),
-            str(it["node"]),
-            _offset(it["offset_seconds"]) if it["wrong"] else "right again",
+            datetime.fromtimestamp(it.time).astimezone().isoformat(" ", "seconds"),
+            it.cluster,
+            it.node,
+            _offset(it.offset_seconds) if it.wrong else "right again",
         )
         for it in clocks
     ]
@@ -208,11 +244,11 @@ def _offset(seconds: float) -> str:
     return f"{render_seconds(abs(seconds))} {'behind' if seconds > 0 else 'ahead'}"
 
 
-def _some(names: list[str]) -> str:
+def _first_of(names: list[str]) -> str:
     if not names:
         return "-"
     return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
 
 
-def _known(value: Any, show_it: Callable[[float], str]) -> str:
-    return "-" if value is None else show_it(value)
+def _render(value: float | msgspec.UnsetType | None, show_it: Callable[[float], str]) -> str:
+    return show_it(value) if isinstance(value, (int, float)) else "-"

@@ -1,11 +1,12 @@
-"""What is missing and will not come: one line each in `gaps.jsonl`, with whose it is and why."""
+"""Data that is lost: one line for each gap in `gaps.jsonl`, with its origin and the reason."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from joblens.hub.damage import Damage
 from joblens.hub.identity import read_identity
@@ -14,18 +15,66 @@ from joblens.hub.segments import Segment
 from joblens.wire.header import Header
 
 _MOST_KNOWN = 200_000
-_NAMES = ("kind", "segment", "cluster", "node", "boot", "first", "last")
+
+
+class NodeGap(Line, tag="node", kw_only=True):
+    """Batches that a node had to drop."""
+
+    cluster: str
+    node: str
+    boot: str = ""
+    first: int
+    last: int
+    from_ns: int = 0
+    to_ns: int = 0
+    why: str = ""
+
+    def identity(self) -> Hashable:
+        return self.cluster, self.node, self.boot, self.first, self.last
+
+
+class SinkGap(Line, tag="sink", kw_only=True):
+    """A segment that was deleted before these sinks had stored it."""
+
+    segment: int
+    sinks: tuple[str, ...] = ()
+    bytes: int = 0
+    why: str = "the journal was full"
+
+    def identity(self) -> Hashable:
+        return "sink", self.hub, self.segment  # a new journal uses the same numbers again
+
+
+class DamageGap(Line, tag="damage", kw_only=True):
+    """Batches of a damaged segment, or bytes of it whose batches cannot be identified."""
+
+    segment: int
+    sinks: tuple[str, ...] = ()
+    why: str = "damaged in the journal"
+    cluster: str | UnsetType = UNSET
+    node: str | UnsetType = UNSET
+    boot: str | UnsetType = UNSET
+    first: int | UnsetType = UNSET
+    last: int | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+
+    def identity(self) -> Hashable:
+        return "damage", self.hub, self.segment, self.cluster, self.node, self.boot, self.first, self.last
+
+
+AnyGap = NodeGap | SinkGap | DamageGap
 
 
 class Gaps:
-    """A gap is told by its node until that is acknowledged, so the same can come again: it is kept once."""
+    """Each gap once: a node reports one until that is acknowledged, so that it can arrive again."""
 
     def __init__(self, path: Path, log: Callable[[str], None] = print, most_bytes: int = MOST_BYTES) -> None:
-        self._home, self._lines = path.parent, Lines(path, log, most_bytes)
+        self._home = path.parent
+        self._lines: Lines[AnyGap] = Lines(path, AnyGap, log, most_bytes)
         found = self._lines.load()
-        self._known = set(map(_identity, found))
-        self._told: dict[int, Line] = {}  # and not written down yet
-        self._count = self._lines.dropped + Counter(str(gap.get("kind")) for gap in found)
+        self._known = {hash(gap.identity()) for gap in found}  # numbers only: there can be very many
+        self._unsaved: dict[int, AnyGap] = {}
+        self._count = self._lines.dropped + Counter(map(_kind, found))
 
     @property
     def of_nodes(self) -> int:
@@ -40,56 +89,43 @@ class Gaps:
         return self._count["damage"]
 
     def of_node(self, header: Header) -> None:
-        """Written down by `save`, for many nodes at once."""
-        batch = header.batch
-        who = {"kind": "node", "cluster": batch.cluster, "node": batch.node}
-        told: list[Line] = [{**who, **gap._asdict()} for gap in header.gaps()]
-        self._told.update((_identity(gap), gap) for gap in told)
+        """Add the gaps that a batch reports. `save` writes them, for many nodes at once."""
+        cluster, node, *_ = header.batch
+        for it in header.gaps():
+            gap = NodeGap(cluster=cluster, node=node, **it._asdict())
+            self._unsaved[hash(gap.identity())] = gap
 
     def save(self) -> None:
-        """On the disk on return. Raises OSError; then they are kept for the next time."""
-        self._add(list(self._told.values()))
-        self._told.clear()
+        """Write the gaps of nodes durably. Raises OSError, and then they are kept for the next call."""
+        self._add(list(self._unsaved.values()))
+        self._unsaved.clear()
 
     def of_segment(self, segment: Segment, sinks: Iterable[str], size: int) -> None:
-        """On the disk on return: what is missing is known before it is missing. Raises OSError."""
-        which = {
-            "kind": "sink",
-            "hub": read_identity(self._home),  # a journal that began anew has the same numbers again
-            "segment": segment.number,
-            "sinks": sorted(sinks),
-            "bytes": size,
-        }
-        self._add([{**which, "why": "the journal was full"}])
+        """Record a segment durably before it is deleted. Raises OSError."""
+        hub = read_identity(self._home)
+        self._add([SinkGap(hub=hub, segment=segment.number, sinks=tuple(sorted(sinks)), bytes=size)])
 
     def of_damage(self, segment: Segment, damage: Damage) -> bool:
-        """On the disk on return. False if it was there before, or no sink misses it. Raises OSError."""
-        which = {
-            "kind": "damage",
-            "hub": read_identity(self._home),
-            "segment": segment.number,
-            "sinks": list(damage.sinks),
-            "why": "damaged in the journal",
-        }
-        lost = [{**which, **it._asdict()} for it in damage.lost]
+        """Record durably. Return False if it is known already, or no sink needs it. Raises OSError."""
+        hub, sinks = read_identity(self._home), damage.sinks
+        lost = [DamageGap(hub=hub, segment=segment.number, sinks=sinks, **it._asdict()) for it in damage.lost]
         if damage.unknown_bytes:
-            lost.append(
-                {**which, "bytes": damage.unknown_bytes, "why": "damaged in the journal: whose is unknown"}
-            )
-        return self._add(lost) if damage.sinks else False
+            why = "damaged in the journal: the nodes are unknown"
+            size = damage.unknown_bytes
+            lost.append(DamageGap(hub=hub, segment=segment.number, sinks=sinks, why=why, bytes=size))
+        return self._add(lost) if sinks else False
 
-    def _add(self, gaps: list[Line]) -> bool:
-        new = {_identity(gap): gap for gap in gaps if _identity(gap) not in self._known}
+    def _add(self, gaps: Sequence[AnyGap]) -> bool:
+        identified = {hash(gap.identity()): gap for gap in gaps}
+        new = {number: gap for number, gap in identified.items() if number not in self._known}
         if not new:
             return False
         self._lines.add(list(new.values()))
         if len(self._known) < _MOST_KNOWN:
             self._known |= new.keys()
-        self._count.update(gap["kind"] for gap in new.values())
+        self._count.update(map(_kind, new.values()))
         return True
 
 
-def _identity(gap: dict[str, Any]) -> int:
-    """As a number: there can be very many."""
-    whose = gap.get("hub") if gap.get("kind") in ("sink", "damage") else ""
-    return hash((whose, *(str(gap.get(name)) for name in _NAMES)))
+def _kind(gap: AnyGap) -> str:
+    return str(type(gap).__struct_config__.tag)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any
 
-from joblens.agent.live import WANTED, describe_set
 from joblens.core.errors import MalformedError
 from joblens.core.model import ABSENT
 from joblens.hub.decode import Columns, decode_columns
 from joblens.wire.frame import MAGIC, WRONG, section_end
+from joblens.wire.live import WANTED, LiveSet, describe_set
 
 _MOST_KNOWN = 100_000
 _MOST_KEPT = 1 << 18  # bytes of one node; a batch with more is a strange one
@@ -77,7 +76,7 @@ class Now:
         self.last = b""
         self.picker: Picker | None = None  # which counts the last one, if that is kept as a whole
         self._described = True
-        self._sets: list[dict[str, Any]] = []
+        self._sets: list[LiveSet] = []
 
     def forget(self) -> None:
         """The last batch: another one comes, or none."""
@@ -86,7 +85,7 @@ class Now:
             self.picker = None
         self.last, self._described = b"", False
 
-    def describe(self, anew: bool) -> list[dict[str, Any]]:
+    def describe(self, anew: bool) -> list[LiveSet]:
         """The first and the last tick of each set; as they were before, where there is no time for more."""
         if anew and not self._described:
             picked = self.last if self.picker is None else self.picker.pick(self.last)
@@ -105,7 +104,7 @@ def _ends(columns: Columns) -> list[int]:
     return sorted({0, len(columns.times) - 1})
 
 
-def describe(picked: bytes) -> list[dict[str, Any]]:
+def describe(picked: bytes) -> list[LiveSet]:
     """The first and the last tick of each set. Nothing if it cannot be read, or is none of ours: the page is
     of all nodes."""
     try:
@@ -114,7 +113,7 @@ def describe(picked: bytes) -> list[dict[str, Any]]:
         return []
 
 
-def _describe(found: list[Columns]) -> list[dict[str, Any]]:
+def _describe(found: list[Columns]) -> list[LiveSet]:
     sets = []
     for columns in found:
         for tick in _ends(columns):

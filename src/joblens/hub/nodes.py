@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
+from joblens.core.errors import printable
 from joblens.hub.limits import Bucket
 from joblens.hub.live import Now
+from joblens.hub.status import JobStatus, NodeStatus, SetStatus
 from joblens.wire.header import Header
+from joblens.wire.live import LiveSet
 
 WRONG_CLOCK = 5.0  # seconds
 LIVE, LATE, GONE = "live", "late", "gone"
@@ -73,15 +75,6 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter([node for node in self._nodes.values() if node.header is not None])
 
-    def describe(self, now: float, wrong_since: Callable[[Node], float | None]) -> dict[str, Any]:
-        """Every set of every node, as `joblens ls` shows it."""
-        nodes = sorted(self, key=lambda node: (node.cluster, node.node))
-        return {
-            "nodes": [_describe_node(node, now) | {"clock_wrong_since": wrong_since(node)} for node in nodes],
-            "sets": [item for node in nodes for item in _describe_sets(node, now)],
-            "jobs": [item for node in nodes for item in _describe_jobs(node)],
-        }
-
 
 def state(age: float, pace: float) -> str:
     """By how many batches have not come that should have."""
@@ -94,64 +87,59 @@ def node_state(node: Node, now: float) -> str:
     return state(node.age(now), max(node.period, node.header.interval if node.header else 0.0))
 
 
-def _describe_node(node: Node, now: float) -> dict[str, Any]:
-    assert node.header is not None  # noqa: S101 (those without are not listed)
-    return {
-        "cluster": node.cluster,
-        "node": node.node,
-        "boot": node.header.batch.boot,
-        "agent": node.header.agent,
-        "listen": node.header.listen,
-        "age_seconds": node.age(now),
-        "clock_offset_seconds": node.offset,
-        "clock_wrong": node.clock_wrong,
-        "state": node_state(node, now),
-        "jobs": len(node.header.raw_jobs),
-    }
+def node_status(node: Node, now: float, wrong_since: float | None) -> NodeStatus:
+    assert node.header is not None  # noqa: S101 (nodes without one are not listed)
+    return NodeStatus(
+        cluster=node.cluster,
+        node=node.node,
+        boot=node.header.batch.boot,
+        agent=node.header.agent,
+        listen=node.header.listen,
+        age_seconds=node.age(now),
+        clock_offset_seconds=node.offset,
+        clock_wrong=node.clock_wrong,
+        state=node_state(node, now),
+        jobs=len(node.header.raw_jobs),
+        clock_wrong_since=wrong_since,
+    )
 
 
-def _describe_sets(node: Node, now: float) -> list[dict[str, Any]]:
-    assert node.header is not None  # noqa: S101
+def set_statuses(node: Node, now: float) -> list[SetStatus]:
     age = node.age(now)
     return [
-        {
-            "cluster": node.cluster,
-            "node": node.node,
-            "set": item.name,
-            "rows": item.rows,
-            "values": item.values,
-            "interval_seconds": item.interval,
-            "age_seconds": age,
-            "duration_seconds": item.duration,
-            "state": state(age, max(node.period, item.interval)),
-            "clock_wrong": node.clock_wrong,
-        }
-        for item in node.header.sets()
+        SetStatus(
+            cluster=node.cluster,
+            node=node.node,
+            set=item.name,
+            rows=item.rows,
+            values=item.values,
+            interval_seconds=item.interval,
+            age_seconds=age,
+            duration_seconds=item.duration,
+            state=state(age, max(node.period, item.interval)),
+            clock_wrong=node.clock_wrong,
+        )
+        for item in (node.header.sets() if node.header else ())
     ]
 
 
-def describe_owners(node: Node) -> list[dict[str, Any]]:
-    """Which users its jobs are of, in the form of the set `job_info` of `/now`."""
+def job_statuses(node: Node) -> list[JobStatus]:
+    return [
+        JobStatus(
+            cluster=printable(job.cluster),
+            jobid=printable(job.id),
+            node=printable(job.node),
+            user=printable(job.user),
+            uid=job.uid,
+            sent_by=(node.cluster, node.node),
+        )
+        for job in (node.header.jobs() if node.header else ())
+    ]
+
+
+def describe_owners(node: Node) -> list[LiveSet]:
+    """Return the users of its jobs as the set `job_info` of `/now`."""
     jobs = node.header.jobs() if node.header else []
-    if not jobs:
-        return []
     rows = [[job.cluster, job.id, job.node, job.user, 1] for job in jobs]
-    labels = ["cluster", "jobid", "node", "user"]
-    return [
-        {"set": "job_info", "time_ns": int(node.made * 1e9), "labels": labels, "columns": [""], "rows": rows}
-    ]
-
-
-def _describe_jobs(node: Node) -> list[dict[str, Any]]:
-    assert node.header is not None  # noqa: S101
-    return [
-        {
-            "cluster": job.cluster,
-            "jobid": job.id,
-            "node": job.node,
-            "user": job.user,
-            "uid": job.uid,
-            "sent_by": [node.cluster, node.node],  # one machine can play several nodes of a scheduler
-        }
-        for job in node.header.jobs()
-    ]
+    labels = ("cluster", "jobid", "node", "user")
+    return [LiveSet("job_info", int(node.made * 1e9), labels, ("",), rows)] if rows else []

@@ -7,14 +7,26 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from joblens.core.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 from joblens.hub.auth import is_ours
 from joblens.hub.connection import Page
-from joblens.hub.nodes import GONE, LATE, LIVE, describe_owners, node_state
+from joblens.hub.nodes import (
+    GONE,
+    LATE,
+    LIVE,
+    describe_owners,
+    job_statuses,
+    node_state,
+    node_status,
+    set_statuses,
+)
 from joblens.hub.receive import Receiver
 from joblens.hub.requests import Request
 from joblens.hub.responses import Refused, Response
 from joblens.hub.retention import Lag
+from joblens.hub.status import StatusPage
 from joblens.wire.exposition import OPENMETRICS, PROMETHEUS, Exposition
 from joblens.wire.mac import is_same
 
@@ -106,7 +118,7 @@ class Pages:
         return make[request.path](request)
 
     def _sets(self, request: Request) -> Page:
-        return Page(Response(200, json.dumps(self.sets())), "application/json")
+        return Page(Response(200, msgspec.json.encode(self.sets()).decode()), "application/json")
 
     def _now(self, request: Request) -> Page:
         return Page(Response(200, json.dumps(self.now())), "application/json")
@@ -134,10 +146,16 @@ class Pages:
             ],
         }
 
-    def sets(self) -> dict[str, Any]:
-        clocks = self._receiver.clocks
-        found = self._receiver.nodes.describe(time.time(), clocks.wrong_since)
-        return {"hub": True, **found, "clocks": clocks.describe()}
+    def sets(self) -> StatusPage:
+        now, clocks = time.time(), self._receiver.clocks
+        nodes = sorted(self._receiver.nodes, key=lambda node: (node.cluster, node.node))
+        return StatusPage(
+            hub=True,
+            nodes=[node_status(node, now, clocks.wrong_since(node)) for node in nodes],
+            sets=[item for node in nodes for item in set_statuses(node, now)],
+            jobs=[item for node in nodes for item in job_statuses(node)],
+            clocks=clocks.changes(),
+        )
 
     def _rows(self) -> list[Rows]:
         receiver, now = self._receiver, time.time()

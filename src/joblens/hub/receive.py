@@ -215,7 +215,7 @@ class Receiver:
         node, header, offset = about
         node.update(header, entry.received_ns, offset)
         if offset is not None:
-            self.clocks.look(node, header.batch.boot)
+            self.clocks.check(node, header.batch.boot)
         if node.header is header:
             self._picker.keep(node.now, entry.data)
         if header.raw_gaps:

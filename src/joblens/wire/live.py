@@ -1,0 +1,64 @@
+"""The figures that a live view needs, each with its time: the page `/now` of agent and hub.
+
+Counters are raw: a client that polls twice computes the rate.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence
+
+from joblens.core.model import ABSENT, Key, Schema
+from joblens.core.named_tuple import NamedTuple
+
+WANTED: Dict[str, Sequence[str]] = {
+    "cpu": ("user_seconds", "nice_seconds", "system_seconds", "irq_seconds", "softirq_seconds"),
+    "memory": ("mem_total_bytes", "mem_available_bytes"),
+    "load": ("load1",),
+    "disk": ("read_bytes", "written_bytes"),
+    "network": ("received_bytes", "sent_bytes"),
+    "gpu": ("up", "busy_ratio", "memory_used_bytes", "memory_total_bytes"),
+    "job": (
+        "cpu_seconds", "memory_bytes", "memory_limit_bytes", "read_bytes", "written_bytes", "processes",
+        "cpus",
+    ),
+    "job_info": ("",),
+    "job_gpu": ("busy_ratio", "memory_used_bytes"),
+}  # fmt: skip
+
+
+class LiveSet(NamedTuple):
+    """One set at one time. A row is its key, then its figures in base units, None where unknown."""
+
+    set: str
+    time_ns: int
+    labels: Sequence[str]
+    columns: Sequence[str]
+    rows: List[List[Any]]
+    cores: Optional[int] = None  # of the set `cpu`
+
+    def as_json(self) -> Dict[str, Any]:
+        found = self._asdict()
+        if self.cores is None:
+            del found["cores"]
+        return found
+
+
+def describe_set(
+    time_ns: int, schema: Schema, keys: Sequence[Key], values: Sequence[int]
+) -> Optional[LiveSet]:
+    """Select the figures of a set that a live view needs. Return None if it needs none."""
+    wanted = WANTED.get(schema.set)
+    if wanted is None:
+        return None
+    places = [(place, column) for place, column in enumerate(schema.columns) if column.name in wanted]
+    width = len(schema.columns)
+    rows: List[List[Any]] = []
+    for number, key in enumerate(keys):
+        if schema.set == "cpu" and key != ("total",):
+            continue
+        row = [values[number * width + place] for place, _ in places]
+        figures = [None if it == ABSENT else column.in_base_units(it) for it, (_, column) in zip(row, places)]
+        rows.append([*key, *figures])
+    names = [column.name for _, column in places]
+    cores = len(keys) - 1 if schema.set == "cpu" else None
+    return LiveSet(schema.set, time_ns, schema.labels, names, rows, cores)
