@@ -22,7 +22,6 @@ from joblens.hub.gaps import Gaps as HubGaps
 from joblens.hub.groups import Group, load_group
 from joblens.hub.identity import load_identity, read_identity
 from joblens.hub.journal import recover
-from joblens.hub.kafka.client import OPTIONS as KAFKA_OPTIONS
 from joblens.hub.kafka.client import Kafka
 from joblens.hub.kafka.dedup import _parse as parse_known
 from joblens.hub.kafka.intake import _read_claim
@@ -176,7 +175,7 @@ class _Notes(Kafka):
     """Kafka, as far as one note is read."""
 
     def __init__(self, note: bytes) -> None:
-        super().__init__(KAFKA_OPTIONS)
+        super().__init__("127.0.0.1:9092", "joblens", {})
         self._note = note
 
     def read_note(self, name: str, key: str) -> bytes:

@@ -32,7 +32,7 @@ EXCLUDED = {
     "collectors.gpu.smi._Smi._parse": "the program's words, which the target `nvidia-smi` reads",
     "collectors.gpu.nvml.load_nvml": "loads NVIDIA's library",
     "hub.kafka.client.load_kafka": "loads Kafka's library",
-    "hub.sink.read_first_line": "what the hub itself tells a process that it starts",
+    "hub.sink.read_task": "written by the hub itself for a process that it starts",
     "hub.server.load_tls": "OpenSSL reads the certificate",
     "jobs.running._load": "as any job on its way, in the target `incoming`",
     "machine_recording._read_all": "runs the collectors, each of which has a target",

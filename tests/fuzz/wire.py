@@ -14,6 +14,7 @@ from hub.made import Running, encode, node_samples, seconds, write_segment
 from hub.sending import make_batch, make_header
 from joblens.agent.http_server import body_length, parse_request
 from joblens.agent.sender import _retry_after, acknowledges, highest_of
+from joblens.cli import ls
 from joblens.core.config import Url
 from joblens.core.errors import JoblensError, MalformedError
 from joblens.hub.auth import parse_unmunge, read_claim, read_payload
@@ -297,6 +298,21 @@ def _series() -> list[bytes]:
     ]
 
 
+def status_page(data: bytes) -> None:
+    """What `joblens ls` reads, of any server."""
+    page = ls.parse_page(json.loads(data))
+    assert all(line.isprintable() for line in ls.render(page, verbose=True))
+    ls.render_csv(page)
+
+
+_PAGE = (
+    b'{"hub": true, "nodes": [{"cluster": "fox", "node": "c1"}], "sets": [{"cluster": "fox", "node": "c1", '
+    b'"set": "cpu", "rows": 1, "values": 9, "interval_seconds": 1.0, "age_seconds": 0.5, '
+    b'"duration_seconds": 0.01, "state": "live"}], "jobs": [{"cluster": "fox", "jobid": "7", "node": "c1", '
+    b'"user": "alice", "uid": 1, "sent_by": ["fox", "c1"]}], "clocks": [{"kind": "clock", "time": 1.0, '
+    b'"cluster": "fox", "node": "c1", "offset_seconds": 9.0, "wrong": true}]}'
+)
+
 TARGETS = (
     Target("batch-frame", batch_frame, _batches),
     Target("batch-header", batch_header, _headers),
@@ -316,5 +332,6 @@ TARGETS = (
     Target("marks", marks, lambda: _MARKS),
     Target("kafka-message", kafka_message, _batches),
     Target("promql", promql, _series),
+    Target("status-page", status_page, lambda: [_PAGE], ls.WRONG),
     Target("tsdb-report", tsdb_report, _series),
 )

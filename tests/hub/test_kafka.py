@@ -144,14 +144,14 @@ def test_documented_schema() -> None:
 
 
 def test_documented_settings() -> None:
-    for table in (OPTIONS, from_kafka.OPTIONS):
+    for table in (OPTIONS, from_kafka.Options._fields):
         for name in table:
             assert re.search(rf"^{name} = ", DOCS.read_text(), re.M), name
 
 
 def form(**options: Any) -> Form:
     chosen = {**OPTIONS, **options}
-    return Form(load_kafka(chosen), chosen)
+    return Form(load_kafka(chosen["brokers"], chosen["prefix"], chosen["options"]), chosen)
 
 
 def make_record(schema: Schema, keys: Any, values: list[int], **head: Any) -> Record:

@@ -15,7 +15,7 @@ from joblens.hub.groups import Groups
 from joblens.hub.retention import Changes
 from joblens.hub.runner import Child, Runner
 from joblens.hub.segments import list_sealed
-from joblens.hub.sink import SEALED, Hurry, Place, Work, check_options
+from joblens.hub.sink import SEALED, Hurry, Place, SinkTask, Work, check_options
 from joblens.hub.sinks.lake import LakeSink
 from joblens.store.home import find_home, make_home
 from waiting import PATIENCE, wait_for
@@ -96,7 +96,7 @@ def test_the_hub_tells_its_sinks_of_new_segments(tmp_path: Path) -> None:
 
 def test_a_sink_that_does_not_read(tmp_path: Path) -> None:
     """The hub does not wait for it, however many segments there are."""
-    child = Child("sink x", "none", {})
+    child = Child("sink x", "none", SinkTask("x", "", "", "lake", {}))
     program = "import time; time.sleep(1000)"
     child.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     try:

@@ -26,7 +26,8 @@ COLUMNS = (
     "cluster", "node", "set", "jobs", "users", "rows", "values", "interval_seconds", "age_seconds",
     "duration_seconds", "state", "error",
 )  # fmt: skip
-_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, OSError)
+# What a page of another server can lead to.
+WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, OSError)
 
 
 class ListedSet(NamedTuple):
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     place, found = pages.ask_first(pages.find_places(options), "/sets")
     try:
         text = show(select(parse_page(found), options.node, options.job, options.user), options)
-    except _WRONG:
+    except WRONG:
         raise pages.other_answer(place, "no list of sets and jobs") from None
     write(text)
     return 0

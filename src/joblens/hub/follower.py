@@ -1,6 +1,6 @@
 """The process that follows a batch system: `python -m joblens.hub.follower`, started by joblens.hub.runner.
 
-The first line of its input is JSON and says what to do. Its input ends with the hub, and so does the process.
+The first line of its input is a task as JSON. It exits when its input ends, which is when the hub does.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from joblens.core.errors import JoblensError, sentence
-from joblens.hub.sink import end_with_the_hub, log, read_first_line
+from joblens.hub.sink import FollowTask, end_with_the_hub, log, read_task
 from joblens.jobs.follow import SHORT_STEP, Follower, Log, Options
 from joblens.jobs.inferred import NAME as INFERRED
 from joblens.jobs.inferred import Inferred, Thresholds
@@ -27,10 +27,10 @@ from joblens.store.lake.watermarks import Arrivals, Unread
 
 
 def main() -> int:
-    told = read_first_line()
+    task = read_task(FollowTask)
     threading.Thread(target=end_with_the_hub, daemon=True).start()
     try:
-        follow(told, log)
+        follow(task, log)
     except JoblensError as error:
         log(f"jobs: {sentence(error)}")
     return 3
@@ -39,7 +39,7 @@ def main() -> int:
 def _open_scheduler(name: str, home: Home, folder: Path, options: Options) -> Scheduler:
     if name == INFERRED:
         state = State(folder)
-        state.load()  # what is wrong with it, the follower says
+        state.load()  # the follower reports what is wrong with it
         since, lake = state.since, Lake(home.lake)
         thresholds = Thresholds(options.least_cpu_seconds, options.least_seconds, options.least_cores)
         return Inferred(
@@ -54,19 +54,19 @@ def _open_scheduler(name: str, home: Home, folder: Path, options: Options) -> Sc
 
     scheduler = open_scheduler(name)
     if scheduler is None:
-        raise JoblensError(f"there is no scheduler {name!r:.40}")
+        raise JoblensError(f"unknown scheduler {name!r:.40}")
     return scheduler
 
 
-def follow(told: dict[str, Any], log: Log) -> NoReturn:
-    folder = Path(told["home"]) / "jobs"
+def follow(task: FollowTask, log: Log) -> NoReturn:
+    folder = Path(task.home) / "jobs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the one before may still be at its end
-        home = make_home(find_home(told["store"] or None))
-        options = Options(**told["options"])
-        scheduler = _open_scheduler(told["scheduler"], home, folder, options)
-        follower = Follower(scheduler, home, folder, told["hub"], options, log)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the previous process may still be ending
+        home = make_home(find_home(task.store or None))
+        options = Options(**task.options._asdict())
+        scheduler = _open_scheduler(task.scheduler, home, folder, options)
+        follower = Follower(scheduler, home, folder, task.hub, options, log)
         while True:
             began = time.monotonic()
             wait = follower.step()

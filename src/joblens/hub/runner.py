@@ -17,12 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from joblens.core.errors import sentence
 from joblens.core.json_file import parse_json
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 from joblens.hub.identity import load_identity
 from joblens.hub.settings import INFERRED, NONE, HubSettings, JobsSettings, is_loopback
-from joblens.hub.sink import SEALED, Place, check_options, load_status
+from joblens.hub.sink import SEALED, FollowTask, Place, SinkTask, check_options, load_status
 
 Log = Callable[[str], None]
 DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
@@ -98,8 +100,8 @@ def make_runner(settings: HubSettings, home: Path, log: Log, hub: str = "") -> R
 class Child:
     """One process, what it is told at first, and when it may be started again."""
 
-    def __init__(self, name: str, module: str, told: Mapping[str, Any]) -> None:
-        self.name, self.module, self.told = name, module, told
+    def __init__(self, name: str, module: str, task: SinkTask | FollowTask) -> None:
+        self.name, self.module, self._task = name, module, task
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self.since = 0.0
@@ -129,7 +131,7 @@ class Child:
             log(f"{self.name}: cannot be started: {sentence(error)}")
             self._later(now)
             return
-        self._write(json.dumps(self.told).encode() + b"\n")
+        self._write(json.dumps(msgspec.to_builtins(self._task)).encode() + b"\n")
         if self._hurries:
             self.hurry()
 
@@ -194,17 +196,11 @@ class SinkChild(Child):
         own_rows_only: bool,
         collect_seconds: float,
     ) -> None:
-        told = {
-            "name": place.name,
-            "home": str(place.home),
-            "hub": place.hub,
-            "type": kind,
-            "options": options,
-            "own_rows_only": own_rows_only,
-            "collect_seconds": collect_seconds,
-            "is_woken": True,
-        }
-        super().__init__(f"sink {place.name}", "joblens.hub.sink", told)
+        home = str(place.home)
+        task = SinkTask(
+            place.name, home, place.hub, kind, dict(options), own_rows_only, collect_seconds, is_woken=True
+        )
+        super().__init__(f"sink {place.name}", "joblens.hub.sink", task)
         self.place, self.kind = place, kind
 
 
@@ -226,6 +222,7 @@ class Runner:
             for name, (kind, options) in sinks.items()
         ]
         self._follower: Child | None = None
+        self._scheduler = ""
         self.flush: Callable[[], int] | None = None  # seals the journal's open segment: its number
         self.sealed: Callable[[], int] = lambda: 0  # segments so far
         self._flushed = self._woken = 0
@@ -243,14 +240,11 @@ class Runner:
         lakes = [found for kind, found in sinks.values() if kind == "lake"]
         if scheduler == INFERRED:
             options = options._replace(cluster="")
-        told = {
-            "home": str(self._home),
-            "hub": self._hub,
-            "scheduler": scheduler,
-            "store": lakes[0]["home"] if lakes else "",
-            "options": options._replace(wait_seconds=options.wait_seconds if lakes else 0.0)._asdict(),
-        }
-        self._follower = Child(f"jobs of {scheduler}", "joblens.hub.follower", told)
+        options = options._replace(wait_seconds=options.wait_seconds if lakes else 0.0)
+        store = lakes[0]["home"] if lakes else ""
+        task = FollowTask(str(self._home), self._hub, scheduler, store, options)
+        self._scheduler = scheduler
+        self._follower = Child(f"jobs of {scheduler}", "joblens.hub.follower", task)
 
     def start(self) -> None:
         self._thread.start()
@@ -322,11 +316,11 @@ class Runner:
         if untimely:
             rows.append(Rows(UNTIMELY, tuple(untimely), list(untimely.values())))
         if self._follower is not None:
-            rows.append(_rows_of_jobs(self._home, self._follower))
+            rows.append(_rows_of_jobs(self._home, self._scheduler, self._follower))
         return rows
 
 
-def _rows_of_jobs(home: Path, follower: Child) -> Rows:
+def _rows_of_jobs(home: Path, scheduler: str, follower: Child) -> Rows:
     found: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError, RecursionError):
         found.update(parse_json((home / "jobs" / "status.json").read_bytes()))
@@ -338,7 +332,7 @@ def _rows_of_jobs(home: Path, follower: Child) -> Rows:
         *(_count(found, name) for name in _COUNTS),
         follower.starts,
     ]
-    return Rows(JOBS, ((str(follower.told["scheduler"]),),), values)
+    return Rows(JOBS, ((scheduler,),), values)
 
 
 def _numbers(it: Mapping[str, Any]) -> list[int]:

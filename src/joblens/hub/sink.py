@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from joblens.core.errors import ConfigError, MalformedError, printable, sentence
 from joblens.core.files import UNFINISHED, unfinished_name
@@ -32,6 +34,7 @@ from joblens.hub.cursors import Cursor, Untimely, load_cursor, save_cursor
 from joblens.hub.damage import check_segment
 from joblens.hub.groups import Group, Groups
 from joblens.hub.segments import Segment, list_sealed, storing
+from joblens.hub.settings import JobsSettings
 
 SEALED = b"sealed"  # the line by which the hub tells its sinks to look at the journal
 # Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
@@ -323,19 +326,19 @@ def load_status(place: Place) -> dict[str, Any]:
 
 def main() -> int:
     """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
-    told = read_first_line()
+    task = read_task(SinkTask)
     hurry = Hurry()
     threading.Thread(target=end_with_the_hub, args=(hurry,), daemon=True).start()
-    place = Place(told["name"], Path(told["home"]), told["hub"])
+    place = Place(task.name, Path(task.home), task.hub)
     for folder in (place.cursor.parent, place.folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = place.cursor.with_suffix(".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)  # the one before may still be at its end
     _clear(place)
-    Checker.own_rows_only = bool(told.get("own_rows_only"))
-    sink: Sink = import_module(KINDS[told["type"]]).open_sink(place, told["options"])
-    poll = _WOKEN_POLL_SECONDS if told.get("is_woken") else _POLL_SECONDS
-    work = Work(place, told["type"], sink, log, float(told.get("collect_seconds", 0.0)), hurry, poll)
+    Checker.own_rows_only = task.own_rows_only
+    sink: Sink = import_module(KINDS[task.type]).open_sink(place, task.options)
+    poll = _WOKEN_POLL_SECONDS if task.is_woken else _POLL_SECONDS
+    work = Work(place, task.type, sink, log, task.collect_seconds, hurry, poll)
     while True:
         wait = work.step()
         if work.failures:
@@ -351,12 +354,38 @@ def _clear(place: Place) -> None:
             path.unlink(missing_ok=True)
 
 
-def read_first_line() -> Any:
-    """What a process that a hub has started is told at first, and no byte more: a hurry may follow."""
+class SinkTask(msgspec.Struct):
+    """The input of a sink's process."""
+
+    name: str
+    home: str
+    hub: str
+    type: str
+    options: dict[str, Any]
+    own_rows_only: bool = False
+    collect_seconds: float = 0.0
+    is_woken: bool = False
+
+
+class FollowTask(msgspec.Struct):
+    """The input of joblens.hub.follower."""
+
+    home: str
+    hub: str
+    scheduler: str
+    store: str
+    options: JobsSettings
+
+
+Task = TypeVar("Task", SinkTask, FollowTask)
+
+
+def read_task(kind: type[Task]) -> Task:
+    """Read the first line of a process that a hub has started, and no byte more: commands follow it."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte
-    return json.loads(line)
+    return msgspec.convert(json.loads(line), kind)
 
 
 def end_with_the_hub(hurry: Hurry | None = None) -> None:

@@ -15,8 +15,7 @@ from joblens.core.errors import ConfigError, ServerError
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
 
-# What every use of Kafka has. `options` are librdkafka's own, such as security.protocol.
-OPTIONS: dict[str, Any] = {"brokers": "127.0.0.1:9092", "prefix": "joblens", "options": {}}
+BROKERS, PREFIX = "127.0.0.1:9092", "joblens"  # defaults
 # Topics that are no set's, behind the prefix: notes on how far who is; raw batches; which of them are known.
 CURSORS, BATCHES, SEEN = "cursors", "batches", "seen"
 TIMEOUT = 30.0  # seconds for an answer
@@ -34,10 +33,9 @@ _CONSUMER = {"session.timeout.ms": 10_000, "queued.max.messages.kbytes": 16_384}
 class Kafka:
     """How to reach it, and the last thing that a connection has complained of."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.brokers: str = options["brokers"]
-        self.prefix: str = options["prefix"]
-        self._options = {str(name): value for name, value in options["options"].items()}
+    def __init__(self, brokers: str, prefix: str, options: Mapping[str, Any]) -> None:
+        self.brokers, self.prefix = brokers, prefix
+        self._options = {str(name): value for name, value in options.items()}
         self._complaint = ""
 
     def topic(self, name: str) -> str:
@@ -123,13 +121,13 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("_", "."): value for name, value in settings.items()}
 
 
-def load_kafka(options: Mapping[str, Any]) -> Kafka:
+def load_kafka(brokers: str, prefix: str, options: Mapping[str, Any]) -> Kafka:
     """Raises ConfigError if the package for it is missing."""
     try:
         import confluent_kafka  # noqa: F401
     except ImportError:
         raise ConfigError("Kafka needs the package confluent-kafka: pip install 'joblens[kafka]'") from None
-    return Kafka(options)
+    return Kafka(brokers, prefix, options)
 
 
 class Notes:

@@ -28,8 +28,17 @@ from joblens.core.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 from joblens.hub.damage import read_damaged, survey
 from joblens.hub.entries import LARGEST_BATCH, identify, pack_head, pack_index
 from joblens.hub.journal import Journal
-from joblens.hub.kafka import client as kafka_client
-from joblens.hub.kafka.client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, Notes, load_kafka
+from joblens.hub.kafka.client import (
+    BATCHES,
+    BROKERS,
+    CURSORS,
+    PREFIX,
+    SEEN,
+    TIMEOUT,
+    Kafka,
+    Notes,
+    load_kafka,
+)
 from joblens.hub.kafka.dedup import Known
 from joblens.hub.segments import list_sealed
 from joblens.wire.frame import LARGEST_HEADER, check_sections, read_header
@@ -38,11 +47,6 @@ from joblens.wire.header import BatchId, Header, parse_header
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, TopicPartition
 
-OPTIONS: dict[str, Any] = {
-    **kafka_client.OPTIONS,
-    "group": "joblens",
-    "topic": "",  # "": PREFIX.batches
-}
 PENDING = re.compile(r"(\d{8})\.pending", re.ASCII)
 _AT_ONCE = 200  # messages
 _POLL_SECONDS = 0.2
@@ -63,15 +67,26 @@ class Limits(NamedTuple):
 _DEFAULT = Limits()
 
 
-def check_options(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Of `[hub.kafka]`, with the defaults. Raises ConfigError."""
+class Options(NamedTuple):
+    """The table `[hub.kafka]`."""
+
+    brokers: str = BROKERS
+    prefix: str = PREFIX
+    options: Mapping[str, Any] = {}  # of librdkafka, such as security.protocol
+    group: str = "joblens"
+    topic: str = ""  # "": PREFIX.batches
+
+
+def check_options(table: Mapping[str, Any], path: str = "") -> Options:
+    """Parse `[hub.kafka]`. Raises ConfigError."""
+    known = Options()._asdict()
     for name, value in table.items():
-        if name not in OPTIONS:
-            raise ConfigError(f"there is no setting hub.kafka.{name}, there are {', '.join(OPTIONS)}", path)
-        if type(value) is not type(OPTIONS[name]):
-            such = f"where one such as {OPTIONS[name]!r} is needed"
+        if name not in known:
+            raise ConfigError(f"there is no setting hub.kafka.{name}, there are {', '.join(known)}", path)
+        if type(value) is not type(known[name]):
+            such = f"where one such as {known[name]!r} is needed"
             raise ConfigError(f"hub.kafka.{name} is {value!r:.60}, {such}", path)
-    return {**OPTIONS, **table}
+    return Options(**table)
 
 
 INTAKE = Schema(
@@ -102,14 +117,13 @@ class Intake:
         self,
         journal: Journal,
         hub: str,
-        options: Mapping[str, Any],
+        options: Options,
         log: Log,
         limits: Limits = _DEFAULT,
         heard: Heard = lambda header, data, received_ns: None,
     ) -> None:
-        self.kafka = load_kafka(options)
-        self.topic: str = options["topic"] or self.kafka.topic(BATCHES)
-        self.group: str = options["group"]
+        self.kafka = load_kafka(options.brokers, options.prefix, options.options)
+        self.topic, self.group = options.topic or self.kafka.topic(BATCHES), options.group
         self.name = f"{hub}-intake"
         self.journal, self.log, self.limits, self.heard = journal, log, limits, heard
         self.counts = Counts()

@@ -18,8 +18,7 @@ from joblens.core.json_file import parse_json
 from joblens.hub.batch_reader import Checker, choose_timely
 from joblens.hub.decode import decode_columns
 from joblens.hub.entries import LARGEST_BATCH
-from joblens.hub.kafka import client as kafka_client
-from joblens.hub.kafka.client import BATCHES, CURSORS, SEEN, TIMEOUT, Kafka, load_kafka
+from joblens.hub.kafka.client import BATCHES, BROKERS, CURSORS, PREFIX, SEEN, TIMEOUT, Kafka, load_kafka
 from joblens.hub.kafka.schema import Encode, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import Record, Segment
 from joblens.hub.sink import Place, Taken
@@ -31,7 +30,9 @@ if TYPE_CHECKING:
 
 JSON, AVRO, BATCH = "json", "avro", "batch"
 OPTIONS: dict[str, Any] = {
-    **kafka_client.OPTIONS,
+    "brokers": BROKERS,
+    "prefix": PREFIX,
+    "options": {},  # of librdkafka, such as security.protocol
     "format": JSON,  # or avro; or batch: what the nodes sent, for other hubs
     "one_topic": False,  # all sets on PREFIX.rows
     "schema_id": 0,  # of Avro: the number that a schema registry gave
@@ -59,7 +60,7 @@ class Done(NamedTuple):
 
 class KafkaSink:
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        self._kafka = load_kafka(options)
+        self._kafka = load_kafka(options["brokers"], options["prefix"], options["options"])
         self._name = f"{place.hub}-{place.name}"
         self._options = options
         self._form = Form(self._kafka, options)
