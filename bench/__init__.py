@@ -1,1 +1,1 @@
-"""Side by side with what people would use instead: `python -m bench`. README.md says how it measures."""
+"""Benchmarks of joblens and comparable tools: `python -m bench`. README.md describes the method."""

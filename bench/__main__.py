@@ -1,4 +1,4 @@
-"""`python -m bench [NAME…] [--json FILE]`: all measurements, or those named, as one table."""
+"""`python -m bench [NAME…] [--json FILE]`: run all measurements, or those named; print one table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def main() -> int:
     options = parser.parse_args()
     for name in options.names:
         if name not in MEASUREMENTS:
-            parser.error(f"there is no measurement {name!r}; there are {', '.join(MEASUREMENTS)}")
+            parser.error(f"unknown measurement {name!r}; choose from {', '.join(MEASUREMENTS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     pythons = find_interpreters()
     head = _describe(pythons)

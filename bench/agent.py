@@ -1,4 +1,4 @@
-"""The running agent: time on a core per round, memory, ticks missed. By schedstat, never by the clock."""
+"""The running agent: CPU time per tick by schedstat, memory, missed ticks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 def six_sets_config(interval: float, per_cpu: bool = False) -> str:
-    """Each collector's interval is said, for the table of collectors may have a longer one."""
+    """Set each collector's interval, because the default can be longer."""
     text = [f"interval = {interval}"]
     for collector in COLLECTORS:
         wanted = f"interval = {interval}" if collector.name in SIX else "enabled = false"
@@ -55,7 +55,7 @@ def six_sets_config(interval: float, per_cpu: bool = False) -> str:
 
 
 def check_rounds(page: str) -> None:
-    """An agent that skips readings would look cheap: each of the six must be read at each tick."""
+    """Verify that each of the six was read at each tick: skipped readings would hide cost."""
     ticks = metric(page, "joblens_agent_ticks_total")
     for name in SIX:
         readings = metric(page, f'joblens_collector_readings_total{{collector="{name}"}}')
@@ -65,7 +65,7 @@ def check_rounds(page: str) -> None:
 
 @contextmanager
 def running_agent(python: str, config: str) -> Iterator[tuple[int, int]]:
-    """Its pid and port."""
+    """Yield pid and port."""
     port = free_port()
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(config)
@@ -78,7 +78,7 @@ def running_agent(python: str, config: str) -> Iterator[tuple[int, int]]:
 
 
 class _Taker(BaseHTTPRequestHandler):
-    """Gives a token, and acknowledges whatever it gets, as a hub does once it is on the disk."""
+    """A hub that issues tokens and acknowledges every request."""
 
     protocol_version = "HTTP/1.1"
 
@@ -103,7 +103,7 @@ class _Taker(BaseHTTPRequestHandler):
 
 @contextmanager
 def push_config() -> Iterator[str]:
-    """The table [push] for a hub that takes all, in a thread of this process."""
+    """Yield the table [push] for a hub in a thread of this process that accepts everything."""
     with tempfile.TemporaryDirectory() as folder, ThreadingHTTPServer(("127.0.0.1", 0), _Taker) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever)

@@ -1,7 +1,7 @@
-"""What an ordinary user can do to an agent of root's: its time on a core, its memory, how long others wait.
+"""Attacks of an ordinary user on an agent of root: its CPU time and memory, and the delay of other clients.
 
-The attacks are those of tests/attacks/attacker.py, each in a process of its own for seconds, on loopback.
-Who waits is another user that scrapes, as Prometheus does.
+The attacks are those of tests/attacks/attacker.py, each in its own process for some seconds, on loopback.
+Another user scrapes meanwhile, as Prometheus does.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _agent(python: str, folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def _scrape(pid: int, port: int, seconds: float) -> tuple[list[float], float]:
-    """Seconds that each scrape took, and the agent's share of a core meanwhile."""
+    """Return the duration of each scrape in seconds, and the agent's share of a core meanwhile."""
     connection, found = connect(port), list[float]()
     begin, used = time.monotonic(), cpu_seconds(pid)
     while time.monotonic() < begin + seconds:

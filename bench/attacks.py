@@ -1,6 +1,6 @@
-"""How long nodes wait for their answers while somebody without a token attacks the hub; and the agent's part.
+"""Delay of nodes while a client without a token attacks the hub, and attacks on the agent.
 
-The attacks are those of tests/attacks/stranger.py, each in a process of its own for seconds, on loopback.
+The attacks are in tests/attacks/stranger.py, each in its own process for some seconds, on loopback.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _attack(python: str, what: str, port: int, captured: Path) -> Iterator[None]
 
 
 class _Nodes:
-    """One after the other, as what is measured is how long one batch takes."""
+    """Nodes that send one batch after another, because the latency of a single batch is measured."""
 
     def __init__(self, port: int) -> None:
         self.messages = Messages(1)
@@ -87,7 +87,7 @@ class _Nodes:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, seconds: float) -> list[float]:
-        """Seconds that each batch took."""
+        """Return the seconds that each batch took."""
         found, end = [], time.monotonic() + seconds
         while time.monotonic() < end:
             for node, connection in enumerate(self._connections):

@@ -1,4 +1,4 @@
-"""Processes that the bench starts, and ends by their pid whatever happens."""
+"""Child processes of the benchmarks, which are always stopped by pid."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from bench.timing import NS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(joblens.__file__).resolve().parents[1]
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 
 
 class BenchError(Exception):
-    """Something that a measurement needs is not to be had; the others go on."""
+    """A requirement of a measurement is missing; the others continue."""
 
 
 class WrongError(Exception):
-    """What was measured is not as it must be: that is no figure, and nothing goes on."""
+    """A measurement is invalid: the benchmark stops without a figure."""
 
 
 class Memory(NamedTuple):
-    """In bytes."""
+    """Resident memory in bytes."""
 
     resident: int
     proportional: int
@@ -39,23 +39,23 @@ class Memory(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """In seconds."""
+    """Times of a command in seconds."""
 
     wall: float
     cpu: float
 
 
 def environment(*more: str) -> dict[str, str]:
-    """With joblens and the bench in reach of an interpreter that has neither installed.
+    """Return an environment in which an interpreter finds joblens and the bench without installation.
 
-    Without the settings of whoever runs the bench: PYTHONDONTWRITEBYTECODE would make every start compile.
+    PYTHON* variables are dropped: PYTHONDONTWRITEBYTECODE would make every start compile.
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**plain, "PYTHONPATH": ":".join([str(SOURCE), str(ROOT), *more])}
 
 
 def run_usage(command: Sequence[str], cwd: str | Path = ROOT, **variables: str) -> Usage:
-    """Of a command that ends, with all descendants that it waited for. What it prints is not shown."""
+    """Measure a command and its waited-for descendants; discard its output."""
     with tempfile.TemporaryFile() as words:
         begin = time.monotonic()
         child = subprocess.Popen(
@@ -80,7 +80,7 @@ def run_usage(command: Sequence[str], cwd: str | Path = ROOT, **variables: str) 
 
 
 def run_json(command: Sequence[str], timeout: float) -> Any:
-    """What it prints. It has psutil in reach as well, if the bench has."""
+    """Return its output. psutil is importable if the bench has it."""
     found = find_spec("psutil")
     psutil = [str(Path(found.origin).parents[1])] if found and found.origin else []
     child = subprocess.Popen(command, env=environment(*psutil), stdout=subprocess.PIPE, cwd=ROOT)
@@ -94,10 +94,10 @@ def run_json(command: Sequence[str], timeout: float) -> Any:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Asked first, so that it ends what it has started itself."""
+    """Send SIGTERM first, so that it stops its own children."""
     child.terminate()
     try:
-        child.wait(_PATIENCE)
+        child.wait(_TIMEOUT)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
@@ -105,7 +105,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[bool]:
-    """What is started here comes before all other work of the machine, if we may have that."""
+    """Run children with real-time priority, if permitted."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except PermissionError:
@@ -119,7 +119,7 @@ def undisturbed() -> Iterator[bool]:
 
 @contextmanager
 def started(command: Sequence[str]) -> Iterator[int]:
-    """Its pid. What it says is shown only if it does not live to the end."""
+    """Yield its pid. Print its output only if it exits early."""
     with tempfile.TemporaryFile() as words:
         child = subprocess.Popen(
             command,
@@ -144,12 +144,12 @@ def free_port() -> int:
 
 
 def connect(port: int) -> http.client.HTTPConnection:
-    """Once somebody listens there, kept open from one scrape to the next as Prometheus does."""
-    deadline = time.monotonic() + _PATIENCE
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+    """Connect when the port listens, and keep the connection open between scrapes as Prometheus does."""
+    deadline = time.monotonic() + _TIMEOUT
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
     while not _try_connect(connection):
         if time.monotonic() > deadline:
-            raise BenchError(f"nobody listens on port {port}")
+            raise BenchError(f"connection to port {port} timed out")
         time.sleep(0.05)
     return connection
 
@@ -179,7 +179,7 @@ def metric(page: str, name: str) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Time on cores of all its threads that live (Documentation/scheduler/sched-stats.rst)."""
+    """Return the CPU time of all living threads (Documentation/scheduler/sched-stats.rst)."""
     tasks = Path(f"/proc/{pid}/task")
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / NS
 

@@ -37,7 +37,7 @@ def measure_compaction(pythons: list[Interpreter]) -> list[Section]:
 
 
 def _costs(seconds: list[float]) -> list[Line]:
-    """Of quarters, as merges of higher tiers are not in every cycle."""
+    """Compare the quarters of the day: merges of higher tiers do not occur in every cycle."""
     quarters = [sum(seconds[at : at + _QUARTER]) for at in range(0, CYCLES, _QUARTER)]
     lines: list[Line] = []
     for number, quarter in enumerate(quarters[1:], 2):

@@ -1,4 +1,4 @@
-"""Debian's prometheus-node-exporter beside the agent: the same facts, scraped in turns."""
+"""Debian's prometheus-node-exporter and the agent with the same data, scraped alternately."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def measure_exporter(pythons: list[Interpreter]) -> list[Section]:
 
 
 def find_exporter(folder: str) -> str:
-    """The installed one, or Debian's package unpacked into the folder: nothing is installed or started."""
+    """Return the installed one, or Debian's package unpacked into the folder, without installing it."""
     installed = shutil.which(_NAME)
     if installed:
         return installed
@@ -93,7 +93,7 @@ def _observe_quiet(pid: int) -> float:
 
 
 def _observe_slice(contenders: list[tuple[int, http.client.HTTPConnection]]) -> list[float]:
-    """Time on cores per interval, of each; they are scraped at different moments of it."""
+    """Return the CPU time per interval of each; they are scraped at different times in it."""
     _await_phase(0.9)
     before = [cpu_seconds(pid) for pid, _ in contenders]
     for _ in range(_SCRAPES):
@@ -105,5 +105,5 @@ def _observe_slice(contenders: list[tuple[int, http.client.HTTPConnection]]) -> 
 
 
 def _await_phase(phase: float) -> None:
-    """Until that part of the interval, counted from the agent's tick, has passed."""
+    """Wait for that fraction of the interval after the agent's tick."""
     time.sleep((phase * _INTERVAL - time.time()) % _INTERVAL)

@@ -1,7 +1,7 @@
-"""The usual way: a Flask page with prometheus_client on it, and psutil behind it.
+"""The reference exporter: a Flask page with prometheus_client and psutil.
 
-`python -m bench.flask_exporter PORT PID`: the node's CPU, memory, disks and network; of the process, and of
-all that comes from it, CPU, memory, I/O, threads and context switches. It collects when it is scraped.
+`python -m bench.flask_exporter PORT PID`: CPU, memory, disks and network of the node; CPU, memory, I/O,
+threads and context switches of the process and its descendants. It collects when it is scraped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Page:
             self._set_all("node_network", {"device": name}, nic)
 
     def _process(self, process: psutil.Process) -> None:
-        """One that has ended meanwhile is left out."""
+        """Skip a process that has ended."""
         try:
             with process.oneshot():
                 labels = dict(zip(_OF_PROCESS, (str(process.pid), process.name())))

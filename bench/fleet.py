@@ -1,4 +1,4 @@
-"""Senders with one connection each, that wait for the answer before they send the next."""
+"""Senders with one connection each, which wait for the response before they send the next batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fleet:
         self.answered = self.refused = self.under_way = 0
 
     def send(self, seconds: float) -> tuple[int, int]:
-        """Batches acknowledged, and not."""
+        """Return the numbers of acknowledged and of other batches."""
         begin = time.monotonic()
         due = [(begin + self._first(node), node) for node in range(len(self.sockets))]
         heapq.heapify(due)
@@ -44,8 +44,8 @@ class Fleet:
         return self.answered, self.refused + self.under_way
 
     def _first(self, node: int) -> float:
-        """Seconds until its first batch. Agents sample at whole seconds, and which of these ends a period is
-        decided by the node's name; how long each needs to sample is spread here over 50 ms."""
+        """Return the seconds until its first batch. Agents sample at whole seconds, and the node's name
+        selects the one that ends a period; the duration of a sample is spread here over 50 ms."""
         if self.period < 2.0:
             return node * self.period / len(self.sockets)
         digest = zlib.crc32(b"bench\0n%d" % node)

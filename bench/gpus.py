@@ -1,4 +1,4 @@
-"""NVIDIA's cards through NVML against running `nvidia-smi --query-gpu`: both are stand-ins without a card.
+"""NVIDIA cards through NVML, and `nvidia-smi --query-gpu`; both are test doubles without a card.
 
 `python -m bench.gpus FOLDER` is the loop itself, with the library in LD_LIBRARY_PATH, the programs in FOLDER.
 """
@@ -58,7 +58,7 @@ int main(void)
 
 
 def measure_gpus(pythons: list[Interpreter]) -> list[Section]:
-    """With the Python that runs the bench: the distribution's has no binding."""
+    """Use the Python that runs the bench: the distribution's has no binding."""
     with tempfile.TemporaryDirectory() as name:
         found = _run(Path(name))
     lines = [
@@ -94,7 +94,7 @@ def _run(folder: Path) -> Any:
 
 
 def _state() -> str:
-    """Two processes on each card, and what a data centre's card has."""
+    """Describe eight data centre cards with two processes each."""
     lines = [f"count {_CARDS}"]
     for n in range(_CARDS):
         card = f"""uuid GPU-{n}|name NVIDIA H100|bus 00000000:{n}8:00.0|minor {n}|busy 87 41|events 1
@@ -107,7 +107,7 @@ def _state() -> str:
 
 
 def _cpu() -> float:
-    """Seconds, of this process and of the children that it waited for."""
+    """Return CPU seconds of this process and of its waited-for children."""
     kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
     return sum(it.ru_utime + it.ru_stime for it in map(resource.getrusage, kinds))
 

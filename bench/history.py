@@ -1,4 +1,4 @@
-"""A store with very many jobs: records in the real format, made from that of a job that really ran."""
+"""A store with very many jobs: records in the real format, copied from that of a real job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _USERS, _NAMES = 50, 20
 
 
 def make_history(home: Path, record: dict[str, Any], jobs: int) -> list[str]:
-    """One file per day, as compaction leaves it. The jobs' ids."""
+    """Write one file per day, as compaction does. Return the ids of the jobs."""
     today = time.time() // 86_400 * 86_400
     per_day = -(-jobs // _DAYS)
     ids: list[str] = []
@@ -35,7 +35,7 @@ def make_history(home: Path, record: dict[str, Any], jobs: int) -> list[str]:
             f'{{"job": {json.dumps(r["job"])}, "used": {json.dumps(r["used"])}, {rest}\n' for r in records
         ]
         path.write_text("".join(lines), encoding="utf-8")
-        for changed in (path, day):  # long ago: what is fresh is looked at again
+        for changed in (path, day):  # long ago: recent files are read again
             os.utime(changed, (begin + 90_000, begin + 90_000))
     return ids
 

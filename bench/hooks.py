@@ -1,4 +1,4 @@
-"""What Slurm's hooks take, and what they and the agent behind them cost a job."""
+"""Duration of Slurm's hooks, and the cost of hooks and agent for a job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JOBS = {
 
 
 class Called(NamedTuple):
-    """Of one program, in seconds."""
+    """Wall times of one program in seconds."""
 
     medians: list[float]  # one per round
     all: list[float]
@@ -46,12 +46,12 @@ def measure_hooks(pythons: list[Interpreter]) -> list[Section]:
         with running_agent(pythons[-1].path, _CONFIG.format(folder=folder)) as (pid, port):
             calls = _measure_calls(programs)
             connection = connect(port)
-            looks = metric(scrape(connection), "joblens_agent_looks_total")
-            if not looks:
+            scans = metric(scrape(connection), "joblens_agent_looks_total")
+            if not scans:
                 raise BenchError("the agent has not heard the hooks")
             jobs = [_measure_job(what, words, programs, pid) for what, words in _JOBS.items()]
     return [
-        _describe(calls, looks),
+        _describe(calls, scans),
         Section(
             "a job with hooks and agent at 1 Hz; yardstick: without", [line for job in jobs for line in job]
         ),
@@ -59,7 +59,7 @@ def measure_hooks(pythons: list[Interpreter]) -> list[Section]:
 
 
 def _memory() -> str | None:
-    """Where job files belong: in memory."""
+    """Return a folder for job files in memory."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -83,7 +83,7 @@ def _variables(job: int) -> dict[str, str]:
 
 
 def _measure_calls(programs: dict[str, str]) -> dict[str, Called]:
-    """Each job's prolog first and its epilog last, so that there is a file to write and one to remove."""
+    """Call each job's prolog first and its epilog last, so that there is a file to write and to delete."""
     order = ["prolog", "true", "task-prolog", "one line", "task-epilog", "epilog"]
     found = {name: Called([], []) for name in order}
     for number in range(_CALLS // _PER_ROUND):
@@ -99,7 +99,7 @@ def _measure_calls(programs: dict[str, str]) -> dict[str, Called]:
 
 
 def _call(program: str, variables: dict[str, str]) -> float:
-    """As long as Slurm waits for it: from fork to the end."""
+    """Measure from fork to exit, as long as Slurm waits for it."""
     begin = time.perf_counter()
     pid = os.posix_spawn(program, [program], variables)
     _, status = os.waitpid(pid, 0)
@@ -109,7 +109,7 @@ def _call(program: str, variables: dict[str, str]) -> float:
     return taken
 
 
-def _describe(calls: dict[str, Called], looks: float) -> Section:
+def _describe(calls: dict[str, Called], scans: float) -> Section:
     floor = calls["one line"]
     lines: list[Line] = []
     for name in SLURM:
@@ -124,7 +124,7 @@ def _describe(calls: dict[str, Called], looks: float) -> Section:
     return Section(
         f"Slurm's hooks, {_CALLS} calls of each; yardstick: a hook of one line, exit 0",
         lines,
-        [f"the slowest of all was {slowest * 1e3:.1f} ms; the agent looked {looks:g} times meanwhile"],
+        [f"the slowest of all was {slowest * 1e3:.1f} ms; the agent scanned {scans:g} times meanwhile"],
     )
 
 
@@ -133,7 +133,7 @@ def _slow(called: Called) -> float:
 
 
 def _measure_job(what: str, words: Sequence[str], programs: dict[str, str], agent: int) -> list[Line]:
-    """In turns. An agent that is stopped costs nothing."""
+    """Alternate with and without hooks. A stopped agent costs nothing."""
     found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     own: list[float] = []
     for number in range(_ROUNDS):
@@ -155,7 +155,7 @@ def _measure_job(what: str, words: Sequence[str], programs: dict[str, str], agen
 
 
 def _run_job(words: Sequence[str], programs: dict[str, str], number: int) -> tuple[float, float]:
-    """Wall time with its hooks, and the command's own CPU."""
+    """Return the wall time with hooks, and the command's own CPU time."""
     begin = time.perf_counter()
     for name in ("prolog", "task-prolog") if programs else ():
         _call(programs[name], _variables(10_000 + number))

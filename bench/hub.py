@@ -1,4 +1,4 @@
-"""The hub under many agents: real batches over real sockets, durably stored and in the lake."""
+"""The hub with many agents: real batches over real sockets, until acknowledged and until in the lake."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Result(NamedTuple):
 
 
 def measure_hub(pythons: list[Interpreter]) -> list[Section]:
-    """With the Python that runs the bench, which has what the sinks need."""
+    """Use the Python that runs the bench, which has the packages of the sinks."""
     python = pythons[0].path
     full = _run(python, Messages(_FULL_TICKS), _FULL_NODES, _FULL_SECONDS, 0.0)
     calm = _run(python, Messages(1), _CALM_NODES, _CALM_SECONDS, 1.0)
@@ -88,7 +88,7 @@ def _describe_ordinary(found: list[Ordinary]) -> Section:
 
 
 def _describe(found: Found) -> Section:
-    """That nothing is uncounted is checked already."""
+    """Return the lines of the overload, which has verified that every batch is accounted for."""
     waiting = found.answers[429] + found.answers[503]
     lines = [
         Line(
@@ -100,7 +100,7 @@ def _describe(found: Found) -> Section:
         Line("of these stored", "own", "ticks", spread([found.stored])),
         Line("answered 429, too fast", "own", "ticks", spread([found.answers[429]])),
         Line("answered 503, no room", "own", "ticks", spread([found.answers[503]])),
-        Line("recorded as gaps of nodes", "own", "ticks", spread([found.told])),
+        Line("recorded as gaps of nodes", "own", "ticks", spread([found.reported])),
         at_most(
             "not accounted for", "own", "ticks", [found.made - found.stored - waiting], most=0
         ),
@@ -117,7 +117,7 @@ def _describe(found: Found) -> Section:
 
 
 def _sizes(python: str) -> tuple[float, float]:
-    """Bytes per value of the same batches, in the lake and in CSV."""
+    """Return bytes per value of the same batches in the lake and in CSV."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sinks = ["[hub.sinks.lake]", "[hub.sinks.csv]", f'root = "{folder / "tree"}"']

@@ -1,4 +1,4 @@
-"""The hub that is measured: its process, its settings, and what it has used."""
+"""The measured hub: its process, its settings, and its usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AS_FAST_AS_THEY_CAN = ("rate_bytes = 1000000000", "burst_bytes = 1000000000", "s
 
 @contextmanager
 def running_hub(python: str, folder: Path, *settings: str) -> Iterator[tuple[int, int]]:
-    """Its pid and port, once its sinks have started too."""
+    """Yield pid and port when its sinks have started."""
     port = free_port()
     lines = [
         "[hub]",
@@ -37,7 +37,7 @@ def running_hub(python: str, folder: Path, *settings: str) -> Iterator[tuple[int
 
 
 def wait_until_stored(folder: Path, seconds: float = _DRAIN, most: int = 0) -> None:
-    """But for so many segments."""
+    """Wait until the journal is empty except for that many segments."""
     deadline = time.monotonic() + seconds
     while len(list((folder / "hub" / "journal").iterdir())) > most:
         if time.monotonic() > deadline:
@@ -46,7 +46,7 @@ def wait_until_stored(folder: Path, seconds: float = _DRAIN, most: int = 0) -> N
 
 
 def cpu_by_process(pid: int) -> dict[int, float]:
-    """Of it and all that it has started."""
+    """Return the CPU time of the process and each descendant."""
     found = {pid: cpu_seconds(pid)}
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():

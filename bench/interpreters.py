@@ -1,4 +1,4 @@
-"""The Pythons to measure with: the one that runs the bench, and the distribution's, which nodes have."""
+"""The interpreters to measure with: the one that runs the bench, and the distribution's, which nodes have."""
 
 from __future__ import annotations
 

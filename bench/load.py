@@ -1,6 +1,6 @@
-"""Something to sample: `python -m bench.load FOLDER SECONDS` builds the project there again and again.
+"""A load to sample: `python -m bench.load FOLDER SECONDS` builds the project there repeatedly.
 
-Beside it eight processes compute and write, as the ranks of a job do that goes on for long.
+Meanwhile eight processes compute and write, as ranks of a long job do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(folder: str, seconds: float) -> None:
 
 
 def _start(stack: ExitStack, command: list[str], folder: str) -> subprocess.Popen[bytes]:
-    """Ended with the stack; make ends its own children when it is asked to end."""
+    """Stop it with the stack; make stops its own children on SIGTERM."""
     child = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     stack.callback(child.wait)
     stack.callback(child.terminate)

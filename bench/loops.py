@@ -1,4 +1,4 @@
-"""Lines of the table for what is measured in tight loops: the six sets and the process scan."""
+"""Table lines of the tight loops: the six sets and the process scan."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _against_floor(label: str, found: dict[str, list[float]]) -> list[Line]:
 
 
 def _against_psutil(label: str, found: dict[str, list[float]]) -> list[Line]:
-    """Without a goal: the floor alone is dearer than a quarter of psutil."""
+    """Compare without a goal: the floor alone costs more than a quarter of psutil."""
     return [
         compare("six sets, values only / psutil", label, found["values"], found["psutil"]),
         compare("five sets, values only / psutil", label, found["five"], found["psutil"]),

@@ -1,4 +1,4 @@
-"""Batches as agents send them, made beforehand: the sender's own cost would be the hub's limit otherwise."""
+"""Batches as agents send them, encoded beforehand, so that the sender's cost does not limit the hub."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCHEMAS = [
 
 
 class Messages:
-    """Each with its own node and number, in one of some bodies."""
+    """Batches with their own node and number, which share a few bodies."""
 
     def __init__(self, ticks: int, jobs: bool = False) -> None:
         chance = random.Random(1)  # noqa: S311
@@ -56,13 +56,13 @@ class Messages:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     def sections(self, node: int, sequence: int) -> bytes:
-        """What stands behind the header."""
+        """Return the sections after the header."""
         bodies = self._bodies[node % len(self._bodies)]
         return bodies[sequence % len(bodies)]
 
 
 class AgentMessages(Messages):
-    """What agents with default settings send: every set of this machine, ten ticks in a batch."""
+    """Batches of agents with default settings: every set of this machine, ten ticks each."""
 
     def __init__(self) -> None:
         sampler = Sampler(Host("/"), Settings(), print)
@@ -83,7 +83,7 @@ class AgentMessages(Messages):
 
 
 def _make_bodies(chance: random.Random, ticks: int) -> list[bytes]:
-    """What stands behind the header, of batches that follow each other."""
+    """Encode the sections after the header, for consecutive batches."""
     values = [[chance.randrange(10**9) for _ in range(VALUES)] for _ in range(SETS)]
     speeds = [[chance.choice(_SPEEDS) for _ in range(VALUES)] for _ in range(SETS)]
     batch, found = Batch(), []
@@ -100,7 +100,7 @@ def _make_bodies(chance: random.Random, ticks: int) -> list[bytes]:
 
 
 def _of_any_node(rows: Rows) -> Rows:
-    """Rows that do not name a node are of the one that sends them."""
+    """Clear the labels of cluster and node: such rows belong to the sender."""
     places = [place for place, label in enumerate(rows.schema.labels) if label in ("cluster", "node")]
     keys = (tuple("" if place in places else it for place, it in enumerate(key)) for key in rows.keys)
     return rows._replace(keys=tuple(keys)) if places else rows

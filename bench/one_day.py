@@ -1,8 +1,8 @@
 """Compaction over a simulated day: `python -m bench.one_day day` or `… memory NODES`. Prints JSON.
 
-A day has 144 cycles of 10 segments each, of one set with 60 counters per node, most of which stand still. For
-`day` nodes and the size of merges are divided by the same number: merges are as many as of all nodes, and
-each is smaller. For `memory` segments and merges have their full size, and `joblens db compact` follows.
+A day has 144 cycles of 10 segments each, of one set with 60 counters per node, most of which do not change.
+For `day` nodes and merge sizes are divided by the same number: there are as many merges, and each is smaller.
+For `memory` segments and merges have full size, and `joblens db compact` follows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SET = "bench"
 
 
 class Fleet:
-    """Its counters, and the segments that a hub makes of them."""
+    """Counters of the nodes, and the segments that a hub makes of them."""
 
     def __init__(self, nodes: int) -> None:
         self.chance = numpy.random.default_rng(1)
@@ -43,7 +43,7 @@ class Fleet:
         self.segments = 0
 
     def store(self, lake: Lake) -> None:
-        """The next segment."""
+        """Write the next segment."""
         times = (self.begin + self.segments * SECONDS + numpy.arange(SECONDS)) * 10**9
         self.segments += 1
         at_once = max(_MOST_VALUES // COUNTERS // SECONDS, 1)
@@ -72,7 +72,7 @@ class Fleet:
 
 
 class Counting(Lake):
-    """Counts what is written, and how much is on the disk at most, to what counts."""
+    """A lake that counts written bytes, and the peak of disk usage in relation to live data."""
 
     written = 0
     most = 0.0
@@ -116,7 +116,7 @@ def simulate_day(folder: Path, cycles: int) -> dict[str, Any]:
 
 
 def measure_memory(folder: Path, nodes: int) -> dict[str, float]:
-    """Of one cycle and `joblens db compact` after it, in a process of its own: its highest, and its CPU."""
+    """Measure peak memory and CPU of one cycle and of `joblens db compact` in a process of its own."""
     fleet, lake = Fleet(nodes), Lake(folder)
     for _ in range(SEGMENTS):
         fleet.store(lake)

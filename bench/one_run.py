@@ -1,4 +1,4 @@
-"""What `joblens run` does for a short job besides running it, step by step, and what is done later."""
+"""The steps of `joblens run` for a short job, apart from the command, and the deferred ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store_one(clock: Clock) -> None:
         home = make_home(find_home(path))
         facts = collect(Host(), ["true"], "", {}, 1.0)
         folder = ingest.begin(home, facts)
-        clock.time("two looks, written as a batch", lambda: _look(facts, folder))
+        clock.time("two samples, written as a batch", lambda: _sample(facts, folder))
         found = ingest.Incoming(folder, facts, _end())
         record = clock.time("analysis, writing the record", lambda: complete(home, found))
         clock.time("the report as text", lambda: render_report(record, Style(False)))
@@ -42,7 +42,7 @@ def store_one(clock: Clock) -> None:
         clock.time("later, into the lake", lambda: settle(lake, waiting))
 
 
-def _look(facts: dict[str, Any], folder: Path) -> None:
+def _sample(facts: dict[str, Any], folder: Path) -> None:
     watcher, batch = Watch(Host(), facts, os.getpid()), Batch()
     batch.add(watcher.sample())
     batch.add(watcher.sample())

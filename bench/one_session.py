@@ -1,7 +1,7 @@
-"""A job's script with user mode in it, as one process.
+"""A job script with user mode, as one process.
 
-`python -m bench.one_session HOME PROCESSES THREADS COMPUTING OPTION…`. What it tells is a line of JSON when
-the job runs, and another when user mode has stopped; in between it waits for a line.
+`python -m bench.one_session HOME PROCESSES THREADS COMPUTING OPTION…`. It prints a line of JSON when the job
+runs and another when user mode has stopped; in between it waits for a line of input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PACE = 0.005
 
 
 class FirstBatch(threading.Thread):
-    """When the first batch was in the hub's journal: that is synced within a hundredth of a second."""
+    """The time at which the first batch was in the hub's journal, which is synced within 10 ms."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(daemon=True)
@@ -49,7 +49,7 @@ def _wait() -> None:
 
 
 def start_job(processes: int, threads: int, computing: int = 1) -> list[int]:
-    """So many compute, and the others wait most of the time."""
+    """Start processes: that many compute, the others mostly wait."""
     found = []
     for number in range(processes):
         pid = os.fork()
@@ -60,7 +60,7 @@ def start_job(processes: int, threads: int, computing: int = 1) -> list[int]:
 
 
 def _run(*words: str) -> str:
-    """What it prints; what it says is said here."""
+    """Return its standard output; forward its standard error."""
     return subprocess.run([*_JOBLENS, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

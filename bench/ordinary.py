@@ -26,7 +26,7 @@ _NAME = re.compile(r"(hub~[0-9a-f]+(?:~[0-9]+-[0-9]+)?)\.([0-9]+)-([0-9]+)\.parq
 
 
 class Ordinary(NamedTuple):
-    """Parts of a core, in per cent."""
+    """Shares of a core in per cent."""
 
     hub: float
     sink: float
@@ -39,7 +39,7 @@ class Ordinary(NamedTuple):
 
 
 def ordinary_load(python: str, nodes: int, seconds: float, cycles: int) -> Ordinary:
-    """`cycles` of compaction, each of ten minutes."""
+    """Measure that many cycles of compaction of ten minutes each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with running_hub(python, folder) as (pid, port):
@@ -60,7 +60,7 @@ def ordinary_load(python: str, nodes: int, seconds: float, cycles: int) -> Ordin
 
 
 def _send(fleet: Fleet, seconds: float) -> list[int]:
-    """The numbers of what would be sent next."""
+    """Return the sequence numbers of the next batches."""
     _, refused = fleet.send(seconds)
     if refused:
         raise BenchError(f"{refused} batches were refused")
@@ -68,7 +68,7 @@ def _send(fleet: Fleet, seconds: float) -> list[int]:
 
 
 def _compact(python: str, store: Path, cycles: int) -> tuple[float, int]:
-    """Of a core in per cent, and highest memory, for segments that are like those that were stored."""
+    """Return per cent of a core and peak memory, for segments like those that were stored."""
     made = [(path, match) for path in (store / "lake").rglob("hub~*.parquet") if (match := _match(path))]
     extents = sorted({(int(match[2]), int(match[3])) for _, match in made})
     first, last = extents[len(extents) // 2]  # the first and the last may have less in them

@@ -1,9 +1,8 @@
-"""A hub that gets more than it takes: its memory, and what became of every single batch.
+"""A hub that receives more than it accepts: its memory, and the fate of every batch.
 
-Senders do not wait when they are told to, and drop at once what is refused, as an agent does whose spool is
-full: they tell of it as a gap. The sinks stand still, and the journal may take little. So batches are lost in
-two places, and each that is made must be found in one: in the journal, among the segments that the hub says
-it dropped, or in the gaps that nodes told of.
+Senders ignore Retry-After and drop rejected batches, as an agent with a full spool does, and report them as
+gaps. Sinks are blocked and the journal is small, so batches are lost in two places. Each must be found in
+exactly one: in the journal, in the segments that the hub reports as dropped, or in the gaps of the nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from joblens.wire.header import BatchId
 
 NODES, TICKS, CALM_SECONDS, SECONDS = 500, 30, 6.0, 15.0
 QUEUE, JOURNAL, SEGMENT, RATE = 2 << 20, 32 << 20, 4 << 20, 8_000
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 _LENGTH = re.compile(rb"Content-Length: ([0-9]+)")
 _SETTINGS = (
     f"queue_bytes = {QUEUE}", f"journal_bytes = {JOURNAL}", f"segment_bytes = {SEGMENT}",
@@ -40,13 +39,13 @@ class Found(NamedTuple):
     made: int
     stored: int
     answers: Counter[int]
-    told: int  # batches in gaps that nodes told of
+    reported: int  # batches in gaps that nodes reported
     dropped: int  # bytes that the journal had to drop, each in a recorded gap
     taken: int  # bytes that came into the journal
 
 
 def overload(python: str) -> Found:
-    """Raises WrongError if what became of one batch is not known."""
+    """Raise WrongError if a batch is not accounted for."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with running_hub(python, folder, *_SETTINGS) as (pid, port):
@@ -54,22 +53,24 @@ def overload(python: str) -> Found:
             crowd.run(CALM_SECONDS, pause=2.0)
             calm = memory(pid).peak
             crowd.run(SECONDS, pause=0.0)
-            crowd.tell_the_rest()
+            crowd.report_the_rest()
             peak = memory(pid).peak
             refused = _refused(scrape(connect(port)))
             crowd.close()
-        told, dropped, left = _look(folder / "hub")
-        found = Found(calm, peak, crowd.made, crowd.answers[200], crowd.answers, told, dropped, crowd.taken)
+        reported, dropped, left = _read_gaps(folder / "hub")
+        found = Found(
+            calm, peak, crowd.made, crowd.answers[200], crowd.answers, reported, dropped, crowd.taken
+        )
         _check(found, refused, left)
         return found
 
 
 def _check(found: Found, refused: int, left: int) -> None:
-    told_to_wait = found.answers[429] + found.answers[503]
+    rejected = found.answers[429] + found.answers[503]
     equal = {
-        "batches made, and stored or refused": (found.made, found.stored + told_to_wait),
-        "batches refused, as senders and as the hub count them": (told_to_wait, refused),
-        "batches refused, and in gaps that are recorded": (told_to_wait, found.told),
+        "batches made, and stored or refused": (found.made, found.stored + rejected),
+        "batches refused, as senders and as the hub count them": (rejected, refused),
+        "batches refused, and in gaps that are recorded": (rejected, found.reported),
         "bytes stored, and in the journal or in gaps that are recorded": (found.taken, left + found.dropped),
     }
     wrong = [f"{what}: {one} and {other}" for what, (one, other) in equal.items() if one != other]
@@ -83,8 +84,8 @@ def _refused(page: str) -> int:
     )
 
 
-def _look(home: Path) -> tuple[int, int, int]:
-    """Batches in the gaps of nodes, bytes in those of sinks, and bytes that are still in the journal."""
+def _read_gaps(home: Path) -> tuple[int, int, int]:
+    """Return batches in gaps of nodes, bytes in gaps of sinks, and bytes in the journal."""
     gaps: list[dict[str, Any]] = [json.loads(line) for line in (home / "gaps.jsonl").open()]
     numbers = [
         (gap["node"], number)
@@ -99,7 +100,7 @@ def _look(home: Path) -> tuple[int, int, int]:
 
 
 class _Sender:
-    """One node: a batch under way at most, and what it had to drop since its last one was taken."""
+    """One node: at most one batch in flight, and the batches dropped since the last acknowledged one."""
 
     def __init__(self, number: int, port: int) -> None:
         self.number, self.socket = number, socket.create_connection(("127.0.0.1", port))
@@ -119,7 +120,7 @@ class _Sender:
         self.socket.sendall(message)
 
     def answer(self) -> int:
-        """Its status, 0 while it is not there in whole."""
+        """Return the status of the response, 0 while it is incomplete."""
         more = self.socket.recv(1 << 16)
         if not more:
             raise WrongError("the hub has ended a connection without an answer")
@@ -143,7 +144,7 @@ class _Crowd:
         self.made = self.taken = self.under_way = 0
 
     def run(self, seconds: float, pause: float) -> None:
-        """Each sends its next so long after the last one was answered."""
+        """Send the next batch that long after the last response."""
         end = time.monotonic() + seconds
         due = [(time.monotonic() + pause * number / NODES, it) for number, it in enumerate(self.senders)]
         while time.monotonic() < end:
@@ -157,12 +158,12 @@ class _Crowd:
             due = waiting + [(time.monotonic() + pause, sender) for sender in answered]
         self._finish()
 
-    def tell_the_rest(self) -> None:
-        """One after the other, slowly: so they are taken."""
-        end = time.monotonic() + _PATIENCE
+    def report_the_rest(self) -> None:
+        """Send slowly, one after another, so that batches are accepted."""
+        end = time.monotonic() + _TIMEOUT
         while left := [sender for sender in self.senders if sender.lost]:
             if time.monotonic() > end:
-                raise WrongError(f"{len(left)} nodes cannot tell what they dropped")
+                raise WrongError(f"{len(left)} nodes cannot report what they dropped")
             for sender in left:
                 self._send(sender)
                 self._finish()
@@ -178,7 +179,7 @@ class _Crowd:
         self.under_way += 1
 
     def _finish(self) -> None:
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _TIMEOUT
         while self.under_way:
             if time.monotonic() > end:
                 raise WrongError(f"{self.under_way} batches were not answered")

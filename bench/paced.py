@@ -1,7 +1,7 @@
-"""What 10 Hz costs anyway: a program that wakes up, reads the six files and does nothing with them.
+"""The floor at 10 Hz: a program that wakes up and reads the six files without parsing.
 
-`python -m bench.paced INTERVAL SECONDS`. It wakes up half an interval after the agent's grid, so that
-the two take turns.
+`python -m bench.paced INTERVAL SECONDS`. It wakes up half an interval after the agent's grid, so that both
+alternate.
 """
 
 from __future__ import annotations

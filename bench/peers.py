@@ -1,4 +1,4 @@
-"""The same samples in a real Prometheus' block and in a real VictoriaMetrics' data folder."""
+"""Store the same samples in a Prometheus block and in a data folder of VictoriaMetrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.timing import NS
 from joblens.core.model import ABSENT, Key, Sample, Schema
 from joblens.wire.exposition import render_labels, series_name
 
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 _LINES_PER_REQUEST = 100_000
 _MERGE_SECONDS = 30.0
 
@@ -30,7 +30,7 @@ class Filled(NamedTuple):
 
 
 class _Names:
-    """What stands before each value: made once for as long as schema and keys stay the same."""
+    """The text before each value, cached while schema and keys are the same objects."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Schema, tuple[Key, ...]], list[str]] = {}
@@ -46,9 +46,9 @@ class _Names:
 
 
 def render_lines(samples: Iterable[Sample], in_seconds: bool) -> Iterator[str]:
-    """With timestamps: OpenMetrics has them in seconds, Prometheus' own format in milliseconds.
+    """Write with timestamps: OpenMetrics has them in seconds, Prometheus' own format in milliseconds.
 
-    Whole seconds, for their scrapers align them so; the lake keeps what each tick came late.
+    They are whole seconds, because their scrapers align them; the lake keeps the actual time of each tick.
     """
     names = _Names()
     for sample in samples:
@@ -62,7 +62,7 @@ def render_lines(samples: Iterable[Sample], in_seconds: bool) -> Iterator[str]:
 
 
 def fill_prometheus(samples: list[Sample], values: int) -> Filled:
-    """A block as its compaction leaves it, by promtool, which does it with the server's own code."""
+    """Create a compacted block with promtool, which uses the server's code."""
     program = find_program("promtool", "prometheus")
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as name:
         text, blocks = Path(name, "samples.txt"), Path(name, "blocks")
@@ -119,7 +119,7 @@ def _requests(samples: list[Sample]) -> Iterator[bytes]:
 
 
 def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: bytes = b"") -> str:
-    connection.timeout = _PATIENCE
+    connection.timeout = _TIMEOUT
     connection.request(method, path, body)
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -129,7 +129,7 @@ def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: b
 
 
 def _await_merge(connection: http.client.HTTPConnection, data: Path, values: int) -> None:
-    """Until all values are in one part, which is what its merge ends with."""
+    """Wait until the merge has left all values in one part."""
     deadline = time.monotonic() + _MERGE_SECONDS
     while True:
         rows = _total(_ask(connection, "GET", "/metrics"), "vm_rows", "storage/")
@@ -150,7 +150,7 @@ def _total(page: str, name: str, kind: str) -> float:
 def find_program(name: str, package: str) -> str:
     found = shutil.which(name)
     if not found:
-        raise BenchError(f"there is no {name}: tests/services/install installs Debian's package {package}")
+        raise BenchError(f"{name} is missing: tests/services/install installs Debian's package {package}")
     return found
 
 

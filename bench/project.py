@@ -1,7 +1,7 @@
-"""A job like a build: a C project that is made up, and as many short processes as its files need.
+"""A job like a build: a generated C project, with as many short processes as it has files.
 
-Without a compiler each file is compiled by Python, in as many processes: the shell of make, a driver that
-waits, and the compiler that works.
+Without a compiler, Python compiles each file in as many processes: the shell of make, a driver that waits,
+and the compiler that works.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ else:
 
 
 def make_project(folder: Path, files: int = _FILES) -> list[str]:
-    """Writes it there. The command that builds it, some 20 s on two cores for the usual number of files."""
+    """Write it there. Return the build command, some 20 s on two cores for the usual number of files."""
     names = [f"unit{number}" for number in range(files)]
     for number, name in enumerate(names):
         (folder / f"{name}.c").write_text(_unit(number), encoding="ascii")

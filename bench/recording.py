@@ -1,4 +1,4 @@
-"""Real samples for the store: this machine under some load, looked at quickly, its time stretched to 1 Hz."""
+"""Real samples for the store: this machine under load, sampled fast, with its time stretched to 1 Hz."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB, NODE = "bench1", "node1"
 
 
 def record(folder: Path) -> None:
-    """Batches, as an agent would send them. Processes are those of the load, whatever else runs here."""
+    """Write batches as an agent would send them, with the processes of the load only."""
     host = Host("/")
     reads = [collector.open(host) for collector in COLLECTORS if collector.name in _SETS]
     with ExitStack() as stack:
@@ -49,9 +49,9 @@ def _record(reads: Sequence[Read], folder: Path) -> None:
 
 
 def _stretch(begin: float, tick: int) -> int:
-    """One second per tick from midnight on, for all of it to lie within one of Prometheus' blocks.
+    """Set one second per tick from midnight on, so that all lies within one of Prometheus' blocks.
 
-    What a tick came late stays as it was: no clock is exact, and timestamps are stored too.
+    The jitter of each tick is kept, because timestamps are stored too.
     """
     late = min(max(time.time() - begin - tick * _INTERVAL, 0.0), _INTERVAL / 2)
     midnight = begin // 86_400 * 86_400
@@ -59,7 +59,7 @@ def _stretch(begin: float, tick: int) -> int:
 
 
 def load(folder: Path) -> dict[int, list[Sample]]:
-    """The samples by the number of their batch."""
+    """Return the samples by batch number."""
     paths = sorted(folder.glob("*.batch"))
     if not paths:
         raise BenchError(f"no batches in {folder}")
@@ -67,7 +67,7 @@ def load(folder: Path) -> dict[int, list[Sample]]:
 
 
 def without_processes(batches: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
-    """Only series that go on all the time: those of processes come and go."""
+    """Keep only series that last for the whole time, unlike those of processes."""
     return {
         number: [sample for sample in samples if sample.rows.schema.set != "process"]
         for number, samples in batches.items()

@@ -1,4 +1,4 @@
-"""How long after the end of a job under a real Slurm its record is there, with the default settings."""
+"""Time from the end of a job under a real Slurm to its record, with default settings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def measure_records(pythons: list[Interpreter]) -> list[Section]:
 
 
 def _measure(lab: Lab, watch: Watch, number: int) -> float:
-    """By the times that accounting and the store have written; jobs end at different moments of a turn."""
+    """Compute from the times in accounting and store; jobs end at different times of a polling cycle."""
     print(f"bench: records, job {number + 1} of {_JOBS}", file=sys.stderr, flush=True)
     job = lab.submit("userA", f"sleep {2 + 3 * number % 8}", "-N2")
     end = time.monotonic() + _GIVE_UP

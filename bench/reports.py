@@ -1,4 +1,4 @@
-"""How long people wait: the report and the listing with many jobs stored, and the help."""
+"""Duration of report, listing and help with many stored jobs."""
 
 from __future__ import annotations
 

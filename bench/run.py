@@ -1,4 +1,4 @@
-"""What `joblens run` costs: on a job like a build, and fixed, with where that goes."""
+"""Cost of `joblens run`: on a job like a build, and its constant part by step."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _measure_job(python: Interpreter, home: str) -> Section:
         _describe_job(python.label, rounds),
         [
             "own part: CPU of all processes together less what the kernel accounts to the command's",
-            f"{spread([each.record['data']['samples'] for each in rounds]).middle:g} looks at 1 Hz",
+            f"{spread([each.record['data']['samples'] for each in rounds]).middle:g} samples at 1 Hz",
         ],
     )
 
@@ -103,7 +103,7 @@ def _describe_job(label: str, rounds: list[Round]) -> list[Line]:
 
 
 def _measure_forks(python: Interpreter, home: str) -> Section:
-    """A job of nothing but short processes, each of which could be one more that is sampled."""
+    """Measure a job of short processes only, each of which could be sampled."""
     rounds: list[Round] = []
     begun: list[float] = []  # what `run` costs whatever the job is
     for number in range(_FORK_ROUNDS):

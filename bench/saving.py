@@ -1,7 +1,7 @@
-"""Writing into the lake: `python -m bench.saving FOLDER` with the batches of a recording there.
+"""Writing to the lake: `python -m bench.saving FOLDER` with the batches of a recording there.
 
-Prints JSON: the time on a core per value for a job that is saved at once, and per row for files of so many
-rows, with their bytes per row.
+Prints JSON: CPU time per value for a job that is saved at once, and per row for files of so many rows, with
+their bytes per row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUMBERS = count(1)  # of lakes and jobs, for each is made only once
 
 
 def values_in(samples: list[Sample]) -> int:
-    """Those that are known."""
+    """Count the values that are known."""
     return sum(len(sample.rows.values) - sample.rows.values.count(ABSENT) for sample in samples)
 
 
@@ -55,7 +55,7 @@ def flush(lake: Lake, samples: list[Sample]) -> Work:
 
 
 def some_rows(samples: list[Sample], wanted: int) -> list[Sample]:
-    """From the first one on, as many samples as give so many rows or a few more."""
+    """Return the first samples that have at least so many rows."""
     chosen: list[Sample] = []
     for sample in samples:
         if rows_in(chosen) >= wanted:

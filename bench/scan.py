@@ -1,4 +1,4 @@
-"""The process scan against psutil, on sleeping processes that are made for it.
+"""The process scan and psutil, on sleeping processes created for it.
 
 `python -m bench.scan [FILES [SLEEPERS]]` is the loop itself, as in sixsets.py; at most FILES are open.
 """
@@ -23,12 +23,12 @@ from joblens.core.model import Rows
 _SLEEPERS = 300
 _ROUNDS, _TURNS = 30, 2
 _STATE = PROCESS.position("state")
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 
 
 @contextmanager
 def sleepers(count: int) -> Iterator[None]:
-    """They end by themselves too, should the bench be killed in a way that leaves it no last word."""
+    """Start sleepers that also exit by themselves if the bench is killed."""
     children: List[subprocess.Popen[bytes]] = []
     try:
         while len(children) < count:
@@ -42,7 +42,7 @@ def sleepers(count: int) -> Iterator[None]:
 
 
 def scan(host: Host) -> Work:
-    """Counts what it has seen itself: others on the machine start and end processes meanwhile."""
+    """Return a scan that counts the processes it has seen: others start and end meanwhile."""
     read = processes(host)
     return lambda: len(read()[0].keys)
 
@@ -52,9 +52,9 @@ def _zombies(rows: Rows) -> int:
 
 
 def read_pids(host: Host) -> Set[int]:
-    """Once few of them are zombies: those have little to read, and many would make a scan look cheap."""
+    """Return the pids when few of them are zombies, which are cheap to read."""
     read = processes(host)
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     (rows, *_) = read()
     while _zombies(rows) > len(rows.keys) // 20:
         if time.monotonic() > deadline:

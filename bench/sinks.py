@@ -1,4 +1,4 @@
-"""The hub's sinks: CPU per update of a set, and bytes per value of real samples, beside LDMS' figures."""
+"""The hub's sinks: CPU per update of a set and bytes per value of real samples, with LDMS' figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SEGMENT_SECONDS = 30
 
 
 class _Nowhere(Server):
-    """Takes everything: what a real one spends is not ours."""
+    """A server that accepts everything, so that its cost is not measured."""
 
     def send(self, body: bytes) -> None:
         self.bytes = getattr(self, "bytes", 0) + len(body)
@@ -75,7 +75,7 @@ def _repeat(sink: Sink, segment: Segment) -> Iterable[float]:
 
 
 def _fleet() -> list[bytes]:
-    """With a job on each node, so that CSV has where to put it."""
+    """Encode with one job per node, which CSV needs."""
     messages = Messages(_TICKS, jobs=True)
     return [
         messages.request(node, sequence).partition(b"\r\n\r\n")[2]

@@ -1,4 +1,4 @@
-"""The six sets in a tight loop: against reading the same files, and against psutil.
+"""The six sets in a tight loop, in comparison with reading the same files and with psutil.
 
 `python -m bench.sixsets` is the loop itself, run once by each interpreter; it prints its figures as JSON.
 """
@@ -29,7 +29,7 @@ def open_sets(host: Host, *without: str) -> List[Read]:
 
 
 def round_encoded(reads: List[Read]) -> Work:
-    """One tick of an agent that ships: collect, add to the batch, now and then encode it."""
+    """Run one tick of an agent that pushes: collect, add to the batch, encode it at times."""
     batch = Batch()
     tick = 0
 

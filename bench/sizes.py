@@ -1,7 +1,7 @@
-"""What the store takes on disk: `python -m bench.sizes FOLDER` with the batches of a recording there.
+"""Disk usage of the store: `python -m bench.sizes FOLDER` with the batches of a recording there.
 
-Prints JSON, for all sets and for those of the node only: bytes before and after compaction, by set, and
-the seconds on a core that it took.
+Prints JSON, for all sets and for those of the node only: bytes before and after compaction, by set, and the
+CPU time in seconds.
 """
 
 from __future__ import annotations

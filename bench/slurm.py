@@ -1,4 +1,4 @@
-"""What joblens costs a job under a real Slurm: the cluster of the tests, with hooks and agent and without."""
+"""Cost of joblens for a job under a real Slurm: the test cluster with and without hooks and agent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ run_sinks = false
 
 
 class Took(NamedTuple):
-    """In seconds."""
+    """Times of a job in seconds."""
 
     whole: float  # as long as srun took
     wall: float  # of the job itself
@@ -76,7 +76,7 @@ def _measure(lab: Lab, watch: Watch, way: str) -> Section:
 
 @contextmanager
 def _agent(watch: Watch) -> Iterator[int]:
-    """Its pid. Between two rounds it stands still."""
+    """Yield its pid. It is stopped (SIGSTOP) between two rounds."""
     from services.slurm.watch import find_program
     from waiting import wait_for
 
@@ -131,7 +131,7 @@ def _lines(what: str, found: dict[bool, list[Took]]) -> list[Line]:
 
 
 def _switch(lab: Lab, hooks: str, agent: int, watched: bool) -> None:
-    """Until the node is free again, and those that its last prolog has started are gone."""
+    """Switch joblens on or off when the node is idle and the agents of its last prolog have exited."""
     from services.slurm.watch import find_all
 
     if agent:
@@ -158,6 +158,6 @@ def _run(lab: Lab, work: str) -> Took:
 
 
 def _seconds(text: str) -> float:
-    """`1m2.34s`, of the shell's times"""
+    """Parse `1m2.34s`, from the shell's times."""
     minutes, _, rest = text.partition("m")
     return 60 * int(minutes) + float(rest.rstrip("s"))

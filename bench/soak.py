@@ -1,7 +1,8 @@
-"""A day of a busy hub in some minutes: memory of its processes while process lists change all the time.
+"""A day of a busy hub in some minutes: memory of its processes while process lists change in every batch.
 
-A thousand nodes send a batch for every hour of the day before, as fast as the hub takes them. Each has the
-node's sets and a list of 300 processes that is in no other batch. All must be in the lake once at the end.
+A thousand nodes send a batch for every hour of the previous day, as fast as the hub accepts them. Each has
+the node's sets and a list of 300 processes that is in no other batch. At the end each must be in the lake
+once.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _SETTINGS = (
 )  # fmt: skip
 _GOAL_BYTES, _GOAL_GROWTH = 300e6, 1.1
 _ROLES = {"joblens.hub.sink": "lake sink", "joblens.hub.compaction": "compaction"}
-_LOOK_SECONDS, _PATIENCE = 0.2, 600.0
+_LOOK_SECONDS, _TIMEOUT = 0.2, 600.0
 _MOST_SEGMENTS = 6  # that wait
 
 
 class BusyMessages(Messages):
-    """The sequence is the hour."""
+    """Batches whose sequence number is the hour."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -80,7 +81,7 @@ def _keys(node: int, hour: int) -> Iterator[str]:
 
 
 class _Watch(threading.Thread):
-    """Memory of the hub and of all that it has started, by what they are."""
+    """Memory of the hub and its descendants by role."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -161,7 +162,7 @@ def _soak(python: str) -> _Found:
             begin = time.monotonic()
             try:
                 _send(messages, port, watch, folder)
-                wait_until_stored(folder, _PATIENCE)
+                wait_until_stored(folder, _TIMEOUT)
             finally:
                 watch.stop()
             seconds = time.monotonic() - begin
@@ -169,7 +170,7 @@ def _soak(python: str) -> _Found:
 
 
 def _send(messages: BusyMessages, port: int, watch: _Watch, folder: Path) -> None:
-    """No faster than the sink takes it, on the whole: a day does not pile up in the journal."""
+    """Send no faster than the sink stores, so that the journal stays short."""
     selector = selectors.DefaultSelector()
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(NODES)]
     for node, it in enumerate(sockets):
@@ -178,7 +179,7 @@ def _send(messages: BusyMessages, port: int, watch: _Watch, folder: Path) -> Non
     in_flight = done = 0
     try:
         for hour in range(HOURS):
-            wait_until_stored(folder, _PATIENCE, most=_MOST_SEGMENTS)
+            wait_until_stored(folder, _TIMEOUT, most=_MOST_SEGMENTS)
             for node, it in enumerate(sockets):
                 it.sendall(messages.request(node, hour))
                 in_flight += 1

@@ -1,6 +1,5 @@
-"""Start-up: what the agent's imports cost more than a bare interpreter, one whole `--once`, and how long
-people wait for `run`, `jobs` and `job`, beside `perf stat`.
-"""
+"""Start-up: the agent's imports beyond a bare interpreter, one `--once`, and the wall time of `run`,
+`jobs` and `job`, in comparison with `perf stat`."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def _measure_agent(pythons: list[Interpreter]) -> Section:
 
 
 def _measure_commands(python: Interpreter) -> Section:
-    """The first Python alone: a distribution's own need not have what the store needs."""
+    """Use the first Python only: the distribution's may lack the packages of the store."""
     joblens = [python.path, "-m", "joblens"]
     commands = {
         "true": ["true"],

@@ -1,6 +1,6 @@
-"""Where the fixed cost of `joblens run` goes: its steps one after the other, in one process.
+"""The constant cost of `joblens run` by step, in one process.
 
-`python -m bench.steps` prints the seconds on a core of each as JSON.
+`python -m bench.steps` prints the CPU time of each in seconds as JSON.
 """
 
 from __future__ import annotations

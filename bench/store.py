@@ -1,4 +1,4 @@
-"""The lake: bytes per value beside Prometheus and VictoriaMetrics, values per second, and flush sizes."""
+"""The lake: bytes per value next to Prometheus and VictoriaMetrics, values per second, and file sizes."""
 
 from __future__ import annotations
 

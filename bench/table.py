@@ -1,4 +1,4 @@
-"""The lines of the table, as text and as plain data."""
+"""Lines of the table, as text and as plain data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Section(NamedTuple):
 def compare(
     what: str, python: str, ours: Sequence[float], theirs: Sequence[float], most: float | None = None
 ) -> Line:
-    """The ratio has the goal: at most so many times the yardstick, or such a part of it."""
+    """Return a line whose ratio has the goal: at most so many times the reference."""
     found = ratio(ours, theirs)
     met = None if most is None else found.middle <= most
     goal = "" if most is None else f"≤ {_ratio(most)}"
@@ -46,7 +46,7 @@ def at_most(
     beside: Sequence[float] = (),
     most: float | None = None,
 ) -> Line:
-    """The figure itself has the goal; a yardstick beside it is for comparison."""
+    """Return a line whose figure has the goal; the reference is for comparison."""
     figure = spread(ours)
     theirs, compared = (spread(beside), ratio(ours, beside)) if beside else (None, None)
     met = None if most is None else figure.middle <= most

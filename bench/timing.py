@@ -1,7 +1,7 @@
-"""Contenders take turns, and what counts is the ratio of two that ran one after the other.
+"""Contenders alternate, and the result is the ratio of two that ran one after the other.
 
-Time is time on a core. A machine that others use makes all contenders slower at the same moments, so the
-ratio within a round stays when the absolute figures do not.
+Time is CPU time. Other load slows all contenders at the same moments, so the ratio within a round is stable
+when absolute figures are not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Spread(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """Half the distance of the quartiles, in per cent of the median."""
+        """Return half the interquartile range in per cent of the median."""
         return 50 * (self.high - self.low) / self.middle if self.middle else 0.0
 
 
@@ -39,7 +39,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
 
 
 def interleave(contenders: Dict[str, Work], rounds: int, turns: int) -> Dict[str, List[float]]:
-    """Seconds on a core per piece of work: one figure per contender and round, each of so many turns."""
+    """Return CPU seconds per unit of work: one figure per contender and round, of several turns each."""
     for work in contenders.values():  # opens the files and learns their layout
         work()
     gc.freeze()  # as the agent does after its start

@@ -66,8 +66,8 @@ def measure_tsdb(pythons: list[Interpreter]) -> list[Section]:
                     reports[kind].append(report)
                     commands[kind].append(command)
     notes.append(f"{_NODES} nodes for {_SECONDS} s at 1 Hz, {values} values, written through the hub's sinks")
-    notes.append("CPU is ours and the server's together; with a core free, nobody waits longer than that")
-    notes.append("command: job ID --store URL, of a job that only the series tell of; of the lake, --from +0")
+    notes.append("CPU is that of joblens and the server")
+    notes.append("command: job ID --store URL, for a job without a record; for the lake, --from +0")
     lines = _describe("report", python.label, reports) + _describe("command", python.label, commands)
     return [Section("Report of a one-hour job on 16 nodes, by where its samples are", lines, notes)]
 
@@ -96,7 +96,7 @@ def _start(kind: str, folder: Path, stack: ExitStack, notes: list[str]) -> Runni
 
 
 class Spent(NamedTuple):
-    """In seconds; the server's CPU is in `cpu` as well."""
+    """Times in seconds; `cpu` includes the server's."""
 
     wall: float
     cpu: float
@@ -139,13 +139,13 @@ class _Server(_Lake):
     def __init__(self, found: Running, folder: Path, python: Interpreter) -> None:
         self.pid, self._python = found.pid, python
         self._server = Server(found.url, found.token_file)
-        if found.kind == VICTORIAMETRICS:  # it shows what is new some seconds later unless it is told
+        if found.kind == VICTORIAMETRICS:  # without a flush it shows new samples some seconds later
             self._server._send("/internal/force_flush", "", "GET")
         home = folder / f"{found.kind}-home"
         home.mkdir(0o700)
         config = home / "joblens.toml"
         config.write_text(f'[tsdb]\nurl = "{found.url}"\ntoken_file = "{found.token_file}"\n')
-        # Without a PATH there is no sacct that would be asked first.
+        # An empty PATH hides sacct, which would be queried first.
         self._variables = {"JOBLENS_HOME": str(home), "JOBLENS_CONFIG": str(config), "PATH": str(home)}
 
     def reader(self) -> Reader:

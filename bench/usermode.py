@@ -1,5 +1,5 @@
-"""User mode beside the usual way, both looking at the same job at the same time: what a node pays for it, and
-how long one waits for the first sample and for the report."""
+"""User mode and the reference exporter, observing the same job at the same time: cost on a node, and latency
+of the first sample and of the report."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ _SLICES, _SLICE = 5, 5.0  # of a whole batch: as often as an agent sends one
 _OF_A_CORE = 0.2  # per cent
 _RESIDENT = 20e6
 _FIRST_SAMPLE = 1.0
-_USER = 61_234  # nobody's
+_USER = 61_234  # unused
 _SERVERS = ("prometheus", "victoriametrics")
 
 
 class Costs(NamedTuple):
-    """Of one part: seconds on a core per second, by slice, and what it holds at the end."""
+    """One part: CPU seconds per second by slice, and its memory at the end."""
 
     busy: list[float]
     memory: Memory
 
 
 class Times(NamedTuple):
-    """In seconds."""
+    """Latencies in seconds."""
 
     returned: float  # start, from its call to its end
     sampled: float  # from its call to the first sample
@@ -90,7 +90,7 @@ def measure_usermode(pythons: list[Interpreter]) -> list[Section]:
         except BenchError as error:
             notes.append(f"--tsdb {kind} is not measured: {error}")
     notes += [
-        "exporter: Flask, prometheus_client and psutil, scraped each second; it is told where the job begins",
+        "exporter: Flask, prometheus_client and psutil, scraped each second; it gets the pid of the job",
         "hub: the first host's alone, with its sink and the process that holds the session",
         "MB is 10^6 bytes",
     ]
@@ -180,7 +180,7 @@ def _observe_slice(parts: dict[str, list[int]]) -> dict[str, float]:
 
 
 def _cpu(pid: int) -> float:
-    """By its own clock, clock_gettime(2): also of threads that have ended, and Flask makes one per scrape."""
+    """Return its CPU time by clock_gettime(2), which includes ended threads: Flask creates one per scrape."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -189,7 +189,7 @@ def _add(found: Iterator[Memory]) -> Memory:
 
 
 class _Script:
-    """The job's script, which has begun its session."""
+    """The script of the job, which has started its session."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self.child, self.pid = child, child.pid
@@ -211,7 +211,7 @@ class _Script:
 def _session(
     folder: Path, home: Path, job: Job, options: tuple[str, ...], notes: list[str]
 ) -> Iterator[_Script]:
-    """In a session of Unix of its own, by an ordinary user: root would look at all that is root's too."""
+    """Run as an ordinary user in its own Unix session: as root, all processes of root would be sampled."""
     words = [sys.executable, "-m", "bench.one_session", str(home), *map(str, job), *options]
     kept = ("SLURM", "FLUX", "PBS", "JOBLENS")
     env = {name: it for name, it in environment().items() if not name.startswith(kept)}
@@ -231,12 +231,12 @@ def _session(
 
 
 def _as_user(folder: Path, notes: list[str]) -> list[str]:
-    """The words in front that make root somebody who may read everything, and nothing more."""
+    """Return the command prefix that reduces root to a user who may read everything."""
     if os.geteuid() != 0:
         return []
     program = shutil.which("setpriv")
     if program is None:
-        notes.append("as root: there is no setpriv, and so the agent looks at all of root's processes")
+        notes.append("as root, because setpriv is missing: the agent samples all processes of root")
         return []
     os.chown(folder, _USER, _USER)
     read = "-all,+dac_read_search"
@@ -247,7 +247,7 @@ def _as_user(folder: Path, notes: list[str]) -> list[str]:
 
 
 def find_parts(home: Path) -> dict[str, list[int]]:
-    """Pids of a session: its agent, its server if it has one, and all else that is only on the first host."""
+    """Pids of a session: its agent, its server if any, and everything else on the first host."""
     told = json.loads(next(home.glob("usermode/*/session.json")).read_bytes())
     holder = told["holder"][0]
     parts: dict[str, list[int]] = {"agent": [], "hub": [holder]}
@@ -275,7 +275,7 @@ def _start_usual_way(
     missing = [name for name in ("flask", "prometheus_client", "psutil") if find_spec(name) is None]
     program = shutil.which("prometheus")
     if missing or program is None:
-        note = f"not compared: there is no {', '.join(missing) or 'prometheus'}"
+        note = f"not compared: missing {', '.join(missing) or 'prometheus'}"
         notes += [] if note in notes else [note]
         return {}
     exporter = stack.enter_context(
@@ -295,7 +295,7 @@ def _start_usual_way(
 
 
 def _check_exporter(port: int, processes: int) -> None:
-    """It must have been scraped each second, and have seen the job."""
+    """Verify that it was scraped each second and saw the job."""
     connection = connect(port)
     page = scrape(connection)
     connection.close()
@@ -305,14 +305,14 @@ def _check_exporter(port: int, processes: int) -> None:
 
 
 def _check_and_find_first(home: Path, processes: int) -> float:
-    """When the first sample was taken. One that did not look each second, and at all of it, has no figure."""
+    """Return the time of the first sample. Fail unless every second of the job was sampled completely."""
     ask = "SELECT epoch_ns(min(time)), count(DISTINCT time) FROM read_parquet(?)"
-    first, looks = duckdb.execute(ask, [_files(home, "load")]).fetchone() or (0, 0)
+    first, samples = duckdb.execute(ask, [_files(home, "load")]).fetchone() or (0, 0)
     ask = "SELECT max(processes), count(DISTINCT time) FROM read_parquet(?)"
     most, seen = duckdb.execute(ask, [_files(home, "job")]).fetchone() or (0, 0)
     wanted = int(_SLICES * _SLICE)
-    if min(looks, seen) < wanted or most < processes:
-        raise BenchError(f"{looks} samples of the node and {seen} of the job, of {most} processes")
+    if min(samples, seen) < wanted or most < processes:
+        raise BenchError(f"{samples} samples of the node and {seen} of the job, of {most} processes")
     return float(first) / 1e9
 
 

@@ -1,4 +1,4 @@
-"""The same facts by psutil, as its users would ask for them."""
+"""Read the same data through psutil, as its users would query it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_sets_without_vmstat() -> int:
 
 
 def scan(wanted: Set[int]) -> Work:
-    """Only those processes: kernel threads are passed over before anything of them is read."""
+    """Read only those processes; skip kernel threads before reading anything of them."""
 
     def turn() -> int:
         return sum(_read_process(process) for process in psutil.process_iter() if process.pid in wanted)
@@ -39,7 +39,7 @@ def scan(wanted: Set[int]) -> Work:
 
 
 def _read_process(process: psutil.Process) -> bool:
-    """False for a process that has ended."""
+    """Return False for a process that has ended."""
     try:
         with process.oneshot():
             process.cpu_times()
