@@ -165,12 +165,12 @@ def measure_agent(pythons: list[Interpreter]) -> list[Section]:
             peaks.append(f"{python.label}, {name}: at its peak {run.memory.peak / 1e6:.1f} MB")
     return [
         Section(
-            "Running agent, time on a core; yardstick: wake up at 10 Hz and read the six files",
+            "Running agent, CPU time; reference: wake up at 10 Hz and read the six files",
             rounds,
             ["LDMS 4.5 in C: 0.48 to 0.64 ms per round of six such sets; quoted, not measured here"],
         ),
         Section(
-            "Running agent, memory after 20 s and a scrape; yardstick: a bare interpreter that sleeps",
+            "Running agent, memory after 20 s and a scrape; reference: a bare interpreter that sleeps",
             sizes,
             ["MB is 10^6 bytes, MiB is 2^20", *peaks],
         ),

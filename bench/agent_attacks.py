@@ -53,7 +53,7 @@ def measure_agent_attacks(pythons: list[Interpreter]) -> list[Section]:
 
     lines = [line for what in ATTACKS for line in _measure(pythons[0].path, what)]
     notes = [
-        f"a scrape every {_PAUSE:g} s for {_SECONDS:g} s; yardstick: no attack",
+        f"a scrape every {_PAUSE:g} s for {_SECONDS:g} s; reference: no attack",
         "the attacker runs on the same machine, so part of a delay is that it has one core less",
         "the share of a core is that of the whole agent, with what it may use up of quiet times",
     ]

@@ -32,7 +32,7 @@ def measure_attacks(pythons: list[Interpreter]) -> list[Section]:
 
     lines = [line for what in ATTACKS for line in _measure(pythons[0].path, what)]
     notes = [
-        f"{_NODES} nodes with a connection each, a batch every {_PAUSE * _NODES:.2g} s; yardstick: no attack",
+        f"{_NODES} nodes with a connection each, a batch every {_PAUSE * _NODES:.2g} s; reference: no attack",
         "the attacker runs on the same machine",
     ]
     hub = Section("hub under attack: from a batch to its answer, in the median", lines, notes)

@@ -33,7 +33,7 @@ def measure_compaction(pythons: list[Interpreter]) -> list[Section]:
         "CPU per node-second and memory: of full size, one cycle, then `joblens db compact`, which rewrites",
         "nearly all again: as often as a row is rewritten over the day",
     ]
-    return [Section("Compaction over a day; yardstick: its first quarter", lines, notes)]
+    return [Section("Compaction over a day; reference: its first quarter", lines, notes)]
 
 
 def _costs(seconds: list[float]) -> list[Line]:

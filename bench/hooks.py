@@ -53,7 +53,7 @@ def measure_hooks(pythons: list[Interpreter]) -> list[Section]:
     return [
         _describe(calls, scans),
         Section(
-            "a job with hooks and agent at 1 Hz; yardstick: without", [line for job in jobs for line in job]
+            "a job with hooks and agent at 1 Hz; reference: without", [line for job in jobs for line in job]
         ),
     ]
 
@@ -122,7 +122,7 @@ def _describe(calls: dict[str, Called], scans: float) -> Section:
     lines.append(at_most("/bin/true, wall", "", "seconds", calls["true"].medians, beside=floor.medians))
     slowest = max(max(calls[name].all) for name in SLURM)
     return Section(
-        f"Slurm's hooks, {_CALLS} calls of each; yardstick: a hook of one line, exit 0",
+        f"Slurm's hooks, {_CALLS} calls of each; reference: a hook of one line, exit 0",
         lines,
         [f"the slowest of all was {slowest * 1e3:.1f} ms; the agent scanned {scans:g} times meanwhile"],
     )

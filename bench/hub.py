@@ -64,7 +64,7 @@ def measure_hub(pythons: list[Interpreter]) -> list[Section]:
         "LDMS 4.5 with CSV, quoted: 16 to 30 µs per update, at most about 60 k/s; 7 B per value",
         f"{full.refused + calm.refused} batches were refused or not answered",
     ]
-    title = "Hub, updates of a set per second, and what one costs; bytes: yardstick LDMS' CSV, quoted"
+    title = "Hub, updates of a set per second, and what one costs; bytes: reference LDMS' CSV, quoted"
     ordinary = [ordinary_load(python, *load[:3]) for load in _ORDINARY]
     return [Section(title, lines, notes), _describe_ordinary(ordinary), _describe(overload(python))]
 
@@ -92,7 +92,7 @@ def _describe(found: Found) -> Section:
     waiting = found.answers[429] + found.answers[503]
     lines = [
         Line(
-            "highest memory of the hub; yardstick: calm", "own", "bytes", spread([found.peak]),
+            "highest memory of the hub; reference: calm", "own", "bytes", spread([found.peak]),
             spread([found.calm]), ratio([found.peak], [found.calm]), f"≤ {_GOAL_MEMORY:g}",
             found.peak <= _GOAL_MEMORY * found.calm,
         ),

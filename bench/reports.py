@@ -51,7 +51,7 @@ def measure_reports(pythons: list[Interpreter]) -> list[Section]:
         lines += _describe(python.label, name, found[name], found["bare"])
     return [
         Section(
-            f"Reports with {len(ids)} jobs stored, whole process; yardstick: a bare interpreter",
+            f"Reports with {len(ids)} jobs stored, whole process; reference: a bare interpreter",
             lines,
             [
                 f"{name}: {size / 1e6:.3g} MB, {size / len(ids) / 1e3:.2g} kB per job"

@@ -61,7 +61,7 @@ def _measure_job(python: Interpreter, home: str) -> Section:
             rounds.append(_measure_round(python, command, folder, home, len(rounds) % 2 == 0))
             longest = max(longest, time.monotonic() - since)
     return Section(
-        f"joblens run on a build with make -j2, {len(rounds)} rounds; yardstick: the build alone",
+        f"joblens run on a build with make -j2, {len(rounds)} rounds; reference: the build alone",
         _describe_job(python.label, rounds),
         [
             "own part: CPU of all processes together less what the kernel accounts to the command's",
@@ -161,4 +161,4 @@ def _measure_fixed(python: Interpreter, home: str) -> Section:
         )
         for name in steps[0]
     ]
-    return Section(f"joblens run, fixed cost, best of {_RUNS}; yardstick: a bare interpreter", lines)
+    return Section(f"joblens run, fixed cost, best of {_RUNS}; reference: a bare interpreter", lines)

@@ -62,7 +62,7 @@ def _measure_cpu() -> Section:
         f"{updates} updates of {VALUES} values, {_NODES} nodes with a job each, batches of {_TICKS} ticks",
         "LDMS with CSV, quoted: 16 µs with test sets, 27 to 30 with real ones; `hub` has the goal",
     ]
-    return Section("Sinks, CPU per update of a set; yardstick: LDMS with CSV", lines, notes)
+    return Section("Sinks, CPU per update of a set; reference: LDMS with CSV", lines, notes)
 
 
 def _repeat(sink: Sink, segment: Segment) -> Iterable[float]:
@@ -99,7 +99,7 @@ def _measure_bytes() -> Section:
         "15 minutes of this machine under load at 1 Hz, in segments of 30 s; LDMS' CSV: 7 B, quoted",
         "segments of one node are small: a fleet's are larger, and their files smaller per value",
     ]
-    return Section("Sinks, bytes per value of real samples; yardstick: LDMS' CSV", lines, notes)
+    return Section("Sinks, bytes per value of real samples; reference: LDMS' CSV", lines, notes)
 
 
 def _by_tick(samples: Iterable[Sample]) -> list[list[Sample]]:

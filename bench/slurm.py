@@ -71,7 +71,7 @@ def _measure(lab: Lab, watch: Watch, way: str) -> Section:
     with _agent(watch) if way == RESIDENT else _nothing() as pid:
         lines = [line for what, work in _JOBS.items() for line in _measure_job(lab, way, what, work, pid)]
     where = "an agent that runs always" if way == RESIDENT else "an agent that the prolog starts"
-    return Section(f"a job under Slurm, with hooks and {where}; yardstick: without", lines)
+    return Section(f"a job under Slurm, with hooks and {where}; reference: without", lines)
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def measure_soak(pythons: list[Interpreter]) -> list[Section]:
         growth = ratio([late], [early])
         lines.append(
             Line(
-                f"{role}, last quarter; yardstick: second", "own", "bytes", spread([late]), spread([early]),
+                f"{role}, last quarter; reference: second", "own", "bytes", spread([late]), spread([early]),
                 growth, f"≤ {_GOAL_GROWTH:g}", late <= _GOAL_GROWTH * early,
             )
         )  # fmt: skip

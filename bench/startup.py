@@ -38,7 +38,7 @@ def _measure_agent(pythons: list[Interpreter]) -> Section:
             at_most("agent --once, whole", label, "seconds", [once], beside=[bare]),
             at_most("agent --once, median of the runs", label, "seconds", used["once"], beside=used["bare"]),
         ]
-    return Section(f"Start-up, CPU, best of {_RUNS}; yardstick: a bare interpreter", lines)
+    return Section(f"Start-up, CPU, best of {_RUNS}; reference: a bare interpreter", lines)
 
 
 def _measure_commands(python: Interpreter) -> Section:
@@ -60,7 +60,7 @@ def _measure_commands(python: Interpreter) -> Section:
         with undisturbed() as alone:
             found = _take_turns(commands, JOBLENS_HOME=home)
     return Section(
-        f"What people wait for, best of {_RUNS}; yardstick: a bare interpreter",
+        f"Wall time of commands, best of {_RUNS}; reference: a bare interpreter",
         _describe_commands(python.label, found),
         [
             "with real-time priority: other work on the machine does not count"

@@ -55,8 +55,8 @@ def _measure_sizes(label: str, sizes: Any, batches: dict[int, list[Sample]]) -> 
         costs += _describe_costs(label, what, ours["seconds"], peers, values)
     notes += _by_set(sizes["all"]["sets"], everything)
     return [
-        Section("Store, bytes per value; yardstick: the same samples there", lines, notes),
-        Section("Store, CPU per value until it lies on disk compacted; yardstick: theirs, from text", costs),
+        Section("Store, bytes per value; reference: the same samples there", lines, notes),
+        Section("Store, CPU per value until compacted on disk; reference: import from text", costs),
     ]
 
 
@@ -128,4 +128,4 @@ def _describe_flushes(label: str, flushes: list[dict[str, Any]]) -> Section:
             at_most(f"{what}, CPU per row", label, "seconds", seconds, beside=largest["seconds"]),
             at_most(f"{what}, bytes per row", label, "each", size, beside=[largest["bytes"]]),
         ]
-    return Section("Store, rows of processes in files of some size; yardstick: the largest", lines)
+    return Section("Store, rows of processes in files of some size; reference: the largest", lines)

@@ -6,7 +6,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from bench.timing import Spread, ratio, spread
 
-_HEAD = ("what", "python", "joblens", "yardstick", "ratio", "goal", "met")
+_HEAD = ("what", "python", "joblens", "reference", "ratio", "goal", "met")
 _WIDTHS = (42, 6, 12, 12, 10, 8, 3)
 
 
@@ -61,8 +61,8 @@ def render(sections: Sequence[Section]) -> str:
         text += [_row(_cells(line)) for line in section.lines]
         text += [f"  ({note})" for note in section.notes]
     judged = [line.met for section in sections for line in section.lines if line.met is not None]
-    text += ["", f"{sum(judged)} of {len(judged)} goals met. Ratio: joblens to yardstick."]
-    text += ["±: half the distance of the quartiles."]
+    text += ["", f"{sum(judged)} of {len(judged)} goals met. Ratio: joblens to reference."]
+    text += ["±: half the interquartile range."]
     return "\n".join(text) + "\n"
 
 

@@ -101,7 +101,7 @@ def measure_usermode(pythons: list[Interpreter]) -> list[Section]:
     for kind, run in beside_server.items():
         times += _describe_times(label, f"--tsdb {kind}", run.times)
     return [
-        Section("User mode at 1 Hz on one node; yardstick: Flask exporter, of the same job", lines, notes),
+        Section("User mode at 1 Hz on one node; reference: Flask exporter, of the same job", lines, notes),
         Section("User mode, from start to the first sample, from stop to the report; wall time", times),
     ]
 
