@@ -87,7 +87,7 @@ def test_sighup_forgets_no_job(tmp_path: Path) -> None:
         load = Load("ignored_children", tmp_path / "file", [])
         stack.callback(load.close)
         assert load.stands()
-        write_job_file(jobs, "1", load)
+        write_job_file(jobs, "sighup", load)
         started = stack.enter_context(running_agent(tmp_path, config))
         load.go()
         assert load.stands()
@@ -102,7 +102,7 @@ def test_sighup_forgets_no_job(tmp_path: Path) -> None:
 
 def job_cpu(started: Agent) -> float:
     lines = started.series("joblens_job_cpu_seconds_total")
-    return next((float(line.split()[1]) for line in lines if 'jobid="1"' in line), 0.0)
+    return next((float(line.split()[1]) for line in lines if 'jobid="sighup"' in line), 0.0)
 
 
 def test_token(agent: StartAgent, tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def why_no_groups() -> str:
     missing = [name for name in ("freezer", "cpuacct", "memory") if not (_GROUPS / name / "tasks").exists()]
     if missing:
         return f"no cgroups of version 1 here: {', '.join(missing)}"
+    if not any(path.read_text() for top in find_groups() for path in top.rglob("cgroup.procs")):
+        remove_groups()  # of a run that was killed
     there = find_groups()
     return f"there are cgroups of another Slurm: {there[0]}" if there else ""
 
