@@ -115,7 +115,7 @@ def test_a_listener_that_fails_rests(loop: Loop, monkeypatch: pytest.MonkeyPatch
         loop.server.listener = listener
     assert loop.events.failures == 1
     assert 0 < loop.server.wait() <= 1000
-    monkeypatch.setattr(loop.server._door, "rests_until", 0.0)
+    monkeypatch.setattr(loop.server._accepting, "rests_until", 0.0)
     client = loop.connect()
     assert b"200 OK" in loop.ask(client)
 

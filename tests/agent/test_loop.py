@@ -78,7 +78,7 @@ def test_a_socket_that_another_agent_has(tmp_path: Path, monkeypatch: pytest.Mon
     events = agent._events = Events(print)
     agent._server = Server(events, ("127.0.0.1", 0), agent.answer)
     knock = ScanTrigger(events, trigger_path(agent.settings.attribution.job_files))
-    agent.door = MarkSocket(events, agent.sampler, lambda: False)
+    agent.mark_socket = MarkSocket(events, agent.sampler, lambda: False)
     for _ in range(100):
         agent._watch(knock)
     assert len(tried) == 1

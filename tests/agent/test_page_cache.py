@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from joblens.agent.page_cache import Pages
+from joblens.agent.loop import PageCache
 
 
 class Source:
     def __init__(self) -> None:
         self.now, self.rendered = 100.0, 0
-        self.pages = Pages(lambda: self.now)
+        self.pages = PageCache(lambda: self.now)
 
     def ask(self, version: int, name: str = "/metrics", seconds: float = 0.0) -> bytes:
         def render() -> bytes:

@@ -207,9 +207,9 @@ def test_an_idle_connection_that_the_server_ended(tmp_path: Path) -> None:
         (answer(500, "oh\n\x1b[2Jno"), "answers 500: oh"),
         (answer(503, "a full disk"), "answers 503: a full disk"),
         (answer(429, "wait", Retry_After="0"), "answers 429: wait"),
-        (answer(200, "<html>Welcome"), "does not acknowledge: is it a hub?"),
-        (answer(200, '{"acknowledged": [0, 1]}'), "does not acknowledge: is it a hub?"),
-        (answer(200, '{"acknowledged": 7}'), "does not acknowledge: is it a hub?"),
+        (answer(200, "<html>Welcome"), "without an acknowledgement: is it a hub?"),
+        (answer(200, '{"acknowledged": [0, 1]}'), "without an acknowledgement: is it a hub?"),
+        (answer(200, '{"acknowledged": 7}'), "without an acknowledgement: is it a hub?"),
         (answer(200, "x" * 1_000_000), "answers 200, not signed with this node's secret"),
     ],
 )
@@ -224,7 +224,7 @@ def test_trouble(tmp_path: Path, hub: SmallHub, trouble: Turn, said: str) -> Non
         assert node.own()["failures"] >= 1
         assert (node.own()["dropped_batches"], node.own()["refused_batches"], node.errors()) == (0, 0, [])
         assert said in node.said[0]
-        assert node.said[-1].startswith(f"push: {hub.url} takes batches again")
+        assert node.said[-1].startswith(f"push: {hub.url} accepts batches again")
         assert len(node.said) <= 3
         assert all(line.isprintable() for line in node.said)
     found = sequences(hub)
@@ -265,7 +265,7 @@ MALFORMED = answer(400, "malformed: x", X_Joblens_Refused="malformed")
 
 @pytest.mark.parametrize(("refusal", "status"), [(MALFORMED, 400), (too_large, 413)])
 def test_refused(tmp_path: Path, hub: SmallHub, refusal: Turn, status: int) -> None:
-    """A batch that the hub will never take is put aside with a sentence, and a gap; the others go on."""
+    """A batch that the hub refuses is moved away, logged and recorded as a gap; the others are sent."""
     hub.turns.extend([acknowledge, refusal])
     with running_node(tmp_path, hub.url) as node:
         node.sample(5)
@@ -274,7 +274,7 @@ def test_refused(tmp_path: Path, hub: SmallHub, refusal: Turn, status: int) -> N
         assert f"answers {status}" in line
         (aside,) = (tmp_path / "spool/refused").iterdir()
         refused = read_header(aside.read_bytes())["sequence"]
-        assert f"batch {refused} is put aside in {tmp_path}/spool/refused" in line
+        assert f"batch {refused} moved to {tmp_path}/spool/refused" in line
         found = sequences(hub)
         assert sorted([*found, refused]) == list(range(found[0], found[0] + len(found) + 1))
         assert node.own()["refused_batches"] == 1

@@ -160,9 +160,9 @@ def test_sighup(tmp_path: Path, hub: SmallHub) -> None:
         wait_for("batches", lambda: len(hub.stored) >= 2)
         reload(started, config(tmp_path, second.url))
         wait_for("batches", lambda: len(second.stored) >= 2)
-        reload(started, "[push]\nurl = 'x'", "settings not changed")
+        reload(started, "[push]\nurl = 'x'", "settings not reloaded")
         reload(
-            started, config(tmp_path, second.url, more="token_file = '/nonexistent'"), "settings not changed"
+            started, config(tmp_path, second.url, more="token_file = '/nonexistent'"), "settings not reloaded"
         )
         reload(started, config(tmp_path, ""))
         assert not started.series("joblens_push_.*")
@@ -176,7 +176,7 @@ def test_sighup(tmp_path: Path, hub: SmallHub) -> None:
     assert waiting(tmp_path) == []
 
 
-def reload(started: Agent, text: str, said: str = "settings read again") -> None:
+def reload(started: Agent, text: str, said: str = "settings reloaded") -> None:
     words = len(re.findall(said, "\n".join(started.said())))
     started.config.write_text(text)
     started.signal(signal.SIGHUP)

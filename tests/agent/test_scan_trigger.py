@@ -29,21 +29,21 @@ _TICK = 10_000  # microseconds
 ID = str(2_000_000_000 + os.getpid())  # of no job of other tests, that run beside these
 
 
-class MarkSocket:
-    """A knock with a selector and a clock of its own."""
+class Trigger:
+    """A scan trigger with its own selector and clock."""
 
     def __init__(self, folder: Path) -> None:
         self.now = 100.0
         self.events = Events(print)
-        self.knock = ScanTrigger(self.events, str(folder / "look"), lambda: self.now)
-        self.knock.watch()
+        self.trigger = ScanTrigger(self.events, str(folder / "look"), lambda: self.now)
+        self.trigger.watch()
 
-    def hears(self) -> bool:
+    def is_triggered(self) -> bool:
         self.events.wait(0)
-        return self.knock.pending
+        return self.trigger.pending
 
     def close(self) -> None:
-        self.knock.close()
+        self.trigger.close()
         self.events.close()
 
 
@@ -54,8 +54,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def door(folder: Path) -> Iterator[MarkSocket]:
-    found = MarkSocket(folder)
+def pipe(folder: Path) -> Iterator[Trigger]:
+    found = Trigger(folder)
     yield found
     found.close()
 
@@ -64,89 +64,89 @@ def open_and_close(folder: Path) -> None:
     os.close(os.open(folder / "look", os.O_RDWR))
 
 
-def test_who_opens_and_closes_it_is_heard(door: MarkSocket, folder: Path) -> None:
-    """Once for all that came before the look, and anew after it."""
+def test_opening_and_closing_triggers_a_scan(pipe: Trigger, folder: Path) -> None:
+    """Several triggers before the scan cause one scan; later ones another."""
     assert stat.S_IMODE((folder / "look").stat().st_mode) == 0o666
-    assert not door.hears()
-    assert door.knock.wait() == float("inf")
+    assert not pipe.is_triggered()
+    assert pipe.trigger.wait() == float("inf")
     for _ in range(3):
         open_and_close(folder)
         open_and_close(folder)
-        assert door.hears()
-        assert door.knock.wait() == 0.0
-        door.knock.heed()
-        assert not door.hears()
+        assert pipe.is_triggered()
+        assert pipe.trigger.wait() == 0.0
+        pipe.trigger.rearm()
+        assert not pipe.is_triggered()
 
 
-def test_who_knocks_during_the_look_gets_another(door: MarkSocket, folder: Path) -> None:
-    """The look that is under way may have passed the job already."""
+def test_trigger_during_a_scan(pipe: Trigger, folder: Path) -> None:
+    """It causes another scan: the current one may have passed the job already."""
     open_and_close(folder)
-    assert door.hears()
-    door.knock.heed()
+    assert pipe.is_triggered()
+    pipe.trigger.rearm()
     open_and_close(folder)
-    assert door.hears()
+    assert pipe.is_triggered()
 
 
-def test_two_agents_hear_the_same(door: MarkSocket, folder: Path) -> None:
-    """One that is about to end takes nothing away from the next."""
-    other = MarkSocket(folder)
+def test_two_agents_are_triggered(pipe: Trigger, folder: Path) -> None:
+    """An agent that is about to end does not consume the trigger of the next."""
+    other = Trigger(folder)
     open_and_close(folder)
-    assert door.hears()
-    assert other.hears()
+    assert pipe.is_triggered()
+    assert other.is_triggered()
     other.close()
 
 
-def test_looks_have_a_share_of_the_time(door: MarkSocket, folder: Path) -> None:
-    """However often somebody knocks: a twentieth, with some of it saved up."""
-    spent, begin = 0.0, door.now
-    while door.now < begin + 100:
+def test_scans_have_a_budget(pipe: Trigger, folder: Path) -> None:
+    """However often it is triggered: a twentieth of a core, with unused budget kept for ten seconds."""
+    spent, begin = 0.0, pipe.now
+    while pipe.now < begin + 100:
         open_and_close(folder)
-        assert door.hears()
-        door.now += door.knock.wait()
-        door.knock.heed()
-        door.now += 0.01
-        door.knock.has_taken(0.01)
+        assert pipe.is_triggered()
+        pipe.now += pipe.trigger.wait()
+        pipe.trigger.rearm()
+        pipe.now += 0.01
+        pipe.trigger.charge(0.01)
         spent += 0.01
     assert 100 / 20 <= spent <= (100 + 10) / 20 + 0.02
 
 
-def test_who_writes_without_end_keeps_nobody_busy(door: MarkSocket, folder: Path) -> None:
-    """It is heard once until the next look, and what was written is thrown away."""
+def test_endless_writer(pipe: Trigger, folder: Path) -> None:
+    """It triggers once until the next scan, and what it wrote is discarded."""
     writer = os.open(folder / "look", os.O_RDWR | os.O_NONBLOCK)
     with pytest.raises(BlockingIOError):
         while True:
             os.write(writer, b"x" * 4096)
-    assert door.hears()
-    assert door.events.wait(0) == 0
-    door.knock.heed()
+    assert pipe.is_triggered()
+    assert pipe.events.wait(0) == 0
+    pipe.trigger.rearm()
     os.close(writer)
 
 
-@pytest.mark.parametrize("how", ["taken away", "a file", "for root only"])
-def test_it_is_made_anew(door: MarkSocket, folder: Path, how: str) -> None:
-    """Whatever has become of it."""
+@pytest.mark.parametrize("how", ["removed", "a file", "for root only"])
+def test_pipe_is_created_again(pipe: Trigger, folder: Path, how: str) -> None:
+    """If it was removed, replaced by a file or made inaccessible."""
     (folder / "look").chmod(0o600)
     if how != "for root only":
         (folder / "look").unlink()
     if how == "a file":
         (folder / "look").write_text("")
-    door.knock.close()
-    door.knock.watch()
+    pipe.trigger.close()
+    pipe.trigger.watch()
     open_and_close(folder)
-    assert door.hears()
+    assert pipe.is_triggered()
     (folder / "look").unlink()
-    door.knock.watch()
-    door.knock.heed()
+    pipe.trigger.watch()
+    pipe.trigger.rearm()
     open_and_close(folder)
-    assert door.hears()
+    assert pipe.is_triggered()
     assert os.listdir(folder) == ["look"]
 
 
-def test_not_in_a_folder_that_anybody_can_write(tmp_path: Path) -> None:
-    """Nor where there is none: then nobody can knock, and nothing is made."""
+def test_untrusted_or_missing_folder(tmp_path: Path) -> None:
+    """No pipe is created in a folder that other users can write, nor without a folder."""
     tmp_path.chmod(0o777)
     for where in (tmp_path, tmp_path / "nowhere"):
-        MarkSocket(where).close()
+        Trigger(where).close()
     assert os.listdir(tmp_path) == []
 
 
@@ -156,7 +156,7 @@ def needs_root() -> None:
 
 
 class Stepd:
-    """A process that looks like Slurm's, and has waited for a task that computed for a while."""
+    """A process with the name and title of Slurm's, which has waited for a task that used CPU time."""
 
     def __init__(self, folder: Path, after: str = "true") -> None:
         program = folder / "slurmstepd"
@@ -183,8 +183,8 @@ class Stepd:
 
 def job_file(folder: Path) -> AttributionSettings:
     (folder / "jobs").mkdir(mode=0o755, parents=True, exist_ok=True)
-    told = {"source": "slurm", "id": ID, "uid": 1000, "cluster": "fox", "node": "c1"}
-    (folder / f"jobs/slurm-{ID}.json").write_text(json.dumps(told))
+    facts = {"source": "slurm", "id": ID, "uid": 1000, "cluster": "fox", "node": "c1"}
+    (folder / f"jobs/slurm-{ID}.json").write_text(json.dumps(facts))
     return AttributionSettings(job_files=str(folder / "jobs"))
 
 
@@ -195,30 +195,30 @@ def seconds(samples: list[Sample], set: str, id: str) -> int:
 
 
 @pytest.mark.alone  # beside another slurmd of this machine its slurmstepd is not believed
-def test_a_look_after_a_task_is_exact(folder: Path) -> None:
-    """A task that no look has ever seen counts to the tick, as long as its slurmstepd is there."""
+def test_scan_after_a_task_is_exact(folder: Path) -> None:
+    """A task that was never scanned counts exactly, as long as its slurmstepd runs."""
     needs_root()
     sampler = Sampler(Host("/"), Settings(attribution=job_file(folder)), print)
-    before = sampler.look(0)
+    before = sampler.sample_jobs(0)
     assert seconds(before, "job", ID) == 0
     stepd = Stepd(folder)
     try:
         least = stepd.used()
-        after = sampler.look(0)
+        after = sampler.sample_jobs(0)
         assert 200_000 < least <= seconds(after, "job", ID) <= stepd.used()
         assert seconds(after, "step", ID) == seconds(after, "job", ID)
         assert {sample.rows.schema.set for sample in after} == {"job", "step"}
     finally:
         stepd.close()
-    assert seconds(sampler.look(0), "job", ID) >= least  # until the epilog, though it has ended
+    assert seconds(sampler.sample_jobs(0), "job", ID) >= least  # until the epilog, though it has ended
     (folder / f"jobs/slurm-{ID}.json").unlink()
-    (rows,) = [sample.rows for sample in sampler.look(0) if sample.rows.schema.set == "job"]
+    (rows,) = [sample.rows for sample in sampler.sample_jobs(0) if sample.rows.schema.set == "job"]
     assert ("fox", ID, "c1") not in rows.keys
 
 
 @pytest.mark.alone  # beside another slurmd of this machine its slurmstepd is not believed
-def test_the_agent_answers_a_hook(folder: Path) -> None:
-    """Long before its next tick, with what the task has used, under the name of its user."""
+def test_hook_triggers_a_scan(folder: Path) -> None:
+    """The task's usage is served long before the next tick, under its user's name."""
     needs_root()
     settings = job_file(folder)
     (folder / "agent.toml").write_text(
@@ -235,7 +235,7 @@ def test_the_agent_answers_a_hook(folder: Path) -> None:
         url = agent.stderr.readline().decode().split()[-1]
         wait_for("the first sample", lambda: figure(url, "joblens_agent_ticks_total"))
         stepd = Stepd(folder, f"/bin/sh {folder}/task-epilog")
-        wait_for("a look", lambda: figure(url, "joblens_agent_looks_total"))
+        wait_for("a scan", lambda: figure(url, "joblens_agent_looks_total"))
         used = figure(url, f'joblens_job_cpu_seconds_total{{cluster="fox",jobid="{ID}",node="c1"}}')
         assert 0.2 < used <= stepd.used() / 1e6
         assert figure(url, "joblens_agent_ticks_total") == 1

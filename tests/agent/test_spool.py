@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.agent.gaps import Gaps
-from joblens.agent.lock import Last, Lock
-from joblens.agent.spool import KILLED, PUT_BACK, WENT_DOWN, Spool
+from joblens.agent.spool import KILLED, PUT_BACK, WENT_DOWN, Last, Lock, Spool
 from joblens.core.errors import ConfigError, MalformedError
 from joblens.core.model import GAUGE, NO_KEY, Column, Rows, Sample, Schema
 from joblens.wire.batch import Batch, decode
@@ -293,7 +292,7 @@ def test_any_lock_file(tmp_path_factory: pytest.TempPathFactory, data: bytes) ->
     lock = Lock(str(folder))
     assert lock.load() is None
     last = Last("b" * 200, 1 << 60, 1 << 62, ended=True)
-    lock.note(last)
+    lock.save(last)
     assert lock.load() == last
     lock.close()
 
@@ -309,7 +308,7 @@ def test_put_back_to_a_snapshot(tmp_path: Path) -> None:
             item = spool.take()
             assert item is not None
             items.append(item)
-            if spool.begin_anew(item, highest):
+            if spool.renumber(item, highest):
                 spool.lose(item, PUT_BACK)
             else:
                 spool.acknowledge(item)
@@ -335,7 +334,7 @@ def test_a_repeat_is_no_snapshot(tmp_path: Path) -> None:
         made = put(spool, 3)
         item = spool.take()
         assert item is not None
-        assert not spool.begin_anew(item, made[-1])
+        assert not spool.renumber(item, made[-1])
         assert spool.boot == "b1"
 
 
@@ -506,7 +505,7 @@ def test_nobody_else_may_write_there(tmp_path: Path) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    with pytest.raises(ConfigError, match="others can write"):
+    with pytest.raises(ConfigError, match="writable by others"):
         Spool(str(open_to_all), MIB, "b1")
 
 

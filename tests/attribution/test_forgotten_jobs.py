@@ -49,17 +49,17 @@ def test_a_file_alone(tmp_path: Path) -> None:
     """A job without processes is here for a day, and then no more; also for an agent that came only now."""
     host, sampler = watch(tmp_path)
     prolog(tmp_path, "7", BEGIN)
-    assert jobs(sampler.look(0)) == {"42", "7"}
+    assert jobs(sampler.sample_jobs(0)) == {"42", "7"}
     host.now += DAY - 1
-    assert jobs(sampler.look(0)) == {"42", "7"}
+    assert jobs(sampler.sample_jobs(0)) == {"42", "7"}
     assert sampler.attribution.forgotten == set()
     host.now += 2
-    assert jobs(sampler.look(0)) == {"42"}
+    assert jobs(sampler.sample_jobs(0)) == {"42"}
     assert sampler.attribution.forgotten == {"7"}
     other = Sampler(host, Settings(attribution=AttributionSettings(job_files="/jobs")), print)
-    assert jobs(other.look(0)) == {"42"}
+    assert jobs(other.sample_jobs(0)) == {"42"}
     prolog(tmp_path, "7", host.now)  # the number has come round
-    assert jobs(sampler.look(0)) == {"42", "7"}
+    assert jobs(sampler.sample_jobs(0)) == {"42", "7"}
 
 
 def test_since_its_last_process(tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_since_its_last_process(tmp_path: Path) -> None:
     prolog(tmp_path, "42", BEGIN)
     for _ in range(5):
         host.now += DAY
-        assert jobs(sampler.look(0)) == {"42"}
+        assert jobs(sampler.sample_jobs(0)) == {"42"}
     for folder in (JOB, "proc/4000"):
         shutil.rmtree(tmp_path / folder)
-    sampler.look(0)
+    sampler.sample_jobs(0)
     host.now += DAY - 1
-    assert jobs(sampler.look(0)) == {"42"}
+    assert jobs(sampler.sample_jobs(0)) == {"42"}
     host.now += 2
-    assert jobs(sampler.look(0)) == set()
+    assert jobs(sampler.sample_jobs(0)) == set()
 
 
 def test_its_agent_ends(tmp_path: Path) -> None:

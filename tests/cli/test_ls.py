@@ -236,9 +236,11 @@ def test_forms(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     """The sentence is about what was typed."""
     assert main(["ls", "nowhere"]) == 2
-    assert capsys.readouterr().err == "joblens: the address is 'nowhere', and not HOST:PORT\n"
+    assert capsys.readouterr().err == "joblens: the address is 'nowhere', expected HOST:PORT\n"
     assert main(["ls", "--hub", "ftp://a"]) == 2
-    assert capsys.readouterr().err.startswith("joblens: the address is 'ftp://a', and not such as http://")
+    assert capsys.readouterr().err.startswith(
+        "joblens: the address is 'ftp://a', expected a URL such as http://"
+    )
 
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

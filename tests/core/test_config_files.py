@@ -86,7 +86,7 @@ def test_the_file_that_is_wrong_is_named(tmp_path: Path) -> None:
     user.parent.mkdir()
     system.write_text("intervall = 5\n")
     user.write_text("interval = 2\n")
-    with pytest.raises(ConfigError, match=re.escape(f"{system}: there is no setting intervall")):
+    with pytest.raises(ConfigError, match=re.escape(f"{system}: unknown setting intervall")):
         load_agent(load_layers(None, {"XDG_CONFIG_HOME": str(tmp_path)}, str(system)))
 
 
@@ -145,7 +145,7 @@ def test_the_agent_goes_by_it(tmp_path: Path) -> None:
     config.write_text("interval = 7\n[hub]\nnodez = 3\n")
     hub = joblens("hub", env={"JOBLENS_CONFIG": str(config)})
     assert (hub.returncode, hub.stderr) == (
-        2, f"joblens: {config}: there is no setting hub.nodez, did you mean hub.nodes?\n",
+        2, f"joblens: {config}: unknown setting hub.nodez, did you mean hub.nodes?\n",
     )  # fmt: skip
 
 

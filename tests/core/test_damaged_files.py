@@ -143,7 +143,7 @@ def test_an_agent_starts(tmp_path: Path) -> None:
         finally:
             agent.process.kill()
             agent.process.wait()
-    assert [line for line in agent.said() if "gaps before now are not known" in line] == agent.said()[:1]
+    assert [line for line in agent.said() if "earlier gaps are unknown" in line] == agent.said()[:1]
 
 
 # Settings

@@ -96,6 +96,6 @@ def test_user_that_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
     assert [host.user(4321) for _ in range(3)] == ["4321"] * 3
     assert asked == [4321]
-    monkeypatch.setattr("joblens.core.host._LOOK_UP_AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr("joblens.core.host._LOOKUP_RETRY_SECONDS", -1.0)
     host.user(4321)
     assert asked == [4321, 4321]

@@ -10,8 +10,7 @@ from functools import cache
 
 from hub.made import fleet_segment, write_old
 from joblens.agent.gaps import Gaps
-from joblens.agent.lock import Last, Lock
-from joblens.agent.spool import Spool
+from joblens.agent.spool import Last, Lock, Spool
 from joblens.core.errors import MalformedError
 from joblens.hub.batch_reader import Checker, LeftOut
 from joblens.hub.clocks import Clocks as HubClocks

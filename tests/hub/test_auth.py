@@ -381,8 +381,8 @@ def test_a_key_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"listn": "x"}, "there is no setting hub.listn, did you mean hub.listen?"),
-        ({"listen": "9478"}, "hub.listen is '9478', and not HOST:PORT"),
+        ({"listn": "x"}, "unknown setting hub.listn, did you mean hub.listen?"),
+        ({"listen": "9478"}, "hub.listen is '9478', expected HOST:PORT"),
         ({"munge_uids": "root"}, "where a list such as \\[0\\] is needed"),
         ({"munge_hosts": ["c17"]}, 'where a list such as \\["c17=box"\\] is needed'),
         ({"munge_clusters": "fox"}, 'where a list such as \\["fox"\\] is needed'),
@@ -390,8 +390,8 @@ def test_a_key_of_its_own(tmp_path: Path) -> None:
         ({"timeout": float("nan")}, "hub.timeout is nan"),
         ({"batch_bytes": 1 << 40}, "hub.batch_bytes is 1099511627776, it can be"),
         ({"munge": 1}, "hub.munge is 1, where a value such as False"),
-        ({"sinks": {"lake": 3}}, "hub.sinks.lake is 3, where a table is needed"),
-        (3, "hub is 3, where a table is needed"),
+        ({"sinks": {"lake": 3}}, "hub.sinks.lake is 3, expected a table"),
+        (3, "hub is 3, expected a table"),
     ],
 )
 def test_wrong_settings_get_a_sentence(table: object, said: str) -> None:

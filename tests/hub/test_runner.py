@@ -474,7 +474,7 @@ def test_a_journal_that_begins_anew_has_another_identity(tmp_path: Path) -> None
         ("", {"type": "lake"}, "no name for a sink"),
         ("x", {}, "type is 'x'"),
         ("x", {"type": "tape"}, "it can be lake, csv, remote_write"),
-        ("lake", {"hom": "x"}, "there is no setting hub.sinks.lake.hom"),
+        ("lake", {"hom": "x"}, "unknown setting hub.sinks.lake.hom"),
         ("lake", {"home": 7}, "hub.sinks.lake.home is 7"),
         ("csv", {"sets": "cpu"}, "hub.sinks.csv.sets is 'cpu'"),
         ("lake", {"retain_days": True}, "retain_days is True"),

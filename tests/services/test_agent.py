@@ -43,7 +43,7 @@ def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
         reload(started, "interval = 0.2")
         assert started.series("joblens_load.*")
         assert started.stop() == 0
-        assert started.said() == ["joblens agent: settings read again"] * 2
+        assert started.said() == ["joblens agent: settings reloaded"] * 2
 
 
 def reload(started: Agent, config: str) -> None:
@@ -59,7 +59,7 @@ def test_broken_settings_leave_the_old_in_force(tmp_path: Path, broken: str) -> 
     with running_agent(tmp_path, "[collectors.load]\nenabled = false") as started:
         reload(started, broken)
         (sentence,) = started.said()
-        assert sentence.startswith(f"joblens agent: settings not changed: {started.config}: ")
+        assert sentence.startswith(f"joblens agent: settings not reloaded: {started.config}: ")
         assert not started.series("joblens_load.*")
         assert started.series("joblens_cpu_idle_seconds_total")
         assert started.stop() == 0
@@ -248,5 +248,5 @@ def test_an_unknown_setting(tmp_path: Path) -> None:
     config.write_text("[collectors.procesess]\n")
     ended = run_joblens("agent", "--once", "--config", str(config))
     assert ended.returncode == 2
-    sentence = "there is no setting collectors.procesess, did you mean collectors.processes?"
+    sentence = "unknown setting collectors.procesess, did you mean collectors.processes?"
     assert ended.stderr == f"joblens: {config}: {sentence}\n"

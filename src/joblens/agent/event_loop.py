@@ -1,4 +1,4 @@
-"""The agent's event loop. No handler can end it, nor disturb another one."""
+"""The agent's event loop. A handler that fails ends neither the loop nor another handler."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Handler(NamedTuple):
 class Events:
     """Waits for descriptors and calls their handlers.
 
-    A handler that raises is counted, and reported once per cause; then its `failed` is called, which closes
-    the connection, or whatever else keeps the same event from failing again at once.
+    A handler that raises is counted, and logged once per cause; then its `failed` is called, which closes
+    the connection or otherwise keeps the same event from failing again at once.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
@@ -38,16 +38,16 @@ class Events:
             self._selector.modify(file, events, key.data)
 
     def remove(self, file: Any) -> None:
-        """Also one that is not there."""
+        """Does nothing if it is not registered."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(file)
 
     def wait(self, seconds: float) -> int:
-        """Call the handlers of what is ready, and return how many there were."""
+        """Call the handlers of ready descriptors, and return how many there were."""
         found = self._selector.select(seconds)
         for key, events in found:
             current = self._selector.get_map().get(key.fd)
-            # An earlier handler of this round may have closed it; its number can be another one's by now.
+            # An earlier handler of this round may have closed it and its number may be reused.
             if current is not None and current.fileobj is key.fileobj:
                 handler: _Handler = key.data
                 if not self.run(handler.handle, events):
@@ -55,10 +55,10 @@ class Events:
         return len(found)
 
     def run(self, function: Callable[..., None], *given: int) -> bool:
-        """Call something that must not end the loop either. False if it has failed."""
+        """Call a function that must not end the loop. Return False if it raised."""
         try:
             function(*given)
-        except Exception as error:  # one connection's trouble is not the agent's
+        except Exception as error:  # isolate one connection from the next
             self._report(error)
             return False
         return True
@@ -70,10 +70,10 @@ class Events:
             place = place.tb_next
         file, line = (place.tb_frame.f_code.co_filename, place.tb_lineno) if place else ("", 0)
         cause = type(error).__name__, file, line
-        if cause not in self._reported:  # as many as there are lines: no message from outside is part of it
+        if cause not in self._reported:  # bounded by the lines of code: no text of a peer is part of it
             self._reported.add(cause)
             where = f"{file.rpartition('/')[2]}:{line}"
-            self._log(f"an event could not be handled: {cause[0]} at {where}: {sentence(error):.200}")
+            self._log(f"event handler failed: {cause[0]} at {where}: {sentence(error):.200}")
 
     def close(self) -> None:
         self._selector.close()

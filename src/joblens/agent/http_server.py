@@ -1,9 +1,9 @@
-"""A small HTTP server in the agent's own loop: one page per request, bounded in all ways.
+"""A small HTTP server in the agent's event loop: bounded connections, memory and CPU time.
 
-It answers GET. On a socket of Unix, where the kernel tells who asks, it can take small bodies as well.
+It answers GET. On a Unix socket, where the kernel reports the peer's uid, it also accepts small bodies.
 
-The standard library's http.server costs 7 MB and 50 ms of start-up, which is more than the rest of the
-agent, and a thread.
+The standard library's http.server costs 7 MB and 50 ms of start-up, more than the rest of the agent, and a
+thread.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _END = b"\r\n\r\n"
 _LARGEST_REQUEST = 16_384
 _MOST_CONNECTIONS, _MOST_OF_ONE = 128, 32
 _BACKLOG = 128
-_MOST_HOLDERS = 256  # that are remembered
+_MOST_HOLDERS = 256  # with a share of their own
 _MOST_UNREAD = 1 << 18
-_AT_ONCE = 1 << 18  # bytes that are sent in one turn: a tick is not late for a large page
+_AT_ONCE = 1 << 18  # bytes sent in one turn, so that a large page does not delay a tick
 _LARGE_PAGE, _MOST_UNSENT = 1 << 16, 1 << 24
-_IDLE_SECONDS = 60.0  # that a silent connection is kept
-_LONGEST_EXCHANGE = 60.0  # seconds for a request to arrive, or for an answer to be fetched
-# Of one core, for all that is asked, and again for accepting connections. A holder has a third of it, or less
-# where there are more than three.
+_IDLE_SECONDS = 60.0  # after which an idle connection is closed
+_LONGEST_EXCHANGE = 60.0  # seconds for a request to arrive, or for an answer to be received
+# Fraction of one core for all requests, and again for accepting connections. A holder has a third of it, or
+# less if there are more than three.
 _TIME_SHARE, _FEWEST_HOLDERS = 0.1, 3
-_SAVED = 15.0  # seconds whose part is kept for later
+_SAVED = 15.0  # seconds of unused budget that are kept
 _SHORTEST_REST = 0.05
 _REASONS = {
     200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
@@ -43,10 +43,10 @@ class Request(NamedTuple):
     method: str
     path: str
     headers: Dict[str, str]  # names in lower case
-    keep: bool = True  # the connection, for a next request
+    keep: bool = True  # the connection is kept open
     body: bytes = b""
-    uid: int = -1  # who asks, where the kernel tells
-    pid: int = 0  # the process that does
+    uid: int = -1  # of the peer, on a Unix socket
+    pid: int = 0  # of the peer's process
 
 
 class Response(NamedTuple):
@@ -59,7 +59,7 @@ Answer = Callable[[Request], Response]
 
 
 def parse_request(data: bytes) -> Optional[Request]:
-    """None if it is not HTTP. What follows the empty line is not read."""
+    """None if it is not HTTP. What follows the empty line is ignored."""
     lines = data.split(_END, 1)[0].decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
@@ -71,13 +71,13 @@ def parse_request(data: bytes) -> Optional[Request]:
             return None
         headers[name.strip().lower()] = value.strip()
     wishes = [wish.strip() for wish in headers.get("connection", "").lower().split(",")]
-    # RFC 9112, 9.3: until HTTP/1.1 the end of the connection was the end of the answer.
+    # RFC 9112, 9.3: in HTTP/1.0 the end of the connection is the end of the answer by default.
     keep = "keep-alive" in wishes if words[2] == "HTTP/1.0" else "close" not in wishes
     return Request(words[0], words[1].partition("?")[0], headers, keep)
 
 
 def body_length(request: Request) -> int:
-    """-1 if that cannot be understood."""
+    """Return -1 if it is malformed or chunked."""
     text = request.headers.get("content-length", "0")
     chunked = "transfer-encoding" in request.headers
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 and not chunked else -1
@@ -96,7 +96,7 @@ def render_head(response: Response, close: bool) -> bytes:
 
 
 class _Share:
-    """What one holder has of a server: its connections, and time on a core."""
+    """One holder's connections and CPU time."""
 
     def __init__(self, rate: float, now: float) -> None:
         self.connections: Dict[int, _Connection] = {}
@@ -118,7 +118,7 @@ class _Connection:
         self.channel, self.share = channel, share
         self.pid, self.uid = unix_peer(channel)
         self.incoming = b""
-        self.partial = False  # a body is on its way
+        self.partial = False  # part of a body has arrived
         self.head = self.body = b""  # of the answer
         self.sent = 0  # of both
         self.closing = False
@@ -134,16 +134,16 @@ class _Connection:
         return WRITE if busy else READ
 
     def is_over(self, now: float) -> bool:
-        """Whether it is silent, or a request or an answer takes too long."""
+        """Whether it is idle, or a request or an answer takes too long."""
         busy = self.is_answering or self.incoming
         return now - self.active > _IDLE_SECONDS or bool(busy and now - self.begun > _LONGEST_EXCHANGE)
 
 
 class Server:
-    """At a host and a port, or at the name of a socket of Unix; only there with bodies of some size.
+    """Listens at a host and port or at a Unix socket; bodies are accepted only there.
 
-    Connections, and time on a core, are shared between holders: users of this machine, and addresses of
-    others. Who has used up their share is not read from for a while, and nobody else notices.
+    Connections and CPU time are shared between holders: users of this machine, and addresses of others. A
+    holder that has used up its share is not read from for a while, without effect on the others.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Server:
         self._connections: Dict[int, _Connection] = {}
         self._shares: Dict[Holder, _Share] = {}
         self._resting: List[_Share] = []
-        self._door = _Share(_TIME_SHARE, time.monotonic())  # what accepting takes, of all together
+        self._accepting = _Share(_TIME_SHARE, time.monotonic())  # cost of accepting, for all holders
         self.listener = _listen_at(address) if isinstance(address, str) else _listen(address)
         self.listener.setblocking(False)
         self._listen()
@@ -172,10 +172,10 @@ class Server:
         self._events.add(self.listener, READ, self._accept_some, self._stop_listening)
 
     def _stop_listening(self) -> None:
-        """For a short time, or until accepting has time again."""
+        """Stop for a short time, or until accepting is within its budget again."""
         self._events.remove(self.listener)
-        self._door.rests_until = max(self._door.rests_until, time.monotonic() + _SHORTEST_REST)
-        self._rest(self._door)
+        self._accepting.rests_until = max(self._accepting.rests_until, time.monotonic() + _SHORTEST_REST)
+        self._rest(self._accepting)
 
     def close(self) -> None:
         for connection in list(self._connections.values()):
@@ -185,18 +185,18 @@ class Server:
         self._peers.close()
 
     def wait(self) -> float:
-        """Seconds until a holder has had its rest."""
+        """Return the seconds until the first resting holder may go on."""
         if not self._resting:
             return float("inf")
         return max(min(share.rests_until for share in self._resting) - time.monotonic(), 0.0)
 
     def tend(self) -> None:
-        """After each round of events."""
+        """Called after each round of events."""
         if self._resting:
             self._wake(time.monotonic())
 
     def drop_silent(self) -> None:
-        """Now and then: connections that nobody uses, and holders that have none."""
+        """Close idle connections, and forget holders without any."""
         now = time.monotonic()
         for connection in [it for it in self._connections.values() if it.is_over(now)]:
             self._drop(connection)
@@ -208,37 +208,37 @@ class Server:
         self._resting = [share for share in self._resting if share.rests_until > now]
         for share in awake:
             share.is_resting = False
-            if share is self._door:
+            if share is self._accepting:
                 self._listen()
             for connection in share.connections.values():
                 self._register(connection)
 
     def _rate(self) -> float:
-        """Of each holder: a few have a fixed part, many share what all may take."""
+        """Return the CPU share of one holder: a fixed part, less if there are many."""
         return _TIME_SHARE / max(len(self._shares), _FEWEST_HOLDERS)
 
     def _accept_some(self, events: int) -> None:
         begin = time.thread_time()
         connection = self._accept()
         now = time.monotonic()
-        self._door.charge(time.thread_time() - begin, _TIME_SHARE, now)
-        if self._door.rests_until > now:
+        self._accepting.charge(time.thread_time() - begin, _TIME_SHARE, now)
+        if self._accepting.rests_until > now:
             self._stop_listening()
         if connection is not None and not connection.share.is_resting:
-            # Most have sent their request by now: their place is free again for the next one.
+            # Most have sent their request by now and can be answered at once.
             self._register(connection)
             self._serve(connection, READ)
 
     def _accept(self) -> Optional[_Connection]:
         try:
             channel, _ = self.listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # given up by the other side
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # closed by the peer
             return None
         try:
             channel.setblocking(False)
             share = self._share(self._peers.holder(channel))
             connection = _Connection(channel, share)
-        except OSError:  # it has gone, before anybody could know who it was
+        except OSError:  # closed before the peer could be identified
             channel.close()
             return None
         self._make_room(share)
@@ -249,7 +249,7 @@ class Server:
         if holder not in self._shares and len(self._shares) >= _MOST_HOLDERS:
             self.drop_silent()
             if len(self._shares) >= _MOST_HOLDERS:
-                holder = b""  # further ones have one together
+                holder = b""  # all further ones share one
         return self._shares.setdefault(holder, _Share(self._rate(), time.monotonic()))
 
     def _make_room(self, share: _Share) -> None:
@@ -283,9 +283,9 @@ class Server:
             self._resting.append(share)
 
     def _exchange(self, connection: _Connection, events: int) -> float:
-        """One answer per turn, and no further one while that is not fetched: nothing piles up.
+        """Answer one request per turn, and the next only after the peer has received that: nothing piles up.
 
-        Returns the seconds that making the answer took where that is not the asker's to pay.
+        Return the seconds of making the answer that are not charged to the holder.
         """
         free = 0.0
         try:
@@ -297,10 +297,10 @@ class Server:
                 self._send(connection)
         except BlockingIOError:
             pass
-        except OSError:  # the other side has hung up
+        except OSError:  # closed by the peer
             connection.closing, connection.head, connection.body = True, b"", b""
         if connection.closing and not connection.is_answering:
-            with suppress(OSError):  # who closes with something unread takes the answer back
+            with suppress(OSError):  # closing with unread data would reset the connection and lose the answer
                 connection.channel.recv(_MOST_UNREAD)
             self._drop(connection)
         else:
@@ -334,14 +334,14 @@ class Server:
     def _respond(self, connection: _Connection, request: Optional[Request], length: int = 0) -> float:
         begin = time.thread_time()
         if request is None or length < 0:
-            response = Response(400, "text/plain", b"This is not a request that joblens understands.\n")
+            response = Response(400, "text/plain", b"Malformed request.\n")
         elif length > self.most_body:
-            response = Response(413, "text/plain", f"At most {self.most_body} bytes are taken.\n".encode())
+            response = Response(413, "text/plain", f"The limit is {self.most_body} bytes.\n".encode())
         elif request.method not in (("GET", "HEAD", "POST") if self.most_body else ("GET", "HEAD")):
-            response = Response(405, "text/plain", b"Only GET is answered here.\n")
+            response = Response(405, "text/plain", b"Only GET is supported.\n")
         else:
             response = self.answer(request)
-        # Pages limit by themselves how often they are rendered, and whoever asks next gains from it.
+        # The page cache limits rendering, and the next request benefits from it.
         free = 0.0 if self.most_body else time.thread_time() - begin
         connection.closing = request is None or not request.keep or response.status in (400, 405, 413)
         head_only = request is not None and request.method == "HEAD"
@@ -353,7 +353,7 @@ class Server:
         return free
 
     def _limit_unsent(self, newest: bytes) -> None:
-        """Who reads slowly keeps an old page in memory: of many such pages the oldest are given up."""
+        """Close the oldest of many slow connections: each keeps an old page in memory."""
         while True:
             slow = [it for it in self._connections.values() if it.is_answering and it.body is not newest]
             pages = {id(it.body): len(it.body) for it in slow}
@@ -384,12 +384,12 @@ def _listen(address: Tuple[str, int]) -> socket.socket:
     try:
         return socket.create_server(address, family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        why = sentence(error).partition(" (while attempting")[0]  # which only says the address again
+        why = sentence(error).partition(" (while attempting")[0]  # which repeats the address
         raise ServerError(f"cannot listen on {address[0]}:{address[1]}: {why}") from None
 
 
 def _listen_at(name: str) -> socket.socket:
-    """Raises OSError if another has it."""
+    """Raises OSError if the name is taken."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(name)

@@ -1,8 +1,8 @@
 """An agent that Slurm's prolog starts with the first job on a node, and that ends after the last.
 
-Which jobs are there is told by their files. `agent.pid` beside them tells the prolog of the next job that it
-need not start another agent. A prolog writes its job's file first and looks for an agent then; the agent
-removes `agent.pid` first and looks for files then: so one of the two sees the other.
+The job files say which jobs there are. From `agent.pid` beside them the prolog of the next job knows that an
+agent runs. A prolog writes its job's file and then checks for an agent; the agent removes `agent.pid` and
+then checks for files. So one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Callable, Container, Optional
 from joblens.core.files import write_quickly
 from joblens.core.procfs import read_stat
 
-_PATIENCE = 10.0  # seconds for an agent that is about to end, and sends what it has left
+_LOCK_TIMEOUT = 10.0  # seconds for an agent that is about to end and sends its last batches
 
 
 class JobLifetime:
@@ -28,11 +28,11 @@ class JobLifetime:
         self._idle_since: Optional[float] = None
 
     def begin(self) -> bool:
-        """False if another agent is here for the same jobs. Raises OSError."""
+        """Return False if another agent serves the same jobs. Raises OSError."""
         os.makedirs(self.folder, 0o755, exist_ok=True)
         path = os.path.join(self.beside, "agent.lock")
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        end = self.clock() + _PATIENCE
+        end = self.clock() + _LOCK_TIMEOUT
         while not self._take_lock():
             if os.path.exists(self._pid) or self.clock() > end:
                 os.close(self._lock)
@@ -49,9 +49,9 @@ class JobLifetime:
         return True
 
     def is_over(self, forgotten: Container[str] = ()) -> bool:
-        """Whether there has been no job for a while but for those of which only a file is left.
+        """Whether there has been no job for `linger` seconds, except `forgotten` ones that left only a file.
 
-        It is asked at each tick.
+        Called at each tick.
         """
         if self._has_jobs(forgotten):
             self._idle_since = None
@@ -63,11 +63,11 @@ class JobLifetime:
         self._remove_pid()
         if not self._has_jobs(forgotten):
             return True
-        self._write_pid()  # one came at the last moment
+        self._write_pid()  # a job began meanwhile
         return False
 
     def end(self) -> None:
-        """The lock last, when all is sent or in the spool: the next agent has the same spool."""
+        """Release the lock last, after the spool is closed: the next agent uses the same spool."""
         self._remove_pid()
         os.close(self._lock)
 

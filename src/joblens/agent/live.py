@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _jobs(sampler: Sampler) -> Dict[str, Sample]:
-    """Who they belong to, and, where they are known by their processes, what the last scan has found."""
+    """Return the jobs' owners and, for jobs known only by their processes, their usage at the last scan."""
     infos, newest, scan = sampler.infos(), sampler.latest.get("job"), sampler.latest.get("process")
     found = {infos.schema.set: Sample(newest.time_ns if newest else 0, infos)} if infos.keys else {}
     if newest is not None and scan is not None and ABSENT in _column(newest.rows, "cpu_seconds"):
@@ -25,7 +25,7 @@ def _column(rows: Rows, name: str) -> List[int]:
 
 
 def describe_now(sampler: Sampler, interval: float) -> Dict[str, Any]:
-    """This node, in the form in which a hub tells of many."""
+    """Describe this node in the format of a hub's answer about many."""
     owners = sampler.attribution.owners
     failing = [it.name for it in sampler.running if it.error]
     old = {rows.schema.set for it in sampler.running if it.error or not it.present for rows in it.sets}

@@ -1,8 +1,8 @@
-"""Where the jobs of this node tell the agent marks and figures of merit: HTTP on a socket of Unix.
+"""Where jobs of this node send marks and figures of merit: HTTP on a Unix socket.
 
-The kernel tells whose the other end is, so that nobody can mark another's job, and no token is needed. The
-socket has a name and no file (abstract, unix(7)): a job finds it without being told a port, and nothing is
-left behind. Each agent has its own, as root's and several users' can run on one node.
+The kernel reports the peer's uid, so that users can mark only their own jobs, and no token is needed. The
+socket is abstract (unix(7)): a job finds it by name, without a port, and no file is left behind. Each agent
+has its own, as those of root and of several users can run on one node.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from joblens.core.procfs import parse_stat
 from joblens.wire.marks import LARGEST, Book, JobName, Told, parse_told
 from joblens.wire.peers import unix_peer
 
-VARIABLE = "JOBLENS_AGENT"  # may name another, for both sides
+VARIABLE = "JOBLENS_AGENT"  # overrides the socket's name for agent and clients
 JOB_VARIABLE = "JOBLENS_JOB"
 _JOB_VARIABLES = (JOB_VARIABLE, "SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID")
 _MOST_ANCESTORS = 100
-_LOOK_SECONDS = 1.0  # between two looks for a job that is not known yet
+_SCAN_SECONDS = 1.0  # between two scans for a job that is not known yet
 _PAGE = b"""POST /mark  {"text": "solve", "kind": "start"}
 POST /fom   {"name": "gflops", "value": 812, "unit": ""}
 """
@@ -37,26 +37,27 @@ def own_job(environment: Mapping[str, str]) -> str:
 
 
 def mark_socket_name(uid: int, job: str = "") -> str:
-    """As curl --abstract-unix-socket has it. Of an agent that is there for one job, with the job."""
+    """As passed to curl --abstract-unix-socket. It contains the job if the agent serves only that one."""
     return f"joblens-agent-{uid}" + (f"-{job}"[:60] if job else "")
 
 
 def _only_job() -> str:
-    """For which this agent is there. Root's that a scheduler's prolog starts are all jobs', one by one."""
+    """Return the one job that this agent serves, "" if all: root's agent may be started by a job's prolog."""
     return own_job(os.environ) if os.geteuid() else os.environ.get(JOB_VARIABLE, "")
 
 
 class MarkSocket:
-    def __init__(self, events: Events, sampler: Sampler, look: Callable[[], bool]) -> None:
+    def __init__(self, events: Events, sampler: Sampler, scan: Callable[[], bool]) -> None:
         self.sampler, self.book = sampler, Book()
-        self._events, self._look = events, look
+        self._events, self._scan = events, scan
         self._server: Optional[Server] = None
-        self._looked = -float("inf")
+        self._scanned = -float("inf")
 
     def open(self) -> None:
-        """Unless another agent has that name; then when it has gone. A recording has no jobs here.
+        """Listen, unless another agent of this user has the name; `watch` tries again. Not on a recording.
 
-        Where another user has it, under another name that those who look for it see."""
+        If another user has the name, a random suffix is added, which clients find.
+        """
         if self._server is None and self.sampler.host.live:
             name = os.environ.get(VARIABLE) or mark_socket_name(os.geteuid(), _only_job())
             names = [name] if name == os.environ.get(VARIABLE) else [name, f"{name}-{os.urandom(4).hex()}"]
@@ -79,7 +80,7 @@ class MarkSocket:
             self._server.tend()
 
     def watch(self) -> None:
-        """Every few seconds: the socket may be free now, and some connections be of no use any more."""
+        """Every few seconds: retry a name that was taken, and drop idle connections."""
         self.open()
         if self._server is not None:
             self._server.drop_silent()
@@ -102,37 +103,37 @@ class MarkSocket:
         if request.path not in ("/mark", "/fom"):
             return Response(200 if request.path == "/" else 404, "text/plain", _PAGE)
         if request.method != "POST":
-            return _say(405, f"Send it with POST: {request.path}")
+            return _text(405, f"Use POST for {request.path}.")
         try:
-            told = parse_told(request.path, request.body)
+            message = parse_told(request.path, request.body)
         except MalformedError as error:
-            return _say(400, str(error))
-        named = self._meant(request, told)
-        if not named and time.monotonic() - self._looked >= _LOOK_SECONDS:
-            self._looked = time.monotonic()
-            if self._look():  # it may have just begun
-                named = self._meant(request, told)
-        if not named:
-            which = f"job {told.job!r:.80} of" if told.job else "job of"
-            return _say(404, f"no {which} user {request.uid} is seen on this node")
-        if len(named) > 1 and len({job[:2] for job in named}) > 1:
-            return _say(409, 'several jobs of yours are on this node: say which, as JOBLENS_JOB or "job"')
-        refused = self.book.take(named[0], told.entries, self.sampler.host.now_ns(), request.uid)
-        return _say(429, refused) if refused else _say(200, f"marked in job {named[0][1]}")
+            return _text(400, str(error))
+        jobs = self._matching_jobs(request, message)
+        if not jobs and time.monotonic() - self._scanned >= _SCAN_SECONDS:
+            self._scanned = time.monotonic()
+            if self._scan():  # the job may have just begun
+                jobs = self._matching_jobs(request, message)
+        if not jobs:
+            which = f"job {message.job!r:.80} of" if message.job else "job of"
+            return _text(404, f"no {which} user {request.uid} is seen on this node")
+        if len(jobs) > 1 and len({job[:2] for job in jobs}) > 1:
+            return _text(409, 'several jobs of yours are on this node: name one, as JOBLENS_JOB or "job"')
+        refused = self.book.take(jobs[0], message.entries, self.sampler.host.now_ns(), request.uid)
+        return _text(429, refused) if refused else _text(200, f"marked in job {jobs[0][1]}")
 
-    def _meant(self, request: Request, told: Told) -> List[JobName]:
-        named = self._named(request.uid, told.job, told.node)
-        if told.job or (len(named) < 2 and not told.own):
+    def _matching_jobs(self, request: Request, message: Told) -> List[JobName]:
+        named = self._named(request.uid, message.job, message.node)
+        if message.job or (len(named) < 2 and not message.own):
             return named
-        around = self._job_around(request.pid)
+        around = self._job_of(request.pid)
         own = [name for name in named if name == around]
-        if told.own:
+        if message.own:
             return own
-        # A program that has just begun has not been seen yet: then it is of the job that the agent is for.
+        # A process that has just begun may not have been scanned: assume the job that the agent serves.
         return own or [name for name in named if name[1] == _only_job()] or named
 
-    def _job_around(self, pid: int) -> Optional[JobName]:
-        """Of a process, or of the nearest of those that it comes from which has been seen."""
+    def _job_of(self, pid: int) -> Optional[JobName]:
+        """Return the job of a process or of its nearest ancestor that has one."""
         for _ in range(_MOST_ANCESTORS):
             found = self.sampler.attribution.job_of(pid) if pid > 0 else None
             if found is not None or pid <= 0:
@@ -148,11 +149,11 @@ class MarkSocket:
             return 0
 
     def _named(self, uid: int, job: str, node: str) -> List[JobName]:
-        """Those that are meant, and are the user's: root may mark any that it names."""
+        """Return the user's jobs that match; root may mark any job that it names."""
         return [
             name
-            for name, whose in self._jobs().items()
-            if (uid == whose or (uid == 0 and job)) and job in ("", name[1]) and node in ("", name[2])
+            for name, owner in self._jobs().items()
+            if (uid == owner or (uid == 0 and job)) and job in ("", name[1]) and node in ("", name[2])
         ]
 
     def _jobs(self) -> Dict[JobName, int]:
@@ -165,7 +166,7 @@ class MarkSocket:
 
 
 def _is_own(name: str) -> bool:
-    """Whether an agent of this user listens there: anybody can take a name."""
+    """Whether the listener is this user's: any user can take the name."""
     with socket.socket(socket.AF_UNIX) as channel, suppress(OSError):
         channel.setblocking(False)
         channel.connect("\0" + name)
@@ -173,5 +174,5 @@ def _is_own(name: str) -> bool:
     return False
 
 
-def _say(status: int, text: str) -> Response:
+def _text(status: int, text: str) -> Response:
     return Response(status, "text/plain; charset=utf-8", (text + "\n").encode("utf-8", "replace"))

@@ -1,8 +1,7 @@
-"""What was read of jobs between two ticks, and which of it is worth a row.
+"""Samples of jobs between two ticks, and which of their rows are stored.
 
-Anybody can make the agent read jobs at once. So a job or step gets at most two rows for it: its first, where
-no tick has seen it yet, and its last, where the next tick does not see it any more. What lies between shows
-nothing that the ticks do not show.
+Any user can trigger such a scan. So a job or step gets at most two rows from them: its first, if no tick has
+sampled it yet, and its last, if the next tick does not see it any more. The others add nothing to the ticks.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ class _Held(NamedTuple):
 class _Set:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-        self.now: Set[Key] = set()  # that were seen last
+        self.current: Set[Key] = set()  # keys of the last scan
         self.held: Dict[Key, _Held] = {}
 
     def take(self, sample: Sample, before: Tuple[Key, ...]) -> List[Sample]:
         rows = sample.rows
-        self.now = set(rows.keys)
+        self.current = set(rows.keys)
         for number, key in enumerate(rows.keys):
             self.held[key] = _Held(sample.time_ns, rows.row(number))
-        new = self.now.difference(before) if rows.keys is not before else set()
+        new = self.current.difference(before) if rows.keys is not before else set()
         return self._samples([key for key in rows.keys if key in new])
 
     def pass_tick(self, rows: Rows) -> List[Sample]:
-        """The last rows of those that the tick did not see. One of which it saw less than before is kept."""
+        """Return the last rows of jobs that the tick did not see. Those with fewer values stay held."""
         ended = self.release(set(rows.keys))
         for number, key in enumerate(rows.keys):
             held = self.held.get(key)
@@ -41,7 +40,7 @@ class _Set:
         return ended
 
     def release(self, living: Set[Key]) -> List[Sample]:
-        """All but these."""
+        """Return and forget all held rows but these."""
         ended = [key for key in self.held if key not in living]
         found = self._samples(ended)
         for key in ended:
@@ -61,16 +60,16 @@ class _Set:
         return [value for key in keys for value in self.held[key].values]
 
 
-class Between:
-    """Holds what was read between two ticks until the next one has passed."""
+class OffGrid:
+    """Holds samples taken between two ticks until the next tick has passed."""
 
     def __init__(self) -> None:
         self._sets: Dict[str, _Set] = {}
 
     def take(self, samples: List[Sample], before: Mapping[str, Sample]) -> List[Sample]:
-        """The samples of a reading between two ticks: what of them is to be stored at once.
+        """Add samples taken between two ticks; return those to be stored at once.
 
-        `before` has the last sample of each set, of a tick or of an earlier reading.
+        `before` has the last sample of each set, of a tick or of an earlier scan.
         """
         found: List[Sample] = []
         for sample in samples:
@@ -80,23 +79,23 @@ class Between:
         return found
 
     def pass_tick(self, samples: List[Sample]) -> List[Sample]:
-        """The samples of a tick: what is to be stored beside them."""
+        """Return what is to be stored beside the samples of a tick."""
         if not self._sets:
             return []
         ticked = {rows.schema.set: rows for _, rows in samples if rows.schema.set in self._sets}
         found: List[Sample] = []
         for name, it in list(self._sets.items()):
-            # At a tick that does not read jobs, of those whose end has been seen.
-            found += it.pass_tick(ticked[name]) if name in ticked else it.release(it.now)
+            # A tick that does not read jobs: release those whose end has been seen.
+            found += it.pass_tick(ticked[name]) if name in ticked else it.release(it.current)
             if name in ticked and not it.held:
                 del self._sets[name]
         return found
 
     def release(self) -> List[Sample]:
-        """All that is held: there will be no tick any more."""
+        """Return all that is held: no tick follows."""
         return [sample for it in self._sets.values() for sample in it.release(set())]
 
 
 def _shows_less(values: List[int], before: List[int]) -> bool:
-    """Of processes that were not read at this tick nothing is known now."""
+    """Whether a known value is now unknown: at this tick the job's processes were not read."""
     return any(now == ABSENT and then != ABSENT for now, then in zip(values, before))

@@ -1,4 +1,4 @@
-"""From the sampling loop to the spool: samples of one period become one batch, which is one file.
+"""From the sampling loop to the spool: the samples of one period become one batch, which is one file.
 
 Nothing here waits for the network; joblens.agent.sender does, in its own thread.
 """
@@ -24,36 +24,36 @@ PUSH = Schema(
     "push",
     (),
     (
-        Column("success", GAUGE, "1 if the last attempt to send a batch to the hub went well"),
+        Column("success", GAUGE, "1 if the last attempt to send a batch to the hub succeeded"),
         Column("sent_batches", COUNTER, "batches that the hub has acknowledged"),
         Column("sent_bytes", COUNTER, "bytes of batches that the hub has acknowledged"),
         Column("failures", COUNTER, "attempts to send that failed"),
-        Column("refused_batches", COUNTER, "batches that the hub did not want, and that were put aside"),
-        Column("dropped_batches", COUNTER, "batches that are lost: the spool or the disk was full"),
-        Column("spool_batches", GAUGE, "batches that wait"),
-        Column("spool_bytes", GAUGE, "room on the disk that waiting batches take"),
-        Column("gaps", GAUGE, "gaps that the hub does not know of yet"),
+        Column("refused_batches", COUNTER, "batches that the hub refused, kept in the folder `refused`"),
+        Column("dropped_batches", COUNTER, "batches lost because the spool or the disk was full"),
+        Column("spool_batches", GAUGE, "batches in the spool"),
+        Column("spool_bytes", GAUGE, "disk space of the batches in the spool"),
+        Column("gaps", GAUGE, "gaps not yet reported to the hub"),
         Column("acknowledged_time_seconds", GAUGE, "time of the last acknowledgement", divisor=1_000_000_000),
     ),
 )
 PUSH_ERROR = Schema(
     "push_error",
     ("error",),
-    (Column("", GAUGE, "1 while batches cannot be sent or kept, with the reason"),),
+    (Column("", GAUGE, "1 while batches cannot be sent or stored, with the reason"),),
 )
 
 _MOST_VALUES = 200_000  # in memory
-_MOST_ENTRIES = 2000  # of which each is described by itself, such as a mark
-_LAST_SECONDS = 2.0  # for sending what is left when the agent ends
+_MOST_ENTRIES = 2000  # sections of a batch, each with its own description, such as marks
+_LAST_SECONDS = 2.0  # for sending what is left when the agent stops
 JobName = Tuple[Any, ...]
 
 
 class Pusher:
-    """Raises ConfigError or OSError if there is no folder for the spool, or no way to say who we are."""
+    """Raises ConfigError or OSError if the spool's folder or the credentials cannot be used."""
 
     def __init__(self, host: Host, settings: Settings, sampler: Sampler, log: Log) -> None:
         self._host, self._log = host, log
-        self.listen = ""  # where the agent's own pages are
+        self.listen = ""  # address of the agent's own pages
         self._set(settings, sampler)
         target = self._target()
         self.spool = self._open_spool()
@@ -67,7 +67,7 @@ class Pusher:
         self._every = ticks(settings.push.period, settings)
         owners = sampler.attribution.owners
         self._cluster, self._node = owners.cluster, owners.node
-        # Not all nodes at the same moment: a hub would have to take them all at once.
+        # Spread over the period: otherwise the hub would receive all nodes' batches at once.
         self._phase = zlib.crc32(f"{self._cluster}\0{self._node}".encode()) % self._every
         self._sets = frozenset(settings.push.sets)
         self._turn = -1
@@ -80,14 +80,14 @@ class Pusher:
         boot = host.boot_id() or f"boot-{booted}"
         spool = Spool(self._folder(), self._push.spool_bytes, boot, host.now_ns(), booted * 1_000_000_000)
         if spool.damage:
-            self._log(f"push: {spool.folder}: gaps before now are not known: {spool.damage}")
+            self._log(f"push: {spool.folder}: earlier gaps are unknown: {spool.damage}")
         return spool
 
     def _folder(self) -> str:
         return self._push.spool or default_spool(self._node)
 
     def change(self, settings: Settings, sampler: Sampler) -> None:
-        """Other settings from now on. Raises ConfigError or OSError, and then all is as it was."""
+        """Apply other settings. Raises ConfigError or OSError, and then nothing has changed."""
         self.flush()
         before = self._settings, self._sampler
         try:
@@ -105,7 +105,7 @@ class Pusher:
         spool = self._open_spool()
         self._sender.close(0.0)
         if self.spool.batches:
-            self._log(f"push: {self.spool.batches} batches stay in {self.spool.folder}, the spool until now")
+            self._log(f"push: {self.spool.batches} batches stay in the previous spool {self.spool.folder}")
         self.spool.leave()
         self.spool, self._sender = spool, Sender(spool, target, self._log)
         self._sender.start()
@@ -118,7 +118,7 @@ class Pusher:
         self._jobs: Dict[JobName, List[Any]] = {}
 
     def take(self, tick: int, samples: List[Sample]) -> None:
-        """The samples of one tick; when a period is over, its batch goes to the spool."""
+        """Add the samples of one tick; at the end of a period write the batch to the spool."""
         if self._sets:
             samples = [sample for sample in samples if sample.rows.schema.set in self._sets]
         if samples:
@@ -127,21 +127,21 @@ class Pusher:
             self._updates += len(samples)
             self._from_ns = self._from_ns or samples[0].time_ns
             self._to_ns = samples[0].time_ns
-        self._look_at_jobs()
+        self._update_jobs()
         turn = (tick - self._phase) // self._every
         if turn != self._turn or self._values >= _MOST_VALUES or len(self._batch) >= _MOST_ENTRIES:
             first, self._turn = self._turn < 0, turn
             if not first or self._every == 1:
                 self.flush()
 
-    def _look_at_jobs(self) -> None:
-        """Also of jobs that end before the batch does."""
+    def _update_jobs(self) -> None:
+        """Add new jobs, also those that end before the batch does."""
         sample = self._sampler.latest.get("job")
         if sample is not None and sample.rows.keys is not self._job_keys:
             self._job_keys = sample.rows.keys
-            self._note_jobs()
+            self._add_jobs()
 
-    def _note_jobs(self) -> None:
+    def _add_jobs(self) -> None:
         for cluster, job, node, user, uid, *_ in self._sampler.infos().keys:
             self._jobs[cluster, job, node] = [cluster, job, node, user, uid]
 
@@ -156,7 +156,7 @@ class Pusher:
     def flush(self) -> None:
         if not self._updates:
             return
-        self._note_jobs()
+        self._add_jobs()
         item, boot, gaps = self.spool.next_batch()
         header = {
             "version": VERSION,
@@ -164,7 +164,7 @@ class Pusher:
             "node": self._node,
             "boot": boot,
             "sequence": item.sequence,
-            "sent": time.time(),  # made, that is: the time of sending is a header of HTTP
+            "sent": time.time(),  # time of making; the time of sending is an HTTP header
             "from_ns": self._from_ns,
             "to_ns": self._to_ns,
             "agent": __version__,
@@ -186,11 +186,11 @@ class Pusher:
     def _report(self) -> None:
         trouble = self.spool.trouble
         if trouble and trouble != self._trouble:
-            self._log(f"push: batches cannot be kept: {trouble}")
+            self._log(f"push: batches cannot be stored: {trouble}")
         self._trouble = trouble
 
     def own(self) -> List[Rows]:
-        """How it is doing."""
+        """Return the sets `push` and `push_error`."""
         spool, progress = self.spool, self._sender.progress
         errors = [error for error in (progress.error, spool.trouble) if error]
         values = [
@@ -209,14 +209,14 @@ class Pusher:
         return [Rows(PUSH, NO_KEY, values), Rows(PUSH_ERROR, keys, [1] * len(keys))]
 
     def close(self, seconds: float = _LAST_SECONDS) -> None:
-        """What there is goes to the spool, and for a short time also to the hub."""
+        """Write what there is to the spool, and send for at most this long."""
         self.flush()
         self._sender.close(seconds)
         self.spool.leave()
 
 
 def default_spool(node: str) -> str:
-    """The service's own folder, the system's, or the user's; homes are shared, so there one for each node."""
+    """Return the service's folder, the system's, or the user's: one per node, as home folders are shared."""
     service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if service.startswith("/"):
         return f"{service}/spool"

@@ -1,4 +1,4 @@
-"""Runs the collectors that are due, each on its own, and asks attribution whose the figures are."""
+"""Run the collectors that are due, each isolated from the others, and attribute what they found to jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 
 if TYPE_CHECKING:
-    from joblens.agent.scripts import RunningScript
+    from joblens.collectors.external.collector import Script
 
 Log = Callable[[str], None]
 
@@ -23,36 +23,32 @@ HEALTH = Schema(
     "collector",
     ("collector",),
     (
-        Column("success", GAUGE, "1 if the collector's last reading went well"),
-        Column("present", GAUGE, "1 if the kernel has what the collector reads"),
-        Column("duration_seconds", GAUGE, "what the last reading took", divisor=1_000_000_000),
-        Column("readings", COUNTER, "readings that went well"),
+        Column("success", GAUGE, "1 if the last reading of the collector succeeded"),
+        Column("present", GAUGE, "1 if this machine has what the collector reads"),
+        Column("duration_seconds", GAUGE, "duration of the last reading", divisor=1_000_000_000),
+        Column("readings", COUNTER, "readings that succeeded"),
         Column("failures", COUNTER, "readings that failed"),
     ),
 )
 FAILING = Schema(
     "collector_error",
     ("collector", "error"),
-    (
-        Column(
-            "", GAUGE, "1 for each collector whose last reading failed or lacks something, with the reason"
-        ),
-    ),
+    (Column("", GAUGE, "1 for each collector whose last reading failed or was incomplete, with the reason"),),
 )
-# A source that is not there now may come with a module or a mount: ask again after so many turns.
+# A missing source may appear with a kernel module or a mount: try again after this many turns.
 _ASK_AGAIN = 60
 _NO_DIGITS = str.maketrans("", "", "0123456789")
-_OF_JOBS = ("cgroups", "processes")  # collectors
+_JOB_COLLECTORS = ("cgroups", "processes")
 
 
 class Health:
-    """How a part of the work is doing."""
+    """State of a collector or of attribution."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.present = True
         self.error = ""
-        self.warning = ""  # why there is less than there could be, though nothing has failed
+        self.warning = ""  # why the result is incomplete although nothing failed
         self._warned = ""
         self.duration_ns = 0
         self.readings = 0
@@ -70,7 +66,7 @@ class Health:
         self.failures += 1
 
     def warn(self, warning: str, log: Log) -> None:
-        """Into the log once, though the numbers in it change."""
+        """Log a warning once, even if numbers in it change."""
         kind = warning.translate(_NO_DIGITS)
         if warning and kind != self._warned:
             log(f"{self.name}: {warning}")
@@ -83,7 +79,7 @@ class Health:
 
 
 class Running(Health):
-    """A collector at work."""
+    """A collector that is enabled, and its last result."""
 
     def __init__(self, collector: Collector, every: int, options: Dict[str, Any]) -> None:
         super().__init__(collector.name)
@@ -94,7 +90,7 @@ class Running(Health):
         self.sets: Tuple[Rows, ...] = ()
 
     def is_due(self, tick: int) -> bool:
-        """Also if the tick that would have been its own was missed."""
+        """Whether it is this collector's tick, or its tick was missed."""
         return tick % self.every == 0 or tick // self.every != self.turn
 
     def sample(self, host: Host, tick: int, log: Log) -> Tuple[Rows, ...]:
@@ -111,18 +107,18 @@ class Running(Health):
             self._is_absent(error, tick, log)
             rows = ()
         except PrivilegeError as error:
-            if host.uid == 0:  # an ordinary user's agent has none, and nothing is wrong with that
+            if host.uid == 0:  # an unprivileged agent is expected to lack capabilities
                 self.warn(sentence(error), log)
             self.warning = sentence(error)
             self._rest(tick)
             rows = ()
-        except NoAnswerError as error:  # its question stands, so it goes on with the same reader
+        except NoAnswerError as error:  # the request is still pending: keep the reader
             self.has_failed(error, log)
             rows = ()
-        except Exception as error:  # one collector's trouble is not the others'
+        except Exception as error:  # isolate one collector from the next
             self.has_failed(error, log)
-            self.read = None  # begin anew: what it remembers may be the trouble
-            host.close()  # what is kept open may be the trouble too
+            self.read = None  # start over: its state may be the cause
+            host.close()  # and so may open files
             rows = ()
         else:
             self.has_succeeded()
@@ -132,7 +128,7 @@ class Running(Health):
         return rows
 
     def _read(self, host: Host) -> Optional[Tuple[Rows, ...]]:
-        """None if there is nothing new, and what was known still holds."""
+        """None if nothing is new and the last result still holds."""
         if self.read is None:
             self.read = self.collector.open(host, **self.options)
         return self.read()
@@ -148,6 +144,20 @@ class Running(Health):
         self.not_before = tick + _ASK_AGAIN * self.every
 
 
+class RunningScript(Running):
+    """A site's own script. It is polled at every tick, as it ends at any time."""
+
+    def __init__(self, script: Script, every: int) -> None:
+        super().__init__(Collector(script.set, lambda host: tuple, ""), every, {})  # it is never opened
+        self.script = script
+
+    def is_due(self, tick: int) -> bool:
+        return True
+
+    def _read(self, host: Host) -> Optional[Tuple[Rows, ...]]:
+        return self.script.read()
+
+
 class Sampler:
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
         self.host, self.log, self.interval = host, log, settings.interval
@@ -158,10 +168,13 @@ class Sampler:
             if every
         ]
         self.scripts: List[RunningScript] = []
-        if settings.external and host.live:  # of a recording nothing is run
-            from joblens.agent.scripts import running_scripts
+        if settings.external and host.live:  # nothing is run for a recording
+            from joblens.collectors.external.collector import Script
 
-            self.scripts = running_scripts(host, settings)
+            self.scripts = [
+                RunningScript(Script(host, name, script), ticks(script.interval, settings))
+                for name, script in settings.external.items()
+            ]
         self.running += self.scripts
         node = settings.node or host.name()
         owners = Owners(host, settings.attribution, settings.cluster or node, node)
@@ -170,8 +183,8 @@ class Sampler:
         self.latest: Dict[str, Sample] = {}
         self._problems: Dict[str, str] = {}
 
-    def settle(self) -> None:
-        """Until all scripts have told something, for whoever looks only once."""
+    def wait_for_scripts(self) -> None:
+        """Wait until each script has ended once, for a caller that samples only once."""
         while any(not (it.readings or it.failures) for it in self.scripts):
             time.sleep(0.01)
             for it in self.scripts:
@@ -183,17 +196,17 @@ class Sampler:
             it.script.close()
 
     def carry_on(self, before: Sampler) -> None:
-        """Keep what jobs have used so far, unless they are now told apart or measured in another way."""
+        """Keep the jobs' usage so far, unless their attribution or measurement has changed."""
         if self._jobs_by() == before._jobs_by():
             self.attribution = before.attribution
 
     def _jobs_by(self) -> Tuple[Any, ...]:
         owners = self.attribution.owners
-        sources = {it.collector.name for it in self.running} & {"processes", "cgroups"}
+        sources = {it.collector.name for it in self.running}.intersection(_JOB_COLLECTORS)
         return owners.settings, owners.cluster, owners.node, sources
 
     def sample(self, tick: int) -> List[Sample]:
-        """What is due at this tick of the grid, all of it with the time at which the tick began."""
+        """Sample what is due at this tick. All samples have the time at which the tick began."""
         now = self.host.now_ns()
         due = [running for running in self.running if running.is_due(tick)]
         found = [rows for running in due for rows in running.sample(self.host, tick, self.log)]
@@ -201,10 +214,10 @@ class Sampler:
         self.latest.update((sample.rows.schema.set, sample) for sample in samples)
         return samples
 
-    def look(self, tick: int) -> List[Sample]:
-        """What jobs have used by now, between two ticks; `tick` is the last that was."""
+    def sample_jobs(self, tick: int) -> List[Sample]:
+        """Sample the jobs' usage between two ticks; `tick` is the previous one."""
         now = self.host.now_ns()
-        scans = [running for running in self.running if running.name in _OF_JOBS]
+        scans = [running for running in self.running if running.name in _JOB_COLLECTORS]
         found = [rows for running in scans for rows in running.sample(self.host, tick, self.log)]
         known = self._attribute(found, tick)
         samples = [Sample(now, rows) for rows in known if rows.schema.set in ("job", "step")]
@@ -212,7 +225,7 @@ class Sampler:
         return samples
 
     def _attribute(self, found: List[Rows], tick: int) -> List[Rows]:
-        """The same, with the jobs' own sets. Trouble here is not that of the collectors."""
+        """Return the rows with their jobs, and the sets of jobs. A failure here is not a collector's."""
         if not any(rows.schema.set in self.attribution.takes for rows in found):
             return found
         begin = time.perf_counter_ns()
@@ -223,7 +236,7 @@ class Sampler:
             known += self.attribution.rows()
         except Exception as error:
             self.jobs.has_failed(error, self.log)
-            self.attribution = Attribution(self.host, self.attribution.owners)  # as a collector begins anew
+            self.attribution = Attribution(self.host, self.attribution.owners)  # its state may be the cause
             known = [self.attribution.disown(rows) for rows in found]
         else:
             self.jobs.has_succeeded()
@@ -232,12 +245,12 @@ class Sampler:
         return known
 
     def _read_processes(self, tick: int) -> List[Rows]:
-        """Though it is not their turn: a job that just appeared is not left without its user until then."""
+        """Read processes out of turn, so that the user of a new job is known at once."""
         scans = [it for it in self.running if it.name == "processes" and not it.is_due(tick)]
         return [rows for scan in scans for rows in scan.sample(self.host, tick, self.log)]
 
     def _report_problems(self) -> None:
-        """Of job files and of processes that are not believed, each once."""
+        """Log each problem with job files and untrusted processes once."""
         problems = self.attribution.owners.problems()
         for what, problem in problems.items():
             if self._problems.get(what) != problem:
@@ -245,7 +258,7 @@ class Sampler:
         self._problems = problems
 
     def known(self) -> List[Rows]:
-        """All that is known now, for somebody who asks in between."""
+        """Return the latest rows of all sets, for a reader between two ticks."""
         jobs = {rows.schema.set: rows for rows in self._jobs()}
         old = {rows.schema.set for it in self.running if it.error or not it.present for rows in it.sets}
         if "gpu" in old:
@@ -254,7 +267,7 @@ class Sampler:
         return [*sets, *jobs.values(), self._health(), self._failing()]
 
     def describe(self) -> Dict[str, Any]:
-        """What is sampled, how it is doing, and which jobs are seen, as plain data."""
+        """Return the sampled sets with their health, and the jobs, as plain data."""
         jobs, _, infos = self._jobs()
         return {
             "node": self.attribution.owners.node,
@@ -266,15 +279,15 @@ class Sampler:
         }
 
     def sets(self) -> List[Tuple[Running, Rows]]:
-        """What each collector has told last, but those whose source is gone."""
+        """Return the last rows of each collector whose source is present."""
         return [(it, rows) for it in self.running if it.error or it.present for rows in it.sets]
 
     def infos(self) -> Rows:
-        """Which are seen, without what they have used."""
+        """Return the jobs without their usage."""
         return self.attribution.infos(self._knows_processes())
 
     def job_totals(self) -> Rows:
-        """What each has used, as last known."""
+        """Return the jobs' usage as last known."""
         return self._jobs()[0]
 
     def _jobs(self) -> Tuple[Rows, ...]:
@@ -307,7 +320,7 @@ class Sampler:
         ]
 
     def _health(self) -> Rows:
-        """Not of hardware that is not here: whoever looks for collectors in trouble would find these."""
+        """Without absent optional hardware, which an alert on failing collectors would match."""
         here = [it for it in self.running if it.present or not it.collector.optional or self._trouble(it)]
         parts = [*here, self.jobs]
         keys = tuple((part.name,) for part in parts)
@@ -319,7 +332,7 @@ class Sampler:
         return Rows(FAILING, keys, [1] * len(keys))
 
     def _trouble(self, part: Health) -> str:
-        """An ordinary user's agent is expected to lack privileges."""
+        """Return why it is failing or incomplete; an unprivileged agent is expected to lack capabilities."""
         return part.error or (part.warning if self.host.uid == 0 else "")
 
 
@@ -331,10 +344,10 @@ def _base_units(rows: Rows, number: int) -> Dict[str, Any]:
 
 
 def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]]:
-    """Every how many ticks it runs, 0 for never, and with which options."""
+    """Return after how many ticks it runs, 0 if never, and its options."""
     chosen = settings.collectors.get(collector.name, CollectorSettings())
     options = {**collector.options, **dict(chosen.options)}
-    if collector.name == "cgroups":  # Flux's are in a user's tree
+    if collector.name == "cgroups":  # Flux's are in the tree of its user
         options["flux_user"] = settings.attribution.flux_user
     if not chosen.enabled:
         return 0, options

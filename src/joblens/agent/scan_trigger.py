@@ -1,9 +1,9 @@
-"""A named pipe beside the job files, by which Slurm's hooks ask for a look at once.
+"""A named pipe beside the job files, by which Slurm's hooks trigger a scan at once.
 
-A hook opens it for reading and writing, which never blocks, and closes it: to the agent that is a hang-up.
-Everybody may do so, as TaskProlog and TaskEpilog run as the job's user, and may also write into it; the
-kernel does not tell who it was. So what comes is not looked at, all looks together take a twentieth of a
-core, and what they find is stored only where no tick shows it (joblens.agent.off_grid).
+A hook opens it for reading and writing, which never blocks, and closes it: the agent sees a hang-up. Every
+user may do so, as TaskProlog and TaskEpilog run as the job's user, and may also write into it; the kernel
+does not report who it was. So the content is ignored, all such scans together take a twentieth of a core,
+and their rows are stored only where no tick has the job (joblens.agent.off_grid).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Callable
 from joblens.agent.event_loop import READ, Events
 from joblens.attribution.jobfiles import distrust
 
-_PATIENCE = 20
-_SAVED = 10.0  # seconds without a look whose share is kept for when many jobs end at once
+_REST_RATIO = 20  # rest for this many times the duration of a scan
+_SAVED = 10.0  # seconds of unused budget that are kept for when many jobs end at once
 _MODE = 0o666
 
 
@@ -34,31 +34,31 @@ class ScanTrigger:
         self.pending = False
         self._events, self._clock = events, clock
         self._fd = -1
-        self._paid = -float("inf")  # the time by which the looks so far have had their patience
+        self._paid = -float("inf")  # the time from which another scan is within the budget
 
     def watch(self) -> None:
-        """Also if the folder came only now, or somebody has taken the pipe away."""
+        """Open the pipe again if the folder was created or the pipe removed meanwhile."""
         if self._fd < 0 or not self._is_there():
             self._open()
 
     def wait(self) -> float:
-        """Seconds until a look may be; never, while nobody has knocked."""
+        """Return the seconds until the next triggered scan, infinity if none is pending."""
         return max(self._paid - self._clock(), 0.0) if self.pending else float("inf")
 
-    def may_look(self) -> bool:
-        """Also without a knock: whether there is time left for looks."""
+    def may_scan(self) -> bool:
+        """Whether a scan is within the budget, triggered or not."""
         return self._paid <= self._clock()
 
-    def heed(self) -> None:
-        """To be called before the look, so that who knocks meanwhile gets another one."""
+    def rearm(self) -> None:
+        """Accept further triggers. Called before the scan, so that one during it causes another scan."""
         self.pending = False
         if self._fd >= 0:
             with suppress(OSError):
                 os.read(self._fd, 1 << 16)
-        self._open()  # a pipe that was hung up stays so until it is opened anew
+        self._open()  # after a hang-up a pipe has to be opened again
 
-    def has_taken(self, seconds: float) -> None:
-        self._paid = max(self._paid, self._clock() - _SAVED) + seconds * _PATIENCE
+    def charge(self, seconds: float) -> None:
+        self._paid = max(self._paid, self._clock() - _SAVED) + seconds * _REST_RATIO
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -66,8 +66,8 @@ class ScanTrigger:
             os.close(self._fd)
             self._fd = -1
 
-    def _knocked(self, events: int) -> None:
-        """Nothing further is heard until the look: whoever writes without end keeps nobody busy."""
+    def _triggered(self, events: int) -> None:
+        """Ignore the pipe until the scan: a process that writes without end costs nothing."""
         self.pending = True
         self._events.remove(self._fd)
 
@@ -81,13 +81,13 @@ class ScanTrigger:
         try:
             self._make()
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # no job files here, or not our folder: then nobody knocks
+        except OSError:  # no job files here, or not our folder: no triggers
             self.close()
             return
-        # The new one first: in between nobody is missed.
+        # The new one first, so that no trigger is lost in between.
         self.close()
         self._fd = fd
-        self._events.add(fd, READ, self._knocked, self.close)
+        self._events.add(fd, READ, self._triggered, self.close)
 
     def _make(self) -> None:
         folder = os.lstat(os.path.dirname(self.path))
@@ -103,7 +103,7 @@ class ScanTrigger:
         unfinished = f"{self.path}.{os.getpid()}"
         try:
             os.mkfifo(unfinished)
-            os.chmod(unfinished, _MODE)  # whatever the umask
+            os.chmod(unfinished, _MODE)  # regardless of the umask
             os.rename(unfinished, self.path)
         except OSError:
             with suppress(OSError):
@@ -113,5 +113,5 @@ class ScanTrigger:
 
 @lru_cache(maxsize=1)
 def trigger_path(job_files: str) -> str:
-    """Beside the folder of job files, and not in it."""
+    """The pipe is beside the folder of job files, not in it."""
     return os.path.join(os.path.dirname(job_files.rstrip("/")), "look")

@@ -1,4 +1,4 @@
-"""The thread that brings batches from the spool to the hub, from old to new, for as long as it takes."""
+"""The thread that sends batches from the spool to the hub, oldest first, and retries until accepted."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from joblens.wire.mac import REFUSAL
 
 PATH = "/v1/batch"
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
-_SLOW_WAIT = 60.0  # where a person has to do something first
+_SLOW_WAIT = 60.0  # where an administrator has to act first
 _LONGEST_RETRY_AFTER = 600.0
-_REFUSALS = 3  # in a row, after which it may be that what answers is no hub
+_REFUSALS = 3  # in a row, after which the server may not be a hub
 _MOST_WORDS = 400
-_UNSIGNED = "not signed with this node's secret: it is an older hub, which must be updated, or no hub"
+_UNSIGNED = "not signed with this node's secret: the hub must be updated, or the server is not a hub"
 
 
 class Target:
-    """Whom to send to, and how to say who sends."""
+    """The hub's address and the credentials for it."""
 
     def __init__(self, settings: PushSettings, cluster: str, node: str) -> None:
         self.cluster, self.node = cluster, node
         self.url = split_url(settings.url)
         if settings.ca_file:
             with open(settings.ca_file, "rb"):
-                pass  # so that a wrong one is told at once
+                pass  # report a missing file now
         self.proof = Proof(settings, cluster, node)
         self.client = Client(self.url, settings.timeout, settings.ca_file)
-        self.words = settings.url.rstrip("/")
+        self.address = settings.url.rstrip("/")
 
 
 class _ProofError(JoblensError):
-    """We cannot say who we are."""
+    """The credentials cannot be read or made."""
 
 
 class Progress(NamedTuple):
-    """What has become of the batches so far."""
+    """Counts of batches and the last error."""
 
     sent: int = 0
     bytes: int = 0
@@ -77,7 +77,7 @@ class Sender(threading.Thread):
                 target, self._in_a_row = self._target, 0
             try:
                 wait = self._try(item, target)
-            except Exception as error:  # the thread must not end of what nobody has thought of
+            except Exception as error:  # the thread must survive any defect
                 wait = self._has_failed(f"{type(error).__name__}: {sentence(error)}")
             if wait and self._closing:
                 break
@@ -86,23 +86,23 @@ class Sender(threading.Thread):
         target.client.close()
 
     def change(self, target: Target) -> None:
-        """From the next batch on."""
+        """Send to this target from the next batch on."""
         self._target = target
         self._hurry.set()
 
     def close(self, seconds: float) -> None:
-        """Sends what there is for at most so long. What is left then stays in the spool."""
+        """Send for at most this long. The rest stays in the spool."""
         self._closing = True
         self.spool.close()
         self._hurry.set()
         self.join(seconds)
         if self.is_alive():
-            self.log = _say_nothing
+            self.log = _discard
             self._target.client.abort()
             self.join(0.2)
 
     def _try(self, item: Item, target: Target) -> float:
-        """Seconds until the next try makes sense."""
+        """Try once; return the seconds until the next attempt."""
         try:
             message = self.spool.read(item)
             boot = str(read_header(message).get("boot"))
@@ -120,8 +120,9 @@ class Sender(threading.Thread):
         except _ProofError as error:
             return self._has_failed(sentence(error), _SLOW_WAIT)
         except (OSError, ServerError) as error:
-            return self._has_failed(f"{target.words}: {sentence(error)}")
-        return self._heed(answer, item, message, target) if proved else self._disbelieve(answer, target)
+            return self._has_failed(f"{target.address}: {sentence(error)}")
+        handle = self._handle_answer if proved else self._handle_unsigned
+        return handle(answer, target, item, message)
 
     def _headers(self, target: Target, boot: str, sequence: int, message: bytes) -> Dict[str, str]:
         headers = {"User-Agent": f"joblens/{__version__}", "Content-Type": "application/x-joblens-batch"}
@@ -130,53 +131,53 @@ class Sender(threading.Thread):
         except (OSError, JoblensError) as error:
             raise _ProofError(sentence(error)) from None
 
-    def _heed(self, answer: Answer, item: Item, message: bytes, target: Target) -> float:
-        """Of the hub's own answer: nobody else can have a batch removed, put aside or numbered anew."""
-        said = f"{target.words} answers {answer.status}{first_line(answer)}"
+    def _handle_answer(self, answer: Answer, target: Target, item: Item, message: bytes) -> float:
+        """Handle a signed answer. Only the hub can have a batch removed, set apart or renumbered."""
+        reply = f"{target.address} answers {answer.status}{first_line(answer)}"
         target.proof.was_taken()
         if answer.status == 200:
             return self._is_acknowledged(answer, item, message, target)
         if _is_about_the_batch(answer) or (answer.status == 403 and _is_of_another(message, target)):
-            return self._is_refused(said, item, message)
-        return self._try_later(answer, said, _retry_after(answer))
+            return self._is_refused(reply, item, message)
+        return self._try_later(answer, reply, _retry_after(answer))
 
-    def _disbelieve(self, answer: Answer, target: Target) -> float:
-        """Of whoever is at that address. The hub does not sign what it says to whom it does not know."""
+    def _handle_unsigned(self, answer: Answer, target: Target, *_: object) -> float:
+        """Handle an answer of any server at that address: a hub does not sign for nodes it does not know."""
         if answer.status == 401 and target.proof.was_refused():
             return 0.0
         if answer.status == 429 and target.proof.was_put_off():
             return 0.0
         if answer.status == 200 or REFUSAL.lower() in answer.headers:
-            return self._has_failed(f"{target.words} answers {answer.status}, {_UNSIGNED}")
-        said = f"{target.words} answers {answer.status}{first_line(answer)}"
+            return self._has_failed(f"{target.address} answers {answer.status}, {_UNSIGNED}")
+        reply = f"{target.address} answers {answer.status}{first_line(answer)}"
         retry = _retry_after(answer)
-        return self._try_later(answer, said, None if retry is None else min(retry, _LONGEST_WAIT))
+        return self._try_later(answer, reply, None if retry is None else min(retry, _LONGEST_WAIT))
 
-    def _try_later(self, answer: Answer, said: str, retry: Optional[float]) -> float:
+    def _try_later(self, answer: Answer, reply: str, retry: Optional[float]) -> float:
         if answer.status in (408, 425, 429) or answer.status >= 500:
-            return self._has_failed(said, retry)
-        return self._has_failed(said, _SLOW_WAIT)
+            return self._has_failed(reply, retry)
+        return self._has_failed(reply, _SLOW_WAIT)
 
     def _is_acknowledged(self, answer: Answer, item: Item, message: bytes, target: Target) -> float:
         if not acknowledges(answer.body, item.sequence):
-            return self._has_failed(f"{target.words} answers, but does not acknowledge: is it a hub?")
-        if self.spool.begin_anew(item, highest_of(answer.body)):
+            return self._has_failed(f"{target.address} answers without an acknowledgement: is it a hub?")
+        if self.spool.renumber(item, highest_of(answer.body)):
             return self._has_lost(item, PUT_BACK)
         before = self.progress
         self.progress = before._replace(
             sent=before.sent + 1, bytes=before.bytes + len(message), acknowledged_ns=time.time_ns(), error=""
         )
         if before.error:
-            self.log(f"push: {target.words} takes batches again; {self.spool.batches - 1} wait")
+            self.log(f"push: {target.address} accepts batches again; {self.spool.batches - 1} unsent")
         self._in_a_row = self._refusals = 0
-        # Last, so that who sees an empty spool sees what has become of all that was in it.
+        # Last, so that when the spool is empty the counters include all that was in it.
         self.spool.acknowledge(item)
         return 0.0
 
-    def _is_refused(self, said: str, item: Item, message: bytes) -> float:
-        """Should all be refused, then slowly: each is one that no hub will get."""
+    def _is_refused(self, reply: str, item: Item, message: bytes) -> float:
+        """Back off if several in a row are refused: each of them is lost to the hub."""
         self.spool.refuse(item, message)
-        self.log(f"push: {said}; batch {item.sequence} is put aside in {self.spool.folder}/refused")
+        self.log(f"push: {reply}; batch {item.sequence} moved to {self.spool.folder}/refused")
         self._refusals += 1
         return self._back_off(self._refusals - _REFUSALS) if self._refusals >= _REFUSALS else 0.0
 
@@ -185,10 +186,10 @@ class Sender(threading.Thread):
         self.log(f"push: batch {item.sequence}: {why}; the gap is recorded")
         return 0.0
 
-    def _has_failed(self, words: str, wait: Optional[float] = None) -> float:
-        if words != self.progress.error:
-            self.log(f"push: {words}; {self.spool.batches} batches wait")
-        self.progress = self.progress._replace(failures=self.progress.failures + 1, error=words)
+    def _has_failed(self, reason: str, wait: Optional[float] = None) -> float:
+        if reason != self.progress.error:
+            self.log(f"push: {reason}; {self.spool.batches} batches unsent")
+        self.progress = self.progress._replace(failures=self.progress.failures + 1, error=reason)
         self._in_a_row += 1
         if wait is not None:
             return wait * _between(1.0, 1.2)
@@ -200,7 +201,7 @@ class Sender(threading.Thread):
 
 
 def acknowledges(body: bytes, sequence: int) -> bool:
-    """Not every page with 200 is a hub's: `{"acknowledged": [first, last]}`."""
+    """Whether it is `{"acknowledged": [first, last]}` around the sequence: any server may answer 200."""
     import json
 
     try:
@@ -212,7 +213,7 @@ def acknowledges(body: bytes, sequence: int) -> bool:
 
 
 def highest_of(body: bytes) -> int:
-    """The highest number that the hub has of that boot, which it says of a batch that it had before."""
+    """Return the highest number that the hub has of that boot, sent for a batch that it already had."""
     import json
 
     if b'"highest"' not in body:
@@ -222,7 +223,7 @@ def highest_of(body: bytes) -> int:
 
 
 def first_line(answer: Answer) -> str:
-    """The first line of what a server has to say, harmless in a log."""
+    """Return the first line of the body, made safe for a log."""
     line = answer.body.decode("utf-8", "replace").strip().partition("\n")[0][:_MOST_WORDS]
     clean = "".join(letter if letter.isprintable() else "?" for letter in line)
     return f": {clean}" if clean else ""
@@ -236,20 +237,20 @@ def _retry_after(answer: Answer) -> Optional[float]:
 
 
 def _is_about_the_batch(answer: Answer) -> bool:
-    """A hub says so. A proxy, or another server, that answers 400 or 413 does not know what a batch is."""
+    """Whether a hub refuses the batch. A proxy that answers 400 or 413 has not parsed it."""
     return answer.status in (400, 413) and REFUSAL.lower() in answer.headers
 
 
 def _is_of_another(message: bytes, target: Target) -> bool:
-    """Made when this node had another name, as which it may not send any more."""
+    """Whether it was made under another name of this node, for which the credentials no longer hold."""
     head = read_header(message)
     return (head.get("cluster"), head.get("node")) != (target.cluster, target.node)
 
 
 def _between(low: float, high: float) -> float:
-    """Many nodes lose a hub at the same moment, and should not come back at the same one."""
+    """Return a random factor, so that nodes that lose the hub together do not return together."""
     return low + (high - low) * int.from_bytes(os.urandom(2), "big") / 65535
 
 
-def _say_nothing(message: str) -> None:
+def _discard(message: str) -> None:
     return

@@ -1,14 +1,15 @@
-"""Batches that wait for the hub, as files: bounded, each whole or not there, sent from old to new.
+"""Batches that are not yet acknowledged, as files: bounded in size, written atomically, sent oldest first.
 
-One thread puts batches in and another takes them out; neither waits for the other longer than a file takes.
-A batch is `TURN-SEQUENCE.batch`: sequence numbers count within one boot of the machine, and the turn puts
-what is left of an earlier boot in front. A sequence begins at the milliseconds since the boot, and batches
-are made much more slowly: so no number is given twice within a boot, though the agent be killed at any
-moment and its folder lost. Only a machine that is put back to a snapshot gives some again: see `begin_anew`.
+One thread adds batches and another sends them; neither waits for the other longer than a file operation.
+A batch is `TURN-SEQUENCE.batch`. Sequence numbers are unique within one boot of the machine; the turn orders
+batches of an earlier boot before those of this one. A sequence begins at the milliseconds since boot, and
+batches are made far more slowly, so no number is used twice within a boot even if the agent is killed and
+its folder lost. Only a machine restored from a snapshot reuses numbers: see `renumber`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -19,21 +20,81 @@ from contextlib import suppress
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from joblens.agent.gaps import Gaps
-from joblens.agent.lock import Last, Lock
 from joblens.core.errors import ConfigError, MalformedError, sentence
 from joblens.core.files import UNFINISHED, list_names, write_quickly
+from joblens.core.json_file import parse_json
 from joblens.wire.frame import check_whole, read_header
 from joblens.wire.header import Gap
 
 _NAME = re.compile(r"([0-9]{6})-([0-9]{15})\.batch")
-_BLOCK = 4096  # what a file takes at least
-_MOST_HELD = 4 << 20  # bytes in memory that a full disk did not take
-_MOST_SUMS = 2000  # others are checked by reading all that is in them
-_REFUSED_PART = 8  # of the spool's room, for batches that the hub does not want
+_BLOCK = 4096  # smallest allocation of a file system
+_MOST_HELD = 4 << 20  # bytes kept in memory while the disk is full
+_MOST_SUMS = 2000  # other batches are verified by reading them completely
+_REFUSED_PART = 8  # fraction of the spool's size for batches that the hub refused
+_LOCK_SIZE = 512  # constant, so that the file is overwritten in place even when the disk is full
 DAMAGED = "the spool's own notes were damaged: which batches were lost before is not known"
 KILLED, WENT_DOWN = "the agent was killed", "the node went down"
 PUT_BACK = "numbered as others before: the machine was put back to an earlier state"
-_ANEW = "+"  # between the boot and what tells one beginning within it from another
+_RENUMBERED = "+"  # separates the boot id from a random suffix
+
+
+class Last(NamedTuple):
+    """Progress of an agent, for the one that follows it."""
+
+    boot: str
+    sequence: int  # the last one used
+    to_ns: int  # time of the last sample that is no longer only in memory
+    ended: bool = False  # cleanly, with nothing left in memory
+    turn: int = 0  # of its batches in the spool; 0: written by a version without turns
+
+
+class Lock:
+    """The lock file. It also holds `Last`. Raises ConfigError if another agent holds it."""
+
+    def __init__(self, folder: str) -> None:
+        self._fd = _lock(folder)
+        self.damage = ""  # why `Last` could not be read
+
+    def load(self) -> Optional[Last]:
+        """Return what the previous agent saved, None if there was none or the file is damaged."""
+        try:
+            saved = os.pread(self._fd, _LOCK_SIZE, 0)
+            if not saved:
+                return None
+            found = parse_json(saved)
+            boot, sequence, to_ns, ended = (found[name] for name in Last._fields[:4])
+            return Last(str(boot), int(sequence), int(to_ns), bool(ended), int(found.get("turn", 0)))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self.damage = f"lock: {sentence(error)}"
+            return None
+
+    def save(self, last: Last) -> None:
+        """Write to the page cache, which survives this process. If that fails the previous state remains."""
+        import json
+
+        with suppress(OSError):
+            os.pwrite(self._fd, json.dumps(last._asdict()).encode().ljust(_LOCK_SIZE - 1) + b"\n", 0)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _lock(folder: str) -> int:
+    import fcntl
+
+    fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise ConfigError("another agent uses this spool", folder) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            os.close(fd)
+            raise
+    return fd
 
 
 class Item(NamedTuple):
@@ -46,7 +107,7 @@ class Item(NamedTuple):
 
 
 class Next(NamedTuple):
-    """The batch that is now made: where it goes, which boot it says that it is of, and gaps to tell of."""
+    """The batch being made: its name, the boot it is numbered in, and gaps to report with it."""
 
     item: Item
     boot: str
@@ -54,34 +115,34 @@ class Next(NamedTuple):
 
 
 class Spool:
-    """`now_ns` and `booted_ns` say when this agent and its machine began, for gaps; 0 if unknown."""
+    """`now_ns` and `booted_ns` are the start of this agent and of its machine, for gaps; 0 if unknown."""
 
     def __init__(self, folder: str, most_bytes: int, boot: str, now_ns: int = 0, booted_ns: int = 0) -> None:
         self.folder, self.most_bytes, self.boot = folder, most_bytes, boot
         make_folder(folder)
         self._lock = Lock(folder)
         before = self._lock.load()
-        if before is not None and before.boot.startswith(boot + _ANEW):
+        if before is not None and before.boot.startswith(boot + _RENUMBERED):
             self.boot = before.boot
         self._changed = threading.Condition()
-        self._runs: Deque[List[int]] = deque()  # turn, first, last: of what waits, in order
+        self._runs: Deque[List[int]] = deque()  # [turn, first, last] of unsent batches, in order
         self._taken: Optional[Item] = None
-        self._held: Dict[Item, bytes] = {}  # what the disk did not take
-        self._sums: Dict[Item, int] = {}  # CRC-32 of batches that this process has written
+        self._held: Dict[Item, bytes] = {}  # batches that could not be written to disk
+        self._sums: Dict[Item, int] = {}  # CRC-32 of batches that this process wrote
         self._closed = False
         self.bytes = self.batches = self.dropped = self.refused = 0
-        self.trouble = ""  # of the disk
+        self.trouble = ""  # last error of the disk
         self.gaps = Gaps(f"{folder}/gaps.json")
-        # What was lost before is not known any more where the list of it, or the last note, is damaged.
+        # With a damaged list of gaps or a damaged lock file, earlier losses are unknown.
         self.damage = "; ".join(filter(None, (self.gaps.damage, self._lock.damage)))
         if self.damage:
             self.gaps.add(Gap(0, 0, 0, now_ns, DAMAGED, self.boot), over=True)
         found = self._find()
         self._boots = self._find_boots(found, before)
         self.turn, self._last = 0, 0
-        self._reused = 0  # the turn whose numbers were given twice
+        self._reused = 0  # the turn whose sequence numbers another batch may have
         if before is not None and not before.ended:
-            self._tell_of_its_end(before, found[-1:], now_ns, booted_ns)
+            self._record_unclean_end(before, found[-1:], now_ns, booted_ns)
         self.turn, self._last = self._begin(found)
         self._boots[self.turn] = self.boot
         self._first = self._last + 1
@@ -91,10 +152,10 @@ class Spool:
         with self._changed:
             self._make_room(0)
             self.gaps.save()
-            self._note()
+            self._save_progress()
 
     def _find(self) -> List[Item]:
-        """What an agent has left. Unfinished files are nobody's: there is one agent per folder."""
+        """List the batches of earlier agents and remove unfinished files: a folder has one agent."""
         found = []
         for name in list_names(self.folder):
             match = _NAME.fullmatch(name)
@@ -107,7 +168,7 @@ class Spool:
         return found
 
     def _find_boots(self, found: List[Item], before: Optional[Last]) -> Dict[int, str]:
-        """The boot of each turn: as the previous agent noted it, else from the first readable header."""
+        """Map each turn to its boot: as the previous agent saved it, else from the first readable header."""
         boots: Dict[int, str] = {before.turn: before.boot} if before is not None and before.turn else {}
         for item in found:
             if item.turn not in boots:
@@ -117,7 +178,7 @@ class Spool:
         return boots
 
     def _begin(self, found: List[Item]) -> Tuple[int, int]:
-        """This boot's turn, and the last number that can have been given."""
+        """Return this boot's turn and the highest sequence number that may have been used."""
         since_boot = time.monotonic_ns() // 1_000_000
         last = max(since_boot, self.gaps.highest(self.boot))
         if not found:
@@ -127,10 +188,10 @@ class Spool:
             return newest.turn, max(last, newest.sequence)
         return newest.turn + 1, last
 
-    def _tell_of_its_end(self, before: Last, newest: List[Item], now_ns: int, booted_ns: int) -> None:
-        """What it had in memory is lost: that has the number that its batch would have got."""
+    def _record_unclean_end(self, before: Last, newest: List[Item], now_ns: int, booted_ns: int) -> None:
+        """Record what the previous agent had in memory as a gap, numbered as its next batch."""
         sequence, since = before.sequence, before.to_ns
-        for item in newest:  # it can have been killed before it noted the last one
+        for item in newest:  # it may have been killed before it saved the last one
             gap = self._gap(item, self._peek(item), "")
             if gap.boot == before.boot:
                 sequence, since = max(sequence, gap.last), max(since, gap.to_ns)
@@ -138,8 +199,8 @@ class Spool:
         gap = Gap(sequence + 1, sequence + 1, since, max(since, until), why, before.boot)
         self.gaps.add(gap, over=True)
 
-    def _note(self, ended: bool = False) -> None:
-        self._lock.note(Last(self.boot, self._last, self._kept_ns, ended, self.turn))
+    def _save_progress(self, ended: bool = False) -> None:
+        self._lock.save(Last(self.boot, self._last, self._kept_ns, ended, self.turn))
 
     def next_batch(self) -> Next:
         with self._changed:
@@ -147,7 +208,7 @@ class Spool:
             return Next(Item(self.turn, self._last), self.boot, self.gaps.carry(self._last))
 
     def put(self, item: Item, message: bytes, to_ns: int) -> None:
-        """Never fails: what cannot be kept is a gap. `to_ns`: of the last sample in it."""
+        """Add a batch. Never fails: one that cannot be kept is a gap. `to_ns`: time of its last sample."""
         with self._changed:
             self._make_room(_on_disk(len(message)))
             self._write_held()
@@ -163,17 +224,17 @@ class Spool:
             self.gaps.save()
             if not self._held:
                 self._kept_ns = to_ns
-            self._note()
+            self._save_progress()
 
     def _store(self, item: Item, message: bytes) -> str:
-        """Why it could not be kept."""
+        """Return why it could not be kept, "" if it was."""
         if _on_disk(len(message)) > self.most_bytes:
             return "larger than the spool"
         try:
             self._write(item, message)
             self.trouble = ""
         except (OSError, ConfigError) as error:
-            # Without the name of the one file: it would be another trouble each time.
+            # Without the file's name, which would make each error a new one.
             words = error.strerror if isinstance(error, OSError) else error.what
             self.trouble = f"{self.folder}: {words or sentence(error)}"
             if sum(map(len, self._held.values())) + len(message) > _MOST_HELD:
@@ -184,7 +245,7 @@ class Spool:
     def _write(self, item: Item, message: bytes) -> None:
         try:
             write_quickly(f"{self.folder}/{item.name}", message)
-        except FileNotFoundError:  # somebody has removed the folder
+        except FileNotFoundError:  # the folder was removed
             make_folder(self.folder)
             write_quickly(f"{self.folder}/{item.name}", message)
         self.bytes += _on_disk(len(message))
@@ -213,7 +274,7 @@ class Spool:
         return Item(turn, first)
 
     def _make_room(self, size: int) -> None:
-        """The oldest go, but for the one that is being sent. That they are gone is written down first."""
+        """Drop the oldest batches except the one being sent. The gaps are saved before the files go."""
         going = []
         left = self.bytes + size
         while left > self.most_bytes and self._runs and size <= self.most_bytes:
@@ -228,7 +289,7 @@ class Spool:
             self._remove(item)
 
     def take(self) -> Optional[Item]:
-        """The oldest, and again that one until something became of it. None: there is no more to do."""
+        """Return the oldest batch, the same one until its outcome is known. None: closed and empty."""
         with self._changed:
             while self._taken is None:
                 if self._runs:
@@ -240,7 +301,7 @@ class Spool:
             return self._taken
 
     def read(self, item: Item) -> bytes:
-        """Raises MalformedError of what a disk or a power failure has damaged, OSError if it is not read."""
+        """Raises MalformedError if the file is damaged, OSError if it cannot be read."""
         held = self._held.get(item)
         if held is not None:
             return held
@@ -260,39 +321,39 @@ class Spool:
             self._settle(item)
 
     def lose(self, item: Item, why: str) -> None:
-        """Nobody can send it."""
+        """Drop a batch that cannot be sent, and record the gap."""
         with self._changed:
             self.dropped += 1
             self.gaps.add(self._gap(item, self._peek(item), why))
             self._settle(item)
 
-    def begin_anew(self, item: Item, highest: int) -> bool:
-        """True if what the hub has under that number can be another batch than this one.
+    def renumber(self, item: Item, highest: int) -> bool:
+        """Return True if the batch that the hub has under this number may be another one.
 
-        It has numbers up to `highest` of that boot, 0 if it did not have this one. If this agent gave none as
-        high, then another has: the same, before the whole machine was put back to a snapshot, or one
-        of the same name. What is made from now on is of another beginning. What waits was made before the
-        snapshot or after, which nobody can tell: so it is a gap, though the hub may have it.
+        `highest` is the highest number that the hub has of that boot, 0 if this batch was new to it. If this
+        agent has not used it, another has: this one before the machine was restored from a snapshot, or one
+        with the same node name. From now on batches are numbered in a new boot id. Unsent batches may have
+        been made before or after the snapshot, so they are recorded as a gap even if the hub has them.
         """
         with self._changed:
             if item.turn == self.turn and highest > self._last:
                 self._reused = self.turn
                 self.turn += 1
-                self.boot = f"{self.boot.partition(_ANEW)[0]}{_ANEW}{os.urandom(6).hex()}"
+                self.boot = f"{self.boot.partition(_RENUMBERED)[0]}{_RENUMBERED}{os.urandom(6).hex()}"
                 self._boots[self.turn] = self.boot
-                self._note()
+                self._save_progress()
             return highest > 0 and item.turn == self._reused
 
     def refuse(self, item: Item, message: bytes) -> None:
-        """The hub will never take it: it is kept aside for whoever wants to know."""
+        """Move a batch that the hub refused for good to the folder `refused`, and record the gap."""
         with self._changed:
             self.refused += 1
             self.gaps.add(self._gap(item, message, "refused"))
             with suppress(OSError, ConfigError):
-                self._put_aside(item, message)
+                self._keep_refused(item, message)
             self._settle(item)
 
-    def _put_aside(self, item: Item, message: bytes) -> None:
+    def _keep_refused(self, item: Item, message: bytes) -> None:
         folder = f"{self.folder}/refused"
         make_folder(folder)
         names = list_names(folder)
@@ -319,7 +380,7 @@ class Spool:
         try:
             os.unlink(f"{self.folder}/{item.name}")
             self.bytes -= size
-        except OSError:  # others have been here
+        except OSError:  # removed by somebody else
             self.bytes = self._count_bytes()
 
     def _size(self, item: Item) -> int:
@@ -361,27 +422,30 @@ class Spool:
         return Gap(item.sequence, item.sequence, *times, why, self._boots.get(item.turn, ""))
 
     def close(self) -> None:
-        """Whoever waits for more is told that there is none."""
+        """End `take` once the spool is empty."""
         with self._changed:
             self._write_held()
             self._closed = True
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """The folder is free for another agent, which is told of what is lost, if this one was not closed."""
+        """Release the folder. Unless the spool was closed, the next agent records the gap."""
         if self._closed and not self._held:
-            self._note(ended=True)
+            self._save_progress(ended=True)
         self._lock.close()
 
 
 def make_folder(path: str) -> None:
-    """Only ours: command lines of all users can be in it. Raises ConfigError if others could write there."""
+    """Create a folder that only this user can read: it holds command lines of all users.
+
+    Raises ConfigError if others can write there.
+    """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
     found = os.stat(path)
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-        raise ConfigError("others can write to the spool's folder; it must be the agent's own", path)
+        raise ConfigError("the spool's folder is writable by others; it must belong to the agent alone", path)
 
 
 def _on_disk(size: int) -> int:

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     agent = Agent(Host(options.root), settings, _log)
     if options.once:
         agent.sample()
-        agent.sampler.settle()
+        agent.sampler.wait_for_scripts()
         sys.stdout.write(agent.render().decode("utf-8"))
         agent.close()
         return 0

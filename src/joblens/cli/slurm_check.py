@@ -287,9 +287,9 @@ def _accepted(push: PushSettings, settings: Settings) -> Finding:
     except (JoblensError, OSError) as error:
         return Finding(what, False, sentence(error), "without an answer it is not known")
     if answer.status == 200 and not target.proof.has_answered(fields, answer):
-        words = f"{target.words} answers, and not signed with this node's secret"
+        words = f"{target.address} answers, and not signed with this node's secret"
         return Finding(what, False, words, "update the hub, if it is one")
     if answer.status == 200:
         return Finding(what, True, f"the hub takes batches of node {target.node} of cluster {target.cluster}")
-    said = f"{target.words} answers {answer.status}{first_line(answer)}"
+    said = f"{target.address} answers {answer.status}{first_line(answer)}"
     return Finding(what, False, said, do if answer.status in (401, 403) else "is it a hub of this version?")

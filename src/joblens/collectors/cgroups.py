@@ -10,9 +10,8 @@ from fnmatch import fnmatchcase, translate
 from typing import Dict, Iterator, List, Optional, Pattern, Set, Tuple
 
 from joblens.collectors.cgroup_files import Mounts, parse_mounts, read_group
-from joblens.collectors.reader import Reader
 from joblens.core.host import Host
-from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Reader, Rows, Schema
 
 # Where schedulers put their groups, as folder patterns from the top of a hierarchy. Every folder that
 # matches one whole is a row. One of _CONTAINERS in front stands for the groups of an engine run by root.

@@ -1,4 +1,4 @@
-"""What settings files say, into frozen settings. Every setting has a default that runs."""
+"""Settings files into frozen settings. Every setting has a default that works."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from joblens.core.errors import ConfigError
 class AttributionSettings(NamedTuple):
     job_files: str = "/run/joblens/jobs"
     infer: bool = True
-    first_uid: int = 1000  # users below are the system's
+    first_uid: int = 1000  # lower uids are system users
     flux_user: str = "flux"
-    only_node: str = ""  # Slurm's name of the one node that counts, where several slurmd run on this machine
+    only_node: str = ""  # with several slurmd on this machine: the Slurm name of the one node to attribute
 
 
 class CollectorSettings(NamedTuple):
     enabled: bool = True
-    interval: float = 0.0  # 0: as the table of collectors says
+    interval: float = 0.0  # 0: the collector's default
     options: Tuple[Tuple[str, Any], ...] = ()
 
 
@@ -28,28 +28,28 @@ class ExternalSettings(NamedTuple):
     command: Tuple[str, ...]
     interval: float = 60.0
     timeout: float = 10.0
-    user: str = ""  # "": nobody where the agent is root, else the agent's own
+    user: str = ""  # "": nobody if the agent is root, else the agent's own user
 
 
 class PushSettings(NamedTuple):
-    """Where batches go, `[push]`."""
+    """Sending batches to a hub, `[push]`."""
 
-    url: str = ""  # "": nowhere
+    url: str = ""  # "": nothing is sent
     period: float = 10.0  # seconds of samples in one batch
     sets: Tuple[str, ...] = ()  # (): all
     spool: str = ""  # "": see joblens.agent.push
     spool_bytes: int = 256 << 20
     token_file: str = ""
     munge: bool = False
-    munge_uid: int = -1  # who can read the credentials: the hub's user; -1: the same as ours
+    munge_uid: int = -1  # the only user that can decode the credentials, the hub's; -1: the agent's own
     munge_socket: str = ""
-    ca_file: str = ""  # "": those that the system trusts
+    ca_file: str = ""  # "": the system's trust store
     timeout: float = 10.0
-    hub_uid: int = -1  # whose token is used where a hub on this machine gives it, beside root's and our own
+    hub_uid: int = -1  # user of a local hub whose token is accepted, beside root and the agent's own
 
 
 class UsermodeSettings(NamedTuple):
-    """Servers that a session starts, `[usermode]`. In a path, {session} is the session's name."""
+    """Servers that a session starts, `[usermode]`. In a path, {session} is replaced by the session's name."""
 
     prometheus_binary: str = ""  # "": found on PATH
     prometheus_datadir: str = ""  # "": in the session's folder
@@ -60,12 +60,12 @@ class UsermodeSettings(NamedTuple):
 
 
 class TsdbSettings(NamedTuple):
-    """A server that speaks PromQL and has samples of jobs, `[tsdb]`."""
+    """A PromQL server with samples of jobs, `[tsdb]`."""
 
     url: str = ""  # "": none
     token_file: str = ""
     ca_file: str = ""
-    write_url: str = ""  # "": below url, as Prometheus has it
+    write_url: str = ""  # "": url + /api/v1/write
 
 
 class Settings(NamedTuple):
@@ -87,14 +87,14 @@ class Url(NamedTuple):
     secure: bool
     host: str
     port: int
-    path: str  # without a slash at its end
+    path: str  # without a trailing slash
 
     @property
     def authority(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-# Of each collector, by name, the options that it has beside `enabled` and `interval`, with defaults.
+# Options of each collector beside `enabled` and `interval`, with their defaults.
 Known = Mapping[str, Mapping[str, Any]]
 
 _SHORTEST, _LONGEST = 0.01, 86_400.0
@@ -112,7 +112,7 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     push = as_table(values.pop("push", {}), path, "push")
     usermode = as_table(values.pop("usermode", {}), path, "usermode")
     tsdb = as_table(values.pop("tsdb", {}), path, "tsdb")
-    as_table(values.pop("hub", {}), path, "hub")  # agent and hub can share a file; the hub reads its own part
+    as_table(values.pop("hub", {}), path, "hub")  # agent and hub may share a file; the hub parses its part
     defaults = Settings()._asdict()
     tables = ("collectors", "attribution", "external", "push", "usermode", "tsdb")
     check_names(values, [name for name in defaults if name not in tables], path)
@@ -138,17 +138,19 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
 
 
 def split_address(text: str, path: str = "", name: str = "listen") -> Tuple[str, int]:
-    """`127.0.0.1:9477` and `[::1]:9477` into host and port."""
+    """Split `127.0.0.1:9477` or `[::1]:9477` into host and port."""
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise ConfigError(f"{name} is {text!r}, and not HOST:PORT", path)
+        raise ConfigError(f"{name} is {text!r}, expected HOST:PORT", path)
     return host.strip("[]"), int(port)
 
 
 def split_url(text: str, path: str = "", name: str = "push.url") -> Url:
     match = _URL.fullmatch(text)
     if match is None or int(match[4] or 1) not in range(1, 65536):
-        raise ConfigError(f"{name} is {text!r:.100}, and not such as http://hub.example.org:9478", path)
+        raise ConfigError(
+            f"{name} is {text!r:.100}, expected a URL such as http://hub.example.org", path
+        )
     secure = match[1] == "https"
     port = int(match[4]) if match[4] else 443 if secure else 80
     return Url(secure, match[2] or match[3], port, (match[5] or "").rstrip("/"))
@@ -170,11 +172,11 @@ def _push(table: Dict[str, Any], path: str) -> PushSettings:
             f"push.spool_bytes is {found.spool_bytes}, it can be {_SMALLEST_SPOOL} to {_LARGEST_SPOOL}", path
         )
     if found.spool and not found.spool.startswith("/"):
-        raise ConfigError(f"push.spool is {found.spool!r:.60}, and does not begin with /", path)
+        raise ConfigError(f"push.spool is {found.spool!r:.60}, expected an absolute path", path)
     if found.munge and found.token_file:
-        raise ConfigError("push.munge and push.token_file: only one of them can be", path)
+        raise ConfigError("push.munge and push.token_file are mutually exclusive", path)
     if found.url and not split_url(found.url, path).secure and found.ca_file:
-        raise ConfigError("push.ca_file is for an url that begins with https://", path)
+        raise ConfigError("push.ca_file requires a url that begins with https://", path)
     return found
 
 
@@ -184,7 +186,7 @@ def _usermode(table: Dict[str, Any], path: str) -> UsermodeSettings:
     found = {name: typed(value, defaults[name], path, "usermode." + name) for name, value in table.items()}
     for name, value in found.items():
         if value and not value.startswith("/"):
-            raise ConfigError(f"usermode.{name} is {value!r:.60}, and does not begin with /", path)
+            raise ConfigError(f"usermode.{name} is {value!r:.60}, expected an absolute path", path)
     return UsermodeSettings(**found)
 
 
@@ -202,7 +204,7 @@ def _tsdb(table: Dict[str, Any], path: str) -> TsdbSettings:
 
 def _names(value: Any, path: str, name: str) -> Tuple[str, ...]:
     if not isinstance(value, list):
-        raise ConfigError(f'{name} is {value!r:.60}, where a list such as ["cpu", "job"] is needed', path)
+        raise ConfigError(f'{name} is {value!r:.60}, expected a list such as ["cpu", "job"]', path)
     return tuple(typed(word, "", path, name) for word in value)
 
 
@@ -228,12 +230,12 @@ def _collector(table: Dict[str, Any], path: str, name: str, options: Mapping[str
 def _external(table: Dict[str, Any], path: str, name: str) -> ExternalSettings:
     where = f"external.{name}."
     if not re.fullmatch("[a-z][a-z0-9_]{0,40}", name):
-        raise ConfigError(f"external.{name!r:.60} is no name made of small letters, digits and _", path)
+        raise ConfigError(f"external.{name!r:.60}: names consist of lowercase letters, digits and _", path)
     defaults = ExternalSettings(("/path",))._asdict()
     check_names(table, defaults, path, where)
     command = table.get("command")
     if not isinstance(command, list) or not command or not str(command[0]).startswith("/"):
-        raise ConfigError(f'{where}command is needed, such as ["/opt/site/script", "argument"]', path)
+        raise ConfigError(f'{where}command is required, such as ["/opt/site/script", "argument"]', path)
     words = tuple(typed(word, "", path, where + "command") for word in command)
     others = {key: typed(table[key], defaults[key], path, where + key) for key in table if key != "command"}
     found = ExternalSettings(words, **others)
@@ -243,7 +245,7 @@ def _external(table: Dict[str, Any], path: str, name: str) -> ExternalSettings:
 
 
 def _check_interval(name: str, seconds: float, path: str) -> None:
-    if not _SHORTEST <= seconds <= _LONGEST:  # so that "not a number" is refused too
+    if not _SHORTEST <= seconds <= _LONGEST:  # also refuses NaN
         raise ConfigError(f"{name} is {seconds}, it can be {_SHORTEST} to {_LONGEST} s", path)
 
 
@@ -255,20 +257,20 @@ def check_names(found: Iterable[str], known: Iterable[str], path: str, where: st
 
             near = get_close_matches(name, known, 1, 0.0)
             meant = f", did you mean {where}{near[0]}?" if near else ""
-            raise ConfigError(f"there is no setting {where}{name}{meant}", path)
+            raise ConfigError(f"unknown setting {where}{name}{meant}", path)
 
 
 def typed(value: Any, default: Any, path: str, name: str) -> Any:
     if isinstance(default, float) and type(value) is int and abs(value) <= _LONGEST:
         value = float(value)
     if type(value) is not type(default):
-        raise ConfigError(f"{name} is {value!r:.60}, where a value such as {default!r} is needed", path)
+        raise ConfigError(f"{name} is {value!r:.60}, expected a value such as {default!r}", path)
     if isinstance(value, str) and not value.isprintable():
-        raise ConfigError(f"{name} is {value!r:.60}, which cannot be printed", path)
+        raise ConfigError(f"{name} is {value!r:.60}, which has unprintable characters", path)
     return value
 
 
 def as_table(value: Any, path: str, name: str) -> Dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} is {value!r:.60}, where a table is needed", path)
+        raise ConfigError(f"{name} is {value!r:.60}, expected a table", path)
     return value

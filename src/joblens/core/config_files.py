@@ -1,7 +1,7 @@
-"""Which settings files count, and from which of them each value came.
+"""Which settings files are read, and which of them each value comes from.
 
-A file that is named (`--config`, else JOBLENS_CONFIG) counts alone. Otherwise the system's counts, and on top
-of it, value by value, the user's own.
+A file given by `--config`, else JOBLENS_CONFIG, is the only one. Otherwise the system's file is read, and the
+user's own overrides it value by value.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Layer(NamedTuple):
 
 
 def user_path(environment: Mapping[str, str]) -> str:
-    """Nothing where it cannot be known."""
+    """Return the user's settings file, "" if neither XDG_CONFIG_HOME nor HOME is set."""
     folder = environment.get("XDG_CONFIG_HOME", "")
     home = environment.get("HOME", "")
-    if not folder.startswith("/"):  # XDG base directories: a relative one is to be ignored
+    if not folder.startswith("/"):  # XDG Base Directory Specification: a relative path must be ignored
         folder = os.path.join(home, ".config") if home.startswith("/") else ""
     return os.path.join(folder, "joblens", "joblens.toml") if folder else ""
 
 
 def find_paths(named: Optional[str], environment: Mapping[str, str], system: str = SYSTEM) -> List[str]:
-    """Those that count, the weakest first. One that is named must be there; the others may be."""
+    """Return the files to read, lowest precedence first. One that is named must exist; the others may."""
     named = named or environment.get(VARIABLE)
     if named:
         return [named]
@@ -50,12 +50,12 @@ def load_layer(path: str) -> Layer:
     try:
         text = _read(path).decode("utf-8")
     except UnicodeDecodeError:
-        raise ConfigError("it is not UTF-8 text", path) from None
+        raise ConfigError("not UTF-8 text", path) from None
     return Layer(path, parse_toml(text, path))
 
 
 def _read(path: str) -> bytes:
-    """A plain file, nothing, or what a shell hands over, as in `--config <(…)`."""
+    """Read a regular file, or what a shell passes as in `--config <(…)`. A missing file is empty."""
     if path == os.devnull:
         return b""
     if not path.startswith(_HANDED_OVER):
@@ -65,7 +65,7 @@ def _read(path: str) -> bytes:
 
 
 def merge(layers: List[Layer]) -> Dict[str, Any]:
-    """Tables are put together; any other value of a later one replaces that of an earlier one."""
+    """Merge tables; any other value of a later file replaces that of an earlier one."""
     found: Dict[str, Any] = {}
     for layer in layers:
         found = _merged(found, layer.values)
@@ -84,7 +84,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Dict[str, Any
 
 
 def origins(layers: List[Layer]) -> Dict[str, str]:
-    """Of each value that a file sets, by its name with dots, which file that is."""
+    """Map each value that a file sets, by its dotted name, to that file."""
     return {name: layer.path for layer in layers for name, _ in flatten(layer.values)}
 
 

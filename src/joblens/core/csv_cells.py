@@ -7,8 +7,8 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
-# A spreadsheet computes what begins so, full-width signs included. Where `;` separates, as in half of Europe,
-# a cell can also begin behind one. Tabs and line ends are escaped before.
+# A spreadsheet evaluates cells that begin with these, full-width signs included. With `;` as the separator,
+# as in many locales, a cell can also begin after one. Tabs and line ends are escaped before.
 _STARTS = frozenset("=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}"
                     "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
 _FORMULA = re.compile(f"(^|;)(?=[{re.escape(''.join(sorted(_STARTS)))}])")
@@ -16,8 +16,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORE
 
 
 def safe_cell(text: str) -> str:
-    """In one line: what is not printable is written as in C, and `'` stands before what a spreadsheet would
-    compute."""
+    """Escape unprintable characters as in C, and put `'` before what a spreadsheet would evaluate."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     if (text[:1] in _STARTS or ";" in text) and not _NUMBER.fullmatch(text):
@@ -31,7 +30,7 @@ def quoted_cell(text: str) -> str:
 
 
 def render_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """For people: nothing is what is unknown."""
+    """Render rows for people: unknown values are empty cells."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in (head, *rows):

@@ -1,11 +1,11 @@
-"""What can go wrong, as a tree.
+"""The tree of errors.
 
 JoblensError               one sentence for the user, and an exit code
 ├── UsageError        2    the command was called wrongly
 ├── ConfigError       2    a setting is unknown or has a wrong value
 └── OutsideError      3    something outside joblens failed
-    ├── MalformedError     a file does not look as the kernel documents it
-    ├── PrivilegeError     the kernel does not allow it without a capability that we do not have
+    ├── MalformedError     a file does not have the documented format
+    ├── PrivilegeError     a capability is missing
     └── ServerError        an address cannot be listened on or reached
 """
 
@@ -63,7 +63,7 @@ class ServerError(OutsideError):
 
 
 def sentence(error: BaseException) -> str:
-    """One line that says what failed and where, with the chain of causes."""
+    """Return one line that says what failed and where, with the chain of causes."""
     parts = []
     current: Optional[BaseException] = error
     while current is not None:
@@ -73,7 +73,7 @@ def sentence(error: BaseException) -> str:
 
 
 def printable(text: str, most: int = 10_000) -> str:
-    """Names from outside can be part of it: nothing in them may begin a line, move the cursor, fill a log."""
+    """Make text of others safe to print: no control characters, so no new lines or cursor moves; bounded."""
     text = text if len(text) <= most else text[:most] + "…"
     return text if text.isprintable() else "".join(it if it.isprintable() else "?" for it in text)
 

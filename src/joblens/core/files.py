@@ -1,4 +1,4 @@
-"""Files that are there with all of their data, or not at all."""
+"""Files that are written atomically."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from typing import List
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-UNFINISHED = ".tmp"  # how the name of a file ends that is being written, or that a crash left behind
+UNFINISHED = ".tmp"  # suffix of a file that is being written, or that a crash left behind
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """A crash or a full disk leaves nothing half-written; on return it is on the disk."""
+    """Write atomically and durably: a crash or a full disk leaves nothing half-written."""
     unfinished = unfinished_name(path)
     try:
         with open(unfinished, "wb") as file:
@@ -23,8 +23,8 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 def write_quickly(path: str, data: bytes) -> None:
-    """Whole or not at all whenever the process ends. It does not wait for the disk, as the tick must not:
-    what a power failure damages is found when it is read."""
+    """Write atomically, without waiting for the disk, which would delay a tick. Damage by a power failure is
+    detected when the file is read."""
     unfinished = path + UNFINISHED
     try:
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -37,8 +37,8 @@ def write_quickly(path: str, data: bytes) -> None:
 
 
 def write_small(path: str, text: str, short: str) -> None:
-    """As `write_whole`; on a full disk the short form becomes the target of a symbolic link, which takes no
-    block of the disk (as a rule, if it has less than 60 bytes)."""
+    """As `write_whole`; on a full disk the short form becomes the target of a symbolic link, which needs no
+    disk block if it has less than 60 bytes (on most file systems)."""
     try:
         write_whole(path, text.encode())
         return
@@ -56,35 +56,35 @@ def write_small(path: str, text: str, short: str) -> None:
 
 
 def read_small(path: str) -> str:
-    """What `write_small` has written. Raises OSError, or ValueError."""
+    """Read what `write_small` wrote. Raises OSError or ValueError."""
     try:
         return os.readlink(path)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: it is no link
+        if error.errno != errno.EINVAL:  # EINVAL: not a link
             raise
     with open(path, encoding="utf-8") as file:
         return file.read()
 
 
 def unfinished_name(path: str) -> str:
-    """In the same folder, and nobody else's: two hosts can write to one folder."""
+    """Return a unique name in the same folder: several hosts can write to one folder."""
     return f"{path}.{os.urandom(6).hex()}{UNFINISHED}"
 
 
 def publish(unfinished: str, path: str) -> None:
-    """Data onto the disk, then the name, then the name onto the disk."""
+    """Sync the data, rename, sync the folder."""
     sync(unfinished)
     os.rename(unfinished, path)
     sync_folder(path)
 
 
 def publish_once(unfinished: str, path: str) -> bool:
-    """As `publish`, but False if that name is taken: of several writers, on any host, one gets it."""
+    """As `publish`, but return False if the name is taken: of several writers, on any host, one succeeds."""
     sync(unfinished)
     try:
         os.link(unfinished, path)
     except FileExistsError:
-        # A server that has done it can still be asked again and then say no: link(2), NFS.
+        # An NFS server can execute the call and report a failure when it is retransmitted: link(2).
         if os.stat(unfinished).st_nlink != 2:
             return False
     finally:
@@ -94,7 +94,7 @@ def publish_once(unfinished: str, path: str) -> bool:
 
 
 def list_names(folder: str) -> List[str]:
-    """In order. None of a folder that is not there: others may take it away while we look."""
+    """List a folder in order; empty if it does not exist, as another process may remove it at any time."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -110,14 +110,14 @@ def sync(path: str) -> None:
 
 
 def sync_with_folders(path: str) -> None:
-    """A file that was written quickly, its name, and that of the folder made for it."""
+    """Sync a file that was written quickly, its name, and that of the folder created for it."""
     sync(path)
     sync_folder(path)
     sync_folder(os.path.dirname(path))
 
 
 def sync_folder(path: str) -> None:
-    """The folder that a file is in. Some file systems cannot, and keep order in another way."""
+    """Sync the folder of a file. Some file systems do not support it, and keep the order otherwise."""
     try:
         sync(os.path.dirname(path) or ".")
     except OSError:
@@ -127,12 +127,12 @@ def sync_folder(path: str) -> None:
 def _remove(path: str) -> None:
     try:
         os.unlink(path)
-    except OSError:  # it was not even made, or has its name by now
+    except OSError:  # not created, or renamed by now
         return
 
 
 def now_at(folder: str) -> float:
-    """The time by the clock that stamps the files there: a file server's can differ from ours."""
+    """Return the time by the clock that stamps files there: a file server's may differ from ours."""
     path = unfinished_name(os.path.join(folder, "now"))
     try:
         with open(path, "wb") as file:

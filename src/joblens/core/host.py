@@ -1,7 +1,7 @@
-"""The one door to the machine: files, folders, clock and names below a root.
+"""The one interface to the machine: files, folders, clock and names below a root.
 
-`Host("/")` is this machine. Any other root is a recording made by `joblens record`; what cannot be
-a file there (clock, file system sizes, page size) comes from the recording's `facts.json`.
+`Host("/")` is this machine. Any other root is a recording made by `joblens record`; what is not a file
+(clock, file system sizes, page size) comes from the recording's `facts.json`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _MOST = 1 << 26
 _FACTS = "facts.json"
 _KMSG = os.makedev(1, 11)  # Documentation/admin-guide/devices.txt
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every kernel
-_MOST_RECORDS = 10_000  # of a log at one look
+_MOST_RECORDS = 10_000  # of a log in one reading
 # include/uapi/linux/capability.h
 _CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19}
 _LARGEST_ENVIRONMENT = 1 << 20
-_LOOK_UP_SECONDS = 0.2
-_LOOK_UP_AGAIN_SECONDS = 300.0
+_LOOKUP_SECONDS = 0.2
+_LOOKUP_RETRY_SECONDS = 300.0
 
 
 class Space(NamedTuple):
-    """A file system's size, as statvfs(3) has it."""
+    """Size of a file system, as in statvfs(3)."""
 
     block_size: int
     blocks: int
@@ -43,9 +43,9 @@ class Space(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The file that a process executes, by /proc/PID/exe."""
+    """The file that a process executes, from /proc/PID/exe."""
 
-    path: str  # as seen by the process; a file that was removed has ` (deleted)` behind it
+    path: str  # as the process sees it; followed by ` (deleted)` if it was removed
     uid: int
     mode: int
 
@@ -58,17 +58,17 @@ class Host:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = max(allowed // 4, 64) if allowed > 0 else 4096
         self._users: Dict[int, str] = {}
-        self._look_ups: Dict[Union[int, str], _LookUp] = {}
+        self._lookups: Dict[Union[int, str], _Lookup] = {}
         self._facts: Dict[str, Any] = {} if self.live else self._read_facts()
         self.page_size = int(self._facts.get("page_size", 0)) or os.sysconf("SC_PAGE_SIZE")
         self.uid = os.geteuid()
 
     def read(self, path: str) -> bytes:
-        """The whole file, which stays open and is read again from its start the next time."""
+        """Read a whole file, which stays open and is read again from its start the next time."""
         fd = self._open.get(path)
         if fd is None:
             if len(self._open) >= self._most_open:
-                self.close()  # what is still needed is opened again
+                self.close()  # those still needed are opened again
             fd = self._open[path] = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return read_all(fd)
@@ -78,7 +78,7 @@ class Host:
             raise
 
     def read_once(self, path: str) -> bytes:
-        """The whole file, for those that are seldom needed or of which there are very many."""
+        """Read a whole file and close it, for files that are read rarely or are very many."""
         fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return read_all(fd)
@@ -89,13 +89,13 @@ class Host:
             os.close(fd)
 
     def open(self, path: str) -> int:
-        """A file descriptor that the caller closes."""
+        """Return a file descriptor that the caller closes."""
         return os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
 
     def open_log(self, path: str, at_end: bool = False) -> int:
-        """The kernel's log, for `read_new`; the caller closes it.
+        """Open the kernel's log for `read_new`; the caller closes it.
 
-        In a container a terminal or a pipe can have its name: what is read there would be missed by others.
+        In a container its name can be a terminal or a pipe, from which nothing must be consumed.
         """
         fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
@@ -115,7 +115,7 @@ class Host:
             os.close(fd)
 
     def forget_below(self, folder: str) -> None:
-        """Close what was opened below a folder that is gone, such as a cgroup."""
+        """Close files below a folder that was removed, such as a cgroup."""
         for path in [p for p in self._open if p.startswith(folder + "/")]:
             self.forget(path)
 
@@ -132,11 +132,11 @@ class Host:
         return os.path.exists(self.root + path)
 
     def stat(self, path: str) -> os.stat_result:
-        """Of the entry itself: a link is not followed."""
+        """Return the status of the entry itself: links are not followed."""
         return os.lstat(self.root + path)
 
     def lacks(self, *capabilities: str) -> List[str]:
-        """Which of these the agent does not have (capabilities(7)); of a recording nobody knows."""
+        """Return which of these capabilities(7) the agent does not have; unknown for a recording."""
         if not self.live:
             return []
         _, _, rest = self.read_once("proc/self/status").partition(b"\nCapEff:")
@@ -144,9 +144,9 @@ class Host:
         return [name for name in capabilities if not effective >> _CAPABILITIES[name] & 1]
 
     def program(self, pid: int) -> Optional[Program]:
-        """None only in a recording that does not say which programs its processes execute.
+        """None only in a recording without the programs of its processes.
 
-        Raises PermissionError where /proc/PID/exe is not ours to see (ptrace(2), access mode checking).
+        Raises PermissionError if /proc/PID/exe is not accessible (ptrace(2), access mode checking).
         """
         if self.live:
             path = f"/proc/{pid}/exe"
@@ -160,7 +160,7 @@ class Host:
         return Program(*programs[str(pid)])
 
     def sockets(self, pid: int) -> List[str]:
-        """The paths of the Unix sockets that a process has open; none in a recording."""
+        """Return the paths of the Unix sockets that a process has open; none in a recording."""
         if not self.live:
             return []
         folder = f"/proc/{pid}/fd"
@@ -171,7 +171,7 @@ class Host:
         return [fields[7] for fields in lines if len(fields) == 8 and fields[6] in inodes]
 
     def variable(self, pid: int, name: str) -> str:
-        """What a process was started with, if that is ours to see. Nothing of it gets into a recording."""
+        """Return a variable of a process's initial environment, "" if inaccessible. It is never recorded."""
         if not self.live:
             return ""
         try:
@@ -186,13 +186,13 @@ class Host:
         return time.time_ns() if self.live else int(self._facts.get("time_ns", 0))
 
     def since_boot_ns(self) -> int:
-        """As the kernel's log counts: without the time that the machine slept."""
+        """Time since boot as in the kernel's log: without suspend."""
         if self.live:
             return time.monotonic_ns()
         return max(self.now_ns() - self.boot_time() * 1_000_000_000, 0)
 
     def counts_pids_as_kernel(self) -> bool:
-        """Whether a pid in the kernel's log is that pid here, and not of another namespace."""
+        """Whether pids are those of the kernel's log, not of another namespace."""
         if not self.live:
             return True
         try:
@@ -201,7 +201,7 @@ class Host:
             return False
 
     def sees_all_processes(self) -> bool:
-        """Whether no process is hidden from us, nor what it has open."""
+        """Whether no process and none of its open files is hidden from us."""
         return not self.live or (self.uid == 0 and self.counts_pids_as_kernel())
 
     def space(self, path: str) -> Optional[Space]:
@@ -226,7 +226,7 @@ class Host:
             return ""
 
     def boot_time(self) -> int:
-        """In seconds since 1970, 0 if the kernel does not say."""
+        """Return seconds since 1970, 0 if unknown."""
         try:
             _, _, rest = self.read("proc/stat").partition(b"\nbtime ")
         except OSError:
@@ -235,37 +235,37 @@ class Host:
         return int(digits) if digits.isdigit() and len(digits) <= 20 else 0
 
     def user(self, uid: int) -> str:
-        """The user's name, or the number where there is none, or none yet: a directory server can be slow."""
+        """Return the user's name, or the uid if it has none or the directory server has not answered yet."""
         name = self._users.get(uid)
         if name is not None:
             return name
-        # A local user needs neither the thread nor the libraries that a directory server is asked with.
+        # A local user needs neither a thread nor the libraries of the name service switch.
         found = self._local_user(uid)
         if not found and self.live:
-            found = self._look_up(uid, lambda pwd: pwd.getpwuid(uid).pw_name)
+            found = self._lookup(uid, lambda pwd: pwd.getpwuid(uid).pw_name)
         if found or not self.live:
             self._users[uid] = found or str(uid)
         return found or str(uid)
 
     def uid_of(self, name: str) -> int:
-        """-1 where there is no such user, or nobody has answered yet."""
+        """Return -1 if there is no such user, or the directory server has not answered yet."""
         for user, uid in self._local_users():
             if user == name and uid.isdigit():
                 return int(uid)
-        found = self._look_up(name, lambda pwd: str(pwd.getpwnam(name).pw_uid)) if self.live else ""
+        found = self._lookup(name, lambda pwd: str(pwd.getpwnam(name).pw_uid)) if self.live else ""
         return int(found) if found else -1
 
-    def _look_up(self, whom: Union[int, str], ask: Callable[[Any], str]) -> str:
-        look_up = self._look_ups.get(whom)
-        if look_up is None or look_up.is_over():
-            look_up = self._look_ups[whom] = _LookUp(ask)
-        return look_up.answer
+    def _lookup(self, user: Union[int, str], ask: Callable[[Any], str]) -> str:
+        lookup = self._lookups.get(user)
+        if lookup is None or lookup.is_expired():
+            lookup = self._lookups[user] = _Lookup(ask)
+        return lookup.answer
 
     def _local_user(self, uid: int) -> str:
         return next((user for user, number in self._local_users() if number == str(uid)), "")
 
     def _local_users(self) -> List[Tuple[str, str]]:
-        """Name and number of each, as /etc/passwd has them."""
+        """Return names and uids from /etc/passwd."""
         try:
             lines = self.read_once("etc/passwd").decode("utf-8", "replace").splitlines()
         except OSError:
@@ -280,7 +280,7 @@ class Host:
         except (ValueError, RecursionError):
             facts = None
         if not _are_facts(facts):
-            raise MalformedError(self.root + _FACTS, "not what joblens record writes")
+            raise MalformedError(self.root + _FACTS, "not written by joblens record")
         found: Dict[str, Any] = facts
         return found
 
@@ -296,32 +296,32 @@ def _are_facts(facts: Any) -> bool:
     return all(type(number) is int and 0 <= number < 1 << 64 for number in numbers)
 
 
-class _LookUp:
-    """A question about users, asked in a thread: nothing says how long the answer takes."""
+class _Lookup:
+    """A name service lookup in a thread, as it may block for any time."""
 
     def __init__(self, ask: Callable[[Any], str]) -> None:
         import threading
 
         self.answer = ""
         self._begun = time.monotonic()
-        thread = threading.Thread(target=self._look_up, args=(ask,), daemon=True)
+        thread = threading.Thread(target=self._run, args=(ask,), daemon=True)
         try:
             thread.start()
-            thread.join(_LOOK_UP_SECONDS)
-        except RuntimeError:  # no room for a thread
+            thread.join(_LOOKUP_SECONDS)
+        except RuntimeError:  # no further thread can be started
             return
 
-    def _look_up(self, ask: Callable[[Any], str]) -> None:
+    def _run(self, ask: Callable[[Any], str]) -> None:
         import pwd
 
         try:
             self.answer = ask(pwd)
-        except (KeyError, OSError, OverflowError, ValueError):  # nobody's, or nobody answers
+        except (KeyError, OSError, OverflowError, ValueError):  # no such user, or no server
             return
 
-    def is_over(self) -> bool:
-        """Without an answer for so long that it may be worth asking again."""
-        return not self.answer and time.monotonic() - self._begun > _LOOK_UP_AGAIN_SECONDS
+    def is_expired(self) -> bool:
+        """Whether it has had no answer for so long that another attempt may succeed."""
+        return not self.answer and time.monotonic() - self._begun > _LOOKUP_RETRY_SECONDS
 
 
 def _link(path: str) -> str:
@@ -332,7 +332,7 @@ def _link(path: str) -> str:
 
 
 def read_all(fd: int) -> bytes:
-    # A seq_file gives about a page per read however large the buffer is, so only an empty read is the end.
+    # A seq_file returns about a page per read however large the buffer is, so only an empty read is the end.
     data = os.pread(fd, _CHUNK, 0)
     if not data:
         return data
@@ -348,14 +348,14 @@ def read_all(fd: int) -> bytes:
 
 
 def read_new(fd: int) -> bytes:
-    """What the kernel's log has since the last time; what was overwritten meanwhile is not in it."""
+    """Return the records of the kernel's log since the last call, without those overwritten meanwhile."""
     parts: List[bytes] = []
     for _ in range(_MOST_RECORDS):
         try:
             data = os.read(fd, 8192)  # a whole record always fits
         except BlockingIOError:
             break
-        except BrokenPipeError:  # overrun: the next read goes on with the oldest that is left
+        except BrokenPipeError:  # overrun: the next read continues with the oldest record left
             continue
         if not data:
             break

@@ -1,4 +1,4 @@
-"""Files that are read whole, and JSON in them, with nothing in it that others could not read either."""
+"""Bounded reading of files, and strict JSON: no NaN, infinity or numbers beyond 64 bits."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import os
 import stat
 from typing import Any, Union
 
-_LONGEST_NUMBER = 20  # digits and a sign: whole numbers have 64 bits
+_LONGEST_NUMBER = 20  # a sign and the digits of 64 bits
 
 
 def read_file(path: str, most_bytes: int) -> bytes:
-    """Raises OSError, also of what is no plain file: a pipe in its place is not waited for."""
+    """Read a regular file. Raises OSError, also for a pipe or device in its place, without blocking."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes} bytes", path)
+        raise OSError(errno.EFBIG, f"larger than {most_bytes} bytes", path)
     return data
 
 
 def parse_json(data: Union[bytes, str]) -> Any:
-    """Raises ValueError, whatever it is: also for infinite or huge numbers, and for deep nesting.
+    """Raises ValueError for any defect, also for infinite or huge numbers and for deep nesting.
 
-    Those raise errors of other kinds in whoever computes with them.
+    These would raise other errors in later computations.
     """
     import json
 
     try:
         return json.loads(data, parse_float=_finite, parse_int=_whole, parse_constant=_refuse)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("nested too deep") from None
 
 
 def load_json(path: str, most_bytes: int) -> Any:
@@ -54,4 +54,4 @@ def _whole(text: str) -> int:
 
 
 def _refuse(text: str) -> None:
-    raise ValueError(f"{text[:20]} is no number that can be stored")
+    raise ValueError(f"{text[:20]} is out of range")

@@ -1,4 +1,4 @@
-"""A log in which nothing repeats itself more often than once a minute."""
+"""A log that repeats no message more often than once a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_TOPICS = 1000
 
 
 class LogLimiter:
-    """Logs each topic once a minute at most, with the number of repetitions in between."""
+    """Logs each topic at most once a minute, with the number of repetitions in between."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
@@ -25,7 +25,7 @@ class LogLimiter:
             self._meanwhile[topic] += 1
             return
         if last is None and len(self._said) >= _MOST_TOPICS:
-            topic = "others"  # a crowd gets one line for all
+            topic = "others"  # too many topics share one line
             if now - self._said.get(topic, -_QUIET) < _QUIET:
                 self._meanwhile[topic] += 1
                 return
@@ -34,7 +34,7 @@ class LogLimiter:
         self._said[topic] = now
         plain = "".join(letter if letter.isprintable() else "?" for letter in text)
         self._log(
-            plain + (f" (and {more} times more in the last {now - (last or now):.0f} s)" if more else "")
+            plain + (f" (and {more} more times in the last {now - (last or now):.0f} s)" if more else "")
         )
 
     def _forget(self, now: float) -> None:

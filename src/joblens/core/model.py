@@ -1,7 +1,7 @@
 """The vocabulary: columns, schemas, rows, samples, jobs.
 
-Every value on a node is a 64-bit integer exactly as the kernel gave it. What it means in base units
-is said by its column (`value * factor / divisor`), so that counters stay raw until somebody reads.
+Every value on a node is a 64-bit integer exactly as the kernel gave it. Its column defines the conversion to
+base units (`value * factor / divisor`), so that counters stay raw until they are read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from joblens.core.named_tuple import NamedTuple
 COUNTER = "counter"
 GAUGE = "gauge"
 
-# "Unknown" is not zero. One integer stands for it, so that a row stays a plain array of 64-bit numbers.
+# "Unknown" is not zero. One integer is reserved for it, so that a row stays a plain array of 64-bit numbers.
 ABSENT = -(1 << 63)
 
 Label = Union[str, int]
@@ -46,8 +46,8 @@ class Schema(NamedTuple):
 class Rows(NamedTuple):
     """One set at one instant: a key per row, and the values of all rows one after the other.
 
-    `schema` and `keys` are the same objects from one reading to the next for as long as nothing but
-    the values changes; whoever encodes or prints rows relies on that to do the rest only once.
+    `schema` and `keys` are the same objects from one reading to the next as long as only values change;
+    encoding and exposition rely on that to do the rest only once.
     """
 
     schema: Schema
@@ -59,22 +59,31 @@ class Rows(NamedTuple):
         return self.values[number * width : (number + 1) * width]
 
 
+class Reader:
+    """Base of collectors that are more than a function: they report what their rows leave out."""
+
+    warning = ""  # why the last rows are incomplete; logged when it changes
+
+    def __call__(self) -> Tuple[Rows, ...]:
+        raise NotImplementedError
+
+
 class Sample(NamedTuple):
     time_ns: int
     rows: Rows
 
 
 class Job(NamedTuple):
-    """What identifies a job. Ids come round again, so its start belongs to it where it is known."""
+    """Identity of a job. Ids are reused, so it includes the start if that is known."""
 
     cluster: str
     id: str
     source: str  # slurm, flux, pbs, file or inferred
-    start: int = 0  # seconds since 1970, 0 where only the scheduler knows
+    start: int = 0  # seconds since 1970, 0 if only the scheduler knows it
 
 
 class Owner(NamedTuple):
-    """A job, the step of it, and the node by the scheduler's name: one machine can play several."""
+    """A job, its step, and the scheduler's name of the node: one machine can be several nodes."""
 
     job: Job
     step: str

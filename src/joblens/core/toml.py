@@ -35,18 +35,18 @@ def parse_simple_toml(text: str, path: str) -> Dict[str, Any]:
 
 
 def _checked(parse: Callable[[str], Dict[str, Any]], text: str, path: str) -> Dict[str, Any]:
-    """Nothing that is nested so deep, so long or so large that whoever reads or prints it fails."""
+    """Limit nesting, names and numbers, so that later code can process and print them."""
     try:
         found = parse(text)
     except RecursionError:
-        raise ConfigError("it is nested too deep", path) from None
-    except ValueError as error:  # a number of thousands of digits is one that is no TOMLDecodeError
+        raise ConfigError("nested too deep", path) from None
+    except ValueError as error:  # not only TOMLDecodeError: a number can have thousands of digits
         raise ConfigError(f"{error!s:.200}", path) from None
     waiting: List[Tuple[Any, int]] = [(found, 0)]
     while waiting:
         value, depth = waiting.pop()
         if depth > _DEEPEST:
-            raise ConfigError("it is nested too deep", path)
+            raise ConfigError("nested too deep", path)
         if isinstance(value, dict):
             long = [name for name in value if len(name) > _LONGEST_NAME]
             if long:
@@ -102,7 +102,7 @@ def _descend(table: Dict[str, Any], names: List[str], where: Tuple[str, int]) ->
 
 
 def _unclosed(line: str) -> int:
-    """How many brackets of a line are opened and not closed in it. A string ends in its line."""
+    """Return how many brackets a line leaves open. A string ends on its line."""
     bare = re.sub(r"#.*", "", _LITERAL.sub("", _BASIC.sub("", line)))
     return bare.count("[") - bare.count("]")
 
@@ -110,7 +110,7 @@ def _unclosed(line: str) -> int:
 def _parse_whole(text: str, where: Tuple[str, int]) -> Any:
     value, rest = _parse_value(text, where)
     if not re.fullmatch(r"[ \t]*(#[^\n]*)?", rest):
-        raise ConfigError(f"not understood: {rest.strip()[:60]}", *where)
+        raise ConfigError(f"unexpected text: {rest.strip()[:60]}", *where)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Numbers as text for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def render_bytes(count: float) -> str:
-    """`38 GiB`: three digits at most, binary units."""
+    """`38 GiB`: at most three digits, binary units."""
     size = float(count)
     for unit in _BYTES:
         if abs(size) < 999.5 or unit == _BYTES[-1]:
@@ -21,22 +21,22 @@ def render_bytes(count: float) -> str:
 
 
 def render_cores(cores: float) -> str:
-    """`8`, `1.5`; whole where there are very many, short where there cannot be so many."""
+    """`8`, `1.5`; without decimals above 99,999, in exponent form for implausible counts."""
     return f"{cores:.0f}" if 99_999.5 <= abs(cores) < 1e9 else f"{cores:g}"
 
 
 def render_load(cores: float) -> str:
-    """Cores in use: `1.5`, and of very few `0.03`, as 0.0 would say that nothing was."""
+    """Cores in use: `1.5`, and `0.03` rather than 0.0, which would mean none."""
     return f"{cores:.1f}" if cores >= 0.095 or cores == 0 else f"{cores:.1g}"
 
 
 def render_seconds(seconds: float) -> str:
-    """`2 h 14 min`: two units at most, the smaller one left out where it says nothing."""
+    """`2 h 14 min`: at most two units, the smaller one omitted if it is zero."""
     if seconds == float("inf"):
         return "forever"
     if seconds < 0:
         return "-" + render_seconds(-seconds)
-    if seconds == 0:  # of Slurm, which counts in whole seconds
+    if seconds == 0:  # from Slurm, which counts whole seconds
         return "0 s"
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (0.9995, 1e3, "ms"), (59.95, 1.0, "s")):
         if seconds < limit:
@@ -47,7 +47,7 @@ def render_seconds(seconds: float) -> str:
 
 
 def render_joules(joules: float) -> str:
-    """`12.3 kJ`, and above a megajoule as it is paid for: `3.41 kWh`."""
+    """`12.3 kJ`, and above a megajoule in the unit of electricity bills: `3.41 kWh`."""
     if abs(joules) < 999.5:
         return f"{_three(joules)} J"
     if abs(joules) < 999_500:
@@ -68,7 +68,7 @@ def _rounded(seconds: float, unit: int) -> int:
 
 
 def _three(number: float) -> str:
-    """Three digits that count: 1.23, 12.3, 123."""
+    """Three significant digits: 1.23, 12.3, 123."""
     if number == int(number):
         return str(int(number))
     size = abs(number)

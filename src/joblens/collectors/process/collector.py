@@ -14,10 +14,9 @@ from typing import Any, Dict, List, Optional, Tuple
 from joblens.collectors.process.filter import STEPD, Descendants, Everyone, OwnUser
 from joblens.collectors.process.pss import read_shares
 from joblens.collectors.process.run_delay import RunDelay
-from joblens.collectors.reader import Reader
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host, read_all
-from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
+from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Reader, Rows, Schema
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import Stat, is_running, parse_cgroup, parse_io, parse_stat, parse_status
 
