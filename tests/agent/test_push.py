@@ -670,7 +670,7 @@ def test_another_spool(tmp_path: Path, hub: SmallHub) -> None:
         node.change(spool=str(tmp_path / "other"), url=hub.url)
         node.sample(3)
         node.wait_until_empty()
-        assert any(f"batches stay in {tmp_path}/spool" in line for line in node.said)
+        assert any(f"batches stay in the previous spool {tmp_path}/spool" in line for line in node.said)
     later = len(hub.stored)
     with running_node(tmp_path, hub.url) as node:
         node.wait_until_empty()

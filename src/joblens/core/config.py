@@ -148,9 +148,7 @@ def split_address(text: str, path: str = "", name: str = "listen") -> Tuple[str,
 def split_url(text: str, path: str = "", name: str = "push.url") -> Url:
     match = _URL.fullmatch(text)
     if match is None or int(match[4] or 1) not in range(1, 65536):
-        raise ConfigError(
-            f"{name} is {text!r:.100}, expected a URL such as http://hub.example.org", path
-        )
+        raise ConfigError(f"{name} is {text!r:.100}, expected a URL such as http://hub.example.org", path)
     secure = match[1] == "https"
     port = int(match[4]) if match[4] else 443 if secure else 80
     return Url(secure, match[2] or match[3], port, (match[5] or "").rstrip("/"))
