@@ -31,7 +31,8 @@ from joblens.store.reader import LakeReader, Reader
 from joblens.store.records import save_record
 from joblens.store.tsdb.promql import Server
 from joblens.store.tsdb.reader import TsdbReader
-from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Companion, Running, sink_options
+from joblens.usermode.local_server import PROMETHEUS, VICTORIAMETRICS, LocalServer, settings_of, sink_options
+from joblens.usermode.state import Server as Running
 from joblens.wire.batch import Batch
 
 _NODES, _SECONDS, _SEGMENT = 16, 3600, 60
@@ -87,7 +88,7 @@ def _describe(what: str, label: str, found: dict[str, list[Spent]]) -> list[Line
 
 def _start(kind: str, folder: Path, stack: ExitStack, notes: list[str]) -> Running | None:
     try:
-        server = Companion(kind, folder / "servers", UsermodeSettings())
+        server = LocalServer(kind, folder / "servers", UsermodeSettings())
         stack.callback(server.stop)
         return server.start()
     except OutsideError as error:
@@ -169,7 +170,7 @@ def _report(reader: Reader, start: float) -> dict[str, Any]:
 def _fill(folder: Path, start: float, lake: LakeSink, running: dict[str, Running]) -> int:
     sinks: list[Any] = [lake]
     for kind, found in running.items():
-        options = sink_options(found.settings())
+        options = sink_options(settings_of(found))
         (folder / kind).mkdir()
         sinks.append(RemoteWriteSink(Writer(options["url"], options["token_file"]), folder / kind / "sent"))
     values = 0

@@ -82,7 +82,7 @@ def test_make_run(tmp_path: Path) -> None:
     assert "sample" in found.stderr
     assert "COMPLETED" in found.stderr
     assert (stopped.returncode, stopped.stderr) == (0, "agent and hub have ended\n")
-    assert run("stop").stderr == "joblens up does not run here\n"
+    assert run("stop").stderr == "joblens up is not running here\n"
 
 
 ROOT_ONLY = pytest.mark.skipif(

@@ -214,14 +214,14 @@ def test_in_the_background(tmp_path: Path) -> None:
         assert joblens(environment, "up", "--detach", *words).stdout == started.stdout
         second = joblens(environment, "up", *words)
         assert second.returncode == 2
-        assert second.stderr.startswith(f"joblens: joblens up runs already in {tmp_path}/home; ")
+        assert second.stderr.startswith(f"joblens: joblens up is already running in {tmp_path}/home; ")
         pid = json.loads((tmp_path / "home/up/up.json").read_text())["pid"]
         below = all_below(pid)
     finally:
         stopped = joblens(environment, "up", "--stop")
     assert (stopped.returncode, stopped.stderr) == (0, "agent and hub have ended\n")
     wait_for("the end of all", lambda: all(map(is_gone, [pid, *below])))
-    assert joblens(environment, "up", "--stop").stderr == "joblens up does not run here\n"
+    assert joblens(environment, "up", "--stop").stderr == "joblens up is not running here\n"
 
 
 def test_it_cannot_start_in_the_background(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_it_cannot_start_in_the_background(tmp_path: Path) -> None:
     environment = {**os.environ, "JOBLENS_HOME": str(tmp_path / "home")}
     found = joblens(environment, "up", "--detach", "--config", str(config), "--listen", "127.0.0.1:0")
     assert found.returncode == 3
-    assert found.stderr.startswith("joblens: it did not start: the hub did not start: ")
+    assert found.stderr.startswith("joblens: joblens up did not start: the hub did not start: ")
     assert found.stderr.endswith("did you mean hub.segment_seconds?\n")
 
 

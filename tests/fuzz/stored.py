@@ -54,8 +54,8 @@ from joblens.store.records import (
     parse_record,
     render_record,
 )
-from joblens.usermode.companion import Running
 from joblens.usermode.session import list_sessions, load_session
+from joblens.usermode.state import parse_state
 from joblens.wire.header import Gap
 from store.made import begin_job, make_end, make_facts, new_home, store_job
 from store.test_reports import RECORDS
@@ -338,16 +338,16 @@ def session(data: bytes) -> None:
     (folder / "session.json").write_bytes(data)
     for found in list_sessions(home):
         found.is_held()
-    told = load_session(folder).told
-    with suppress(KeyError, TypeError, ValueError):  # which is what its caller expects
-        Running.from_plain(told["servers"][0])
+    state = load_session(folder).state
+    rendered = state.render()
+    assert parse_state(rendered).render() == rendered
 
 
 def _sessions() -> list[bytes]:
     server = {
         "kind": "prometheus",
         "url": "http://x",
-        "version": "1",
+        "token_file": "/t",
         "data": "/x",
         "log": "/y",
         "pid": 1,
@@ -356,10 +356,15 @@ def _sessions() -> list[bytes]:
     return [
         json.dumps(
             {
-                "version": 1, "name": "s1", "state": "running", "store": "/x", "allocation": {"job": "42"},
+                "version": 1, "name": "s1", "state": "running", "store": "/x",
+                "allocation": {"job": "42", "hosts": ["c1"]},
                 "host": os.uname().nodename, "holder": [7, 8], "started": 1.5, "time": 2.5, "stopped": None,
                 "hub": "", "hosts": {"c1": {"state": "waiting"}}, "problems": [], "leader": [1, 2],
-                "servers": [server],
+                "tsdb": {"kind": "prometheus", "prometheus_binary": "/p", "server": server,
+                         "targets": {"c1": "x:1"}},
+                "job_file": {"id": "42", "session": 3}, "facts": {"id": "42"}, "missing": ["x"],
+                "final": True,
+                "record": ["lab", "42", 1.5], "stored": [["lab", "42", 1.5], "/r"], "interval": 0.5,
             }
         ).encode()
     ]  # fmt: skip

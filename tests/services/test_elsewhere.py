@@ -33,7 +33,8 @@ from joblens.reports.text import render_report
 from joblens.store.reader import Span
 from joblens.store.tsdb.exporters import ExporterReader
 from joblens.store.tsdb.promql import Server
-from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Companion, Running, sink_options
+from joblens.usermode.local_server import PROMETHEUS, VICTORIAMETRICS, LocalServer, settings_of, sink_options
+from joblens.usermode.state import Server as Running
 from joblens.wire.snappy import compress
 from joblens.wire.varint import varint
 from programs import need
@@ -49,7 +50,7 @@ NODES = ("c1", "c2")
 @contextmanager
 def started(kind: str, folder: Path) -> Iterator[Running]:
     need(PROGRAMS[kind])
-    found = Companion(kind, folder, UsermodeSettings())
+    found = LocalServer(kind, folder, UsermodeSettings())
     try:
         yield found.start()
     finally:
@@ -72,7 +73,7 @@ def write_job(found: Running, folder: Path) -> float:
     start = time.time() // 1 - SECONDS - 30.0
     batches = [encode(node, 1, job_samples(node, start)) for node in NODES]
     segment = write_segment(folder / "journal", 1, batches, time.time_ns())
-    options = sink_options(found.settings())
+    options = sink_options(settings_of(found))
     sink = RemoteWriteSink(Writer(options["url"], options["token_file"]), folder / "sent")
     assert not sink.take(segment).dropped
     sink.recover(1)
@@ -114,7 +115,7 @@ def test_a_job_of_which_only_series_are_known(kind: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     check_job(json.loads(done.stdout), start)
     nothing = run_job(home, "4242", "--store", str(home))
-    assert "is no data folder of Prometheus or VictoriaMetrics" in nothing.stderr
+    assert "is not a data folder of Prometheus or VictoriaMetrics" in nothing.stderr
 
 
 def check_job(record: dict[str, Any], start: float) -> None:
@@ -214,7 +215,7 @@ def write_series(found: Running, start: float, series: Mapping[tuple[tuple[str, 
             for at in range(0, 601, 10)
         )
         made.append(Series(parts, samples, 61))
-    options = sink_options(found.settings())
+    options = sink_options(settings_of(found))
     writer = Writer(options["url"], options["token_file"])
     writer.send(compress(encode_series(made)))
     writer.close()

@@ -99,12 +99,12 @@ def test_from_start_to_report(place: Place) -> None:
     check_nothing_is_left(place)
 
 
-def test_the_holder_is_killed(place: Place) -> None:
+def test_the_supervisor_is_killed(place: Place) -> None:
     """The agents end with it, on the other hosts too."""
     process = place.started(options="--hosts localhost,127.0.0.1")
     wait_for("agents", lambda: len(agents(place)) >= 2)
-    (holder,) = place.pids("usermode.supervisor")
-    os.kill(holder, signal.SIGKILL)
+    (supervisor,) = place.pids("usermode.supervisor")
+    os.kill(supervisor, signal.SIGKILL)
     wait_for("their end", lambda: not agents(place))
     record = place.stop()
     assert [node["samples"] > 0 for node in record["nodes"]] == [True, True]

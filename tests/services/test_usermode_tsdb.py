@@ -15,16 +15,17 @@ import pytest
 from joblens.core.config import Settings, TsdbSettings
 from joblens.core.errors import ConfigError, UsageError
 from joblens.store.home import find_home, make_home
-from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS
 from joblens.usermode.companions import choose
 from joblens.usermode.hosts import Allocation
-from joblens.usermode.session import FINISHED, forget_old, list_sessions, make_session
+from joblens.usermode.local_server import PROMETHEUS, VICTORIAMETRICS
+from joblens.usermode.session import list_sessions, make_session, remove_old
+from joblens.usermode.state import FINISHED, SessionState
 from programs import need
 from usermode.sessions import Place, wait_for_samples
 from waiting import wait_for
 
 from .running import running_prometheus
-from .test_companion import started
+from .test_local_server import started
 
 PROGRAMS = {PROMETHEUS: "prometheus", VICTORIAMETRICS: "victoria-metrics"}
 # As a batch script has it: in a session of its own, whose end is the end of all.
@@ -191,13 +192,13 @@ def test_a_server_that_does_not_start(tmp_path: Path) -> None:
     process = place.started(options=f"--tsdb prometheus 2>{place.tmp}/said")
     first, second = (place.tmp / "said").read_text().splitlines()
     assert first.endswith(": 1 host up")
-    assert second == "joblens: prometheus did not start: it does not say why"
+    assert second == "joblens: prometheus did not start: its log is empty"
     wait_for_samples(place)
     record = place.stop()
     process.kill()
     process.wait()
     assert record["data"]["samples"] > 1
-    assert record["data"]["problems"] == ["prometheus did not start: it does not say why"]
+    assert record["data"]["problems"] == ["prometheus did not start: its log is empty"]
     assert place.status()["tsdb"] is None
 
 
@@ -205,27 +206,30 @@ def test_folders_with_data_are_kept(tmp_path: Path) -> None:
     """However many sessions come later: what a server has left is the user's."""
     home = make_home(find_home(str(tmp_path / "home")))
     for number in range(203):
-        session = make_session(home, Allocation("", str(number), "lab", ("c1",), "here"), {})
-        session.told.update(state=FINISHED, started=float(number))
-        session.save()
+        state = SessionState(str(home.path), Allocation("", str(number), "lab", ("c1",), "here"))
+        state.phase, state.started = FINISHED, float(number)
+        session = make_session(state)
         if number == 0:
             (session.folder / PROMETHEUS / "data").mkdir(parents=True)
-    forget_old(home)
-    jobs = {int(it.told["allocation"]["job"]) for it in list_sessions(home)}
+    remove_old(home)
+    jobs = {int(it.job) for it in list_sessions(home)}
     assert jobs == {0, *range(3, 203)}
 
 
 def test_what_can_be_asked_for() -> None:
     url = "https://tsdb.example.org:8428"
     own = Settings(tsdb=TsdbSettings(url, "/t", "/c"))
-    assert choose("", own) == {}
+    assert choose("", own) is None
     for wanted in ("tsdb", url, url + "/"):
-        assert choose(wanted, own) == {"kind": "url", **own.tsdb._asdict()}
+        found = choose(wanted, own)
+        assert found is not None
+        assert found.plain() == {"kind": "url", **own.tsdb._asdict()}
     other = choose("https://other.example.org", own)
-    assert (other["url"], other["token_file"]) == ("https://other.example.org", "")
+    assert other is not None
+    assert (other.options["url"], other.options["token_file"]) == ("https://other.example.org", "")
     with pytest.raises(UsageError, match="prometheus, victoriametrics or a URL is needed"):
         choose("influx", own)
-    with pytest.raises(UsageError, match=r"no setting tsdb\.url names a server"):
+    with pytest.raises(UsageError, match=r"the setting tsdb\.url is not set"):
         choose("tsdb", Settings())
     with pytest.raises(ConfigError, match="--tsdb is"):
         choose("ftp://x", own)

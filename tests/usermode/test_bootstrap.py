@@ -18,6 +18,7 @@ import pytest
 
 from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER, Payload, make_input
 from joblens.usermode.pack import pack_agent
+from joblens.usermode.state import JobFile
 from joblens.wire.frame import read_header
 from waiting import wait_for
 
@@ -69,7 +70,7 @@ def started(
 def make_payload(folder: Path, **more: Any) -> Payload:
     (folder / "nonce").touch()
     return Payload(
-        "4242-x", str(folder), "nonce", {HOST: "secret"}, {HOST: "for-pages"}, SETTINGS, {}, **more
+        "4242-x", str(folder), "nonce", {HOST: "secret"}, {HOST: "for-pages"}, SETTINGS, None, **more
     )
 
 
@@ -168,7 +169,7 @@ def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
         with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.wait() == 1
             assert process.stderr is not None
-            assert process.stderr.read() == b"joblens: the agent did not come\n"
+            assert process.stderr.read() == b"joblens: the agent was not received in time\n"
 
 
 def test_a_folder_of_that_name_is_there(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_folder_of_that_name_is_there(tmp_path: Path) -> None:
 
 def test_whose_job_it_is(tmp_path: Path) -> None:
     """Without a scheduler, all processes of the user are the job."""
-    payload = make_payload(tmp_path)._replace(job={"id": "r7", "start": 1_700_000_000})
+    payload = make_payload(tmp_path)._replace(job=JobFile("r7", "", start=1_700_000_000))
     with started(payload) as process:
         header = wait_for("batches", lambda: batches(tmp_path / "hosts" / HOST))[0]
         assert end(process) == 0
@@ -207,7 +208,7 @@ def said(process: subprocess.Popen[bytes]) -> str:
 def test_what_can_be_wrong(tmp_path: Path) -> None:
     """One line each."""
     with started(make_payload(tmp_path)._replace(tokens={"other": "x"})) as process:
-        assert said(process) == f"joblens: this host, {HOST}, is none of those that were asked for"
+        assert said(process) == f"joblens: this host, {HOST}, is not one of the requested hosts"
     elsewhere = make_payload(tmp_path)._replace(folder="/no/such/folder")
     with started(elsewhere, env={"TMPDIR": "/dev/null"}) as process:
         where = f"/dev/null/joblens-4242-x-{HOST}"
@@ -220,10 +221,10 @@ def test_what_can_be_wrong(tmp_path: Path) -> None:
         check=False,
     )
     assert (found.returncode, found.stderr) == (
-        127, "joblens: there is no Python 3.9 or newer on this host\n",
+        127, "joblens: no Python 3.9 or newer on this host\n",
     )  # fmt: skip
     cut = subprocess.run(
         [sys.executable, "-c", BOOTSTRAP, ""], input=make_input(make_payload(tmp_path), b"x" * 100)[:-1],
         capture_output=True, check=False,
     )  # fmt: skip
-    assert (cut.returncode, cut.stderr) == (1, b"joblens: the agent did not come whole\n")
+    assert (cut.returncode, cut.stderr) == (1, b"joblens: the agent was not received completely\n")

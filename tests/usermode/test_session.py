@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from joblens.core.toml import parse_toml
-from joblens.store.home import find_home, make_home
 from joblens.usermode.finish import end
 from joblens.usermode.hosts import Allocation, short_name
-from joblens.usermode.session import load_session, make_session
+from joblens.usermode.session import load_session
 from joblens.usermode.settings import agent_settings
+from joblens.usermode.state import SessionState, Tsdb
 from small_disk import Disk, fill, mounted, with_quota
 from small_group import small_group
 from usermode.sessions import JOBLENS, Place, wait_for_samples
@@ -95,7 +95,7 @@ def test_in_a_shell_that_is_older(place: Place) -> None:
 
 
 def test_status(place: Place) -> None:
-    assert place.joblens("usermode", "status").err == "joblens: user mode does not run here\n"
+    assert place.joblens("usermode", "status").err == "joblens: user mode is not running here\n"
     process = place.started()
     wait_for_samples(place)
     found = place.status()
@@ -133,11 +133,11 @@ def test_each_in_its_own_terminal(place: Place) -> None:
     up, already, several, *_ = done.err.splitlines()
     assert own != job
     assert (up, already) == (
-        f"joblens: user mode of job {own}: 1 host up", f"joblens: user mode runs already for job {own}",
+        f"joblens: user mode of job {own}: 1 host up", f"joblens: user mode is already running for job {own}",
     )  # fmt: skip
     assert (code, several) == (
         "2",
-        f"joblens: user mode runs for several jobs, none of them this one; say which: {own}, {job}",
+        f"joblens: user mode is running for several jobs, none of them this one; name one of {own}, {job}",
     )
     record = json.loads(text)
     assert record["job"]["id"] == own
@@ -149,7 +149,7 @@ def test_each_in_its_own_terminal(place: Place) -> None:
 
 
 def test_nothing_to_stop(place: Place) -> None:
-    assert place.joblens("usermode", "stop") == (0, "", "joblens: user mode does not run here\n")
+    assert place.joblens("usermode", "stop") == (0, "", "joblens: user mode is not running here\n")
 
 
 def test_for_its_user_only(place: Place) -> None:
@@ -226,7 +226,7 @@ def test_killed(place: Place, whom: str) -> None:
     problems = " ".join(record["data"]["problems"])
     assert bool(problems) is not goes_on, problems
     if whom == "usermode.supervisor":
-        assert "ended from outside" in problems
+        assert "user mode was killed" in problems
     if whom == "import json, os":
         assert "its agent ended at" in problems
     process.kill()
@@ -248,7 +248,7 @@ def test_a_holder_that_hangs(place: Place, monkeypatch: pytest.MonkeyPatch) -> N
     wait_for("the end", lambda: not place.pids("hub.toml"))
     record = place.stop()
     assert record["data"]["samples"] > 1
-    assert "ended from outside" in " ".join(record["data"]["problems"])
+    assert "user mode was killed" in " ".join(record["data"]["problems"])
     process.kill()
     process.wait()
     place.wait_until_nothing_runs()
@@ -268,7 +268,7 @@ def test_what_waits_is_brought_in(place: Place) -> None:
     process.wait()
     place.wait_until_nothing_runs()
     done = place.joblens("usermode", "stop", "--json")
-    assert done.err == "joblens: bringing in what had not arrived\n"
+    assert done.err == "joblens: storing samples that had not arrived\n"
     record = json.loads(done.out)
     assert record["job"]["state"] == "UNKNOWN"
     assert record["data"]["samples"] >= 6
@@ -287,7 +287,9 @@ def test_two_sessions_in_one_job(place: Place) -> None:
         (place.tmp / name).chmod(0o755)
     for _ in range(2):
         process = place.started()
-        assert place.joblens("usermode", "start").err == "joblens: user mode runs already for job 4242\n"
+        assert (
+            place.joblens("usermode", "start").err == "joblens: user mode is already running for job 4242\n"
+        )
         wait_for("samples", lambda: place.status()["hosts"][0]["age_seconds"] is not None)
         for pid in place.pids():
             os.kill(pid, signal.SIGKILL)
@@ -336,10 +338,10 @@ def test_little_memory(place: Place) -> None:
         )
         place.wait_until_nothing_runs()
     job = place.session()["allocation"]["job"]
-    later = f"joblens: 120 MiB of memory are too little for a report: joblens job {job} makes it elsewhere"
+    later = f"joblens: 120 MiB of memory are not enough for a report: run joblens job {job} on another host"
     assert done == (
         6, "null\n",
-        f"joblens: user mode of job {job}: 1 host up\n{later}; what is seen is kept until then\n{later}\n",
+        f"joblens: user mode of job {job}: 1 host up\n{later}; samples are kept until then\n{later}\n",
     )  # fmt: skip
     record = json.loads(place.joblens("job", job, "--json").out)
     assert record["data"]["samples"] > 3
@@ -372,12 +374,15 @@ def test_no_agent_comes_up(place: Place) -> None:
     done = place.joblens("usermode", "start", "--hosts", "a,b")
     assert (done.code, done.err) == (
         3,
-        "joblens: /no/such/ssh is needed to get to the hosts, and not there\n",
+        "joblens: /no/such/ssh, which starts agents on the hosts, is not installed\n",
     )
     place.env["JOBLENS_SSH"] = "/bin/false"
     done = place.joblens("usermode", "start", "--hosts", "a,b")
     assert done.code == 3
-    assert "joblens: a is not up: ended with 1\njoblens: b is not up: ended with 1\n" in done.err
+    assert (
+        "joblens: a is not up: its command ended with 1\njoblens: b is not up: its command ended with 1\n"
+        in done.err
+    )
     place.wait_until_nothing_runs()
     record = place.stop()
     assert record["data"]["samples"] == 0
@@ -391,14 +396,15 @@ def test_no_agent_comes_up(place: Place) -> None:
 def test_last_words(place: Place) -> None:
     """Of an agent that fails half-way, in the report."""
     place.env["JOBLENS_SSH"] = (
-        "sh -c 'echo joblens agent: metrics at http://127.0.0.1:1/metrics;"
+        """sh -c 'echo "{\\"ready\\": \\"agent\\", \\"address\\": \\"http://127.0.0.1:1/metrics\\", \\"pid\\":
+        1}";"""
         f" until [ -e {place.tmp}/go ]; do sleep 0.1; done; echo TypeError: broken; exit 1'"
     )
     process = place.started(options="--hosts a")
     (place.tmp / "go").touch()
     wait_for("the end", lambda: place.session()["state"] == "ended")
     (ended, *_) = place.stop()["data"]["problems"]
-    assert ended.endswith(": ended with 1; it said last: TypeError: broken")
+    assert ended.endswith(": its command ended with 1; last output: TypeError: broken")
     process.kill()
     process.wait()
     place.wait_until_nothing_runs()
@@ -437,24 +443,24 @@ def test_srun_fails(place: Place) -> None:
     (place.tmp / "srun").chmod(0o755)
     done = place.joblens("usermode", "start")
     assert done.code == 3
-    assert done.err.startswith("joblens: it could not be started: srun: fatal: no way; see ")
+    assert done.err.startswith("joblens: user mode did not start: srun: fatal: no way; see ")
 
 
 def test_settings_that_are_named(place: Place) -> None:
     (place.tmp / "own.toml").write_text('[usermode]\nprometheus_binary = "/no/such/program"\n')
     words = ("usermode", "start", "--tsdb", "prometheus", "--config", f"{place.tmp}/own.toml")
     assert place.joblens(*words) == (
-        3, "", "joblens: /no/such/program, which usermode.prometheus_binary names, is no program\n",
+        3, "",
+        "joblens: /no/such/program, which usermode.prometheus_binary names, is not an executable file\n",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [("", 1.0), ("prometheus", 0.25), ("victoriametrics", 1.0)])
-def test_each_scrape_finds_a_new_look(kind: str, seconds: float, tmp_path: Path) -> None:
+def test_each_scrape_finds_a_new_sample(kind: str, seconds: float) -> None:
     """At processes, too: of two that find the same one, the rates would be 0 and twice what it was."""
-    options = {"interval": 0.25, "tsdb": {"kind": kind} if kind else {}, "job_file": {}}
-    allocation = Allocation("", "r1", "lab", ("c1",), "here")
-    session = make_session(make_home(find_home(tmp_path / "store")), allocation, options)
-    found = parse_toml(agent_settings(session), "agent")
+    state = SessionState("/store", Allocation("", "r1", "lab", ("c1",), "here"), 0.25)
+    state.tsdb = Tsdb(kind, {}) if kind else None
+    found = parse_toml(agent_settings(state), "agent")
     assert (found["interval"], found["collectors"]["processes"]["interval"]) == (0.25, seconds)
     node = {found["collectors"][name]["interval"] for name in ("interrupts", "vmstat")}
     assert node == {0.25 if kind == "prometheus" else 5.0}

@@ -8,7 +8,7 @@ from typing import Any, Dict
 
 from joblens.agent.job_lifetime import JobLifetime
 from joblens.agent.loop import Agent
-from joblens.cli.daemon import allow_open_files, log
+from joblens.cli.daemon import add_ready_fd, allow_open_files, announce, log
 from joblens.cli.settings import KNOWN, load_agent
 from joblens.core.config import Settings, parse_settings
 from joblens.core.config_files import load_layers
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--linger", type=float, default=5.0, metavar="S", help="and so many seconds (default %(default)g)"
     )
+    add_ready_fd(parser)
     parser.add_argument("--once", action="store_true", help="print what is seen now and exit")
     parser.add_argument(
         "--root", default="/", metavar="DIR", help="a recording to look at instead of this machine"
@@ -52,7 +53,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if not settings.token_file and not settings.listen.startswith(("127.", "[::1]", "localhost")):
         _log(f"{settings.listen} can be read by everybody who reaches it; set token_file to ask for a token")
-    ready = lambda port: _log(f"metrics at {_address(settings.listen, port)}")  # noqa: E731
+    ready = lambda port: announce(  # noqa: E731
+        "agent", "metrics at", _address(settings.listen, port), options.ready_fd
+    )
     if not options.while_jobs:
         agent.run(lambda: _load(options), ready)
         return 0

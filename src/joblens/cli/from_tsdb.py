@@ -94,19 +94,19 @@ def _open(where: str) -> Iterator[Server]:
 def _started(data: Path, settings: Settings) -> Iterator[Server]:
     """A server on a folder that one has left."""
     from joblens.store.tsdb.promql import Server
-    from joblens.usermode.companion import Companion, kind_of
+    from joblens.usermode.local_server import LocalServer, kind_of
 
     kind = kind_of(data)
     chosen = settings.usermode._replace(**{f"{kind}_datadir": str(data.resolve()), f"{kind}_logfile": ""})
     with tempfile.TemporaryDirectory(prefix="joblens-") as folder:
-        companion = Companion(kind, Path(folder), chosen)
+        local = LocalServer(kind, Path(folder), chosen)
         try:
-            found = companion.start()
+            found = local.start()
             server = Server(found.url, found.token_file)
             yield server
             server.close()
         finally:
-            companion.stop()
+            local.stop()
 
 
 def _settings() -> Settings:

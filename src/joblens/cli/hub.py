@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from joblens.cli.daemon import allow_open_files, log
+from joblens.cli.daemon import add_ready_fd, allow_open_files, announce, log
 from joblens.core.config_files import Layer, load_layers, merge
 from joblens.core.errors import UsageError
 from joblens.hub.settings import SCHEDULERS, HubSettings, parse_hub_settings
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheduler", choices=SCHEDULERS[1:], help="whose jobs get records, whatever the settings say"
     )
+    add_ready_fd(parser)
     parser.add_argument(
         "--cluster", metavar="NAME", help="with token: the node's cluster (default: its name)"
     )
@@ -55,9 +56,9 @@ def run(options: argparse.Namespace) -> int:
     from joblens.hub.server import run_hub
 
     home = find_hub_home(settings)
-    secure = "https" if settings.certificate else "http"
-    host = settings.listen.rpartition(":")[0]
-    run_hub(settings, home, _log, lambda port: _log(f"takes batches at {secure}://{host}:{port}"))
+    url = f"{'https' if settings.certificate else 'http'}://{settings.listen.rpartition(':')[0]}"
+    ready = lambda port: announce("hub", "takes batches at", f"{url}:{port}", options.ready_fd)  # noqa: E731
+    run_hub(settings, home, _log, ready)
     return 0
 
 

@@ -5,22 +5,23 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from joblens.cli import hub_client as pages
+from joblens.cli.daemon import add_ready_fd, announce
 from joblens.cli.hub import load_hub
-from joblens.cli.processes import Part, Parts
+from joblens.cli.processes import Daemon, Daemons
 from joblens.core.config import split_address
 from joblens.core.config_files import load_layers
 from joblens.core.errors import JoblensError, OutsideError, UsageError, printable
 from joblens.core.files import write_whole
 from joblens.core.json_file import parse_json
+from joblens.core.process import Child
 from joblens.hub.settings import INFERRED
 
 EXAMPLE = """example:
@@ -28,20 +29,32 @@ EXAMPLE = """example:
   joblens up --detach --interval 5
   joblens up --stop"""
 
-_PERIOD = 2.0  # seconds from batch to batch: on one machine it costs little, and who tries it sees it soon
-_PATIENCE = 60.0
+_PERIOD = 2.0  # seconds between batches: cheap on one machine, and samples are soon visible
+_STOP_SECONDS = 60.0
+_START_SECONDS = 180.0  # longer than the daemons may take
+
+
+class Running(NamedTuple):
+    """What up.json says of a running `joblens up`."""
+
+    pid: int
+    host: str
+    agent: str
+    hub: str
+    store: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    where = "where the {} listens (default %(default)s)"
+    where = "address on which the {} listens (default %(default)s)"
     parser.add_argument("--listen", default=pages.AGENT, metavar="HOST:PORT", help=where.format("agent"))
     parser.add_argument("--hub-listen", default=pages.HUB, metavar="HOST:PORT", help=where.format("hub"))
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between two ticks (default 1)")
-    parser.add_argument("--config", metavar="F", help="settings of both, a TOML file")
+    parser.add_argument("--config", metavar="F", help="TOML file with the settings of both")
     parser.add_argument("--home", metavar="DIR", help="the store (default JOBLENS_HOME and the like)")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--detach", action="store_true", help="in the background")
-    how.add_argument("--stop", action="store_true", help="end those that run in the background, or elsewhere")
+    how.add_argument("--detach", action="store_true", help="run in the background")
+    how.add_argument("--stop", action="store_true", help="end the ones in the background or another terminal")
+    add_ready_fd(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,56 +73,45 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, home: Path, folder: Path) -> int:
-    with _only_one(folder):
-        hub, agent = make_parts(options, home, folder)
-        with Parts([hub, agent], _say) as parts:
-            parts.start()
-            if not parts.asked:
-                about = {
-                    "pid": os.getpid(),
-                    "host": os.uname().nodename,
-                    "agent": agent.address,
-                    "hub": hub.address,
-                    "store": str(home),
-                }
-                write_whole(str(folder / "up.json"), json.dumps(about).encode())
-                print("\n".join(describe(about, "Ctrl-C ends both")), flush=True)
-                parts.watch()
+    with _locked(folder):
+        hub, agent = make_daemons(options, home, folder)
+        with Daemons([hub, agent], _say) as daemons:
+            daemons.start()
+            if not daemons.signals:
+                running = Running(os.getpid(), os.uname().nodename, agent.address, hub.address, str(home))
+                write_whole(str(folder / "up.json"), json.dumps(running._asdict()).encode())
+                if options.ready_fd is None:
+                    print(describe(running, "Ctrl-C ends both"), flush=True)
+                else:
+                    announce("up", "", hub.address, options.ready_fd)
+                daemons.watch()
         _say("joblens up: agent and hub have ended")
     return 0
 
 
-def make_parts(options: argparse.Namespace, home: Path, folder: Path) -> tuple[Part, Part]:
-    store = {"JOBLENS_HOME": str(home), "STATE_DIRECTORY": str(folder)}  # where the agent's spool is
+def make_daemons(options: argparse.Namespace, home: Path, folder: Path) -> tuple[Daemon, Daemon]:
+    env = {"JOBLENS_HOME": str(home), "STATE_DIRECTORY": str(folder)}  # where the agent's spool is
 
     def hub_words() -> list[str]:
-        listen = hub.address.partition("//")[2] or options.hub_listen  # the same port when it starts again
+        listen = hub.address.partition("//")[2] or options.hub_listen  # the same port after a restart
         return ["hub", "--listen", listen, *config, *_scheduler(options.config)]
 
     def agent_words() -> list[str]:
         listen = agent.address.partition("//")[2].removesuffix("/metrics") or options.listen
         interval = [] if options.interval is None else ["--interval", str(options.interval)]
-        return [
-            "agent",
-            "--listen",
-            listen,
-            *interval,
-            *(config or _own_config(folder)),
-            "--push",
-            hub.address,
-        ]
+        own = config or _own_config(folder)
+        return ["agent", "--listen", listen, *interval, *own, "--push", hub.address]
 
     config = ["--config", options.config] if options.config else []
-    hub = Part("hub", hub_words, r"^joblens hub: takes batches at (\S+)$", store)
-    agent = Part("agent", agent_words, r"^joblens agent: metrics at (\S+)$", store)
+    hub, agent = Daemon("hub", hub_words, env), Daemon("agent", agent_words, env)
     return hub, agent
 
 
 def _scheduler(config: str | None) -> list[str]:
-    """Jobs without a queue get records, unless the settings say of whom else, or `none`."""
+    """Make records of jobs without a queue, unless the settings name a scheduler or `none`."""
     try:
         named = load_hub(load_layers(config, os.environ)).scheduler
-    except (JoblensError, OSError):  # of which the hub tells
+    except (JoblensError, OSError):  # the hub reports it
         return []
     return [] if named else ["--scheduler", INFERRED]
 
@@ -120,28 +122,26 @@ def _own_config(folder: Path) -> list[str]:
     return ["--config", str(path)]
 
 
-def describe(about: dict[str, Any], end: str) -> list[str]:
-    return [
-        f"agent    {about['agent']}",
-        f"hub      {about['hub']}",
-        f"store    {about['store']}",
-        f"look     joblens ls, joblens top, joblens jobs; {end}",
-    ]
+def describe(running: Running, end: str) -> str:
+    return (
+        f"agent    {running.agent}\n"
+        f"hub      {running.hub}\n"
+        f"store    {running.store}\n"
+        f"try      joblens ls, joblens top, joblens jobs; {end}"
+    )
 
 
 def _detach(options: argparse.Namespace, folder: Path) -> int:
-    """The same command in a session of its own. What it says is in a file."""
+    """Run the same command in a session of its own, with its output in a file."""
     if not _is_running(folder):
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "joblens", "up", *_words(options)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        _wait_for_start(folder, process)
-    print("\n".join(describe(_about(folder), "joblens up --stop ends both")), flush=True)
+            command = [sys.executable, "-m", "joblens", "up", *_words(options)]
+            child = Child(command, log=log, announces=True, cwd=None)
+        if child.wait_until_ready(_START_SECONDS) is None:
+            lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+            last = lines[-1].removeprefix("joblens: ") if lines else "no output"
+            raise OutsideError(f"joblens up did not start: {last}")
+    print(describe(_load(folder), "joblens up --stop ends both"), flush=True)
     return 0
 
 
@@ -156,36 +156,25 @@ def _words(options: argparse.Namespace) -> list[str]:
     return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
-def _wait_for_start(folder: Path, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
-        with suppress(OutsideError):
-            if _about(folder)["pid"] == process.pid:
-                return
-        time.sleep(0.05)
-    said = (folder / "log").read_text(errors="replace").strip().splitlines()
-    raise OutsideError(f"it did not start: {said[-1].removeprefix('joblens: ') if said else 'no word why'}")
-
-
-def _about(folder: Path) -> dict[str, Any]:
-    """What runs here. Raises OutsideError while that is not known."""
-    try:
+def _load(folder: Path) -> Running:
+    """Raises OutsideError while up.json is not there."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
         found = parse_json((folder / "up.json").read_bytes())
-        if isinstance(found, dict) and {"pid", "host", "agent", "hub", "store"} <= found.keys():
-            return found
-    except (OSError, ValueError):
-        pass
+        return Running(int(found["pid"]), *(str(found[name]) for name in Running._fields[1:]))
     raise OutsideError(f"joblens up is starting or ending in {folder}")
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Two in one folder would share a spool. The lock goes with the process, however that ends."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Two in one folder would share a spool. The kernel releases the lock when the process ends."""
     lock = _open_lock(folder)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise UsageError(f"joblens up runs already in {folder.parent}; joblens up --stop ends it") from None
+        raise UsageError(
+            f"joblens up is already running in {folder.parent}; end it with joblens up --stop"
+        ) from None
     try:
         (folder / "up.json").unlink(missing_ok=True)
         yield
@@ -210,23 +199,23 @@ def _open_lock(folder: Path) -> int:
 
 
 def _stop(folder: Path) -> int:
-    end = time.monotonic() + _PATIENCE
-    asked = 0
+    end = time.monotonic() + _STOP_SECONDS
+    signalled = 0
     while _is_running(folder):
         with suppress(OutsideError, ProcessLookupError):
-            about = _about(folder)
-            if about["host"] != os.uname().nodename:
-                raise UsageError(f"joblens up runs on {about['host']}; stop it there")
-            if about["pid"] != asked:  # once: a second time means at once
-                os.kill(about["pid"], signal.SIGTERM)
-                asked = about["pid"]
+            running = _load(folder)
+            if running.host != os.uname().nodename:
+                raise UsageError(f"joblens up is running on {running.host}; stop it there")
+            if running.pid != signalled:  # once: a second signal kills
+                os.kill(running.pid, signal.SIGTERM)
+                signalled = running.pid
         if time.monotonic() > end:
-            raise OutsideError(f"process {asked} does not end")
+            raise OutsideError(f"process {signalled} has not ended after {_STOP_SECONDS:g} s")
         time.sleep(0.05)
-    print("agent and hub have ended" if asked else "joblens up does not run here", file=sys.stderr)
+    print("agent and hub have ended" if signalled else "joblens up is not running here", file=sys.stderr)
     return 0
 
 
 def _say(line: str) -> None:
-    with suppress(OSError):  # nobody may be left who reads it
+    with suppress(OSError):  # a closed terminal or pipe
         print(printable(line), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a session has beside the embedded store: further sinks of its hub, and processes that run with it."""
+"""What a session has beside the embedded store: further sinks of its hub, and servers that run with it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import json
 import re
 import socket
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from joblens.core.config import Settings, TsdbSettings, UsermodeSettings, split_address, split_url
 from joblens.core.errors import JoblensError, UsageError, sentence
-from joblens.usermode.companion import PROMETHEUS, VICTORIAMETRICS, Running, sink_options
-from joblens.usermode.companion import Companion as Server
 from joblens.usermode.hosts import is_here
+from joblens.usermode.local_server import (
+    PROMETHEUS,
+    VICTORIAMETRICS,
+    LocalServer,
+    find_not_scraped,
+    settings_of,
+    sink_options,
+)
 from joblens.usermode.scraping import Target
 from joblens.usermode.session import Session
-from joblens.usermode.write_check import SINK, URL, settings_of
+from joblens.usermode.state import Tsdb
+from joblens.usermode.write_check import SINK, URL, url_settings
 from joblens.wire.mac import make_page_token
 
 CONFIGURED = "tsdb"  # the server that the settings name
@@ -29,69 +35,68 @@ _MOST_TRIED = 128  # hosts
 
 
 class Companion(Protocol):
-    """A server that is there only while the session is. Each call ends in bounded time, and may raise
+    """A server that runs as long as the session. Each call returns in bounded time, and may raise
     JoblensError or OSError."""
 
-    hub: str  # TOML that is put behind the hub's settings, known after `prepare`
+    hub: str  # TOML that is appended to the hub's settings, known after `prepare`
 
     def prepare(self, session: Session) -> None:
-        """Before all else."""
+        """Called before the hub starts."""
 
     def host_up(self, session: Session, host: str, page: str) -> None:
-        """An agent is there, and listens at this address, as it says itself."""
+        """An agent is ready, and has announced this address."""
 
     def last_call(self, session: Session) -> None:
         """Agents end next."""
 
     def stop(self, session: Session) -> None:
-        """Agents and hub have ended, and their sinks have all that came. Also after a start that failed."""
+        """Agents and hub have ended, and all sinks are drained. Also called after a start that failed."""
 
 
 class Extras(NamedTuple):
-    hub: str = ""  # TOML that is put behind the hub's settings: tables [hub.sinks.NAME]
-    agent: str = ""  # TOML that is put in front of the agents' settings
+    hub: str = ""  # TOML that is appended to the hub's settings: tables [hub.sinks.NAME]
+    agent: str = ""  # TOML that is put before the agents' settings
     companions: tuple[Companion, ...] = ()
 
 
-def choose(wanted: str, settings: Settings) -> dict[str, Any]:
-    """What `--tsdb` asks for, as the session's file keeps it. Raises what cannot be started, at once."""
+def choose(wanted: str, settings: Settings) -> Tsdb | None:
+    """Parse `--tsdb`. Raises UsageError or OutsideError for a server that cannot be started."""
     if not wanted:
-        return {}
+        return None
     if wanted in (PROMETHEUS, VICTORIAMETRICS):
-        Server(wanted, Path(), settings.usermode)
-        return {"kind": wanted, **settings.usermode._asdict()}
+        LocalServer(wanted, Path(), settings.usermode)
+        return Tsdb(wanted, settings.usermode._asdict())
     known = settings.tsdb
     url = known.url if wanted == CONFIGURED else wanted
     if not url:
-        raise UsageError("no setting tsdb.url names a server; --tsdb URL does")
+        raise UsageError("the setting tsdb.url is not set; name a server with --tsdb URL")
     if "://" not in url:
         raise UsageError(f"--tsdb is {wanted!r:.60}: {PROMETHEUS}, {VICTORIAMETRICS} or a URL is needed")
     split_url(url, name="--tsdb")
-    if url.rstrip("/") != known.url.rstrip("/") or not known.url:  # a token goes to the server that it is for
+    if (
+        url.rstrip("/") != known.url.rstrip("/") or not known.url
+    ):  # a token is sent only to the server it is for
         known = TsdbSettings(url)
-    return {"kind": URL, **known._asdict()}
+    return Tsdb(URL, known._asdict())
 
 
-def find_more(session: Session) -> Extras:
-    told: Mapping[str, Any] = session.told.get("tsdb") or {}
-    kind = told.get("kind")
-    if kind == URL:
-        return Extras(hub=sink_of_server(session))
-    if kind not in (PROMETHEUS, VICTORIAMETRICS):
-        return Extras()
-    chosen = UsermodeSettings(*(str(told.get(it, "")) for it in UsermodeSettings._fields))
-    server = Server(kind, session.folder, chosen, str(session.told["name"]))
-    if kind == VICTORIAMETRICS:
-        return Extras(companions=(_Written(server),))
-    here = all(map(is_here, session.hosts))
-    session.told["listen"] = "127.0.0.1:0" if here else "0.0.0.0:0"  # each asks for its token
-    return Extras(agent="process_metrics = true\n", companions=(_Scraping(server),))
+def find_extras(session: Session) -> Extras:
+    tsdb = session.state.tsdb
+    if tsdb is None or tsdb.kind not in (PROMETHEUS, VICTORIAMETRICS):
+        return Extras(hub=sink_of_url(session))
+    chosen = UsermodeSettings(*(tsdb.options.get(it, "") for it in UsermodeSettings._fields))
+    server = LocalServer(tsdb.kind, session.folder, chosen, session.state.name)
+    if tsdb.kind == VICTORIAMETRICS:
+        return Extras(companions=(_Written(server, tsdb),))
+    here = all(map(is_here, session.state.hosts))
+    session.state.listen = "127.0.0.1:0" if here else "0.0.0.0:0"  # each requires its token
+    return Extras(agent="process_metrics = true\n", companions=(_Scraping(server, tsdb),))
 
 
-def sink_of_server(session: Session) -> str:
-    """Of one that is there without us, also after the session; "" if it has none."""
-    told: Mapping[str, Any] = session.told.get("tsdb") or {}
-    return _sink(settings_of(told)) if told.get("kind") == URL else ""
+def sink_of_url(session: Session) -> str:
+    """Return the settings of the sink for a server given by its URL, or ""."""
+    tsdb = session.state.tsdb
+    return _sink(url_settings(tsdb)) if tsdb is not None and tsdb.kind == URL else ""
 
 
 def _sink(settings: TsdbSettings) -> str:
@@ -101,38 +106,37 @@ def _sink(settings: TsdbSettings) -> str:
 
 
 class _Written:
-    """VictoriaMetrics: the hub writes to it. A session goes on without one that fails, and says so."""
+    """VictoriaMetrics: the hub writes to it. If it fails the session goes on and reports it."""
 
-    def __init__(self, server: Server) -> None:
-        self.server, self.hub = server, ""
+    def __init__(self, server: LocalServer, tsdb: Tsdb) -> None:
+        self.server, self.tsdb, self.hub = server, tsdb, ""
 
     def prepare(self, session: Session) -> None:
         try:
-            found = self.server.start()
+            self.tsdb.server = self.server.start()
         except (JoblensError, OSError) as error:
-            session.told["problems"].append(sentence(error))
+            session.state.problems.append(sentence(error))
             return
-        session.told["tsdb"]["server"] = found.plain()
-        self.hub = _sink(found.settings())
+        self.hub = _sink(settings_of(self.tsdb.server))
 
     def host_up(self, session: Session, host: str, page: str) -> None:
-        """Nothing is asked of agents."""
+        """Nothing: it does not connect to agents."""
 
     def last_call(self, session: Session) -> None:
-        """What agents have yet to send comes through the hub."""
+        """Nothing: the last batches of the agents come through the hub."""
 
     def stop(self, session: Session) -> None:
         why = self.server.why_ended()
         if why:
-            session.told["problems"].append(f"{self.server.kind} {why}: what came later is not in its folder")
+            session.state.problems.append(f"{self.server.kind} {why}: later samples are not in its folder")
         self.server.stop()
 
 
 class _Scraping(_Written):
-    """Prometheus: it asks the agents."""
+    """Prometheus: it scrapes the agents."""
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(server)
+    def __init__(self, server: LocalServer, tsdb: Tsdb) -> None:
+        super().__init__(server, tsdb)
         self._targets: dict[str, Target] = {}
 
     def prepare(self, session: Session) -> None:
@@ -143,27 +147,27 @@ class _Scraping(_Written):
         port = _PAGE.match(page)
         if port is None:
             return
-        cluster = str(session.told["allocation"]["cluster"])
+        cluster = session.state.allocation.cluster
         address = f"{'127.0.0.1' if is_here(host) else host}:{port[1]}"
         token = make_page_token((session.folder / "key").read_bytes(), cluster, host)
         self._targets[host] = Target(host, cluster, address, token)
-        session.told["tsdb"].setdefault("targets", {})[host] = address
+        self.tsdb.targets[host] = address
         try:
-            self.server.scrape(self._targets.values(), float(session.told["interval"]))
+            self.server.scrape(self._targets.values(), session.state.interval)
         except (JoblensError, OSError) as error:
-            session.told["problems"].append(f"{host}: Prometheus is not told of it: {sentence(error)}")
+            session.state.problems.append(f"{host}: it is not scraped by Prometheus: {sentence(error)}")
 
     def last_call(self, session: Session) -> None:
-        """Once more, for what the pages show now."""
-        if "server" not in session.told["tsdb"] or self.server.why_ended():
+        """Wait for one more scrape of the current values."""
+        if self.tsdb.server is None or self.server.why_ended():
             return
-        time.sleep(min(1.1 * float(session.told["interval"]) + 0.1, _LONGEST_LAST))
+        time.sleep(min(1.1 * session.state.interval + 0.1, _LONGEST_LAST))
 
 
 def find_unreachable(session: Session) -> dict[str, str]:
-    """Hosts whose agent cannot be reached from here, where Prometheus is, each with the reason, after some
-    seconds: Prometheus itself asks new targets later than that."""
-    targets = dict(list(((session.told.get("tsdb") or {}).get("targets") or {}).items())[:_MOST_TRIED])
+    """Return the hosts whose agent cannot be reached from here, where Prometheus runs, with the reason,
+    within seconds: Prometheus tries new targets later."""
+    targets = dict(list(session.state.tsdb.targets.items())[:_MOST_TRIED]) if session.state.tsdb else {}
     if not targets:
         return {}
     with ThreadPoolExecutor(len(targets)) as pool:
@@ -180,8 +184,8 @@ def _why_unreachable(address: str) -> str:
 
 
 def wait_until_scraped(session: Session, hosts: list[str], seconds: float) -> dict[str, str]:
-    """Hosts that Prometheus has not scraped, with the reason; none where there is no Prometheus."""
-    told = session.told.get("tsdb") or {}
-    if told.get("kind") != PROMETHEUS or "server" not in told:
+    """Return the hosts that Prometheus has not scraped, with the reason; {} if there is no Prometheus."""
+    tsdb = session.state.tsdb
+    if tsdb is None or tsdb.kind != PROMETHEUS or tsdb.server is None:
         return {}
-    return Running.from_plain(told["server"]).wait_until_scraped(hosts, seconds)
+    return find_not_scraped(tsdb.server, hosts, seconds)

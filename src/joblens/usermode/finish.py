@@ -1,10 +1,9 @@
-"""From a session that has ended, in whatever way, to its job's record: what did not arrive is brought in, and
-what is missing is told."""
+"""From a session that has ended in any way to its job's record: batches that did not arrive are brought in,
+and the record says what is missing."""
 
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from joblens.core.config import split_url
 from joblens.core.errors import JoblensError, MalformedError, OutsideError, sentence
 from joblens.core.files import list_names, write_quickly
 from joblens.core.json_file import parse_json
+from joblens.core.process import Child
 from joblens.hub.cursors import read_cursor
 from joblens.hub.segments import OPEN, SEALED
 from joblens.jobs.facts import from_plain, to_plain
@@ -26,31 +26,20 @@ from joblens.store.home import Home, find_home
 from joblens.store.lake.lake import Lake
 from joblens.store.reader import LakeReader, Span
 from joblens.store.records import save_record
-from joblens.usermode.child import Child
-from joblens.usermode.companions import sink_of_server
+from joblens.usermode.companions import sink_of_url
 from joblens.usermode.facts import ask_scheduler, has_ended
-from joblens.usermode.session import (
-    BEAT_SECONDS,
-    ENDED,
-    FAILED,
-    FINISHED,
-    GONE,
-    UP,
-    Session,
-    allocation_of,
-    find_session,
-    list_sessions,
-)
+from joblens.usermode.session import HEARTBEAT_SECONDS, Session, find_session, list_sessions
 from joblens.usermode.settings import PERIOD_SECONDS, hub_settings
-from joblens.usermode.write_check import not_written
+from joblens.usermode.state import ENDED, FAILED, FINISHED, GONE, UP
+from joblens.usermode.write_check import find_not_written
 from joblens.wire.frame import read_header
 from joblens.wire.http_client import Client
 from joblens.wire.mac import Head, digest_of, is_answer, make_token, sign
 
-_END_SECONDS = 150.0  # longer than the holder takes for agents, sinks and servers
+_END_SECONDS = 150.0  # longer than the supervisor takes for agents, sinks and servers
 _KILL_SECONDS = 5.0
-_SILENT_SECONDS = 3 * BEAT_SECONDS
-_LOOK_SECONDS = 0.05
+_SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
+_POLL_SECONDS = 0.05
 _SILENT_HOST_SECONDS = PERIOD_SECONDS + 5.0
 _START_SECONDS = 30.0
 _DRAIN_SECONDS = 60.0
@@ -61,95 +50,93 @@ Say = Callable[[str], None]
 
 
 def end(session: Session) -> None:
-    """Asks whoever holds it to let everything end, and waits for that. Raises OutsideError.
+    """Ask the supervisor to end the session and wait for it. Raises OutsideError.
 
-    On another host its holder can be dead without our knowing: then nothing is heard of it any more.
+    A supervisor on another host counts as dead when its heartbeat stops.
     """
-    here = session.told["host"] == os.uname().nodename
+    here, supervisor = session.is_here(), session.state.supervisor
     if not session.is_held():
         return
-    holder = session.told["holder"]
     try:
-        session.ask_to_stop()
+        session.request_stop()
     except OSError:  # a full disk
         if not here:
             raise
-    if here and holder:
+    if here and supervisor:
         with suppress(ProcessLookupError):
-            os.kill(holder[0], signal.SIGTERM)
-    begin = heard = time.monotonic()
-    while session.is_held() and (here or time.monotonic() - heard < _SILENT_SECONDS):
+            os.kill(supervisor.pid, signal.SIGTERM)
+    begin = heartbeat = time.monotonic()
+    while session.is_held() and (here or time.monotonic() - heartbeat < _SILENT_SECONDS):
         if time.monotonic() - begin > _END_SECONDS:
             _kill(session)
-        time.sleep(_LOOK_SECONDS)
-        before = session.told["time"]
-        if session.load().told["time"] != before:
-            heard = time.monotonic()
+        time.sleep(_POLL_SECONDS)
+        before = session.state.time
+        if session.load().time != before:
+            heartbeat = time.monotonic()
 
 
 def _kill(session: Session) -> None:
-    """Of a holder that does not end: what hangs on it ends with it. Raises OutsideError if it cannot be."""
-    holder = session.told["holder"]
-    if session.told["host"] == os.uname().nodename and holder:
+    """Kill a supervisor that does not end; its children end with it. Raises OutsideError if it still runs."""
+    if session.is_here() and session.state.supervisor:
         with suppress(ProcessLookupError):
-            os.kill(holder[0], signal.SIGKILL)
+            os.kill(session.state.supervisor.pid, signal.SIGKILL)
         until = time.monotonic() + _KILL_SECONDS
         while session.is_held() and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     if session.is_held():
-        raise OutsideError(f"it does not end; see {session.folder}/log")
+        raise OutsideError(f"the session does not end; see {session.folder}/log")
 
 
 def finish(session: Session, say: Say = lambda words: None) -> dict[str, Any] | None:
-    """Of one that has ended: the job's record, which is in the store on return, or says that it is not.
-    None: it was there already."""
-    with session.alone():
-        session.load()
-        if session.state != FINISHED:
+    """Return the job's record of a session that has ended. It is stored, or says why it is not. None if it
+    had been stored before."""
+    with session.locked():
+        state = session.load()
+        if state.phase != FINISHED:
             return _finish(session, say)
-        return None if session.told["final"] else _finish_again(session)
+        return None if state.final else _finish_again(session)
 
 
 def finish_earlier(session: Session, say: Say = lambda words: None) -> None:
-    """Other sessions of the same job, which nobody has stopped: what they have belongs to it too."""
-    for other in list_sessions(find_home(session.told["store"])):
-        same = other.told["allocation"] == session.told["allocation"] and other.folder != session.folder
-        if same and other.state != FINISHED and not other.is_held():
+    """Finish other sessions of the same job that were not stopped: their samples are the job's, too."""
+    for other in list_sessions(find_home(session.state.store)):
+        same = other.state.allocation == session.state.allocation and other.folder != session.folder
+        if same and other.state.phase != FINISHED and not other.is_held():
             finish(other, say)
 
 
 def _finish(session: Session, say: Say) -> dict[str, Any]:
-    told = session.told
-    told["died"] = told.get("died", False) or session.state != ENDED
-    told["state"] = ENDED
+    state = session.state
+    state.died = state.died or state.phase != ENDED
+    state.phase = ENDED
     problems = _find_problems(session)
     left: list[str] = []
-    on_its_way = _has_leftovers(session)
-    missing = not_written(session, on_its_way)
-    if on_its_way:
-        say("bringing in what had not arrived")
+    pending = _has_pending(session)
+    missing = find_not_written(session, pending)
+    if pending:
+        say("storing samples that had not arrived")
         left = _bring_in(session)
-        missing = not_written(session, False) if sink_of_server(session) else missing
-    problems += left + _gaps(session) + missing
-    told["missing"] = problems
+        missing = find_not_written(session, False) if sink_of_url(session) else missing
+    state.missing = problems + left + _gaps(session) + missing
     record = _make_record(session, _ask(session))
     why = _store(session, record)
     if not left and not why:
         session.clear()
-        told["state"] = FINISHED
+        state.phase = FINISHED
         session.save()
     return record
 
 
 def _store(session: Session, record: dict[str, Any]) -> str:
-    """Why it could not be. Then a later call does all of it again."""
-    told = session.told
+    """Return why it failed, or "". After a failure a later call repeats everything."""
+    state = session.state
     try:
-        path = save_record(find_home(told["store"]).records, record)
-        run, before = told.get("stored") or (told["record"], "")
-        if run != told["record"]:  # the batch system, that did not answer then, tells another start of it
-            Path(before).unlink(missing_ok=True)
-        told["stored"] = [told["record"], str(path)]
+        path = save_record(find_home(state.store).records, record)
+        if (
+            state.stored and state.stored[0] != state.record
+        ):  # the batch system has since reported another start
+            Path(state.stored[1]).unlink(missing_ok=True)
+        state.stored = (state.record, str(path)) if state.record else None
         session.save()
     except OSError as error:
         why = f"this report could not be stored: {sentence(error)}"
@@ -159,8 +146,8 @@ def _store(session: Session, record: dict[str, Any]) -> str:
 
 
 def _finish_again(session: Session) -> dict[str, Any] | None:
-    """The job still ran when its record was made. If it has ended since, that is told now."""
-    job = ask_scheduler(allocation_of(session))
+    """Replace the record of a job that still ran when it was made, if the job has ended since."""
+    job = ask_scheduler(session.state.allocation)
     if job is not None and job.has_ended and job.state not in _RUNS:
         record = _make_record(session, job)
         _store(session, record)
@@ -169,11 +156,11 @@ def _finish_again(session: Session) -> dict[str, Any] | None:
 
 
 def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | None:
-    """What is known of a job whose session runs now. One that has ended is finished, if nobody did that."""
+    """Return the facts of a job whose session runs. Finish a session that has ended and was not finished."""
     session = find_session(home, "" if job == "last" else job.partition("@")[0])
-    if session is None or (session.state == FINISHED and session.told["final"]):
+    if session is None or (session.state.phase == FINISHED and session.state.final):
         return None
-    if session.is_held() and not has_ended(allocation_of(session)):
+    if session.is_held() and not has_ended(session.state.allocation):
         return _known(session)
     try:
         end(session)
@@ -189,44 +176,44 @@ def find_running(home: Home) -> list[JobFacts]:
 
 
 def _known(session: Session) -> JobFacts:
-    """As it was told at the start, or since."""
+    """Return the facts as reported at the start, or since."""
     with suppress(OSError, ValueError):
-        session.told["facts"] = parse_json((session.folder / "facts.json").read_bytes())
-    return from_plain(session.told["facts"])
+        session.state.facts = parse_json((session.folder / "facts.json").read_bytes())
+    return from_plain(session.state.facts)
 
 
 def _ask(session: Session) -> JobFacts:
     known = _known(session)
-    found = ask_scheduler(allocation_of(session))
+    found = ask_scheduler(session.state.allocation)
     if found is None:
-        return known if session.told["stopped"] else known._replace(state="UNKNOWN")
+        return known if session.state.stopped else known._replace(state="UNKNOWN")
     return found._replace(nodes=found.nodes or known.nodes, cluster=known.cluster or found.cluster)
 
 
 def _make_record(session: Session, job: JobFacts) -> dict[str, Any]:
-    told, problems = session.told, list(session.told["missing"])
-    lake = Lake(find_home(told["store"]).lake)
+    state, problems = session.state, list(session.state.missing)
+    lake = Lake(find_home(state.store).lake)
     reader = LakeReader(lake)
     asked = job.scheduler in ("slurm", "flux", "pbs")
-    told["final"] = not asked or (job.end is not None and job.state not in _RUNS)
+    state.final = not asked or (job.end is not None and job.state not in _RUNS)
     if job.end is None:
-        end = told["stopped"] or _last_look(reader, job) or told["time"]
-        job = job._replace(end=max(float(end), job.start or 0.0))
+        end = state.stopped or _last_sample(reader, job) or state.time
+        job = job._replace(end=max(end, job.start or 0.0))
         if job.scheduler == "usermode":
-            job = job._replace(state="ENDED" if told["stopped"] else "UNKNOWN")
+            job = job._replace(state="ENDED" if state.stopped else "UNKNOWN")
         elif job.state in _RUNS:
-            problems.append("the job still ran when user mode was stopped: this is what it did so far")
+            problems.append("the job was still running when user mode was stopped: figures are up to then")
         else:
             problems.append("how the job ended is not known")
-    told["facts"] = to_plain(job) if told["final"] else told["facts"]
+    state.facts = to_plain(job) if state.final else state.facts
     problems += _silent_hosts(session, reader, job)
-    record = make_record(job, reader, problems, float(told["interval"]))
+    record = make_record(job, reader, problems, state.interval)
     record["data"]["problems"] += lake.problems
-    told["record"] = [job.cluster, job.id, record["job"]["start"]]
+    state.record = (job.cluster, job.id, record["job"]["start"])
     return record
 
 
-def _last_look(reader: LakeReader, job: JobFacts) -> float:
+def _last_sample(reader: LakeReader, job: JobFacts) -> float:
     span = Span(job.id, job.start or 0.0, 4e9, job.cluster)
     return max((times[-1] for times in reader.looks(span, "job").values() if times), default=0.0)
 
@@ -235,48 +222,45 @@ def _last_look(reader: LakeReader, job: JobFacts) -> float:
 
 
 def _silent_hosts(session: Session, reader: LakeReader, job: JobFacts) -> list[str]:
-    """Whose last sample is much older than the end, though nobody said that anything is wrong there."""
-    until = min(float(session.told["stopped"] or 4e9), job.end or 4e9)
-    longest = max(5 * float(session.told["interval"]), _SILENT_HOST_SECONDS)
+    """Find hosts without a known failure whose last sample is much older than the end."""
+    until = min(session.state.stopped or 4e9, job.end or 4e9)
+    longest = max(5 * session.state.interval, _SILENT_HOST_SECONDS)
     looks = reader.looks(Span(job.id, job.start or 0.0, (job.end or 4e9) + 60.0, job.cluster), "job")
     found = []
-    for host, known in session.hosts.items():
+    for host, known in session.state.hosts.items():
         times = looks.get((job.cluster, host))
-        if known["state"] == UP and times and until - times[-1] > longest:
-            when = time.strftime("%H:%M:%S", time.localtime(times[-1]))
-            found.append(f"{host}: nothing came from it after {when}")
-        elif known["state"] == UP and not times:
-            found.append(f"{host}: nothing came from it")
+        if known.state == UP and times and until - times[-1] > longest:
+            found.append(f"{host}: no samples after {_clock(times[-1])}")
+        elif known.state == UP and not times:
+            found.append(f"{host}: no samples")
     return found
 
 
 def _find_problems(session: Session) -> list[str]:
-    told = session.told
-    found = list(told["problems"])
-    for host, known in session.hosts.items():
-        if known["state"] in (FAILED, GONE):
-            when = time.strftime("%H:%M:%S", time.localtime(known["ended"]))
-            what = "no agent ran there" if known["state"] == FAILED else f"its agent ended at {when}"
-            found.append(f"{host}: {what}: {known['why']}")
-        elif known["state"] != UP:
+    found = list(session.state.problems)
+    for host, known in session.state.hosts.items():
+        if known.state in (FAILED, GONE):
+            ended = f"its agent ended at {_clock(known.ended or 0.0)}"
+            found.append(f"{host}: {'no agent ran there' if known.state == FAILED else ended}: {known.why}")
+        elif known.state != UP:
             found.append(f"{host}: no agent came up there")
-    if told["died"]:
-        found.append("user mode was ended from outside: what the hosts had not sent by then is missing")
+    if session.state.died:
+        found.append("user mode was killed: samples that the hosts had not sent by then are missing")
     return found
 
 
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
 def _gaps(session: Session) -> list[str]:
-    """That hosts have told of."""
+    """Describe the gaps that agents have reported."""
     lines = []
     with suppress(OSError), (session.hub_home / "gaps.jsonl").open(encoding="utf-8") as file:
         for line in file:
             with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
                 gap = parse_json(line)
-                times = [
-                    time.strftime("%H:%M:%S", time.localtime(gap[it] / 1e9))
-                    for it in ("from_ns", "to_ns")
-                    if gap.get(it)
-                ]
+                times = [_clock(gap[it] / 1e9) for it in ("from_ns", "to_ns") if gap.get(it)]
                 when = f" from {times[0]} to {times[1]}" if len(times) == 2 else ""
                 lines.append(f"{gap['node']}: samples{when} are missing: {gap['why']}")
     more = [f"{len(lines) - _MOST_GAPS} more gaps"] if len(lines) > _MOST_GAPS else []
@@ -287,7 +271,7 @@ def _gaps(session: Session) -> list[str]:
 
 
 def _spooled(session: Session) -> list[tuple[str, Path]]:
-    """By host, in the order in which they were made."""
+    """Return batches in the agents' spools with their hosts, in the order in which they were made."""
     found = []
     for host in list_names(str(session.folder / "hosts")):
         spool = session.folder / "hosts" / host / "spool"
@@ -295,12 +279,12 @@ def _spooled(session: Session) -> list[tuple[str, Path]]:
     return found
 
 
-def _has_leftovers(session: Session) -> bool:
+def _has_pending(session: Session) -> bool:
     return bool(_spooled(session)) or _unstored(session) > 0
 
 
 def _unstored(session: Session) -> int:
-    """Segments of the journal that the lake does not have."""
+    """Count the segments of the journal that are not in the lake."""
     done = read_cursor(session.hub_home, "lake")
     names = list_names(str(session.hub_home / "journal"))
     found = [match for match in (SEALED.fullmatch(name) or OPEN.fullmatch(name) for name in names) if match]
@@ -308,45 +292,34 @@ def _unstored(session: Session) -> int:
 
 
 def _bring_in(session: Session) -> list[str]:
-    """Through a hub in the same folder, on this host. What could not be done, a sentence each."""
+    """Run a hub in the same folder, on this host, until everything is stored. Return what failed."""
     config = session.folder / "hub.toml"
     try:
-        text = hub_settings(session, "127.0.0.1:0", _DRAIN_SECONDS) + sink_of_server(session)
+        text = hub_settings(session, "127.0.0.1:0", _DRAIN_SECONDS) + sink_of_url(session)
         write_quickly(str(config), text.encode())
     except OSError as error:
-        return [f"what had not arrived could not be brought in: {sentence(error)}"]
+        return [f"samples that had not arrived could not be stored: {sentence(error)}"]
     problems: list[str] = []
-    said: list[str] = []
-    words = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
-    with selectors.DefaultSelector() as selector:
-        hub = Child(words, dict(os.environ), said.append, selector, ends_with_us=True)
-        try:
-            url = _wait_for_hub(hub, said, selector)
-            problems += _send(session, url)
-        except (JoblensError, OSError) as error:
-            problems.append(sentence(error))
-        hub.end(_DRAIN_SECONDS + _START_SECONDS)
+    output: list[str] = []
+    command = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
+    hub = Child(command, output.append, announces=True, with_parent=True)
+    try:
+        ready = hub.wait_until_ready(_START_SECONDS)
+        if ready is None:
+            hub.read_rest()
+            raise OutsideError(f"the hub did not start: {output[-1] if output else 'it printed nothing'}")
+        problems += _send(session, ready.address)
+    except (JoblensError, OSError) as error:
+        problems.append(sentence(error))
+    hub.end(_DRAIN_SECONDS + _START_SECONDS)
     if not problems and _unstored(session):
-        last = said[-1] if said else "no word why"
+        last = output[-1] if output else "the hub printed nothing"
         problems.append(f"{_unstored(session)} segments of samples are not stored yet: {last}")
     return problems
 
 
-def _wait_for_hub(hub: Child, said: list[str], selector: selectors.BaseSelector) -> str:
-    until = time.monotonic() + _START_SECONDS
-    while True:
-        for line in said:
-            if "takes batches at " in line:
-                return line.rpartition(" ")[2]
-        if not hub.runs or time.monotonic() > until:
-            hub.hear_out()
-            raise OutsideError(f"the hub did not start: {said[-1] if said else 'no word why'}")
-        for key, _ in selector.select(0.1):
-            key.data()
-
-
 def _send(session: Session, url: str) -> list[str]:
-    cluster, key = session.told["allocation"]["cluster"], (session.folder / "key").read_bytes()
+    cluster, key = session.state.allocation.cluster, (session.folder / "key").read_bytes()
     client = Client(split_url(url), _SEND_SECONDS, "")
     problems: list[str] = []
     for host, path in _spooled(session):
@@ -370,6 +343,6 @@ def _signed(token: str, cluster: str, host: str, batch: bytes) -> dict[str, str]
         header = read_header(batch)
         boot, sequence = str(header["boot"]), int(header["sequence"])
     except (MalformedError, KeyError, TypeError, ValueError):
-        boot, sequence = "-", 0  # the hub says what is wrong with it
+        boot, sequence = "-", 0  # the hub's answer says what is wrong
     head = Head(cluster, host, boot, sequence, time.time(), digest_of(batch))
     return sign(token.encode(), "POST /v1/batch", head, len(batch))

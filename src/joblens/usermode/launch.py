@@ -1,4 +1,4 @@
-"""How agents get to the hosts of a job: one command for all where the batch system can, else one each."""
+"""Commands that start agents on the hosts of a job: one for all where the batch system can, else one each."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from joblens.usermode.hosts import Allocation, flux_hosts, flux_job, is_here, sh
 
 SSH = "JOBLENS_SSH"  # ssh with its options, where those of ~/.ssh/config are not enough
 _SSH_SECONDS = 10
-# What a job's script was given is for its own steps: each could change what ours gets.
+# Variables of the job's script are for its own steps; each could change the resources of ours.
 _KEPT_OF_SLURM = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS")
 _OF_SLURM = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")
 
 
 class Launch(NamedTuple):
-    """A command that runs the bootstrap on hosts. Its input goes to each of them, and its end too."""
+    """A command that runs the bootstrap on hosts. Its input goes to each of them, up to the end of file."""
 
     words: tuple[str, ...]
     hosts: tuple[str, ...]
-    labelled: bool = False  # lines have `TASK: ` in front
+    labelled: bool = False  # lines start with `TASK: `
     labels: tuple[str, ...] = ()  # in the order of the hosts, where they are known beforehand
 
 
 def plan(
     how: str, job: str, hosts: Sequence[str], env: Mapping[str, str], hub: str = "", folder: str = ""
 ) -> list[Launch]:
-    """`hub`: its address, which agents do not outlive for long; `folder`: of the session.
+    """`hub` is its address, which agents do not outlive for long, `folder` that of the session.
 
-    Raises OutsideError: a program is missing.
+    Raises OutsideError if a program is missing.
     """
     if how == "slurm":
         return [_srun(job, tuple(hosts), hub)]
@@ -49,7 +49,7 @@ def plan(
 
 
 def plan_again(how: str, job: str, hosts: Sequence[str], singly: bool, hub: str) -> list[Launch]:
-    """For those that were started together with others, and ended with them."""
+    """Start hosts again whose agents have ended because another host of the same command failed."""
     if how != "slurm" or not hosts:
         return []
     return [_srun(job, (host,), hub) for host in hosts] if singly else [_srun(job, tuple(hosts), hub)]
@@ -62,10 +62,10 @@ def environment(how: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_a_step(allocation: Allocation, words: Sequence[str]) -> list[str]:
-    """The command that runs another on this host in a step of its own; none where there are no steps.
+    """Return a command that runs `words` on this host as a step of its own, or [] where there are no steps.
 
-    Whatever is killed for want of memory in the step of a batch script makes Slurm call all of the job
-    OUT_OF_MEMORY, and what is left in it at its end is killed at once."""
+    A process in the step of the batch script that is killed for lack of memory makes Slurm mark the whole job
+    OUT_OF_MEMORY, and what still runs at the script's end is killed at once."""
     here = next((host for host in allocation.hosts if is_here(host)), "")
     if allocation.how != "slurm" or not here:
         return []
@@ -82,7 +82,7 @@ def _srun(job: str, hosts: tuple[str, ...], hub: str) -> Launch:
 
 
 def _in_job(job: str, hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """Beside the job's own steps, with a share of what they have; the end of one task is not the others'."""
+    """Beside the job's own steps, sharing their resources; the end of one task does not end the others."""
     count = len(hosts)
     return (
         _program("srun"), f"--jobid={job}", "--overlap", f"--nodes={count}", f"--ntasks={count}",
@@ -93,7 +93,7 @@ def _in_job(job: str, hosts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _flux(hosts: tuple[str, ...], env: Mapping[str, str], hub: str) -> Launch:
-    """By what starts the job's own tasks there: its instance's brokers, or of a single job its shells."""
+    """Through the instance's brokers, or in a single job its shells, which also start the job's own tasks."""
     program, ranks, job = _program("flux"), flux_hosts(env), flux_job(env)
     labels = tuple(str(ranks.index(host)) for host in hosts)
     options = ("--label-io", "--dir=/", f"--rank={','.join(labels)}", *([f"--jobid={job}"] if job else []))
@@ -109,7 +109,7 @@ def _pbs(hosts: tuple[str, ...], env: Mapping[str, str], hub: str, folder: str) 
 
 
 def _folder_of_pbs(env: Mapping[str, str]) -> str:
-    """A job's own PATH need not have it."""
+    """Return the folder of PBS commands, which is not always in a job's PATH."""
     with suppress(OSError), open(env.get("PBS_CONF_FILE") or "/etc/pbs.conf", encoding="utf-8") as file:
         for line in file:
             name, _, value = line.strip().partition("=")
@@ -119,7 +119,7 @@ def _folder_of_pbs(env: Mapping[str, str]) -> str:
 
 
 def _ssh(host: str, env: Mapping[str, str], hub: str) -> Launch:
-    """Never a question: where ssh would ask for something, it fails and says so."""
+    """Non-interactive: where ssh would prompt, it fails."""
     given = shlex.split(env.get(SSH, "")) or ["ssh"]
     options = ["-T", "-oBatchMode=yes", f"-oConnectTimeout={_SSH_SECONDS}", "-oServerAliveInterval=15"]
     return Launch((_program(given[0]), *given[1:], *options, "--", host, shlex.join(_command(hub))), (host,))
@@ -133,5 +133,5 @@ def _program(name: str, elsewhere: str = "") -> str:
     path = os.environ.get("PATH") or os.defpath
     found = shutil.which(name, path=f"{path}{os.pathsep}{elsewhere}" if elsewhere else path)
     if found is None:
-        raise OutsideError(f"{name} is needed to get to the hosts, and not there")
+        raise OutsideError(f"{name}, which starts agents on the hosts, is not installed")
     return found

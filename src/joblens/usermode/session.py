@@ -1,99 +1,89 @@
-"""A session of user mode as a folder: what runs for a job, on which hosts, and how far it has come.
+"""A session of user mode as a folder.
 
-usermode/NAME/           in the store, for its user only; NAME has the cluster, the job and the time
-  session.json           all that is known of it; replaced as a whole by whoever holds the session
-  stop                   somebody wants its end
+usermode/NAME/           in the store, readable by its user only; NAME has the cluster, the job and the time
+  session.json           its state (joblens.usermode.state); the supervisor replaces it as a whole
+  facts.json             what the batch system reported of the job after the start
+  stop                   a request to end
+  lock                   held by the process that finishes the session
   key, page-token, hub.toml, hub/   of the hub
-  call                   in PBS: where a task finds us, and by what we know each other
-  hosts/HOST/            what an agent keeps, where its host sees this folder
-  log                    what was said meanwhile
-Of one that is finished only session.json and the log are left.
+  call                   in PBS: the address to which a task connects, and the secrets of both sides
+  hosts/HOST/            state of an agent, where its host sees this folder
+  log                    output of supervisor, hub and agents
+Of a finished session only session.json, lock and log remain.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
-import math
 import os
-import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.files import write_quickly
-from joblens.core.json_file import parse_json
-from joblens.core.procfs import Stat, find_stat
+from joblens.core.process import ProcessId, find_live, identify
 from joblens.store.home import Home
-from joblens.usermode.hosts import Allocation
+from joblens.usermode.state import ENDED, FINISHED, SessionState, parse_state
 
-STARTING, RUNNING, ENDING, ENDED, FINISHED = "starting", "running", "ending", "ended", "finished"
-UP, GONE, FAILED, WAITING = "up", "gone", "failed", "waiting"  # of a host
-BEAT_SECONDS = 5.0  # who holds a session says so as often
-_DEAD_SECONDS = 60.0  # without a word from another host, whose clock may differ
+HEARTBEAT_SECONDS = 5.0  # between two writes of session.json by the supervisor
+_DEAD_SECONDS = 60.0  # without a heartbeat from another host, whose clock may differ
 _LARGEST = 1 << 26
-_MOST_KEPT = 200  # folders of sessions that are finished
+_MOST_FINISHED = 200  # folders of finished sessions that are kept
 _PARTS = ("hub", "hosts", "key", "page-token", "hub.toml", "stop", "call")
 
 
 class Session:
-    """What is in session.json is in `told`, as plain data."""
-
-    def __init__(self, folder: Path, told: dict[str, Any]) -> None:
-        self.folder, self.told = folder, told
+    def __init__(self, folder: Path, state: SessionState) -> None:
+        self.folder, self.state = folder, state
 
     @property
-    def state(self) -> str:
-        return str(self.told["state"])
-
-    @property
-    def hosts(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = self.told["hosts"]
-        return found
+    def job(self) -> str:
+        return self.state.allocation.job
 
     @property
     def hub_home(self) -> Path:
         return self.folder / "hub"
 
     def save(self) -> None:
-        self.told["time"] = time.time()
-        write_quickly(str(self.folder / "session.json"), json.dumps(self.told).encode())
+        self.state.time = time.time()
+        write_quickly(str(self.folder / "session.json"), self.state.render())
 
-    def load(self) -> Session:
-        """As it stands now."""
-        self.told = load_session(self.folder).told
-        return self
+    def load(self) -> SessionState:
+        """Read the state again."""
+        self.state = load_session(self.folder).state
+        return self.state
+
+    def is_here(self) -> bool:
+        return self.state.host == os.uname().nodename
 
     def is_held(self) -> bool:
-        """Whether somebody still sees to it: by process on this host, else by when it was last heard of."""
-        if self.state in (ENDED, FINISHED):
+        """Whether its supervisor runs: by process id on this host, else by the age of the last heartbeat."""
+        if self.state.phase in (ENDED, FINISHED):
             return False
-        holder = self.told.get("holder")
-        if self.told["host"] == os.uname().nodename:
-            return holder is not None and start_of_process(holder[0]) == holder[1]
-        return time.time() - float(self.told["time"]) < _DEAD_SECONDS
+        if self.is_here():
+            return self.state.supervisor is not None and self.state.supervisor.is_alive()
+        return time.time() - self.state.time < _DEAD_SECONDS
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         (self.folder / "stop").touch()
 
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         return (self.folder / "stop").exists()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Only one finishes a session. Raises OutsideError if another is at it."""
+    def locked(self) -> Iterator[None]:
+        """Let one process at a time finish the session. Raises OutsideError if another one does."""
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(file)
-            raise OutsideError("another command is just finishing this session") from None
-        except OSError:  # a file system without locks: then nobody can be kept out
+            raise OutsideError("another command is finishing this session") from None
+        except OSError:  # a file system without locks
             pass
         try:
             yield
@@ -101,7 +91,7 @@ class Session:
             os.close(file)
 
     def clear(self) -> None:
-        """All that was needed to run it."""
+        """Remove all that was needed to run it."""
         for name in _PARTS:
             path = self.folder / name
             if path.is_dir() and not path.is_symlink():
@@ -110,36 +100,15 @@ class Session:
                 path.unlink(missing_ok=True)
 
 
-def make_session(home: Home, allocation: Allocation, options: Mapping[str, Any]) -> Session:
-    """A folder with the secrets of its hub. Raises OutsideError, and leaves nothing then."""
-    now = time.time()
-    parts = (allocation.cluster, allocation.job, time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)))
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", "-".join(filter(None, parts)))[:100] + "-" + secrets.token_hex(3)
-    folder = home.path / "usermode" / name
-    told = {
-        "version": 1,
-        "name": name,
-        "state": STARTING,
-        "store": str(home.path),
-        "allocation": allocation._asdict(),
-        "host": os.uname().nodename,
-        "holder": None,
-        "started": now,
-        "stopped": None,
-        "hub": "",
-        "hosts": {host: {"state": WAITING, "said": []} for host in allocation.hosts},
-        "facts": None,
-        "problems": [],
-        "record": None,
-        **options,
-    }
-    session = Session(folder, told)
+def make_session(state: SessionState) -> Session:
+    """Make the folder of a new session, with the secrets of its hub. Raises OutsideError and leaves none."""
+    session = Session(Path(state.store) / "usermode" / state.name, state)
     try:
-        _make_folder(folder)
+        _make_folder(session.folder)
         session.save()
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise OutsideError(f"{folder} cannot be made") from error
+        shutil.rmtree(session.folder, ignore_errors=True)
+        raise OutsideError(f"{session.folder} cannot be made") from error
     return session
 
 
@@ -159,83 +128,58 @@ def load_session(folder: Path) -> Session:
     with path.open("rb") as file:
         data = file.read(_LARGEST)
     try:
-        told = parse_json(data)
-        if told["version"] != 1:
-            raise ValueError(f"version {told['version']!r:.20}")
-        for name, kind in (("state", str), ("hosts", dict), ("allocation", dict), ("host", str)):
-            if not isinstance(told[name], kind):
-                raise ValueError(f"{name} is {told[name]!r:.60}")
-        for name in ("time", "started"):
-            if not math.isfinite(float(told[name])):
-                raise ValueError(f"{name} is {told[name]!r:.60}")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedError(str(path), f"no session of user mode: {error!s:.100}") from None
-    return Session(folder, told)
+        return Session(folder, parse_state(data))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MalformedError(str(path), f"not a session of user mode: {error!s:.100}") from None
 
 
 def list_sessions(home: Home) -> list[Session]:
-    """The newest first. What cannot be read is none."""
+    """Return the sessions that can be read, newest first."""
     found = []
     with suppress(FileNotFoundError):
         for folder in (home.path / "usermode").iterdir():
             with suppress(MalformedError, FileNotFoundError, NotADirectoryError):
                 found.append(load_session(folder))
-    return sorted(found, key=lambda it: float(it.told["started"]), reverse=True)
+    return sorted(found, key=lambda it: it.state.started, reverse=True)
 
 
 def find_session(home: Home, job: str = "") -> Session | None:
-    """The newest of this job; without one, the newest of this terminal or script that runs, else the newest
-    that is not finished, else the newest."""
+    """Return the newest session of a job. Without `job`: the one that runs in this terminal or script, else
+    the newest that is not finished, else the newest."""
     found = list_sessions(home)
     if job:  # in PBS 7 is enough for 7.server
-        names = ((it, str(it.told["allocation"]["job"])) for it in found)
-        return next((it for it, name in names if job in (name, name.partition(".")[0])), None)
-    return find_own(found) or next((it for it in found if it.state != FINISHED), found[0] if found else None)
+        return next((it for it in found if job in (it.job, it.job.partition(".")[0])), None)
+    unfinished = (it for it in found if it.state.phase != FINISHED)
+    return find_own(found) or next(unfinished, found[0] if found else None)
 
 
 def find_own(sessions: Sequence[Session]) -> Session | None:
-    """That which runs in this terminal or script, which is how a job is known where there is no scheduler."""
-    leader, host = os.getsid(0), os.uname().nodename
-    this = [leader, start_of_process(leader)]
+    """Return the one of this terminal or script, which identifies a job where there is no scheduler."""
+    this = identify(os.getsid(0))
     for it in sessions:
-        begun = it.told.get("leader")
-        same = begun == this or (begun and begun[0] == leader and not this[1])  # it has ended, not all else
-        if same and it.told["host"] == host and it.is_held():
+        leader = it.state.leader
+        # The leader may have ended before the other processes of its Unix session.
+        same = leader is not None and (leader == this or (leader.pid == this.pid and not this.start))
+        if same and it.is_here() and it.is_held():
             return it
     return None
 
 
-def forget_old(home: Home) -> None:
-    """Folders of finished ones, when they are many: their jobs are in the store. What a server has left in
-    one is the user's."""
-    finished = [it for it in list_sessions(home) if it.state == FINISHED]
-    for session in [it for it in finished if not any(it.folder.glob("*/data"))][_MOST_KEPT:]:
+def remove_old(home: Home) -> None:
+    """Remove folders of finished sessions beyond the newest: their jobs are in the store. Folders with the
+    data of a server are the user's."""
+    finished = [it for it in list_sessions(home) if it.state.phase == FINISHED]
+    for session in [it for it in finished if not any(it.folder.glob("*/data"))][_MOST_FINISHED:]:
         shutil.rmtree(session.folder, ignore_errors=True)
 
 
-def allocation_of(session: Session) -> Allocation:
-    told = session.told["allocation"]
-    return Allocation(told["scheduler"], told["job"], told["cluster"], tuple(told["hosts"]), told["how"])
-
-
-def start_of_process(pid: int) -> int:
-    """Return the start in clock ticks since boot, 0 if there is no such process or it is a zombie."""
-    stat = _live_stat(pid)
-    return stat.start if stat else 0
-
-
-def find_member(leader: int) -> tuple[int, int] | None:
-    """Of a session of Unix whose leader has ended: one that is still in it, and when that began. The leader's
-    number is nobody else's until then."""
-    if _live_stat(leader):
+def find_member(leader: int) -> ProcessId | None:
+    """Return a process of a Unix session whose leader has ended. The leader's pid is not reused before the
+    last of them has ended."""
+    if find_live(leader):
         return None
     for name in os.listdir("/proc"):
-        stat = _live_stat(int(name)) if name.isdigit() else None
+        stat = find_live(int(name)) if name.isdigit() else None
         if stat and stat.session == leader:
-            return int(name), stat.start
+            return ProcessId(int(name), stat.start)
     return None
-
-
-def _live_stat(pid: int) -> Stat | None:
-    stat = find_stat(int(pid))
-    return None if stat is None or stat.has_ended else stat

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 from joblens.usermode.session import Session
+from joblens.usermode.state import SessionState
 
-PERIOD_SECONDS = 5.0  # of samples in one batch, which is what an agent that is killed takes with it
-_PROCESSES_SECONDS = 1.0  # the least, unless they are scraped: a look that is scraped twice is a rate of 0
-_NODE_SECONDS = 5.0  # the same of what no report asks of the node, and what the kernel takes long to tell
-_SEGMENT_SECONDS = 10.0  # each is some files in the store, which may be on a shared file system
+PERIOD_SECONDS = 5.0  # of samples in one batch, which are lost with an agent that is killed
+_PROCESSES_SECONDS = 1.0  # the least, unless they are scraped: one sample scraped twice is a rate of 0
+_NODE_SECONDS = 5.0  # the same for node metrics that are expensive to read and that no report needs
+_SEGMENT_SECONDS = 10.0  # each is several files in the store, which may be on a shared file system
 
 _HUB = """[hub]
 listen = {listen}
@@ -52,7 +53,7 @@ token_file = "@TOKEN@"
 
 
 def hub_settings(session: Session, listen: str, drain_seconds: float, stores: bool = True) -> str:
-    """Of a hub that `stores` what comes, or only keeps it."""
+    """Return the settings of a hub that `stores` what it receives, or only keeps it in its journal."""
     return _HUB.format(
         listen=_quoted(listen),
         home=_quoted(str(session.hub_home)),
@@ -61,35 +62,35 @@ def hub_settings(session: Session, listen: str, drain_seconds: float, stores: bo
         segment=_SEGMENT_SECONDS,
         drain=drain_seconds,
         stores=str(stores).lower(),
-        store=_quoted(session.told["store"]),
+        store=_quoted(session.state.store),
     )
 
 
-def agent_settings(session: Session) -> str:
-    """Others' jobs on the same node are not looked at, nor is guessed what the user does beside this one."""
-    interval, allocation = float(session.told["interval"]), session.told["allocation"]
-    scraped = (session.told.get("tsdb") or {}).get("kind") == "prometheus"
+def agent_settings(state: SessionState) -> str:
+    """Return the settings of agents that sample only this job: no other jobs of the node, nor inferred
+    ones."""
+    interval, allocation = state.interval, state.allocation
+    scraped = state.tsdb is not None and state.tsdb.kind == "prometheus"
     return _AGENT.format(
         interval=interval,
-        listen=_quoted(session.told.get("listen", "127.0.0.1:0")),
-        cluster=_quoted(allocation["cluster"]),
-        groups="true" if allocation["scheduler"] else "false",
-        group=_quoted(f"job_{allocation['job']}" if allocation["scheduler"] == "slurm" else ""),
+        listen=_quoted(state.listen),
+        cluster=_quoted(allocation.cluster),
+        groups="true" if allocation.scheduler else "false",
+        group=_quoted(f"job_{allocation.job}" if allocation.scheduler == "slurm" else ""),
         processes=interval if scraped else max(interval, _PROCESSES_SECONDS),
-        ours=_ours(session),
+        ours=_excluded(state),
         node=interval if scraped else max(interval, _NODE_SECONDS),
-        hub=_quoted(session.told["hub"]),
+        hub=_quoted(state.hub),
         period=max(interval, PERIOD_SECONDS),
     )
 
 
-def _ours(session: Session) -> int:
-    """The process from which all others of the session come, where an agent can see it, and where no batch
-    system counts them as the job's."""
-    holder = session.told["holder"]
-    return int(holder[0]) if holder and session.told["allocation"]["how"] == "here" else 0
+def _excluded(state: SessionState) -> int:
+    """Return the pid of the supervisor, whose descendants are not the job's, where an agent sees it and no
+    batch system accounts them to the job."""
+    return state.supervisor.pid if state.supervisor and state.allocation.how == "here" else 0
 
 
 def _quoted(text: str) -> str:
-    """A string of JSON is one of TOML."""
+    """A JSON string is a TOML string."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,35 +1,34 @@
-"""Whether the server beside a session's store gets what it should: asked at the start, told at the end."""
+"""Whether the time series database of a session accepts samples, and whether it got all of them."""
 
 from __future__ import annotations
 
 import http.client
-from collections.abc import Mapping
-from typing import Any
 
 from joblens.core.config import TsdbSettings
 from joblens.core.errors import sentence
 from joblens.hub.sink import Place, load_status
-from joblens.usermode.companion import VICTORIAMETRICS, sink_options
+from joblens.usermode.local_server import VICTORIAMETRICS, sink_options
 from joblens.usermode.session import Session
+from joblens.usermode.state import Tsdb
 
 SINK = "tsdb"  # of the session's hub
-URL = "url"  # a server that is there without us
+URL = "url"  # a server that the session has not started
 _SECONDS = 5.0
 _LONGEST_ANSWER = 200
 
 
-def settings_of(told: Mapping[str, Any]) -> TsdbSettings:
-    return TsdbSettings(*(str(told.get(name, "")) for name in TsdbSettings._fields))
+def url_settings(tsdb: Tsdb) -> TsdbSettings:
+    return TsdbSettings(*(tsdb.options.get(name, "") for name in TsdbSettings._fields))
 
 
-def ask_server(told: Mapping[str, Any]) -> str:
-    """Why a server that is there would take nothing now, a sentence; "" if it would. Nothing is written."""
-    if told.get("kind") != URL:
+def check_writable(tsdb: Tsdb | None) -> str:
+    """Return why a server that is given by its URL would refuse samples, or "". Nothing is written."""
+    if tsdb is None or tsdb.kind != URL:
         return ""
     from joblens.hub.sinks.remote_write import REFUSED, Server
     from joblens.wire.snappy import compress
 
-    options = sink_options(settings_of(told))
+    options = sink_options(url_settings(tsdb))
     server = Server(options["url"], options["token_file"], options["ca_file"], _SECONDS)
     try:
         status, text, _ = server.post(compress(()))  # a request without series
@@ -42,19 +41,19 @@ def ask_server(told: Mapping[str, Any]) -> str:
     return f"{options['url']} answers {status}: {' '.join(text.split())[:_LONGEST_ANSWER]}".rstrip(": ")
 
 
-def not_written(session: Session, on_its_way: bool) -> list[str]:
-    """What the server did not get, while the hub's folder is still there. `on_its_way`: agents or the hub
-    still had something when they ended."""
-    told = session.told.get("tsdb") or {}
-    if told.get("kind") != URL and (told.get("kind") != VICTORIAMETRICS or "server" not in told):
+def find_not_written(session: Session, pending: bool) -> list[str]:
+    """Return what the server did not get, while the hub's folder still exists. `pending`: agents or the hub
+    had unsent samples when they ended."""
+    tsdb = session.state.tsdb
+    if tsdb is None or (tsdb.kind != URL and (tsdb.kind != VICTORIAMETRICS or tsdb.server is None)):
         return []
-    where = str(told.get("url") or told["kind"])
+    where = tsdb.options.get("url") or tsdb.kind
     found = load_status(Place(SINK, session.hub_home, ""))
-    why = [str(found["error"] or ""), *map(str, reversed(found.get("problems") or ()))]
-    reason = next((f": {words}" for words in why if words), "")
+    errors = [str(found["error"] or ""), *map(str, reversed(found.get("problems") or ()))]
+    reason = next((f": {error}" for error in errors if error), "")
     problems = []
     if found.get("dropped"):
         problems.append(f"{where} refused {found['dropped']} samples{reason}")
-    if on_its_way or found["lag_segments"]:
+    if pending or found["lag_segments"]:
         problems.append(f"{where} did not get all samples{reason}; the store has them")
     return problems

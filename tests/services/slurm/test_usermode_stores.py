@@ -98,9 +98,7 @@ class Stores:
     def _knock(self, job: str, session: Any) -> dict[str, str]:
         """By another user, at all that listens."""
         found = {}
-        for host, page in re.findall(
-            r" (\S+): joblens agent: metrics at http://\S+:(\d+)/", self.mode.log(USER, job)
-        ):
+        for host, page in re.findall(r" (\S+): agent ready at http://\S+:(\d+)/", self.mode.log(USER, job)):
             for at in NODES:
                 found[f"{host} from {at}"] = self.get(at, f"{host}:{page}", "/metrics")
         if "server" in session["tsdb"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -23,16 +24,17 @@ from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
 from joblens.store.tsdb.promql import Server
 from joblens.store.tsdb.promql_answer import Found
-from joblens.usermode import companion
-from joblens.usermode.companion import (
+from joblens.usermode import local_server
+from joblens.usermode.local_server import (
     PROMETHEUS,
     VICTORIAMETRICS,
-    Companion,
-    Running,
+    LocalServer,
+    find_not_scraped,
+    settings_of,
     sink_options,
-    stop_running,
 )
 from joblens.usermode.scraping import Target, bcrypt, scrape_config
+from joblens.usermode.state import Server as Running
 from programs import need
 from waiting import wait_for
 
@@ -44,9 +46,9 @@ PROGRAMS = {PROMETHEUS: "prometheus", VICTORIAMETRICS: "victoria-metrics"}
 
 
 @contextmanager
-def started(kind: str, folder: Path, settings: UsermodeSettings | None = None) -> Iterator[Companion]:
+def started(kind: str, folder: Path, settings: UsermodeSettings | None = None) -> Iterator[LocalServer]:
     need(PROGRAMS[kind])
-    found = Companion(kind, folder, settings or UsermodeSettings(), "s1")
+    found = LocalServer(kind, folder, settings or UsermodeSettings(), "s1")
     try:
         found.start()
         yield found
@@ -65,7 +67,7 @@ def write_load(found: Running, folder: Path, seconds: int = 20) -> tuple[float, 
     rows = [Rows(LOAD, ((),), [value] * len(LOAD.columns)) for value in values]
     samples = [Sample(int(start + second) * 10**9, row) for second, row in enumerate(rows)]
     segment = write_segment(folder / "journal", 1, [encode("c1", 1, samples)], time.time_ns())
-    options = sink_options(found.settings())
+    options = sink_options(settings_of(found))
     assert options["skip"] == []
     folder.joinpath("sink").mkdir(parents=True)
     sink = RemoteWriteSink(Writer(options["url"], options["token_file"]), folder / "sink" / "sent")
@@ -88,7 +90,7 @@ def test_its_data_is_there_after_its_end(kind: str, tmp_path: Path) -> None:
     """Written a moment before the end, read from the folder by a server that is started later, as it is."""
     with started(kind, tmp_path / "session") as first:
         start, values = write_load(first.running, tmp_path)
-    assert first.process is None
+    assert first.child is None
     with started(kind, tmp_path / "session") as again:
         server = server_of(again.running)
         assert again.running.data == first.running.data
@@ -138,7 +140,7 @@ def test_prometheus_scrapes_agents(tmp_path: Path, agent: StartAgent) -> None:
         def ask(query: str) -> list[Found]:
             return server.instant(query, time.time())
 
-        assert found.running.wait_until_scraped(["c1"], 60.0) == {}
+        assert find_not_scraped(found.running, ["c1"], 60.0) == {}
         wait_for("its load", lambda: ask('joblens_load_load1{node="c1",cluster="lab",job="joblens"}'))
         (one,) = wait_for(
             "a process", lambda: ask(f'joblens_process_threads{{pid="{os.getpid()}",node="c1"}}')
@@ -146,10 +148,10 @@ def test_prometheus_scrapes_agents(tmp_path: Path, agent: StartAgent) -> None:
         assert one.values[0] >= 1
         (up,) = wait_for("one that is not there", lambda: ask('up{node="c9"}'))
         assert up.values == [0.0]
-        told = found.running.wait_until_scraped(["c1", "c9"], 3600.0)  # as soon as it is known
+        told = find_not_scraped(found.running, ["c1", "c9"], 3600.0)  # as soon as it is known
         assert list(told) == ["c9"]
         assert "connection refused" in told["c9"]
-        assert found.running.wait_until_scraped(["c7"], 0.0) == {"c7": "it has not been asked yet"}
+        assert find_not_scraped(found.running, ["c7"], 0.0) == {"c7": "no scrape has been attempted yet"}
         found.scrape([], 0.5)
         server.close()
         wait_for("no target", lambda: b'"activeTargets":[]' in server._send("/api/v1/targets", "", "GET")[1])
@@ -164,25 +166,12 @@ def test_a_port_that_somebody_else_has(kind: str, tmp_path: Path, monkeypatch: p
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.setblocking(False)
         ports = iter([other.getsockname()[1]])
-        choose = companion._free_port
-        monkeypatch.setattr(companion, "_free_port", lambda: next(ports, None) or choose())
+        choose = local_server._free_port
+        monkeypatch.setattr(local_server, "_free_port", lambda: next(ports, None) or choose())
         with started(kind, tmp_path / "session") as found:
             assert not found.running.url.endswith(f":{other.getsockname()[1]}")
             with pytest.raises(BlockingIOError):
                 other.accept()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_process_ends_it(kind: str, tmp_path: Path) -> None:
-    """By what the session has written down; and not a process that has its number now."""
-    with started(kind, tmp_path / "session") as found:
-        running = Running.from_plain(found.running.plain())
-        stop_running(running._replace(start=running.start + 1))
-        assert found.process is not None
-        assert found.process.poll() is None
-        stop_running(running)
-        assert found.process.wait(10) == 0
-        stop_running(running)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,8 +181,8 @@ def test_it_ends_with_who_started_it(kind: str, tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
         "from joblens.core.config import UsermodeSettings\n"
-        "from joblens.usermode.companion import Companion\n"
-        "print(Companion(sys.argv[1], Path(sys.argv[2]), UsermodeSettings()).start().pid, flush=True)\n"
+        "from joblens.usermode.local_server import LocalServer\n"
+        "print(LocalServer(sys.argv[1], Path(sys.argv[2]), UsermodeSettings()).start().pid, flush=True)\n"
         "time.sleep(600)"
     )
     words = [sys.executable, "-c", code, kind, str(tmp_path)]
@@ -202,7 +191,7 @@ def test_it_ends_with_who_started_it(kind: str, tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         handle = os.pidfd_open(pid)
         parent.send_signal(signal.SIGKILL)
-        assert companion._has_ended(handle, 60.0)
+        assert select.select([handle], [], [], 60.0)[0]
         os.close(handle)
 
 
@@ -218,14 +207,16 @@ def test_places_from_the_settings(tmp_path: Path) -> None:
 
 def test_what_cannot_be_started(tmp_path: Path) -> None:
     """One sentence with the reason."""
-    with pytest.raises(OutsideError, match="/nowhere, which usermode.prometheus_binary names, is no program"):
-        Companion(PROMETHEUS, tmp_path, UsermodeSettings(prometheus_binary="/nowhere"))
-    with pytest.raises(UsageError, match="is no server"):
-        Companion("mysql", tmp_path, UsermodeSettings())
-    wrong = Companion(PROMETHEUS, tmp_path, UsermodeSettings(prometheus_binary="/bin/false"))
-    with pytest.raises(OutsideError, match="prometheus did not start: it does not say why"):
+    with pytest.raises(
+        OutsideError, match="/nowhere, which usermode.prometheus_binary names, is not an executable file"
+    ):
+        LocalServer(PROMETHEUS, tmp_path, UsermodeSettings(prometheus_binary="/nowhere"))
+    with pytest.raises(UsageError, match="cannot be started as a server"):
+        LocalServer("mysql", tmp_path, UsermodeSettings())
+    wrong = LocalServer(PROMETHEUS, tmp_path, UsermodeSettings(prometheus_binary="/bin/false"))
+    with pytest.raises(OutsideError, match="prometheus did not start: its log is empty"):
         wrong.start()
-    with pytest.raises(OutsideError, match="prometheus does not run"):
+    with pytest.raises(OutsideError, match="prometheus is not running"):
         _ = wrong.running
 
 
@@ -233,7 +224,7 @@ def test_a_folder_in_use(tmp_path: Path) -> None:
     """Two sessions with one data folder: the second says why it has none."""
     places = UsermodeSettings(victoriametrics_datadir=f"{tmp_path}/data")
     with started(VICTORIAMETRICS, tmp_path / "one", places):
-        second = Companion(VICTORIAMETRICS, tmp_path / "two", places)
+        second = LocalServer(VICTORIAMETRICS, tmp_path / "two", places)
         with pytest.raises(OutsideError, match=r"(?i)lock"):
             second.start()
 
