@@ -12,6 +12,7 @@ from hub.made import fleet_segment, write_old
 from joblens.agent.gaps import Gaps
 from joblens.agent.spool import Last, Lock, Spool
 from joblens.core.errors import MalformedError
+from joblens.core.process import parse_ready
 from joblens.hub.batch_reader import Checker, LeftOut
 from joblens.hub.clocks import Clocks as HubClocks
 from joblens.hub.cursors import load_cursor, read_cursor
@@ -54,6 +55,8 @@ from joblens.store.records import (
     parse_record,
     render_record,
 )
+from joblens.usermode.agent_group import AgentGroup, parse_end
+from joblens.usermode.launch import Launch
 from joblens.usermode.session import list_sessions, load_session
 from joblens.usermode.state import parse_state
 from joblens.wire.header import Gap
@@ -343,6 +346,14 @@ def session(data: bytes) -> None:
     assert parse_state(rendered).render() == rendered
 
 
+def launcher_line(data: bytes) -> None:
+    line = data.decode("utf-8", "replace")
+    group = AgentGroup(Launch(("srun",), ("c1", "c2"), labelled=True), lambda hosts, text: None)
+    group.read_line(line)
+    parse_end(line)
+    parse_ready(line)
+
+
 def _sessions() -> list[bytes]:
     server = {
         "kind": "prometheus",
@@ -377,6 +388,16 @@ TARGETS = (
         "gaps",
         gaps,
         lambda: [json.dumps([[1, 2, 3, 4, "spool full", "b1"], [7, 7, 0, 0, "x", "b0"]]).encode()],
+    ),
+    Target(
+        "launcher-line",
+        launcher_line,
+        lambda: [
+            b'{"ready": "agent", "address": "http://c1:1/metrics", "pid": 7}',
+            b"srun: error: c[1-2]: tasks 0-1: Killed",
+            b"flux-exec: Error: rank [1,3]: Exit 5",
+            b"0: joblens: starting on c1, step 7",
+        ],
     ),
     Target("lock", lock, lambda: [json.dumps(Last("b1", 7, 10**18)._asdict()).encode()]),
     Target("hub-files", hub_files, lambda: _HUB_FILES),

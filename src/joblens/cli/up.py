@@ -141,7 +141,7 @@ def _detach(options: argparse.Namespace, folder: Path) -> int:
             lines = (folder / "log").read_text(errors="replace").strip().splitlines()
             last = lines[-1].removeprefix("joblens: ") if lines else "no output"
             raise OutsideError(f"joblens up did not start: {last}")
-    print(describe(_load(folder), "joblens up --stop ends both"), flush=True)
+    print(describe(_find_running(folder), "joblens up --stop ends both"), flush=True)
     return 0
 
 
@@ -156,7 +156,7 @@ def _words(options: argparse.Namespace) -> list[str]:
     return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
-def _load(folder: Path) -> Running:
+def _find_running(folder: Path) -> Running:
     """Raises OutsideError while up.json is not there."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = parse_json((folder / "up.json").read_bytes())
@@ -203,7 +203,7 @@ def _stop(folder: Path) -> int:
     signalled = 0
     while _is_running(folder):
         with suppress(OutsideError, ProcessLookupError):
-            running = _load(folder)
+            running = _find_running(folder)
             if running.host != os.uname().nodename:
                 raise UsageError(f"joblens up is running on {running.host}; stop it there")
             if running.pid != signalled:  # once: a second signal kills
