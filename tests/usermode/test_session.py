@@ -395,9 +395,10 @@ def test_no_agent_comes_up(place: Place) -> None:
 
 def test_last_words(place: Place) -> None:
     """Of an agent that fails half-way, in the report."""
+    ready = json.dumps({"ready": "agent", "address": "http://127.0.0.1:1/metrics", "pid": 1})
+    (place.tmp / "ready").write_text(f"{ready}\n")
     place.env["JOBLENS_SSH"] = (
-        """sh -c 'echo "{\\"ready\\": \\"agent\\", \\"address\\": \\"http://127.0.0.1:1/metrics\\", \\"pid\\":
-        1}";"""
+        f"sh -c 'cat {place.tmp}/ready;"
         f" until [ -e {place.tmp}/go ]; do sleep 0.1; done; echo TypeError: broken; exit 1'"
     )
     process = place.started(options="--hosts a")
