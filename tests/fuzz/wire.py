@@ -258,9 +258,9 @@ def promql(data: bytes) -> None:
     server = _Answering(data)
     for ask in (
         lambda: server.instant("up", 1.0),
-        lambda: server.moments("up", 1.0),
+        lambda: server.timestamps("up", 1.0),
         lambda: server.range("up", 1.0, 2.0, 1.0),
-        lambda: server.names("up", 1.0, 2.0),
+        lambda: server.metric_names("up", 1.0, 2.0),
         lambda: _Answering(data, 503).instant("up", 1.0),
     ):
         with suppress(JoblensError):

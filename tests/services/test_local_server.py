@@ -22,8 +22,7 @@ from joblens.core.errors import OutsideError, ServerError, UsageError
 from joblens.core.model import Rows, Sample
 from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
-from joblens.store.tsdb.promql import Server
-from joblens.store.tsdb.promql_answer import Found
+from joblens.store.tsdb.promql import PromSeries, Server
 from joblens.usermode import local_server
 from joblens.usermode.local_server import (
     PROMETHEUS,
@@ -137,7 +136,7 @@ def test_prometheus_scrapes_agents(tmp_path: Path, agent: StartAgent) -> None:
         found.scrape([Target("c1", "lab", address, "abc123"), Target("c9", "lab", "127.0.0.1:9", "x")], 0.5)
         server = server_of(found.running)
 
-        def ask(query: str) -> list[Found]:
+        def ask(query: str) -> list[PromSeries]:
             return server.instant(query, time.time())
 
         assert find_not_scraped(found.running, ["c1"], 60.0) == {}

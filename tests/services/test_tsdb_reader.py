@@ -31,8 +31,7 @@ from joblens.store.home import find_home, make_home
 from joblens.store.reader import LakeReader, ProcessUse, Reader, Span
 from joblens.store.tsdb import reader as tsdb
 from joblens.store.tsdb import series as tsdb_series
-from joblens.store.tsdb.promql import Server
-from joblens.store.tsdb.promql_text import lasting, one_of, quote
+from joblens.store.tsdb.promql import Server, duration, one_of, quote
 from joblens.store.tsdb.reader import TsdbReader
 from joblens.store.tsdb.series import LONG_SETS
 from joblens.wire.marks import Book, Fom, Mark
@@ -315,11 +314,11 @@ def test_servers_that_answer_otherwise() -> None:
     with answering(200, b"<html>") as server, pytest.raises(ServerError, match="answers 200: <html>"):
         server.instant("up", 0.0)
     odd = b'{"status": "success", "data": {"result": [{"metric": {}, "value": ["x"]}]}}'
-    with answering(200, odd) as server, pytest.raises(MalformedError, match="is no list of series"):
+    with answering(200, odd) as server, pytest.raises(MalformedError, match="expected a list of series"):
         server.instant("up", 0.0)
     with pytest.raises(ServerError, match="Connection refused"):
         Server("http://127.0.0.1:9").instant("up", 0.0)
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="bad URL"):
         Server("ftp://x")
 
 
@@ -344,7 +343,7 @@ def test_answers_that_make_no_sense(answers: list[Any]) -> None:
         with suppress(OutsideError):
             server.instant("x", 0.0)
         with suppress(OutsideError):
-            server.names("x", 0.0, 1.0)
+            server.metric_names("x", 0.0, 1.0)
 
 
 @given(st.text(max_size=20))
@@ -354,4 +353,4 @@ def test_texts_from_outside(text: str) -> None:
     assert inside.replace("\\\\", "").replace('\\"', "").count('"') == 0
     assert "\n" not in inside
     assert one_of("node", [text, "b"]).startswith("node=~")
-    assert lasting(0.0) == "1ms"
+    assert duration(0.0) == "1ms"

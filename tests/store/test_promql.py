@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.core.errors import ConfigError, ServerError
-from joblens.store.tsdb.fold import as_series, fold, make_grid
-from joblens.store.tsdb.promql import Server
-from joblens.store.tsdb.promql_answer import Answer, Found, read_answer, read_series
-from joblens.store.tsdb.series import once
+from joblens.store.tsdb.promql import PromSeries, Response, Server, parse_response, parse_series
+from joblens.store.tsdb.resample import as_series, make_grid, resample
+from joblens.store.tsdb.series import deduplicate
 
 ODD = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 _TIMES = st.integers(0, 2 * 10**12).map(lambda it: it / 1000)
@@ -44,13 +43,13 @@ def text_of(result: Any, separators: tuple[str, str] | None = (",", ":")) -> byt
 def test_samples_are_read_as_json_has_them(result: list[Any]) -> None:
     """Whatever stands in the labels, and however the text is spaced."""
     wanted = [
-        Found(it["metric"], [t for t, v in it["values"] if math.isfinite(float(v))],
+        PromSeries(it["metric"], [t for t, v in it["values"] if math.isfinite(float(v))],
               [float(v) for _, v in it["values"] if math.isfinite(float(v))])
         for it in result
     ]  # fmt: skip
     for body in (text_of(result), text_of(result, None)):
-        assert read_series(read_answer(body)) == wanted
-    times = read_series(read_answer(text_of(result)), only_times=True)
+        assert parse_series(parse_response(body)) == wanted
+    times = parse_series(parse_response(text_of(result)), only_times=True)
     assert [one.labels for one in times] == [one.labels for one in wanted]
 
 
@@ -60,7 +59,7 @@ def test_answers_that_are_damaged(result: list[Any], place: int, other: bytes) -
     body = text_of(result)
     for damaged in (body[:place], body[:place] + other + body[place + 1 :]):
         with suppress(*ODD):
-            read_series(read_answer(damaged))
+            parse_series(parse_response(damaged))
 
 
 @pytest.mark.parametrize(
@@ -69,14 +68,14 @@ def test_answers_that_are_damaged(result: list[Any], place: int, other: bytes) -
 def test_samples_that_are_none(values: bytes) -> None:
     body = b'{"status":"success","data":{"result":[{"metric":{},"values":' + values + b"}]}}"
     with pytest.raises(ODD):
-        read_series(read_answer(body))
+        parse_series(parse_response(body))
 
 
 def test_a_number_in_place_of_samples() -> None:
     """What the server has written there is not taken for what was cut out."""
     item = {"metric": {}, "values": 1}
     with pytest.raises(ValueError, match="in place of samples"):
-        read_series(Answer({"data": {"result": [item, item]}}, [b'1,"2"', b'1,"2"']))
+        parse_series(Response({"data": {"result": [item, item]}}, [b'1,"2"', b'1,"2"']))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -110,18 +109,18 @@ def test_several_at_once() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as listener:
         Thread(target=listener.serve_forever, daemon=True).start()
         server = Server(f"http://127.0.0.1:{listener.server_port}/")
-        first, second = server.at_once(
-            lambda: server.instant("a", 0.0), lambda: [Found({}, [], []), *server.moments("b", 0.0)]
+        first, second = server.concurrently(
+            lambda: server.instant("a", 0.0), lambda: [PromSeries({}, [], []), *server.timestamps("b", 0.0)]
         )
-        assert first == [Found({"n": "1"}, [1.0] * 20_000, [2.0] * 20_000)]
+        assert first == [PromSeries({"n": "1"}, [1.0] * 20_000, [2.0] * 20_000)]
         assert [len(one.times) for one in second] == [0, 20_000]
         assert second[1].values == []
 
-        def refused() -> list[Found]:
-            return [Found({}, [], []) for _ in server.names("x", 0, 1)]
+        def refused() -> list[PromSeries]:
+            return [PromSeries({}, [], []) for _ in server.metric_names("x", 0, 1)]
 
         with pytest.raises(ServerError, match="answers 400"):
-            server.at_once(refused, list)
+            server.concurrently(refused, list)
         server.close()
         listener.shutdown()
 
@@ -139,22 +138,22 @@ def test_addresses(url: str) -> None:
 )
 def test_what_is_no_address(url: str) -> None:
     """A password in an address would be on command lines, and is not sent."""
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="bad URL"):
         Server(url)
 
 
 def test_points() -> None:
-    """A stretch has its begin and not its end; its time is that of its last look, where that is known."""
+    """A step includes its start and excludes its end; its time is that of its last sample, if known."""
     grid = make_grid(100.0, 130.0, 10.0)
-    assert (grid.first, grid.last, grid.stretches) == (109.999, 139.999, 4)
-    assert grid.row(Found({}, [109.999, 129.999], [1.0, 3.0])) == [1.0, None, 3.0, None]
-    assert grid.row(Found({}, [1e308, 5.0], [1.0, 3.0])) == [None] * 4
+    assert (grid.first, grid.last, grid.steps) == (109.999, 139.999, 4)
+    assert grid.row(PromSeries({}, [109.999, 129.999], [1.0, 3.0])) == [1.0, None, 3.0, None]
+    assert grid.row(PromSeries({}, [1e308, 5.0], [1.0, 3.0])) == [None] * 4
     assert grid.ends([100.0, 109.0, 110.0, 130.0], 130.0) == [109.0, 110.0, 129.999, 130.0]
     found = as_series([{"a": [1.0, None, 3.0, None]}, {}, {}], [109.0, 110.0, 129.0, 130.0], ["a", "b"])
     assert found.times == [109.0, 129.0]
     assert found.last == {"a": [1.0, 3.0], "b": [None, None]}
-    one, other = Found({}, [100.0, 110.0], [1.0, 2.0]), Found({}, [100.0, 109.0], [10.0, 20.0])
-    folded = fold({"a": [one, other], "b": [one], "c": []}, 100.0, 10.0)
+    one, other = PromSeries({}, [100.0, 110.0], [1.0, 2.0]), PromSeries({}, [100.0, 109.0], [10.0, 20.0])
+    folded = resample({"a": [one, other], "b": [one], "c": []}, 100.0, 10.0)
     assert folded.times == [109.0, 110.0]
     assert folded.last == {"a": [20.0, 2.0], "b": [1.0, 2.0]}
     assert folded.mean["a"] == [15.5, 2.0]
@@ -183,8 +182,8 @@ def test_what_a_report_from_a_server_loads() -> None:
 
 def test_what_was_written_twice_counts_once() -> None:
     """VictoriaMetrics keeps both, of a batch that a hub has sent again."""
-    twice = Found({"node": "c1"}, [1.0, 2.0, 2.0, 3.0], [10.0, 20.0, 20.0, 30.0])
-    assert once(twice) == Found({"node": "c1"}, [1.0, 2.0, 3.0], [10.0, 20.0, 30.0])
-    assert once(twice._replace(values=[])) == Found({"node": "c1"}, [1.0, 2.0, 3.0], [])
-    alone = Found({}, [1.0, 2.0], [3.0, 4.0])
-    assert once(alone) is alone
+    twice = PromSeries({"node": "c1"}, [1.0, 2.0, 2.0, 3.0], [10.0, 20.0, 20.0, 30.0])
+    assert deduplicate(twice) == PromSeries({"node": "c1"}, [1.0, 2.0, 3.0], [10.0, 20.0, 30.0])
+    assert deduplicate(twice._replace(values=[])) == PromSeries({"node": "c1"}, [1.0, 2.0, 3.0], [])
+    alone = PromSeries({}, [1.0, 2.0], [3.0, 4.0])
+    assert deduplicate(alone) is alone

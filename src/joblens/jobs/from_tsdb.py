@@ -13,9 +13,7 @@ from joblens.jobs.facts import INTERVAL, end_of, facts_of
 from joblens.schedulers.facts import JobFacts
 from joblens.store.reader import Reader, Span
 from joblens.store.tsdb.exporters import ABOUT, ExporterReader
-from joblens.store.tsdb.promql import Server
-from joblens.store.tsdb.promql_answer import Found
-from joblens.store.tsdb.promql_text import equals, lasting
+from joblens.store.tsdb.promql import PromSeries, Server, duration, equals
 from joblens.store.tsdb.reader import TsdbReader
 
 SCAN_SECONDS = 30 * 86_400.0  # in which a job is looked for of which nothing else is known
@@ -57,7 +55,7 @@ def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> 
     now, step = time.time(), seconds / _STEPS
     matchers = ",".join([equals("jobid", id), *([equals("cluster", cluster)] if cluster else [])])
     for info in _INFO:
-        scan = f"count by (cluster, jobid) (last_over_time({info}{{{matchers}}}[{lasting(step)}]))"
+        scan = f"count by (cluster, jobid) (last_over_time({info}{{{matchers}}}[{duration(step)}]))"
         coarse = [one for one in server.range(scan, now - seconds, now + step, step) if one.times]
         if coarse:
             newest = max(coarse, key=lambda one: one.times[-1])
@@ -65,7 +63,7 @@ def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> 
     raise LookupError(f"{server.name} has no job {id!r:.60} of the last {seconds / 86_400:g} days")
 
 
-def _looked_at(server: Server, info: str, newest: Found, matchers: str, step: float) -> Told:
+def _looked_at(server: Server, info: str, newest: PromSeries, matchers: str, step: float) -> Told:
     """Of this run: one before it may have had the same id."""
     cluster = newest.labels.get("cluster", "")
     first, last = _begin(newest.times, step), newest.times[-1]
@@ -75,7 +73,7 @@ def _looked_at(server: Server, info: str, newest: Found, matchers: str, step: fl
     start, end = _edge(server, selected, first, step, min), _edge(server, selected, last, step, max)
     labels: dict[str, str] = {}
     counts: dict[str, float] = {}  # of looks, by node
-    for one in server.instant(f"count_over_time({selected}[{lasting(last - first + step)}])", last):
+    for one in server.instant(f"count_over_time({selected}[{duration(last - first + step)}])", last):
         labels.update(one.labels)
         counts[_node(one.labels)] = counts.get(_node(one.labels), 0.0) + sum(one.values)
     nodes, most = sorted({*counts} - {""}), max(counts.values(), default=0.0)
@@ -106,12 +104,12 @@ def _edge(
 ) -> float:
     """The first or the last look in the stretch that ends then, in two steps, as all looks would be many."""
     fine = step / _FINER
-    there = f"count(last_over_time({selected}[{lasting(fine)}]))"
+    there = f"count(last_over_time({selected}[{duration(fine)}]))"
     found = [one for one in server.range(there, moment - step + fine, moment, fine) if one.times]
     if not found:
         return moment
     near = which(which(one.times) for one in found)
-    looks = [one for one in server.moments(f"{selected}[{lasting(fine + 0.001)}]", near) if one.times]
+    looks = [one for one in server.timestamps(f"{selected}[{duration(fine + 0.001)}]", near) if one.times]
     return which(which(one.times) for one in looks) if looks else near
 
 
@@ -129,7 +127,9 @@ def summarise_elsewhere(server: Server, told: Told) -> tuple[dict[str, Any], Rea
         reader = exporters = ExporterReader(server, nodes)
         if not nodes or not reader.looks(told.span, "job"):
             raise JoblensError(f"{server.name} has no samples of job {told.facts['id']} or of its nodes")
-        told = Told({**told.facts, "nodes": nodes, "interval": exporters.pace or INTERVAL}, told.end)
+        told = Told(
+            {**told.facts, "nodes": nodes, "interval": exporters.scrape_interval or INTERVAL}, told.end
+        )
     record = summarise(told.facts, told.end, reader)
     if exporters is not None:
         record["data"]["problems"].append(ABOUT.format(" and ".join(exporters.exporters)))

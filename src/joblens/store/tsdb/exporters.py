@@ -1,8 +1,7 @@
-"""What other exporters put into a server that speaks PromQL, read as if joblens had: node_exporter, the DCGM
-exporter and Omnistat.
+"""Series of node_exporter, the DCGM exporter and Omnistat, read as columns of joblens' sets.
 
-They tell of nodes and not of jobs. A job is then all that its nodes did while it ran, which is right where it
-had them alone; `ABOUT` says so, and belongs into each report.
+They are per node, not per job. A job is then everything that its nodes did while it ran, which is right if it
+had them exclusively; each report says so with `ABOUT`.
 """
 
 from __future__ import annotations
@@ -13,33 +12,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from joblens.store.reader import NO_LABELS, Break, ProcessUse, Span
-from joblens.store.tsdb.promql import Server
-from joblens.store.tsdb.promql_answer import Found
-from joblens.store.tsdb.promql_text import lasting, quote
+from joblens.store.tsdb.promql import PromSeries, Server, duration, quote
 from joblens.store.tsdb.reader import TsdbReader
 from joblens.store.tsdb.series import Amount, JobSeries
 
-ABOUT = "it is told by {}, by node: what others did on its nodes meanwhile is in it"
+ABOUT = "measured per node by {}: includes what other jobs did on its nodes meanwhile"
 _NODE_EXPORTER, _DCGM, _OMNISTAT = "node_exporter", "the DCGM exporter", "Omnistat"
 _MIB = 1 << 20
 _MOST_STEPS = 2000
-_LONGEST_DISTANCE = 120.0  # seconds between two scrapes: with more, a server takes a series for ended
-_PROBE_SECONDS = 600.0  # in which it is looked how often is scraped
+_LONGEST_INTERVAL = 120.0  # seconds between two scrapes: after more, a series is stale
+_PROBE_SECONDS = 600.0  # of samples from which the scrape interval is found
 _ENDING = re.compile(r"(:[0-9]+)?$")
 _STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 _BUSY = 'mode=~"user|nice|system|irq|softirq"'
 
 
 class _Source(NamedTuple):
-    """Where a column of a set comes from. In the query, @ stands for what chooses the nodes."""
+    """The source of a column. In the query, @ stands for the matcher of the nodes."""
 
     exporter: str
     query: str
     factor: float = 1.0
-    counts_from: str = (
-        ""  # "start": from 0 at the job's start on; "power": a level that is added up over time
-    )
-    labels: Mapping[str, str] = {}  # our name of a label, and theirs; `=TEXT` is always that
+    counts_from: str = ""  # "start": a counter from 0 at the job's start; "power": integrated over time
+    labels: Mapping[str, str] = {}  # our label and theirs; `=TEXT` is a constant
 
 
 _CORES = {"cpu": "=total"}
@@ -63,7 +58,7 @@ _VRAM = f"max by (instance, card) (rocm_vram_total_bytes{_ALL})"
 _CPU = f"sum by (instance) (node_cpu_seconds_total{{@,{_BUSY}}})"
 _KERNEL = 'sum by (instance) (node_cpu_seconds_total{@,mode=~"system|irq|softirq"})'
 
-# By set and column, the first that the server has counts.
+# By set and column: the first source that the server has is used.
 SOURCES: Mapping[str, Mapping[str, Sequence[_Source]]] = {
     "cpu": {
         f"{state}_seconds": (
@@ -133,71 +128,71 @@ SOURCES: Mapping[str, Mapping[str, Sequence[_Source]]] = {
 
 
 class ExporterSeries(JobSeries):
-    """Columns of ours by what they are made of, all of it as samples: scrapes are few."""
+    """Columns of joblens from other exporters' series, always as raw samples: scrapes are few."""
 
     def __init__(self, server: Server, nodes: Sequence[str], label: str) -> None:
         super().__init__(server)
         self.nodes, self._label = {_short(node): node for node in nodes}, label
-        self._answers: dict[tuple[str, str, Span], list[Found]] = {}
-        self.pace: dict[str, float] = {}
-        self.exporters: list[str] = []  # those that have told something
+        self._cache: dict[tuple[str, str, Span], list[PromSeries]] = {}
+        self.scrape_intervals: dict[str, float] = {}
+        self.exporters: list[str] = []  # those with samples
 
     def names(self, span: Span, set_name: str) -> dict[str, str]:
         known = SOURCES.get(set_name, {})
         return {name: f"{set_name}.{name}" for name in known if self._found(span, set_name, name)}
 
     def amount(self, span: Span, name: str, only: Mapping[str, str] = NO_LABELS) -> Amount:
-        """As little: here they are already."""
+        """Return zero: all samples are fetched anyway."""
         return Amount(0.0, 0, 0.0, [])
 
     def fullest(self, span: Span, names: Sequence[str]) -> str:
         return names[0]
 
-    def raws(self, span: Span, names: Sequence[str], more: Iterable[str] = ()) -> dict[str, list[Found]]:
-        """Where there is a sum over all cores, there is nothing but that sum: nothing is left to choose."""
+    def raws(self, span: Span, names: Sequence[str], more: Iterable[str] = ()) -> dict[str, list[PromSeries]]:
+        """`more` is not needed: cores are already summed."""
         return {name: self._found(span, *name.split(".")) for name in names}
 
-    def moments(self, span: Span, name: str) -> list[Found]:
+    def timestamps(self, span: Span, name: str) -> list[PromSeries]:
         return self.raws(span, [name])[name]
 
-    def _found(self, span: Span, set_name: str, column: str) -> list[Found]:
+    def _found(self, span: Span, set_name: str, column: str) -> list[PromSeries]:
         span = span._replace(job="", cluster="", nodes=())
         key = set_name, column, span
-        if key not in self._answers:
+        if key not in self._cache:
             sources = SOURCES.get(set_name, {}).get(column, ())
-            answers = (self._ask(span, source) for source in sources)
-            self._answers[key] = next(filter(None, answers), [])
-        return self._answers[key]
+            results = (self._query(span, source) for source in sources)
+            self._cache[key] = next(filter(None, results), [])
+        return self._cache[key]
 
-    def _ask(self, span: Span, source: _Source) -> list[Found]:
-        pace = self._find_pace(source.exporter, span)
-        if not pace:
+    def _query(self, span: Span, source: _Source) -> list[PromSeries]:
+        interval = self._scrape_interval(source.exporter, span)
+        if not interval:
             return []
-        step = max(pace, (span.end - span.start) / _MOST_STEPS)
+        step = max(interval, (span.end - span.start) / _MOST_STEPS)
         query = re.sub(
-            r"([a-zA-Z_]+)\{([^}]*)\}", rf"last_over_time(\1{{\2}}[{lasting(1.5 * step)}])", source.query
+            r"([a-zA-Z_]+)\{([^}]*)\}", rf"last_over_time(\1{{\2}}[{duration(1.5 * step)}])", source.query
         )
-        asked = self.server.range(query.replace("@", self._chosen()), span.start, span.end, step)
-        found = [self._named(one, source) for one in asked if one.times]
+        raw = self.server.range(query.replace("@", self._chosen()), span.start, span.end, step)
+        found = [self._named(one, source) for one in raw if one.times]
         if found and source.exporter not in self.exporters:
             self.exporters.append(source.exporter)
         return [_counted(one, source) for one in found]
 
-    def _find_pace(self, exporter: str, span: Span) -> float:
-        """Seconds from one scrape to the next, 0 if the nodes are not told of at all."""
-        if exporter not in self.pace:
+    def _scrape_interval(self, exporter: str, span: Span) -> float:
+        """Return the seconds between two scrapes, 0 if there are no samples of these nodes."""
+        if exporter not in self.scrape_intervals:
             probe = {_NODE_EXPORTER: "node_load1", _DCGM: "DCGM_FI_DEV_GPU_UTIL"}.get(exporter)
             names = [probe] if probe else ["rocm_utilization_percentage", "omnistat_mem_total_bytes"]
-            # At its end, where that is enough; what is scraped seldom has few samples anyway.
+            # The last minutes are mostly enough; a long scrape interval has few samples anyway.
             windows = (_PROBE_SECONDS, max(span.end - span.start, _PROBE_SECONDS))
-            answers = (self._distances(name, span.end, window) for window in windows for name in names)
+            answers = (self._intervals(name, span.end, window) for window in windows for name in names)
             found = sorted(next(filter(None, answers), []))
             median = found[len(found) // 2] if found else 0.0
-            self.pace[exporter] = min(max(median, 0.1), _LONGEST_DISTANCE) if found else 0.0
-        return self.pace[exporter]
+            self.scrape_intervals[exporter] = min(max(median, 0.1), _LONGEST_INTERVAL) if found else 0.0
+        return self.scrape_intervals[exporter]
 
-    def _distances(self, name: str, end: float, seconds: float) -> list[float]:
-        found = self.server.moments(f"{name}{{{self._chosen()}}}[{lasting(seconds)}]", end)
+    def _intervals(self, name: str, end: float, seconds: float) -> list[float]:
+        found = self.server.timestamps(f"{name}{{{self._chosen()}}}[{duration(seconds)}]", end)
         return [b - a for one in found for a, b in zip(one.times, one.times[1:])]
 
     def _chosen(self) -> str:
@@ -205,38 +200,38 @@ class ExporterSeries(JobSeries):
         pattern = "(" + names + r")(\..*)?(:[0-9]+)?"
         return f"{self._label}=~{quote(pattern)}"
 
-    def _named(self, one: Found, source: _Source) -> Found:
+    def _named(self, one: PromSeries, source: _Source) -> PromSeries:
         theirs = one.labels.get(self._label, "")
         labels = {"node": self.nodes.get(_short(theirs), _ENDING.sub("", theirs)), "cluster": ""}
         for ours, name in source.labels.items():
             labels[ours] = name[1:] if name.startswith("=") else one.labels.get(name, "")
-        return Found(labels, one.times, [value * source.factor for value in one.values])
+        return PromSeries(labels, one.times, [value * source.factor for value in one.values])
 
 
 class ExporterReader(TsdbReader):
-    """Of these nodes; `label` is the label that names them, as HOST or HOST:PORT."""
+    """A reader of some nodes, named by `label` as HOST or HOST:PORT."""
 
     def __init__(self, server: Server, nodes: Sequence[str], label: str = "instance") -> None:
-        self._of = ExporterSeries(server, nodes, label)
-        super().__init__(server, self._of)
+        self._exported = ExporterSeries(server, nodes, label)
+        super().__init__(server, self._exported)
 
     @property
-    def pace(self) -> float:
-        """Seconds from one scrape to the next, 0 if unknown."""
-        return round(max(self._of.pace.values(), default=0.0), 1)
+    def scrape_interval(self) -> float:
+        """Seconds between two scrapes, 0 if unknown."""
+        return round(max(self._exported.scrape_intervals.values(), default=0.0), 1)
 
     @property
     def exporters(self) -> list[str]:
-        """Those that have told something."""
-        return self._of.exporters
+        """Names of the exporters that have samples."""
+        return self._exported.exporters
 
     def _broken(self, span: Span, set_name: str, names: list[str], longest: float) -> list[str]:
-        return sorted(self._of.nodes.values())
+        return sorted(self._exported.nodes.values())
 
     def breaks(
         self, span: Span, set_name: str, counters: Sequence[str], longest: float
     ) -> dict[str, list[Break]]:
-        """A scrape that was missed is no break: their counters are the kernel's."""
+        """A missed scrape is not a gap: these counters are the kernel's."""
         return super().breaks(span, set_name, counters, math.inf)
 
     def processes(self, span: Span) -> list[ProcessUse]:
@@ -244,11 +239,11 @@ class ExporterReader(TsdbReader):
 
 
 def _short(name: str) -> str:
-    """c1 of c1.example.org:9100."""
+    """Return c1 for c1.example.org:9100."""
     return _ENDING.sub("", name).partition(".")[0]
 
 
-def _counted(one: Found, source: _Source) -> Found:
+def _counted(one: PromSeries, source: _Source) -> PromSeries:
     if source.counts_from == "start":
         return one._replace(values=[value - one.values[0] for value in one.values])
     if source.counts_from == "power":

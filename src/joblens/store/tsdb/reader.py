@@ -1,7 +1,7 @@
 """The interface of joblens.store.reader over a server that speaks PromQL.
 
-Few samples are fetched as they are, and come to the same answers as those of the lake. Of many, the server
-puts together what lies in one point.
+A small number of samples is fetched raw, with the same results as from the lake. A large number is
+aggregated by the server, one value per point.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from operator import sub
 from time import time as wall_clock
 
 from joblens.store.reader import KEYS, LOOKS_AROUND, NO_LABELS, Break, ProcessUse, Series, Span, find_breaks
-from joblens.store.tsdb.fold import Grid, as_series, fold, make_grid
 from joblens.store.tsdb.processes import find_processes
-from joblens.store.tsdb.promql import Question, Server
-from joblens.store.tsdb.promql_answer import Found
-from joblens.store.tsdb.promql_text import WHICH, lasting, one_of, together
-from joblens.store.tsdb.series import JobSeries, equal, whole
+from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, Query, Server, duration, one_of, union
+from joblens.store.tsdb.resample import Grid, as_series, make_grid, resample
+from joblens.store.tsdb.series import JobSeries, equal, window
 
 MOST_LOOKS = 400_000
 _NOTHING = Series([], {}, {}, {})
-_Parts = tuple[dict[str, list[float | None]], ...]  # what was last, on average, and at most
+_Parts = tuple[dict[str, list[float | None]], ...]  # last, mean and peak
 
 
 class TsdbReader:
@@ -50,10 +48,10 @@ class TsdbReader:
             return {}
         width = max((span.end - span.start) / max(points, 1), 1e-6)
         amount = self._series.amount(span, next(iter(chosen.values())), only)
-        if amount.is_little(len(chosen)):
-            return self._fold(span, labels, chosen, width, only)
+        if amount.is_small(len(chosen)):
+            return self._resample(span, labels, chosen, width, only)
         grid = make_grid(span.start, span.end, max(width, 2 * amount.distance))
-        groups = self._folded(span, labels, chosen, grid, only)
+        groups = self._aggregate(span, labels, chosen, grid, only)
         looks = self._looks_by_node(span, set_name) if tuple(labels) == ("node",) else {}
         return {
             key: as_series(parts, grid.ends(looks.get(key, []), span.end), chosen)
@@ -83,11 +81,11 @@ class TsdbReader:
         name = self._series.fullest(span, names)
         amount = self._series.amount(span, name)
         if amount.samples <= MOST_LOOKS:
-            raw = self._series.moments(span, name)
+            raw = self._series.timestamps(span, name)
         else:
             step = max((span.end - span.start) * amount.series / MOST_LOOKS, 2 * amount.distance)
             selected = self._series.select(span, name)
-            grouped = f"count by (cluster, node) (last_over_time({selected}[{lasting(step)}]))"
+            grouped = f"count by (cluster, node) (last_over_time({selected}[{duration(step)}]))"
             raw = self.server.range(grouped, span.start + step, span.end + step, step)
         found: dict[tuple[str, str], set[float]] = {}
         for one in raw:
@@ -96,7 +94,7 @@ class TsdbReader:
         return {key: sorted(times) for key, times in sorted(found.items())}
 
     def _looks_by_node(self, span: Span, set_name: str) -> dict[tuple[str, ...], list[float]]:
-        """As far as they were asked for. With them, a point's time is that of its last sample."""
+        """Return cached sample times. With them, a point has the time of its last sample."""
         found: dict[tuple[str, ...], list[float]] = {}
         for (_, node), times in self._looks.get((span, set_name), {}).items():
             found[node,] = sorted({*times, *found[node,]}) if (node,) in found else times
@@ -125,42 +123,42 @@ class TsdbReader:
         return {node: some for node, some in sorted(found.items()) if some}
 
     def _broken(self, span: Span, set_name: str, names: list[str], longest: float) -> list[str]:
-        """Nodes on which something is to be looked for."""
+        """Return the nodes with a gap or a counter reset."""
         looks = self.looks(span, set_name)
         nodes = {
             node
             for (_, node), times in looks.items()
             if max(map(sub, times[1:], times), default=0.0) > longest
         }
-        again = {
-            name: f"sum by (node) (resets({self._series.select(span, name)}[{whole(span)}])) > 0"
+        resets = {
+            name: f"sum by (node) (resets({self._series.select(span, name)}[{window(span)}])) > 0"
             for name in names
         }
-        nodes.update(one.labels.get("node", "") for one in self._series.instant(together(again), span))
+        nodes.update(one.labels.get("node", "") for one in self._series.instant(union(resets), span))
         return sorted(nodes)
 
-    def _fold(
+    def _resample(
         self, span: Span, labels: Sequence[str], chosen: dict[str, str], width: float, only: Mapping[str, str]
     ) -> dict[tuple[str, ...], Series]:
-        groups: dict[tuple[str, ...], dict[str, list[Found]]] = {}
+        groups: dict[tuple[str, ...], dict[str, list[PromSeries]]] = {}
         raw = self._series.raws(span, list(chosen.values()), equal(only))
         for column, name in chosen.items():
             for one in raw[name]:
                 key = tuple(one.labels.get(label, "") for label in labels)
                 groups.setdefault(key, {}).setdefault(column, []).append(one)
-        found = {key: fold(columns, span.start, width) for key, columns in groups.items()}
+        found = {key: resample(columns, span.start, width) for key, columns in groups.items()}
         return {key: series for key, series in sorted(found.items()) if series.times}
 
-    def _folded(
+    def _aggregate(
         self, span: Span, labels: Sequence[str], chosen: dict[str, str], grid: Grid, only: Mapping[str, str]
     ) -> dict[tuple[str, ...], _Parts]:
-        """The server puts them together. What a counter was last is also what it was at most."""
+        """Let the server aggregate. The last value of a counter is also its peak."""
         groups: dict[tuple[str, ...], _Parts] = {}
         columns = {name: column for column, name in chosen.items()}
-        questions = self._questions(span, labels, list(columns), grid, only)
-        for which, found in enumerate(self.server.at_once(*questions)):
+        queries = self._queries(span, labels, list(columns), grid, only)
+        for which, found in enumerate(self.server.concurrently(*queries)):
             for one in found:
-                name = one.labels.get(WHICH if which else "__name__", "")
+                name = one.labels.get(QUERY_LABEL if which else "__name__", "")
                 if name in columns and one.times:
                     key = tuple(one.labels.get(label, "") for label in labels)
                     parts, row = groups.setdefault(key, ({}, {}, {})), grid.row(one)
@@ -168,18 +166,18 @@ class TsdbReader:
                         part[columns[name]] = row
         return groups
 
-    def _questions(
+    def _queries(
         self, span: Span, labels: Sequence[str], names: list[str], grid: Grid, only: Mapping[str, str]
-    ) -> list[Question]:
-        window, by = lasting(grid.step), ", ".join(labels)
+    ) -> list[Query]:
+        step, by = duration(grid.step), ", ".join(labels)
         selected = self._series.select_all(span, names, equal(only))
-        queries = [f"sum by ({', '.join(['__name__', *labels])}) (last_over_time({selected}[{window}]))"]
+        queries = [f"sum by ({', '.join(['__name__', *labels])}) (last_over_time({selected}[{step}]))"]
         levels = {
             name: self._series.select(span, name, equal(only)) for name in names if not _is_counter(name)
         }
         for function in ("avg_over_time", "max_over_time") if levels else ():
-            folds = {name: f"sum by ({by}) ({function}({it}[{window}]))" for name, it in levels.items()}
-            queries.append(together(folds))
+            grouped = {name: f"sum by ({by}) ({function}({it}[{step}]))" for name, it in levels.items()}
+            queries.append(union(grouped))
         return [partial(self.server.range, it, grid.first, grid.last, grid.step) for it in queries]
 
 
@@ -188,5 +186,5 @@ def _is_counter(name: str) -> bool:
 
 
 def _until_now(span: Span) -> Span:
-    """A server counts back from the end, and one far away would have it look at nothing."""
+    """Limit the end: range selectors count back from it, and one far ahead would select nothing."""
     return span._replace(end=max(min(span.end, math.ceil(wall_clock()) + 60.0), span.start))

@@ -1,4 +1,4 @@
-"""Samples put together to points, from those of a server or from what it has put together itself."""
+"""Resample to the points of a timeline: raw samples, or values that a server has aggregated."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from itertools import compress
 from typing import NamedTuple
 
 from joblens.store.reader import Series
-from joblens.store.tsdb.promql_answer import Found
+from joblens.store.tsdb.promql import PromSeries
 
 
 class Grid(NamedTuple):
-    """Stretches of equal length, each with its begin and without its end.
+    """Steps of equal length, each including its start and excluding its end.
 
-    Servers count the end in and not the begin, some both, in milliseconds: one less, and all mean the same.
+    Servers include the end and exclude the start, some include both, in milliseconds. So each step is
+    evaluated one millisecond before its end, where all servers agree.
     """
 
     start: float
     step: float
-    stretches: int
+    steps: int
 
     @property
     def first(self) -> float:
@@ -28,16 +29,16 @@ class Grid(NamedTuple):
 
     @property
     def last(self) -> float:
-        return self.first + (self.stretches - 1) * self.step
+        return self.first + (self.steps - 1) * self.step
 
     def place(self, time: float) -> int:
-        """The stretch that ends then, -1 if none does."""
+        """Return the step that ends at this time, or -1."""
         inside = self.start <= time <= self.last + 0.001
         return round((time - self.first) / self.step) if inside else -1
 
-    def row(self, found: Found) -> list[float | None]:
-        """Its values, one for each stretch. Most series have one in each, from their first to their last."""
-        row: list[float | None] = [None] * self.stretches
+    def row(self, found: PromSeries) -> list[float | None]:
+        """Return one value per step. Most series have a value in each step from their first to their last."""
+        row: list[float | None] = [None] * self.steps
         first, last = self.place(found.times[0]), self.place(found.times[-1])
         if first >= 0 and last - first == len(found.values) - 1:
             row[first : last + 1] = found.values
@@ -48,25 +49,25 @@ class Grid(NamedTuple):
                 row[place] = value
         return row
 
-    def ends(self, looks: Sequence[float], end: float) -> list[float]:
-        """When the last look in each stretch was. Where none is known, the stretch's end."""
+    def ends(self, samples: Sequence[float], end: float) -> list[float]:
+        """Return the time of the last sample in each step, or the end of the step if it has none."""
         found = []
-        for number in range(self.stretches):
+        for number in range(self.steps):
             last = self.first + number * self.step
-            place = bisect_right(looks, last)
-            known = place > 0 and looks[place - 1] > last - self.step
-            found.append(looks[place - 1] if known else min(last, end))
+            place = bisect_right(samples, last)
+            known = place > 0 and samples[place - 1] > last - self.step
+            found.append(samples[place - 1] if known else min(last, end))
         return found
 
 
 def make_grid(start: float, end: float, step: float) -> Grid:
-    """Servers count in milliseconds."""
+    """Round the step up to milliseconds, the resolution of servers."""
     step = max(math.ceil(round(step * 1000, 6)), 1) / 1000
     return Grid(start, step, math.floor((end - start) / step) + 1)
 
 
-def fold(columns: dict[str, list[Found]], start: float, width: float) -> Series:
-    """From all samples: those of one moment are added up, then those of one point put together."""
+def resample(columns: dict[str, list[PromSeries]], start: float, width: float) -> Series:
+    """Sum the samples of the same time over all series, then aggregate those of each point."""
     points = {name: _by_point(found, start, width) for name, found in columns.items()}
     points = {name: some for name, some in points.items() if some}
     ends: dict[int, float] = {}
@@ -83,10 +84,10 @@ def fold(columns: dict[str, list[Found]], start: float, width: float) -> Series:
     return series
 
 
-def _by_point(found: list[Found], start: float, width: float) -> dict[int, tuple[float, list[float]]]:
-    """By number of the point, the time of its last sample and its values."""
+def _by_point(found: list[PromSeries], start: float, width: float) -> dict[int, tuple[float, list[float]]]:
+    """Return the time of the last sample and all values, by number of the point."""
     points: dict[int, tuple[float, list[float]]] = {}
-    for time, value in _added(found):
+    for time, value in _sum_series(found):
         number = math.floor((time - start) / width)
         values = points[number][1] if number in points else []
         values.append(value)
@@ -94,7 +95,7 @@ def _by_point(found: list[Found], start: float, width: float) -> dict[int, tuple
     return points
 
 
-def _added(found: list[Found]) -> Iterable[tuple[float, float]]:
+def _sum_series(found: list[PromSeries]) -> Iterable[tuple[float, float]]:
     if len(found) == 1:
         return zip(found[0].times, found[0].values)
     moments: dict[float, float] = {}
@@ -107,7 +108,7 @@ def _added(found: list[Found]) -> Iterable[tuple[float, float]]:
 def as_series(
     parts: Sequence[dict[str, list[float | None]]], times: list[float], columns: Collection[str]
 ) -> Series:
-    """Without the points of which nothing is known. The parts: what was last, on average, and at most."""
+    """Drop points without any value. `parts` are last, mean and peak."""
     rows = [row for part in parts for row in part.values()]
     known = [any(value is not None for value in cells) for cells in zip(*rows)]
     unknown: list[float | None] = [None] * len(times)

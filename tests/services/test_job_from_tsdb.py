@@ -195,7 +195,7 @@ def check_node(server: Server) -> None:
     assert record["used"]["node_idle_cores"] <= cores * 1.1
     assert [node["node"] for node in record["nodes"]] == ["c1"]
     assert record["data"]["problems"] == [
-        "it is told by node_exporter, by node: what others did on its nodes meanwhile is in it"
+        "measured per node by node_exporter: includes what other jobs did on its nodes meanwhile"
     ]
     assert "node_exporter" in render_report(record, Style())
     with pytest.raises(JoblensError, match="has no samples of job 17 or of its nodes"):
