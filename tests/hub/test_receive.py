@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joblens.analysis.live import Live
 from joblens.core.log_limiter import LogLimiter
 from joblens.hub.clocks import Clocks
 from joblens.hub.limits import Bucket, Room, place_of
@@ -451,6 +452,17 @@ def test_sets(hub: Hub, sender: Sender) -> None:
     # An old one that comes late does not make the new one older.
     sender.send(make_batch(0, "n1", sent=now - 500, sets=[]), sent=now)
     assert [item["set"] for item in hub.sets()["sets"] if item["node"] == "n1"] == ["cpu", "memory"]
+
+
+def test_top_reads_the_page_of_a_hub(hub: Hub, sender: Sender) -> None:
+    """`joblens top` understands `/now`, which names the user of each job."""
+    sender.send(make_batch(1, "n1"))
+    live = Live()
+    page = json.loads(sender.get("/now").text)
+    live.take(page)
+    assert [(node.node, node.state) for node in live.nodes()] == [("n1", "live")]
+    (info,) = [item for item in page["nodes"][0]["sets"] if item["set"] == "job_info"]
+    assert dict(zip(info["labels"], info["rows"][0]))["user"] == "alice"
 
 
 def test_gaps_of_nodes(hub: Hub, sender: Sender) -> None:

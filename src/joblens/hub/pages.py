@@ -140,7 +140,10 @@ class Pages:
                     "state": node_state(node, now),
                     "age_seconds": node.age(now),
                     "interval_seconds": node.period,
-                    "sets": [*node.now.describe(time.monotonic() < end), *describe_owners(node)],
+                    "sets": [
+                        it.as_json()
+                        for it in (*node.now.describe(time.monotonic() < end), *describe_owners(node))
+                    ],
                 }
                 for node in self._receiver.nodes
             ],
