@@ -239,7 +239,7 @@ def test_names_in_the_configuration() -> None:
     text = scrape_config([Target('c"1', "l\\ab", "c1:1", "t")], 0.25)
     assert '"c\\"1"' in text
     assert "scrape_interval: 250ms" in text
-    with pytest.raises(OutsideError, match="the token of c1 is none"):
+    with pytest.raises(OutsideError, match="the token of c1 has characters"):
         scrape_config([Target("c1", "", "c1:1", 'a"b')], 1.0)
     assert sink_options(TsdbSettings("https://h/p/"))["url"] == "https://h/p/api/v1/write"
     assert sink_options(TsdbSettings("https://h", write_url="https://w/x"))["url"] == "https://w/x"

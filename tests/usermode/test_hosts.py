@@ -23,7 +23,7 @@ def test_slurm() -> None:
     assert find_allocation(SLURM) == whole
     assert find_allocation(SLURM, "c2") == whole._replace(hosts=("c2",))
     assert find_allocation(SLURM, "d1").how == "ssh"
-    with pytest.raises(OutsideError, match="this is job 42, but not on which nodes"):
+    with pytest.raises(OutsideError, match="SLURM_JOB_ID is 42, but SLURM_JOB_NODELIST is not set"):
         find_allocation({"SLURM_JOB_ID": "42"})
 
 

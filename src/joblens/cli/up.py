@@ -35,7 +35,7 @@ _START_SECONDS = 180.0  # longer than the daemons may take
 
 
 class Running(NamedTuple):
-    """What up.json says of a running `joblens up`."""
+    """A running `joblens up`, as up.json describes it."""
 
     pid: int
     host: str

@@ -44,7 +44,7 @@ def find_live(pid: int) -> Optional[Stat]:
 
 
 class Ready(NamedTuple):
-    """What a daemon announces when it is ready."""
+    """The announcement of a daemon that is ready."""
 
     name: str  # agent, hub, up
     address: str

@@ -21,7 +21,7 @@ _RANK_ENDED = re.compile(
     r"|joblens: (?:no Python|this host, |the agent was not received).*)$))(\[[\d,-]+\]|[\w.-]+): (.*)"
 )
 _LABEL = re.compile(r"([\w.-]+): (.*)")
-_LAUNCHERS = ("srun", "slurmstepd", "flux-exec")  # whose own messages look labelled
+_LAUNCHERS = ("srun", "slurmstepd", "flux-exec")  # their own messages have the same form
 STARTING = "joblens: starting on "  # the bootstrap's first line
 _STARTING = re.compile(STARTING + r"([^\s,]+)(?:, step \d+)?")
 _STEP = re.compile(r"\bStepId=\d+\.(\d+)|^" + STARTING + r"[^\s,]+, step (\d+)$")

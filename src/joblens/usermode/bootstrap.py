@@ -1,5 +1,5 @@
-"""What runs first on a host of the job. It receives the agent and its settings through its input, so that
-nothing of joblens has to be installed there and nothing is left behind.
+"""The program that starts the agent on a host of the job. It receives the agent and its settings through its
+input, so that nothing of joblens has to be installed there and nothing is left behind.
 
 `PYTHON_FINDER` is for sh, `BOOTSTRAP` for the Python that it finds, from 3.9 on. The input is one line of
 JSON followed by the agent as one file (joblens.usermode.pack). Then it stays open: when it ends the agent
@@ -17,8 +17,8 @@ from typing import NamedTuple
 from joblens.usermode.state import JobFile
 
 NO_FILE = 66  # an exit code: the file with the address to connect to is not visible there, or nothing answers
-# $1 is the Python that runs here, $2 the bootstrap, $3 the address of the hub, and where there is no input
-# (joblens.usermode.pbs_tasks) $4 the host and $5 a file.
+# $1 is the Python that runs here, $2 the bootstrap, $3 the address of the hub, and for
+# joblens.usermode.pbs_tasks, which has no input, $4 the host and $5 a file.
 PYTHON_FINDER = """\
 for p in "$1" python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9; do
   command -v "$p" >/dev/null 2>&1 || continue

@@ -1,4 +1,4 @@
-"""What a session has beside the embedded store: further sinks of its hub, and servers that run with it."""
+"""Time series databases beside the embedded store: further sinks of the hub, and servers of the session."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _why_unreachable(address: str) -> str:
 
 
 def wait_until_scraped(session: Session, hosts: list[str], seconds: float) -> dict[str, str]:
-    """Return the hosts that Prometheus has not scraped, with the reason; {} if there is no Prometheus."""
+    """Return the hosts that Prometheus has not scraped, with the reason; {} without a Prometheus."""
     tsdb = session.state.tsdb
     if tsdb is None or tsdb.kind != PROMETHEUS or tsdb.server is None:
         return {}

@@ -1,6 +1,7 @@
-"""What is known of a session's job: from its batch system while that tells, else from when it was started.
+"""Facts about a session's job: from the batch system while it knows the job, else from the start of the
+session.
 
-Much is imported late: the process that holds a session asks for little of it, and its memory is the job's.
+Much is imported late: the supervisor uses little of it, and its memory counts as the job's.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from joblens.schedulers.facts import JobFacts, Resources
 from joblens.usermode.hosts import Allocation, flux_job
 
 _SECONDS = 10.0
-_ROOM = 256 << 20  # bytes, most of which storing and reporting take: their libraries are large
+_ENOUGH = 256 << 20  # bytes that storing and reporting take, mostly for their libraries
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 
 
 def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) -> JobFacts:
-    """What a job's own environment tells."""
+    """Return the facts in the job's environment."""
     from joblens.core.host import Host
     from joblens.run.facts import cores, memory
 
@@ -45,16 +46,16 @@ def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) ->
 
 
 def little_memory() -> int:
-    """Bytes that may be used here, if they are too few for more than to watch and to keep what is seen."""
+    """Return the memory limit here if it allows only sampling, but no report; else 0."""
     from joblens.core.host import Host
     from joblens.run.facts import memory
 
     found = memory(Host())
-    return found if found is not None and found < _ROOM else 0
+    return found if found is not None and found < _ENOUGH else 0
 
 
 def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts | None:
-    """None where nobody answers. Of a job that has ended, accounting knows more than the queue does."""
+    """Return None without an answer. After a job's end, accounting has more than the queue."""
     if allocation.scheduler == "flux":
         return _flux(allocation, seconds)
     if allocation.scheduler == "pbs":
@@ -68,14 +69,14 @@ def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts
     if found is not None and found.state not in ENDED:
         return found
     try:
-        told = Slurm(seconds).job(allocation.job)
+        accounted = Slurm(seconds).job(allocation.job)
     except JoblensError:
-        told = None
-    return told or found
+        accounted = None
+    return accounted or found
 
 
 def _flux(allocation: Allocation, seconds: float) -> JobFacts | None:
-    """A batch job has a Flux of its own, which does not know it: that above does."""
+    """The Flux instance of a batch job does not know the job; the enclosing instance does."""
     from joblens.schedulers.flux import Flux
 
     within = flux_job(os.environ, "FLUX_ENCLOSING_ID") == allocation.job
@@ -108,7 +109,7 @@ def _scontrol(allocation: Allocation, seconds: float) -> JobFacts | None:
 
 
 def has_ended(allocation: Allocation) -> bool:
-    """Whether the batch system says that the job is over, or just ending."""
+    """Whether the job has ended or is completing, according to the batch system."""
     if allocation.scheduler != "slurm":
         job = ask_scheduler(allocation)
         return job is not None and job.end is not None
@@ -120,7 +121,7 @@ def has_ended(allocation: Allocation) -> bool:
 
 
 def cancel_steps(allocation: Allocation, steps: Sequence[str]) -> None:
-    """With time for them to clean up: Slurm's own signal for that would be SIGKILL."""
+    """Send SIGTERM, so that they can clean up: scancel alone would soon send SIGKILL."""
     named = [f"{allocation.job}.{step}" for step in steps if step]
     if allocation.scheduler == "slurm" and named:
         with suppress(JoblensError):

@@ -1,4 +1,4 @@
-"""Which job this is, and on which hosts: from what the batch system tells those who run in a job."""
+"""The job and its hosts, from the environment that the batch system sets."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ _FLUX_SECONDS = 20.0
 
 
 class Allocation(NamedTuple):
-    """Where a job runs."""
-
-    scheduler: str  # slurm, flux, pbs; "": none, and then the job is this session
+    scheduler: str  # slurm, flux, pbs; "": none, the session is the job
     job: str
     cluster: str
     hosts: tuple[str, ...]
-    how: str  # in which way agents get to the hosts: slurm, flux, pbs, ssh or here
+    how: str  # agents are started: slurm, flux, pbs, ssh or here
 
 
 def find_allocation(environment: Mapping[str, str], hosts: str = "") -> Allocation:
-    """Raises UsageError for a list that is none, OutsideError where a batch system does not say its hosts."""
+    """Raises UsageError for malformed `hosts`, OutsideError if the batch system does not name its hosts."""
     found = _of_slurm(environment) or _of_flux(environment) or _of_pbs(environment) or _of_none()
     if not hosts:
         return found
@@ -40,7 +38,8 @@ def find_allocation(environment: Mapping[str, str], hosts: str = "") -> Allocati
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """As Slurm writes them, `c[1-3],d1`, or with spaces between. They become words of commands."""
+    """Parse a list such as `c[1-3],d1`, or with spaces. Names are checked: they become arguments of
+    commands."""
     try:
         found = tuple(dict.fromkeys(host for word in text.split() for host in expand(word)))
     except MalformedError as error:
@@ -54,7 +53,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 def check_host(host: str) -> str:
     if not _NAME.fullmatch(host):
-        raise UsageError(f"{host!r:.80} is no name of a host")
+        raise UsageError(f"{host!r:.80} is not a valid host name")
     return host
 
 
@@ -72,7 +71,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Allocation | None:
         return None
     nodes = environment.get("SLURM_JOB_NODELIST", "") or environment.get("SLURMD_NODENAME", "")
     if not nodes:
-        raise OutsideError(f"Slurm says that this is job {job}, but not on which nodes")
+        raise OutsideError(f"SLURM_JOB_ID is {job}, but SLURM_JOB_NODELIST is not set")
     cluster = environment.get("SLURM_CLUSTER_NAME", "")
     return Allocation("slurm", job, cluster, tuple(map(check_host, expand(nodes))), "slurm")
 
@@ -85,7 +84,8 @@ def _of_flux(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def flux_job(environment: Mapping[str, str], name: str = "FLUX_JOB_ID") -> str:
-    """That of `flux run` and `flux submit`; "" in the script of `flux batch`, which has a Flux of its own."""
+    """Return the job of `flux run` or `flux submit`; "" in a `flux batch` script, which has its own
+    instance."""
     if not environment.get(name):
         return ""
     from joblens.schedulers.flux import plain_id
@@ -94,13 +94,13 @@ def flux_job(environment: Mapping[str, str], name: str = "FLUX_JOB_ID") -> str:
 
 
 def flux_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """By rank, so that one with several brokers is there several times."""
+    """Return hosts by rank; one with several brokers appears several times."""
     job = flux_job(environment)
     words = ["jobs", "--no-header", "--format={nodelist}", job] if job else ["getattr", "hostlist"]
     text = run_command(["flux", *words], timeout=_FLUX_SECONDS, most=_LARGEST)
     found = tuple(map(check_host, expand(text.strip())))
     if not found:
-        raise OutsideError("Flux does not say on which hosts this job runs")
+        raise OutsideError(f"flux {words[0]} printed no hosts of this job")
     return found
 
 

@@ -62,7 +62,7 @@ def environment(how: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_a_step(allocation: Allocation, words: Sequence[str]) -> list[str]:
-    """Return a command that runs `words` on this host as a step of its own, or [] where there are no steps.
+    """Return a command that runs `words` on this host as a separate step, or [] outside of Slurm.
 
     A process in the step of the batch script that is killed for lack of memory makes Slurm mark the whole job
     OUT_OF_MEMORY, and what still runs at the script's end is killed at once."""

@@ -1,8 +1,8 @@
-"""The agent as one file, for nodes where no file system that they share has joblens on it.
+"""The agent as one file, for nodes on which joblens is not installed.
 
-`python3 FILE agent …` runs it, with any Python from 3.9 on and nothing else. What every agent loads is in it
-twice, also as this Python has compiled it: nodes mostly have the same one, and to compile it all takes longer
-than to do the rest. Any other Python takes the sources.
+`python3 FILE agent …` runs it, with any Python from 3.9 on and nothing else. Modules that every agent loads
+are also in it as bytecode of this Python: nodes mostly have the same version, and compiling takes longer than
+everything else at start. Other versions use the sources.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from importlib.resources.abc import Traversable
 from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 
-# What the agent loads, late or at once. A test holds that nothing is missing.
+# Everything that the agent loads, also late. A test checks that nothing is missing.
 _FOLDERS = ("core", "wire", "collectors", "attribution", "agent")
 _MODULES = ("__init__.py", "__main__.py")
 _COMMANDS = ("__init__.py", "agent.py", "daemon.py", "settings.py")
-_DATE = (1980, 1, 1, 0, 0, 0)  # the same file from the same code
+_DATE = (1980, 1, 1, 0, 0, 0)  # so that the same code gives the same file
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _SELDOM = tuple(f"collectors/{name}" for name in ("external/", "gpu/", "energy/", "lustre"))
-_UNCHECKED = (1).to_bytes(4, "little")  # PEP 552: known by a hash of its source, which is not looked at
+_UNCHECKED = (1).to_bytes(4, "little")  # PEP 552: bytecode with a hash of its source, which is not checked
 
 
 def pack_agent() -> bytes:
@@ -40,7 +40,7 @@ def pack_agent() -> bytes:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """As it lies beside the source, where it does."""
+    """Return bytecode, from __pycache__ if it is there."""
     file = files("joblens.usermode").joinpath("..", "..", name)
     if any(part in name for part in _SELDOM) or not isinstance(file, Path) or not file.is_file():
         return b""

@@ -1,4 +1,4 @@
-"""What a Prometheus of a session's own is told: whom to scrape, and the password that it asks for, hashed."""
+"""Configuration of the Prometheus of a session: targets, and the hash of its password."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 from joblens.core.errors import OutsideError
 
-_COST = 4  # of bcrypt, the lowest: the password has 256 random bits, which nobody finds by trying
+_COST = 4  # of bcrypt, the lowest: a password of 256 random bits cannot be guessed
 _BASE64 = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 _WORD = re.compile(r"[A-Za-z0-9._~+/=:-]+")
 
 
 class Target(NamedTuple):
-    """One agent, as Prometheus finds it."""
-
     node: str
     cluster: str
     address: str  # HOST:PORT
@@ -27,25 +25,25 @@ class Target(NamedTuple):
 
 
 def scrape_config(targets: Iterable[Target], interval: float) -> str:
-    """Of Prometheus. A string in JSON is one in YAML. Each agent has a token of its own."""
+    """Return prometheus.yml. Each agent has its own token. A JSON string is a YAML string."""
     pace = f"{max(round(interval * 1000), 1)}ms"
     lines = [f"global: {{scrape_interval: {pace}, scrape_timeout: {pace}}}", "scrape_configs:"]
     for target in sorted(targets):
         if not _WORD.fullmatch(target.token):
-            raise OutsideError(f"the token of {target.node} is none")
+            raise OutsideError(f"the token of {target.node} has characters that a token cannot have")
         labels = {"node": target.node, "cluster": target.cluster, "instance": target.node, "job": "joblens"}
         lines += [
             f"  - job_name: {json.dumps('joblens ' + target.node)}",
             "    honor_labels: true",
             f"    authorization: {{credentials: {json.dumps(target.token)}}}",
-            f"    metric_relabel_configs: {json.dumps(_named_alike(labels))}",
+            f"    metric_relabel_configs: {json.dumps(_fill_labels(labels))}",
             f"    static_configs: [{json.dumps({'targets': [target.address], 'labels': labels})}]",
         ]
     return "\n".join(lines if len(lines) > 2 else [lines[0], "scrape_configs: []"]) + "\n"
 
 
-def _named_alike(labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What is of no job has an empty node and cluster on an agent's page: they are the agent's."""
+def _fill_labels(labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Set node and cluster of metrics that belong to no job, where an agent leaves them empty."""
     return [
         {
             "source_labels": [name], "regex": "", "target_label": name,
@@ -56,7 +54,7 @@ def _named_alike(labels: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def bcrypt(password: str) -> str:
-    """As Prometheus wants it, by the C library's crypt(3). Raises OutsideError where that cannot do it."""
+    """Hash by the C library's crypt(3). Raises OutsideError if that lacks bcrypt."""
     salt = "".join(secrets.choice(_BASE64) for _ in range(21)) + secrets.choice(".Oeu")
     for name in ("libcrypt.so.1", "libcrypt.so.2", None):
         with suppress(OSError, AttributeError):
@@ -66,6 +64,5 @@ def bcrypt(password: str) -> str:
             if made and made.startswith(b"$2b$") and len(made) == 60:
                 return str(made.decode())
     raise OutsideError(
-        "this host's crypt(3) knows no bcrypt, without which Prometheus would be open to all users of the"
-        " host; VictoriaMetrics needs none"
+        "crypt(3) of this host lacks bcrypt, which Prometheus needs; use --tsdb victoriametrics"
     )

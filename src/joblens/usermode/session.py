@@ -154,7 +154,7 @@ def find_session(home: Home, job: str = "") -> Session | None:
 
 
 def find_own(sessions: Sequence[Session]) -> Session | None:
-    """Return the one of this terminal or script, which identifies a job where there is no scheduler."""
+    """Return the one of this terminal or script, which identifies a job without a scheduler."""
     this = identify(os.getsid(0))
     for it in sessions:
         leader = it.state.leader

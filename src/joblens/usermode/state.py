@@ -29,7 +29,7 @@ Identity = tuple[str, str, float]  # of a record: cluster, job, start
 
 
 class HostState:
-    """What the supervisor knows of the agent on one host."""
+    """The agent on one host, as the supervisor sees it."""
 
     def __init__(self) -> None:
         self.state = WAITING
