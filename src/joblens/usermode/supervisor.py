@@ -104,7 +104,7 @@ class Supervisor:
         """Whether the terminal or script that has started the session is gone. Without a batch system its
         processes are the job, so the last of them, perhaps under nohup, is waited for."""
         leader, last = self.state.leader, self._last
-        if leader is None or leader.is_alive():
+        if leader is None or identify(leader.pid) == leader:  # also of one that had ended before the start
             return False
         if not self.allocation.scheduler and (last is None or not last.is_alive()):
             last = self._last = find_member(leader.pid)
