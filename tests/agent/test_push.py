@@ -199,9 +199,9 @@ def test_an_idle_connection_that_the_server_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
-        (cut, "it ended the connection"),
-        (half, "it ended the connection"),
-        (garbage, "does not speak HTTP"),
+        (cut, "connection closed by the server"),
+        (half, "connection closed by the server"),
+        (garbage, "the response is not HTTP"),
         (hang, "timed out"),
         (drip, "timed out"),
         (answer(500, "oh\n\x1b[2Jno"), "answers 500: oh"),
@@ -516,7 +516,7 @@ def test_munge_that_the_hub_has_no_time_for(
         node.sample()
         node.wait_until_empty()
         monkeypatch.setattr("joblens.wire.credentials._CREDENTIAL_SECONDS", -1.0)
-        hub.turns.append(unsigned(answer(429, "too many munge credentials from there; wait")))
+        hub.turns.append(unsigned(answer(429, "too many munge credentials from this origin; retry later")))
         node.sample()
         node.wait_until_empty()
         assert (node.said, node.own()["failures"]) == ([], 0)

@@ -351,9 +351,9 @@ def test_gaps_that_touch_are_one_and_told_when_they_end(tmp_path: Path) -> None:
     assert [gaps.carry(200 + number) for number in range(3)] == [[], [], [gap(1, 49)]]
     gaps.add(gap(50, 50))  # it has been told: another one
     assert gaps.carry(203) == [gap(1, 49)]
-    gaps.are_told(201)
+    gaps.acknowledge(201)
     assert len(gaps) == 2
-    gaps.are_told(202)
+    gaps.acknowledge(202)
     assert len(gaps) == 1
 
 

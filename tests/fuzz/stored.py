@@ -117,7 +117,7 @@ def gaps(data: bytes) -> None:
     found.add(Gap(1, 1, 2, 3, "killed", "b1"), over=True)
     found.highest("b1")
     found.carry(7)
-    found.are_told(7)
+    found.acknowledge(7)
     found.save()
 
 

@@ -36,7 +36,7 @@ from joblens.wire.batch import decode
 from joblens.wire.frame import MAGIC, check_sections, check_whole, inflate, pack, read_header, split
 from joblens.wire.header import parse_header
 from joblens.wire.http_client import Answer, Client
-from joblens.wire.marks import parse_fom, parse_told
+from joblens.wire.marks import parse_fom, parse_message
 
 from .target import Target, fresh
 
@@ -211,7 +211,7 @@ _VOUCHED = (
 def marks(data: bytes) -> None:
     for path in ("/mark", "/fom"):
         with suppress(MalformedError):
-            parse_told(path, data)
+            parse_message(path, data)
     parse_fom(data.decode("utf-8", "surrogateescape"))
 
 

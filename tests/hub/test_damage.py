@@ -287,7 +287,7 @@ def test_damaged_ranges(tmp_path: Path) -> None:
     assert [it in seen for it in _batches(*range(5))] == [True] * 3 + [False] * 2
     assert number == 4
     assert said == [
-        "seen.json is damaged and kept as seen.damaged.json; seen.old.json and the journal say the same"
+        "seen.json is damaged, kept as seen.damaged.json; restored from seen.old.json and the journal"
     ]
     seen.save(path, 3)
     assert BatchId("lab", "n1", "b1", 2) in load_seen(path)

@@ -238,7 +238,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
                 acknowledged |= {sequence} if answer.status == 200 else set()
             refused = answers[-1]
             assert (refused.status, refused.retry) == (503, "5")
-            assert refused.text == "the hub cannot store it now: No space left on device\n"
+            assert refused.text == "the hub cannot store the batch: No space left on device\n"
             assert hub.metrics()["joblens_hub_writable"] == 0
             assert set(stored(hub.home)) >= {("n1", sequence) for sequence in acknowledged}
             ballast.unlink()

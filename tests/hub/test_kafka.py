@@ -207,7 +207,7 @@ def test_batches_as_they_came() -> None:
 def test_wrong_settings() -> None:
     with pytest.raises(ConfigError, match="json, avro or batch"):
         form(format="xml")
-    with pytest.raises(ConfigError, match="no setting hub.kafka.broker"):
+    with pytest.raises(ConfigError, match="unknown setting hub.kafka.broker"):
         from_kafka.check_options({"broker": "x"})
     with pytest.raises(ConfigError, match=r"hub\.kafka\.group is 1"):
         from_kafka.check_options({"group": 1})

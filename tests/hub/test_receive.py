@@ -185,7 +185,7 @@ def test_sections_that_do_not_fill_it(hub: Hub, sender: Sender) -> None:
     data = make_batch(1)
     for wrong in (data[:-1], data + b"x", data + b"\1\0\0\0x"):
         answer = sender.send(wrong)
-        assert answer == (400, "batch: its sections do not fill it\n", None)
+        assert answer == (400, "batch: the section lengths do not add up to its size\n", None)
         assert sender.send(make_batch(2)).status == 200
     assert hub.said()[0].startswith("joblens hub: 127.0.0.1: 400: batch: its sections")
 
@@ -200,7 +200,7 @@ def test_garbage_is_cut_off(hub: Hub) -> None:
             assert answer.count(b"\n") == answer.partition(b"\r\n\r\n")[0].count(b"\n") + 3
     assert len(hub.said()) == 1
     assert re.fullmatch(
-        r"joblens hub: 127.0.0.1: 400: this is not a request .*; it is cut off", hub.said()[0]
+        r"joblens hub: 127.0.0.1: 400: not a valid request.*; connection closed", hub.said()[0]
     )
     assert hub.metrics()['joblens_hub_refused_total{reason="not HTTP"}'] == 25
     with Sender(hub.port) as sender:
@@ -245,7 +245,7 @@ def test_too_large(tmp_path: Path) -> None:
     with running_hub(tmp_path, "batch_bytes = 10_000") as hub, Sender(hub.port) as sender:
         assert sender.send(make_batch(1) + b"x" * 20_000) == (
             413,
-            "a batch can have 10000 bytes here\n",
+            "the batch exceeds hub.batch_bytes, 10000 bytes\n",
             None,
         )
         assert sender.send(make_batch(1)).status == 200
@@ -271,7 +271,7 @@ def test_too_slow(tmp_path: Path) -> None:
                 assert channel.recv(65536).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert hub.metrics()["joblens_hub_waiting_bytes"] == 0
         assert stored(hub.home) == {} if (hub.home / "journal").exists() else True
-        assert "did not come to its end in time; it is cut off" in hub.said()[0]
+        assert "timed out waiting for the rest of the request; connection closed" in hub.said()[0]
 
 
 def test_too_fast(tmp_path: Path) -> None:
@@ -493,7 +493,7 @@ def test_gaps_of_a_batch_that_comes_again(hub: Hub, sender: Sender) -> None:
 
 
 def test_only_one_hub_in_a_folder(hub: Hub) -> None:
-    with pytest.raises(AssertionError, match="another hub runs in"):
+    with pytest.raises(AssertionError, match="another hub is running in"):
         Hub(hub.home.parent / "second", home=hub.home)
 
 

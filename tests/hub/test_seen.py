@@ -130,5 +130,5 @@ def test_damaged(tmp_path: Path, text: str) -> None:
     """One sentence that says what to do: to begin anew in silence would store repeats."""
     path = tmp_path / "seen.json"
     path.write_text(text)
-    with pytest.raises(MalformedError, match="remove it and seen.old.json if that is wanted"):
+    with pytest.raises(MalformedError, match="to accept that, remove it and seen.old.json"):
         load_seen(path)

@@ -38,7 +38,7 @@ from joblens.wire.marks import (
     Fom,
     Mark,
     parse_fom,
-    parse_told,
+    parse_message,
     scale,
 )
 
@@ -112,7 +112,7 @@ messages = st.binary() | st.dictionaries(names, anything | st.just("start")).map
 def test_any_message(path: str, data: bytes) -> None:
     """It is one that can be stored and shown, or none."""
     try:
-        told = parse_told(path, data)
+        told = parse_message(path, data)
     except MalformedError:
         return
     book = Book()
@@ -129,20 +129,20 @@ def test_any_message(path: str, data: bytes) -> None:
 def test_hostile_texts() -> None:
     """Nothing in them begins a line or moves the cursor, and none is long."""
     data = json.dumps({"text": HOSTILE[:2000]}).encode()
-    (mark,) = parse_told("/mark", data).entries
+    (mark,) = parse_message("/mark", data).entries
     assert isinstance(mark, Mark)
     assert mark.text.startswith("a b?[2J?? 火")
     assert len(mark.text) == LONGEST_TEXT
     fom = {"name": HOSTILE[:500], "value": 1, "unit": HOSTILE[:500]}
-    (found,) = parse_told("/fom", json.dumps(fom).encode()).entries
+    (found,) = parse_message("/fom", json.dumps(fom).encode()).entries
     assert isinstance(found, Fom)
     assert (len(found.name), len(found.unit)) == (LONGEST_NAME, LONGEST_UNIT)
     with pytest.raises(MalformedError, match="bytes"):
-        parse_told("/mark", b'{"text": "' + b"x" * LARGEST + b'"}')
-    (mark,) = parse_told("/mark", b'{"text": "\xff\xfe"}').entries
+        parse_message("/mark", b'{"text": "' + b"x" * LARGEST + b'"}')
+    (mark,) = parse_message("/mark", b'{"text": "\xff\xfe"}').entries
     assert mark == Mark("moment", "��")
     with pytest.raises(MalformedError, match="JSON"):
-        parse_told("/mark", b"[" * 10_000)
+        parse_message("/mark", b"[" * 10_000)
 
 
 # What is kept

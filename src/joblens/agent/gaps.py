@@ -1,4 +1,4 @@
-"""What could not be kept: told to the hub with every batch until it has acknowledged one that says so."""
+"""Batches that were dropped: reported with every batch until the hub has acknowledged one that says so."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from joblens.core.files import write_quickly
 from joblens.core.json_file import load_json
 from joblens.wire.header import Gap
 
-_MOST = 100  # all of them are in every header
+_MOST = 100  # each header contains all of them
 _LARGEST = 1 << 20  # bytes of the file
 _SOME = "; some between arrived"
-_QUIET = 3  # batches after which a gap that did not grow is over
+_QUIET = 3  # batches without growth after which a gap is closed
 
 
 class _Known:
     def __init__(self, gap: Gap, batches: int) -> None:
         self.gap = gap
-        self.batches = batches  # that were made since it last grew
-        self.carrier = 0  # the first batch of this process that tells of it
+        self.batches = batches  # since it last grew
+        self.carrier = 0  # sequence number of the first batch of this process that reports it
 
 
 class Gaps:
-    """Kept in a file, so that a crash forgets none.
+    """Stored in a file, so that none is lost in a crash.
 
-    While a spool is full its gap grows with every batch. It is told when that is over, and from then on does
-    not change any more: so the hub hears of each gap in one form.
+    While the spool is full, its gap grows with every batch. It is reported once closed and does not change
+    from then on, so that the hub receives each gap in one form.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         found, why = _load(path)
-        self.damage = f"{_set_aside(path)}: {why}" if why else ""  # then some gaps are not known any more
+        self.damage = f"{_set_aside(path)}: {why}" if why else ""  # if not empty, some gaps are unknown
         self._known = [_Known(gap, _QUIET) for gap in found]
         self._unsaved = bool(why)
 
@@ -46,7 +46,7 @@ class Gaps:
         return max((it.gap.last for it in self._known if it.gap.boot == boot), default=0)
 
     def add(self, gap: Gap, over: bool = False) -> None:
-        """`over`: it will not grow, and the next batch tells of it."""
+        """`over`: it will not grow, and the next batch reports it."""
         self._unsaved = True
         for it in self._known:
             if not it.carrier and it.gap.why == gap.why and _touch(it.gap, gap):
@@ -57,7 +57,7 @@ class Gaps:
             self._shorten()
 
     def _shorten(self) -> None:
-        """Two become one, best two that touch: of a slow hub, gaps lie between what arrives."""
+        """Merge two gaps, preferably adjacent ones."""
         pairs = list(enumerate(zip(self._known, self._known[1:])))
         touching = [place for place, (one, other) in pairs if _touch(one.gap, other.gap)]
         of_one_boot = [place for place, (one, other) in pairs if one.gap.boot == other.gap.boot]
@@ -70,21 +70,21 @@ class Gaps:
         self._known[place : place + 2] = [_Known(_joined(one, other, why), _QUIET)]
 
     def carry(self, sequence: int) -> List[Gap]:
-        """Those that do not grow any more, for the header of that batch."""
+        """Return the closed gaps, for the header of that batch."""
         for it in self._known:
             it.batches += 1
             if it.batches > _QUIET and not it.carrier:
                 it.carrier = sequence
         return [it.gap for it in self._known if it.carrier]
 
-    def are_told(self, sequence: int) -> None:
-        """That batch of this process is acknowledged, and so is what it and those before it carried."""
+    def acknowledge(self, sequence: int) -> None:
+        """Remove the gaps that this batch, now acknowledged, or an earlier one has reported."""
         left = [it for it in self._known if not 0 < it.carrier <= sequence]
         self._unsaved |= len(left) < len(self._known)
         self._known = left
 
     def save(self) -> None:
-        """Where the disk is full it is tried again the next time."""
+        """Write the file. If the disk is full, the next call retries."""
         if not self._unsaved:
             return
         import json
@@ -113,7 +113,7 @@ def _joined(one: Gap, next_one: Gap, why: str) -> Gap:
 
 
 def _load(path: str) -> Tuple[List[Gap], str]:
-    """And what of it could not be read, of a file that a power failure has damaged."""
+    """Return the gaps, and the reason if the file is damaged, as by a power failure."""
     try:
         found = load_json(path, _LARGEST)
     except FileNotFoundError:
@@ -132,14 +132,14 @@ def _load(path: str) -> Tuple[List[Gap], str]:
 def _checked(first: Any, last: Any, from_ns: Any, to_ns: Any, why: Any, boot: Any) -> Gap:
     numbers = [first, last, from_ns, to_ns]
     if any(type(it) is not int or not 0 <= it < 1 << 63 for it in numbers):
-        raise ValueError("no number")
+        raise ValueError("not a number")
     if type(why) is not str or type(boot) is not str:
-        raise ValueError("no text")
+        raise ValueError("not a string")
     return Gap(first, last, from_ns, to_ns, why, boot)
 
 
 def _set_aside(path: str) -> str:
-    """Nothing is deleted: somebody may want to see what it was. Returns where it is now."""
+    """Rename a damaged file, so that it can be inspected. Return its new path."""
     aside = f"{path}.damaged-{time.time_ns()}"
     with suppress(OSError):
         os.rename(path, aside)

@@ -19,7 +19,7 @@ from joblens.agent.sampler import Sampler
 from joblens.core.errors import MalformedError
 from joblens.core.model import Rows, Sample
 from joblens.core.procfs import parse_stat
-from joblens.wire.marks import LARGEST, Book, JobName, Told, parse_told
+from joblens.wire.marks import LARGEST, Book, JobName, Message, parse_message
 from joblens.wire.peers import unix_peer
 
 VARIABLE = "JOBLENS_AGENT"  # overrides the socket's name for agent and clients
@@ -105,7 +105,7 @@ class MarkSocket:
         if request.method != "POST":
             return _text(405, f"Use POST for {request.path}.")
         try:
-            message = parse_told(request.path, request.body)
+            message = parse_message(request.path, request.body)
         except MalformedError as error:
             return _text(400, str(error))
         jobs = self._matching_jobs(request, message)
@@ -121,7 +121,7 @@ class MarkSocket:
         refused = self.book.take(jobs[0], message.entries, self.sampler.host.now_ns(), request.uid)
         return _text(429, refused) if refused else _text(200, f"marked in job {jobs[0][1]}")
 
-    def _matching_jobs(self, request: Request, message: Told) -> List[JobName]:
+    def _matching_jobs(self, request: Request, message: Message) -> List[JobName]:
         named = self._named(request.uid, message.job, message.node)
         if message.job or (len(named) < 2 and not message.own):
             return named

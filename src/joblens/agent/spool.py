@@ -317,7 +317,7 @@ class Spool:
     def acknowledge(self, item: Item) -> None:
         with self._changed:
             if item >= (self.turn, self._first):
-                self.gaps.are_told(item.sequence)
+                self.gaps.acknowledge(item.sequence)
             self._settle(item)
 
     def lose(self, item: Item, why: str) -> None:

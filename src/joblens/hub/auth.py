@@ -1,6 +1,6 @@
-"""Who sends: a node proves it by a MAC, made with its token or with a key that munge vouches for.
+"""Authentication of nodes: by a MAC, keyed with the node's token or with a key in a munge credential.
 
-All of it is checked on the head of a request, before anything of its body is kept.
+It is verified on the head of a request, before any of its body is buffered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joblens.hub.responses import Refused
 from joblens.wire.mac import FIELD, MUNGE, SCHEME, Head, Signer, digest_of, is_same, make_token, parse_head
 
 if TYPE_CHECKING:
-    import asyncio  # else late: it takes memory that who only makes tokens does not have
+    import asyncio  # imported lazily: `joblens hub token` does not need it
 
     from joblens.hub.requests import Request
 
@@ -26,8 +26,8 @@ _FIELD = FIELD.lower().encode()
 _SHORTEST_KEY = 16
 _UNMUNGE_SECONDS = 10.0
 _MOST_UNMUNGE = 8  # at once
-_MOST_OF_ONE = 64  # that wait for it, from one place
-_PAUSE = 0.05  # seconds after a credential that was refused, before the next one from that place is checked
+_MOST_OF_ONE = 64  # credentials of one origin that wait to be checked
+_PAUSE = 0.05  # seconds from a refused credential to the check of the next one of the same origin
 _MOST_CREDENTIALS = 20_000
 _MOST_SIGNERS = 20_000
 _LONGEST_CREDENTIAL = 8192
@@ -40,7 +40,7 @@ class Sender(NamedTuple):
 
 
 def is_ours(uid: int | None) -> bool:
-    """Root, or the user that this process runs as: they could read its files as well."""
+    """Whether it is root or the user of this process, who can read its files anyway."""
     return uid in (0, os.geteuid())
 
 
@@ -49,17 +49,17 @@ def read_key(path: str) -> bytes:
         key = file.read(4096).strip()
     if len(key) < _SHORTEST_KEY:
         raise ConfigError(
-            f"the key is shorter than {_SHORTEST_KEY} bytes; make one: openssl rand -hex 32", path
+            f"the key is shorter than {_SHORTEST_KEY} bytes; create one with: openssl rand -hex 32", path
         )
     if os.stat(path).st_mode & 0o077:
-        raise ConfigError("others can read the key file; chmod 600 it", path)
+        raise ConfigError("the key file is readable by others; run chmod 600 on it", path)
     return key
 
 
 def own_key(home: Path, made: str = "") -> bytes:
-    """That of a hub for which no key was set: made once, in its folder. Raises OSError, ConfigError.
+    """Return the key of a hub without hub.key_file, created once in its folder. Raises OSError, ConfigError.
 
-    `made`: what to write if there is none yet. It is also the answer where a full disk does not take it.
+    `made`: the key to write if there is none. It is returned too if the disk is full.
     """
     path = home / "key"
     if not path.exists():
@@ -81,7 +81,7 @@ def _write_key(path: Path, made: str) -> None:
             os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w"
         ) as file:
             file.write(made + "\n")
-        publish_once(unfinished, str(path))  # of two that do this at once, one gets the name
+        publish_once(unfinished, str(path))  # of two processes that race, one succeeds
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(unfinished)
@@ -89,12 +89,12 @@ def _write_key(path: Path, made: str) -> None:
 
 
 class Claim(NamedTuple):
-    """Who a request says that it is of, and how it proves it."""
+    """The claimed sender of a request, and the proof."""
 
     head: Head
-    signed: tuple[str, bytes, int]  # what the MAC is over
+    signed: tuple[str, bytes, int]  # input of the MAC
     mac: bytes
-    credential: str  # of munge; "": by the node's token
+    credential: str  # of munge; "": signed with the node's token
 
     @property
     def sender(self) -> Sender:
@@ -122,25 +122,25 @@ def read_head(request: Request) -> Head:
 
 
 _HOW = (
-    "a node must prove who it is: set push.token_file or push.munge in its settings; an agent of root's or "
-    "of the hub's own user on the hub's machine needs neither, with an address such as http://127.0.0.1:9478"
+    "authentication required: set push.token_file or push.munge on the node; an agent on the hub's machine "
+    "that runs as root or as the hub's user needs neither, with an address such as http://127.0.0.1:9478"
 )
-_NO_BEARER = "this hub takes no tokens, only MACs that are made with them: update joblens on the node"
+_NO_BEARER = "this hub does not accept tokens, only MACs made with them: update joblens on the node"
 
 
 class Gate:
-    """Whether requests are of whom they say."""
+    """Authenticates requests."""
 
     def __init__(self, key: bytes, munge: Munge | None) -> None:
         self.key, self._munge = key, munge
-        self._signers: dict[Sender, Signer] = {}  # of nodes that have proved who they are
+        self._signers: dict[Sender, Signer] = {}  # of authenticated nodes
 
     def check(self, claim: Claim) -> Signer | None:
-        """What answers are signed with; None if munge must be asked first. Raises Refused."""
+        """Return the signer for the response, None if munge has to be asked first. Raises Refused."""
         if not claim.credential:
             return self._check_token(claim)
         if self._munge is None:
-            raise Refused(401, "no munge", "this hub does not take munge credentials: set hub.munge there")
+            raise Refused(401, "no munge", "munge is not enabled on this hub: set hub.munge there")
         known = self._munge.recall(claim.credential)
         return None if known is None else check_known(claim, known)
 
@@ -154,7 +154,7 @@ class Gate:
         return signer
 
     async def ask(self, claim: Claim, place: str) -> Signer:
-        """The same, when munge must be asked. `place`: from where the request comes. Raises Refused."""
+        """As `check`, asking munge. `place`: the origin of the request. Raises Refused."""
         assert self._munge is not None  # noqa: S101
         return check_known(claim, await self._munge.check(claim.credential, place))
 
@@ -162,7 +162,7 @@ class Gate:
 def check_mac(claim: Claim, signer: Signer, what: str) -> None:
     if not is_same(claim.mac, signer.mac(*claim.signed).encode()):
         sender = claim.sender
-        words = f"as node {sender.node} of cluster {sender.cluster}, it is not signed with {what}"
+        words = f"node {sender.node} of cluster {sender.cluster}: not signed with {what}"
         raise Refused(401, "wrong token", words)
 
 
@@ -177,15 +177,15 @@ def other_node(proved: Sender, claimed: Sender) -> Refused:
     return Refused(
         403,
         "wrong node",
-        f"this is proved to be node {proved.node} of cluster {proved.cluster}, and cannot send as "
+        f"authenticated as node {proved.node} of cluster {proved.cluster}, which cannot send as "
         f"{claimed.node} of {claimed.cluster}",
     )
 
 
 def check_body(head: Head, body: bytes) -> None:
-    """Raises Refused. What was changed on its way is sent again: the sender's own is good."""
+    """Raises Refused with 503, as the sender's copy is intact and can be sent again."""
     if digest_of(body) != head.digest:
-        raise Refused(503, "damaged", "the batch has changed on its way; send it again", 1.0)
+        raise Refused(503, "damaged", "checksum mismatch: the batch was damaged in transit; retry", 1.0)
 
 
 class Known(NamedTuple):
@@ -195,35 +195,35 @@ class Known(NamedTuple):
 
 
 class MungeRules(NamedTuple):
-    """Whose credentials count: [hub] of the settings."""
+    """Which credentials are accepted: settings of [hub]."""
 
     uids: tuple[int, ...] = (0,)
     any_host: bool = False
-    hosts: tuple[str, ...] = ()  # NODE=HOST: a host of another name, whose credentials are the node's
+    hosts: tuple[str, ...] = ()  # NODE=HOST: the host name in the credentials of a node
     clusters: tuple[str, ...] = ()  # (): any
     socket: str = ""
 
 
 class Munge:
-    """Credentials that munged has vouched for, while they are good. Each holds a key that only its sender
-    knows: who has seen one on the network cannot use it."""
+    """Valid credentials that munged has decoded. Each contains a key that only its sender knows: a captured
+    credential is useless without it."""
 
     def __init__(self, rules: MungeRules) -> None:
         self._rules = rules
         self._known: dict[str, Known] = {}  # by digest
         self._turns: asyncio.Semaphore | None = None
-        # By place, of those of which one is checked now, or was refused a moment ago.
+        # By origin with a check in progress, or one that was refused a moment ago.
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def recall(self, credential: str) -> Known | None:
-        """What it holds if that is known already: munged says it only once of each. Raises Refused."""
+        """Return a credential that was decoded before: munged decodes each only once. Raises Refused."""
         known = self._known.get(digest_of(credential.encode()))
         if known is not None and time.time() > known.until:
             raise _refuse("is expired")
         return known
 
     async def check(self, credential: str, place: str) -> Known:
-        """Raises Refused. To ask munged takes a process: of one place one is checked after another."""
+        """Decode a credential, which takes a process: one at a time for each origin. Raises Refused."""
         import asyncio
 
         if len(credential) > _LONGEST_CREDENTIAL:
@@ -235,7 +235,7 @@ class Munge:
                 self._turns = asyncio.Semaphore(_MOST_UNMUNGE)
             async with self._turns:
                 code, text = await self._unmunge(credential)
-            # The same one may have come twice, and munged told only the first who it is.
+            # It may have been sent twice, and munged decodes it only once.
             return self.recall(credential) or self._learn(credential, code, text)
         except Refused as refused:
             pause = _PAUSE if refused.status in (401, 403) else 0.0
@@ -244,10 +244,10 @@ class Munge:
             asyncio.get_running_loop().call_later(pause, self._call_next, place)
 
     async def _wait(self, place: str) -> None:
-        """For its turn among those of the same place. Raises Refused.
+        """Wait for the other credentials of the same origin. Raises Refused.
 
-        Whoever sends many that are none is like the others before they are checked: chance decides who comes
-        next, and who goes when they are too many, so that nobody is kept out for long.
+        Invalid ones are recognised only by the check. The next one, and the one to drop
+        when there are too many, are chosen at random, so that no sender is locked out for long.
         """
         import asyncio
 
@@ -258,14 +258,14 @@ class Munge:
         if len(waiting) >= _MOST_OF_ONE:
             ended = _pop_any(waiting)
             if not ended.done():
-                words = "too many munge credentials from there; wait"
+                words = "too many munge credentials from this origin; retry later"
                 ended.set_exception(Refused(429, "too many credentials", words, 1.0))
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.exception() is None:  # it had just come
+            if not turn.cancelled() and turn.exception() is None:  # its turn had just come
                 self._call_next(place)
             raise
 
@@ -291,12 +291,12 @@ class Munge:
         return known
 
     def _check(self, sender: Sender, facts: Facts) -> None:
-        """Raises Refused, with the setting that would allow it."""
+        """Apply the rules. Raises Refused, with the setting that would allow it."""
         rules, node = self._rules, sender.node
         if facts.uid not in rules.uids:
             allowed = [*rules.uids, facts.uid]
-            words = f"the munge credential is of uid {facts.uid}, who may not send"
-            raise Refused(403, "wrong munge user", f"{words}; hub.munge_uids = {allowed} lets it")
+            words = f"the munge credential is of uid {facts.uid}, which may not send"
+            raise Refused(403, "wrong munge user", f"{words}; hub.munge_uids = {allowed} would allow it")
         if rules.clusters and sender.cluster not in rules.clusters:
             words = f"nodes of cluster {sender.cluster} may not send by munge"
             raise Refused(403, "wrong cluster", f"{words}: hub.munge_clusters does not name it")
@@ -306,12 +306,12 @@ class Munge:
                 403,
                 "wrong node",
                 f"the munge credential of node {node} was made on host {facts.host}: "
-                f'hub.munge_hosts = ["{node}={facts.host}"] lets it, or node = "{facts.host}" in the '
+                f'hub.munge_hosts = ["{node}={facts.host}"] would allow it, or node = "{facts.host}" in the '
                 "settings of that machine",
             )
 
     async def _unmunge(self, credential: str) -> tuple[int, bytes]:
-        """Its exit code, which is munge's own number of the error, and what it prints."""
+        """Return the exit code, which is munge's error number, and the output."""
         import asyncio
 
         command = ["unmunge", f"--keys={_KEYS}"]
@@ -328,7 +328,7 @@ class Munge:
             async with asyncio.timeout(_UNMUNGE_SECONDS):
                 text, _ = await process.communicate(credential.encode("latin-1", "replace"))
         except TimeoutError:
-            raise Refused(503, "munge failed", "munged does not answer the hub", retry=10) from None
+            raise Refused(503, "munge failed", "munged does not respond", retry=10) from None
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -347,20 +347,20 @@ class Facts(NamedTuple):
     until: float
 
 
-# munge.h: what its programs exit with.
+# Exit codes, from munge.h.
 _SUCCESS, _SOCKET, _TIMEOUT = 0, 6, 7
 _EXIT = {
     15: "is expired",
-    16: "is from the future: a clock is wrong",
+    16: "is from the future: check the clocks",
     17: "was used before",
     18: "is for another user than the hub's: set push.munge_uid of the node to the hub's uid",
 }
 
 
 def parse_unmunge(code: int, text: bytes) -> tuple[Facts, bytes]:
-    """What unmunge(1) prints: lines `KEY: words (number)`, an empty line, and the payload. Raises Refused."""
+    """Parse unmunge(1): lines `KEY: words (number)`, an empty line, the payload. Raises Refused."""
     if code in (_SOCKET, _TIMEOUT):
-        raise Refused(503, "munge failed", "munged does not run on the hub's machine", retry=10)
+        raise Refused(503, "munge failed", "munged is not running on the hub's machine", retry=10)
     if code != _SUCCESS:
         raise _refuse(_EXIT.get(code, "is not valid"))
     top, _, payload = text.partition(b"\n\n")
@@ -371,7 +371,7 @@ def parse_unmunge(code: int, text: bytes) -> tuple[Facts, bytes]:
         found = Facts(facts["ENCODE_HOST"].partition(" ")[0], _in_brackets(facts["UID"]), float(until))
         return found, payload[: int(facts["LENGTH"])]
     except (KeyError, ValueError):
-        raise Refused(503, "munge failed", "unmunge answers otherwise than expected", retry=10) from None
+        raise Refused(503, "munge failed", "unexpected output of unmunge", retry=10) from None
 
 
 def _in_brackets(text: str) -> int:
@@ -379,13 +379,13 @@ def _in_brackets(text: str) -> int:
 
 
 def read_payload(payload: bytes) -> tuple[Sender, bytes]:
-    """Who sends, and with which key the requests are signed."""
+    """Return the sender, and the key of its requests. Raises Refused."""
     try:
         cluster, node, secret = payload.decode().split("\0")
     except ValueError:
-        raise _refuse("does not hold a cluster, a node and a key") from None
+        raise _refuse("does not contain a cluster, a node and a key") from None
     if len(secret) < _SHORTEST_KEY:
-        raise _refuse("holds a key that is too short")
+        raise _refuse("contains a key that is too short")
     return Sender(cluster, node), secret.encode()
 
 

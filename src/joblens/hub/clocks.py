@@ -1,6 +1,6 @@
 """Nodes with wrong clocks: one line in `clocks.jsonl` for each change.
 
-Samples keep the time that the node gave them. These lines tell later which of them were off, and by how much.
+Samples keep the time that the node gave them. These lines show later which of them were off, and by how much.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Damage to a segment of the journal: found, passed over by every sink alike, and recorded as a gap.
+"""Damage to a segment of the journal: detected, skipped by every sink alike, and recorded as a gap.
 
-A sink checks a segment before it takes it. What is damaged stands from then on in a file beside the segment,
-`NUMBER.damage`: which bytes to pass over, which batches were in them, and which sinks had not stored them.
-The hub records these as gaps, and keeps the segment in `damaged/` when every sink is through with it.
+A sink checks a segment before it stores it. It records damage in a file beside the segment, `NUMBER.damage`:
+which bytes to skip, which batches were in them, and which sinks had not stored them. The hub records these as
+gaps, and moves the segment to `damaged/` when every sink has finished with it.
 
-Which batches were there is known from the index, a file beside the segment with the head of every entry that
-was acknowledged. Without it the damaged bytes themselves are asked, and what they do not tell is counted.
+The lost batches are known from the index, a file with the head of every acknowledged entry. Without it they
+are recovered from the damaged bytes as far as possible, and the remaining bytes are counted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from joblens.hub.entries import Head, Indexed, find_entry, guess_entries, is_ent
 from joblens.hub.segments import Segment, Skip, damage_path, index_path, load_skips
 from joblens.wire.header import BatchId
 
-_BLOCK = 4096  # bytes that a disk cannot read are passed over in such steps
-_TAIL = 8192  # bytes at the end of an index, that have its last record in them
+_BLOCK = 4096  # bytes skipped at a time where the disk has a read error
+_TAIL = 8192  # bytes at the end of an index, which contain its last record
 
 
 class Lost(NamedTuple):
-    """Batches of one boot of a node, by their numbers."""
+    """A range of batches of one boot of a node."""
 
     cluster: str
     node: str
@@ -42,23 +42,23 @@ class Lost(NamedTuple):
 class Damage(NamedTuple):
     skips: tuple[Skip, ...] = ()
     lost: tuple[Lost, ...] = ()
-    unknown_bytes: int = 0  # where whose they were cannot be read
-    size: int = -1  # of the segment when it was found
-    sinks: tuple[str, ...] = ()  # that had not stored the segment then
+    unknown_bytes: int = 0  # whose batches cannot be identified
+    size: int = -1  # of the segment at detection; -1: no damage
+    sinks: tuple[str, ...] = ()  # that had not stored the segment by then
 
 
 class Survey(NamedTuple):
-    """What a whole segment looks like."""
+    """The condition of a whole segment."""
 
-    sound: list[tuple[int, Head]]  # entries, with where they are
+    sound: list[tuple[int, Head]]  # intact entries with their offsets
     skips: list[Skip]
     lost: list[BatchId]
     unknown_bytes: int
-    torn: int  # from here on it is an entry that nobody was told of; the length of the file if there is none
+    torn: int  # offset of an incomplete, unacknowledged entry at the end, else the length of the file
 
 
 def survey(data: bytes, index: Sequence[Indexed], unsealed: bool = False, has_index: bool = True) -> Survey:
-    """An unsealed one can end in an entry that was being written. `index` may lack what was written last."""
+    """Check all entries. An unsealed segment can end in a torn write. `index` may lack the last entries."""
     places = {it.offset: it for it in index}
     acknowledged = max((it.end for it in index), default=0)
     sound: list[tuple[int, Head]] = []
@@ -86,8 +86,8 @@ def survey(data: bytes, index: Sequence[Indexed], unsealed: bool = False, has_in
 
 
 def _next_entry(data: bytes, at: int, places: dict[int, Indexed]) -> int:
-    """Where to go on behind a damaged entry. Not searched for where that can be known: a batch can hold bytes
-    that look like an entry."""
+    """Return the offset of the entry after a damaged one. A search is the last resort: a batch can contain
+    bytes that resemble an entry."""
     known = places.get(at)
     head = known.head if known is not None else parse_head(data, at)
     if head is not None:
@@ -96,13 +96,13 @@ def _next_entry(data: bytes, at: int, places: dict[int, Indexed]) -> int:
 
 
 def _is_cut_off(data: bytes, at: int) -> bool:
-    """Whether an entry of an older version has less behind its head than that says."""
+    """Whether an entry of an older version is shorter than its head says."""
     length = int.from_bytes(data[at : at + 4], "little")
     return len(data) - at < 16 or at + 16 + length > len(data)
 
 
 def read_damaged(path: Path) -> bytes:
-    """All of a file, with zeros in place of what the disk cannot read."""
+    """Read a file, with zeros in place of unreadable blocks."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
@@ -128,7 +128,7 @@ def load_index(segment: Path) -> list[Indexed]:
 
 
 def acknowledged_size(segment: Path) -> int:
-    """How large a segment is by its index; 0 where there is none."""
+    """Return the size of a segment according to its index, 0 without one."""
     try:
         file = os.open(index_path(segment), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def acknowledged_size(segment: Path) -> int:
 
 
 def load_damage(segment: Path) -> Damage:
-    """Nothing where none was found, and where what was written about it is damaged too: it is found again."""
+    """Return the recorded damage. If that record is damaged too, return none: it is detected again."""
     try:
         found = parse_json(damage_path(segment).read_bytes())
         return Damage(
@@ -160,7 +160,7 @@ def _lost(cluster: str, node: str, boot: str, first: int, last: int) -> Lost:
 
 
 def check_segment(segment: Segment) -> Damage:
-    """Reads all of it, and writes down what is damaged. Returns what is known then. Raises OSError."""
+    """Read the segment, and record and return its damage. Raises OSError."""
     known = load_damage(segment.path)
     if _is_sound(segment, known):
         return known
@@ -184,7 +184,7 @@ def note_damage(segment: Segment, known: Damage, found: Survey, size: int) -> Da
         return damage
     unfinished = unfinished_name(target)
     Path(unfinished).write_bytes(data)
-    if not publish_once(unfinished, target):  # another sink has found it at the same moment
+    if not publish_once(unfinished, target):  # another sink has detected it at the same time
         other = load_damage(segment.path)
         if other.size < 0:
             write_whole(target, data)
@@ -193,7 +193,7 @@ def note_damage(segment: Segment, known: Damage, found: Survey, size: int) -> Da
 
 
 def _is_sound(segment: Segment, known: Damage) -> bool:
-    """But for what is known."""
+    """Whether all damage is known."""
     try:
         for _ in segment.records():
             pass
@@ -208,7 +208,7 @@ def _is_in(batch: BatchId, some: Lost) -> bool:
 
 
 def join(batches: Iterable[BatchId]) -> list[Lost]:
-    """As ranges of numbers."""
+    """Merge batches into ranges."""
     found: list[Lost] = []
     for batch in sorted(set(batches)):
         if found and found[-1][:3] == batch[:3] and found[-1].last + 1 == batch.sequence:
@@ -219,7 +219,7 @@ def join(batches: Iterable[BatchId]) -> list[Lost]:
 
 
 def describe(damage: Damage) -> str:
-    """For the log."""
+    """Return a summary for the log."""
     count = sum(it.last - it.first + 1 for it in damage.lost)
     nodes = sorted({it.node for it in damage.lost})
     some = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more nodes" if len(nodes) > 3 else "")

@@ -1,8 +1,8 @@
-"""Which batches the hub has: ranges of sequence numbers by cluster, node and boot.
+"""Deduplication: the batches that the hub has, as ranges of sequence numbers by cluster, node and boot.
 
-A node counts its batches, so that what has come of one boot is mostly one range. It is kept in `seen.json`,
-written before a segment is sealed, and what came later is read from the journal at start. The one before it
-is kept as `seen.old.json`, for when that is damaged.
+A node numbers its batches, so that those of one boot are mostly one range. They are saved in `seen.json`
+before a segment is sealed; later ones are read from the journal at start-up. The previous version is kept as
+`seen.old.json`, in case of damage.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from joblens.core.json_file import parse_json
 from joblens.wire.header import BatchId
 
 _MOST_RANGES = 1000  # of one boot
-_WHOLE_BOOTS = 32  # the newest of one node, of which each hole is known
-_MOST_BOOTS = 2048  # of one node: of the older ones the first and the last number
-# Since the last batch of an older boot, after which it is forgotten. What was captured of it and is sent
-# again then has rows too old for any sink (joblens.hub.batch_reader): 31 days, and one that clocks are off.
+_WHOLE_BOOTS = 32  # the newest of one node, with all their ranges
+_MOST_BOOTS = 2048  # of one node; older ones are a single range
+# From the last batch of an older boot until it is forgotten. In a replay of its batches the rows are then too
+# old for any sink (joblens.hub.batch_reader): 31 days, and one for wrong clocks.
 KEPT_SECONDS = 33 * 86_400
 OLD, DAMAGED = "seen.old.json", "seen.damaged.json"
 
 
 class Ranges:
-    """A set of integers that come mostly in order."""
+    """A set of integers that are mostly added in order."""
 
     __slots__ = ("firsts", "heard", "lasts")
 
@@ -47,7 +47,7 @@ class Ranges:
 
     def add(self, number: int) -> None:
         firsts, lasts = self.firsts, self.lasts
-        if lasts and number == lasts[-1] + 1:  # nearly always
+        if lasts and number == lasts[-1] + 1:  # the usual case
             lasts[-1] = number
             return
         place = bisect_right(firsts, number)
@@ -58,27 +58,27 @@ class Ranges:
         self._join(place)
         self._join(place - 1)
         if len(firsts) > _MOST_RANGES:
-            # Senders go from old to new: what is missing in the oldest hole will not come any more.
+            # Senders go from old to new: the batches of the oldest hole will not be sent any more.
             self._join(0, anyway=True)
 
     def join_all(self) -> None:
-        """What is missing in between will not come any more."""
+        """Become a single range: the missing batches will not be sent any more."""
         del self.firsts[1:], self.lasts[:-1]
 
     def _join(self, place: int, anyway: bool = False) -> None:
-        """The range at a place with the next one, if they touch."""
+        """Merge the range at `place` with the next one if they are adjacent."""
         if 0 <= place < len(self.firsts) - 1 and (anyway or self.lasts[place] + 1 == self.firsts[place + 1]):
             del self.firsts[place + 1]
             del self.lasts[place]
 
 
 class Seen:
-    """Asked by the event loop, told by the journal's thread."""
+    """The batches that are stored. Read by the event loop, written by the journal's thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._nodes: dict[tuple[str, str], dict[str, Ranges]] = {}
-        self.through = 0  # the last segment that is wholly in here
+        self.through = 0  # the last segment that is contained as a whole
 
     def __contains__(self, batch: BatchId) -> bool:
         with self._lock:
@@ -86,7 +86,7 @@ class Seen:
             return ranges is not None and batch.sequence in ranges
 
     def highest(self, batch: BatchId) -> int:
-        """Of the same boot."""
+        """Return the highest sequence number of the same boot."""
         with self._lock:
             ranges = self._nodes.get(batch[:2], {}).get(batch.boot)
             return ranges.lasts[-1] if ranges is not None else 0
@@ -135,7 +135,7 @@ class Seen:
 
 
 def _shorten(boots: dict[str, Ranges], now: float) -> None:
-    """To make room for one more: a boot that began long ago is one range, and forgotten later."""
+    """Make room for one more boot: an old one becomes a single range, and is forgotten later."""
     for ranges in islice(boots.values(), max(len(boots) + 1 - _WHOLE_BOOTS, 0)):
         ranges.join_all()
     while len(boots) >= _WHOLE_BOOTS:
@@ -150,17 +150,17 @@ def _crc(through: int, nodes: str) -> int:
 
 
 def load_seen(path: Path, log: Callable[[str], None] = lambda said: None) -> Seen:
-    """Empty where there is none. Raises MalformedError: without it repeats would be stored again."""
+    """Load the file if there is one. Raises MalformedError: without it repeats would be stored again."""
     try:
         seen = _load(path)
     except MalformedError:
-        # What came since is in the journal: its indexes stay that long (joblens.hub.retention).
+        # Later batches are in the journal, whose indexes are kept long enough (joblens.hub.retention).
         seen = _load(path.with_name(OLD))
         if seen is None:
             raise
         with suppress(OSError):
             path.replace(path.with_name(DAMAGED))
-        log(f"{path.name} is damaged and kept as {DAMAGED}; {OLD} and the journal say the same")
+        log(f"{path.name} is damaged, kept as {DAMAGED}; restored from {OLD} and the journal")
     if seen is None:
         seen = _load(path.with_name(OLD))
     return Seen() if seen is None else seen
@@ -179,8 +179,8 @@ def _load(path: Path) -> Seen | None:
 
 
 _ADVICE = (
-    "it is damaged; the hub can begin without it, but then what nodes send again of older data is stored "
-    f"twice: remove it and {OLD} if that is wanted"
+    "damaged; the hub can start without it, but then older batches that nodes send again are stored twice: "
+    f"to accept that, remove it and {OLD}"
 )
 
 
@@ -189,10 +189,10 @@ def _fill(seen: Seen, found: dict[str, Any]) -> None:
         raise ValueError
     seen.through = int(found["through"])
     text = json.dumps(found["nodes"], separators=(",", ":"))
-    if found.get("crc") not in (None, _crc(seen.through, text)):  # older versions have written none
+    if found.get("crc") not in (None, _crc(seen.through, text)):  # older versions did not write it
         raise ValueError
     now = time.time()
-    heard = found.get("heard")  # which older versions have not written
+    heard = found.get("heard")  # missing in files of older versions
     if not isinstance(heard, list) or len(heard) != len(found["nodes"]):
         heard = [now] * len(found["nodes"])
     for (cluster, node, boot, pairs), last in zip(found["nodes"], heard):

@@ -1,9 +1,9 @@
-"""One entry of a journal segment: a batch, and in front of it a head that says whose it is.
+"""An entry of a journal segment: a head with the batch's identity, and the batch.
 
-Head and batch have a checksum each. So a damaged batch leaves its identity and the place of the next entry
-known, and a damaged head leaves the batch's own header.
+Head and batch have separate checksums. If the batch is damaged, its identity and the offset of the next entry
+are still known; if the head is, the batch has its own header.
 
-Segments of the first versions, whose heads have no identity, are read too (docs/formats.md).
+Segments of the first versions, whose heads lack the identity, are supported (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from joblens.wire.header import BatchId, parse_header
 MAGIC = b"JLE2"
 INDEX_MAGIC = b"JLI2"
 LARGEST_BATCH = 1 << 26
-_LEAST = struct.Struct("<4sIHIIQQ")  # magic, CRC-32 of what follows of the head, and then what _FIELDS says
+_LEAST = struct.Struct("<4sIHIIQQ")  # magic, CRC-32 of the rest of the head, then _FIELDS
 _FIELDS = struct.Struct("<HIIQQ")  # bytes of names, bytes and CRC-32 of the batch, time received, sequence
-_INDEX = struct.Struct("<4sIQ")  # magic, CRC-32 of what follows with the head, offset of the entry
+_INDEX = struct.Struct("<4sIQ")  # magic, CRC-32 of the rest including the head, offset of the entry
 _OFFSET = struct.Struct("<Q")
-_OLD = struct.Struct("<IIQ")  # bytes of the batch, CRC-32 of all that follows, time received
-_CRC_END = 8  # where what the CRC of a head covers begins
-NOBODY = BatchId("", "", "", 0)  # what is stored without its identity
+_OLD = struct.Struct("<IIQ")  # bytes of the batch, CRC-32 of the rest, time received
+_CRC_END = 8  # the offset after the CRC in a head
+NOBODY = BatchId("", "", "", 0)  # in heads without identity
 
 
 class Head(NamedTuple):
     batch: BatchId  # NOBODY in entries of older versions
     received_ns: int
     size: int  # of the head itself
-    length: int  # of the batch behind it
+    length: int  # of the batch that follows
     crc: int
     old: bool = False
 
@@ -53,14 +53,14 @@ class Indexed(NamedTuple):
 
 
 def pack_head(batch: BatchId, received_ns: int, data: bytes) -> bytes:
-    """What stands in front of a batch."""
+    """Return the head of an entry."""
     names = f"{batch.cluster}\0{batch.node}\0{batch.boot}".encode("utf-8", "surrogatepass")
     rest = _FIELDS.pack(len(names), len(data), zlib.crc32(data), received_ns, batch.sequence) + names
     return MAGIC + zlib.crc32(rest).to_bytes(4, "little") + rest
 
 
 def parse_head(data: bytes, at: int = 0) -> Head | None:
-    """None if no head of this version is there, or a damaged one."""
+    """Return None if there is no head of this version, or it is damaged."""
     if data[at : at + 4] != MAGIC or len(data) - at < _LEAST.size:
         return None
     _, crc, names_length, length, batch_crc, received_ns, sequence = _LEAST.unpack_from(data, at)
@@ -75,7 +75,7 @@ def parse_head(data: bytes, at: int = 0) -> Head | None:
 
 
 def read_entry(read: Callable[[int], bytes]) -> tuple[Head, bytes] | None:
-    """The next one, None at the end. Raises MalformedError."""
+    """Read the next entry. Return None at the end. Raises MalformedError."""
     first = read(_OLD.size)
     if not first:
         return None
@@ -90,13 +90,13 @@ def read_entry(read: Callable[[int], bytes]) -> tuple[Head, bytes] | None:
         head = _parse_old(first)
     data = read(head.length)
     if not _is_sound(head, data):
-        raise MalformedError("journal", "an entry is cut off or damaged")
+        raise MalformedError("journal", "an entry is truncated or damaged")
     return head, data
 
 
 def _parse_old(data: bytes) -> Head:
     if len(data) < _OLD.size:
-        raise MalformedError("journal", "an entry is cut off")
+        raise MalformedError("journal", "an entry is truncated")
     length, crc, received_ns = _OLD.unpack(data)
     if length > LARGEST_BATCH:
         raise MalformedError("journal", "the head of an entry is damaged")
@@ -109,13 +109,13 @@ def _is_sound(head: Head, data: bytes) -> bool:
 
 
 def find_entry(data: bytes, begin: int, end: int) -> int:
-    """The place of the first sound entry that begins in data[begin:end], or `end`."""
+    """Return the offset of the first intact entry that starts in data[begin:end], or `end`."""
     places = [*_find(data, MAGIC, begin, end, 0), *_find(data, BATCH_MAGIC, begin, end, _OLD.size)]
     return next((place for place in sorted(places) if is_entry(data, place)), end)
 
 
 def _find(data: bytes, magic: bytes, begin: int, end: int, before: int) -> list[int]:
-    """Where an entry could begin, that has this magic so many bytes behind its begin."""
+    """Return the offsets at which an entry could start, with the magic `before` bytes later."""
     found = []
     at = data.find(magic, begin + before, end + before + len(magic) - 1)
     while at >= 0:
@@ -125,7 +125,7 @@ def _find(data: bytes, magic: bytes, begin: int, end: int, before: int) -> list[
 
 
 def is_entry(data: bytes, at: int) -> Head | None:
-    """The head of the sound entry that is there."""
+    """Return the head of the intact entry at an offset, None if there is none."""
     head = parse_head(data, at)
     if head is None:
         try:
@@ -136,13 +136,13 @@ def is_entry(data: bytes, at: int) -> Head | None:
 
 
 def pack_index(offset: int, head: bytes) -> bytes:
-    """One record of a segment's index: the head of an entry, and where it is."""
+    """Return a record of a segment's index: the offset of an entry and its head."""
     packed = _OFFSET.pack(offset)
     return INDEX_MAGIC + zlib.crc32(head, zlib.crc32(packed)).to_bytes(4, "little") + packed + head
 
 
 def parse_index(data: bytes) -> list[Indexed]:
-    """Whatever of it is sound, in its order."""
+    """Return the intact records, in order."""
     found = []
     at = data.find(INDEX_MAGIC)
     while at >= 0:
@@ -158,12 +158,12 @@ def parse_index(data: bytes) -> list[Indexed]:
 
 
 def identify(head: Head, data: bytes) -> BatchId:
-    """Whose a sound entry is. Raises MalformedError."""
+    """Return the identity of an intact entry. Raises MalformedError."""
     return parse_header(read_header(data)).batch if head.batch == NOBODY else head.batch
 
 
 class Guessed(NamedTuple):
-    """A damaged entry, by what is left of it."""
+    """A damaged entry, as far as it can be recovered."""
 
     begin: int
     end: int
@@ -171,9 +171,9 @@ class Guessed(NamedTuple):
 
 
 def guess_entries(data: bytes, begin: int, end: int) -> list[Guessed]:
-    """Of damaged bytes: all whose head is sound, or else the header of whose batch is."""
+    """Find entries in damaged bytes whose head, or whose batch header, is intact."""
     found: list[Guessed] = []
-    ends: list[int] = []  # where the last of them may end
+    ends: list[int] = []  # possible ends of the last one
     at = begin
     for place in sorted([*_find(data, MAGIC, begin, end, 0), *_find(data, BATCH_MAGIC, begin, end, 0)]):
         if place < at:
@@ -199,7 +199,7 @@ def guess_entries(data: bytes, begin: int, end: int) -> list[Guessed]:
 
 
 def _end_last(found: list[Guessed], ends: list[int], limit: int) -> int:
-    """It reaches as far as it may. Returns how far, 0 if there is none."""
+    """Extend the last entry up to `limit`. Return its end, 0 if there is none."""
     if not found:
         return 0
     found[-1] = found[-1]._replace(end=max(it for it in ends if it <= max(limit, ends[0])))
@@ -207,7 +207,7 @@ def _end_last(found: list[Guessed], ends: list[int], limit: int) -> int:
 
 
 def _section_ends(data: bytes, place: int, end: int) -> list[int]:
-    """Of the batch that begins there, as its sections say; where one is damaged anything may follow."""
+    """Return the section ends of the batch at an offset, [end] if its sections are damaged."""
     found: list[int] = []
     at = place + len(BATCH_MAGIC)
     while at + 4 <= end and (at := section_end(data, at)) <= end:

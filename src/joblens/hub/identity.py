@@ -1,6 +1,6 @@
-"""What tells this hub's segments from all others that ever had the same number.
+"""The identity of a hub, which makes its segment numbers unique.
 
-A journal that begins anew counts from 1 again: it is another hub's, and no sink has anything of it.
+A new journal counts from 1 again. With a new identity, its segments are not confused with old ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from joblens.hub.segments import NUMBERED, index_folder
 
 
 def load_identity(home: Path) -> str:
-    """A new one is on the disk on return, unless that is full; see `keep_identity`. Raises MalformedError."""
+    """Return the identity, creating one if needed; see `keep_identity`. Raises MalformedError."""
     with suppress(OSError):
         for folder in (home, home / "cursors", home / "sinks"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,17 +34,18 @@ def load_identity(home: Path) -> str:
 
 
 def _check_identity(path: Path) -> str:
-    """Raises MalformedError: under another name, what is stored already would be stored once more."""
+    """Raises MalformedError: with another identity, data would be stored again."""
     found = path.read_bytes()
     if not re.fullmatch(rb"[0-9a-f]{12}", found):
         raise MalformedError(
-            str(path), "damaged; write into it the ID of hub~ID.N-N.parquet, this hub's files in the lake"
+            str(path),
+            "damaged; write into it the ID of this hub's files in the lake, hub~ID.N-N.parquet",
         )
     return found.decode()
 
 
 def read_identity(home: Path) -> str:
-    """Empty if there is none yet."""
+    """Return the identity, empty if there is none yet."""
     try:
         return (home / "id").read_text()
     except (OSError, ValueError):
@@ -52,7 +53,7 @@ def read_identity(home: Path) -> str:
 
 
 def keep_identity(home: Path, identity: str) -> None:
-    """Must be on the disk before the first segment is: that is known by it. Raises OSError."""
+    """Write the identity, which must be on the disk before the first segment. Raises OSError."""
     if not (home / "id").exists():
         write_whole(str(home / "id"), identity.encode())
 

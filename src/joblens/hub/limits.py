@@ -1,4 +1,4 @@
-"""How much the hub takes: from one sender, from all, and from those who have not proved who they are."""
+"""Limits of the hub: per sender, in total, and for unauthenticated connections."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import ipaddress
 from collections import Counter
 from typing import Protocol
 
-_LEAST_OF_ONE = 64  # connections from one address that have proved nothing
-_MOST_OF_SENDER = 2  # that are kept when others go; an agent that was restarted may have an old one
-_MOST_HELD = 4 << 20  # bytes of requests of those who have proved nothing
+_LEAST_OF_ONE = 64  # unauthenticated connections from one address
+_MOST_OF_SENDER = 2  # connections with priority; a restarted agent may have an old one
+_MOST_HELD = 4 << 20  # bytes of unauthenticated requests
 
 
 class Bucket:
-    """So many bytes per second, and some more at once after a pause."""
+    """A token bucket: bytes per second, with a burst."""
 
     __slots__ = ("at", "level")
 
@@ -20,7 +20,7 @@ class Bucket:
         self.level, self.at = burst, now
 
     def take(self, size: int, rate: float, burst: float, now: float) -> float:
-        """0 if it may, else the seconds after which it may. More than the burst is paid for later."""
+        """Return 0, or the seconds to wait. A message larger than the burst leaves a debt."""
         self.level = min(self.level + (now - self.at) * rate, burst)
         self.at = now
         if self.level <= 0:
@@ -30,14 +30,14 @@ class Bucket:
 
 
 class Room:
-    """Bytes in memory: bodies that are arriving, and batches that wait for the disk."""
+    """Memory for bodies that are being received and for batches that wait for the disk."""
 
     def __init__(self, size: int, most_of_one: int) -> None:
         self.size, self.held, self._most_of_one = size, 0, most_of_one
         self._by_node: Counter[tuple[str, str]] = Counter()
 
     def take(self, size: int, node: tuple[str, str]) -> bool:
-        """One node, with however many connections, cannot keep the others out."""
+        """Reserve memory, within the limits of the node and in total."""
         if self.held + size > self.size or self._by_node[node] + size > self._most_of_one:
             return False
         self.held += size
@@ -55,14 +55,14 @@ class Closing(Protocol):
     def close(self) -> None: ...
 
 
-class Strangers:
-    """Connections that have proved nothing yet. If they are too many, or hold too much, the oldest goes."""
+class Unauthenticated:
+    """Connections without authentication. Above a limit of number or memory the oldest is closed."""
 
     def __init__(self, connections: int) -> None:
         self._most_of_one = max(connections // 4, _LEAST_OF_ONE)
         self._all: dict[Closing, str] = {}  # from old to new
         self._by_address: dict[str, dict[Closing, None]] = {}
-        self._bytes: dict[Closing, int] = {}  # of requests that have begun to come
+        self._bytes: dict[Closing, int] = {}  # of incomplete requests
         self.held = 0
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Strangers:
         self.held -= self._bytes.pop(it, 0)
 
     def hold(self, it: Closing, size: int) -> None:
-        """So many bytes of its request have come."""
+        """Set the number of received bytes of its request."""
         if it in self._all:
             self.held += size - self._bytes.pop(it, 0)
             if size:
@@ -109,9 +109,9 @@ class Demoted(Closing, Protocol):
     def demote(self) -> None: ...
 
 
-class Proven:
-    """Connections whose sender is known, by sender. Only the newest few of each are better off than those of
-    strangers: an agent has one, and who replays what an agent sent cannot take the place of others."""
+class Authenticated:
+    """Connections by authenticated sender. Only the newest few of each have priority over unauthenticated
+    ones: an agent has one, and a replay of its requests cannot displace other senders."""
 
     def __init__(self, connections: int) -> None:
         self._most_readers = max(connections // 4, _LEAST_OF_ONE)
@@ -138,7 +138,7 @@ class Proven:
 
 
 def place_of(address: str) -> str:
-    """An address as a topic: of IPv6 its /64 is one, as is all of 127.0.0.0/8."""
+    """Return the network of an address for log limits: a /64 of IPv6, and all of 127.0.0.0/8."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

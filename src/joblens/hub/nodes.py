@@ -1,4 +1,4 @@
-"""The nodes that the hub hears of: what they sent last, how old that is, and whose clock is wrong."""
+"""The nodes that send to the hub: their last batch, its age, and the offset of their clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from joblens.wire.live import LiveSet
 
 WRONG_CLOCK = 5.0  # seconds
 LIVE, LATE, GONE = "live", "late", "gone"
-_FORGET = 3600.0  # seconds after which a node that is gone is not shown any more
+_FORGET = 3600.0  # seconds without a batch after which a node is forgotten
 
 
 class Node:
@@ -26,10 +26,10 @@ class Node:
         self.cluster, self.node, self.bucket = cluster, node, bucket
         self.header: Header | None = None
         self.heard = time.monotonic()
-        self.made = 0.0  # when the newest batch was made, by the hub's clock
+        self.made = 0.0  # when the newest batch was created, by the hub's clock
         self.period = 0.0  # seconds between batches
         self.offset: float | None = None  # the hub's clock minus the node's
-        self.clock_noted = float("-inf")  # when that it is wrong, or right again, was last written down
+        self.clock_noted = float("-inf")  # when a change of it was last recorded
         self.now = Now()
 
     def update(self, header: Header, received_ns: int, offset: float | None) -> None:
@@ -37,9 +37,9 @@ class Node:
         self.heard = time.monotonic()
         if offset is not None:
             self.offset = offset
-        # Of a batch that waited in the node's spool what it tells is as old as it is.
+        # A batch may have waited in the node's spool.
         made = received if header.made is None or offset is None else header.made + offset
-        made = min(made, received)  # its clock was ahead then, and is not any more
+        made = min(made, received)  # the clock was ahead when it was created
         if made >= self.made:
             self.period = header.period or min(made - self.made, 60.0 if self.made else 0.0)
             self.header, self.made = header, made
@@ -77,7 +77,7 @@ class Nodes:
 
 
 def state(age: float, pace: float) -> str:
-    """By how many batches have not come that should have."""
+    """Return the state by the number of overdue batches."""
     if age <= 2.5 * pace + 2.0:
         return LIVE
     return LATE if age <= 10 * pace + 30.0 else GONE

@@ -1,4 +1,4 @@
-"""What the hub shows of itself: its metrics, the sets that nodes send, and where to look."""
+"""The hub's pages: its metrics, the status of nodes and sets, and live figures."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from joblens.wire.mac import is_same
 
 _TEXT = "text/plain; charset=utf-8"
 _FOR_READERS = (
-    "pages are for readers with the token that hub.token_file has: Authorization: Bearer TOKEN; "
-    "on the hub's own machine root and its user need none, as http://127.0.0.1 and from no web page"
+    "a token is required, that of hub.token_file: Authorization: Bearer TOKEN; on the hub's machine root and "
+    "the hub's user need none, with http://127.0.0.1 and not from a web page"
 )
-_LONGEST_DESCRIBING = 0.2  # seconds: agents wait meanwhile, and who looks will look again
+_LONGEST_DESCRIBING = 0.2  # seconds, as agents wait meanwhile; the next request shows the rest
 _WORDS = """\
 joblens hub
-/metrics   its own metrics, for Prometheus
-/sets      every set of every node, as JSON
-/now       what every node did in its last batch, as JSON
-/v1/batch  where agents send to
+/metrics   metrics of the hub, for Prometheus
+/sets      status of every node, set and job, as JSON
+/now       live figures of every node, as JSON
+/v1/batch  for agents
 """
 
 HUB = Schema(
@@ -49,20 +49,20 @@ HUB = Schema(
     (),
     (
         Column("batches", COUNTER, "batches that were stored"),
-        Column("repeats", COUNTER, "batches that came again, and were recognised"),
+        Column("repeats", COUNTER, "duplicate batches"),
         Column("received_bytes", COUNTER, "bytes of the batches that were stored"),
-        Column("set_updates", COUNTER, "updates of sets in them, as far as agents tell"),
-        Column("commits", COUNTER, "times that the disk was asked to keep what was written"),
-        Column("commit_errors", COUNTER, "times that it could not"),
-        Column("writable", GAUGE, "1 if the journal can be written, 0 if not"),
-        Column("waiting_batches", GAUGE, "batches that wait for the disk"),
-        Column("waiting_bytes", GAUGE, "bytes in memory of batches that arrive or wait"),
-        Column("journal_bytes", GAUGE, "size of the segment that is being written"),
-        Column("segments_sealed", COUNTER, "segments that were handed to the sinks"),
-        Column("connections", GAUGE, "connections that are open"),
-        Column("gaps_of_nodes", GAUGE, "gaps that nodes have told of, such as a full spool"),
-        Column("gaps_of_sinks", GAUGE, "segments that were deleted before every sink had them"),
-        Column("gaps_of_damage", GAUGE, "stretches of batches that a disk has damaged in the journal"),
+        Column("set_updates", COUNTER, "updates of sets in them, as reported by agents"),
+        Column("commits", COUNTER, "syncs of the journal"),
+        Column("commit_errors", COUNTER, "syncs that failed"),
+        Column("writable", GAUGE, "1 if the journal is writable"),
+        Column("waiting_batches", GAUGE, "batches that wait to be written"),
+        Column("waiting_bytes", GAUGE, "bytes in memory of batches that are received or wait to be written"),
+        Column("journal_bytes", GAUGE, "size of the open segment"),
+        Column("segments_sealed", COUNTER, "segments that were sealed for the sinks"),
+        Column("connections", GAUGE, "open connections"),
+        Column("gaps_of_nodes", GAUGE, "gaps reported by nodes, for instance because of a full spool"),
+        Column("gaps_of_sinks", GAUGE, "segments that were deleted before every sink had stored them"),
+        Column("gaps_of_damage", GAUGE, "ranges of batches lost to damage of the journal"),
         Column("cpu_seconds", COUNTER, "CPU time of the hub's receiving process", 1, 1_000_000_000),
     ),
 )
@@ -85,7 +85,7 @@ SINK = Schema(
     "hub_sink",
     ("sink",),
     (
-        Column("lag_segments", GAUGE, "sealed segments that the sink has not done yet"),
+        Column("lag_segments", GAUGE, "sealed segments that the sink has not stored yet"),
         Column("lag_bytes", GAUGE, "bytes in them"),
     ),
 )
@@ -96,12 +96,12 @@ class Pages:
     def __init__(self, receiver: Receiver, token: bytes, connections: Callable[[], int]) -> None:
         self._receiver, self._token, self._connections = receiver, token, connections
         self.lags: Mapping[str, Lag] = {}
-        self.more: Callable[[], list[Rows]] = list  # what sinks say of themselves
+        self.more: Callable[[], list[Rows]] = list  # metrics of sinks
 
     def check_reader(self, request: Request, uid: Callable[[], int | None]) -> None:
-        """Pages are for those who have the token, and on this machine for root and the hub's own user.
+        """Pages require the token, except for root and the hub's user on this machine.
 
-        `uid` says who asks, None if it is not known. Raises Refused.
+        `uid` returns the user of the request, None if unknown. Raises Refused.
         """
         given = request.fields.get(b"authorization", b"")
         if self._token and is_same(given, b"Bearer " + self._token):
@@ -112,9 +112,9 @@ class Pages:
     def page(self, request: Request) -> Page:
         make = {"/": _welcome, "/metrics": self._metrics, "/sets": self._sets, "/now": self._now}
         if request.path not in make:
-            return Page(Response(404, "there is nothing here; see /metrics and /sets"), _TEXT)
+            return Page(Response(404, "not found; see /metrics and /sets"), _TEXT)
         if request.method not in ("GET", "HEAD"):
-            return Page(Response(405, "only GET is answered here"), _TEXT)
+            return Page(Response(405, "only GET is supported"), _TEXT)
         return make[request.path](request)
 
     def _sets(self, request: Request) -> Page:
@@ -129,7 +129,7 @@ class Pages:
         return Page(Response(200, text), OPENMETRICS if openmetrics else PROMETHEUS)
 
     def now(self) -> dict[str, Any]:
-        """As an agent tells of itself: what `joblens top` shows."""
+        """Return what `joblens top` shows, in the format of an agent's page."""
         now, end = time.time(), time.monotonic() + _LONGEST_DESCRIBING
         return {
             "hub": True,

@@ -1,12 +1,11 @@
-"""From a message to the journal: what is in it is checked, whether it came before, and who is told when.
+"""From a message to the journal: validation, deduplication, acknowledgement.
 
-Only the header of a batch is read here. Its numbers are the sinks' work.
+Only the header of a batch is parsed here. Sinks decode the numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,14 +29,14 @@ from joblens.wire.header import BatchId, Header, parse_header
 Done = Callable[[Response], None]
 Log = Callable[[str], None]
 _NOT_STORED = "cannot be stored"
-_NO_GAPS = "the hub cannot write down the gaps that it tells of"
-_RETRY = 5.0  # seconds after which a full disk is worth another try
-_SHARE, _LONGEST_SHARE = 0.0016, 0.1  # seconds that a batch waits for others, per node and at most
-_HURRY = 0.5  # seconds between two batches of a node that sends what has waited in its spool
+_NO_GAPS = "the hub cannot record the gaps that the batch reports"
+_RETRY = 5.0  # seconds, if the disk is full
+_SHARE, _LONGEST_SHARE = 0.0016, 0.1  # seconds that a batch waits to share a sync, per node and at most
+_HURRY = 0.5  # seconds between batches below which a node is taken to be sending its spool
 
 
 class Receiver:
-    """All in the thread of the event loop, but for `take_from_thread`."""
+    """Runs in the thread of the event loop."""
 
     def __init__(self, settings: HubSettings, home: Path, log: Log) -> None:
         self._settings, self._log = settings, log
@@ -52,12 +51,12 @@ class Receiver:
         self.room = Room(settings.queue_bytes, max(settings.queue_bytes // 2, settings.batch_bytes))
         self.refused: Counter[str] = Counter()
         self.batches = self.repeats = self.bytes = self.updates = 0
-        self._under_way: dict[BatchId, Entry] = {}
-        self._complete = Seen()  # of those that the journal has, the ones whose gaps are written down too
-        self._collected: list[Entry] = []  # for the journal
+        self._in_flight: dict[BatchId, Entry] = {}
+        self._complete = Seen()  # those in the journal whose gaps are recorded too
+        self._collected: list[Entry] = []  # to be passed to the journal
         self._timer: asyncio.TimerHandle | None = None
         self._picker = Picker()
-        self._trouble = ""  # with gaps.jsonl
+        self._trouble = ""  # the last error of gaps.jsonl
 
     def start(self) -> None:
         self.journal.start()
@@ -66,15 +65,15 @@ class Receiver:
         self.journal.close()
 
     def hurry(self) -> None:
-        """The hub ends: nothing waits any longer for others."""
+        """Pass on what waits to share a sync: the hub is shutting down."""
         self._pass_on()
 
     @property
     def waiting(self) -> int:
-        return len(self._under_way)
+        return len(self._in_flight)
 
     def examine(self, data: bytes) -> Header:
-        """What the batch says of itself. Raises Refused."""
+        """Return the header of a valid batch. Raises Refused."""
         try:
             header = parse_header(read_header(data, LARGEST_HEADER))
             check_sections(data)
@@ -85,20 +84,20 @@ class Receiver:
             not self.journal.seen.knows(batch.cluster, batch.node)
             and len(self.journal.seen) >= self._settings.nodes
         ):
-            raise Refused(503, "too many nodes", "the hub has as many nodes as it may have", 600.0)
+            raise Refused(503, "too many nodes", "the hub has reached its limit of nodes", 600.0)
         return header
 
     def store(self, header: Header, data: bytes, received_ns: int, offset: float | None, done: Done) -> None:
-        """Calls `done` at once if it came before, else when it is on the disk. Raises Refused."""
+        """Call `done` when the batch is on the disk, at once for a repeat. Raises Refused."""
         batch = header.batch
-        entry = self._under_way.get(batch)
-        if entry is not None:  # sent again while the first is not answered yet: both get the same answer
+        entry = self._in_flight.get(batch)
+        if entry is not None:  # sent again before the first was answered: both get the same response
             self.repeats += 1
             entry.waiting.append(done)
             return
         if batch in self.journal.seen:
             self.repeats += 1
-            self.gaps.of_node(header)  # the hub may have ended between storing it and writing these down
+            self.gaps.of_node(header)  # the hub may have ended after storing it and before recording these
             if not self._save() and header.raw_gaps:
                 raise Refused(503, _NOT_STORED, _NO_GAPS, _RETRY)
             self._complete.add(batch)
@@ -109,13 +108,13 @@ class Receiver:
             len(data), self._settings.rate_bytes, self._settings.burst_bytes, time.monotonic()
         )
         if wait:
-            raise Refused(429, "too fast", "this node sends more than it may; wait", wait)
-        self._under_way[batch] = Entry(batch, data, received_ns, [(node, header, offset), done])
-        self._wait_for_others(self._under_way[batch], node)
+            raise Refused(429, "too fast", "the node exceeds its rate limit; retry later", wait)
+        self._in_flight[batch] = Entry(batch, data, received_ns, [(node, header, offset), done])
+        self._wait_for_others(self._in_flight[batch], node)
 
     def _wait_for_others(self, entry: Entry, node: Node) -> None:
-        """Batches that come one by one share a sync of the disk: each waits longer the more nodes there are.
-        One that comes soon after another of its node waits for nobody: the rest of a spool follows it."""
+        """Let batches share a sync of the disk: the more nodes, the longer a batch waits. One that follows
+        soon after another of its node does not wait: the rest of a spool follows it."""
         self._collected.append(entry)
         if time.monotonic() - node.heard < _HURRY:
             self._pass_on()
@@ -131,46 +130,33 @@ class Receiver:
         self._collected = []
 
     def is_new(self, batch: BatchId) -> bool:
-        """Neither stored nor on its way to the disk."""
-        return batch not in self.journal.seen and batch not in self._under_way
+        """Whether it is neither stored nor being written."""
+        return batch not in self.journal.seen and batch not in self._in_flight
 
     def repeated(self, batch: BatchId) -> Response | None:
-        """To one that came before, if nothing in it is needed any more: then its body need not be read."""
+        """Return the response to a repeat whose body need not be read."""
         if batch not in self._complete:
             return None
         self.repeats += 1
         return acknowledge(batch, self.journal.seen.highest(batch))
 
-    def take(self, data: bytes, received_ns: int, done: Done) -> None:
-        """For messages that need no proof of who sent them: those of a broker of our own."""
-        try:
-            self.store(self.examine(data), data, received_ns, None, done)
-        except Refused as refused:
-            self.refused[refused.reason] += 1
-            done(refused.answer())
-
-    def take_from_thread(self, data: bytes) -> concurrent.futures.Future[Response]:
-        future: concurrent.futures.Future[Response] = concurrent.futures.Future()
-        self._loop.call_soon_threadsafe(self.take, data, time.time_ns(), future.set_result)
-        return future
-
     def heard(self, header: Header, data: bytes, received_ns: int) -> None:
-        """For a batch that gets into the journal by another way: what is shown of its node."""
+        """Update the status of a node whose batch reached the journal another way."""
         node = self.nodes.get(header.batch.cluster, header.batch.node)
         self._show(Entry(header.batch, data, received_ns, []), (node, header, None))
         self._save()
 
     def _from_journal(self, entries: list[Entry], error: OSError | None) -> None:
-        """In the journal's thread."""
+        """Called in the journal's thread."""
         try:
             self._loop.call_soon_threadsafe(self._finish, entries, error)
-        except RuntimeError:  # the hub is ending, and nobody is left to be told
+        except RuntimeError:  # the loop is closed: the hub is shutting down
             return
 
     def _finish(self, entries: list[Entry], error: OSError | None) -> None:
-        """What nodes tell of gaps is on the disk too before they are answered: they forget it then."""
+        """Respond once the reported gaps are on the disk too: a node then forgets them."""
         for entry in entries:
-            del self._under_way[entry.batch]
+            del self._in_flight[entry.batch]
             if error is None:
                 self._count(entry, entry.waiting[0])
         saved = self._save()
@@ -179,30 +165,30 @@ class Receiver:
             if error is None and (saved or not header.raw_gaps):
                 self._complete.add(entry.batch)
                 answer = acknowledge(entry.batch)
-            elif error is None:  # it is known when it comes again, and its gaps are then tried again
+            elif error is None:  # it will be a repeat when it is sent again, and its gaps are then retried
                 answer = Response(503, _NO_GAPS, _NOT_STORED, _RETRY)
                 self.refused[answer.reason] += len(waiting)
             else:
-                why = f"the hub cannot store it now: {sentence(error)}"
+                why = f"the hub cannot store the batch: {sentence(error)}"
                 answer = Response(503, why, _NOT_STORED, _RETRY)
                 self.refused[answer.reason] += len(waiting)
             for done in waiting:
                 done(answer)
 
     def _save(self) -> bool:
-        """Whether gaps that nodes told of are on the disk."""
+        """Return whether the reported gaps are on the disk."""
         trouble = ""
         try:
             self.gaps.save()
         except OSError as error:
-            trouble = f"gaps that nodes tell of are not written down yet: {sentence(error)}"
+            trouble = f"cannot record gaps of nodes: {sentence(error)}"
         if trouble and trouble != self._trouble:
             self._log(trouble)
         self._trouble = trouble
         try:
             self.clocks.save()
         except OSError as error:
-            self._log(f"whose clock is wrong is not written down yet: {sentence(error)}")
+            self._log(f"cannot record wrong clocks: {sentence(error)}")
         return not trouble
 
     def _count(self, entry: Entry, about: tuple[Any, Header, float | None]) -> None:
@@ -223,6 +209,6 @@ class Receiver:
 
 
 def acknowledge(batch: BatchId, highest: int | None = None) -> Response:
-    """Of one that came before also how far it has come since: a sender that is not as far was put back."""
+    """Acknowledge a batch. For a repeat, `highest` shows a sender that was restored from a backup."""
     more = "" if highest is None else f',"highest":{highest}'
     return Response(200, f'{{"acknowledged":[{batch.sequence},{batch.sequence}]{more}}}\n')

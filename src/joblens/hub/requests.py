@@ -1,4 +1,4 @@
-"""HTTP/1.1 as far as the hub speaks it: the head of a request read, an answer written."""
+"""The subset of HTTP/1.1 requests that the hub accepts."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Request(NamedTuple):
 
 
 def parse_head(head: bytes) -> Request:
-    """All up to the empty line. Raises Refused, after which the connection is of no use."""
+    """Parse a request up to the empty line. Raises Refused, after which the connection must be closed."""
     lines = head.split(b"\r\n")
     words = _WORDS.fullmatch(lines[0])
     if words is None:
-        raise _not_http("it does not begin as a request of HTTP/1.1 does")
+        raise _not_http("bad request line")
     if len(lines) > _MOST_FIELDS:
         raise Refused(431, "not HTTP", "the request has too many header fields")
     fields: dict[bytes, bytes] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if not colon or not _TOKEN.fullmatch(name):
-            raise _not_http("a header field is malformed")
+            raise _not_http("malformed header field")
         name = name.lower()
         if name in fields and name in _ONCE:
-            raise _not_http("a header field is there twice")
+            raise _not_http("duplicate header field")
         fields[name] = value.strip(b" \t")
     wishes = fields.get(b"connection", b"").lower()
     keep = b"keep-alive" in wishes if words[3] == b"0" else b"close" not in wishes
@@ -48,19 +48,19 @@ def parse_head(head: bytes) -> Request:
 
 def _length(fields: dict[bytes, bytes]) -> int:
     if b"transfer-encoding" in fields:
-        raise Refused(411, "not HTTP", "a body needs a Content-Length; it is not taken in chunks")
+        raise Refused(411, "not HTTP", "Content-Length required: chunked bodies are not supported")
     text = fields.get(b"content-length", b"0")
     if not text.isdigit() or len(text) > 15:
-        raise _not_http("Content-Length is no number")
+        raise _not_http("Content-Length is not a number")
     return int(text)
 
 
 def _not_http(what: str) -> Refused:
-    return Refused(400, "not HTTP", f"this is not a request that joblens understands: {what}")
+    return Refused(400, "not HTTP", f"not a valid request: {what}")
 
 
 def is_literal(host: bytes) -> bool:
-    """Of the field Host: an address or localhost, with or without a port."""
+    """Whether the field Host is an address or localhost, with or without a port."""
     found = re.fullmatch(r"(?:\[(.*)\]|([^:]*))(?::[0-9]*)?", host.decode("latin-1"))
     name = found[1] or found[2] if found else ""
     try:

@@ -1,4 +1,4 @@
-"""What the hub does not take: a status, a word for the counters, and a sentence for the sender."""
+"""Responses of the hub, and refusals: a status, a reason for the counters, and a message for the sender."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _REASONS = {
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
-MALFORMED, TOO_LARGE = "malformed", "too large"  # of a batch that no hub will ever take
+MALFORMED, TOO_LARGE = "malformed", "too large"  # reasons that are final: no hub will ever accept the batch
 
 
-class Refused(Exception):  # noqa: N818 (it is an answer, and no error of ours)
+class Refused(Exception):  # noqa: N818 (a response to the sender, not an error of the hub)
     def __init__(self, status: int, reason: str, text: str, retry: float = 0.0) -> None:
         super().__init__(text)
         self.status, self.reason, self.text, self.retry = status, reason, text, retry
@@ -36,12 +36,12 @@ class Refused(Exception):  # noqa: N818 (it is an answer, and no error of ours)
 
 
 class Response(NamedTuple):
-    """To one batch. 200: it is on the disk."""
+    """The response to a request. 200 for a batch: it is on the disk."""
 
     status: int
-    text: str  # JSON if 200, else a sentence
+    text: str  # JSON if 200, else one line of text
     reason: str = ""
-    retry: float = 0.0  # seconds after which to try again, for 429 and 503
+    retry: float = 0.0  # seconds, for Retry-After of 429 and 503
 
 
 Sign = Callable[[int, str, bytes], str]
@@ -50,7 +50,7 @@ Sign = Callable[[int, str, bytes], str]
 def render_response(
     answer: Response, keep: bool, content_type: str = "", head_only: bool = False, sign: Sign | None = None
 ) -> bytes:
-    """`sign` makes the MAC over status, refusal and body, for a sender who has proved who it is."""
+    """Render a response. `sign` makes the MAC over status, refusal and body, for an authenticated sender."""
     if not content_type:
         content_type = "application/json" if answer.status == 200 else "text/plain; charset=utf-8"
     body = answer.text.encode("utf-8", "replace")
@@ -60,7 +60,7 @@ def render_response(
     if answer.status == 401:
         more += "WWW-Authenticate: Joblens, Bearer\r\n"
     if answer.status == 426:
-        more += "Upgrade: TLS/1.2\r\n"  # RFC 9110, 15.5.22: it has to be there
+        more += "Upgrade: TLS/1.2\r\n"  # required by RFC 9110, 15.5.22
     refusal = ""
     if answer.status in (400, 413) and answer.reason in (MALFORMED, TOO_LARGE):
         refusal = answer.reason

@@ -1,4 +1,4 @@
-"""How long a sealed segment is kept: until every sink has it, but not beyond what the journal may take."""
+"""Retention of sealed segments: until every sink has stored them, within the size limit of the journal."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from joblens.hub.groups import load_group
 from joblens.hub.identity import read_identity
 from joblens.hub.segments import INDEX, Segment, damage_path, dropping, index_folder, list_sealed
 
-_DAMAGED = "damaged"  # the folder for damaged segments that every sink is through with
+_DAMAGED = "damaged"  # the folder for damaged segments that no sink needs any longer
 _MOST_DAMAGED, _MOST_DAMAGED_BYTES = 16, 256 << 20
-_SAME_TIME = 2.0  # seconds in which a change may follow another that was seen, with the same time
+_SAME_TIME = 2.0  # seconds during which a further change may leave the same mtime
 _CLEANED_ANYWAY = 5.0
 Log = Callable[[str], None]
 
 
 class Changes:
-    """When it is time to clean: as segments or cursors change, and now and then."""
+    """Decides when to clean up: after segments or cursors have changed, and every few seconds."""
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
         self._times: list[int] = []
-        self._changed = self._cleaned = -math.inf  # when that was seen, and what was done about it
+        self._changed = self._cleaned = -math.inf  # monotonic times
 
     def is_due(self, now: float) -> bool:
         times = [_changed_ns(folder) for folder in self._folders]
@@ -48,7 +48,7 @@ def _changed_ns(folder: Path) -> int:
 
 
 class Lag(NamedTuple):
-    """What a sink still has before it."""
+    """Segments that a sink has not stored yet."""
 
     segments: int
     bytes: int
@@ -62,9 +62,9 @@ def clean(
     log: Log,
     through: int | None = None,
 ) -> dict[str, Lag]:
-    """Deletes what can go, and what must; returns how far behind each sink is. Raises OSError.
+    """Delete segments that are no longer needed, or exceed the limit. Return each sink's lag. Raises OSError.
 
-    `through`: the last segment whose batches are known without it, None if they all are.
+    `through`: the last segment whose batches seen.json contains, None for all.
     """
     cursors = {sink: read_cursor(home, sink) for sink in sinks}
     sizes = {segment: _size(segment) for segment in list_sealed(home / "journal")}
@@ -90,7 +90,7 @@ def clean(
 
 
 def _is_known(segment: Segment, size: int, through: int | None) -> bool:
-    """Whether what was in it is still known without it: by seen.json, or by its index, which then stays."""
+    """Whether its batches stay known without it: from seen.json, or from its index, which is kept."""
     return through is None or segment.number <= through or acknowledged_size(segment.path) >= size
 
 
@@ -98,36 +98,36 @@ def _record_damage(segment: Segment, gaps: Gaps, log: Log) -> None:
     damage = load_damage(segment.path)
     if gaps.of_damage(segment, damage):
         log(
-            f"journal segment {segment.number} is damaged: lost are {describe(damage)} "
-            f"for {', '.join(damage.sinks)}; recorded in gaps.jsonl, and the file is kept in {_DAMAGED}/"
+            f"journal segment {segment.number} is damaged: lost {describe(damage)} "
+            f"for {', '.join(damage.sinks)}; recorded in gaps.jsonl, file kept in {_DAMAGED}/"
         )
 
 
 def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Log) -> bool:
-    """And records it. False if a sink is just storing it, or has begun to: a later one goes instead."""
+    """Delete a segment and record the gap. Return False if a sink is storing it."""
     try:
         with dropping(segment) as free:
             if not free:
                 return False
-            # Read again: a sink may have come to its end since.
+            # Read again: a sink may have finished since.
             if any(_has_begun(home, sink, segment) for sink in sinks):
                 return False
             behind = [sink for sink in sinks if read_cursor(home, sink) < segment.number]
             if behind or not sinks:
                 gaps.of_segment(segment, behind, _size(segment))
-                whose = ", ".join(behind) or "anybody"
+                whose = ", ".join(behind) or "any sink"
                 log(
-                    f"journal segment {segment.number} is deleted though {whose} did not have it: "
-                    "too much waits"
+                    f"deleted journal segment {segment.number} before {whose} had stored it: "
+                    "the journal exceeds hub.journal_bytes"
                 )
             _remove(home, segment, log)
-    except FileNotFoundError:  # somebody else has removed it
+    except FileNotFoundError:  # removed by another process
         pass
     return True
 
 
 def _has_begun(home: Path, sink: str, segment: Segment) -> bool:
-    """A group with this segment in it that is not stored: its files would come out differently."""
+    """Whether a sink has begun to store a group with this segment: without it, the files would differ."""
     begun = load_group(home / "sinks" / sink / "group", read_identity(home))
     if begun is None or not begun.first <= segment.number <= begun.last:
         return False
@@ -135,7 +135,7 @@ def _has_begun(home: Path, sink: str, segment: Segment) -> bool:
 
 
 def _remove(home: Path, segment: Segment, log: Log) -> None:
-    """A damaged one is kept for whoever wants to look at it, with what is known about it."""
+    """Remove a segment. A damaged one is moved, with its record, so that it can be inspected."""
     damage = damage_path(segment.path)
     if not damage.exists():
         segment.path.unlink(missing_ok=True)
@@ -149,12 +149,12 @@ def _remove(home: Path, segment: Segment, log: Log) -> None:
     while kept and (
         len(kept) > 2 * _MOST_DAMAGED or sum(it.stat().st_size for it in kept) > _MOST_DAMAGED_BYTES
     ):
-        log(f"{_DAMAGED}/{kept[0].name} is removed: there are newer ones")
+        log(f"removed {_DAMAGED}/{kept[0].name}: limit of kept files reached")
         kept.pop(0).unlink()
 
 
 def _remove_indexes(folder: Path, kept: set[int], through: int | None) -> None:
-    """Of segments that are gone. That of the last stays: seen.json could be damaged."""
+    """Remove indexes of deleted segments, except the last, which is needed if seen.json is damaged."""
     for name in list_names(str(folder)):
         match = INDEX.fullmatch(name)
         if match and int(match[1]) not in kept and (through is None or int(match[1]) < through):

@@ -1,4 +1,4 @@
-"""The hub as a process: its door, its clock, its end."""
+"""The hub process: listener, periodic tasks, shutdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from joblens.core.files import NO_ROOM
 from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
 from joblens.hub.connection import Connection, Page
-from joblens.hub.limits import Proven, Strangers, place_of
+from joblens.hub.limits import Authenticated, Unauthenticated, place_of
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
 from joblens.hub.requests import Request
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 _BACKLOG = 1024
-_OWN_FILES = 256  # descriptors for the journal, the sinks and munge, which no connection gets
+_OWN_FILES = 256  # descriptors reserved for the journal, the sinks and munge
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
-_PAUSE = 0.05  # seconds in which no connection is taken when no descriptor is left
-_ACCEPTED = 16  # new connections at a time: those that there are do not wait longer for their answers
+_PAUSE = 0.05  # seconds without accepting when no descriptor is left
+_ACCEPTED = 16  # new connections per turn of the loop, so that existing ones are answered soon
 _TLS_HELLO = 0x16  # RFC 8446, 5.1: a record of the type handshake
-_READ = 1 << 18  # bytes taken from a connection at once
-_LOOK = 1.0  # seconds between two looks at the clock
-_LAST_WORDS = 5.0  # seconds that answers under way have when the hub ends
-_SWITCH = 0.001  # seconds: the journal's thread must not wait long for its turn
+_READ = 1 << 18  # bytes of one read
+_CHECK_SECONDS = 1.0  # between two checks of timeouts
+_LAST_SECONDS = 5.0  # for pending responses at shutdown
+_SWITCH = 0.001  # seconds: the journal's thread must get the GIL soon
 
 
 class Hub:
     def __init__(self, settings: HubSettings, home: Path, log: Log) -> None:
         check_safety(settings)
         self.settings, self.home, self.log = settings, home, log
-        self._made_key = "" if settings.key_file else secrets.token_hex(32)  # until it is in its file
+        self._made_key = "" if settings.key_file else secrets.token_hex(32)  # until it is written to its file
         self.gate = make_gate(settings, home, self._made_key)
         self._tls = load_tls(settings)
         self._token = _read_token(settings.token_file)
@@ -62,15 +62,15 @@ class Hub:
         self.connections: set[Connection] = set()
         self.peers = Peers()
         self._most = most_connections(settings.connections)
-        self.strangers, self.proven = Strangers(self._most), Proven(self._most)
+        self.unauthenticated, self.authenticated = Unauthenticated(self._most), Authenticated(self._most)
         self.shared = memoryview(bytearray(_READ))
-        self._greeting: dict[asyncio.Task[None], None] = {}  # in their order
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # from old to new
         self._sinks: Runner | None = None
         self._intake: Intake | None = None
         self._changes = Changes(home / "journal", home / "cursors")
 
     async def run(self, ready: Callable[[int], None]) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Serve until SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -94,9 +94,9 @@ class Hub:
         ready(listener.getsockname()[1])
         try:
             while not stop.is_set():
-                await self._look()
+                await self._check()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _LOOK)
+                    await asyncio.wait_for(stop.wait(), _CHECK_SECONDS)
         finally:
             loop.remove_reader(listener)
             listener.close()
@@ -105,19 +105,19 @@ class Hub:
     def check_reader(self, request: Request, uid: Callable[[], int | None]) -> None:
         self.pages.check_reader(request, uid)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         now = time.monotonic()
         for connection in list(self.connections):
-            connection.look_at_clock(now)
+            connection.check_timeouts(now)
         self.receiver.nodes.forget_old()
         if not self.receiver.journal.alive:
-            raise OutsideError("the thread that writes the journal has ended")
-        if self._made_key:  # the disk was full when the hub was started
+            raise OutsideError("the journal's thread has died")
+        if self._made_key:  # the disk was full at start-up
             try:
                 own_key(self.home, self._made_key)
                 self._made_key = "" if (self.home / "key").exists() else self._made_key
             except (OSError, ConfigError) as error:
-                self.notes.say("key", f"the hub's key is in memory only: {sentence(error)}")
+                self.notes.say("key", f"the hub's key is not saved: {sentence(error)}")
         if self._changes.is_due(now):
             await self._clean()
 
@@ -133,29 +133,29 @@ class Hub:
                 self.receiver.journal.seen.through,
             )
         except OSError as error:
-            self.notes.say("clean", f"the journal is not cleaned up: {sentence(error)}")
+            self.notes.say("clean", f"cannot clean up the journal: {sentence(error)}")
 
     def _sink_names(self) -> list[str]:
         return list(self._sinks.names) if self._sinks is not None else []
 
     async def _end(self) -> None:
-        """Who has sent a batch gets its answer; then what is written is sealed."""
-        for task in list(self._greeting):
+        """Answer the batches that were received, then seal the journal."""
+        for task in list(self._handshakes):
             task.cancel()
         if self._intake is not None:
             await asyncio.to_thread(self._intake.stop)
         self.receiver.hurry()
-        end = time.monotonic() + _LAST_WORDS
+        end = time.monotonic() + _LAST_SECONDS
         while self.receiver.waiting and time.monotonic() < end:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.close()
         await asyncio.to_thread(self.receiver.close)
-        await asyncio.sleep(0)  # the last answers and closings
+        await asyncio.sleep(0)  # flushes the last responses
         if self._sinks is not None and self.settings.run_sinks:
             await asyncio.to_thread(self._sinks.stop, self.settings.drain_seconds)
 
-    # The door
+    # Accepting connections
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED):
@@ -163,27 +163,25 @@ class Hub:
                 channel, address = listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # given up by the other side meanwhile, or no descriptor is left
-                self.notes.say("accept", f"a connection cannot be taken: {sentence(error)}")
+            except OSError as error:  # aborted by the other side, or no descriptor is left
+                self.notes.say("accept", f"cannot accept a connection: {sentence(error)}")
                 if error.errno in _NO_FILES:
-                    self._send_one_away()
+                    self._evict_one()
                     self._pause(listener)
                 return
             channel.setblocking(False)
             if not self._make_room():
-                self._send_away(
-                    channel, Response(503, "the hub has as many connections as it may have", retry=10.0)
+                self._reject(
+                    channel, Response(503, "the hub has reached its limit of connections", retry=10.0)
                 )
-                self.notes.say(
-                    "full", "there are as many connections as there may be; further ones are refused"
-                )
+                self.notes.say("full", "limit of connections reached; further ones are refused")
                 continue
-            task = asyncio.get_running_loop().create_task(self._greet(channel, str(address[0])))
-            self._greeting[task] = None
-            task.add_done_callback(lambda done: self._greeting.pop(done, None))
+            task = asyncio.get_running_loop().create_task(self._handshake(channel, str(address[0])))
+            self._handshakes[task] = None
+            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
     def _pause(self, listener: socket.socket) -> None:
-        """Who waits at the door would wake the loop again and again."""
+        """Stop accepting for a moment: pending connections would wake the loop again and again."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
 
@@ -194,31 +192,31 @@ class Hub:
         loop.call_later(_PAUSE, go_on)
 
     def _make_room(self) -> bool:
-        """For one more. One that was cut off while it was greeted may still be counted: hence again."""
-        while len(self.connections) + len(self._greeting) >= self._most:
-            if not self._send_one_away():
+        """Make room for one more connection. A closed handshake may still be counted, hence the loop."""
+        while len(self.connections) + len(self._handshakes) >= self._most:
+            if not self._evict_one():
                 return False
         return True
 
-    def _send_one_away(self) -> bool:
-        """Of those who have proved nothing the oldest, of the more numerous kind."""
-        if len(self.strangers) >= len(self._greeting):
-            oldest = self.strangers.end_oldest()
-            self.connections.discard(oldest)  # its end comes with the loop's next turn
+    def _evict_one(self) -> bool:
+        """Close the oldest unauthenticated connection or handshake, of whichever there are more."""
+        if len(self.unauthenticated) >= len(self._handshakes):
+            oldest = self.unauthenticated.end_oldest()
+            self.connections.discard(oldest)  # it is closed in the next turn of the loop
             return oldest is not None
-        task = next(iter(self._greeting))  # it has not begun to speak TLS for the longest time
-        del self._greeting[task]
+        task = next(iter(self._handshakes))  # the oldest
+        del self._handshakes[task]
         task.cancel()
         return True
 
-    async def _greet(self, channel: socket.socket, address: str) -> None:
+    async def _handshake(self, channel: socket.socket, address: str) -> None:
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop = asyncio.get_running_loop()
         try:
             if self._tls is not None and not await self._speaks_tls(channel):
-                self._send_away(channel, Response(426, "this port speaks TLS only: use https://"))
+                self._reject(channel, Response(426, "TLS required: use https://"))
                 self.receiver.refused["not TLS"] += 1
-                self.notes.say(f"{place_of(address)} plain", f"{address}: speaks no TLS; it is cut off")
+                self.notes.say(f"{place_of(address)} plain", f"{address}: no TLS; connection closed")
                 return
             await loop.connect_accepted_socket(
                 lambda: Connection(self, address),
@@ -236,7 +234,7 @@ class Hub:
                 )
 
     async def _speaks_tls(self, channel: socket.socket) -> bool:
-        """By its first byte, which stays where it is."""
+        """Peek at the first byte."""
         loop, come = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(channel, come.set)
         try:
@@ -249,15 +247,15 @@ class Hub:
             raise ConnectionResetError
         return first[0] == _TLS_HELLO
 
-    def _send_away(self, channel: socket.socket, answer: Response) -> None:
+    def _reject(self, channel: socket.socket, answer: Response) -> None:
         with channel, suppress(OSError):
             channel.send(render_response(answer, keep=False))
             channel.shutdown(socket.SHUT_WR)
-            channel.recv(65_536)  # what is unread would undo the answer
+            channel.recv(65_536)  # closing with unread data would lose the response
 
 
 def most_connections(wanted: int) -> int:
-    """As many as are wanted, as far as descriptors allow it. Of very few, half are the hub's own."""
+    """Return the limit of connections, within that of descriptors, some of which the hub needs itself."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         return wanted
@@ -273,7 +271,7 @@ def run_hub(settings: HubSettings, home: Path, log: Log, ready: Callable[[int], 
 
 @contextmanager
 def only_one(home: Path) -> Iterator[None]:
-    """Two hubs in one folder would write over each other."""
+    """Lock the folder: two hubs would overwrite each other's files."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -283,12 +281,12 @@ def only_one(home: Path) -> Iterator[None]:
                 raise
             file = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise OutsideError(f"the hub's folder {home} cannot be used") from error
+        raise OutsideError(f"cannot use the hub's folder {home}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise OutsideError(f"another hub runs in {home}") from None
+        raise OutsideError(f"another hub is running in {home}") from None
     finally:
         os.close(file)
 
@@ -299,7 +297,7 @@ def listen(address: str) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        why = sentence(error).partition(" (while attempting")[0]  # which only says the address again
+        why = sentence(error).partition(" (while attempting")[0]  # which only repeats the address
         raise ServerError(f"cannot listen on {address}: {why}") from None
     listener.setblocking(False)
     return listener
@@ -309,7 +307,7 @@ def make_gate(settings: HubSettings, home: Path, made_key: str = "") -> Gate:
     try:
         key = read_key(settings.key_file) if settings.key_file else own_key(home, made_key)
     except OSError as error:
-        raise OutsideError("the key of the hub cannot be read or made") from error
+        raise OutsideError("cannot read or create the hub's key") from error
     rules = MungeRules(
         settings.munge_uids,
         settings.munge_any_host,
@@ -328,7 +326,7 @@ def load_tls(settings: HubSettings) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(settings.certificate, settings.private_key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"certificate and private key cannot be used: {sentence(error)}") from None
+        raise ConfigError(f"cannot use hub.certificate and hub.private_key: {sentence(error)}") from None
     return context
 
 
@@ -340,7 +338,7 @@ def start_intake(settings: HubSettings, home: Path, receiver: Receiver, log: Log
     loop = asyncio.get_running_loop()
 
     def heard(*about: Any) -> None:
-        with suppress(RuntimeError):  # the hub is ending
+        with suppress(RuntimeError):  # the hub is shutting down
             loop.call_soon_threadsafe(receiver.heard, *about)
 
     limits = Limits(settings.segment_bytes, settings.segment_seconds, settings.journal_bytes)

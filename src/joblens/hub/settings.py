@@ -1,4 +1,4 @@
-"""The table `[hub]` of a settings file into frozen settings. Every setting has a default that runs."""
+"""Settings of the hub: the table `[hub]` of a settings file. The defaults work."""
 
 from __future__ import annotations
 
@@ -13,52 +13,49 @@ _MIB = 1 << 20
 
 
 class JobsSettings(NamedTuple):
-    """How jobs of the scheduler are followed."""
+    """How the scheduler's jobs are followed: the table `[hub.jobs]`."""
 
-    poll_seconds: float = 30.0  # between two questions, each of which is about all jobs
-    ended_seconds: float = 8.0  # between two questions to accounting for what has just ended; 0: none
-    wait_seconds: float = 600.0  # for samples of a job that has ended
-    cluster: str = ""  # "": as the scheduler says; of inferred jobs always as their agents say
-    # An inferred job gets no record if it is too short, by both of these, or idle:
+    poll_seconds: float = 30.0  # between two queries, each for all jobs
+    ended_seconds: float = 8.0  # between two queries of accounting for jobs that have just ended; 0: none
+    wait_seconds: float = 600.0  # for missing samples of a job that has ended
+    cluster: str = ""  # "": from the scheduler; for inferred jobs always from their agents
+    # An inferred job gets no record if it is below both of these, or idle:
     least_cpu_seconds: float = 10.0
     least_seconds: float = 60.0
-    least_cores: float = 0.01  # on average, and less than ten minutes of CPU time in all
+    least_cores: float = 0.01  # idle: fewer on average, and less than ten minutes of CPU time in total
 
 
 class HubSettings(NamedTuple):
     listen: str = "127.0.0.1:9478"
     home: str = ""  # "": `hub` in the store
-    key_file: str = (
-        ""  # the secret that nodes' tokens are made from; "": `key` in home, made at the first start
-    )
+    # The secret from which nodes' tokens are derived; "": `key` in home, created at the first start
+    key_file: str = ""
     munge: bool = False
-    munge_uids: tuple[int, ...] = (0,)  # users whose credentials count
-    munge_clusters: tuple[str, ...] = ()  # whose nodes may send by munge; (): any
-    munge_hosts: tuple[str, ...] = ()  # NODE=HOST: the host of a node's credentials, if its name is another
-    munge_any_host: bool = False  # a credential made on any host is good for any node
+    munge_uids: tuple[int, ...] = (0,)  # users whose credentials are accepted
+    munge_clusters: tuple[str, ...] = ()  # whose nodes may authenticate by munge; (): any
+    munge_hosts: tuple[str, ...] = ()  # NODE=HOST: the host name in a node's credentials, if it differs
+    munge_any_host: bool = False  # accept a credential of any host for any node
     munge_socket: str = ""
-    other_nodes: bool = False  # rows may name other nodes than the one that sends them, though that is proved
+    other_nodes: bool = False  # accept rows that name other nodes than the authenticated sender
     certificate: str = ""  # with private_key: TLS
     private_key: str = ""
-    token_file: str = (
-        ""  # readers of the pages must send it, but for root and the hub's own user on this machine
-    )
+    token_file: str = ""  # for readers of the pages; root and the hub's user on this machine need none
     connections: int = 8192
     nodes: int = 100_000
-    timeout: float = 30.0  # seconds that one request may take to arrive
+    timeout: float = 30.0  # seconds for receiving one request
     batch_bytes: int = 16 * _MIB
-    queue_bytes: int = 64 * _MIB  # under way or waiting for the disk, of all senders
+    queue_bytes: int = 64 * _MIB  # of all senders: being received, or waiting to be written
     rate_bytes: int = 8 * _MIB  # per second and node
     burst_bytes: int = 64 * _MIB
     segment_bytes: int = 64 * _MIB
     segment_seconds: float = 30.0
     journal_bytes: int = 16 << 30
-    from_kafka: bool = False  # take batches from Kafka too
-    kafka: Mapping[str, Any] = {}  # [hub.kafka], where from: joblens.hub.kafka.intake checks it
-    run_sinks: bool = True  # false: what comes stays in the journal, until it is true again
-    drain_seconds: float = 0.0  # that sinks have at the hub's end for what they have not stored yet
-    sinks: Mapping[str, Mapping[str, Any]] = {}  # [hub.sinks.NAME], each sink checks its own
-    scheduler: str = ""  # slurm, flux, pbs or inferred: whose jobs are followed, and get their records
+    from_kafka: bool = False  # consume batches from Kafka too
+    kafka: Mapping[str, Any] = {}  # [hub.kafka], checked by joblens.hub.kafka.intake
+    run_sinks: bool = True  # false: batches stay in the journal until it is true again
+    drain_seconds: float = 0.0  # for sinks to store the rest at shutdown
+    sinks: Mapping[str, Mapping[str, Any]] = {}  # [hub.sinks.NAME], checked by each sink
+    scheduler: str = ""  # slurm, flux, pbs or inferred: whose jobs get records
     jobs: JobsSettings = JobsSettings()  # [hub.jobs]
 
 
@@ -89,7 +86,7 @@ _MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.
 
 
 def parse_hub_settings(found: Mapping[str, Any], path: str) -> HubSettings:
-    """Of a whole file: agent and hub of one machine can share it, and each reads its own part."""
+    """Parse a file, which agent and hub of one machine can share: each reads its own part."""
     check_names(found, (*Settings._fields, "hub"), path, "")
     table = as_table(found.get("hub", {}), path, "hub")
     defaults = HubSettings()._asdict()
@@ -113,13 +110,13 @@ def _check_size(name: str, value: float, least: float, most: float, path: str) -
 
 
 def check_safety(settings: HubSettings) -> None:
-    """Pages show who runs what: raises ConfigError where other machines could read them without a token."""
+    """Raises ConfigError if other machines could read the pages, which show users' jobs, without a token."""
     if bool(settings.certificate) != bool(settings.private_key):
-        raise ConfigError("hub.certificate and hub.private_key are needed together")
+        raise ConfigError("hub.certificate and hub.private_key must be set together")
     if not settings.token_file and not is_loopback(settings.listen):
         raise ConfigError(
-            f"{settings.listen} can be reached from other machines, and pages show who runs what: set "
-            "hub.token_file to a file with a token for readers; openssl rand -hex 32 makes one, chmod 600 it"
+            f"{settings.listen} is reachable from other machines, and the pages show users' jobs: set "
+            "hub.token_file to a file with a token for readers (openssl rand -hex 32; chmod 600)"
         )
 
 
@@ -155,7 +152,7 @@ def _munge(value: Any, path: str, name: str) -> tuple[Any, ...]:
     example = {"hub.munge_uids": "[0]", "hub.munge_hosts": '["c17=box"]'}.get(name, '["fox"]')
     right = isinstance(value, list) and (value or name != "hub.munge_uids")
     if not right or not all(_is_one(it, name) for it in value):
-        raise ConfigError(f"{name} is {value!r:.60}, where a list such as {example} is needed", path)
+        raise ConfigError(f"{name} is {value!r:.60}, expected a list such as {example}", path)
     return tuple(value)
 
 

@@ -16,7 +16,7 @@ from joblens.core.model import Sample
 from joblens.core.procfs import find_stat
 from joblens.run.clock import Clock
 from joblens.run.spawn import VARIABLE
-from joblens.wire.marks import Book, JobName, Told, read_told
+from joblens.wire.marks import Book, JobName, Message, read_message
 
 _FILE = "marks"
 _LARGEST = 8 << 20  # bytes of the file
@@ -114,7 +114,7 @@ class JobMarks:
         return [f"{self.unreadable} marks could not be read"] if self.unreadable else []
 
 
-def _parse(line: bytes) -> Tuple[int, Told]:
+def _parse(line: bytes) -> Tuple[int, Message]:
     import json
 
     found = json.loads(line.decode("utf-8", "replace"))
@@ -123,4 +123,4 @@ def _parse(line: bytes) -> Tuple[int, Told]:
     path, boot_ns = found.get("path"), found.get("boot_ns")
     if path not in ("/mark", "/fom") or type(boot_ns) is not int:
         raise ValueError("no mark")
-    return boot_ns, read_told(path, found["body"])
+    return boot_ns, read_message(path, found["body"])

@@ -1,1 +1,1 @@
-"""What passes between agents, hubs and Prometheus, and how it is proved who sends it."""
+"""Formats and protocols between agents, hubs and Prometheus, and their authentication."""

@@ -1,7 +1,7 @@
-"""A batch: the samples of some ticks as one message, numbers only once what they mean has been said.
+"""A batch: the samples of some ticks as one message, encoded as a description and then numbers only.
 
-Behind the header (joblens.wire.frame) come two sections per entry, an entry being one schema with one list
-of keys: what they are, in JSON, which is made and deflated once and then only copied; and the numbers.
+After the header (joblens.wire.frame) follow two sections per entry, an entry being one schema with one list
+of keys: its description in JSON, which is deflated once and then only copied; and the numbers.
 docs/formats.md has the layout.
 """
 
@@ -32,11 +32,11 @@ class _Entry:
 
 
 class Batch:
-    """Collects samples; `encode` gives the message and begins a new batch."""
+    """Collects samples. `encode` returns the message and begins a new batch."""
 
     def __init__(self) -> None:
-        # By identity: schema and keys stay the same objects while nothing but values changes. The objects
-        # are kept beside, so that no other can come to have the same identity.
+        # By identity: schema and keys stay the same objects while only values change. References to them are
+        # kept, so that no other object can get the same id.
         self._entries: Dict[Tuple[int, int], _Entry] = {}
         self._described: Dict[Tuple[int, int], Tuple[Rows, bytes]] = {}
 
@@ -100,7 +100,7 @@ def _encode_numbers(times: List[int], rows: List[array[int]]) -> bytes:
 
 
 def _changed(rows: List[array[int]]) -> List[int]:
-    """The places of a row at which any row differs from the first: found with whole rows as integers."""
+    """Return the positions at which any row differs from the first, comparing whole rows as integers."""
     first = int.from_bytes(rows[0].tobytes(), "little")
     differences = 0
     for row in rows[1:]:
@@ -116,7 +116,7 @@ def _little(numbers: array[int]) -> bytes:
 
 
 def _shuffle(data: bytes) -> bytes:
-    """Bytes of equal weight stand together, so that zeros run on."""
+    """Group the bytes of equal significance, which makes long runs of zeros."""
     return b"".join([data[byte::_WORD] for byte in range(_WORD)])
 
 
@@ -134,7 +134,7 @@ def _unshuffle(data: bytes) -> array[int]:
 
 
 def decode(message: bytes) -> Tuple[Dict[str, Any], List[Sample]]:
-    """The header and the samples. Raises MalformedError, whatever the message is."""
+    """Return the header and the samples. Raises MalformedError for any invalid message."""
     try:
         return _decode(_inflate_all(split(message)))
     except WRONG as error:
@@ -171,17 +171,17 @@ def _decode(sections: List[bytes]) -> Tuple[Dict[str, Any], List[Sample]]:
 
 
 def _decode_numbers(data: bytes, width: int) -> List[Tuple[int, List[int]]]:
-    """Undoes _encode_numbers."""
+    """Invert _encode_numbers."""
     count, size, moving = struct.unpack_from("<III", data)
     begin, middle = 12, 12 + _WORD * (moving + count + size)
     if size != width or count < 1 or moving > size or len(data) != middle + _WORD * moving * (count - 1):
-        raise ValueError("the numbers do not fit what they are said to be")
+        raise ValueError("the numbers do not match their description")
     first, later = _unshuffle(data[begin:middle]), _unshuffle(data[middle:])
     times = list(accumulate(first[moving : moving + count]))
     rows = [list(first[moving + count :]) for _ in range(count)]
     for order, place in enumerate(first[:moving]):
         if not 0 <= place < size:
-            raise ValueError("a place outside the row")
+            raise ValueError("a position is outside the row")
         value = rows[0][place]
         for step in range(count - 1):
             value = (value + later[order * (count - 1) + step] + _HALF) % _FULL - _HALF

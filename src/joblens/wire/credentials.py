@@ -1,5 +1,4 @@
-"""Tokens in files, tokens that a hub on this machine gives, and credentials that munge makes: what proves to
-others who we are."""
+"""Credentials of a node: a token from a file, a token from a hub on the same machine, or munge."""
 
 from __future__ import annotations
 
@@ -15,10 +14,9 @@ if TYPE_CHECKING:
     from joblens.wire.http_client import Answer, Client
 
 _MUNGE_SECONDS = 5.0
-# A credential is good for five minutes where munged's own setting is left alone. To make one, and to have it
-# checked, takes a process on either side.
+# A credential is valid for five minutes by munged's default. Making and checking one takes a process each.
 _CREDENTIAL_SECONDS = 120.0
-_AGAIN_SECONDS = 10.0  # after which another one is made, where the hub had no time to check one
+_AGAIN_SECONDS = 10.0  # until a new one is made, after the hub had no time to check one
 _MOST_WORDS = 400
 _TOKEN_PATH = "/v1/token"  # noqa: S105
 
@@ -36,32 +34,31 @@ def read_token(path: str) -> Optional[bytes]:
 
 
 class Proof:
-    """What requests carry so that the hub knows who sends them. Asked by one thread only."""
+    """Authenticates requests to the hub. Used by one thread only."""
 
     def __init__(self, settings: PushSettings, cluster: str, node: str) -> None:
         self._settings, self._cluster, self._node = settings, cluster, node
         self._secret = b""  # with which requests are signed
         self._stamp: Optional[Tuple[int, ...]] = None
         self._credential = ""
-        self._before: Optional[Tuple[str, bytes]] = (
-            None  # and its key, until the hub has taken the one after it
-        )
+        # The previous credential and its key, until the hub has accepted the current one.
+        self._before: Optional[Tuple[str, bytes]] = None
         self._made = 0.0
         self._local = bool(settings.url) and _is_here(split_url(settings.url).host)
         self._asked = False
         if settings.token_file:
-            self._read_token()  # so that a wrong one is told at once
+            self._read_token()  # reports an invalid file at once
 
     def prepare(self, client: Client) -> None:
-        """Where no setting says how to prove it, a hub on this machine is asked for this node's token.
+        """Without settings for it, request this node's token from a hub on the same machine.
 
-        It gives it to root and to its own user, by the kernel's word; and by the kernel's word the answer is
-        of a process of such a user, and not of whoever listens there now. Raises OSError or ServerError.
+        The hub gives it to root and to its own user. The kernel reports the users at both ends, so that no
+        other process that listens at that port is trusted. Raises OSError or ServerError.
         """
         if self._settings.munge or self._settings.token_file or not self._local or self._asked:
             return
         answer = client.get(_TOKEN_PATH, {FIELD: render_head(self._head("-", 0, b""))})
-        if answer.status in (408, 425, 429) or answer.status >= 500:  # it may do so in a moment
+        if answer.status in (408, 425, 429) or answer.status >= 500:  # temporary
             words = printable(answer.body.decode("utf-8", "replace").strip().partition("\n")[0][:_MOST_WORDS])
             raise ServerError(f"{_TOKEN_PATH} answers {answer.status}: {words}")
         if answer.status == 200:
@@ -71,19 +68,19 @@ class Proof:
 
     def _check_holder(self, uid: Optional[int]) -> None:
         if uid is None:
-            raise ServerError("its token is not used, as its user is not known: set push.token_file")
+            raise ServerError("token rejected: the hub's user is unknown; set push.token_file")
         if uid not in (0, os.geteuid(), self._settings.hub_uid):
             do = f"set push.token_file, or push.hub_uid = {uid} if that is the hub's user"
-            raise ServerError(f"its token is not used, as its user is uid {uid}: {do}")
+            raise ServerError(f"token rejected: the process at that port belongs to uid {uid}; {do}")
 
     def has_answered(self, request: Mapping[str, str], answer: Answer) -> bool:
-        """Whether the hub, or who else knows the secret, has answered this to a request that was signed."""
+        """Verify that the response to a signed request is signed with the same secret."""
         return is_answer(self._secret, request, *answer)
 
     def sign(self, target: str, boot: str, sequence: int, body: bytes = b"") -> Dict[str, str]:
-        """Fields for a request, such as `POST /v1/batch`. Raises OSError or JoblensError.
+        """Return the fields of a request such as `POST /v1/batch`. Raises OSError or JoblensError.
 
-        The token's file is read again when it has changed.
+        A changed token file is read again.
         """
         if self._settings.munge:
             if not self._credential or time.monotonic() - self._made > _CREDENTIAL_SECONDS:
@@ -103,8 +100,8 @@ class Proof:
         return Head(self._cluster, self._node, boot, sequence, time.time(), digest_of(body))
 
     def was_refused(self) -> bool:
-        """Whether another one may do better: a hub that was started anew cannot check an old credential, and
-        one in its place has another key."""
+        """Drop the credential. Return whether a new one may be accepted: a restarted hub cannot check an old
+        one, and another hub has another key."""
         old = bool(self._credential) or self._asked
         self._credential, self._asked = "", False
         return old and time.monotonic() - self._made > 1.0
@@ -113,7 +110,7 @@ class Proof:
         self._before = None
 
     def was_put_off(self) -> bool:
-        """Whether the credential before may do: the hub had no time to check this one, and knows that one."""
+        """Go back to the previous credential, which the hub knows, if there is one."""
         if self._before is None:
             return False
         (self._credential, self._secret), self._before = self._before, None
@@ -136,7 +133,7 @@ class Proof:
             command.append(f"--socket={self._settings.munge_socket}")
         try:
             payload = f"{self._cluster}\0{self._node}\0{secret}".encode()
-            # By its input: an argument cannot have the NUL between the two names.
+            # By standard input: an argument cannot contain NUL.
             done = subprocess.run(
                 command, input=payload, capture_output=True, timeout=_MUNGE_SECONDS, check=False
             )

@@ -1,6 +1,6 @@
 """Rows as text for Prometheus: its own format (0.0.4) and OpenMetrics 1.0.
 
-Names are `joblens_<set>_<column>` in base units, with `_total` behind counters.
+Names are `joblens_<set>_<column>` in base units; counters end in `_total`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Layout(NamedTuple):
 
 
 class Exposition:
-    """Turns rows into text; what does not change from one time to the next is made only once."""
+    """Renders rows as text, and caches what does not change between calls."""
 
     def __init__(self, openmetrics: bool) -> None:
         self.openmetrics = openmetrics

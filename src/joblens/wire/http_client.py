@@ -1,7 +1,7 @@
-"""One HTTP connection that is kept, for one server that may be slow, gone, or something else than a hub.
+"""A persistent HTTP connection to one server, which may be slow, unreachable, or not a hub.
 
-The standard library's own client takes 7 MB of memory with all that it imports, and has no limit on the time
-that an answer takes as a whole.
+The standard library's client takes 7 MB of memory with its imports, and does not limit the total time of a
+response.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joblens.core.errors import ServerError
 _MOST_HEAD = 1 << 14
 _MOST_BODY = 1 << 16
 _MOST_INTERIM = 5
-_WHOLE = 6  # times the timeout: what one exchange may take though there is always some progress
+_WHOLE = 6  # times the timeout: the limit of one exchange, however steady its progress
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
 
 
@@ -32,18 +32,18 @@ class Client:
     def __init__(self, url: Url, timeout: float, ca_file: str, most_body: int = _MOST_BODY) -> None:
         self.url, self._timeout, self._ca_file, self._most_body = url, timeout, ca_file, most_body
         self._socket: Optional[socket.socket] = None
-        self._rest = bytearray()  # received, and not yet looked at
+        self._rest = bytearray()  # received, not yet parsed
         self._end = 0.0
 
     def post(self, path: str, headers: Dict[str, str], body: bytes) -> Answer:
-        """Raises OSError or ServerError. The same may have to be sent again, and then arrive twice."""
+        """Send a request. Raises OSError or ServerError. It may be sent again, and then arrive twice."""
         return self._ask("POST", path, {**headers, "Content-Length": str(len(body))}, body)
 
     def get(self, path: str, headers: Dict[str, str]) -> Answer:
         return self._ask("GET", path, headers, b"")
 
     def peer(self) -> Optional[int]:
-        """The user whose process is at the other end; None on another machine, or where it is not known."""
+        """Return the uid of the process at the other end, None if it is remote or unknown."""
         from joblens.wire.peers import Peers
 
         if self._socket is None:
@@ -67,7 +67,7 @@ class Client:
         except (_SilentError, OSError) as error:
             if not kept or isinstance(error, socket.timeout):
                 raise
-            return self._exchange(message)  # the server had ended a connection that was idle
+            return self._exchange(message)  # the server had closed an idle connection
 
     def _exchange(self, message: bytes) -> Answer:
         self._end = time.monotonic() + _WHOLE * self._timeout
@@ -84,7 +84,7 @@ class Client:
         try:
             connection = socket.create_connection((url.host, url.port), self._timeout)
         except UnicodeError:
-            raise ServerError(f"{url.host!r} is no name of a machine") from None
+            raise ServerError(f"invalid host name {url.host!r}") from None
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if url.secure:
@@ -105,7 +105,7 @@ class Client:
             try:
                 left = left[connection.send(left[: 1 << 16]) :]
             except (BrokenPipeError, ConnectionResetError):
-                return  # it may have answered before it closed, if only to say that this is too large
+                return  # it may have responded before closing, for instance that the body is too large
 
     def _remaining(self) -> float:
         remaining = self._end - time.monotonic()
@@ -119,7 +119,7 @@ class Client:
             if status >= 200:
                 break
         else:
-            raise ServerError("it answers without an end")
+            raise ServerError("too many interim responses")
         body, framed = self._read_body(connection, headers)
         if not framed or not newer or "close" in headers.get("connection", "").lower():
             self.close()
@@ -128,12 +128,12 @@ class Client:
     def _read_head(self, connection: socket.socket) -> Tuple[int, bool, Dict[str, str]]:
         while b"\r\n\r\n" not in self._rest:
             if not b"HTTP/1.".startswith(bytes(self._rest[:7])) or len(self._rest) > _MOST_HEAD:
-                raise ServerError("what answers does not speak HTTP")
+                raise ServerError("the response is not HTTP")
             self._receive(connection)
         first, *lines = self._take(self._rest.index(b"\r\n\r\n"), 4).split(b"\r\n")
         match = _STATUS.fullmatch(first)
         if match is None:
-            raise ServerError("what answers does not speak HTTP")
+            raise ServerError("the response is not HTTP")
         pairs = [line.decode("latin-1").partition(":") for line in lines]
         return (
             int(match[2]),
@@ -142,7 +142,7 @@ class Client:
         )
 
     def _read_body(self, connection: socket.socket, headers: Dict[str, str]) -> Tuple[bytes, bool]:
-        """And whether its end was clear, so that another answer can follow."""
+        """Return the body, and whether its length was known, so that the connection can be reused."""
         length = headers.get("content-length")
         if "chunked" in headers.get("transfer-encoding", "").lower():
             return self._read_chunks(connection), True
@@ -152,9 +152,9 @@ class Client:
                     self._receive(connection)
             return bytes(self._rest[: self._most_body]), False
         if not re.fullmatch("[0-9]{1,9}", length):
-            raise ServerError("what answers does not speak HTTP")
+            raise ServerError("the response is not HTTP")
         if int(length) > self._most_body:
-            return b"", False  # it is none that is waited for; the status is enough
+            return b"", False  # not a response of a hub: the status is enough
         return self._read_bytes(connection, int(length)), True
 
     def _read_bytes(self, connection: socket.socket, count: int) -> bytes:
@@ -163,7 +163,7 @@ class Client:
         return self._take(count)
 
     def _take(self, count: int, end: int = 0) -> bytes:
-        """From the front of what was received, and its end with it, which is dropped."""
+        """Remove `count` bytes from the front of the received data, and `end` more, which are dropped."""
         found = bytes(self._rest[:count])
         del self._rest[: count + end]
         return found
@@ -173,9 +173,9 @@ class Client:
         while True:
             size = self._read_line(connection).partition(b";")[0].strip()
             if not re.fullmatch(b"[0-9a-fA-F]{1,8}", size):
-                raise ServerError("what answers does not speak HTTP")
+                raise ServerError("the response is not HTTP")
             if len(body) + int(size, 16) > self._most_body:
-                raise ServerError(f"it answers with more than {self._most_body >> 10} KiB")
+                raise ServerError(f"the response is larger than {self._most_body >> 10} KiB")
             if int(size, 16) == 0:
                 while self._read_line(connection):
                     pass
@@ -186,7 +186,7 @@ class Client:
     def _read_line(self, connection: socket.socket) -> bytes:
         while b"\r\n" not in self._rest:
             if len(self._rest) > _MOST_HEAD:
-                raise ServerError("what answers does not speak HTTP")
+                raise ServerError("the response is not HTTP")
             self._receive(connection)
         return self._take(self._rest.index(b"\r\n"), 2)
 
@@ -197,7 +197,7 @@ class Client:
         except ConnectionError:
             data = b""
         if not data:
-            raise _SilentError("it ended the connection")
+            raise _SilentError("connection closed by the server")
         self._rest += data
 
     def close(self) -> None:
@@ -207,12 +207,12 @@ class Client:
                 connection.close()
 
     def abort(self) -> None:
-        """From another thread: whoever waits for the server does not any more."""
+        """End a pending exchange, from another thread."""
         connection = self._socket
         if connection is not None:
             with suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # also of TLS, without its farewell
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # also of TLS, without close_notify
 
 
 class _SilentError(ServerError):
-    """It hung up in the middle, or before it said anything."""
+    """The server closed the connection during a response, or before it."""

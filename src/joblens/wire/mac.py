@@ -1,24 +1,24 @@
-"""How node and hub prove to each other who says what: a MAC over a request's head, and one over its answer.
+"""Authentication between node and hub: a MAC over the head of a request, and one over its response.
 
-Both are keyed with a secret that both know and that is never sent. docs/formats.md describes the fields.
+Both are keyed with a shared secret that is never sent. docs/formats.md describes the fields.
 """
 
 from __future__ import annotations
 
 import re
-from _operator import _compare_digest  # that of hmac, which would load OpenSSL and 3 MB
+from _operator import _compare_digest  # as in hmac, which would load OpenSSL and 3 MB
 from typing import Dict, Mapping, NamedTuple
 
 from joblens.core.errors import MalformedError
 
 try:
-    from _blake2 import blake2b  # that of hashlib, which would load OpenSSL and 3 MB
-except ImportError:  # a Python that has it from OpenSSL only
+    from _blake2 import blake2b  # as in hashlib, which would load OpenSSL and 3 MB
+except ImportError:  # this Python has it from OpenSSL only
     from hashlib import blake2b
 
 FIELD = "X-Joblens-Batch"
-REFUSAL = "X-Joblens-Refused"  # of an answer: no hub will ever take this batch
-ANSWER = "X-Joblens-Answer"  # of an answer: the MAC over it
+REFUSAL = "X-Joblens-Refused"  # in a response: no hub will ever accept this batch
+ANSWER = "X-Joblens-Answer"  # in a response: its MAC
 SCHEME = "Joblens"  # of `Authorization`, followed by the MAC
 MUNGE = "Munge"  # the same, followed by a munge credential and the MAC
 _DIGEST_BYTES = 32
@@ -36,7 +36,7 @@ _HEAD = re.compile(
 
 
 class Head(NamedTuple):
-    """What a request says of its body before the body comes."""
+    """The field that describes a request's body before it arrives."""
 
     cluster: str
     node: str
@@ -52,10 +52,10 @@ def render_head(head: Head) -> str:
 
 
 def parse_head(text: bytes) -> Head:
-    """Raises MalformedError. Further words are a newer agent's, and covered by the MAC as well."""
+    """Parse the field. Further words, of newer agents, are ignored. Raises MalformedError."""
     match = _HEAD.fullmatch(text)
     if match is None:
-        raise MalformedError(FIELD, "it is not CLUSTER NODE BOOT SEQUENCE TIME DIGEST")
+        raise MalformedError(FIELD, "not CLUSTER NODE BOOT SEQUENCE TIME DIGEST")
     cluster, node, boot, sequence, sent, digest = match.groups()
     if int(sequence) >= 1 << 63:
         raise MalformedError(FIELD, "the sequence number is too large")
@@ -75,7 +75,7 @@ def _quote(name: str) -> str:
 def _unquote(word: bytes) -> str:
     if b"%" in word:
         if not _QUOTED.fullmatch(word):
-            raise MalformedError(FIELD, "a name in it is malformed")
+            raise MalformedError(FIELD, "a name is malformed")
         first, *parts = word.split(b"%")
         word = first + b"".join(bytes((int(part[:2], 16),)) + part[2:] for part in parts)
     try:
@@ -83,7 +83,7 @@ def _unquote(word: bytes) -> str:
     except UnicodeDecodeError:
         name = ""
     if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise MalformedError(FIELD, "a name in it cannot be printed, or is too long")
+        raise MalformedError(FIELD, "a name is not printable, or too long")
     return name
 
 
@@ -94,27 +94,27 @@ def digest_of(body: bytes) -> str:
 class Signer:
     """Makes MACs with one secret."""
 
-    __slots__ = ("_answers", "_requests")  # with the key in them: to begin anew would take ten times as long
+    __slots__ = ("_answers", "_requests")  # keyed states, which are copied: rekeying takes ten times as long
 
     def __init__(self, secret: bytes) -> None:
         self._requests = _keyed(secret, b"joblens request")
         self._answers = _keyed(secret, b"joblens answer")
 
     def mac(self, target: str, head: bytes, length: int) -> str:
-        """Of a request: over method and path, the whole field and the length of the body."""
+        """Return the MAC of a request: method and path, the whole field and the length of the body."""
         made = self._requests.copy()
         made.update(b"%s\n%s\n%d" % (target.encode(), head, length))
         return made.hexdigest()
 
     def answer_mac(self, request: bytes, status: int, refusal: str, body: bytes) -> str:
-        """Of an answer: over the MAC of its request, and so over all of that, and what the sender acts on."""
+        """Return the MAC of a response. It covers the MAC of the request, and so the request."""
         made = self._answers.copy()
         made.update(b"%s\n%d\n%s\n%s" % (request, status, refusal.encode(), body))
         return made.hexdigest()
 
 
 def sign(secret: bytes, target: str, head: Head, length: int, credential: str = "") -> Dict[str, str]:
-    """The fields of a request, such as `POST /v1/batch`, that prove who sends it."""
+    """Return the fields that authenticate a request such as `POST /v1/batch`."""
     words = render_head(head)
     mac = Signer(secret).mac(target, words.encode(), length)
     return {FIELD: words, "Authorization": f"{MUNGE} {credential} {mac}" if credential else f"{SCHEME} {mac}"}
@@ -123,8 +123,8 @@ def sign(secret: bytes, target: str, head: Head, length: int, credential: str = 
 def is_answer(
     secret: bytes, request: Mapping[str, str], status: int, fields: Mapping[str, str], body: bytes
 ) -> bool:
-    """Whether who knows the secret has answered this to the request with these fields. `fields` of the answer
-    have their names in lower case."""
+    """Verify the MAC of the response to the request with these fields. Names in `fields`, those of the
+    response, are in lower case."""
     asked = request.get("Authorization", "").rpartition(" ")[2]
     if not secret or not asked:
         return False
@@ -134,20 +134,20 @@ def is_answer(
 
 
 def make_token(key: bytes, cluster: str, node: str) -> str:
-    """The secret with which that node sends."""
+    """Return the secret with which a node signs its requests."""
     return _keyed(key, b"joblens push", f"{cluster}\0{node}".encode()).hexdigest()
 
 
 def make_page_token(key: bytes, cluster: str, node: str) -> str:
-    """What readers of that node's own pages send. It tells nothing about the other."""
+    """Return the token for readers of a node's pages. The other token cannot be derived from it."""
     return _keyed(key, b"joblens pages", f"{cluster}\0{node}".encode()).hexdigest()
 
 
 def _keyed(key: bytes, purpose: bytes, data: bytes = b"") -> blake2b:
-    whole = blake2b(key).digest()  # a key of any length, as BLAKE2 takes 64 bytes
+    whole = blake2b(key).digest()  # BLAKE2 takes keys of up to 64 bytes
     return blake2b(data, key=whole, person=purpose, digest_size=_DIGEST_BYTES)
 
 
 def is_same(given: bytes, wanted: bytes) -> bool:
-    """In constant time."""
+    """Compare in constant time."""
     return _compare_digest(given, wanted)

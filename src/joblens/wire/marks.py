@@ -1,7 +1,7 @@
-"""What a job tells of itself: marks on its time axis, and figures of merit.
+"""Marks and figures of merit that a job reports (docs/marks.md).
 
-Both are ordinary rows, so that every sink has them. The value of a mark is its own time: who scrapes sees it
-later, and knows when it was (docs/marks.md).
+Both are ordinary rows, so that every sink has them. The value of a mark is its own time, so that a scrape,
+which comes later, still shows when it was set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MARK = Schema(
     ("cluster", "jobid", "node", "kind", "text"),
     (
         Column("time_seconds", GAUGE, "when the job set the mark", divisor=1_000_000),
-        Column("refused", COUNTER, "marks and figures of the job that were too many"),
+        Column("refused", COUNTER, "marks and figures of the job that exceeded a limit"),
     ),
 )
 LONGEST_TEXT, LONGEST_NAME, LONGEST_UNIT = 200, 64, 32
@@ -33,18 +33,18 @@ _MOST_SHOWN = 200  # of a job, on /metrics
 class _Limits(NamedTuple):
     per_second: int
     burst: int
-    pending: int  # until they are taken, at a tick
+    pending: int  # until the next tick
     names: int  # that are remembered
 
 
-# A user can have any number of jobs: each session without a scheduler is one.
+# By user as well: without a scheduler each session is a job, and a user can open any number.
 _JOB = _Limits(100, 1000, 10_000, 1000)
 _USER = _Limits(100, 1000, 10_000, 2000)
 _ALL = _Limits(300, 3000, 20_000, 8000)
-_TELL_AGAIN_NS = 10_000_000_000  # how often it is told that some of a job were refused
-_APART_NS = 1_000_000  # two that are named alike: servers count time in milliseconds
-_SET_BACK_NS = 2_000_000_000  # a time so long before the last one is by a clock that was set back
-# A value is a whole number of these, chosen for each so that 15 digits are kept.
+_REPORT_AGAIN_NS = 10_000_000_000  # between two reports that some of a job were refused
+_APART_NS = 1_000_000  # between two of the same name: servers store time in milliseconds
+_SET_BACK_NS = 2_000_000_000  # a time so far before the last one means that the clock was set back
+# A value is an integer times a power of ten, chosen for each value so that 15 digits are kept.
 _FINEST, _COARSEST, _DIGITS = -18, 18, 18
 JobName = Tuple[str, str, str]  # cluster, id, node
 
@@ -60,20 +60,20 @@ class Fom(NamedTuple):
     unit: str = ""
 
 
-class Told(NamedTuple):
+class Message(NamedTuple):
     """One message of a job."""
 
     entries: List[Union[Mark, Fom]]
-    job: str = ""  # "": that of whoever tells, or the only one that there is
+    job: str = ""  # "": that of the sender, or the only one on the node
     node: str = ""
-    own: bool = False  # only that of whoever tells
+    own: bool = False  # only the job of the sender
 
 
-# What comes from outside
+# Parsing
 
 
-def parse_told(path: str, data: bytes) -> Told:
-    """A message to /mark or /fom. Raises MalformedError, whatever it is."""
+def parse_message(path: str, data: bytes) -> Message:
+    """Parse a message to /mark or /fom. Raises MalformedError for any invalid message."""
     import json
 
     if len(data) > LARGEST:
@@ -81,23 +81,23 @@ def parse_told(path: str, data: bytes) -> Told:
     try:
         found = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        raise MalformedError(path, "this is no JSON") from None
+        raise MalformedError(path, "invalid JSON") from None
     if not isinstance(found, dict):
-        raise MalformedError(path, "this is no JSON object")
-    return read_told(path, found)
+        raise MalformedError(path, "not a JSON object")
+    return read_message(path, found)
 
 
-def read_told(path: str, found: Dict[str, Any]) -> Told:
-    """The same from JSON that is read already."""
+def read_message(path: str, found: Dict[str, Any]) -> Message:
+    """Parse a message that was read from JSON."""
     which = _text(path, found, "job", ""), _text(path, found, "node", ""), found.get("own") is True
     if path == "/mark":
-        return Told([_mark(path, found)], *which)
+        return Message([_mark(path, found)], *which)
     several = found.get("foms", [found])
     if not isinstance(several, list) or not all(isinstance(it, dict) for it in several):
-        raise MalformedError(path, "foms is no list of objects")
+        raise MalformedError(path, "foms is not a list of objects")
     if not 1 <= len(several) <= MOST_AT_ONCE:
         raise MalformedError(path, f"{len(several)} figures at once, there can be 1 to {MOST_AT_ONCE}")
-    return Told([_fom(path, it) for it in several], *which)
+    return Message([_fom(path, it) for it in several], *which)
 
 
 def _mark(path: str, found: Dict[str, Any]) -> Mark:
@@ -110,13 +110,13 @@ def _mark(path: str, found: Dict[str, Any]) -> Mark:
 def _fom(path: str, found: Dict[str, Any]) -> Fom:
     value = found.get("value")
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise MalformedError(path, f"value is {value!r:.40} and no number")
+        raise MalformedError(path, f"value is {value!r:.40}, not a number")
     name = _named(path, "name", _text(path, found, "name"), LONGEST_NAME)
     return Fom(name, check_value(path, value), clean(_text(path, found, "unit", ""), LONGEST_UNIT))
 
 
 def check_value(path: str, value: Union[int, float]) -> float:
-    """Raises MalformedError if it is none that can be stored."""
+    """Raises MalformedError if the value cannot be stored."""
     try:
         number = float(value)
     except OverflowError:
@@ -128,7 +128,7 @@ def check_value(path: str, value: Union[int, float]) -> float:
 def _text(path: str, found: Dict[str, Any], name: str, otherwise: Optional[str] = None) -> str:
     text = found.get(name, otherwise)
     if not isinstance(text, str):
-        raise MalformedError(path, f"{name} is {text!r:.40} and no text")
+        raise MalformedError(path, f"{name} is {text!r:.40}, not a string")
     return text
 
 
@@ -140,7 +140,7 @@ def _named(path: str, what: str, text: str, longest: int) -> str:
 
 
 def clean(text: str, longest: int) -> str:
-    """In one line that does no harm on a screen, and no longer than that."""
+    """Make one printable line of at most `longest` characters."""
     words = " ".join(text[: 4 * longest].split())
     shown = "".join(letter if letter.isprintable() else "?" for letter in words)
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
@@ -150,7 +150,7 @@ _NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
 
 
 def parse_fom(text: str) -> Fom:
-    """`gflops=812`, or with its unit `bandwidth=8.1GB/s`. Raises MalformedError."""
+    """Parse `gflops=812`, or with a unit `bandwidth=8.1GB/s`. Raises MalformedError."""
     name, equal, rest = text.partition("=")
     found = _NUMBER.fullmatch(rest)
     if not equal or not found:
@@ -163,9 +163,9 @@ def parse_fom(text: str) -> Fom:
 
 
 def scale(path: str, value: float) -> Tuple[int, int]:
-    """A whole number and the power of ten that it is to be multiplied with, a multiple of three."""
+    """Return an integer and its decimal exponent, a multiple of three."""
     if not math.isfinite(value):
-        raise MalformedError(path, "it is no finite number")
+        raise MalformedError(path, "not a finite number")
     digits, _, power = repr(value).partition("e")
     whole, _, part = digits.partition(".")
     part = part.rstrip("0")
@@ -182,7 +182,7 @@ def scale(path: str, value: float) -> Tuple[int, int]:
 
 
 def _shift(number: int, places: int) -> int:
-    """Times ten to that power, rounded."""
+    """Multiply by a power of ten, and round."""
     power: int = 10 ** abs(places)
     if places >= 0:
         return number * power
@@ -196,8 +196,8 @@ def _fom_schema(exponent: int) -> Schema:
         "fom",
         ("cluster", "jobid", "node", "name", "unit"),
         (
-            Column("value", GAUGE, "a figure of merit that the job told", factor, divisor),
-            Column("told", COUNTER, "how many of this name the job has told"),
+            Column("value", GAUGE, "a figure of merit that the job reported", factor, divisor),
+            Column("told", COUNTER, "how many of this name the job has reported"),
         ),
     )
 
@@ -205,11 +205,11 @@ def _fom_schema(exponent: int) -> Schema:
 FOM = {exponent: _fom_schema(exponent) for exponent in range(_FINEST, _COARSEST + 1, 3)}
 
 
-# What is kept of each job
+# State of each job
 
 
 class _Room:
-    """What may still be taken, of a job, of a user, or of all."""
+    """The remaining budget of a job, of a user, or of all."""
 
     def __init__(self, limits: _Limits, time_ns: int) -> None:
         self.limits, self.level, self.since = limits, float(limits.burst), time_ns
@@ -222,7 +222,7 @@ class _Room:
             self.since = time_ns
 
     def refuses(self, count: int, time_ns: int, favoured: bool = False) -> str:
-        """Why not, or nothing. Who is favoured may take more than there is time for."""
+        """Return the exceeded limit, or nothing. A favoured sender may exceed the rate."""
         self.fill(time_ns)
         if self.level < count and not favoured:
             return f"{self.limits.per_second} in a second"
@@ -243,16 +243,16 @@ class _Page:
     def __init__(self, user: _Room, time_ns: int) -> None:
         self.user, self.room = user, _Room(_JOB, time_ns)
         self.count = 0
-        self.refused = self.refused_told = self.told_ns = 0
+        self.refused = self.refused_reported = self.reported_ns = 0
         self.latest: Dict[Tuple[str, Key], Tuple[int, Rows]] = {}
 
     def has_news(self, now_ns: int) -> bool:
-        """That more were refused, and that this was not told a moment ago."""
-        return self.refused > self.refused_told and abs(now_ns - self.told_ns) >= _TELL_AGAIN_NS
+        """Whether more were refused, and that was not reported within the last seconds."""
+        return self.refused > self.refused_reported and abs(now_ns - self.reported_ns) >= _REPORT_AGAIN_NS
 
 
 class Book:
-    """What jobs have told since it was last asked, and not more than can be stored."""
+    """Marks and figures of all jobs since the last tick, within limits."""
 
     def __init__(self) -> None:
         self.refused = 0
@@ -262,7 +262,7 @@ class Book:
         self._samples: List[Sample] = []
 
     def take(self, job: JobName, entries: List[Union[Mark, Fom]], time_ns: int, uid: int = -1) -> str:
-        """Nothing, or why not. `uid` is the user who tells it."""
+        """Return nothing, or the reason of refusal. `uid` is the sender's."""
         user = self._users.setdefault(uid, _Room(_USER, time_ns))
         page = self._pages.setdefault(job, _Page(user, time_ns))
         refused = self._refuses(page, user, len(entries), time_ns)
@@ -284,7 +284,7 @@ class Book:
             why = room.refuses(count, time_ns)
             if why:
                 return f"{why} of one {whose}"
-        # Whoever tells little is taken from, though others tell more than there is room for.
+        # A user who sends little is accepted although others exceed the common limit.
         why = self._all.refuses(count, time_ns, favoured=user.level >= _USER.burst / 2)
         return f"{why} of all jobs" if why else ""
 
@@ -296,7 +296,7 @@ class Book:
         if before is not None:
             if before[0] - time_ns < _SET_BACK_NS:
                 time_ns = max(time_ns, before[0] + _APART_NS)
-            keys = before[1].keys  # the same object: it is described once in a batch
+            keys = before[1].keys  # the same object, so that a batch describes it once
         if isinstance(entry, Mark):
             rows = Rows(MARK, keys, [time_ns // 1000, page.refused])
         else:
@@ -313,7 +313,7 @@ class Book:
             room.names += count
 
     def _forget_names(self, page: _Page) -> None:
-        """The oldest of the job, else of the user's job with the most, else of the user with the most."""
+        """Forget the oldest name of the job, else of the user's largest job, else of the largest user."""
         if page.room.names <= _JOB.names:
             if page.user.names <= _USER.names and self._all.names <= _ALL.names:
                 return
@@ -324,29 +324,29 @@ class Book:
         self._count_name(page, -1)
 
     def samples(self, now_ns: int) -> List[Sample]:
-        """What is new, each at its own time, in the order in which it came."""
+        """Return what is new, each at its own time, in order of arrival."""
         for job, page in self._pages.items():
             page.room.pending = 0
             if page.has_news(now_ns):
-                self._tell_refused(job, page, now_ns)
+                self._report_refused(job, page, now_ns)
         self._all.pending = 0
         for user in self._users.values():
             user.pending = 0
         found, self._samples = self._samples, []
         return found
 
-    def _tell_refused(self, job: JobName, page: _Page, now_ns: int) -> None:
-        page.refused_told, page.told_ns = page.refused, now_ns
+    def _report_refused(self, job: JobName, page: _Page, now_ns: int) -> None:
+        page.refused_reported, page.reported_ns = page.refused, now_ns
         rows = Rows(MARK, ((*job, REFUSED, ""),), [now_ns // 1000, page.refused])
         self._samples.append(Sample(now_ns, rows))
 
     def forget(self, jobs: Mapping[JobName, int], now_ns: int) -> None:
-        """All but these. To be called before `samples`."""
+        """Drop all other jobs. To be called before `samples`."""
         for job in [job for job in self._pages if job not in jobs]:
             page = self._pages.pop(job)
             self._count_name(page, -len(page.latest))
-            if page.refused > page.refused_told:
-                self._tell_refused(job, page, now_ns)
+            if page.refused > page.refused_reported:
+                self._report_refused(job, page, now_ns)
         used = {id(page.user) for page in self._pages.values()}
         self._users = {
             uid: room for uid, room in self._users.items() if id(room) in used or not room.is_unused(now_ns)
@@ -357,7 +357,7 @@ class Book:
         return not self._pages
 
     def latest(self) -> List[Rows]:
-        """The last of each name and job, for a page that is looked at now and then; of many the newest."""
+        """Return the last of each name and job for `/metrics`, at most the newest 200 of a job."""
         rows = [it for page in self._pages.values() for _, it in list(page.latest.values())[-_MOST_SHOWN:]]
         marks, foms = ([it for it in rows if it.schema.set == name] for name in ("mark", "fom"))
         in_base_units: List[Any] = [

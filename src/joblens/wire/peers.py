@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, by the kernel's word."""
+"""The user or host at the other end of a connection, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import socket
 import struct
 from typing import Optional, Tuple, Union
 
-Holder = Union[int, bytes]  # a user of this machine, else the network_of the address
+Holder = Union[int, bytes]  # a uid of this machine, else the network_of the address
 
-# linux/sock_diag.h, linux/inet_diag.h: one socket is asked for by its addresses, and found without a search.
+# linux/sock_diag.h, linux/inet_diag.h: a socket is requested by its addresses, which needs no search.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST = 4, 20, 1
 _HEAD = struct.Struct("=IHHII")
 _STATE = _HEAD.size + 1
 _UID = _HEAD.size + 4 + 48 + 12
 _ANY_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-_LISTENS = 10  # the kernel's answer where no connection has these addresses, but a listener has that port
+_LISTENS = 10  # TCP_LISTEN: no connection has these addresses, but a listener has the port
 _MAPPED, _LOOPBACK = bytes(10) + b"\xff\xff", b"loopback"
 
 
 def network_of(address: str) -> bytes:
-    """What one user or one machine can have many addresses of: all of loopback, and 64 bits of IPv6."""
+    """Return the prefix that one user or machine can own: all of loopback, or 64 bits of IPv6."""
     return _LOOPBACK if is_loopback(address) else _pack(address)[:8]
 
 
@@ -29,13 +29,13 @@ def is_loopback(address: str) -> bool:
 
 
 def _pack(address: str) -> bytes:
-    """4 bytes of an IPv4 address, also where a socket of IPv6 has it."""
+    """Return 4 bytes for an IPv4 address, also for one mapped into IPv6."""
     packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     return packed[12:] if packed.startswith(_MAPPED) else packed
 
 
 def unix_peer(channel: socket.socket) -> Tuple[int, int]:
-    """Process and user (unix(7)); 0 and -1 of another kind of socket."""
+    """Return pid and uid (unix(7)), or 0 and -1 for another kind of socket."""
     if channel.family != socket.AF_UNIX:
         return 0, -1
     pid, uid, _ = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -43,7 +43,7 @@ def unix_peer(channel: socket.socket) -> Tuple[int, int]:
 
 
 class Peers:
-    """Finds the holder of a connection: the user where the other end is on this machine, else the address."""
+    """Finds the holder of a connection: the uid if the other end is on this machine, else its address."""
 
     def __init__(self) -> None:
         self._netlink: Optional[socket.socket] = None
@@ -55,14 +55,14 @@ class Peers:
         own, other = channel.getsockname(), channel.getpeername()
         try:
             uid = self._uid(own, other)
-        except (OSError, ValueError, struct.error, IndexError):  # a kernel without it, or another's answer
+        except (OSError, ValueError, struct.error, IndexError):  # no support in the kernel, or a stale answer
             self.close()
             uid = None
         return network_of(other[0]) if uid is None else uid
 
     def _uid(self, own: Tuple[str, int], other: Tuple[str, int]) -> Optional[int]:
-        """None if the other end is on another machine, or its process has closed it: then the kernel says
-        root, or names a listener at its port."""
+        """Return None if the other end is on another machine, or closed: then the kernel reports root, or a
+        listener at its port."""
         if self._netlink is None:
             how = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
             self._netlink = socket.socket(socket.AF_NETLINK, how, _NETLINK_SOCK_DIAG)
@@ -77,7 +77,7 @@ class Peers:
         answer = self._netlink.recv(4096)
         _, kind, _, number, _ = _HEAD.unpack_from(answer)
         if number != self._number:
-            raise ValueError("the answer to another question")
+            raise ValueError("answer to another request")
         if kind != _SOCK_DIAG_BY_FAMILY:
             return None
         uid, inode = struct.unpack_from("=II", answer, _UID)

@@ -1,7 +1,7 @@
-"""Snappy's block format, as far as it takes to be read: https://github.com/google/snappy, format_description.
+"""An encoder for Snappy's block format: https://github.com/google/snappy, format_description.
 
-A compressor that looks at every byte is too slow in Python. So whoever knows what repeats gives the data in
-pieces: one that was there before becomes a copy, all else literals.
+A compressor that scans every byte is too slow in Python. The caller, who knows what repeats, passes the data
+in pieces: a repeated piece becomes a copy, all others literals.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 from joblens.wire.varint import varint
 
-_FURTHEST = (1 << 16) - 1  # that a copy with an offset of two bytes reaches back
+_FURTHEST = (1 << 16) - 1  # the largest offset of a copy with a two-byte offset
 _LONGEST_COPY = 64
-_SHORTEST = 8  # below, a copy saves nothing
+_SHORTEST = 8  # a copy of a shorter piece saves nothing
 
 
 def compress(pieces: Iterable[bytes]) -> bytes:
-    """All pieces as one block."""
+    """Encode all pieces as one block."""
     out: list[bytes] = []
-    plain: list[bytes] = []  # not told yet
+    plain: list[bytes] = []  # literals that are not written yet
     seen: dict[bytes, int] = {}
     length = waiting = 0
     for piece in pieces:
@@ -50,7 +50,7 @@ def _literal(size: int) -> bytes:
 
 
 def _copies(offset: int, size: int) -> bytes:
-    """Of at most 64 bytes each."""
+    """Encode a copy as elements of at most 64 bytes each."""
     back = offset.to_bytes(2, "little")
     whole, rest = divmod(size, _LONGEST_COPY)
     found = (bytes(((_LONGEST_COPY - 1) << 2 | 2,)) + back) * whole

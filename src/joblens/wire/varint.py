@@ -1,4 +1,4 @@
-"""Numbers of any size in as few bytes as they need, as Protocol Buffers, Avro and Snappy write them."""
+"""Variable-length integers (LEB128), as in Protocol Buffers, Avro and Snappy."""
 
 from __future__ import annotations
 

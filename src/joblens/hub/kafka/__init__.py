@@ -1,1 +1,1 @@
-"""Batches from and to Kafka."""
+"""Kafka: batches to and from topics, rows as messages."""

@@ -1,6 +1,6 @@
-"""What joblens asks of Kafka: connections, topics, transactions, and notes that are kept in a topic.
+"""Access to Kafka: connections, topics, transactions, and small records kept in a compacted topic.
 
-confluent-kafka is an extra, so it is imported where a connection is made and nowhere else.
+confluent-kafka is optional, so it is imported only where a connection is made.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
 
 BROKERS, PREFIX = "127.0.0.1:9092", "joblens"  # defaults
-# Topics that are no set's, behind the prefix: notes on how far who is; raw batches; which of them are known.
+# Topics of no set, after the prefix: progress of sinks and hubs; raw batches; identities of known batches.
 CURSORS, BATCHES, SEEN = "cursors", "batches", "seen"
-TIMEOUT = 30.0  # seconds for an answer
-# How long a transaction whose maker is gone for good holds back those who read finished ones only.
+TIMEOUT = 30.0  # seconds for a response
+# How long the open transaction of a lost producer blocks consumers with isolation level read_committed.
 _TRANSACTION_SECONDS = 60
-# What a site can set otherwise. Memory is bounded; a hub that says nothing for this long loses its part.
+# Defaults that a site can override. Memory is bounded; a hub that is silent for so long loses its partitions.
 _PRODUCER = {
     "linger.ms": 20,
     "queue.buffering.max.kbytes": 65_536,
@@ -31,7 +31,7 @@ _CONSUMER = {"session.timeout.ms": 10_000, "queued.max.messages.kbytes": 16_384}
 
 
 class Kafka:
-    """How to reach it, and the last thing that a connection has complained of."""
+    """A cluster's address and options, and the last error of a connection."""
 
     def __init__(self, brokers: str, prefix: str, options: Mapping[str, Any]) -> None:
         self.brokers, self.prefix = brokers, prefix
@@ -43,7 +43,7 @@ class Kafka:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Kafka's own as one of ours."""
+        """Raise ServerError for KafkaException."""
         from confluent_kafka import KafkaException
 
         try:
@@ -54,9 +54,9 @@ class Kafka:
             raise ServerError(f"Kafka at {self.brokers}: {reason}{complaint}") from None
 
     def producer(self, name: str, **settings: Any) -> Producer:
-        """That writes only in transactions.
+        """Return a transactional producer.
 
-        Whoever had the name before can write no more, and what it left unfinished is undone.
+        A previous producer of the same name is fenced, and its open transaction aborted.
         """
         from confluent_kafka import Producer
 
@@ -64,7 +64,7 @@ class Kafka:
             "transactional.id": f"{self.prefix}-{name}",
             "transaction.timeout.ms": _TRANSACTION_SECONDS * 1000,
             "message.timeout.ms": _TRANSACTION_SECONDS * 1000,
-            # As Java's clients choose the partition of a key, so that all who write agree.
+            # The partitioner of the Java clients, so that all producers agree.
             "partitioner": "murmur2_random",
         }
         producer = Producer({**self._common(_PRODUCER), **_dotted(settings), **ours})
@@ -73,15 +73,15 @@ class Kafka:
         return producer
 
     def consumer(self, **settings: Any) -> Consumer:
-        """That commits nothing by itself."""
+        """Return a consumer without auto-commit."""
         from confluent_kafka import Consumer
 
         ours = {"enable.auto.commit": False, "enable.auto.offset.store": False}
-        group = {"group.id": f"{self.prefix}-notes"}  # of those that join none
+        group = {"group.id": f"{self.prefix}-notes"}  # for consumers that join no group
         return Consumer({**group, **self._common(_CONSUMER), **_dotted(settings), **ours})
 
     def create(self, topic: str, partitions: int = -1, **settings: str) -> None:
-        """If it is not there. Where we may not, somebody else has to."""
+        """Create a topic unless it exists. Without permission for it, an administrator has to."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
@@ -96,12 +96,12 @@ class Kafka:
             raise ServerError(f"Kafka at {self.brokers}: creating {topic} timed out") from None
 
     def create_notes(self, name: str) -> None:
-        """A topic for notes, compacted and in small files, so that old notes go soon."""
+        """Create a compacted topic with small segments, so that old records are removed soon."""
         small = {"segment_bytes": str(1 << 20), "segment_ms": "600000"}
         self.create(self.topic(name), 1, cleanup_policy="compact", **small)
 
     def read_note(self, name: str, key: str) -> bytes:
-        """The newest of this key, empty if there is none."""
+        """Return the newest record of a key, empty if there is none."""
         notes = Notes(self, self.topic(name))
         try:
             notes.read()
@@ -122,19 +122,19 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_kafka(brokers: str, prefix: str, options: Mapping[str, Any]) -> Kafka:
-    """Raises ConfigError if the package for it is missing."""
+    """Raises ConfigError if confluent-kafka is not installed."""
     try:
         import confluent_kafka  # noqa: F401
     except ImportError:
-        raise ConfigError("Kafka needs the package confluent-kafka: pip install 'joblens[kafka]'") from None
+        raise ConfigError("confluent-kafka is not installed: pip install 'joblens[kafka]'") from None
     return Kafka(brokers, prefix, options)
 
 
 class Notes:
     """The newest value of each key of a compacted topic with one partition.
 
-    A transaction that is under way hides all that was written after it began, also what others have
-    finished. So reading goes on until all that lies there now is either finished or undone.
+    An open transaction hides everything written after it began, also what others have committed. So `read`
+    waits until all that is in the topic now is committed or aborted.
     """
 
     def __init__(self, kafka: Kafka, topic: str) -> None:
@@ -147,7 +147,7 @@ class Notes:
         self._all = kafka.consumer(isolation_level="read_uncommitted")
 
     def read(self) -> set[str]:
-        """Up to the end. The keys that have another value now."""
+        """Read up to the end. Return the keys with a new value."""
         from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
         end, deadline = self._end(), time.monotonic() + 2 * _TRANSACTION_SECONDS
@@ -160,7 +160,7 @@ class Notes:
             if message is None:
                 if time.monotonic() > deadline:
                     raise ServerError(
-                        f"Kafka at {self._kafka.brokers}: {self._topic} cannot be read to its end"
+                        f"Kafka at {self._kafka.brokers}: timed out reading {self._topic} to its end"
                     )
                 continue
             error = message.error()
@@ -175,7 +175,7 @@ class Notes:
         return changed
 
     def _end(self) -> int:
-        """Of a topic that was just made nobody may know yet who has it, so it is asked again."""
+        """Return the end offset. A topic that was just created may have no leader yet, so this retries."""
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         deadline = time.monotonic() + TIMEOUT

@@ -1,4 +1,4 @@
-"""Which batches the hubs of a group have, kept in Kafka, so that the next owner of a partition knows it."""
+"""The batches that the hubs of a group have, kept in Kafka for the next owner of a partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Boots = dict[str, Ranges]
 
 
 class Known:
-    """Of all nodes. What `add` changes is written to where `notes` reads, in the claim's transaction."""
+    """Batches of all nodes. Changes are written in the transaction of a claim, to the topic of `notes`."""
 
     def __init__(self, notes: Notes, group: str) -> None:
         self._notes, self._group = notes, group
@@ -24,7 +24,7 @@ class Known:
         self._changed: set[str] = set()
 
     def refresh(self) -> None:
-        """What other hubs have written meanwhile."""
+        """Read what other hubs have written meanwhile."""
         for name in self._notes.read():
             self._read.pop(name, None)
 
@@ -37,13 +37,13 @@ class Known:
         boots = self._boots(name)
         if batch.boot not in boots:
             if len(boots) >= _MOST_BOOTS:
-                del boots[next(iter(boots))]  # the one that began first
+                del boots[next(iter(boots))]  # the oldest
             boots[batch.boot] = Ranges([], [])
         boots[batch.boot].add(batch.sequence)
         self._changed.add(name)
 
     def changes(self) -> Iterator[tuple[str, bytes]]:
-        """Key and value of each note that is to be written."""
+        """Yield key and value of each record to be written."""
         for name in sorted(self._changed):
             yield name, _render(self._read[name])
 
@@ -75,5 +75,5 @@ def _parse(name: str, note: bytes) -> _Boots:
                 raise ValueError("not in order")
             found[boot] = Ranges(flat[::2], flat[1::2])
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise MalformedError(f"the note on {name}", "it does not say which batches are known") from None
+        raise MalformedError(f"record of {name}", "not a list of known batches") from None
     return found

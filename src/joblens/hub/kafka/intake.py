@@ -1,12 +1,12 @@
 """`joblens hub --from kafka`: batches from a topic into the journal, shared with other hubs of the group.
 
-What is read goes to a file beside the journal. When that is large or old enough it is put on the disk, and
-then *claimed*: one Kafka transaction holds the group's new offsets, a note that this hub has this segment,
-and which batches are known now. Only then the file becomes a segment of the journal, which sinks read.
+Batches go to a file beside the journal. When it is large or old enough, it is synced and then *claimed*: one
+Kafka transaction contains the group's new offsets, a record that this hub has this segment, and the batches
+that are known now. Only then the file becomes a segment of the journal, which sinks read.
 
-So a batch is the hub's whose claim was finished, and of no other. Killed before that, the hub throws the file
-away when it comes back, and another one has read the same batches meanwhile; killed after it, the note tells
-the hub that the segment is its own.
+So a batch belongs to the one hub whose claim was committed. A hub that is killed before that deletes the
+file at its next start, as another hub has read the same batches meanwhile; if it is killed after that, the
+record shows that the segment is its own.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _POLL_SECONDS = 0.2
 _LAST_SECONDS = 10.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
 Log = Callable[[str], None]
-Heard = Callable[[Header, bytes, int], None]  # a batch that was taken: what it says, itself, when it came
+Heard = Callable[[Header, bytes, int], None]  # header, batch and time of arrival
 
 
 class Limits(NamedTuple):
-    """As the hub's settings of the same names."""
+    """The hub's settings of the same names."""
 
     segment_bytes: int = 64 << 20
     segment_seconds: float = 30.0
@@ -82,9 +82,9 @@ def check_options(table: Mapping[str, Any], path: str = "") -> Options:
     known = Options()._asdict()
     for name, value in table.items():
         if name not in known:
-            raise ConfigError(f"there is no setting hub.kafka.{name}, there are {', '.join(known)}", path)
+            raise ConfigError(f"unknown setting hub.kafka.{name}. Known settings: {', '.join(known)}", path)
         if type(value) is not type(known[name]):
-            such = f"where one such as {known[name]!r} is needed"
+            such = f"expected one such as {known[name]!r}"
             raise ConfigError(f"hub.kafka.{name} is {value!r:.60}, {such}", path)
     return Options(**table)
 
@@ -93,12 +93,12 @@ INTAKE = Schema(
     "hub_from_kafka",
     (),
     (
-        Column("batches", COUNTER, "Batches that were taken from Kafka"),
+        Column("batches", COUNTER, "Batches consumed from Kafka"),
         Column("received_bytes", COUNTER, "Bytes of them"),
-        Column("repeats", COUNTER, "Batches that came again, and were recognised"),
-        Column("refused", COUNTER, "Messages that are no batch, or have another key than the node"),
-        Column("claims", COUNTER, "Transactions in which the hub has taken what it read"),
-        Column("working", GAUGE, "1 if the last attempt went well"),
+        Column("repeats", COUNTER, "Duplicate batches"),
+        Column("refused", COUNTER, "Messages that are not a batch, or whose key is not the node"),
+        Column("claims", COUNTER, "Transactions that claimed batches"),
+        Column("working", GAUGE, "1 if the last attempt succeeded"),
     ),
 )
 SCHEMAS = (INTAKE,)
@@ -107,11 +107,11 @@ SCHEMAS = (INTAKE,)
 class Counts:
     def __init__(self) -> None:
         self.batches = self.bytes = self.repeats = self.refused = self.claims = 0
-        self.error = ""  # why nothing comes now
+        self.error = ""  # of the last attempt
 
 
 class Intake:
-    """One hub's part of the group, in a thread of its own."""
+    """The hub's member of the consumer group, in its own thread."""
 
     def __init__(
         self,
@@ -134,18 +134,18 @@ class Intake:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is read is claimed, if that can be done in reasonable time; else it was not read."""
+        """Claim what was read, if that is possible within some seconds; else it is not consumed."""
         self._stop.set()
         self._thread.join(_LAST_SECONDS)
 
     def rows(self) -> list[Rows]:
-        """For the hub's own page of metrics."""
+        """Return the metrics of the intake."""
         it = self.counts
         values = [it.batches, it.bytes, it.repeats, it.refused, it.claims, int(not it.error)]
         return [Rows(INTAKE, NO_KEY, values)]
 
     def _run(self) -> None:
-        """Trouble is told, and waited out: what was not claimed is read again."""
+        """Log failures and retry: what was not claimed is read again."""
         failures = 0
         while not self._stop.is_set():
             claims = self.counts.claims
@@ -153,29 +153,29 @@ class Intake:
                 with self.kafka.errors():
                     _Session(self).work(self._stop.is_set)
             except (JoblensError, OSError) as error:
-                self._tell(error)
+                self._report(error)
             failures = 0 if self.counts.claims > claims else failures + 1
             self._stop.wait(min(_SHORTEST_WAIT * 2 ** min(failures, 20), _LONGEST_WAIT))
 
-    def _tell(self, error: Exception) -> None:
-        said = sentence(error)
-        if said != self.counts.error:
-            self.log(f"from Kafka: {said}")
-        self.counts.error = said
+    def _report(self, error: Exception) -> None:
+        message = sentence(error)
+        if message != self.counts.error:
+            self.log(f"from Kafka: {message}")
+        self.counts.error = message
 
 
 class _Session:
-    """From a new connection to the first failure."""
+    """Lasts from a new connection to the first failure."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake, self._kafka, self._counts = intake, intake.kafka, intake.counts
         self._journal = intake.journal
-        # From here on whoever was this hub before can claim nothing more, and its last claim is decided.
+        # This fences a previous process of this hub, and settles its last claim.
         self._producer = self._kafka.producer(intake.name, compression_type="lz4")
         for topic in (CURSORS, SEEN):
             self._kafka.create_notes(topic)
         self._kafka.create(intake.topic, max_message_bytes=str(LARGEST_BATCH + (1 << 16)))
-        self._journal.exist()  # else the hub, started again, had another name and did not know its claim
+        self._journal.exist()  # else a restarted hub had another identity and did not find its claim
         claimed = _read_claim(self._kafka, intake.name)
         _settle(self._journal, claimed)
         self._part = _Part(self._journal.folder, claimed + 1)
@@ -192,7 +192,7 @@ class _Session:
                 self._step()
             self._claim()
         except BaseException as error:
-            self._failure = self._failure or ServerError(sentence(error))  # nothing is claimed any more
+            self._failure = self._failure or ServerError(sentence(error))  # no more claims
             raise
         finally:
             self._part.close()
@@ -203,8 +203,8 @@ class _Session:
         if self._has_room():
             self._consumer.resume(self._consumer.assignment())
         else:
-            self._consumer.pause(self._consumer.assignment())  # the rest can wait in Kafka
-        # One by one: of many at once some could be of partitions that were given up in between.
+            self._consumer.pause(self._consumer.assignment())  # the rest waits in Kafka
+        # One by one: within a larger poll, partitions could be revoked.
         for _ in range(_AT_ONCE):
             message = self._consumer.poll(_POLL_SECONDS)
             if message is None or self._failure is not None:
@@ -216,7 +216,7 @@ class _Session:
             self._claim()
 
     def _has_room(self) -> bool:
-        """Below where the hub would begin to drop what sinks have not taken."""
+        """Whether the journal is below the size at which segments are deleted that sinks still need."""
         sizes = 0
         for segment in list_sealed(self._journal.folder):
             with suppress(FileNotFoundError):
@@ -261,17 +261,17 @@ class _Session:
         if part.batches:
             claim = json.dumps({"claim": part.number})
             self._producer.produce(self._kafka.topic(CURSORS), claim, self._intake.name, 0)
-        # The notes lie there before the group is asked whether the partitions are still ours: the next owner
-        # then knows that it must wait for them to be finished or undone.
+        # The records are written before the group checks that it still owns the partitions: the next owner
+        # then sees that it must wait for the end of this transaction.
         if self._producer.flush(TIMEOUT):
-            raise ServerError(f"Kafka at {self._kafka.brokers}: not all was taken in time")
+            raise ServerError(f"Kafka at {self._kafka.brokers}: timed out writing the claim")
         offsets = [TopicPartition(self._intake.topic, place, at) for place, at in part.offsets.items()]
         self._producer.send_offsets_to_transaction(offsets, self._consumer.consumer_group_metadata(), TIMEOUT)
         self._producer.commit_transaction(2 * TIMEOUT)
         self._keep()
 
     def _keep(self) -> None:
-        """It is ours: now, or if this does not come to its end, when the hub starts again."""
+        """Make the file a segment: now, or, if this is interrupted, when the hub starts again."""
         part = self._part
         self._known.written()
         if part.batches:
@@ -288,7 +288,7 @@ class _Session:
             )
             self._refused.clear()
 
-    # Called by the consumer. What they raise it would swallow.
+    # Callbacks of the consumer, which would swallow exceptions.
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._owned.update(partition.partition for partition in partitions)
@@ -299,7 +299,7 @@ class _Session:
         self._owned.difference_update(partition.partition for partition in partitions)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._failure = self._failure or ServerError("the group went on without this hub")
+        self._failure = self._failure or ServerError("the consumer group has removed this hub")
 
     def _guard(self, do: Callable[[], None]) -> None:
         try:
@@ -310,7 +310,7 @@ class _Session:
 
 
 class _Part:
-    """Batches on their way: a file that is no segment yet, and up to where it has read the partitions."""
+    """Batches that are not claimed yet: the file, and the offsets up to which partitions were read."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
@@ -350,20 +350,20 @@ class _Part:
             sync_folder(str(self.path))
 
     def close(self) -> None:
-        """The file stays: whether it was claimed is found out by the next session."""
+        """Close the file but keep it: the next session finds out whether it was claimed."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def _settle(journal: Journal, claimed: int) -> None:
-    """The file of an earlier session: a segment if its claim was finished, else others have read the same."""
+    """Make the file of an earlier session a segment if its claim was committed, else delete it."""
     for name in list_names(str(journal.folder)):
         match = PENDING.fullmatch(name)
         path = journal.folder / name
         if match and int(match[1]) == claimed:
             data = read_damaged(path)
-            sound = survey(data, []).sound  # what else is there sinks find, and record as lost
+            sound = survey(data, []).sound  # sinks detect the rest, and record it as lost
             journal.adopt(
                 path, [identify(head, data[at + head.size : at + head.whole]) for at, head in sound]
             )
@@ -372,19 +372,19 @@ def _settle(journal: Journal, claimed: int) -> None:
 
 
 def _read_claim(kafka: Kafka, name: str) -> int:
-    """The number of the last one that this hub has finished."""
+    """Return the number of the hub's last committed claim."""
     note = kafka.read_note(CURSORS, name)
     try:
         return int(parse_json(note)["claim"]) if note else 0
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise MalformedError(kafka.topic(CURSORS), f"{note[:60]!r} is no claim") from None
+        raise MalformedError(kafka.topic(CURSORS), f"{note[:60]!r} is not a claim") from None
 
 
 def _check(message: Message) -> tuple[bytes, Header]:
-    """As of one that an agent sends. The key is the node, or batches of a node would not stay together."""
+    """Validate a message as an agent's batch. Its key must be the node, which keeps the node's order."""
     data = message.value() or b""
     if len(data) > LARGEST_BATCH:
-        raise MalformedError("batch", "it is too large")
+        raise MalformedError("batch", "too large")
     header = parse_header(read_header(data, LARGEST_HEADER))
     check_sections(data)
     if message.key() != header.batch.node.encode():

@@ -29,7 +29,7 @@ AVRO: dict[str, Any] = {
         {"name": "values", "type": {"type": "map", "values": ["long", "double"]}},
     ],
 }
-# The same in Avro's canonical form, of which its fingerprint is made.
+# The same in Avro's canonical form, for its fingerprint.
 _CANONICAL = (
     '{"name":"joblens.Row","type":"record","fields":[{"name":"cluster","type":"string"},'
     '{"name":"node","type":"string"},{"name":"set","type":"string"},{"name":"time","type":"long"},'
@@ -47,7 +47,7 @@ Encode = Callable[[Columns, str, str], Iterator[Row]]
 
 
 class _Place(NamedTuple):
-    """Whose a row is: what its key says, or else the sender."""
+    """The owner of a row: from its key, or else the sender."""
 
     cluster: str
     node: str
@@ -55,7 +55,7 @@ class _Place(NamedTuple):
 
 
 def json_rows(found: Columns, cluster: str, node: str) -> Iterator[Row]:
-    """Tick by tick, key by key. Raises MalformedError before the first, for what makes no sense."""
+    """Yield the rows tick by tick, key by key. Raises MalformedError before the first if they are invalid."""
     places = _places(found, cluster, node)
     heads = [_json_head(place, found.schema.set) for place in places]
     names = [f",{json.dumps(stored_name(column))}:" for column in found.schema.columns]
@@ -76,13 +76,13 @@ def _json_head(place: _Place, set_name: str) -> str:
 
 
 def _seconds(time_ns: int) -> str:
-    """Exact, though it may be more than a double can hold."""
+    """Render exactly, beyond the precision of a double."""
     whole, rest = divmod(time_ns, 10**9)
     return f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
 
 
 def avro_rows(found: Columns, cluster: str, node: str) -> Iterator[Row]:
-    """As `json_rows`; what stands in front of each is not part of it, see `avro_frame`."""
+    """As `json_rows`, without the prefix of each value, see `avro_frame`."""
     places = _places(found, cluster, node)
     set_name = _avro_text(storable(found.schema.set))
     heads = [_avro_text(place.cluster) + _avro_text(place.node) + set_name for place in places]
@@ -102,14 +102,14 @@ def avro_rows(found: Columns, cluster: str, node: str) -> Iterator[Row]:
 
 
 def avro_frame(schema_id: int) -> bytes:
-    """What stands in front of a value: Avro's own mark and fingerprint, or a schema registry's number."""
+    """Return the prefix of a value: Avro's marker and fingerprint, or a schema registry's ID."""
     if schema_id:
         return struct.pack(">bI", 0, schema_id)
     return b"\xc3\x01" + struct.pack("<Q", fingerprint(_CANONICAL.encode()))
 
 
 def fingerprint(data: bytes) -> int:
-    """CRC-64-AVRO, as Avro's specification has it."""
+    """Return the CRC-64-AVRO of Avro's specification."""
     empty = found = 0xC15D213AA4D7A795
     for byte in data:
         step = (found ^ byte) & 0xFF
@@ -147,7 +147,7 @@ def _avro_long(value: int) -> bytes:
 
 
 def _in_base_units(found: Columns, number: int, column: Column) -> list[Number | None]:
-    """One column of all rows; None where it is unknown."""
+    """Return one column of all rows, None where unknown."""
     raw: list[int] = found.values[:, :, number].ravel().tolist()
     if column.factor == column.divisor == 1:
         return [None if value == ABSENT else value for value in raw]
@@ -158,15 +158,15 @@ def _places(found: Columns, cluster: str, node: str) -> list[_Place]:
     _check_schema(found.schema)
     times = found.times
     if len(times) and not 0 <= int(times.min()) <= int(times.max()) < _LATEST_NS:
-        raise MalformedError(found.schema.set, "a time that cannot be")
+        raise MalformedError(found.schema.set, "a time is out of range")
     return [_place(found.schema, key, cluster, node) for key in found.keys]
 
 
 def _place(schema: Schema, key: Key, cluster: str, node: str) -> _Place:
     if len(key) != len(schema.labels):
-        raise MalformedError(schema.set, "a key has not as many parts as there are labels")
+        raise MalformedError(schema.set, "the length of a key differs from the number of labels")
     if not all(type(part) is str or (type(part) is int and -_WORD <= part < _WORD) for part in key):
-        raise MalformedError(schema.set, "a part of a key is neither text nor a number")
+        raise MalformedError(schema.set, "a part of a key is neither a string nor an integer")
     labels = dict(zip(schema.labels, (storable(part) if isinstance(part, str) else part for part in key)))
     whose = [
         str(labels.pop(name, "") or otherwise) for name, otherwise in (("cluster", cluster), ("node", node))
@@ -178,8 +178,8 @@ def _check_schema(schema: Schema) -> None:
     columns = [stored_name(column) for column in schema.columns]
     names = [*schema.labels, *columns, "set", "time"]
     if len(set(names)) < len(names) or {"cluster", "node"}.intersection(columns) or not columns:
-        raise MalformedError(schema.set, "its columns are not named, or as something else is")
+        raise MalformedError(schema.set, "columns without names, or with duplicate or reserved ones")
     if not all(name and name == storable(name) for name in names):
-        raise MalformedError(schema.set, "the name of a column is no text")
+        raise MalformedError(schema.set, "a column's name is not valid text")
     if not all(0 < column.divisor < _WORD and -_WORD < column.factor < _WORD for column in schema.columns):
-        raise MalformedError(schema.set, "a column's unit makes no sense")
+        raise MalformedError(schema.set, "a column's factor or divisor is out of range")
