@@ -13,6 +13,8 @@ from bench.steps import Clock
 from joblens.core.files import write_whole
 from joblens.core.host import Host
 from joblens.jobs.complete import complete
+from joblens.record.fields import read
+from joblens.record.job import JobEnd, JobFacts
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.run.facts import collect
@@ -32,7 +34,7 @@ def store_one(clock: Clock) -> None:
         facts = collect(Host(), ["true"], "", {}, 1.0)
         folder = ingest.begin(home, facts)
         clock.time("two samples, written as a batch", lambda: _sample(facts, folder))
-        found = ingest.Incoming(folder, facts, _end())
+        found = ingest.Incoming(folder, read(facts, JobFacts), read(_end(), JobEnd))
         record = clock.time("analysis, writing the record", lambda: complete(home, found))
         clock.time("the report as text", lambda: render_report(record, Style(False)))
         (waiting,) = ingest.folders(home.waiting)

@@ -25,6 +25,9 @@ from joblens.hub.segments import Segment, pack_record
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
+from joblens.record.fields import read
+from joblens.record.job import JobEnd, JobFacts
+from joblens.record.report import JobRecord
 from joblens.store.home import find_home, make_home
 from joblens.store.lake.compact import compact
 from joblens.store.reader import LakeReader, Reader
@@ -156,7 +159,7 @@ class _Server(_Lake):
         return joblens(self._python, "job", _JOB, "--store", "tsdb")
 
 
-def _report(reader: Reader, start: float) -> dict[str, Any]:
+def _report(reader: Reader, start: float) -> JobRecord:
     names = [f"n{number:02d}" for number in range(_NODES)]
     facts = {
         "id": _JOB, "cluster": "lab", "source": "slurm", "user": "userA", "uid": 1, "name": "bench",
@@ -164,7 +167,7 @@ def _report(reader: Reader, start: float) -> dict[str, Any]:
         "memory": 1 << 36, "tags": {},
     }  # fmt: skip
     end = {"start": start, "end": start + _SECONDS - 1, "exit_code": 0, "state": "COMPLETED"}
-    return summarise(facts, end, reader)
+    return summarise(read(facts, JobFacts), read(end, JobEnd), reader)
 
 
 def _fill(folder: Path, start: float, lake: LakeSink, running: dict[str, Running]) -> int:

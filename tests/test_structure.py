@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "joblens"
 
 # In the order of docs/architecture.md. A package imports from its own row and from those above.
 FLOW = (
-    ("core", "hooks"),
+    ("core", "hooks", "record"),
     ("wire",),
     ("collectors",),
     ("schedulers", "attribution"),

@@ -1,4 +1,4 @@
-"""The Python interface: `joblens.open()` gives jobs, series and processes as plain data.
+"""The Python interface: `joblens.open()` gives jobs, series and processes.
 
 docs/api.md shows how it is used.
 """
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from joblens.core.errors import UsageError
 from joblens.store import ingest
 from joblens.store.catalog.index import Catalog, Run, choose_run
-from joblens.store.catalog.listing import COLUMNS, JobFilter, make_filter, unknown
+from joblens.store.catalog.listing import JobFilter, JobRow, make_filter, unknown
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.record.report import JobRecord, ProcessUse
     from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import LakeReader, Reader, Series, Span
 
@@ -43,11 +44,11 @@ class Store:
     def problems(self) -> list[str]:
         return self._problems + self._catalog.problems + self._lake.problems
 
-    def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[dict[str, Any]]:
+    def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
         """Jobs, the newest first unless sorted otherwise; filters as those of `joblens jobs`."""
         return self._catalog.jobs(wanted or make_filter(**filters))
 
-    def job(self, name: str, run: int | None = None) -> dict[str, Any]:
+    def job(self, name: str, run: int | None = None) -> JobRecord:
         """All that is known of one job, by its id, its beginning, or `last`. LookupError if there is none.
 
         Where an id had several runs it is the last of them, or the one with that number; the first is 1.
@@ -81,18 +82,18 @@ class Store:
             return f"job {under_way[0]} has not ended yet, or not been stored yet"
         return f"there is no job {name!r:.100} in {self.home.path}"
 
-    def _running(self, name: str) -> dict[str, Any] | None:
+    def _running(self, name: str) -> JobRecord | None:
         """The report so far of a job that `joblens run` runs now."""
         if not name or not ingest.folders(self.home.incoming):
             return None
         from joblens.jobs.running import find_running, summarise_running
 
-        found = [it for it in find_running(self.home) if str(it.facts["id"]).startswith(name)]
+        found = [it for it in find_running(self.home) if it.facts.id.startswith(name)]
         return summarise_running(found[-1]) if found else None
 
     def running(self) -> list[str]:
         """The ids of the jobs that have not ended, or that nobody has completed yet."""
-        return sorted(str(found.facts["id"]) for found in ingest.list_incoming(self.home))
+        return sorted(found.facts.id for found in ingest.list_incoming(self.home))
 
     def series(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
@@ -134,15 +135,14 @@ class Store:
                 raise unknown(f"column of {set_name}", str(column), known)
         return span, reader, columns or known
 
-    def processes(self, name: str) -> list[dict[str, Any]]:
+    def processes(self, name: str) -> list[ProcessUse]:
         """Every process that sampling saw."""
         span = self._span(name)
-        found = self._reader(span.job, span.start).processes(span)
-        return [process._asdict() for process in found]
+        return self._reader(span.job, span.start).processes(span)
 
-    def reader(self, record: dict[str, Any]) -> Reader:
+    def reader(self, record: JobRecord) -> Reader:
         """For the samples of a job, by its record."""
-        return self._reader(record["job"]["id"], record["job"]["start"])
+        return self._reader(record.job.id, record.job.start)
 
     def _reader(self, job: str, start: float) -> LakeReader | SamplesReader:
         from joblens.store.pending import find_reader
@@ -152,15 +152,15 @@ class Store:
     def _span(self, name: str) -> Span:
         from joblens.store.reader import Span
 
-        job = self.job(name)["job"]
-        return Span(job["id"], job["start"], max(job["end"] or 0.0, job["start"]) + 1.0)
+        job = self.job(name).job
+        return Span(job.id, job.start, max(job.last, job.start) + 1.0)
 
     # As DataFrames
 
     def jobs_frame(self, wanted: JobFilter | None = None, **filters: Any) -> pandas.DataFrame:
         """The jobs, with their times as such, and what is not known as NaN."""
-        rows = self.jobs(wanted, **filters)
-        return _frame(rows, (*COLUMNS, "tags"), ("start", "end"), _JOB_NUMBERS)
+        rows = [row._asdict() for row in self.jobs(wanted, **filters)]
+        return _frame(rows, JobRow._fields, ("start", "end"), _JOB_NUMBERS)
 
     def series_frame(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
@@ -191,10 +191,12 @@ class Store:
 
     def processes_frame(self, name: str) -> pandas.DataFrame:
         """Every process that sampling saw; `first` and `last` are when it was sampled."""
-        from joblens.store.reader import ProcessUse
+        from joblens.record.report import ProcessUse
 
-        numbers = [it for it in ProcessUse._fields if it not in ("name", "command", "node", "first", "last")]
-        return _frame(self.processes(name), ProcessUse._fields, ("first", "last"), numbers)
+        columns = ProcessUse.__struct_fields__[: ProcessUse.__struct_fields__.index("cpu_seconds")]
+        rows = [process.to_dict() for process in self.processes(name)]
+        numbers = [it for it in columns if it not in ("name", "command", "node", "first", "last")]
+        return _frame(rows, columns, ("first", "last"), numbers)
 
     # Looking after it
 
@@ -263,7 +265,7 @@ class Store:
 
 
 def _frame(
-    rows: list[dict[str, Any]], columns: Sequence[str], times: Sequence[str], numbers: Sequence[str]
+    rows: Sequence[Mapping[str, object]], columns: Sequence[str], times: Sequence[str], numbers: Sequence[str]
 ) -> pandas.DataFrame:
     """Times as timestamps; numbers as integers where all are known and whole, else as floats with NaN."""
     pd = _pandas()

@@ -12,6 +12,7 @@ from joblens.analysis.rule_input import View
 from joblens.analysis.rules.batch import render_memory, render_time
 from joblens.analysis.rules.general import find
 from joblens.analysis.verdict import verdict
+from plain_records import view_of
 
 GIB = 1 << 30
 HOUR = 3600.0
@@ -36,7 +37,7 @@ def made(*nodes: dict[str, Any], seconds: float = HOUR, state: str = "COMPLETED"
         "read_bytes": 0, "written_bytes": 0,
     }  # fmt: skip
     known = {"cores": cores, "memory_bytes": None, "time_seconds": None}
-    return View(job, {**known, **asked}, used, [], (), nodes)
+    return view_of(job, {**known, **asked}, used, [], (), nodes)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_nothing_to_say(view: View) -> None:
 def test_cores_of_a_scheduler_are_not_taken_by_others() -> None:
     """All other cores of the node are busy with other jobs, and those of this one idle."""
     view = made(node("c1", 1.0), cores=4.0)
-    view.used["node_idle_cores"] = 0.5
+    view.used.node_idle_cores = 0.5
     (found,) = find(view)
     assert (found.rule, found.evidence) == (
         "idle cores", "1.0 of 4 cores in use on average, 1.0 at most",

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from joblens.analysis.demand import find_demand, find_device, find_unsampled
-from joblens.analysis.rule_input import Point
+from joblens.analysis.demand import add_demand, find_device, find_unsampled
 from joblens.analysis.used import find_used
-from joblens.store.reader import ProcessUse, Series, Span
+from joblens.record.job import Totals
+from joblens.record.report import Point, ProcessUse, Used
+from joblens.store.reader import Series, Span
 
 
 def process(cpu: float, delay: float | None) -> ProcessUse:
@@ -24,14 +25,22 @@ def points(cores: float, delayed: float | None, blocked: float | None = 0.0) -> 
     return [Point(0.0, 10.0, cores, 0.0, 0.0, 0.0, 0.0, 1, 1, delayed, blocked)]
 
 
+def find_demand(
+    cpu: float | None, series: Series, points: list[Point], processes: list[ProcessUse], quota_part: float
+) -> Used:
+    used = Used(cpu_seconds=cpu)
+    add_demand(used, series, points, processes, quota_part)
+    return used
+
+
 def test_a_quota_that_a_neighbour_uses_up() -> None:
     """In a cgroup that it shares, a job was stopped only as far as it has used the quota itself."""
     asleep = find_used(
-        10.0, {}, series(cpu_seconds=0.01, throttled_seconds=8.0), points(0.0, 0.0), [], False, 0.2
+        10.0, Totals(), series(cpu_seconds=0.01, throttled_seconds=8.0), points(0.0, 0.0), [], False, 0.2
     )
     assert asleep["throttled_seconds"] == pytest.approx(0.04)
     busy = find_used(
-        10.0, {}, series(cpu_seconds=2.0, throttled_seconds=8.0), points(0.2, 0.0), [], False, 0.2
+        10.0, Totals(), series(cpu_seconds=2.0, throttled_seconds=8.0), points(0.2, 0.0), [], False, 0.2
     )
     assert (busy["throttled_seconds"], busy["throttled_share"]) == (8.0, 0.8)
     own = find_demand(5.0, series(throttled_seconds=5.0), points(0.5, 0.5), [process(5.0, 5.0)], 1.0)
@@ -50,7 +59,7 @@ def test_short_processes_wait_as_the_sampled_ones() -> None:
 def test_what_nobody_counted() -> None:
     """Records of older versions, imports and other servers have no run-queue delay: it is not known."""
     found = find_demand(5.0, series(), points(0.5, None, None), [process(5.0, None)], 1.0)
-    assert {name for name, value in found.items() if value is not None} == set()
+    assert {name for name, value in found.to_dict().items() if value is not None} == {"cpu_seconds"}
     assert find_demand(None, series(), [], [], 1.0)["cores_delayed"] is None
     assert find_unsampled(5.0, False, []) is None
 
@@ -63,15 +72,13 @@ def test_storage() -> None:
 
 def test_after_the_last_sample() -> None:
     """What a long process used after its last sample is no other process; what is more than that is."""
-    loop = process(9.0, 0.0)._replace(first=0.0, last=9.0)
+    loop = process(9.0, 0.0).replace(first=0.0, last=9.0)
     assert find_unsampled(9.8, True, [loop], 1.0) == 0.0
-    shell = process(0.2, 0.0)._replace(first=0.0, last=9.0)
+    shell = process(0.2, 0.0).replace(first=0.0, last=9.0)
     assert find_unsampled(3.8, True, [shell], 1.0) == pytest.approx(3.6, abs=0.02)
-    hardly_seen = process(0.4, 0.0)._replace(first=5.0, last=5.0)  # as much again, by what is known of it
+    hardly_seen = process(0.4, 0.0).replace(first=5.0, last=5.0)  # as much again, by what is known of it
     assert find_unsampled(0.8, True, [hardly_seen], 1.0) == 0.0
-    awake_late = process(2.6, 0.0)._replace(
-        first=0.0, last=15.0
-    )  # slept at first, and computed until the end
+    awake_late = process(2.6, 0.0).replace(first=0.0, last=15.0)  # slept at first, and computed until the end
     assert find_unsampled(3.02, True, [awake_late], 1.0, 15.41) == 0.0
     assert find_unsampled(3.5, True, [awake_late], 1.0, 15.41) == pytest.approx(0.8, abs=0.1)
 

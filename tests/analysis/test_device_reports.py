@@ -11,25 +11,24 @@ import pytest
 from collectors.test_nodes import NODES, copy_with_modes
 from joblens.agent.sampler import Sampler
 from joblens.analysis.energy import find_energy
-from joblens.analysis.rule_input import Gpu
-from joblens.analysis.summary import summarise
 from joblens.attribution.sums import JOB
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.energy.reading import SCHEMA as ENERGY
 from joblens.core.config import CollectorSettings, Settings
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, Rows, Sample
+from joblens.record.report import Energy, GpuUse, JobRecord
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import Span
-from joblens.store.shape import check_record
+from plain_records import record_from, stored, summarise
 
 START = 1_800_000_000
 SECONDS = 60
 EVERY_SECOND = Settings(node="node1", collectors={"processes": CollectorSettings(interval=1.0)})
 
-Report = tuple[dict[str, Any], str]
+Report = tuple[JobRecord, str]
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def report(tmp_path: Path) -> Callable[..., Report]:
             "start": float(START), "interval": 1.0, "cores": 8.0, "memory": 1 << 36,
         }  # fmt: skip
         end = {"start": float(START), "end": float(START + SECONDS - 1), "exit_code": 0, "signal": None}
-        record = check_record({**summarise(facts, end, reader), "written": 1})
+        record = stored(summarise(facts, end, reader))
         return record, render_report(record, Style(colours=False))
 
     return report
@@ -116,7 +115,9 @@ def test_many_adapters(report: Callable[..., Report]) -> None:
         }
         for n in range(10)
     ]
-    screen = render_report({**record, "traffic": ports}, Style(colours=False)).splitlines()
+    screen = render_report(
+        record_from({**record.to_dict(), "traffic": ports}), Style(colours=False)
+    ).splitlines()
     shown = [line.split()[1] for line in screen if line.startswith(" InfiniBand")]
     assert shown == [f"mlx5_{n}:1:" for n in (0, 9, 8, 7, 6, 5)]
     assert " and 4 more, see --json" in screen
@@ -162,16 +163,16 @@ def with_node(rows: Rows, node: str) -> Rows:
     return Rows(schema, tuple((node, *key) for key in rows.keys), rows.values)
 
 
-def energy_of(samples: Iterable[Sample], gpus: list[Gpu], cpu_seconds: float) -> dict[str, Any]:
+def energy_of(samples: Iterable[Sample], gpus: list[GpuUse], cpu_seconds: float) -> Energy:
     span = Span("1", START, START + SECONDS)
     found = find_energy(SamplesReader(samples, "1", "node1"), span, SECONDS, gpus, cpu_seconds, 400.0)
     assert found is not None
     return found
 
 
-def gpu(joules: float, node: str = "node1", source: str = "counter") -> Gpu:
-    unknown: dict[str, Any] = dict.fromkeys(Gpu._fields)
-    return Gpu(**unknown)._replace(node=node, energy_joules=joules, energy_from=source)
+def gpu(joules: float, node: str = "node1", source: str = "counter") -> GpuUse:
+    unknown: dict[str, Any] = dict.fromkeys(GpuUse.__struct_fields__)
+    return GpuUse(**unknown).replace(node=node, energy_joules=joules, energy_from=source)
 
 
 PACKAGE = ("rapl", "package", "package-0", "")

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from joblens.analysis.events import JobEvent, find_events
+from joblens.analysis.events import find_events
 from joblens.core.model import Rows, Sample
+from joblens.record.report import Event
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.run.kernel_events import EVENT
 from joblens.store.lake.lake import Lake
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Reader, Span
-from joblens.store.shape import check_record
+from plain_records import record_from
 
 START = 1_577_923_200
 TEXT = 'it\'s "so"; 火'
@@ -46,10 +47,10 @@ def test_events_come_back(made: Callable[[Path, list[Sample]], Reader], tmp_path
     ]
     found = find_events(made(tmp_path, samples), SPAN)
     assert [it.time for it in found] == pytest.approx([START + 10.25, START + 20.5, START + 20.75], abs=1e-6)
-    assert [it._replace(time=0.0) for it in found] == [
-        JobEvent(0.0, "oom_cgroup", "0000:3b:00", TEXT, 42),
-        JobEvent(0.0, "xid_79", "0000:3b:00", TEXT, None),
-        JobEvent(0.0, "xid_79", "0000:3b:00", TEXT, None),
+    assert [it.replace(time=0.0) for it in found] == [
+        Event(0.0, "oom_cgroup", TEXT, "0000:3b:00", 42),
+        Event(0.0, "xid_79", TEXT, "0000:3b:00", None),
+        Event(0.0, "xid_79", TEXT, "0000:3b:00", None),
     ]
 
 
@@ -86,10 +87,10 @@ def test_the_report_shows_some() -> None:
         for n in range(7)
     ]
     job = {"id": "r1", "cluster": "c", "user": "u", "name": "n", "start": START, "end": START + 60}
-    shown = render_report(check_record({"job": job, "events": found}), Style(False)).splitlines()
+    shown = render_report(record_from({"job": job, "events": found}), Style(False)).splitlines()
     first = shown.index("Events")
     assert [line.split("  ", 1)[1] for line in shown[first + 1 : first + 6]] == [
         f"xid_31: text {n}?[2J" for n in range(5)
     ]
     assert shown[first + 6] == " and 2 more, see --json"
-    assert "Events" not in render_report(check_record({"job": job}), Style(False))
+    assert "Events" not in render_report(record_from({"job": job}), Style(False))

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from joblens.analysis.gpus import find_gpus, sum_up
-from joblens.analysis.rule_input import Finding, Gpu, View
+from joblens.analysis.rule_input import View
 from joblens.analysis.rules import gpus as gpu_findings
 from joblens.analysis.rules.general import find
 from joblens.analysis.verdict import verdict
 from joblens.attribution.gpu_shares import JOB_GPU
 from joblens.core.model import ABSENT, Rows, Sample
+from joblens.record.report import Finding, GpuUse, Used
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import Span
+from plain_records import view_of
 
 START, SECONDS, GIB = 1_800_000_000, 100, 1 << 30
 At = Callable[[int], dict[str, int] | None]  # what is known at a second; None: there is no row
@@ -35,19 +37,19 @@ def card(at: At, index: str = "0", given: str = "cgroup", node: str = "n1", gpu:
     return found
 
 
-def gpus_of(*samples: list[Sample]) -> list[Gpu]:
+def gpus_of(*samples: list[Sample]) -> list[GpuUse]:
     reader = SamplesReader([sample for some in samples for sample in some], "1", "n1")
     return find_gpus(reader, Span("1", START, START + SECONDS + 1), 120, 3.0)
 
 
-def view(gpus: Iterable[Gpu], slurm: bool = False) -> View:
+def view(gpus: Iterable[GpuUse], slurm: bool = False) -> View:
     job = {
         "start": START, "end": START + SECONDS, "exit_code": 0, "signal": None, "state": "COMPLETED",
         "environment": {"SLURM_JOB_ID": "1"} if slurm else {},
     }  # fmt: skip
     used: dict[str, Any] = dict.fromkeys(("involuntary_switches", "cores_peak"))
     used |= {"duration_seconds": float(SECONDS), "cores_mean": 1.0}
-    return View(job, {"cores": 1, "memory_bytes": None}, used, [], tuple(gpus))
+    return view_of(job, {"cores": 1, "memory_bytes": None}, used, [], tuple(gpus))
 
 
 def found(*samples: list[Sample], slurm: bool = False) -> dict[str, Finding]:
@@ -193,18 +195,16 @@ def test_mean_of_little() -> None:
 
 def test_sums() -> None:
     """Of one busy card and one that is not: 0.9 in use on average, and the memory of the one."""
-    assert sum_up(gpus_of(card(always(BUSY)), card(always(IDLE), "1"))) == {
-        "gpus": 1,
-        "gpus_mean": pytest.approx(0.9),
-        "gpu_memory_peak_bytes": 20 * GIB,
-        "gpu_energy_joules": None,
-    }
+    used = Used()
+    sum_up(gpus_of(card(always(BUSY)), card(always(IDLE), "1")), used)
+    assert used.gpus_mean == pytest.approx(0.9)
+    assert (used.gpus, used.gpu_memory_peak_bytes, used.gpu_energy_joules) == (1, 20 * GIB, None)
 
 
 def test_advice_where_processes_wait_for_storage() -> None:
     """A GPU that waits for input is told apart by what the job itself waited for."""
     waiting = view([])
-    waiting.used.update(cores_mean=0.2, blocked_share=0.8, blocked_mean=2.0)
+    waiting.used.cores_mean, waiting.used.blocked_share, waiting.used.blocked_mean = 0.2, 0.8, 2.0
     assert "waited for storage" in gpu_findings._why(waiting)
-    waiting.used.update(blocked_share=0.0, blocked_mean=0.0)
+    waiting.used.blocked_share = waiting.used.blocked_mean = 0.0
     assert "larger batches" in gpu_findings._why(waiting)

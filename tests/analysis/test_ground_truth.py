@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from joblens.analysis.summary import summarise
 from joblens.analysis.window_report import Part, summarise_part
 from joblens.attribution.sums import JOB, OWNED_PROCESS
 from joblens.collectors.cpu import KERNEL
@@ -19,9 +18,11 @@ from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.disk import SCHEMA as DISK
 from joblens.collectors.process.collector import PROCESS
 from joblens.core.model import ABSENT, Rows, Sample, Schema
+from joblens.record.report import JobRecord
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.store.memory_reader import SamplesReader
+from plain_records import summarise
 
 START = 1_700_000_000.0
 SECONDS = 60
@@ -102,7 +103,7 @@ def sample_all(job: Made) -> Iterator[Sample]:
         yield Sample(time_ns, Rows(OWNED_PROCESS, (("n", "r1", "", "n", *key),), seen))
 
 
-def judge(job: Made, unsampled: range = range(0)) -> tuple[dict[str, Any], SamplesReader]:
+def judge(job: Made, unsampled: range = range(0)) -> tuple[JobRecord, SamplesReader]:
     """`unsampled`: the seconds of a gap."""
     samples = [it for it in sample_all(job) if it.time_ns // 10**9 - int(START) not in unsampled]
     levels = levels_of(job)
@@ -120,7 +121,7 @@ def judge(job: Made, unsampled: range = range(0)) -> tuple[dict[str, Any], Sampl
     return summarise({**FACTS, **job.facts}, end, reader), reader
 
 
-def rules(record: dict[str, Any]) -> list[str]:
+def rules(record: JobRecord) -> list[str]:
     return [finding["rule"] for finding in record["findings"]]
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from joblens.analysis.rule_input import Finding, Point, View
+from joblens.analysis.rule_input import View
 from joblens.analysis.rules import general as findings
 from joblens.analysis.series.timeline import steady
 from joblens.analysis.verdict import verdict
+from joblens.record.report import Finding, Point
+from plain_records import view_of
 
 START = 1000.0
 MIB = float(1 << 20)
@@ -59,13 +61,12 @@ def made(
         "written_bytes": 0,
         **used,
     }
-    return View({**job, "environment": {}}, {"cores": may, "memory_bytes": 4096 * MIB}, figures, points)
+    return view_of({**job, "environment": {}}, {"cores": may, "memory_bytes": 4096 * MIB}, figures, points)
 
 
 def failed(code: int, signal: int | None = None, seconds: float = 3) -> View:
     view = made([1.0], seconds=seconds)
-    view.job.update(exit_code=code, signal=signal, state="FAILED")
-    return view
+    return view._replace(job=view.job.replace(exit_code=code, signal=signal, state="FAILED"))
 
 
 def only(view: View) -> Finding:
@@ -96,7 +97,7 @@ def test_idle_cores() -> None:
 def test_idle_cores_in_slurm() -> None:
     """Where cores were asked for, how to ask for fewer comes first."""
     view = made([2.9] * 60)
-    view.job["environment"] = {"SLURM_JOB_ID": "7"}
+    view.job.environment = {"SLURM_JOB_ID": "7"}
     assert only(view).advice.startswith("ask for 3 cores (--cpus-per-task=3), or ")
 
 
@@ -109,7 +110,7 @@ def test_asleep() -> None:
         "it slept or waited for 80% of the time: none of its threads was ready to run"
     )
     assert verdict(view, ["asleep"]) == "It slept or waited 80% of the time, using 0.1 of 8 cores."
-    view.job["environment"] = {"SLURM_JOB_ID": "7"}
+    view.job.environment = {"SLURM_JOB_ID": "7"}
     assert only(view).advice.startswith("ask for 1 core (--cpus-per-task=1); ")
 
 
@@ -117,7 +118,7 @@ def test_cores_that_others_had() -> None:
     """By its run-queue delay, as a share of the cores that it could have used."""
     view = made([1.0] * 60, delayed=3.0, node_idle_cores=0.4)
     finding = only(view)
-    assert (finding.rule, round(finding.weight, 3)) == ("cores taken by others", 0.75)
+    assert (finding.rule, round(finding.weight or 0.0, 3)) == ("cores taken by others", 0.75)
     assert finding.evidence == (
         "its threads were ready to use 4 cores and got 1.0: other work on the node took 75%; "
         "0.4 cores were idle"
@@ -206,7 +207,7 @@ def test_short_lived_processes() -> None:
 def test_killed_for_memory() -> None:
     """By the cgroup's counter or the kernel's log, whatever the exit code is; at which limit."""
     view = failed(137)
-    view.used["oom_kills"] = 1
+    view.used.oom_kills = 1
     finding = only(view)
     assert finding.rule == "out of memory"
     assert finding.evidence.startswith("the kernel killed a process of it for memory at the limit of 4 GiB")
@@ -392,7 +393,7 @@ def test_the_heaviest_comes_first() -> None:
     view = made([1.0] * 60, memory=[(100 + 10 * n) * MIB for n in range(60)])
     found = findings.find(view)
     assert [finding.rule for finding in found] == ["idle cores", "memory growth"]
-    assert found[0].weight > found[1].weight
+    assert (found[0].weight or 0.0) > (found[1].weight or 0.0)
 
 
 @pytest.mark.parametrize(
@@ -412,9 +413,9 @@ def test_verdict(view: View, said: str) -> None:
 def test_verdict_of_an_unknown_end() -> None:
     """Nothing is made up where joblens itself was stopped."""
     view = made([1.0] * 9)
-    view.job["state"] = "UNKNOWN"
+    view.job.state = "UNKNOWN"
     assert verdict(view, []) == "How it ended is not known: joblens was stopped first."
-    view.used["oom_kills"] = 1
+    view.used.oom_kills = 1
     assert verdict(view, []).endswith(" A process of it was killed for its memory at the limit of 4 GiB.")
 
 
@@ -437,6 +438,6 @@ def test_steady_at_the_end() -> None:
     (found,) = steady(points)
     assert (found.start, found.end, found.memory) == (0.0, 1.01, 7.0)
     assert found.cores == pytest.approx(1.03 / 1.01)
-    unknown = points[0]._replace(cores=None)
+    unknown = points[0].replace(cores=None)
     assert steady([unknown, points[1]]) == [unknown, points[1]]
     assert steady([points[1]]) == [points[1]]

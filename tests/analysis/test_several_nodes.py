@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from hub.made import LOAD, encode, write_segment
 from joblens.analysis.nodes import highest, spread
-from joblens.analysis.summary import summarise
 from joblens.attribution.sums import JOB, OWNED_PROCESS
 from joblens.core.model import ABSENT, Rows, Sample
 from joblens.hub.sinks.lake import LakeSink
+from joblens.record.fields import Part, Value
+from joblens.record.job import Step
+from joblens.record.report import JobRecord
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
-from joblens.schedulers.facts import Step
 from joblens.store.home import find_home, make_home
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Reader
-from joblens.store.shape import check_record
+from plain_records import stored, summarise
 
 START = 1_700_000_000.0
 GIB = 1 << 30
@@ -39,7 +40,7 @@ FACTS: dict[str, Any] = {
 STEP = Step("batch", "batch", "COMPLETED", 0, 0, START, START + 60, ("c1",))
 END: dict[str, Any] = {
     "start": START, "end": START + 60, "exit_code": 0, "signal": 0, "state": "COMPLETED", "problems": [],
-    "totals": {"user_seconds": 100.0, "system_seconds": 20.0}, "steps": [STEP._asdict()],
+    "totals": {"user_seconds": 100.0, "system_seconds": 20.0}, "steps": [STEP.to_dict()],
 }  # fmt: skip
 _PLACES = {column.name: place for place, column in enumerate(JOB.columns)}
 
@@ -95,15 +96,17 @@ def readers(tmp_path: Path) -> Readers:
     return make
 
 
-def summaries(found: list[Reader], facts: dict[str, Any], end: dict[str, Any] | None) -> dict[str, Any]:
+def summaries(found: list[Reader], facts: dict[str, Any], end: dict[str, Any] | None) -> JobRecord:
     """That of the lake, which is that of the samples."""
     lake, samples = (summarise(facts, end, reader) for reader in found)
     for name in ("job", "asked", "nodes", "steps", "gaps", "findings", "timeline", "verdict", "data"):
         assert _rounded(lake[name]) == _rounded(samples[name]), name
-    return check_record({**lake, "version": 1})
+    return stored(lake)
 
 
 def _rounded(value: Any) -> Any:
+    if isinstance(value, (Part, Value)):
+        value = value.to_dict()
     if isinstance(value, dict):
         return {name: _rounded(found) for name, found in value.items()}
     if isinstance(value, list):
@@ -122,7 +125,7 @@ def three_nodes() -> list[Look]:
     return looks + [Look("c3", t, 4.0 * (t - 50), 2 * GIB) for t in range(51, 61)]
 
 
-def at(record: dict[str, Any], second: float) -> dict[str, Any]:
+def at(record: JobRecord, second: float) -> dict[str, Any]:
     return next(p for p in record["timeline"] if p["start"] <= START + second < p["end"])
 
 
@@ -163,7 +166,7 @@ def test_what_the_scheduler_knows(readers: Readers) -> None:
     assert (asked["nodes"], asked["cores"], asked["gpus"], asked["time_seconds"]) == (3, 12, 2, 3600)
     assert asked["memory_bytes"] == 12 * GIB
     (step,) = record["steps"]
-    assert (step["id"], step["nodes"], step["allocated"]["cores"]) == ("batch", ["c1"], None)
+    assert (step["id"], step["nodes"], step["allocated"]["cores"]) == ("batch", ("c1",), None)
     assert record["verdict"].startswith("It was cancelled, and used 4.2 of 12 cores")
 
 
@@ -221,7 +224,7 @@ def test_a_job_that_nobody_saw(readers: Readers) -> None:
     assert (record["used"]["cpu_seconds"], record["used"]["memory_peak_bytes"]) == (120, None)
     assert [node["samples"] for node in record["nodes"]] == [0, 0, 0]
     assert record["findings"] == []
-    pending = {**FACTS, "start": None, "nodes": [], "state": "PENDING", "reason": "Resources"}
+    pending = {**FACTS, "start": 0.0, "nodes": [], "state": "PENDING", "reason": "Resources"}
     record = summaries(readers([]), pending, None)
     assert (record["job"]["state"], record["verdict"]) == (
         "PENDING",
@@ -313,7 +316,7 @@ LOOKS = st.builds(
 def test_whatever_nodes_have_sent(looks: list[Look]) -> None:
     """There is a record, and no total is less than any one node has counted in its run."""
     reader = SamplesReader([sample for look in looks for sample in samples_of(look)], "4242", "c1")
-    record = check_record({**summarise(FACTS, {**END, "totals": {}}, reader), "version": 1})
+    record = stored(summarise(FACTS, {**END, "totals": {}}, reader))
     known = [p for p in record["timeline"] if p["cores"] is not None]
     assert all(p["cores"] >= 0 for p in known)
     assert all(a["end"] == b["start"] for a, b in zip(record["timeline"], record["timeline"][1:]))

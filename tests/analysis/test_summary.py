@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from joblens.analysis.processes import plain_processes
-from joblens.analysis.rule_input import Point
+from joblens.analysis.processes import choose_processes
 from joblens.analysis.series.timeline import make_points
-from joblens.analysis.summary import summarise
 from joblens.analysis.used import find_memory_peak
+from joblens.record.report import Gap, Point, ProcessUse
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
-from joblens.store.reader import NO_LABELS, Break, ProcessUse, Series, Span
+from joblens.store.reader import NO_LABELS, Break, Series, Span
+from plain_records import summarise
 
 MIB = 1 << 20
 FACTS = {
@@ -117,13 +117,13 @@ def test_without_samples() -> None:
     assert found["used"]["cores_peak"] is None
     assert found["used"]["processes"] == 1
     assert found["timeline"] == []
-    assert found["gaps"] == [{"from": 100, "to": 110}]
+    assert found["gaps"] == [Gap(100, 110)]
 
 
 def test_gaps_are_within_the_job() -> None:
     """The last look comes after the end, and makes no gap there."""
     found = summarise(FACTS, END, Samples(times=[101, 102, 106, 110.5]))
-    assert found["gaps"] == [{"from": 102, "to": 106}, {"from": 106, "to": 110}]
+    assert found["gaps"] == [Gap(102, 106), Gap(106, 110)]
 
 
 def test_more_processes_than_are_shown() -> None:
@@ -167,7 +167,7 @@ def test_memory_peak(
     """Pages of files are never taken for memory, as far as that can be told apart."""
     processes = [process(5, memory_peak_bytes=seen * MIB, file_peak_bytes=of_files * MIB)] if seen else []
     found = find_memory_peak(mark * MIB if mark else None, point(seen * MIB if seen else None), processes)
-    assert found == {"memory_peak_bytes": peak * MIB if peak else None, "memory_from": source}
+    assert found == (peak * MIB if peak else None, source)
 
 
 def test_points_begin_with_the_job() -> None:
@@ -195,7 +195,7 @@ def test_no_line_across_a_gap() -> None:
     """Of memory and threads nothing is known there, though it is at its end."""
     times = [*range(101, 140), *range(180, 221)]
     record = summarise(FACTS, {**END, "end": 220.0}, Samples(times))
-    assert record["gaps"] == [{"from": 139.0, "to": 180.0}]
+    assert record["gaps"] == [Gap(139.0, 180.0)]
     inside = [it for it in record["timeline"] if it["start"] >= 139 and it["end"] < 180]
     assert inside
     assert {it[name] for it in inside for name in ("cores", "memory", "read", "threads")} == {None}
@@ -225,9 +225,9 @@ def test_left_behind() -> None:
     )
     found = [process(5 + n, command=it, name=it.split(":")[0], last=112.5) for n, it in enumerate(commands)]
     late = process(20, command="app", last=110.9)
-    assert [it["pid"] for it in plain_processes([*found, late], 110.0) if it["left_behind"]] == [5, 8]
-    assert [it["pid"] for it in plain_processes([late], 110.5) if it["left_behind"]] == [20]
-    assert not any(it["left_behind"] for it in plain_processes(found, None))
+    assert [it["pid"] for it in choose_processes([*found, late], 110.0) if it["left_behind"]] == [5, 8]
+    assert [it["pid"] for it in choose_processes([late], 110.5) if it["left_behind"]] == [20]
+    assert not any(it["left_behind"] for it in choose_processes(found, None))
 
 
 def test_a_step_that_was_killed_for_memory() -> None:

@@ -19,23 +19,23 @@ from analysis.test_several_nodes import (
     samples_of,
     three_nodes,
 )
-from joblens.analysis.summary import summarise
 from joblens.analysis.window_report import find_part, parse_moment, summarise_part
 from joblens.core.errors import JoblensError
+from joblens.record.report import JobRecord
 from joblens.store.memory_reader import SamplesReader
-from joblens.store.shape import check_record
+from plain_records import record_from, stored, summarise
 
 __all__ = ["readers"]
 
 
-def part_of(readers: Readers, looks: list[Look], first: float, last: float) -> dict[str, Any]:
+def part_of(readers: Readers, looks: list[Look], first: float, last: float) -> JobRecord:
     """As the lake and as the samples have it."""
     found = []
     for reader in readers(looks):
-        record = check_record({**summarise(FACTS, END, reader), "version": 1})
+        record = stored(summarise(FACTS, END, reader))
         part = find_part(record, None, None, f"+{first}", f"+{last}")
         assert part is not None
-        found.append(check_record({**summarise_part(record, reader, part), "version": 1}))
+        found.append(stored(summarise_part(record, reader, part)))
     for name in ("job", "used", "nodes", "gaps", "timeline", "data", "cut"):
         assert _rounded(found[0][name]) == _rounded(found[1][name]), name
     return found[0]
@@ -69,7 +69,7 @@ def test_what_was_used_in_a_part(
 def test_a_step(readers: Readers) -> None:
     (reader, _) = readers(three_nodes())
     steps = [{"id": "0", "name": "a", "start": START + 5, "end": START + 15}, {"id": "1", "start": None}]
-    record = check_record({**summarise(FACTS, END, reader), "version": 1, "steps": steps})
+    record = record_from({**summarise(FACTS, END, reader).to_dict(), "steps": steps})
     part = find_part(record, None, "0", None, None)
     assert part == (START + 5, START + 15, "step 0")
     assert summarise_part(record, reader, part)["used"]["cpu_seconds"] == pytest.approx(50, abs=0.05)
@@ -95,11 +95,11 @@ def test_between_marks(text: str, first: float, last: float) -> None:
         mark("open", 50, None),
     ]
     record = {
-        "job": {"start": START, "end": START + 60},
+        "job": {"id": "1", "cluster": "", "user": "", "name": "", "start": START, "end": START + 60},
         "marks": [*marks, mark("early", -1, 4)],
         "steps": [],
     }
-    part = find_part(record, text, None, None, None)
+    part = find_part(record_from(record), text, None, None, None)
     assert part is not None
     assert part[:2] == (START + first, START + last)
 

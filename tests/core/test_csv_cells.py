@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from joblens.cli import jobs, ls
 from joblens.cli.daemon import log
 from joblens.core.csv_cells import quoted_cell, render_csv, safe_cell
-from joblens.store.catalog.listing import COLUMNS
+from joblens.store.catalog.listing import JobRow
 
 STARTS = tuple("=+-@\t\r\n＝＋－＠")
 
@@ -66,7 +65,7 @@ SAFE = "'=HYPERLINK(A1)\\x1b[2J\\u202e"
 
 def test_jobs() -> None:
     """`joblens jobs --csv`."""
-    job: dict[str, Any] = {**dict.fromkeys(COLUMNS), "name": HOSTILE, "user": "+u", "exit_code": -9}
+    job = JobRow("c", "1", None, name=HOSTILE, user="+u", exit_code=-9)
     (row,) = csv.DictReader(io.StringIO(jobs.render_csv([job])), strict=True)
     assert (row["name"], row["user"], row["exit_code"], row["node"]) == (SAFE, "'+u", "-9", "")
 

@@ -10,7 +10,6 @@ from joblens.analysis.window_report import parse_moment as parse_part
 from joblens.cli.hub_client import parse_address
 from joblens.cli.slurm_check import parse_config
 from joblens.core.errors import JoblensError
-from joblens.jobs.facts import to_plain
 from joblens.run.facts import parse_tags
 from joblens.schedulers import tres
 from joblens.schedulers.flux import parse_flux
@@ -53,7 +52,7 @@ def _text(data: bytes) -> str:
 
 def _check(told: Told) -> None:
     for job in told.jobs:
-        to_plain(job)
+        job.to_dict()
 
 
 def _json_target(name: str, parse: Callable[[str], Told], pattern: str) -> Target:

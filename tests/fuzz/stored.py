@@ -12,6 +12,7 @@ from hub.made import fleet_segment, write_old
 from joblens.agent.gaps import Gaps
 from joblens.agent.spool import Last, Lock, Spool
 from joblens.core.errors import MalformedError
+from joblens.core.json_file import render_json
 from joblens.core.process import parse_ready
 from joblens.hub.batch_reader import Checker, LeftOut
 from joblens.hub.clocks import Clocks as HubClocks
@@ -32,14 +33,14 @@ from joblens.hub.sinks.kafka import _parse_done
 from joblens.hub.sinks.remote_write import _Sent
 from joblens.hub.sinks.undo import Undo
 from joblens.jobs.clocks import Clocks
-from joblens.jobs.facts import to_plain
 from joblens.jobs.live import load_all, load_live
 from joblens.jobs.state import State
+from joblens.record.job import Resources, Step
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.run.clock import start_clock
 from joblens.run.mark_file import JobMarks
-from joblens.schedulers.facts import JobFacts, Resources, Step
+from joblens.schedulers.facts import BatchJob
 from joblens.store import ingest
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
@@ -53,14 +54,13 @@ from joblens.store.records import (
     load_record,
     load_records,
     parse_record,
-    render_record,
 )
 from joblens.usermode.agent_group import AgentGroup, parse_end
 from joblens.usermode.launch import Launch
 from joblens.usermode.session import list_sessions, load_session
 from joblens.usermode.state import parse_state
 from joblens.wire.header import Gap
-from store.made import begin_job, make_end, make_facts, new_home, store_job
+from store.made import begin_job, finish, make_end, make_facts, new_home, store_job
 from store.test_reports import RECORDS
 
 from .target import Target, fresh, scratch
@@ -216,9 +216,7 @@ def live(data: bytes) -> None:
 
 def _live() -> list[bytes]:
     step = Step(id="0", name="x", start=1.0, end=2.0, nodes=("c1",), allocated=Resources(nodes=1))
-    job = to_plain(
-        JobFacts(cluster="fox", id="42", scheduler="slurm", user="a", start=1.0, nodes=("c1",), steps=(step,))
-    )
+    job = BatchJob("fox", "42", "slurm", user="a", start=1.0, nodes=("c1",), steps=(step,)).to_dict()
     return [
         json.dumps({"version": 1, "time": 1.5, "jobs": [job], "left_out": 0, "ended": [job]}).encode(),
         json.dumps(
@@ -253,7 +251,7 @@ def records(data: bytes) -> None:
 
 @cache
 def _records() -> list[bytes]:
-    return [render_record({"written": 7, **found})[:_LARGEST_SEED] for found in RECORDS.values()]
+    return [render_json({**found.to_dict(), "written": 7})[:_LARGEST_SEED] for found in RECORDS.values()]
 
 
 @cache
@@ -314,7 +312,7 @@ def incoming(data: bytes) -> None:
     for name in ("job.json", "end.json", "marks", "00000002.batch"):
         home = new_home(fresh("incoming"))
         folder = begin_job(home, make_facts("x"), 1)
-        ingest.finish(folder, make_end())
+        finish(folder, make_end())
         marks = JobMarks(str(folder), ("here", "x", "c1"), start_clock())
         (folder / name).write_bytes(data)
         marks.read()

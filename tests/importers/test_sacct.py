@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,8 @@ from hypothesis import strategies as st
 from joblens.core.errors import MalformedError
 from joblens.importers.sacct import read_sacct
 from joblens.jobs.backfill import Outcome, import_files
-from joblens.schedulers.facts import JobFacts
+from joblens.record.report import JobRecord
+from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home, find_home, make_home
@@ -73,10 +73,10 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def jobs(home: Home) -> dict[str, dict[str, Any]]:
+def jobs(home: Home) -> dict[str, JobRecord]:
     catalog = Catalog(home)
     found = catalog.jobs(JobFilter(limit=0))
-    reports = {it["shown_id"]: catalog.report((it["cluster"], it["id"], it["start"])) for it in found}
+    reports = {it.shown_id: catalog.report((it.cluster, it.id, it.start or 0.0)) for it in found}
     assert len(reports) == len(found)
     catalog.close()
     return reports
@@ -353,7 +353,7 @@ def test_command(tmp_path: Path) -> None:
     assert "sacct cannot be run" in live.stderr
 
 
-def read(text: bytes, folder: Path) -> tuple[list[JobFacts], list[tuple[int, str]]]:
+def read(text: bytes, folder: Path) -> tuple[list[BatchJob], list[tuple[int, str]]]:
     path, bad = folder / "any", list[tuple[int, str]]()
     path.write_bytes(text)
     return list(read_sacct(path, "", lambda *it: bad.append(it), lambda count: None)), bad

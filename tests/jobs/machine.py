@@ -16,7 +16,7 @@ from joblens.jobs.inferred import Inferred, Thresholds
 from joblens.jobs.node_size import NodeSizes
 from joblens.jobs.state import State
 from joblens.store.catalog.index import Catalog
-from joblens.store.catalog.listing import JobFilter
+from joblens.store.catalog.listing import JobFilter, JobRow
 from joblens.store.home import find_home, make_home
 from joblens.store.lake.lake import Lake
 from joblens.store.lake.watermarks import Arrivals, Unread
@@ -137,10 +137,10 @@ class Machine:
     def listed(self) -> list[str]:
         return [job.id for job in self.inferred.live()]
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[JobRow]:
         catalog = Catalog(self.home)
         try:
             assert catalog.problems == []
-            return sorted(catalog.jobs(JobFilter(limit=0)), key=lambda it: it["start"])
+            return sorted(catalog.jobs(JobFilter(limit=0)), key=lambda it: it.start or 0.0)
         finally:
             catalog.close()

@@ -8,9 +8,11 @@ from typing import Any
 
 from joblens.core.errors import OutsideError
 from joblens.jobs.follow import Follower, Options
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.record.job import Resources
+from joblens.record.report import JobRecord
+from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
-from joblens.store.catalog.listing import JobFilter
+from joblens.store.catalog.listing import JobFilter, JobRow
 from joblens.store.home import Home, find_home, make_home
 
 BEGIN = 1_700_000_000.0
@@ -29,16 +31,16 @@ class Cluster:
         self.down = False
         self.samples: dict[str, float] = {}
         self.number = 0
-        self.running: dict[str, JobFacts] = {}
-        self.pending: dict[str, JobFacts] = {}
-        self.over: list[tuple[float, JobFacts]] = []  # from when accounting knows it
+        self.running: dict[str, BatchJob] = {}
+        self.pending: dict[str, BatchJob] = {}
+        self.over: list[tuple[float, BatchJob]] = []  # from when accounting knows it
         self.calls = 0
 
     def submit(self, nodes: tuple[str, ...] = ("c1",)) -> str:
         self.number += 1
         id = str(100 + self.number)
         asked = Resources(len(nodes), 4.0, 1 << 30)
-        self.pending[id] = JobFacts(
+        self.pending[id] = BatchJob(
             "fox",
             id,
             "slurm",
@@ -54,10 +56,10 @@ class Cluster:
 
     def start(self, id: str) -> None:
         job = self.pending.pop(id)
-        self.running[id] = job._replace(state="RUNNING", start=self.now, allocated=job.asked)
+        self.running[id] = job.replace(state="RUNNING", start=self.now, allocated=job.asked)
 
     def end(self, id: str, state: str = "COMPLETED", code: int = 0) -> None:
-        job = (self.running.pop(id, None) or self.pending.pop(id))._replace(
+        job = (self.running.pop(id, None) or self.pending.pop(id)).replace(
             state=state, end=self.now, exit_code=code
         )
         self.over.append((self.now + self.lag, job))
@@ -65,15 +67,15 @@ class Cluster:
     def requeue(self, id: str) -> None:
         job = self.running[id]
         self.end(id, "REQUEUED")
-        self.pending[id] = job._replace(state="PENDING", start=None, restarts=(job.restarts or 0) + 1)
+        self.pending[id] = job.replace(state="PENDING", start=None, restarts=(job.restarts or 0) + 1)
 
     # As a scheduler
 
-    def live(self) -> Sequence[JobFacts]:
+    def live(self) -> Sequence[BatchJob]:
         self.calls += 1
         return [*self.running.values(), *self.pending.values()]
 
-    def ended(self, since: float, until: float) -> Sequence[JobFacts]:
+    def ended(self, since: float, until: float) -> Sequence[BatchJob]:
         self.calls += 1
         if self.down:
             raise OutsideError("sacct failed (1): connection refused")
@@ -128,7 +130,7 @@ class Site:
         self.turn()
         return id
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[JobRow]:
         """What a user sees."""
         catalog = Catalog(self.home)
         try:
@@ -137,7 +139,7 @@ class Site:
         finally:
             catalog.close()
 
-    def record(self, id: str) -> dict[str, Any]:
+    def record(self, id: str) -> JobRecord:
         catalog = Catalog(self.home)
         try:
             (found,) = catalog.find(id)

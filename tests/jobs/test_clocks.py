@@ -18,9 +18,10 @@ from joblens.hub.nodes import Node
 from joblens.hub.sinks.lake import LakeSink
 from joblens.jobs.clocks import Clocks, _load
 from joblens.jobs.finish import Ended, finish
+from joblens.record.job import Resources
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake, as_table
@@ -96,7 +97,7 @@ def test_samples_of_another_clock(tmp_path: Path, ahead: float) -> None:
     before = count_rows(home)
     assert before == [len(times)] * 3
     start, end = times[0] / 1e9 + ahead, times[-1] / 1e9 + ahead
-    job = JobFacts(
+    job = BatchJob(
         "lab", "17", "slurm", "alice", state="COMPLETED", exit_code=0, submit=start - 1, start=start, end=end,
         nodes=("n0",), allocated=Resources(1, 4.0, 1 << 30), user_seconds=3.0, system_seconds=1.0,
     )  # fmt: skip
@@ -112,7 +113,7 @@ def test_samples_of_another_clock(tmp_path: Path, ahead: float) -> None:
     inside = [it for it in times if start <= it / 1e9 <= end]
     assert len(inside) - 1 <= node["samples"] <= len(inside) + 1
     for name in ("gaps", "timeline"):
-        ends = [(it.get("from", it.get("start")), it.get("to", it.get("end"))) for it in record[name]]
+        ends = [(it.start, it.end) for it in record[name]]
         assert all(start <= first <= last <= end + 1 for first, last in ends)
         assert ends == sorted(ends)
     text = render_report(record, Style(False))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from joblens.analysis.summary import summarise
 from joblens.jobs.finish import without_samples
 from joblens.jobs.from_tsdb import told_by_record
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.record.job import Resources
+from joblens.schedulers.facts import BatchJob
 from joblens.store.memory_reader import SamplesReader
 
-JOB = JobFacts(
+JOB = BatchJob(
     "fox", "42", "slurm", "alice", 1000, name="j", state="TIMEOUT", submit=900.0, start=1000.0, end=1600.0,
     time_limit_seconds=600.0, nodes=("c1",), allocated=Resources(1, 4.0, 1 << 30),
 )  # fmt: skip
@@ -16,7 +17,7 @@ JOB = JobFacts(
 
 def test_time_limit_and_totals() -> None:
     """Whether accounting told of user's and system's time, or of both together."""
-    for job in (JOB._replace(user_seconds=40.0, system_seconds=2.0), JOB._replace(cpu_seconds=42.0)):
+    for job in (JOB.replace(user_seconds=40.0, system_seconds=2.0), JOB.replace(cpu_seconds=42.0)):
         record = without_samples(job)
         told = told_by_record(record)
         again = summarise(told.facts, told.end, SamplesReader([], "42", "c1"))

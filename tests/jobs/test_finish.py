@@ -10,11 +10,12 @@ import pytest
 
 from hub.made import START, Running, encode, node_samples, seconds, write_segment
 from joblens.hub.sinks.lake import LakeSink
-from joblens.jobs.facts import from_plain, to_plain
 from joblens.jobs.finish import Ended, finish, make_record
 from joblens.jobs.follow import Follower, Options
 from joblens.jobs.state import State
-from joblens.schedulers.facts import JobFacts, Resources, Step
+from joblens.record.fields import read
+from joblens.record.job import Resources, Step
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.slurm.client import Slurm
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
@@ -22,7 +23,7 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 from joblens.store.lake.watermarks import Arrivals
 from joblens.store.reader import LakeReader
-from joblens.store.records import parse_record, render_record
+from plain_records import stored
 
 BEGIN = START / 1e9
 
@@ -40,8 +41,8 @@ def store_segments(home: Home, journal: Path, segments: int, nodes: int = 3) -> 
         sink.take(write_segment(journal, number, batches))
 
 
-def job(id: str, first: float, last: float, nodes: tuple[str, ...] = ("n0", "n1")) -> JobFacts:
-    return JobFacts(
+def job(id: str, first: float, last: float, nodes: tuple[str, ...] = ("n0", "n1")) -> BatchJob:
+    return BatchJob(
         "lab",
         id,
         "slurm",
@@ -79,7 +80,7 @@ def test_excerpt_is_as_good_as_the_lake(home: Home, tmp_path: Path) -> None:
     assert len(catalog.jobs(JobFilter(limit=0))) == 5
     for it in some:
         found = catalog.report(("lab", it.id, it.start or 0.0))
-        expected = parse_record("x", render_record({"version": 1, **make_record(it, reader)}))
+        expected = stored(make_record(it, reader))
         for part in ("job", "used", "asked", "verdict", "timeline", "processes", "nodes", "gaps", "data"):
             assert found[part] == expected[part], part
     assert catalog.report(("lab", "17", BEGIN + 10))["data"]["samples"] > 80
@@ -139,9 +140,7 @@ def test_long_names(home: Home, tmp_path: Path) -> None:
     catalog = Catalog(home)
     found = catalog.report(("lab", "17", it.start or 0.0))
     catalog.close()
-    expected = parse_record(
-        "x", render_record({"version": 1, **make_record(it, LakeReader(Lake(home.lake)))})
-    )
+    expected = stored(make_record(it, LakeReader(Lake(home.lake))))
     assert found["gaps"] == []
     for part in ("used", "nodes", "gaps", "data"):
         assert found[part] == expected[part], part
@@ -149,6 +148,6 @@ def test_long_names(home: Home, tmp_path: Path) -> None:
 
 def test_facts_as_json() -> None:
     found = job("17", 10, 59)
-    assert from_plain(to_plain(found)) == found
-    assert from_plain({**to_plain(found), "later": 1}) == found
-    assert "qos" not in to_plain(found)
+    assert read(found.to_dict(), BatchJob) == found
+    assert read({**found.to_dict(), "later": 1}, BatchJob) == found
+    assert "qos" not in found.to_dict()

@@ -19,7 +19,7 @@ from joblens.hub.runner import LOOK_SECONDS
 from joblens.hub.settings import JobsSettings
 from joblens.jobs import follow
 from joblens.jobs.live import add_live, find_live, summarise_live
-from joblens.store.catalog.listing import COLUMNS, JobFilter
+from joblens.store.catalog.listing import JobFilter, JobRow
 
 from .made import Site
 
@@ -187,7 +187,7 @@ def test_each_run_of_a_requeued_job(tmp_path: Path) -> None:
     site.turn()
     site.cluster.end(id)
     site.turn()
-    assert sorted(row["state"] for row in site.records()) == ["COMPLETED", "REQUEUED"]
+    assert sorted(row.state or "" for row in site.records()) == ["COMPLETED", "REQUEUED"]
 
 
 def test_job_that_never_started(tmp_path: Path) -> None:
@@ -247,10 +247,10 @@ def test_accounting_that_corrects_itself(tmp_path: Path) -> None:
     site.cluster.end(id)
     site.turn()
     told, job = site.cluster.over[0]
-    site.cluster.over[0] = told, job._replace(exit_code=2, state="FAILED")
+    site.cluster.over[0] = told, job.replace(exit_code=2, state="FAILED")
     site.turn()
     assert [(row["state"], row["exit_code"]) for row in site.records()] == [("FAILED", 2)]
-    site.cluster.over[0] = told, job._replace(exit_code=3, state="FAILED")
+    site.cluster.over[0] = told, job.replace(exit_code=3, state="FAILED")
     site.restart()  # before it has asked again
     site.turn()
     assert [(row["state"], row["exit_code"]) for row in site.records()] == [("FAILED", 3)]
@@ -281,7 +281,7 @@ def test_live_jobs_are_shown(tmp_path: Path) -> None:
     first, second = site.cluster.submit(), site.cluster.submit()
     site.cluster.start(first)
     site.turn()
-    stored = [{**dict.fromkeys(COLUMNS), "id": "1", "start": site.cluster.now - 3600}]
+    stored = [JobRow("", "1", site.cluster.now - 3600)]
     rows = add_live(site.home, JobFilter(), stored, [], site.cluster.now)
     assert [row["id"] for row in rows] == [first, "1"]
     assert (rows[0]["state"], rows[0]["duration_seconds"]) == ("RUNNING", 30.0)
@@ -367,7 +367,7 @@ def test_damaged_state(tmp_path: Path, text: bytes) -> None:
     assert len(site.said) == 1
     for _ in range(30):
         site.turn()
-    assert sorted(row["id"] for row in site.records()) == [id, other]
+    assert sorted(row.id for row in site.records()) == [id, other]
 
 
 class KilledError(BaseException):
@@ -505,7 +505,7 @@ def test_one_failing_job_holds_back_no_other(tmp_path: Path, monkeypatch: pytest
     assert len(site.said) == 1
     monkeypatch.undo()
     site.turn()
-    assert sorted(row["id"] for row in site.records()) == sorted([bad, good])
+    assert sorted(row.id for row in site.records()) == sorted([bad, good])
 
 
 def test_much_to_make_up_for_is_done_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,4 +523,4 @@ def test_much_to_make_up_for_is_done_in_parts(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(follow, "MOST_WAITING", 5)
     for _ in range(80):
         site.turn(5.0)
-    assert sorted(row["id"] for row in site.records()) == ids
+    assert sorted(row.id for row in site.records()) == ids

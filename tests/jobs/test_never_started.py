@@ -13,7 +13,7 @@ from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
-from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.slurm.sacct import parse_sacct
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
@@ -31,7 +31,7 @@ ROWS = (
 RAN = f"9|9|d|u|main|COMPLETED|1000|1000|1003|1003|{ASKED}|{ASKED}|c[1-3]|0:0"
 
 
-def told(*rows: str) -> list[JobFacts]:
+def told(*rows: str) -> list[BatchJob]:
     return parse_sacct("\n".join([HEADER, *rows]) + "\n").jobs
 
 
@@ -56,8 +56,8 @@ def test_how_it_is_told(tmp_path: Path) -> None:
     (tmp_path / "past").write_text("\n".join([HEADER, *ROWS, RAN]) + "\n")
     assert import_files(home, [tmp_path / "past"], "fox").problems == []
     catalog = Catalog(home)
-    listed = {it["id"]: it for it in catalog.jobs(JobFilter())}
-    reports = {id: catalog.report(("fox", id, it["start"])) for id, it in listed.items()}
+    listed = {it.id: it for it in catalog.jobs(JobFilter())}
+    reports = {id: catalog.report(("fox", id, it.start or 0.0)) for id, it in listed.items()}
     catalog.close()
     lines = render(list(listed.values()))
     for id in "678":

@@ -14,10 +14,11 @@ import pytest
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
 from joblens.jobs.live import add_live, find_live, remove_expired, save_live, summarise_live
+from joblens.record.report import Gap
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.reports.width import display_width
-from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home, find_home, make_home
@@ -64,7 +65,7 @@ def listed(home: Home) -> dict[str, Any]:
     catalog = Catalog(home)
     found = catalog.jobs(JobFilter())
     catalog.close()
-    return {it["id"]: it for it in found}
+    return {it.id: it for it in found}
 
 
 def shown(home: Home, id: str) -> str:
@@ -131,14 +132,14 @@ def test_one_sentence_for_no_samples(home: Home) -> None:
 def test_one_that_runs_and_is_in_no_sample(home: Home) -> None:
     """Its agents are dead: it took as long as it took, and of that time nothing is known."""
     now = time.time()
-    job = JobFacts("fox", "5", "slurm", state="RUNNING", start=now - 600, nodes=("c1",))
+    job = BatchJob("fox", "5", "slurm", state="RUNNING", start=now - 600, nodes=("c1",))
     record = summarise_live(home, job)
     assert 600 <= record["used"]["duration_seconds"] < 700
-    assert record["gaps"] == [{"from": job.start, "to": record["job"]["end"]}]
+    assert record["gaps"] == [Gap(job.start or 0.0, record["job"]["end"])]
     assert record["verdict"].startswith("So far it was seen in no sample")
-    record = summarise_live(home, job._replace(state="COMPLETING", end=now - 300))
+    record = summarise_live(home, job.replace(state="COMPLETING", end=now - 300))
     assert record["used"]["duration_seconds"] == 300
-    assert summarise_live(home, job._replace(start=now))["used"]["duration_seconds"] == pytest.approx(
+    assert summarise_live(home, job.replace(start=now))["used"]["duration_seconds"] == pytest.approx(
         0, abs=60
     )
 
@@ -162,18 +163,18 @@ def test_one_that_runs_and_is_in_no_sample(home: Home) -> None:
 )
 def test_a_task_that_waits_with_others(home: Home, tasks: str, id: str, is_it: bool) -> None:
     """Is found by its own number: squeue tells of them in one line."""
-    job = JobFacts("fox", "7", "slurm", state="PENDING", submit=1.0, array_job="7", array_task=tasks)
+    job = BatchJob("fox", "7", "slurm", state="PENDING", submit=1.0, array_job="7", array_task=tasks)
     save_live(home, "h", [job], time.time())
     assert find_live(home, id, []) == ([job] if is_it else [])
 
 
-def _live(id: str, state: str, cluster: str = "fox") -> JobFacts:
+def _live(id: str, state: str, cluster: str = "fox") -> BatchJob:
     start = 100.0 if state == "RUNNING" else None
-    return JobFacts(cluster, id, "slurm", state=state, submit=1.0, start=start)
+    return BatchJob(cluster, id, "slurm", state=state, submit=1.0, start=start)
 
 
 def _listed(home: Home, state: str | None = None) -> list[str]:
-    return sorted(row["id"] for row in add_live(home, JobFilter(state=state), [], []))
+    return sorted(row.id for row in add_live(home, JobFilter(state=state), [], []))
 
 
 def test_what_another_hub_has_left_behind(home: Home) -> None:

@@ -20,7 +20,7 @@ from joblens.hub.runner import Runner, make_runner
 from joblens.hub.settings import HubSettings, JobsSettings, parse_hub_settings
 from joblens.schedulers.slurm.sacct import COLUMNS
 from joblens.store.catalog.index import Catalog
-from joblens.store.catalog.listing import JobFilter
+from joblens.store.catalog.listing import JobFilter, JobRow
 from joblens.store.home import find_home
 from waiting import wait_for
 
@@ -68,7 +68,7 @@ def ended(number: int, state: str = "COMPLETED") -> dict[str, str]:
     }
 
 
-def stored(home: Path) -> list[dict[str, Any]]:
+def stored(home: Path) -> list[JobRow]:
     catalog = Catalog(find_home(home))
     try:
         return catalog.jobs(JobFilter(limit=0))

@@ -42,7 +42,7 @@ def site(tmp_path: Path) -> Site:
     cluster.now += 365 * 86_400
     cluster.number = 0
     assert cluster.submit() == id
-    cluster.pending[id] = cluster.pending[id]._replace(user="bob")
+    cluster.pending[id] = cluster.pending[id].replace(user="bob")
     cluster.start(id)
     site.restart()
     site.turn()
@@ -125,7 +125,7 @@ def test_many_runs(tmp_path: Path) -> None:
     text = " ".join(ask(site, id, "--run", "10").stdout.split())
     assert "run 10 of 30 with this id; the others: --run 8 of" in text
     assert "and 26 more" in text
-    assert told(site, id, "--run", "1")["job"]["start"] == min(row["start"] for row in site.records())
+    assert told(site, id, "--run", "1")["job"]["start"] == min(row.start or 0.0 for row in site.records())
 
 
 def test_it_runs_and_no_sample_has_come(tmp_path: Path) -> None:

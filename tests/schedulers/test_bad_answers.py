@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joblens.core.errors import MalformedError
-from joblens.schedulers.facts import JobFacts
+from joblens.core.json_file import parse_json
+from joblens.record.fields import read
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.flux import parse_flux
 from joblens.schedulers.parse_result import Told
 from joblens.schedulers.pbs import parse_pbs
@@ -54,9 +56,9 @@ def check(parse: Parse, text: str) -> None:
         told = parse(text)
     except MalformedError:
         return
-    assert all(isinstance(job, JobFacts) and job.id for job in told.jobs)
+    assert all(isinstance(job, BatchJob) and job.id for job in told.jobs)
     for job in told.jobs:
-        json.dumps(job, allow_nan=False)  # as it will be kept
+        assert read(parse_json(json.dumps(job.to_dict(), allow_nan=False)), BatchJob) == job  # as it is kept
         assert job.shown_id
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from joblens.jobs.backfill import import_files
 from joblens.reports.width import display_width
-from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
 from joblens.schedulers.slurm.sacct import COLUMNS, parse_sacct
 from joblens.schedulers.slurm.scontrol import parse_scontrol
@@ -47,7 +47,7 @@ def hostile(piece: str) -> str:
 names = pytest.mark.parametrize("name", [hostile(piece) for piece in PIECES], ids=range(len(PIECES)))
 
 
-def check(job: JobFacts) -> None:
+def check(job: BatchJob) -> None:
     """Nothing of it was forged."""
     assert (job.id, job.user, job.state, job.nodes) == ("42", "alice", "COMPLETED", ("c1",))
     assert (job.start, job.end) == (1000.0, 1060.0)

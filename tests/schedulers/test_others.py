@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from joblens.core.errors import ConfigError, OutsideError
+from joblens.record.job import Resources
 from joblens.schedulers import open_scheduler
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.flux import f58, parse_flux
 from joblens.schedulers.parse_result import Told
 from joblens.schedulers.pbs import parse_pbs
@@ -40,7 +41,7 @@ def answering(folder: Path, name: str, live: Path, ended: Path) -> None:
     script.chmod(0o755)
 
 
-def flux_job(name: str) -> JobFacts:
+def flux_job(name: str) -> BatchJob:
     jobs = [*parse_flux(LIVE.read_text()).jobs, *parse_flux(ENDED.read_text()).jobs]
     (found,) = (job for job in jobs if job.name == name)
     return found
@@ -68,7 +69,7 @@ def test_flux_from_inside() -> None:
     (job,) = parse_flux((FLUX / "batch_from_inside.json").read_text()).jobs
     after = flux_job("batch")
     assert (job.state, after.state, after.end) == ("RUNNING", "COMPLETED", 1794812067.8023396)
-    assert job == after._replace(state="RUNNING", end=None, exit_code=None)
+    assert job == after.replace(state="RUNNING", end=None, exit_code=None)
 
 
 def test_flux_ends() -> None:
@@ -142,7 +143,7 @@ def test_flux_one_alone() -> None:
     assert parse_flux('{"jobs": []}').jobs == []
 
 
-def pbs_jobs(path: Path) -> dict[str, JobFacts]:
+def pbs_jobs(path: Path) -> dict[str, BatchJob]:
     told = parse_pbs(path.read_text())
     assert told.skipped == 0
     return {job.shown_id: job for job in told.jobs}
@@ -160,7 +161,7 @@ def test_pbs() -> None:
     assert (job.nodes, job.folder) == (("c1", "c2", "c3"), "/home/userA")
     assert job.command.startswith("qsub -A physics -N runs -l select=2:ncpus=2")
     assert job.asked == Resources(3, 5, 250 * MIB, None, "2:ncpus=2:mem=100mb+1:ncpus=1:mem=50mb")
-    assert job.allocated[:4] == (3, 5.0, 250 * MIB, None)
+    assert job.allocated.replace(tres="") == Resources(3, 5.0, 250 * MIB, None)
     assert (again.state, again.start, again.end, again.restarts) == ("RUNNING", at(25, 42), None, 1)
     assert pbs_jobs(PBS / "one.json")["12.login"] == job
 
@@ -218,7 +219,7 @@ def test_pbs_of_other_versions() -> None:
     assert told.skipped == 1
     (job,) = told.jobs
     assert (job.name, job.state, job.exit_code, job.end) == ("123", "FAILED", 3, at(26, 0))
-    assert job.allocated[:4] == (2, 4.0, 8 << 30, 1)
+    assert job.allocated.replace(tres="") == Resources(2, 4.0, 8 << 30, 1)
 
 
 def test_pbs_without_jobs() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.core.errors import MalformedError
-from joblens.schedulers.facts import Resources
+from joblens.record.job import Resources
 from joblens.schedulers.tres import Memory, parse_gres_gpus, parse_memory, parse_tres, render_tres, resources
 
 MIB, GIB = 1 << 20, 1 << 30

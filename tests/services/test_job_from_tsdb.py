@@ -37,6 +37,7 @@ from joblens.usermode.local_server import PROMETHEUS, VICTORIAMETRICS, LocalServ
 from joblens.usermode.state import Server as Running
 from joblens.wire.snappy import compress
 from joblens.wire.varint import varint
+from plain_records import end_from, facts_from
 from programs import need
 from waiting import wait_for
 
@@ -188,7 +189,9 @@ def check_node(server: Server) -> None:
         "interval": 1.0,
         "cores": float(cores),
     }
-    record, _ = summarise_elsewhere(server, Told(facts, {"start": start, "end": end, "state": "COMPLETED"}))
+    record, _ = summarise_elsewhere(
+        server, Told(facts_from(facts), end_from({"start": start, "end": end, "state": "COMPLETED"}))
+    )
     assert 0 < record["used"]["cores_mean"] <= cores * 1.1
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 0 < record["used"]["memory_peak_bytes"] < total
@@ -199,7 +202,7 @@ def check_node(server: Server) -> None:
     ]
     assert "node_exporter" in render_report(record, Style())
     with pytest.raises(JoblensError, match="has no samples of job 17 or of its nodes"):
-        summarise_elsewhere(server, Told({**facts, "nodes": ["c2"]}, None))
+        summarise_elsewhere(server, Told(facts_from({**facts, "nodes": ["c2"]}), None))
 
 
 Value = Callable[[int], float]
@@ -267,7 +270,7 @@ def test_dcgm_exporter(tmp_path: Path) -> None:
             "cores": 16.0,
         }
         record, _ = summarise_elsewhere(
-            server, Told(facts, {"start": start, "end": start + 600, "state": "X"})
+            server, Told(facts_from(facts), end_from({"start": start, "end": start + 600, "state": "X"}))
         )
         server.close()
     assert record["used"]["cores_mean"] == pytest.approx(6.0, rel=0.02)
@@ -318,7 +321,7 @@ def test_omnistat(tmp_path: Path) -> None:
         ["c1", "c2"],
     )
     assert told.facts["start"] == start
-    assert told.end == {"start": start, "end": start + 600, "state": "ENDED"}
+    assert told.end == end_from({"start": start, "end": start + 600, "state": "ENDED"})
     assert record["used"]["cores_mean"] == pytest.approx(8.0, rel=0.05)
     assert record["used"]["memory_peak_bytes"] == 24e9
     assert [gpu["node"] for gpu in record["gpus"]] == ["c1", "c2"]
@@ -351,6 +354,8 @@ def test_series_that_make_no_sense(answers: list[list[Any]]) -> None:
     server._send = send  # type: ignore[method-assign]
     facts = {"id": "17", "nodes": ["c1"], "node": "c1", "start": 1e9, "interval": 1.0, "cores": 2.0}
     with suppress(JoblensError):
-        summarise_elsewhere(server, Told(facts, {"start": 1e9, "end": 1e9 + 60, "state": "COMPLETED"}))
+        summarise_elsewhere(
+            server, Told(facts_from(facts), end_from({"start": 1e9, "end": 1e9 + 60, "state": "COMPLETED"}))
+        )
     with suppress(JoblensError, LookupError):
         summarise_elsewhere(server, told_by_series(server, "4242"))

@@ -35,7 +35,18 @@ from joblens.store.lake.compact import compact_small
 from joblens.store.lake.folder import HUB, list_folder
 from joblens.store.lake.lake import Lake
 
-from .made import begin_job, grow_old, make_end, make_facts, new_home, rows_by_batch, rows_in_lake, whole
+from .made import (
+    begin_job,
+    finish,
+    grow_old,
+    incoming,
+    make_end,
+    make_facts,
+    new_home,
+    rows_by_batch,
+    rows_in_lake,
+    whole,
+)
 
 _BATCHES = 2
 _CHANGES = ("os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir")
@@ -67,9 +78,9 @@ def write_job(home: Home, job: str, short: bool = True) -> None:
     folder = begin_job(home, facts, _BATCHES)
     say("batches", job)
     end = make_end()
-    ingest.finish(folder, end)
+    finish(folder, end)
     say("end", job)
-    complete(home, ingest.Incoming(folder, facts, end))
+    complete(home, incoming(folder, facts, end))
     say("job", job)
     if waiting.many_wait(home):
         waiting.settle_some(home)

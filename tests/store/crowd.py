@@ -16,7 +16,7 @@ from joblens.store import ingest
 from joblens.store import pending as waiting
 from joblens.store.home import Home
 
-from .made import begin_job, make_end, make_facts, new_home, rows_by_batch, whole
+from .made import begin_job, finish, incoming, make_end, make_facts, new_home, rows_by_batch, whole
 
 _BATCHES = 2
 
@@ -42,8 +42,8 @@ def write(home: Home, node: str, jobs: int) -> None:
         facts = make_facts(job, node=node, boot=f"boot of {node}")
         folder = begin_job(home, facts, _BATCHES)
         end = make_end()
-        ingest.finish(folder, end)
-        complete(home, ingest.Incoming(folder, facts, end))
+        finish(folder, end)
+        complete(home, incoming(folder, facts, end))
         with log(home).open("a") as file:
             file.write(f"{job}\n")
         if waiting.many_wait(home):

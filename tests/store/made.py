@@ -12,6 +12,9 @@ from joblens.attribution.sums import JOB, OWNED_PROCESS
 from joblens.core.files import write_whole
 from joblens.core.model import ABSENT, Rows, Sample
 from joblens.jobs.complete import complete
+from joblens.record.fields import read
+from joblens.record.job import JobEnd, JobFacts
+from joblens.record.report import JobRecord
 from joblens.store import ingest
 from joblens.store.home import Home, find_home, make_home, safe_name
 from joblens.store.lake.lake import Lake
@@ -89,7 +92,7 @@ def begin_job(home: Home, facts: dict[str, Any], batches: int = 2) -> Path:
     return folder
 
 
-def store_job(home: Home, job: str, batches: int = 2, **others: Any) -> dict[str, Any]:
+def store_job(home: Home, job: str, batches: int = 2, **others: Any) -> JobRecord:
     """Its record. Its samples are in the lake."""
     record = end_job(home, job, batches, **others)
     lake = Lake(home.lake)
@@ -97,13 +100,21 @@ def store_job(home: Home, job: str, batches: int = 2, **others: Any) -> dict[str
     return record
 
 
-def end_job(home: Home, job: str, batches: int = 2, **others: Any) -> dict[str, Any]:
+def end_job(home: Home, job: str, batches: int = 2, **others: Any) -> JobRecord:
     """Its record. Its samples wait, as those of any short job do."""
     facts = make_facts(job, **others)
     folder = begin_job(home, facts, batches)
     end = make_end(facts["start"])
-    ingest.finish(folder, end)
-    return complete(home, ingest.Incoming(folder, facts, end))
+    finish(folder, end)
+    return complete(home, incoming(folder, facts, end))
+
+
+def finish(folder: Path, end: dict[str, Any]) -> None:
+    ingest.finish(folder, read(end, JobEnd))
+
+
+def incoming(folder: Path, facts: dict[str, Any], end: dict[str, Any] | None = None) -> ingest.Incoming:
+    return ingest.Incoming(folder, read(facts, JobFacts), None if end is None else read(end, JobEnd))
 
 
 RowsByBatch = dict[str, dict[int, tuple[int, int]]]
@@ -134,7 +145,7 @@ def rows_in_lake(home: Home) -> RowsByBatch:
 
 def start_of(folder: Path) -> float:
     found = ingest.load_job(folder)
-    return float((found.end or found.facts)["start"]) if found else 0.0
+    return float((found.end or found.facts).start) if found else 0.0
 
 
 def rows_waiting(home: Home) -> RowsByBatch:

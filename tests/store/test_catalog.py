@@ -25,7 +25,7 @@ DAY = "2020-01-02"
 def listed(home: Home, **filters: Any) -> list[str]:
     with Store(home) as store:
         assert store.problems == []
-        return [job["id"] for job in store.jobs(**filters)]
+        return [job.id for job in store.jobs(**filters)]
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def several(home: Home) -> Home:
         1,
     ):
         facts = {"id": job, "name": name, "user": user, "state": state, "tags": tags, "exit_code": number}
-        copy = {**made, "job": {**made["job"], **facts, "start": START + number * 3600}}
-        copy["used"] = {**made["used"], "cpu_seconds": cpu, "memory_peak_bytes": 100 - number}
-        records.save_record(home.records, copy)
+        job_part = made.job.replace(**facts, start=START + number * 3600)
+        used = made.used.replace(cpu_seconds=cpu, memory_peak_bytes=100 - number)
+        records.save_record(home.records, made.replace(job=job_part, used=used))
     return home
 
 
@@ -160,8 +160,8 @@ def scheduled(home: Home) -> Home:
         ],
         1,
     ):
-        job = {**made["job"], "node": facts["nodes"][0], **facts, "start": START + number}
-        records.save_record(home.records, {**made, "job": job})
+        job = made.job.replace(**{"node": facts["nodes"][0], **facts, "start": START + number})
+        records.save_record(home.records, made.replace(job=job))
     return home
 
 
@@ -295,14 +295,14 @@ def test_a_job_that_is_just_being_removed(home: Home) -> None:
 def test_damage_that_only_a_report_would_show(home: Home) -> None:
     """Such a job is listed; who wants to see all of it is told what is wrong, and other jobs are shown."""
     made = store_job(home, "j1")
-    made["job"]["id"] = "j2"
-    made["timeline"][0]["cores"] = "many"
+    made.job.id = "j2"
+    made.timeline[0].cores = "many"  # type: ignore[assignment]
     path = records.save_record(home.records, made)
     with Store(home) as store:
         assert {job["id"] for job in store.jobs()} == {"j1", "j2"}
         assert store.job("j1")["timeline"]
         with pytest.raises(
-            MalformedError, match=rf"{path}: not a job's record \(job j2\): .* cores of timeline"
+            MalformedError, match=rf"{path}: not a job's record \(job j2\): timeline\[0\].cores: Expected"
         ):
             store.job("j2")
 
@@ -387,7 +387,7 @@ def test_damaged_catalog(harm: Any, home: Home) -> None:
     """One sentence, all jobs are there, and the next time there is nothing to say."""
     made = store_job(home, "j0", batches=1)
     for number in range(1, 30):
-        records.save_record(home.records, {**made, "job": {**made["job"], "id": f"j{number}"}})
+        records.save_record(home.records, made.replace(job=made.job.replace(id=f"j{number}")))
     with Store(home) as store:
         assert len(store.jobs(limit=0)) == 30
     harm(home.catalog)

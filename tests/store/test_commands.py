@@ -19,7 +19,7 @@ from joblens.cli.jobs import render
 from joblens.core.errors import UsageError
 from joblens.reports.width import display_width
 from joblens.store import records
-from joblens.store.catalog.listing import COLUMNS, parse_time
+from joblens.store.catalog.listing import COLUMNS, JobRow, parse_time
 from joblens.store.home import Home
 
 from .conftest import Joblens, run_joblens
@@ -29,8 +29,8 @@ from .made import START, new_home, store_job
 def store_two(home: Home) -> Home:
     store_job(home, "ra1", name="train", tags={"model": "x"})
     made = store_job(home, "ra2", start=START + 3600)
-    made["job"].update(name="caf\udce9 \x1b[31m文", state="FAILED", exit_code=137, user="bob")
-    records.save_record(home.records, made)
+    job = made.job.replace(name="caf\udce9 \x1b[31m文", state="FAILED", exit_code=137, user="bob")
+    records.save_record(home.records, made.replace(job=job))
     return home
 
 
@@ -59,9 +59,9 @@ def test_listing(two_jobs: Home, joblens: Joblens) -> None:
 def test_two_clusters_with_one_id(home: Home) -> None:
     """The newest is shown, of the others it is said that they are there, and each can be named."""
     made = store_job(home, "4242", name="old")
-    made["asked"]["cores"] = 1_048_576.0
+    made.asked.cores = 1_048_576.0
     job = {"cluster": "other", "name": "new", "start": START + 9, "nodes": ["c1", "c2"], "partition": "gpu"}
-    records.save_record(home.records, {**made, "job": {**made["job"], **job}})
+    records.save_record(home.records, made.replace(job=made.job.replace(**job)))
     found = run_joblens(home, "job", "4242")
     assert found.returncode == 0
     assert found.stdout.startswith("job 4242  new  alice  c[1-2]  ")
@@ -83,8 +83,8 @@ def test_array_by_its_number(home: Home) -> None:
         ("4202", "4200", "2"),
         ("5", "42", "1"),
     ):
-        job = {**made["job"], "id": id, "array_job": array, "array_task": task, "start": START + int(task)}
-        records.save_record(home.records, {**made, "job": job})
+        job = made.job.replace(id=id, array_job=array, array_task=task, start=START + int(task))
+        records.save_record(home.records, made.replace(job=job))
     told = "task 3 of array 4200, of which 3 tasks have begun; all of them: joblens jobs --array 4200"
     assert told in " ".join(run_joblens(home, "job", "4200").stdout.split())
     assert json.loads(run_joblens(home, "job", "4200", "--json").stdout)["array_tasks"] == 3
@@ -263,14 +263,15 @@ def test_looking_after_the_store(home: Home) -> None:
     assert joblens("jobs").stderr == "joblens: no job is stored yet; begin with: joblens run -- CMD\n"
 
 
-def row(**others: Any) -> dict[str, Any]:
+def row(**others: Any) -> JobRow:
     """A job whose figures are as wide as they get."""
-    known = {
-        "id": "r1nfmcxdbry", "start": time.time(), "name": "train-resnet", "user": "alice", "cores": 128.0,
+    known: dict[str, Any] = {
+        "cluster": "here", "id": "r1nfmcxdbry", "start": time.time(), "name": "train-resnet",
+        "user": "alice", "cores": 128.0,
         "duration_seconds": 86_000.0, "cpu_seconds": 8_600_000.0, "memory_peak_bytes": 800 << 30,
         "state": "COMPLETED", "exit_code": 0, "node": "c1",
     }  # fmt: skip
-    return {**known, **others}
+    return JobRow(**{**known, **others})
 
 
 @pytest.mark.parametrize(

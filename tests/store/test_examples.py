@@ -108,7 +108,7 @@ def test_store_page(names: dict[str, Any], run_store: Home) -> None:
                     max(filter(None, series.peak["memory_bytes"])),
                 )
                 for job in sorted(store.jobs(), key=lambda job: str(job["id"]))
-                for series in [store.series(job["id"], points=10**9)]
+                for series in [store.series(job.id, points=10**9)]
             ]
             assert names["rows"] == expected
             store.compact()
@@ -158,9 +158,9 @@ def test_plain_data(run_store: Home) -> None:
     with Store(run_store) as store:
         everything = [
             store.jobs(),
-            store.job("last"),
+            store.job("last").to_dict(),
             store.series("last"),
-            store.processes("last"),
+            [process.to_dict() for process in store.processes("last")],
             store.info(),
         ]
     assert json.loads(json.dumps(everything))

@@ -18,7 +18,18 @@ from joblens.store.home import Home, find_home
 from small_disk import fill, mounted
 
 from .conftest import Joblens
-from .made import all_files, begin_job, end_job, make_end, new_home, rows_by_batch, store_job, whole
+from .made import (
+    all_files,
+    begin_job,
+    end_job,
+    finish,
+    incoming,
+    make_end,
+    new_home,
+    rows_by_batch,
+    store_job,
+    whole,
+)
 from .test_ingest import here
 
 
@@ -33,16 +44,16 @@ def test_a_full_disk(small_disk: Path) -> None:
     home = new_home(small_disk / "store")
     store_job(home, "before")
     folder = begin_job(home, here("j1"))
-    ingest.finish(folder, make_end())
+    finish(folder, make_end())
     with Store(home) as store:  # so that there is a catalog
         assert len(store.jobs()) == 2
     folder = begin_job(home, here("j2"))
     end = make_end()
-    ingest.finish(folder, end)
+    finish(folder, end)
     before = all_files(home.path)
     ballast = fill(small_disk)
     with pytest.raises((OutsideError, OSError)) as caught:
-        complete(home, ingest.Incoming(folder, here("j2"), end))
+        complete(home, incoming(folder, here("j2"), end))
     said = sentence(caught.value)
     assert "No space left on device" in said
     assert "\n" not in said
@@ -83,12 +94,12 @@ def test_files_that_may_not_grow(home: Home) -> None:
     """The same with a limit to the size of files, which anybody can have."""
     folder = begin_job(home, here("j1"))
     end = make_end()
-    ingest.finish(folder, end)
+    finish(folder, end)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
     try:
         with pytest.raises((OutsideError, OSError)) as caught:
-            complete(home, ingest.Incoming(folder, here("j1"), end))
+            complete(home, incoming(folder, here("j1"), end))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "too large" in sentence(caught.value)

@@ -16,16 +16,19 @@ from joblens.core.host import Host
 from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
 from joblens.core.procfs import read_stat
 from joblens.jobs.complete import complete, recover
+from joblens.record.fields import read
+from joblens.record.job import JobEnd, JobFacts, Totals
 from joblens.store import ingest
 from joblens.store.home import Home
 from joblens.store.lake.lake import Lake
-from joblens.store.shape import check_end, check_facts
 from joblens.wire.batch import Batch
 
 from .made import (
     START,
     begin_job,
+    finish,
     grow_old,
+    incoming,
     make_end,
     make_facts,
     make_samples,
@@ -53,7 +56,7 @@ def here(job: str, **others: Any) -> dict[str, Any]:
 def test_what_a_killed_joblens_left_is_completed(home: Home) -> None:
     """The next command stores the job from its batches, also if how it ended is not known."""
     begin_job(home, here("unended"))
-    ingest.finish(begin_job(home, here("ended")), make_end(code=7))
+    finish(begin_job(home, here("ended")), make_end(code=7))
     with Store(home) as store:
         assert store.problems == []
         states = {job["id"]: (job["state"], job["exit_code"]) for job in store.jobs()}
@@ -66,7 +69,7 @@ def test_a_job_under_way_is_left_alone(home: Home) -> None:
     """As long as its joblens lives nobody else completes it, also when it has just ended."""
     facts = {**here("mine"), "supervisor": [os.getpid(), read_stat("self").start]}
     folder = begin_job(home, facts)
-    ingest.finish(folder, make_end())
+    finish(folder, make_end())
     grow_old(home.path)
     with Store(home) as store:
         assert store.jobs() == []
@@ -155,7 +158,7 @@ def test_more_batches_than_the_first_time(home: Home) -> None:
     """Of a joblens that died the last batch can come late: the second attempt has it, and nothing twice."""
     facts = here("j1")
     folder = begin_job(home, facts)
-    lake, found = Lake(home.lake), ingest.Incoming(folder, facts, None)
+    lake, found = Lake(home.lake), incoming(folder, facts, None)
     ingest.save_samples(lake, found)
     write_batch(folder, facts, 3, make_samples(facts, 3))
     ingest.save_samples(lake, found)
@@ -167,7 +170,7 @@ def test_large_jobs_go_in_chunks(home: Home, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ingest, "_CHUNK_VALUES", 500)
     facts = here("j1")
     folder = begin_job(home, facts, batches=9)
-    found = ingest.Incoming(folder, facts, None)
+    found = incoming(folder, facts, None)
 
     class KilledError(Exception):
         pass
@@ -213,7 +216,7 @@ def test_damaged_facts(name: str, data: bytes, home: Home) -> None:
     """One sentence, and what is there of the job stays where it is; other jobs are recovered."""
     store_job(home, "stored")
     folder = begin_job(home, here("j1"))
-    ingest.finish(folder, make_end())
+    finish(folder, make_end())
     (folder / name).write_bytes(data)
     begin_job(home, here("j2"))
     for _ in range(2):
@@ -231,12 +234,12 @@ def test_any_facts(value: Any, name: str | None) -> None:
     """Facts with anything in any place are refused, or all that needs them can rely on them."""
     facts = value if name is None else {**make_facts("j"), name: value}
     try:
-        found = check_facts(facts)
+        found = read(facts, JobFacts)
     except ValueError:
         return
-    assert isinstance(found["id"], str)
-    assert float(found["interval"]) >= 0
-    assert 0 <= found["start"] < 1e12
+    assert isinstance(found.id, str)
+    assert float(found.interval) >= 0
+    assert 0 <= found.start < 1e12
 
 
 @given(JSON, st.sampled_from([*make_end(), None]))
@@ -244,11 +247,12 @@ def test_any_end(value: Any, name: str | None) -> None:
     """The same for how it ended."""
     end = value if name is None else {**make_end(), name: value}
     try:
-        found = check_end(end)
+        found = read(end, JobEnd)
     except ValueError:
         return
-    assert found["end"] + found["start"] >= 0
-    assert found["totals"].get("user_seconds", 0.0) + found["totals"].get("system_seconds", 0.0) >= 0
+    assert found.end + found.start >= 0
+    totals = found.totals or Totals()
+    assert (totals.user_seconds or 0.0) + (totals.system_seconds or 0.0) >= 0
 
 
 def test_an_id_that_is_no_text(home: Home) -> None:
@@ -269,7 +273,7 @@ def test_a_clock_that_jumps(jumps: tuple[int, ...], home: Home) -> None:
     for number, days in enumerate(jumps, 1):
         moved = {**facts, "start": START + days * 86_400}
         write_batch(folder, facts, number, reversed(make_samples(moved, number)))
-    ingest.finish(folder, {**make_end(), "end": START - 1000})
+    finish(folder, {**make_end(), "end": START - 1000})
     with Store(home) as store:
         found = store.job("j1")
         assert found["used"]["duration_seconds"] == 0

@@ -28,6 +28,7 @@ from .made import (
     all_files,
     begin_job,
     grow_old,
+    incoming,
     make_facts,
     make_samples,
     rows_by_batch,
@@ -254,7 +255,7 @@ def test_a_running_job_is_left_alone(home: Home) -> None:
         store.compact()
         assert store.running() == ["running"]
     assert (home.lake / DAY / "running.1-2.parquet") in list_folder(home.lake / DAY).files
-    ingest.save_samples(Lake(home.lake), ingest.Incoming(folder, facts, None))
+    ingest.save_samples(Lake(home.lake), incoming(folder, facts, None))
     assert rows_by_batch(home) == {job: whole(2) for job in ("j1", "j2", "running")}
 
 
@@ -298,7 +299,7 @@ def test_retention(home: Home) -> None:
         store.compact()
         assert len(store.jobs()) == 5
         assert retain(home, 2, now=START + 4 * day + 60) == 2 * 2 + 2
-        assert sorted(job["id"] for job in store.jobs()) == ["j2", "j3", "j4"]
+        assert sorted(job.id for job in store.jobs()) == ["j2", "j3", "j4"]
         assert store.jobs(tags=(("a", "b"),)) == []
     assert set(rows_by_batch(home)) == {"j2", "j3", "j4"}
     assert retain(home, 10**9) == 0

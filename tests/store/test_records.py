@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from joblens.api import Store
 from joblens.core.errors import MalformedError
+from joblens.core.json_file import render_json
+from joblens.record.report import JobRecord
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.reports.width import display_width
@@ -17,7 +19,6 @@ from joblens.store import records
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home
-from joblens.store.shape import check_head
 
 from .made import START, new_home, store_job
 
@@ -44,11 +45,12 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     made = store_job(new_home(tmp_path_factory.mktemp("store")), "j1", tags={"a": "b"})
     stretch = {"from": START + 1, "to": START + 4}
     finding = {"rule": "idle cores", "evidence": "few", "advice": "fewer", **stretch}
-    job = {**made["job"], "nodes": ["c1", "c2"], "array_job": "4200", "array_task": "7", "submit": START - 9}
+    plain = made.to_dict()
+    job = {**plain["job"], "nodes": ["c1", "c2"], "array_job": "4200", "array_task": "7", "submit": START - 9}
     step = {"id": "0", "name": "x", "state": "FAILED", "exit_code": 1, "start": START, "nodes": ["c2"]}
-    nodes = [{**made["nodes"][0], "node": name, "gaps": [stretch]} for name in ("c1", "c2")]
+    nodes = [{**plain["nodes"][0], "node": name, "gaps": [stretch]} for name in ("c1", "c2")]
     more = {"job": job, "nodes": nodes, "steps": [step], "findings": [finding], "gaps": [stretch]}
-    return {"version": 1, "written": 5, **made, **more}
+    return {**plain, "written": 5, **more}
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -80,7 +82,7 @@ def test_any_value_anywhere(record: dict[str, Any], data: st.DataObject) -> None
         assert display_width(line) <= 80, line
 
 
-def take(record: dict[str, Any]) -> None:
+def take(record: JobRecord) -> None:
     """Into a catalog that lies in memory."""
     from joblens.store.catalog import index as catalog
 
@@ -97,23 +99,24 @@ def test_heads(record: dict[str, Any], data: st.DataObject) -> None:
     """What a listing takes of a record is the same, whether the rest was read or not, and whatever it has."""
     path = data.draw(st.sampled_from(places(record)))
     new = data.draw(st.one_of(JSON, st.sampled_from([', "findings": [', {"a": 1, "findings": [1]}])))
-    text = records.render_record(changed(record, path, new))
+    text = render_json(changed(record, path, new))
     try:
         whole = records.parse_record("r.json", text)
     except MalformedError:
         return
-    found = records.parse_record("r.json", text, check_head)
+    found = records.parse_head("r.json", text)
     assert {name: found[name] for name in PARTS} == {name: whole[name] for name in PARTS}
 
 
 def test_the_long_parts_are_not_read(record: dict[str, Any]) -> None:
-    """For a listing, of a record in the order in which it is written; else all of it is."""
-    text = records.render_record(record)
-    assert set(records.parse_record("r.json", text, check_head)) == set(PARTS)
-    other = dict(sorted(record.items()))
-    assert "findings" in records.parse_record("r.json", records.render_record(other), check_head)
+    """For a listing; in whatever order the parts stand, it gets the same."""
+    wrong = {**record, "timeline": "no list"}
+    head = records.parse_head("r.json", render_json(wrong))
+    assert head == records.parse_head("r.json", render_json(dict(sorted(wrong.items()))))
+    with pytest.raises(MalformedError, match="timeline: Expected `array`, got `str`"):
+        records.parse_record("r.json", render_json(wrong))
     with pytest.raises(MalformedError):
-        records.parse_record("r.json", text[:-2], check_head)
+        records.parse_head("r.json", render_json(record)[:-2])
 
 
 @given(st.one_of(st.binary(), JSON.map(lambda value: json.dumps(value).encode())))
@@ -175,7 +178,7 @@ def test_names_of_any_letters(home: Home) -> None:
     with Store(home) as store:
         assert store.problems == []
         found = store.job("j1")
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(found.to_dict(), ensure_ascii=False).encode()
         text = render_report(found, Style(False))
     assert all(letter.isprintable() for letter in text.replace("\n", ""))
     assert all(display_width(line) <= 80 for line in text.splitlines())
@@ -184,8 +187,8 @@ def test_names_of_any_letters(home: Home) -> None:
 def test_no_infinity_in_a_file(home: Home) -> None:
     """What is no number in JSON is unknown, and not a record that nobody can read."""
     made = store_job(home, "j1")
-    made["used"]["cores_peak"] = float("inf")
-    made["timeline"][0]["cores"] = float("nan")
+    made.used.cores_peak = float("inf")
+    made.timeline[0].cores = float("nan")
     path = records.save_record(home.records, made)
     (found,) = records.load_records(path, [])
     assert (found["used"]["cores_peak"], found["timeline"][0]["cores"]) == (None, None)
@@ -195,15 +198,15 @@ def test_the_last_record_counts(home: Home) -> None:
     """Of several records of a job the one written last counts, in whatever order the files are read."""
     made = store_job(home, "4242", name="first")
     store_job(home, "other")
-    made["job"]["name"] = "second"
+    made.job.name = "second"
     records.save_record(home.records, made)
     records.compact_day(home.records, DAY)
-    made["job"]["name"] = "third"
+    made.job.name = "third"
     path = records.save_record(home.records, made)
     assert path.name < "compacted"
     for _ in range(2):
         catalog = Catalog(home)
-        assert sorted(job["name"] for job in catalog.jobs(JobFilter())) == ["made", "third"]
+        assert sorted(job.name for job in catalog.jobs(JobFilter())) == ["made", "third"]
         catalog.close()
         home.catalog.unlink()
         records.compact_day(home.records, DAY)
@@ -239,5 +242,6 @@ def test_older_records_are_filled_up() -> None:
     found = records.parse_record("r.json", json.dumps({"version": 1, "job": job, "more": [1]}).encode())
     assert found["job"]["exit_code"] is None
     assert found["used"]["cpu_seconds"] is None
-    assert (found["findings"], found["processes"], found["gaps"], found["more"]) == ([], [], [], [1])
+    assert (found["findings"], found["processes"], found["gaps"]) == ([], [], [])
+    assert found.to_dict()["more"] == [1]
     assert render_report(found, Style(False)).startswith("job x  n  u  ?  UNKNOWN\n")

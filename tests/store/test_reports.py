@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joblens.record.fields import read
+from joblens.record.report import JobRecord, Point, ProcessUse
+from joblens.reports import tree
 from joblens.reports.style import Style, encodable
 from joblens.reports.text import render_report, wrap
 from joblens.reports.timeline import render_timeline, resample, sparks
-from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
-from joblens.store.shape import check_record
+from plain_records import record_from
 
 from .made import START
 
@@ -37,7 +39,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def make_record(seconds: float, points: int, **others: Any) -> dict[str, Any]:
+def make_record(seconds: float, points: int, **others: Any) -> JobRecord:
     """Of a job with half of its cores in use, up and down."""
     step = seconds / max(points, 1)
     timeline = [
@@ -68,7 +70,7 @@ def make_record(seconds: float, points: int, **others: Any) -> dict[str, Any]:
         "data": {"samples": points, "exact": True, "problems": []},
         **others,
     }
-    return check_record(record)
+    return record_from(record)
 
 
 def process(pid: int, parent: int, command: str, cpu: float = 50.0, **others: Any) -> dict[str, Any]:
@@ -83,6 +85,10 @@ def process(pid: int, parent: int, command: str, cpu: float = 50.0, **others: An
     return {**known, "cpu_seconds": cpu, "memory_peak_bytes": GIB, "threads": 4, **others}
 
 
+def render_tree(processes: list[dict[str, Any]], width: int) -> list[str]:
+    return tree.render_tree([read(found, ProcessUse) for found in processes], width)
+
+
 def stretch(first: float, last: float, **others: Any) -> dict[str, Any]:
     return {"from": START + first, "to": START + last, **others}
 
@@ -94,7 +100,7 @@ def node(name: str, cores: float | None, gaps: list[dict[str, Any]] | None = Non
     return {"node": name, **figures, "samples": samples, "expected_samples": 600, "gaps": gaps or []}
 
 
-def of_scheduler(nodes: list[dict[str, Any]], **others: Any) -> dict[str, Any]:
+def of_scheduler(nodes: list[dict[str, Any]], **others: Any) -> JobRecord:
     job = {
         "id": "4207", "array_job": "4200", "array_task": "7", "nodes": [it["node"] for it in nodes],
         "partition": "batch", "account": "physics", "qos": "normal", "submit": START - 90, "restarts": 1,
@@ -285,9 +291,7 @@ def test_what_is_typed_and_what_is_measured_stays(width: int) -> None:
     """The job's id is whole, a number is in one line with its unit, and the peaks are those of the job."""
     name = "a name that is so long that it has to give way to all of the others"
     record = make_record(60, 60, job={"name": name, "state": "FAILED", "exit_code": 9, "nodes": ["c1"]})
-    record["verdict"] = (
-        "It failed: exit code 9 after " + "a while, that is, " * 3 + "6.18 s; 3 GiB were free."
-    )
+    record.verdict = "It failed: exit code 9 after " + "a while, that is, " * 3 + "6.18 s; 3 GiB were free."
     text = render_report(record, Style(width=width))
     assert text.splitlines()[0].startswith("job r1nfmcxdbry  a ")
     assert ("6.18 s;" in text, "3 GiB" in text) == (True, True)
@@ -346,17 +350,13 @@ def test_report_by_hand() -> None:
 
 def test_gaps_are_blank() -> None:
     """Where nothing is known nothing is drawn; zero is drawn."""
-    points: list[dict[str, Any]] = [
-        {"start": 0, "end": 1, "v": 0.0},
-        {"start": 1, "end": 2, "v": None},
-        {"start": 3, "end": 4, "v": 8.0},
-    ]
-    assert resample(points, "v", 0, 4, 4) == [0.0, None, None, 8.0]
+    points = [Point(0, 1, 0.0), Point(1, 2), Point(3, 4, 8.0)]
+    assert resample(points, "cores", 0, 4, 4) == [0.0, None, None, 8.0]
     assert sparks([0.0, None, None, 8.0], 8.0) == "▁  █"
 
 
 POINTS = st.builds(
-    lambda start, length, value: {"start": start, "end": start + length, "v": value},
+    lambda start, length, value: Point(start, start + length, value),
     st.floats(0, 100),
     st.floats(0, 50),
     st.one_of(st.none(), st.floats(0, 1e9)),
@@ -364,11 +364,11 @@ POINTS = st.builds(
 
 
 @given(st.lists(POINTS), st.integers(1, 80))
-def test_resampling_anything(points: list[dict[str, Any]], width: int) -> None:
+def test_resampling_anything(points: list[Point], width: int) -> None:
     """Points in any order give as many values as there are columns, none beyond what there was."""
-    values = resample(points, "v", 0, 100, width)
+    values = resample(points, "cores", 0, 100, width)
     assert len(values) == width
-    most = max((point["v"] for point in points if point["v"] is not None), default=0.0)
+    most = max((point.cores for point in points if point.cores is not None), default=0.0)
     assert all(value is None or -1e-6 <= value <= most * (1 + 1e-9) for value in values)
 
 
@@ -474,7 +474,8 @@ def test_width(text: str, width: int) -> None:
 def test_little_is_not_drawn() -> None:
     """That a program read its first page says nothing; a total that is not known hides nothing."""
     for total, drawn in ((4096, False), (5 << 20, True), (None, True)):
-        record = {**RECORDS["ordinary"], "used": {**RECORDS["ordinary"]["used"], "read_bytes": total}}
+        ordinary = RECORDS["ordinary"]
+        record = ordinary.replace(used=ordinary.used.replace(read_bytes=total))
         lines = render_timeline(record, Style(False))
         assert any(line.startswith(" read ") for line in lines) is drawn
 
@@ -482,16 +483,12 @@ def test_little_is_not_drawn() -> None:
 def test_which_figure_is_whose() -> None:
     """Beside the CPU time of a scheduler's job stands where it comes from, in any width."""
     record = RECORDS["three-nodes"]
-    used = {**record["used"], "cpu_seconds": 2400.0}
-    cases = {
-        "totals from accounting": {**used, "cpu_seconds_exact": 2400.0},
-        "sampled; accounting has 30 min": {**used, "cpu_seconds_exact": 1800.0},
-        "sampled": {**used, "cpu_seconds_exact": None},
-    }
-    for words, figures in cases.items():
+    cases = {"totals from accounting": 2400.0, "sampled; accounting has 30 min": 1800.0, "sampled": None}
+    for words, exact in cases.items():
+        used = record.used.replace(cpu_seconds=2400.0, cpu_seconds_exact=exact)
         for width in (50, 80, 200):
-            data = {**record["data"], "exact": figures["cpu_seconds_exact"] is not None}
-            text = render_report({**record, "used": figures, "data": data}, Style(False, width))
+            data = record.data.replace(exact=exact is not None)
+            text = render_report(record.replace(used=used, data=data), Style(False, width))
             lines = text.splitlines()
             (row,) = [number for number, line in enumerate(lines) if line.startswith(" CPU time")]
             told = " ".join(" ".join(lines[row : lines.index("", row)]).split())
@@ -502,7 +499,7 @@ def test_which_figure_is_whose() -> None:
 def test_samples_that_were_missed() -> None:
     """Where not all came, it does not say that there is no gap."""
     record = make_record(60, 11)
-    record["data"] |= {"expected_samples": 14}
+    record.data.expected_samples = 14
     text = render_report(record, Style())
     assert "11 of 14 samples, 3 missed" in text
     assert "no gap" not in text
@@ -529,5 +526,6 @@ def test_the_locale_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, locale: 
 
 def test_a_peak_of_few_cores_is_not_zero() -> None:
     """As in the table above it."""
-    record = {**RECORDS["ordinary"], "used": {**RECORDS["ordinary"]["used"], "cores_peak": 0.04}}
+    ordinary = RECORDS["ordinary"]
+    record = ordinary.replace(used=ordinary.used.replace(cores_peak=0.04))
     assert any(line.endswith(" 0.04 cores") for line in render_timeline(record, Style(False)))

@@ -25,7 +25,9 @@ from .made import (
     all_files,
     begin_job,
     end_job,
+    finish,
     grow_old,
+    incoming,
     make_end,
     make_facts,
     rows_by_batch,
@@ -219,8 +221,8 @@ def test_two_who_complete_the_same_job(home: Home) -> None:
     """The second comes to the same summary and writes nothing, whether it waits or is in the lake."""
     facts, end = here("j1"), make_end()
     folder = begin_job(home, facts)
-    ingest.finish(folder, end)
-    found = ingest.Incoming(folder, facts, end)
+    finish(folder, end)
+    found = incoming(folder, facts, end)
     record = complete(home, found)
     before = all_files(home.path)
     assert complete(home, found) == record

@@ -17,6 +17,7 @@ from joblens.analysis.marks import Told, find_foms, find_marks, pair
 from joblens.core.errors import MalformedError
 from joblens.core.model import Rows, Sample
 from joblens.hub.sinks.lake import LakeSink
+from joblens.record.report import JobRecord
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
@@ -26,7 +27,6 @@ from joblens.store.lake.columns import check
 from joblens.store.lake.lake import Lake
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Reader, Span
-from joblens.store.shape import check_record
 from joblens.wire.marks import (
     FOM,
     LARGEST,
@@ -41,6 +41,7 @@ from joblens.wire.marks import (
     parse_message,
     scale,
 )
+from plain_records import record_from
 
 START = 1_700_000_000
 SPAN = Span("r1", START, START + 100)
@@ -364,9 +365,9 @@ def test_refused_is_told() -> None:
 # As it is shown
 
 
-def record(marks: list[dict[str, Any]], foms: list[dict[str, Any]]) -> dict[str, Any]:
+def record(marks: list[dict[str, Any]], foms: list[dict[str, Any]]) -> JobRecord:
     job = {"id": "r1", "cluster": "c", "user": "u", "name": "x", "start": START, "end": START + 56.0}
-    return check_record({"job": job, "marks": marks, "foms": foms})
+    return record_from({"job": job, "marks": marks, "foms": foms})
 
 
 def mark(text: str, start: float, end: float | None) -> dict[str, Any]:

@@ -5,11 +5,10 @@ All are shares of what it wanted, so that they do not depend on how many process
 
 from __future__ import annotations
 
-from typing import Any
-
-from joblens.analysis.rule_input import Point, mean
+from joblens.analysis.rule_input import mean
 from joblens.analysis.series.rates import increase, increase_between
-from joblens.store.reader import ProcessUse, Reader, Series, Span
+from joblens.record.report import Point, ProcessUse, Used
+from joblens.store.reader import Reader, Series, Span
 
 _POINTS = 120
 _MOST_UNSAMPLED = 10.0  # times the CPU time of sampled processes
@@ -26,16 +25,16 @@ _BESIDE = 5.0  # seconds before its start and after its end in which a node is s
 _MADE_OF_OTHERS = ("dm-", "md", "loop", "zram", "ram", "bcache")
 
 
-def find_demand(
-    cpu: float | None, series: Series, points: list[Point], processes: list[ProcessUse], quota_part: float
-) -> dict[str, Any]:
-    """`run_delay_share`: of the time that its threads were ready to run or ran, that without a core.
+def add_demand(
+    used: Used, series: Series, points: list[Point], processes: list[ProcessUse], quota_part: float
+) -> None:
+    """Add to `used` what it waited for. `run_delay_share`: of the time ready or running, that without a core.
 
     Processes that end between two samples leave no run-queue delay behind, so the share is that of the
     sampled ones. `quota_part`: how much of the cgroup's CPU quota the job itself has used, 1 if the cgroup
     is its own. A quota that others share stops them too.
     """
-    throttled = _last(series, "throttled_seconds")
+    cpu, throttled = used.cpu_seconds, _last(series, "throttled_seconds")
     delayed = [it for it in processes if it.run_delay_seconds is not None]
     waited = sum(it.run_delay_seconds or 0.0 for it in delayed)
     if throttled is not None:
@@ -45,15 +44,13 @@ def find_demand(
     share = waited / (waited + ran) if delayed and waited + ran > 0 else None
     held = throttled / (throttled + cpu) if throttled and cpu is not None else None
     kills = _last(series, "oom_kills")
-    return {
-        "run_delay_seconds": _last(series, "run_delay_seconds"),
-        "run_delay_share": share,
-        "throttled_seconds": throttled,
-        "throttled_share": held,
-        "oom_kills": None if kills is None else int(kills),
-        "cores_delayed": _delayed(points, _last(series, "run_delay_seconds"), throttled, cpu, ran),
-        **_blocked(points),
-    }
+    used.run_delay_seconds = _last(series, "run_delay_seconds")
+    used.run_delay_share = share
+    used.throttled_seconds = throttled
+    used.throttled_share = held
+    used.oom_kills = None if kills is None else int(kills)
+    used.cores_delayed = _delayed(points, used.run_delay_seconds, throttled, cpu, ran)
+    used.blocked_mean, used.blocked_share = _blocked(points)
 
 
 def _delayed(
@@ -77,14 +74,14 @@ def unsampled_factor(cpu: float | None, sampled: float) -> float:
     return min(max((cpu or 0.0) / sampled, 1.0), _MOST_UNSAMPLED) if sampled >= _LEAST_SAMPLED else 1.0
 
 
-def _blocked(points: list[Point]) -> dict[str, float | None]:
+def _blocked(points: list[Point]) -> tuple[float | None, float | None]:
     """Processes that waited for storage on average, and that as a share of all that had something to do."""
     known = [point for point in points if point.blocked is not None and point.cores is not None]
     blocked = mean([(point.blocked or 0.0, point.seconds) for point in known])
     active = mean([((point.cores or 0.0) + (point.delayed or 0.0), point.seconds) for point in known])
     if blocked is None or active is None or blocked + active <= 0:
-        return {"blocked_mean": blocked, "blocked_share": None}
-    return {"blocked_mean": blocked, "blocked_share": blocked / (blocked + active)}
+        return blocked, None
+    return blocked, blocked / (blocked + active)
 
 
 def find_unsampled(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from joblens.analysis.node_context import of_all_cores
-from joblens.analysis.rule_input import Gpu
 from joblens.analysis.series.rates import increase
 from joblens.attribution.energy import node_energy, share
 from joblens.collectors.energy.reading import ACCELERATOR, SCHEMA
 from joblens.core.model import ABSENT, Rows
+from joblens.record.report import Energy, GpuUse
 from joblens.store.reader import Reader, Series, Span
 
 _BUSY = ("user_seconds", "nice_seconds", "system_seconds", "irq_seconds", "softirq_seconds")
@@ -30,12 +30,12 @@ def find_energy(
     reader: Reader,
     span: Span,
     seconds: float,
-    gpus: list[Gpu],
+    gpus: list[GpuUse],
     cpu_seconds: float | None,
     grams_per_kwh: float | None,
     exclusive: bool = False,
     around: Span | None = None,
-) -> dict[str, Any] | None:
+) -> Energy | None:
     """None where nothing measures it, or the job was too short for that. `around`: whose meters are meant."""
     if seconds < _SHORTEST:
         return None
@@ -45,18 +45,18 @@ def find_energy(
         return None
     apart = [gpu for gpu in known if not (gpu.node in nodes and nodes[gpu.node].has_gpus)]
     joules = sum(part.joules for part in nodes.values()) + sum(gpu.energy_joules or 0.0 for gpu in apart)
-    words = [*(part.how for part in nodes.values()), *(_OF_GPUS[gpu.energy_from] for gpu in apart)]
-    return {
-        "joules": joules,
-        "gpu_joules": sum(gpu.energy_joules or 0.0 for gpu in known) if known else None,
-        "watts_mean": joules / seconds,
-        "how": " and ".join(dict.fromkeys(words)),
-        "carbon_grams": None if grams_per_kwh is None else joules / _KWH * grams_per_kwh,
-    }
+    words = [*(part.how for part in nodes.values()), *(_OF_GPUS[gpu.energy_from or "power"] for gpu in apart)]
+    return Energy(
+        joules,
+        " and ".join(dict.fromkeys(words)),
+        gpu_joules=sum(gpu.energy_joules or 0.0 for gpu in known) if known else None,
+        watts_mean=joules / seconds,
+        carbon_grams=None if grams_per_kwh is None else joules / _KWH * grams_per_kwh,
+    )
 
 
 def _find_nodes(
-    reader: Reader, span: Span, around: Span, gpus: list[Gpu], cpu_seconds: float | None, exclusive: bool
+    reader: Reader, span: Span, around: Span, gpus: list[GpuUse], cpu_seconds: float | None, exclusive: bool
 ) -> dict[str, _Part]:
     """By node, the job's part of what its meters count."""
     meters: dict[str, dict[tuple[str, ...], Series]] = {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
 
+from joblens.record.report import Event
 from joblens.store.reader import Reader, Span
 
 _LABELS = ("kind", "device", "text", "pid")
@@ -12,27 +12,18 @@ _MOST = 100
 _POINTS = 1_000_000  # so many that each event is a point of its own
 
 
-class JobEvent(NamedTuple):
-    time: float
-    kind: str
-    device: str
-    text: str
-    pid: int | None
-
-    def plain(self) -> dict[str, Any]:
-        return self._asdict()
-
-
-def find_events(reader: Reader, span: Span) -> list[JobEvent]:
+def find_events(reader: Reader, span: Span) -> list[Event]:
     """In their order; of very many the first."""
     found = [
-        JobEvent(time, kind, device, text, _pid(pid))
+        Event(time, kind, text, device, _pid(pid))
         for (kind, device, text, pid), series in reader.split(
             span, "event", _LABELS, ("seen",), _POINTS
         ).items()
         for time in series.times
     ]
-    return sorted(found, key=lambda event: (*event[:4], event.pid or 0))[:_MOST]
+    return sorted(
+        found, key=lambda event: (event.time, event.kind, event.device or "", event.text, event.pid or 0)
+    )[:_MOST]
 
 
 def _pid(text: str) -> int | None:

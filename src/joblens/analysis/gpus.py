@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from joblens.analysis.rule_input import HELD, Gpu, GpuPoint, mean
+from joblens.analysis.rule_input import mean
 from joblens.analysis.series.rates import increase, rates
+from joblens.record.report import HELD, GpuPoint, GpuUse, Used
 from joblens.store.reader import Reader, Series, Span
 
 _CARD = ("node", "gpu")
@@ -18,13 +17,13 @@ _IDLE = 0.02  # a driver's own work shows as a percent or so
 _ENOUGH = 0.5  # of the time must be known for a mean of it
 
 
-def find_gpus(reader: Reader, span: Span, points: int, longest: float) -> list[Gpu]:
+def find_gpus(reader: Reader, span: Span, points: int, longest: float) -> list[GpuUse]:
     """By node and index."""
     found = reader.split(span, "job_gpu", _CARD, _COLUMNS, points)
     seen = ("processes", "busy_ratio")  # one of them is always told
     names = _names(reader.split(span, "job_gpu", _LABELS, seen, points)) if found else {}
     every = [_gpu(names[card], series, longest) for card, series in found.items() if card in names]
-    return sorted(every, key=lambda gpu: (gpu.node, len(gpu.number), gpu.number, gpu.gpu))
+    return sorted(every, key=lambda gpu: (gpu.node, len(gpu.index), gpu.index, gpu.gpu))
 
 
 def _names(found: dict[tuple[str, ...], Series]) -> dict[tuple[str, ...], tuple[str, ...]]:
@@ -33,14 +32,14 @@ def _names(found: dict[tuple[str, ...], Series]) -> dict[tuple[str, ...], tuple[
     return {labels[:2]: labels for labels in ordered}
 
 
-def _gpu(labels: tuple[str, ...], series: Series, longest: float) -> Gpu:
+def _gpu(labels: tuple[str, ...], series: Series, longest: float) -> GpuUse:
     found = make_gpu_points(series, longest)
     times = _times_of_use(series, found)
     busy = [(point.busy, point.seconds) for point in found if point.busy is not None]
     whole = sum(point.seconds for point in found)
     joules, source = _energy(series, found)
     node, gpu, index, model, given = labels
-    return Gpu(
+    return GpuUse(
         node,
         gpu,
         index,
@@ -57,7 +56,7 @@ def _gpu(labels: tuple[str, ...], series: Series, longest: float) -> Gpu:
         memory_total_bytes=_most(series, "memory_total_bytes"),
         energy_joules=joules,
         energy_from=source,
-        points=found,
+        timeline=found,
     )
 
 
@@ -97,14 +96,12 @@ def _most(series: Series, name: str) -> float | None:
     return max((value for value in series.peak.get(name) or [] if value is not None), default=None)
 
 
-def sum_up(gpus: list[Gpu]) -> dict[str, Any]:
-    """Over all cards, for `used`."""
+def sum_up(gpus: list[GpuUse], used: Used) -> None:
+    """Add the figures of all cards to what the job used."""
     busy = [gpu.busy_mean for gpu in gpus if gpu.busy_mean is not None]
     energy = [gpu.energy_joules for gpu in gpus if gpu.energy_joules is not None]
     memory = [gpu.memory_peak_bytes for gpu in gpus if gpu.memory_peak_bytes is not None]
-    return {
-        "gpus": sum(gpu.used for gpu in gpus),
-        "gpus_mean": sum(busy) if busy else None,  # so many were busy on average
-        "gpu_memory_peak_bytes": sum(memory) if memory else None,
-        "gpu_energy_joules": sum(energy) if energy else None,
-    }
+    used.gpus = sum(gpu.used for gpu in gpus)
+    used.gpus_mean = sum(busy) if busy else None
+    used.gpu_memory_peak_bytes = sum(memory) if memory else None
+    used.gpu_energy_joules = sum(energy) if energy else None

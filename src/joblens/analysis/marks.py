@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from joblens.core.named_tuple import NamedTuple
+from joblens.record.report import Fom, FomPoint, Mark
 from joblens.store.reader import Reader, Series, Span
 from joblens.wire.marks import MOMENT, START, STOP
 
@@ -24,17 +24,7 @@ class Told(NamedTuple):
     node: str
 
 
-class Stretch(NamedTuple):
-    text: str
-    start: float
-    end: float | None  # None if it was never stopped, the start if it is a moment
-    node: str
-
-    def plain(self) -> dict[str, Any]:
-        return self._asdict()
-
-
-def find_marks(reader: Reader, span: Span) -> tuple[list[Stretch], list[str]]:
+def find_marks(reader: Reader, span: Span) -> tuple[list[Mark], list[str]]:
     """In the order in which they began, and what is wrong with them in sentences."""
     told: set[Told] = set()
     refused = 0.0
@@ -58,9 +48,9 @@ def find_marks(reader: Reader, span: Span) -> tuple[list[Stretch], list[str]]:
     return stretches[:_MOST_MARKS], problems
 
 
-def pair(told: Iterable[Told]) -> tuple[list[Stretch], list[Told]]:
+def pair(told: Iterable[Told]) -> tuple[list[Mark], list[Told]]:
     """Each stop ends what was last started under that name on that node. Also those that end nothing."""
-    found: list[Stretch] = []
+    found: list[Mark] = []
     stray: list[Told] = []
     open_ones: dict[tuple[str, str], list[int]] = {}
     for mark in sorted(told, key=lambda it: (it.time, _ORDER[it.kind], it.text, it.node)):
@@ -69,24 +59,24 @@ def pair(told: Iterable[Told]) -> tuple[list[Stretch], list[Told]]:
             stray.append(mark)
         elif mark.kind == STOP:
             number = waiting.pop()
-            found[number] = found[number]._replace(end=mark.time)
+            found[number] = found[number].replace(end=mark.time)
         else:
             if mark.kind == START:
                 waiting.append(len(found))
-            found.append(Stretch(mark.text, mark.time, mark.time if mark.kind == MOMENT else None, mark.node))
+            found.append(Mark(mark.text, mark.time, mark.time if mark.kind == MOMENT else None, mark.node))
     return found, stray
 
 
-def within(marks: Iterable[Stretch], start: float, end: float) -> list[Stretch]:
+def within(marks: Iterable[Mark], start: float, end: float) -> list[Mark]:
     """Those that reach into that time."""
     return [mark for mark in marks if mark.start <= end and (mark.end is None or mark.end >= start)]
 
 
-def find_foms(reader: Reader, span: Span) -> list[dict[str, Any]]:
+def find_foms(reader: Reader, span: Span) -> list[Fom]:
     """By name and node."""
     found = reader.split(span, "fom", ("name", "unit", "node"), ("value", "told"), _POINTS)
     every = [
-        {"name": name, "unit": unit, "node": node, **_describe(points, span)}
+        _describe(Fom(name, points[-1][1], unit, node), points, span)
         for (name, unit, node), series in found.items()
         if (points := _points(series))
     ]
@@ -105,17 +95,10 @@ def _points(series: Series) -> list[tuple[float, float]]:
     return found
 
 
-def _describe(points: list[tuple[float, float]], span: Span) -> dict[str, Any]:
+def _describe(fom: Fom, points: list[tuple[float, float]], span: Span) -> Fom:
     values = [value for _, value in points]
     width = max((span.end - span.start) / _MOST_SERIES, 1e-6)
-    thinned = {
-        min(int((time - span.start) / width), _MOST_SERIES - 1): (time, value) for time, value in points
-    }
-    return {
-        "count": len(points),
-        "first": values[0],
-        "last": values[-1],
-        "lowest": min(values),
-        "highest": max(values),
-        "series": [{"time": time, "value": value} for time, value in thinned.values()],
-    }
+    thinned = {min(int((it[0] - span.start) / width), _MOST_SERIES - 1): FomPoint(*it) for it in points}
+    fom.count, fom.first, fom.lowest, fom.highest = len(points), values[0], min(values), max(values)
+    fom.series = list(thinned.values())
+    return fom

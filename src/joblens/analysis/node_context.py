@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from joblens.analysis.series.rates import increase
 from joblens.core.named_tuple import NamedTuple
+from joblens.record.report import Traffic
 from joblens.store.reader import Reader, Series, Span
 
 _IDLE = ("idle_seconds", "iowait_seconds")
@@ -65,7 +64,7 @@ def _cores(reader: Reader, span: Span, columns: tuple[str, ...], points: int) ->
     return {node: series for (node,), series in found.items()}
 
 
-def find_traffic(reader: Reader, span: Span) -> list[dict[str, Any]]:
+def find_traffic(reader: Reader, span: Span) -> list[Traffic]:
     """Of each port and file system that carried anything."""
     found = []
     for kind in _KINDS:
@@ -79,13 +78,6 @@ def find_traffic(reader: Reader, span: Span) -> list[dict[str, Any]]:
             ]
             inward, outward, errors = (sum(value or 0.0 for value in values) for values in sums)
             if inward or outward or errors:
-                found.append(
-                    {
-                        "kind": kind.title,
-                        "name": ":".join(labels[0 if several else 1 :]),
-                        "in_bytes": inward,
-                        "out_bytes": outward,
-                        "errors": errors,
-                    }
-                )
+                name = ":".join(labels[0 if several else 1 :])
+                found.append(Traffic(kind.title, name, inward, outward, errors))
     return found

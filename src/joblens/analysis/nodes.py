@@ -9,12 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from operator import sub
-from typing import Any
 
-from joblens.analysis.rule_input import Point
 from joblens.analysis.series.rates import gaps
 from joblens.analysis.series.timeline import longest_stretch, make_points, steady
 from joblens.core.named_tuple import NamedTuple
+from joblens.record.report import Gap, NodeUse, Point
 from joblens.store.reader import Break, Reader, Series, Span
 
 COUNTERS = (
@@ -30,7 +29,7 @@ _ENOUGH_LOOKS = 1000  # to know how far they lie apart
 Stretch = tuple[float, float, float | None]
 
 
-class NodeUse(NamedTuple):
+class NodeSeries(NamedTuple):
     """What is known of the job on one node."""
 
     node: str
@@ -42,21 +41,21 @@ class NodeUse(NamedTuple):
     def total(self, name: str) -> float | None:
         return next((value for value in reversed(self.series.last.get(name, [])) if value is not None), None)
 
-    def plain(self, duration: float, samples: int, expected: int | None) -> dict[str, Any]:
+    def use(self, duration: float, samples: int, expected: int | None) -> NodeUse:
         cpu = self.total("cpu_seconds")
         mean = cpu / duration if cpu is not None and duration > 0 else None
         seen = max((p.cores for p in steady(self.points) if p.cores is not None), default=None)
         memory = max((p.memory for p in self.points if p.memory is not None), default=None)
-        return {
-            "node": self.node,
-            "cores_mean": mean,
-            "cores_peak": None if seen is None else max(seen, mean or 0.0),
-            "memory_peak_bytes": None if memory is None else int(memory),
-            "cpu_seconds": cpu,
-            "samples": samples,
-            "expected_samples": expected,
-            "gaps": [{"from": first, "to": last} for first, last in self.gaps],
-        }
+        return NodeUse(
+            self.node,
+            cores_mean=mean,
+            cores_peak=None if seen is None else max(seen, mean or 0.0),
+            memory_peak_bytes=None if memory is None else int(memory),
+            cpu_seconds=cpu,
+            samples=samples,
+            expected_samples=expected,
+            gaps=[Gap(*gap) for gap in self.gaps],
+        )
 
 
 class Whole(NamedTuple):
@@ -64,7 +63,7 @@ class Whole(NamedTuple):
 
     span: Span
     finish: float  # of the job; the last look comes after it
-    nodes: list[NodeUse]
+    nodes: list[NodeSeries]
     looks: list[float]
     series: Series
     points: list[Point]
@@ -142,17 +141,19 @@ def _node(
     longest: float,
     between: float,
     most: int,
-) -> NodeUse:
+) -> NodeSeries:
     looks = sorted({*seen, *beats})
     holes = gaps(looks, start, finish, max(3 * between, 0.5))
     if not seen and (len(beats) < _FEWEST_BEATS or _seconds(holes) > _FEW * (finish - start)):
-        return NodeUse(node, Series([], {}, {}, {}), [], looks, holes)  # a look or two do not tell of no job
+        return NodeSeries(
+            node, Series([], {}, {}, {}), [], looks, holes
+        )  # a look or two do not tell of no job
     idle = _idle_looks(seen, beats, start, 1.5 * between)
     known = _continued(series or Series([], {}, {}, {}), breaks, idle)
     width = max((finish - start) / most, between)
     filled = _with_idle(known, _thinned(idle, width), breaks)
     points = make_points(start, finish, filled, longest)
-    return NodeUse(node, filled, points, looks, holes)
+    return NodeSeries(node, filled, points, looks, holes)
 
 
 def _seconds(holes: list[tuple[float, float]]) -> float:
@@ -266,7 +267,9 @@ def _stood(
 # All nodes together
 
 
-def _together(nodes: list[NodeUse], start: float, finish: float, step: float) -> tuple[Series, list[Point]]:
+def _together(
+    nodes: list[NodeSeries], start: float, finish: float, step: float
+) -> tuple[Series, list[Point]]:
     known = [node for node in nodes if node.points]
     if len(known) < 2:
         return (known[0].series, known[0].points) if known else (Series([], {}, {}, {}), [])
@@ -277,7 +280,7 @@ def _together(nodes: list[NodeUse], start: float, finish: float, step: float) ->
     for name in ("memory", "threads", "processes"):
         columns[name] = _sum([highest(_stretches(node.points, name), axis) for node in known])
     points = [
-        Point(axis[n], axis[n + 1], *(columns[name][n] for name in Point._fields[2:]))
+        Point(axis[n], axis[n + 1], *(columns[name][n] for name in Point.__struct_fields__[2:]))
         for n in range(len(axis) - 1)
     ]
     means = [spread(_levels(node.series, start), axis) for node in known]
@@ -360,7 +363,7 @@ def _sum(columns: list[list[float | None]]) -> list[float | None]:
     return found
 
 
-def _totals(nodes: list[NodeUse], length: int) -> dict[str, list[float | None]]:
+def _totals(nodes: list[NodeSeries], length: int) -> dict[str, list[float | None]]:
     """Each at its end: that is all that is asked of it."""
     found: dict[str, list[float | None]] = {}
     for name in COUNTERS:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from joblens.store.reader import LOOKS_AROUND, ProcessUse, Reader, Span
+from joblens.record.report import ProcessUse
+from joblens.store.reader import LOOKS_AROUND, Reader, Span
 
 _MOST = 200
 _DAEMON = "slurmstepd"  # which ends after the job
@@ -43,12 +43,12 @@ def _less(process: ProcessUse, before: ProcessUse | None) -> ProcessUse:
     if before is None:
         return process
     used = {name: (getattr(process, name), getattr(before, name)) for name in _ADDED_UP}
-    return process._replace(
+    return process.replace(
         **{name: max(now - then, 0) for name, (now, then) in used.items() if None not in (now, then)}
     )
 
 
-def plain_processes(processes: list[ProcessUse], end: float | None) -> list[dict[str, Any]]:
+def choose_processes(processes: list[ProcessUse], end: float | None) -> list[ProcessUse]:
     """Those that used most, with their parents, in the order in which they began.
 
     Who was sampled after the job's end was left behind by it, but for the batch system's processes and ours.
@@ -66,7 +66,7 @@ def plain_processes(processes: list[ProcessUse], end: float | None) -> list[dict
             current = by_pid.get(current.parent)
     alike = _others_alike(processes, chosen)
     return [
-        _plain(process, end, alike.get(identity, []))
+        _described(process, end, alike.get(identity, []))
         for process in processes
         if (identity := (process.pid, process.start)) in chosen
     ]
@@ -85,7 +85,7 @@ def _others_alike(
     return found
 
 
-def _weight(process: ProcessUse) -> tuple[float, int]:
+def _weight(process: ProcessUse) -> tuple[float, float]:
     return _cpu(process), process.memory_peak_bytes or 0
 
 
@@ -98,14 +98,13 @@ def is_own(command: str) -> bool:
     return _OWN.search(command) is not None
 
 
-def _plain(process: ProcessUse, end: float | None, alike: list[ProcessUse]) -> dict[str, Any]:
+def _described(process: ProcessUse, end: float | None, alike: list[ProcessUse]) -> ProcessUse:
     left = end is not None and process.last > end and not process.name.startswith(_DAEMON)
     left = left and not is_own(process.command)
-    return {
-        **process._asdict(),
-        "cpu_seconds": _cpu(process),
-        "exact": False,
-        "left_behind": left,
-        "alike": len(alike),
-        "alike_cpu_seconds": sum(map(_cpu, alike)),
-    }
+    return process.replace(
+        cpu_seconds=_cpu(process),
+        exact=False,
+        left_behind=left,
+        alike=len(alike),
+        alike_cpu_seconds=sum(map(_cpu, alike)),
+    )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from joblens.analysis.demand import find_demand, find_unsampled
-from joblens.analysis.rule_input import Point, mean
+from joblens.analysis.demand import add_demand, find_unsampled
+from joblens.analysis.rule_input import mean
 from joblens.analysis.series.timeline import steady
-from joblens.store.reader import ProcessUse, Series
+from joblens.record.job import IoTotals, Totals
+from joblens.record.report import Point, ProcessUse, Used
+from joblens.store.reader import Series
 
 _MARK = "the kernel's mark of the largest process"
 
 
 def find_used(
     duration: float,
-    totals: dict[str, Any],
+    totals: Totals,
     series: Series,
     points: list[Point],
     processes: list[ProcessUse],
@@ -22,38 +22,40 @@ def find_used(
     shared_quota: float | None,
     interval: float = 0.0,
     end: float | None = None,
-) -> dict[str, Any]:
+) -> Used:
     """`shared_quota`: cores that a cgroup allows the job together with others; None for a group of its own.
 
     Both are bounds from below (the kernel does not count who was not waited for): the larger holds."""
-    io = totals.get("io") or {}
-    both = (totals.get("user_seconds") or 0.0) + (totals.get("system_seconds") or 0.0)
-    exact = _largest(both, totals.get("cpu_seconds")) if totals else None
+    io = totals.io or IoTotals()
+    both = (totals.user_seconds or 0.0) + (totals.system_seconds or 0.0)
+    exact = _largest(both, totals.cpu_seconds) if totals.is_known else None
     cpu = _largest(exact, _last(series, "cpu_seconds"))
-    peak = find_memory_peak(totals.get("largest_rss_bytes"), points, processes)
+    peak, source = find_memory_peak(totals.largest_rss_bytes, points, processes)
     cores = cpu / duration if cpu is not None and duration > 0 else None
     seen = max((p.cores for p in steady(points) if p.cores is not None), default=None)
-    return {
-        "duration_seconds": duration,
-        "cpu_seconds": cpu,
-        "cpu_seconds_exact": exact,
-        "user_seconds": totals.get("user_seconds"),
-        "system_seconds": totals.get("system_seconds"),
-        "cores_mean": cores,
-        "cores_peak": None if seen is None else _largest(seen, cores),  # looks miss what was short
-        **peak,
-        "memory_mean_bytes": _mean_memory(series, points, peak["memory_peak_bytes"]),
-        "read_bytes": _largest(io.get("read"), _last(series, "read_bytes")),
-        "written_bytes": _largest(io.get("written"), _last(series, "written_bytes")),
-        "read_chars_bytes": _largest(io.get("read_chars"), _last(series, "read_chars_bytes")),
-        "written_chars_bytes": _largest(io.get("written_chars"), _last(series, "written_chars_bytes")),
-        "major_faults": totals.get("major_faults"),
-        "involuntary_switches": totals.get("involuntary_switches"),
-        "processes": max(len(processes), 1 if totals else 0),
-        "threads_peak": max((p.threads for p in points if p.threads is not None), default=None),
-        "unsampled_seconds": find_unsampled(cpu, is_exact, processes, interval, end),
-        **find_demand(cpu, series, points, processes, _quota_part(cpu, duration, shared_quota)),
-    }
+    used = Used(
+        duration_seconds=duration,
+        cpu_seconds=cpu,
+        cpu_seconds_exact=exact,
+        user_seconds=totals.user_seconds,
+        system_seconds=totals.system_seconds,
+        cores_mean=cores,
+        cores_peak=None if seen is None else _largest(seen, cores),  # samples miss what was short
+        memory_peak_bytes=peak,
+        memory_from=source,
+        memory_mean_bytes=_mean_memory(series, points, peak),
+        read_bytes=_largest(io.read, _last(series, "read_bytes")),
+        written_bytes=_largest(io.written, _last(series, "written_bytes")),
+        read_chars_bytes=_largest(io.read_chars, _last(series, "read_chars_bytes")),
+        written_chars_bytes=_largest(io.written_chars, _last(series, "written_chars_bytes")),
+        major_faults=totals.major_faults,
+        involuntary_switches=totals.involuntary_switches,
+        processes=max(len(processes), 1 if totals.is_known else 0),
+        threads_peak=max((p.threads for p in points if p.threads is not None), default=None),
+        unsampled_seconds=find_unsampled(cpu, is_exact, processes, interval, end),
+    )
+    add_demand(used, series, points, processes, _quota_part(cpu, duration, shared_quota))
+    return used
 
 
 def _quota_part(cpu: float | None, duration: float, quota: float | None) -> float:
@@ -63,7 +65,7 @@ def _quota_part(cpu: float | None, duration: float, quota: float | None) -> floa
     return min((cpu or 0.0) / (quota * duration), 1.0) if quota * duration > 0 else 0.0
 
 
-def _mean_memory(series: Series, points: list[Point], peak: Any) -> float | None:
+def _mean_memory(series: Series, points: list[Point], peak: float | None) -> float | None:
     """A point has the most that was seen in it, which over a long stretch is more than the mean.
 
     The last look comes after the job's end, and is in the series only: no mean is more than the peak.
@@ -77,8 +79,8 @@ def _mean_memory(series: Series, points: list[Point], peak: Any) -> float | None
 
 
 def find_memory_peak(
-    mark: int | None, points: list[Point], processes: list[ProcessUse]
-) -> dict[str, int | str | None]:
+    mark: float | None, points: list[Point], processes: list[ProcessUse]
+) -> tuple[float | None, str]:
     """Anonymous and shared memory. A peak between two looks shows in the kernel's mark for one process.
 
     Pages of files are in the mark and are not memory used. What the largest process had of them is taken
@@ -90,10 +92,10 @@ def find_memory_peak(
     if mark is not None and seen is not None and (mark - of_files <= seen or of_files > mark / 4):
         mark = None
     if mark is not None:
-        return {"memory_peak_bytes": max(mark - of_files, 0), "memory_from": _MARK}
+        return max(mark - of_files, 0), _MARK
     if seen is not None:
-        return {"memory_peak_bytes": int(seen), "memory_from": "samples"}
-    return {"memory_peak_bytes": None, "memory_from": "unknown"}
+        return int(seen), "samples"
+    return None, "unknown"
 
 
 def _largest(*values: float | None) -> float | None:

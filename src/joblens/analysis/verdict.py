@@ -27,13 +27,13 @@ _ENDS = {
 
 def verdict(view: View, rules: list[str]) -> str:
     """How it ended if that is the news, else how it used its cores, by the heaviest finding."""
-    state = view.job["state"]
+    state = view.job.state
     if state == "UNKNOWN":
         return _unknown_end(view)
-    if state in _WAITING and (state != "REQUEUED" or view.job["end"] is None):
-        reason = view.job.get("reason")
+    if state in _WAITING and (state != "REQUEUED" or view.job.end is None):
+        reason = view.job.reason
         return f"It is waiting in the queue{f': {reason}' if reason and reason != 'None' else ''}."
-    if view.never_started:
+    if view.job.never_started:
         return "It was cancelled before it started." if state == "CANCELLED" else "It never started."
     if "failed early" in rules:
         return f"It failed: {how_it_ended(view)}."
@@ -41,7 +41,7 @@ def verdict(view: View, rules: list[str]) -> str:
 
 
 def _unknown_end(view: View) -> str:
-    by_scheduler = view.job.get("nodes") and view.job.get("source") != "usermode"
+    by_scheduler = view.job.nodes and view.job.source != "usermode"
     why = "accounting has not reported it" if by_scheduler else "joblens was stopped first"
     killed = (
         f" A process of it was killed for its memory{at_limit(view)}." if was_killed_for_memory(view) else ""
@@ -51,7 +51,7 @@ def _unknown_end(view: View) -> str:
 
 def _how_it_ended(view: View) -> str:
     """The begin of the sentence."""
-    state = view.job["state"]
+    state = view.job.state
     if was_killed_for_memory(view):
         if state == "FAILED" or state in OUT_OF_MEMORY:
             return f"It was killed for its memory{at_limit(view)}, and "
@@ -59,21 +59,21 @@ def _how_it_ended(view: View) -> str:
             return f"A process of it was killed for its memory{at_limit(view)}; it "
     if was_stopped_by_user(view) and state == "FAILED":
         return "It was ended by Ctrl-C, and "
-    return _ENDS.get(state, "It ")
+    return _ENDS.get(state or "", "It ")
 
 
 def _use(view: View, rules: list[str]) -> str:
-    used, cores = view.used["cores_mean"], view.cores
-    if used is None and view.job["state"] == "RUNNING" and not view.points:
+    used, cores = view.used.cores_mean, view.cores
+    if used is None and view.job.state == "RUNNING" and not view.points:
         return "was seen in no sample."
-    if used is None and view.duration >= 1 and view.job.get("nodes"):
+    if used is None and view.duration >= 1 and view.job.nodes:
         return "was not sampled: how it used its resources is not known."
     if used is None or view.duration < 1:
         return "was too short to judge how it used its resources."
     plural = "" if cores == 1 else "s"
     share = f"{render_load(used)} of {render_cores(cores)} core{plural}" if cores else f"{used:.1f} cores"
     taken = (lost_cores(view) or (0.0, 0.0))[1]
-    held = view.used.get("throttled_share") or 0.0
+    held = view.used.throttled_share or 0.0
     traffic = render_traffic(view)
     sayings = {
         "GPUs held idle": _held(view),

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from joblens.analysis.summary import summarise
 from joblens.core.errors import JoblensError, UsageError
+from joblens.record.job import JobEnd, JobFacts
+from joblens.record.report import JobRecord, Window
 from joblens.store.reader import Reader, Span
 
+_KEPT = [
+    name for name in JobFacts.__struct_fields__ if name != "node"
+]  # that a record has under the same name
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -20,7 +25,7 @@ class Part(NamedTuple):
 
 
 def find_part(
-    record: dict[str, Any], between: str | None, step: str | None, first: str | None, last: str | None
+    record: JobRecord, between: str | None, step: str | None, first: str | None, last: str | None
 ) -> Part | None:
     """None if all of it is meant. Raises JoblensError if there is no such part."""
     if (between is not None) + (step is not None) + (first is not None or last is not None) > 1:
@@ -37,9 +42,9 @@ def find_part(
     return _checked(Part(begin, finish, "this time"), start, end)
 
 
-def _ends(record: dict[str, Any]) -> tuple[float, float]:
-    start = float(record["job"]["start"])
-    return start, max(float(record["job"]["end"] or start), start)
+def _ends(record: JobRecord) -> tuple[float, float]:
+    start = float(record.job.start)
+    return start, max(float(record.job.end or start), start)
 
 
 def _checked(part: Part, start: float, end: float) -> Part:
@@ -50,30 +55,30 @@ def _checked(part: Part, start: float, end: float) -> Part:
     return cut
 
 
-def _between(record: dict[str, Any], text: str, end: float) -> Part:
+def _between(record: JobRecord, text: str, end: float) -> Part:
     name, sharp, number = text.rpartition("#")
-    found = [mark for mark in record["marks"] if mark["text"] == text]
+    found = [mark for mark in record.marks if mark.text == text]
     if not found and sharp and number.isascii() and number.isdigit() and len(number) < 9:
-        several = [mark for mark in record["marks"] if mark["text"] == name]
+        several = [mark for mark in record.marks if mark.text == name]
         found = several[int(number) - 1 : int(number)] if int(number) else []
     if not found:
-        names = list(dict.fromkeys(mark["text"] for mark in record["marks"]))
+        names = list(dict.fromkeys(mark.text for mark in record.marks))
         known = ", ".join(f"{name:.40}" for name in names[:5]) + (", …" if len(names) > 5 else "")
         raise JoblensError(f"the job has no mark {text!r:.80}" + (f"; it has {known}" if known else ""))
-    ends = [end if mark["end"] is None else mark["end"] for mark in found]
+    ends = [end if mark.end is None else mark.end for mark in found]
     many = f", {len(found)} times, from the first to the last" if len(found) > 1 else ""
-    return Part(min(mark["start"] for mark in found), max(ends), f"mark {text!r:.80}{many}")
+    return Part(min(mark.start for mark in found), max(ends), f"mark {text!r:.80}{many}")
 
 
-def _step(record: dict[str, Any], name: str, end: float) -> Part:
-    found = [step for step in record["steps"] if name in (step["id"], step["id"].rpartition(".")[2])]
+def _step(record: JobRecord, name: str, end: float) -> Part:
+    found = [step for step in record.steps if name in (step.id, step.id.rpartition(".")[2])]
     if not found:
-        known = ", ".join(step["id"] for step in record["steps"][:10])
+        known = ", ".join(step.id for step in record.steps[:10])
         raise JoblensError(f"the job has no step {name!r:.80}" + (f"; it has {known}" if known else ""))
     step = found[0]
-    if step["start"] is None:
+    if step.start is None:
         raise JoblensError(f"nobody has told when step {name!r:.80} began")
-    return Part(step["start"], step["end"] or end, f"step {name}")
+    return Part(step.start, step.end or end, f"step {name}")
 
 
 def parse_moment(text: str, start: float) -> float:
@@ -97,42 +102,49 @@ def parse_moment(text: str, start: float) -> float:
     raise UsageError(f"{text!r:.60} is no time: 13:02:30, 2026-11-15T13:02, or +10m after the start")
 
 
-def summarise_part(record: dict[str, Any], reader: Reader, part: Part) -> dict[str, Any]:
+def summarise_part(record: JobRecord, reader: Reader, part: Part) -> JobRecord:
     """As `summarise`, of that time alone; `cut` tells which. Raises JoblensError if there are no samples."""
-    job = record["job"]
     start, end = _ends(record)
-    if not reader.looks(Span(job["id"], start - 1, end + 1), "job"):
+    if not reader.looks(Span(record.job.id, start - 1, end + 1), "job"):
         raise JoblensError(
-            f"no samples of job {job['id']} are stored, and a report of a part of it needs them"
+            f"no samples of job {record.job.id} are stored, and a report of a part of it needs them"
         )
-    facts, over = told_by(record)
-    found = summarise(facts, over, reader, (part.start, part.end))
-    found["cut"] = {"from": part.start, "to": part.end, "what": part.what}
+    found = summarise(*inputs_of(record), reader, (part.start, part.end))
+    found.cut = Window(part.start, part.end, part.what)
     return found
 
 
-def told_by(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What its summary has started from, as far as it is in it."""
-    job, asked = record["job"], record["asked"]
-    facts = {
-        **job,
-        "cores": asked["cores"],
-        "memory": asked["memory_bytes"],
-        "asked_nodes": asked.get("nodes"),
-        "gpus_asked": asked["gpus"],
-        "interval": record["data"]["interval_seconds"] or 1.0,
-        "carbon_grams_per_kwh": _carbon(record["energy"]),
-    }
-    over = {
-        **{name: job[name] for name in ("start", "state", "exit_code", "signal")},
-        "end": _ends(record)[1],
-        "steps": record["steps"],
-    }
-    return facts, over
+def inputs_of(record: JobRecord) -> tuple[JobFacts, JobEnd]:
+    """What its summary has started from."""
+    job, asked, data = record.job, record.asked, record.data
+    kept = {name: getattr(job, name) for name in _KEPT if name in job.__struct_fields__}
+    facts = JobFacts(
+        **kept,
+        node=job.node or "",
+        interval=data.interval_seconds or 1.0,
+        cores=asked.cores,
+        memory=asked.memory_bytes,
+        asked_nodes=asked.nodes,
+        gpus_asked=asked.gpus,
+        node_cores=data.node_cores,
+        carbon_grams_per_kwh=_carbon(record)
+        if data.carbon_grams_per_kwh is None
+        else data.carbon_grams_per_kwh,
+    )
+    end = JobEnd(
+        start=job.start,
+        end=_ends(record)[1],
+        exit_code=job.exit_code,
+        signal=job.signal,
+        state=job.state,
+        steps=record.steps,
+    )
+    return facts, end
 
 
-def _carbon(energy: dict[str, Any] | None) -> float | None:
-    """What a kilowatt hour was made with."""
-    if not energy or energy["carbon_grams"] is None or not energy["joules"]:
+def _carbon(record: JobRecord) -> float | None:
+    """What a kilowatt hour was made with, by a record of an earlier version."""
+    energy = record.energy
+    if energy is None or energy.carbon_grams is None or not energy.joules:
         return None
-    return float(energy["carbon_grams"] / energy["joules"] * 3_600_000)
+    return float(energy.carbon_grams / energy.joules * 3_600_000)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from joblens.core.errors import JoblensError, UsageError
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from joblens.api import Store
     from joblens.core.config import Settings
     from joblens.jobs.from_tsdb import Told
-    from joblens.schedulers.facts import JobFacts
+    from joblens.record.report import JobRecord
+    from joblens.schedulers.facts import BatchJob
     from joblens.store.tsdb.promql import Server
 
 CONFIGURED = "tsdb"  # the server that the settings name
@@ -25,8 +26,8 @@ _SCHEDULER_SECONDS = 10.0
 
 
 def report_elsewhere(
-    options: argparse.Namespace, store: Store, live: JobFacts | None, where: str, run: int | None = None
-) -> dict[str, Any]:
+    options: argparse.Namespace, store: Store, live: BatchJob | None, where: str, run: int | None = None
+) -> JobRecord:
     """Of the job that runs, or of this run of those that are stored. Raises JoblensError."""
     from joblens.analysis.window_report import find_part, summarise_part
     from joblens.jobs.from_tsdb import summarise_elsewhere
@@ -42,7 +43,7 @@ def configured() -> str:
     return _settings().tsdb.url
 
 
-def _told(name: str, store: Store, live: JobFacts | None, server: Server, run: int | None) -> Told:
+def _told(name: str, store: Store, live: BatchJob | None, server: Server, run: int | None) -> Told:
     """What is known of the job here, else what its batch system tells, else what the series do."""
     from joblens.jobs.from_tsdb import told_by_record, told_by_scheduler, told_by_series
 
@@ -59,7 +60,7 @@ def _told(name: str, store: Store, live: JobFacts | None, server: Server, run: i
         raise JoblensError(str(error.args[0])) from None
 
 
-def _ask_slurm(name: str) -> JobFacts | None:
+def _ask_slurm(name: str) -> BatchJob | None:
     if shutil.which("sacct") is None or name == "last":
         return None
     from joblens.schedulers.slurm.client import Slurm

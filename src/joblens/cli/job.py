@@ -3,14 +3,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from joblens.cli.table import progress, tell, write
 from joblens.core.errors import JoblensError
 
 if TYPE_CHECKING:
     from joblens.api import Store
-    from joblens.schedulers.facts import JobFacts
+    from joblens.record.report import JobRecord
+    from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.index import Run
 
 EXAMPLE = """example:
@@ -57,14 +60,14 @@ def run(options: argparse.Namespace) -> int:
         runs = add_runs(store.runs(options.id), found)
         try:
             record = _report(options, store, found, runs)
-            record |= _tasks(record["job"], store)
+            _count_tasks(record, store)
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
             tell(store.problems + problems)
-    record |= _number(record["job"], runs)
+    _number(record, runs)
     if options.json:
-        write(json.dumps(_shown(record), indent=2) + "\n")
+        write(json.dumps(_plain(record), indent=2) + "\n")
     else:
         from joblens.reports.style import Style
         from joblens.reports.text import render_report
@@ -73,16 +76,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(record: dict[str, Any]) -> dict[str, Any]:
+def _plain(record: JobRecord) -> Mapping[str, object]:
     """In the store a job that never started is known by its end."""
-    from joblens.analysis.rule_input import never_started
+    plain = record.to_dict()
+    if record.job.never_started:
+        plain["job"]["start"] = None
+    return plain
 
-    if not never_started(record["job"]):
-        return record
-    return {**record, "job": {**record["job"], "start": None}}
 
-
-def _settle(name: str) -> JobFacts | None:
+def _settle(name: str) -> BatchJob | None:
     """Of a job in user mode: what is known of it now, if it runs; if it has ended, it gets its record."""
     from joblens.store.home import find_home
 
@@ -94,9 +96,7 @@ def _settle(name: str) -> JobFacts | None:
     return settle(home, name, lambda words: tell([words]))
 
 
-def _report(
-    options: argparse.Namespace, store: Store, found: list[JobFacts], runs: list[Run]
-) -> dict[str, Any]:
+def _report(options: argparse.Namespace, store: Store, found: list[BatchJob], runs: list[Run]) -> JobRecord:
     """Of the run that is meant, or the part of it. LookupError if there is none."""
     live, number = _meant(options, store, found, runs)
     where = options.store
@@ -118,7 +118,7 @@ def _report(
     return report_elsewhere(options, store, live, where, number)
 
 
-def _part(options: argparse.Namespace, store: Store, record: dict[str, Any]) -> dict[str, Any]:
+def _part(options: argparse.Namespace, store: Store, record: JobRecord) -> JobRecord:
     """The whole record unless a part is asked for: to show what is stored needs no analysis."""
     if {options.between, options.step, options.first, options.last} == {None}:
         return record
@@ -129,8 +129,8 @@ def _part(options: argparse.Namespace, store: Store, record: dict[str, Any]) -> 
 
 
 def _meant(
-    options: argparse.Namespace, store: Store, found: list[JobFacts], runs: list[Run]
-) -> tuple[JobFacts | None, int | None]:
+    options: argparse.Namespace, store: Store, found: list[BatchJob], runs: list[Run]
+) -> tuple[BatchJob | None, int | None]:
     """One that runs or has no record yet, or the number of a stored one; neither is the newest stored."""
     from joblens.jobs.facts import identity
     from joblens.store.catalog.index import choose_run
@@ -143,39 +143,37 @@ def _meant(
     return next(job for job in found if identity(job) == chosen[:3]), None
 
 
-def _find(
-    store: Store, options: argparse.Namespace, live: JobFacts | None, number: int | None
-) -> dict[str, Any]:
+def _find(store: Store, options: argparse.Namespace, live: BatchJob | None, number: int | None) -> JobRecord:
     """LookupError if there is none. Of one that has just ended the record may be there already."""
     from joblens.jobs.live import has_run, summarise_live
 
     if live is None or not has_run(live):
         return store.job(options.id, number)
-    try:
-        record = store.job(options.id) if live.end is not None and options.number is None else {}
-    except LookupError:
-        record = {}
-    if record and record["job"]["start"] >= (live.start or 0.0):
-        return record
+    if live.end is not None and options.number is None:
+        with suppress(LookupError):
+            record = store.job(options.id)
+            if record.job.start >= (live.start or 0.0):
+                return record
     return summarise_live(store.home, live)
 
 
-def _tasks(job: dict[str, Any], store: Store) -> dict[str, Any]:
+def _count_tasks(record: JobRecord, store: Store) -> None:
     """How many the array has of which it is one; nothing of others. Those that wait are not counted."""
     from joblens.jobs.live import add_live
     from joblens.store.catalog.listing import JobFilter
 
-    if not job.get("array_job"):
-        return {}
-    wanted = JobFilter(user=job["user"], cluster=job["cluster"], array=job["array_job"], limit=0)
-    # What is wrong with the list of those that run is told already.
-    rows = add_live(store.home, wanted, store.jobs(wanted), [])
-    return {"array_tasks": len({row["shown_id"] for row in rows})}
+    job = record.job
+    if job.array_job:
+        wanted = JobFilter(user=job.user, cluster=job.cluster, array=job.array_job, limit=0)
+        # Problems with the list of running jobs are reported already.
+        rows = add_live(store.home, wanted, store.jobs(wanted), [])
+        record.array_tasks = len({row.shown_id for row in rows})
 
 
-def _number(job: dict[str, Any], runs: list[Run]) -> dict[str, Any]:
-    """Which of the runs it is, and all of them: ids come round, and jobs are put back into the queue."""
-    listed = [{"run": number, **run._asdict()} for number, run in enumerate(runs, 1)]
-    this = (job["cluster"], job["id"], job["start"])
-    number = next((it["run"] for it in listed if (it["cluster"], it["id"], it["start"]) == this), None)
-    return {"run": number, "runs": listed}
+def _number(record: JobRecord, runs: list[Run]) -> None:
+    """Which of the runs it is, and all of them: ids are reused, and jobs are requeued."""
+    from joblens.record.report import Run
+
+    this = (record.job.cluster, record.job.id, record.job.start)
+    record.run = next((number for number, run in enumerate(runs, 1) if run[:3] == this), None)
+    record.runs = [Run(number, *run) for number, run in enumerate(runs, 1)]

@@ -11,7 +11,8 @@ from joblens.core.errors import UsageError
 from joblens.core.units import render_bytes, render_cores, render_exit, render_seconds
 
 if TYPE_CHECKING:
-    from joblens.schedulers.facts import JobFacts
+    from joblens.schedulers.facts import BatchJob
+    from joblens.store.catalog.listing import JobRow
     from joblens.store.home import Home
 
 EXAMPLE = """example:
@@ -90,9 +91,9 @@ def run(options: argparse.Namespace) -> int:
         listed = add_live(store.home, wanted, store.jobs(wanted), problems, more=_sessions(store.home))
         empty = not listed and not store.jobs(limit=1)
         tell(store.problems + problems)
-    found = [it | {"start": None} if _never_started(it) else it for it in listed]
+    found = [it._replace(start=None) if _never_started(it) else it for it in listed]
     if options.json:
-        write(json.dumps(found, indent=2) + "\n")
+        write(json.dumps([it._asdict() for it in found], indent=2) + "\n")
     elif options.csv:
         write(render_csv(found))
     elif found:
@@ -111,7 +112,7 @@ def _tags(texts: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(parse_tags(texts).items())
 
 
-def _sessions(home: Home) -> list[JobFacts]:
+def _sessions(home: Home) -> list[BatchJob]:
     """Jobs whose user mode runs now."""
     if not (home.path / "usermode").is_dir():
         return []
@@ -120,24 +121,24 @@ def _sessions(home: Home) -> list[JobFacts]:
     return find_running(home)
 
 
-def render_csv(found: list[dict[str, Any]]) -> str:
+def render_csv(found: list[JobRow]) -> str:
     from joblens.core import csv_cells
     from joblens.store.catalog.listing import COLUMNS
 
-    return csv_cells.render_csv(COLUMNS, ([job.get(name) for name in COLUMNS] for job in found))
+    return csv_cells.render_csv(COLUMNS, (job[:-1] for job in found))
 
 
-def render(found: list[dict[str, Any]]) -> list[str]:
-    users = len({job["user"] for job in found}) > 1
+def render(found: list[JobRow]) -> list[str]:
+    users = len({job.user for job in found}) > 1
     rows = [
         (
-            job.get("shown_id") or job["id"],
-            _when(job["start"]),
-            *([job["user"]] if users else []),
-            job["name"],
+            job.shown_id or job.id,
+            _when(job.start),
+            *([job.user] if users else []),
+            job.name,
             _took(job),
             _cores(job),
-            _known(job["memory_peak_bytes"], render_bytes),
+            _known(job.memory_peak_bytes, render_bytes),
             _state(job),
         )
         for job in found
@@ -160,24 +161,24 @@ def _known(value: Any, show: Any) -> str:
     return "-" if value is None else str(show(value))
 
 
-def _never_started(job: dict[str, Any]) -> bool:
+def _never_started(job: JobRow) -> bool:
     """In the store it is known by its end."""
-    return not job["node"] and not job["duration_seconds"]
+    return not job.node and not job.duration_seconds
 
 
-def _took(job: dict[str, Any]) -> str:
+def _took(job: JobRow) -> str:
     """Nothing of a job that was never given a node."""
-    return "-" if _never_started(job) else _known(job["duration_seconds"], render_seconds)
+    return "-" if _never_started(job) else _known(job.duration_seconds, render_seconds)
 
 
-def _state(job: dict[str, Any]) -> str:
+def _state(job: JobRow) -> str:
     """`FAILED 2`, `FAILED SIGKILL`; accounting has no exit code for what a signal ended."""
-    ended = render_exit(job["exit_code"]) if job["state"] == "FAILED" and job["exit_code"] else ""
-    return f"{job['state']} {ended}".rstrip()
+    ended = render_exit(job.exit_code) if job.state == "FAILED" and job.exit_code else ""
+    return f"{job.state} {ended}".rstrip()
 
 
-def _cores(job: dict[str, Any]) -> str:
-    if job["cpu_seconds"] is None or not job["duration_seconds"]:
+def _cores(job: JobRow) -> str:
+    if job.cpu_seconds is None or not job.duration_seconds:
         return "-"
-    used = f"{job['cpu_seconds'] / job['duration_seconds']:.1f}"
-    return f"{used}/{render_cores(job['cores'])}" if job["cores"] else used
+    used = f"{job.cpu_seconds / job.duration_seconds:.1f}"
+    return f"{used}/{render_cores(job.cores)}" if job.cores else used

@@ -4,12 +4,19 @@ import argparse
 import errno
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joblens.core.errors import UsageError, printable, sentence
+
+if TYPE_CHECKING:
+    from joblens.record.job import JobEnd
+    from joblens.run.supervise import Ended
+    from joblens.store.home import Home
+    from joblens.store.ingest import Incoming
 
 EXAMPLE = """example:
   joblens run -- make -j4
@@ -47,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _prepare(
     command: list[str], options: argparse.Namespace, tags: dict[str, str]
-) -> tuple[dict[str, Any], Path, Any]:
+) -> tuple[dict[str, Any], Path, Home]:
     from joblens.core.host import Host
     from joblens.core.procfs import read_stat
     from joblens.run.facts import collect, new_job_id
@@ -81,21 +88,21 @@ def _not_started(error: OSError) -> int:
     return 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
 
 
-def _run_watched(command: list[str], facts: dict[str, Any], folder: Path, home: Any, quiet: bool) -> int:
+def _run_watched(command: list[str], facts: dict[str, Any], folder: Path, home: Home, quiet: bool) -> int:
     from joblens.run.spawn import NoRoomError, NotStartedError
     from joblens.run.supervise import end_as, supervise
-    from joblens.store.ingest import Incoming, remove
+    from joblens.store.ingest import remove
 
     try:
         ended = supervise(command, facts, str(folder), _load)
     except NotStartedError as error:
-        remove(Incoming(folder, facts, None))
+        remove(folder)
         return _not_started(error)
     except NoRoomError as error:
-        remove(Incoming(folder, facts, None))
+        remove(folder)
         _say(f"not watched: {sentence(error)}")
         return _run_alone(command)
-    _store(home, Incoming(folder, facts, describe_end(ended)), quiet)
+    _store(home, facts, folder, ended, quiet)
     return end_as(ended.status)
 
 
@@ -106,19 +113,15 @@ def _load() -> None:
             import_module(name)
 
 
-def _store(home: Any, found: Any, quiet: bool) -> None:
+def _store(home: Home, facts: Mapping[str, object], folder: Path, ended: Ended, quiet: bool) -> None:
     """The command has ended: its code comes through whatever fails here."""
     from joblens.run.subprocess_guard import run_guarded
 
-    name = found.facts["id"]
+    name = facts["id"]
 
     def work() -> None:
-        from joblens.store.ingest import finish, take_back
-
         try:
-            job: Any = take_back(found)
-            finish(job.folder, job.end)
-            _report(home, job, quiet)
+            _complete(home, facts, folder, ended, quiet)
         except BaseException as error:
             _say(f"job {name} is not stored: {sentence(error)}; `joblens jobs` will try again")
 
@@ -127,19 +130,33 @@ def _store(home: Any, found: Any, quiet: bool) -> None:
         _say(f"job {name} is not stored: signal {ended_by} ended that; `joblens jobs` will try again")
 
 
-def describe_end(ended: Any) -> dict[str, Any]:
+def _complete(home: Home, facts: Mapping[str, object], folder: Path, ended: Ended, quiet: bool) -> None:
+    from joblens.record.fields import read
+    from joblens.record.job import JobFacts
+    from joblens.store.ingest import Incoming, finish, take_back
+
+    found = take_back(Incoming(folder, read(facts, JobFacts), describe_end(ended)))
+    if found.end is not None:
+        finish(found.folder, found.end)
+    _report(home, found, quiet)
+
+
+def describe_end(ended: Ended) -> JobEnd:
+    from joblens.record.fields import read
+    from joblens.record.job import JobEnd, Totals
+
     signal = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
-    return {
-        "start": ended.start,
-        "end": ended.end,
-        "exit_code": 128 + signal if signal else os.WEXITSTATUS(ended.status),
-        "signal": signal,
-        "totals": ended.totals._asdict(),
-        "problems": ended.problems,
-    }
+    return JobEnd(
+        start=ended.start,
+        end=ended.end,
+        exit_code=128 + signal if signal else os.WEXITSTATUS(ended.status),
+        signal=signal,
+        totals=read(ended.totals._asdict(), Totals),
+        problems=ended.problems,
+    )
 
 
-def _report(home: Any, found: Any, quiet: bool) -> None:
+def _report(home: Home, found: Incoming, quiet: bool) -> None:
     from joblens.jobs.complete import complete
     from joblens.store.pending import many_wait, settle_some
 

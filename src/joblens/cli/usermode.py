@@ -12,6 +12,7 @@ from joblens.cli.table import tell, write
 from joblens.core.errors import JoblensError, OutsideError, UsageError, printable
 
 if TYPE_CHECKING:
+    from joblens.record.report import JobRecord
     from joblens.store.home import Home
     from joblens.usermode.hosts import Allocation
     from joblens.usermode.session import Session
@@ -106,7 +107,6 @@ def _start(options: argparse.Namespace, home: Home) -> int:
 
 def _make(home: Home, allocation: Allocation, interval: float, tsdb: Tsdb | None) -> Session:
     from joblens.core.process import identify
-    from joblens.jobs.facts import to_plain
     from joblens.run.facts import new_job_id
     from joblens.usermode.facts import first_facts, little_memory
     from joblens.usermode.hosts import short_name
@@ -120,7 +120,7 @@ def _make(home: Home, allocation: Allocation, interval: float, tsdb: Tsdb | None
     state.tsdb, state.little_memory = tsdb, little_memory()
     state.job_file = _job_file(allocation, int(now), leader)
     state.leader = None if leader in (0, os.getpid()) else identify(leader)
-    state.facts = to_plain(first_facts(allocation, now, os.environ))
+    state.facts = first_facts(allocation, now, os.environ).to_dict()
     return make_session(state)
 
 
@@ -163,12 +163,11 @@ def _start_supervisor(session: Session) -> None:
 def _save_facts(session: Session) -> None:
     """Ask the batch system now: later it may have forgotten the job."""
     from joblens.core.files import write_quickly
-    from joblens.jobs.facts import to_plain
     from joblens.usermode.facts import ask_scheduler
 
     job = ask_scheduler(session.state.allocation, 5.0)
     if job is not None:
-        write_quickly(str(session.folder / "facts.json"), json.dumps(to_plain(job)).encode())
+        write_quickly(str(session.folder / "facts.json"), json.dumps(job.to_dict()).encode())
 
 
 def _wait_for_hosts(session: Session, seconds: float) -> int:
@@ -241,7 +240,7 @@ def _stop(options: argparse.Namespace, home: Home) -> int:
     finish_earlier(session, _say)
     record = finish(session, _say) or _load(home, session)
     if options.json:
-        write(json.dumps(record, indent=2) + "\n")
+        write(json.dumps(record.to_dict(), indent=2) + "\n")
     else:
         from joblens.reports.style import Style
         from joblens.reports.text import render_report
@@ -250,7 +249,7 @@ def _stop(options: argparse.Namespace, home: Home) -> int:
     return 0
 
 
-def _load(home: Home, session: Session) -> dict[str, Any]:
+def _load(home: Home, session: Session) -> JobRecord:
     from joblens.api import Store
 
     if session.state.record is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from typing import Any, Union
@@ -33,6 +34,25 @@ def parse_json(data: Union[bytes, str]) -> Any:
         return json.loads(data, parse_float=_finite, parse_int=_whole, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def render_json(plain: object) -> bytes:
+    """Return JSON that any program can read: question marks for what is not UTF-8, no NaN, no infinity."""
+    import json
+
+    try:
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_without_nan(plain), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(found) for name, found in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(found) for found in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load_json(path: str, most_bytes: int) -> Any:

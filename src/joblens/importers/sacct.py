@@ -8,7 +8,7 @@ from typing import BinaryIO, NamedTuple
 
 from joblens.core.errors import MalformedError
 from joblens.importers.compressed import open_packed
-from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.parse_result import understood
 from joblens.schedulers.slurm.fields import ENDED, JobId, parse_job_id
 from joblens.schedulers.slurm.json_output import parse_sacct_json
@@ -35,13 +35,13 @@ class _Row(NamedTuple):
         return bool(self.id.step)
 
 
-def read_sacct(path: Path, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
+def read_sacct(path: Path, cluster: str, tell: Tell, read: Read) -> Iterator[BatchJob]:
     """Jobs that have ended and those that have not. Raises MalformedError for what is no answer of sacct."""
     with open_packed(path) as (file, _):
         yield from read_jobs(path, file, cluster, tell, read)
 
 
-def read_jobs(path: Path, file: BinaryIO, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
+def read_jobs(path: Path, file: BinaryIO, cluster: str, tell: Tell, read: Read) -> Iterator[BatchJob]:
     first, number = file.readline(_LONGEST_LINE), 1
     while first and not first.strip():
         first, number = file.readline(_LONGEST_LINE), number + 1
@@ -53,7 +53,7 @@ def read_jobs(path: Path, file: BinaryIO, cluster: str, tell: Tell, read: Read) 
         yield from _read_text(path, first, file, cluster, tell, read, number)
 
 
-def _read_json(path: Path, data: bytes, cluster: str, tell: Tell, read: Read) -> Iterator[JobFacts]:
+def _read_json(path: Path, data: bytes, cluster: str, tell: Tell, read: Read) -> Iterator[BatchJob]:
     read(len(data))
     if len(data) >= _LARGEST_JSON:
         raise MalformedError(str(path), "it is too large; ask sacct for less at once, or for text")
@@ -67,12 +67,12 @@ def _read_json(path: Path, data: bytes, cluster: str, tell: Tell, read: Read) ->
         if not _is_told(job):
             tell(1, f"job {job.shown_id}: {_UNTOLD}")
             continue
-        yield job if job.cluster or not cluster else job._replace(cluster=cluster)
+        yield job if job.cluster or not cluster else job.replace(cluster=cluster)
 
 
 def _read_text(
     path: Path, first: bytes, file: BinaryIO, cluster: str, tell: Tell, read: Read, number: int
-) -> Iterator[JobFacts]:
+) -> Iterator[BatchJob]:
     header = first.decode("utf-8", "replace").strip("\r\n")
     columns = header.split(_DELIMITER)
     parser = _Parser(columns, cluster, tell)
@@ -91,7 +91,7 @@ def _read_text(
     yield from parser.parse(rows)
 
 
-def _is_told(job: JobFacts) -> bool:
+def _is_told(job: BatchJob) -> bool:
     """Whether it has ended, and when."""
     return job.end is not None or (bool(job.state) and job.state not in ENDED)
 
@@ -124,7 +124,7 @@ class _Parser:
         """Whether the row's last column has this line in it, too."""
         return self._ends_free and self._begin(line) is None and len(row.text) < _LONGEST_LINE
 
-    def parse(self, rows: list[_Row]) -> list[JobFacts]:
+    def parse(self, rows: list[_Row]) -> list[BatchJob]:
         told = parse_sacct("\n".join(row.text for row in rows), _DELIMITER, self.columns, self.cluster)
         if told.skipped:
             self._tell_which(rows)

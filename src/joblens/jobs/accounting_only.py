@@ -5,31 +5,32 @@ They say that they were written when the job ended, and every other is written a
 
 from __future__ import annotations
 
-from typing import Any
-
 from joblens.jobs.facts import start_of
 from joblens.jobs.finish import without_samples
-from joblens.schedulers.facts import JobFacts
+from joblens.record.report import JobRecord
+from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home
 from joblens.store.records import save_records
 
 _NOT_TOLD = "accounting did not tell how it ended; its end is when it was last seen"
 
 
-def make_provisional(job: JobFacts, problems: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"written": written_of(job), **without_samples(job, problems)}
+def make_provisional(job: BatchJob, problems: tuple[str, ...] = ()) -> JobRecord:
+    record = without_samples(job, problems)
+    record.written = written_of(job)
+    return record
 
 
-def save_provisional(home: Home, job: JobFacts, seen: float) -> None:
+def save_provisional(home: Home, job: BatchJob, seen: float) -> None:
     """Of a job that runs no more, by what was told while it ran."""
     end = max(float(int(seen)), start_of(job))  # accounting counts in whole seconds, and it ended after that
-    gone = job._replace(end=end, state="UNKNOWN", exit_code=None, signal=None)
+    gone = job.replace(end=end, state="UNKNOWN", exit_code=None, signal=None)
     save_records(home.records, [make_provisional(gone, (_NOT_TOLD,))])
 
 
-def written_of(job: JobFacts) -> int:
+def written_of(job: BatchJob) -> int:
     return int(max(job.end if job.end is not None else 0.0, start_of(job)) * 1e9)
 
 
-def is_final(written: int, job: JobFacts) -> bool:
+def is_final(written: int, job: BatchJob) -> bool:
     return written > written_of(job)

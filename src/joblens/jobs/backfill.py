@@ -13,7 +13,7 @@ from joblens.importers.line_errors import Trouble
 from joblens.importers.sacct import read_sacct
 from joblens.jobs.accounting_only import make_provisional
 from joblens.jobs.facts import identity
-from joblens.schedulers.facts import JobFacts, Scheduler
+from joblens.schedulers.facts import BatchJob, Scheduler
 from joblens.store.catalog.index import Catalog
 from joblens.store.home import Home
 from joblens.store.records import save_records
@@ -79,7 +79,7 @@ def import_live(
     for number in range(windows):
         first = since + number * _WINDOW
         found = scheduler.ended(first, min(first + _WINDOW, until))
-        named = (job._replace(cluster=cluster) if cluster else job for job in found)
+        named = (job.replace(cluster=cluster) if cluster else job for job in found)
         _save(home, catalog, named, outcome)
         if progress:
             progress(number + 1, windows)
@@ -88,7 +88,7 @@ def import_live(
     return outcome
 
 
-def _save(home: Home, catalog: Catalog, jobs: Iterable[JobFacts], outcome: Outcome) -> None:
+def _save(home: Home, catalog: Catalog, jobs: Iterable[BatchJob], outcome: Outcome) -> None:
     ended = _ended(jobs, outcome)
     while some := list(islice(ended, _AT_ONCE)):
         new = {identity(job): job for job in some}
@@ -99,7 +99,7 @@ def _save(home: Home, catalog: Catalog, jobs: Iterable[JobFacts], outcome: Outco
         outcome.known += len(some) - len(new)
 
 
-def _ended(jobs: Iterable[JobFacts], outcome: Outcome) -> Iterator[JobFacts]:
+def _ended(jobs: Iterable[BatchJob], outcome: Outcome) -> Iterator[BatchJob]:
     for job in jobs:
         if job.end is None:
             outcome.not_ended += 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from joblens.analysis.summary import summarise
 from joblens.core.errors import sentence
 from joblens.core.host import Host
+from joblens.record.report import JobRecord
 from joblens.store import ingest
 from joblens.store.home import Home
 from joblens.store.memory_reader import SamplesReader
@@ -22,38 +23,38 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 
-def complete(home: Home, found: ingest.Incoming, progress: Progress | None = None) -> dict[str, Any]:
+def complete(home: Home, found: ingest.Incoming, progress: Progress | None = None) -> JobRecord:
     """The record. Only when it is there do the batches go, so that a crash in between loses nothing.
 
     The samples of a long job are in the lake by then, those of a short one wait.
     """
     problems: list[str] = []
-    job, node = str(found.facts["id"]), str(found.facts["node"])
+    job, node = found.facts.id, found.facts.node
     try:
         short = ingest.load_short(found, problems)
         if not short:
             return _complete_long(home, found, short is None, problems, progress)
     except ingest.GoneError:  # another has completed it, and its record is there
-        lake, start = _open_lake(home), (found.end or found.facts)["start"]
+        lake, start = _open_lake(home), (found.end or found.facts).start
         return _summarise(found, find_reader(home, lake, job, start), problems, lake)
     record = _summarise(found, SamplesReader(short, job, node), problems)
     save_record(home.records, record)
     if not let_wait(home, found):
         with suppress(ingest.GoneError):
             ingest.save_samples(_open_lake(home), found)
-        ingest.remove(found)
+        ingest.remove(found.folder)
     return record
 
 
 def _complete_long(
     home: Home, found: ingest.Incoming, sampled: bool, problems: list[str], progress: Progress | None
-) -> dict[str, Any]:
+) -> JobRecord:
     lake = _open_lake(home)
     if sampled:
         problems += ingest.save_samples(lake, found, progress)
     record = _summarise(found, LakeReader(lake), problems, lake)
     save_record(home.records, record)
-    ingest.remove(found)
+    ingest.remove(found.folder)
     return record
 
 
@@ -66,9 +67,9 @@ def _open_lake(home: Home) -> Lake:
 
 def _summarise(
     found: ingest.Incoming, reader: Reader, problems: list[str], lake: Lake | None = None
-) -> dict[str, Any]:
+) -> JobRecord:
     record = summarise(found.facts, found.end, reader)
-    record["data"]["problems"] += problems + (lake.problems if lake else [])
+    record.data.problems += problems + (lake.problems if lake else [])
     return record
 
 
@@ -82,5 +83,5 @@ def recover(home: Home) -> list[str]:
             try:
                 complete(home, found)
             except Exception as error:  # one job's trouble is not the others'
-                problems.append(f"job {found.facts.get('id')} could not be completed: {sentence(error)}")
+                problems.append(f"job {found.facts.id} could not be completed: {sentence(error)}")
     return problems

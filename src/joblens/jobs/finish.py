@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from joblens.analysis.summary import summarise
 from joblens.core.errors import sentence
 from joblens.jobs.facts import INTERVAL, end_of, facts_of, never_started, start_of
-from joblens.schedulers.facts import JobFacts
+from joblens.record.report import JobRecord, Used
+from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home
 from joblens.store.lake.job_subset import JobSubset, Wanted
 from joblens.store.lake.lake import Lake
@@ -24,12 +25,12 @@ _OF_ACCOUNTING = ": what it used is what accounting tells"
 
 
 class Ended(NamedTuple):
-    job: JobFacts
+    job: BatchJob
     problems: tuple[str, ...] = ()  # what is missing, a sentence each
 
 
 class Failed(NamedTuple):
-    job: JobFacts
+    job: BatchJob
     why: str
 
 
@@ -49,7 +50,7 @@ def finish(home: Home, folder: Path, ended: Sequence[Ended]) -> list[Failed]:
 
 def _make_records(
     home: Home, folder: Path, some: Sequence[Ended], failed: list[Failed]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JobRecord]:
     ran = [it.job for it in some if not never_started(it.job)]
     for it in some:
         if never_started(it.job):
@@ -64,38 +65,39 @@ def _make_records(
             try:
                 interval = max(round(intervals.get(it.job.id, INTERVAL), 3), INTERVAL)
                 record = make_record(it.job, reader, it.problems, interval)
-                record["data"]["problems"] += excerpt.problems
+                record.data.problems += excerpt.problems
                 yield record
             except Exception as error:  # one job's trouble is not the others'
                 failed.append(Failed(it.job, sentence(error)))
 
 
-def _wanted(job: JobFacts) -> Wanted:
+def _wanted(job: BatchJob) -> Wanted:
     start = start_of(job)
     return Wanted(Span(job.id, start, max(job.end or start, start)), job.nodes)
 
 
-def without_samples(job: JobFacts, problems: Iterable[str] = ()) -> dict[str, Any]:
+def without_samples(job: BatchJob, problems: Iterable[str] = ()) -> JobRecord:
     """From accounting alone."""
     return make_record(job, SamplesReader([], job.id, job.nodes[0] if job.nodes else ""), problems)
 
 
 def make_record(
-    job: JobFacts, reader: Reader, problems: Iterable[str] = (), interval: float = INTERVAL
-) -> dict[str, Any]:
+    job: BatchJob, reader: Reader, problems: Iterable[str] = (), interval: float = INTERVAL
+) -> JobRecord:
     record = summarise(facts_of(job, interval), end_of(job, list(problems)), reader)
-    used, data = record["used"], record["data"]
-    if not used.get("memory_peak_bytes"):  # unknown, or no look at its nodes found it
-        used |= _memory(job)
+    used, problems_found = record.used, record.data.problems
+    if not used.memory_peak_bytes:  # unknown, or no sample of its nodes has it
+        _add_memory(used, job)
     if never_started(job):
-        data["problems"].append("it never started")
-    elif not data["samples"]:
-        told = any(used.get(name) is not None for name in ("cpu_seconds", "memory_peak_bytes"))
-        data["problems"].append(_NO_SAMPLES + _OF_ACCOUNTING * told)
+        problems_found.append("it never started")
+    elif not record.data.samples:
+        has_figures = used.cpu_seconds is not None or used.memory_peak_bytes is not None
+        problems_found.append(_NO_SAMPLES + _OF_ACCOUNTING * has_figures)
     return record
 
 
-def _memory(job: JobFacts) -> dict[str, Any]:
+def _add_memory(used: Used, job: BatchJob) -> None:
     """Of the largest task, which is all that accounting has."""
     peaks = [step.memory_peak_bytes for step in job.steps if step.memory_peak_bytes is not None]
-    return {"memory_peak_bytes": max(peaks), "memory_from": "accounting"} if peaks else {}
+    if peaks:
+        used.memory_peak_bytes, used.memory_from = max(peaks), "accounting"

@@ -28,7 +28,7 @@ from joblens.jobs.finish import BATCH, Ended, finish
 from joblens.jobs.inferred import Thresholds
 from joblens.jobs.live import load_live, remove_expired, runs, save_live
 from joblens.jobs.state import Gone, Late, State
-from joblens.schedulers.facts import JobFacts, Scheduler
+from joblens.schedulers.facts import BatchJob, Scheduler
 from joblens.store.catalog.index import Catalog, Identity
 from joblens.store.home import Home
 from joblens.store.lake.lake import Lake
@@ -78,7 +78,7 @@ class Newest(Protocol):
 
 
 class Waiting(NamedTuple):
-    job: JobFacts
+    job: BatchJob
     known_since: float
     digest: str
 
@@ -106,8 +106,8 @@ class Follower:
         self.counts = dict.fromkeys(("calls", "failed_calls", "finished", "running", "pending"), 0)
         self.answered = 0.0
         self.error = ""
-        self._live: Sequence[JobFacts] = ()
-        self._running: dict[_Run, JobFacts] = {}
+        self._live: Sequence[BatchJob] = ()
+        self._running: dict[_Run, BatchJob] = {}
         self._seen = 0.0
         self._failed: set[Identity] = set()  # in this turn
         self._asked_back = self._began = clock()
@@ -199,7 +199,7 @@ class Follower:
             self.error = self.error or sentence(error)
             self.notes.say(what, f"jobs: {sentence(error)}")
 
-    def _ask(self, question: Callable[[], Sequence[JobFacts]]) -> list[JobFacts]:
+    def _ask(self, question: Callable[[], Sequence[BatchJob]]) -> list[BatchJob]:
         self.counts["calls"] += 1
         try:
             answer = question()
@@ -209,14 +209,14 @@ class Follower:
         self.answered = self.clock()
         return [self._with_cluster(job) for job in answer]
 
-    def _with_cluster(self, job: JobFacts) -> JobFacts:
+    def _with_cluster(self, job: BatchJob) -> BatchJob:
         """squeue may leave out what sacct tells."""
         if self.options.cluster:
-            return job._replace(cluster=self.options.cluster)
+            return job.replace(cluster=self.options.cluster)
         if job.cluster:
             self.state.cluster = job.cluster
             return job
-        return job._replace(cluster=self.state.cluster)
+        return job.replace(cluster=self.state.cluster)
 
     def _ask_live(self, now: float) -> None:
         jobs = self._ask(self.scheduler.live)
@@ -233,7 +233,7 @@ class Follower:
     def _save_live(self) -> None:
         """With those that would else be nowhere until their record is made."""
         ended = [it.job for it in self.waiting.values()]
-        ended += [it.job._replace(state="UNKNOWN", end=None) for it in self.state.gone.values()]
+        ended += [it.job.replace(state="UNKNOWN", end=None) for it in self.state.gone.values()]
         cluster = self.options.cluster or self.state.cluster
         save_live(self.home, self.name, self._live, self._seen, ended, cluster)
 
@@ -266,7 +266,7 @@ class Follower:
             first, self._back = self._back, self._back + WINDOW
         self._take(self._ask(lambda: self.scheduler.ended(first, first + WINDOW)), now)
 
-    def _take(self, told: Sequence[JobFacts], now: float) -> None:
+    def _take(self, told: Sequence[BatchJob], now: float) -> None:
         """Those that have no record yet, or of which accounting tells something else now."""
         ended = {identity(job): job for job in told if job.end is not None}
         self._are_told(ended.values())
@@ -281,7 +281,7 @@ class Follower:
             before = self.waiting.get(key)
             self.waiting[key] = Waiting(job, before.known_since if before else now, digest)
 
-    def _has_final_record(self, job: JobFacts, written: int) -> bool:
+    def _has_final_record(self, job: BatchJob, written: int) -> bool:
         """Samples that come late can tell of an end that is later than the one in the record, or earlier."""
         if self.scheduler.by_samples:
             cluster, id, start = identity(job)
@@ -290,11 +290,11 @@ class Follower:
             )
         return is_final(written, job) and not self._may_be_early(job, written)
 
-    def _may_be_early(self, job: JobFacts, written: int) -> bool:
+    def _may_be_early(self, job: BatchJob, written: int) -> bool:
         """By the one before this, from what accounting told at first: what it told then is not known here."""
         return written < self._began_ns and (job.end or 0.0) > self._began - OVERLAP
 
-    def _are_told(self, ended: Iterable[JobFacts]) -> None:
+    def _are_told(self, ended: Iterable[BatchJob]) -> None:
         """What accounting tells of a run that ended after the one that is gone had begun is its end."""
         gone: dict[str, list[Identity]] = {}
         for key in self.state.gone:
@@ -336,7 +336,7 @@ class Follower:
         return failed
 
     def _is_finished(
-        self, key: Identity, job: JobFacts, missing: tuple[str, ...], now: float, failed: bool
+        self, key: Identity, job: BatchJob, missing: tuple[str, ...], now: float, failed: bool
     ) -> None:
         waited = self.waiting.pop(key, None)
         if failed:
@@ -361,7 +361,7 @@ class Follower:
                 if not set(it.nodes) <= set(missing):
                     ready[key] = Ended(it.job, self._problems(it.job, missing)), missing
 
-    def _missing(self, job: JobFacts, now: float) -> tuple[str, ...]:
+    def _missing(self, job: BatchJob, now: float) -> tuple[str, ...]:
         """Nodes whose samples do not reach its end yet."""
         end = float(job.end or 0.0)
         if never_started(job):
@@ -373,7 +373,7 @@ class Follower:
             if self.newest.of_node(node) < end and self.newest.of_job(job.id, node) < nearly
         )
 
-    def _problems(self, job: JobFacts, missing: tuple[str, ...]) -> tuple[str, ...]:
+    def _problems(self, job: BatchJob, missing: tuple[str, ...]) -> tuple[str, ...]:
         end = float(job.end or 0.0)
         said = [] if never_started(job) else [self.clocks.say(node, start_of(job), end) for node in job.nodes]
         wrong = [words for words in said if words]
@@ -382,12 +382,12 @@ class Follower:
         )
         return (*self._say_missing(job, missing), *wrong[:_NAMED], *more)
 
-    def _say_missing(self, job: JobFacts, missing: tuple[str, ...]) -> tuple[str, ...]:
+    def _say_missing(self, job: BatchJob, missing: tuple[str, ...]) -> tuple[str, ...]:
         said = [self._say_node(job, node) for node in missing[:_NAMED]]
         more = len(missing) - _NAMED
         return (*said, f"of {more} more nodes samples are missing too") if more > 0 else tuple(said)
 
-    def _say_node(self, job: JobFacts, node: str) -> str:
+    def _say_node(self, job: BatchJob, node: str) -> str:
         last = max(self.newest.of_node(node), self.newest.of_job(job.id, node))
         if last <= start_of(job):
             return f"of node {node} no samples have come"
@@ -421,9 +421,9 @@ class Follower:
         )
 
 
-def run_of(job: JobFacts) -> _Run:
+def run_of(job: BatchJob) -> _Run:
     return job.id, start_of(job)
 
 
-def digest_of(job: JobFacts) -> str:
+def digest_of(job: BatchJob) -> str:
     return hashlib.sha256(repr(job).encode("utf-8", "replace")).hexdigest()[:32]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from joblens.analysis.summary import summarise
-from joblens.analysis.window_report import told_by
+from joblens.analysis.window_report import inputs_of
 from joblens.core.errors import JoblensError
 from joblens.jobs.facts import INTERVAL, end_of, facts_of
-from joblens.schedulers.facts import JobFacts
+from joblens.record.job import JobEnd, JobFacts, Totals
+from joblens.record.report import JobRecord
+from joblens.schedulers.facts import BatchJob
 from joblens.store.reader import Reader, Span
 from joblens.store.tsdb.exporters import ABOUT, ExporterReader
 from joblens.store.tsdb.promql import PromSeries, Server, duration, equals
@@ -24,29 +26,27 @@ _INFO = ("joblens_job_info", "rmsjob_info")  # ours, and Omnistat's
 class Told(NamedTuple):
     """What a summary starts from."""
 
-    facts: dict[str, Any]
-    end: dict[str, Any] | None
+    facts: JobFacts
+    end: JobEnd | None
 
     @property
     def span(self) -> Span:
-        start = float((self.end or self.facts)["start"])
-        finish = float(self.end["end"]) if self.end else time.time()
-        return Span(
-            str(self.facts["id"]), start, max(finish, start) + 1.0, str(self.facts.get("cluster") or "")
-        )
+        start = float((self.end or self.facts).start)
+        finish = float(self.end.end) if self.end else time.time()
+        return Span(self.facts.id, start, max(finish, start) + 1.0, self.facts.cluster)
 
 
-def told_by_scheduler(job: JobFacts) -> Told:
+def told_by_scheduler(job: BatchJob) -> Told:
     return Told(facts_of(job, INTERVAL), end_of(job, []) if job.end is not None else None)
 
 
-def told_by_record(record: dict[str, Any]) -> Told:
-    """With what accounting has told: samples of a server are no reason to forget it."""
-    facts, over = told_by(record)
-    facts["time_limit_seconds"] = record["asked"].get("time_seconds")
-    known = {name: record["used"].get(name) for name in ("user_seconds", "system_seconds")}
-    known["cpu_seconds"] = record["used"].get("cpu_seconds_exact")
-    return Told(facts, {**over, "totals": {name: it for name, it in known.items() if it is not None}})
+def told_by_record(record: JobRecord) -> Told:
+    """With what accounting has reported: samples of a server are no reason to forget it."""
+    facts, end = inputs_of(record)
+    facts.time_limit_seconds = record.asked.time_seconds
+    used = record.used
+    end.totals = Totals(used.user_seconds, used.system_seconds, used.cpu_seconds_exact)
+    return Told(facts, end)
 
 
 def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> Told:
@@ -79,14 +79,22 @@ def _looked_at(server: Server, info: str, newest: PromSeries, matchers: str, ste
     nodes, most = sorted({*counts} - {""}), max(counts.values(), default=0.0)
     interval = max(round((end - start) / (most - 1), 3), 0.001) if most > 2 else INTERVAL
     uid = labels.get("uid", "")
-    facts: dict[str, Any] = {
-        "id": newest.labels.get("jobid", ""), "cluster": cluster, "user": labels.get("user", ""),
-        "uid": int(uid) if uid.isdigit() else None, "source": labels.get("source", "series"),
-        "partition": labels.get("partition", ""), "name": "", "node": nodes[0] if nodes else "",
-        "nodes": nodes, "start": start, "interval": interval, "cores": None, "memory": None, "tags": {},
-    }  # fmt: skip
+    facts = JobFacts(
+        id=newest.labels.get("jobid", ""),
+        cluster=cluster,
+        user=labels.get("user", ""),
+        uid=int(uid) if uid.isdigit() else None,
+        source=labels.get("source", "series"),
+        partition=labels.get("partition", ""),
+        name="",
+        node=nodes[0] if nodes else "",
+        nodes=nodes,
+        start=start,
+        interval=interval,
+        tags={},
+    )
     runs = time.time() - end < 3 * max(interval, 5.0)
-    return Told(facts, None if runs else {"start": start, "end": end, "state": "ENDED"})
+    return Told(facts, None if runs else JobEnd(start=start, end=end, state="ENDED"))
 
 
 def _begin(times: list[float], step: float) -> float:
@@ -117,20 +125,18 @@ def _node(labels: Mapping[str, str]) -> str:
     return labels.get("node", "") or labels.get("instance", "").partition(":")[0]
 
 
-def summarise_elsewhere(server: Server, told: Told) -> tuple[dict[str, Any], Reader]:
+def summarise_elsewhere(server: Server, told: Told) -> tuple[JobRecord, Reader]:
     """From what joblens has written there, else from what other exporters tell of its nodes."""
     reader: Reader = TsdbReader(server)
-    nodes = [str(node) for node in told.facts.get("nodes") or [told.facts.get("node")] if node]
+    nodes = [node for node in told.facts.nodes or [told.facts.node] if node]
     exporters: ExporterReader | None = None
     # Agents that were told no cluster name another: then it is the one with that number.
     if not any(reader.looks(span, "job") for span in (told.span, told.span._replace(cluster=""))):
         reader = exporters = ExporterReader(server, nodes)
         if not nodes or not reader.looks(told.span, "job"):
-            raise JoblensError(f"{server.name} has no samples of job {told.facts['id']} or of its nodes")
-        told = Told(
-            {**told.facts, "nodes": nodes, "interval": exporters.scrape_interval or INTERVAL}, told.end
-        )
+            raise JoblensError(f"{server.name} has no samples of job {told.facts.id} or of its nodes")
+        told = Told(told.facts.replace(nodes=nodes, interval=exporters.scrape_interval or INTERVAL), told.end)
     record = summarise(told.facts, told.end, reader)
     if exporters is not None:
-        record["data"]["problems"].append(ABOUT.format(" and ".join(exporters.exporters)))
+        record.data.problems.append(ABOUT.format(" and ".join(exporters.exporters)))
     return record, reader

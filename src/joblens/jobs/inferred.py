@@ -14,10 +14,12 @@ import pwd
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from joblens.jobs.sightings import Process, Sighting, Sightings, Usage
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.record.job import Resources
+from joblens.record.report import JobRecord
+from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Identity, Run
 from joblens.store.lake.watermarks import Unread
 
@@ -89,7 +91,7 @@ class Recorded(Protocol):
 
     def runs(self, text: str) -> list[Run]: ...
 
-    def report(self, identity: Identity) -> dict[str, Any]: ...
+    def report(self, identity: Identity) -> JobRecord: ...
 
 
 class Sizes(Protocol):
@@ -128,12 +130,12 @@ class Inferred:
 
     # As a scheduler
 
-    def live(self) -> Sequence[JobFacts]:
+    def live(self) -> Sequence[BatchJob]:
         self._update()
         runs = [run for run in self._sightings.all() if not self._has_ended(run)]
-        return [self._facts(run)._replace(state="RUNNING") for run in runs if self._passes(run)]
+        return [self._facts(run).replace(state="RUNNING") for run in runs if self._passes(run)]
 
-    def ended(self, since: float, until: float) -> Sequence[JobFacts]:
+    def ended(self, since: float, until: float) -> Sequence[BatchJob]:
         """All that are remembered, whatever is asked for: an end can become known long after it was."""
         self._update()
         over = [run for run in self._sightings.all() if self._has_ended(run)]
@@ -158,13 +160,13 @@ class Inferred:
     def _passes(self, run: Sighting) -> bool:
         return self._thresholds.passes(run.last - run.start, run.cpu_of_others)
 
-    def _over(self, run: Sighting) -> JobFacts:
+    def _over(self, run: Sighting) -> BatchJob:
         why = "" if self._is_gone(run) else f"node {run.key[2]} has sent nothing since; it may have gone on"
-        return self._facts(run)._replace(state=ENDED, end=max(run.last, run.start), reason=why)
+        return self._facts(run).replace(state=ENDED, end=max(run.last, run.start), reason=why)
 
-    def _facts(self, run: Sighting) -> JobFacts:
+    def _facts(self, run: Sighting) -> BatchJob:
         (cluster, id, node), leader = run.key, run.leader
-        return JobFacts(
+        return BatchJob(
             cluster,
             id,
             NAME,
@@ -220,7 +222,7 @@ class Inferred:
             if known.cluster != cluster or not known.start - _SAME <= run.start <= end + _SAME:
                 continue
             with suppress(LookupError):
-                if self._catalog.report((cluster, known.id, known.start))["job"]["node"] == node:
+                if self._catalog.report((cluster, known.id, known.start)).job.node == node:
                     run.start = known.start
 
     def _forget(self) -> None:

@@ -11,18 +11,21 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import MalformedError
 from joblens.core.files import list_names, write_quickly
 from joblens.core.json_file import parse_json
-from joblens.jobs.facts import INTERVAL, end_of, facts_of, first, from_plain, identity, to_plain
-from joblens.schedulers.facts import JobFacts
 from joblens.schedulers.slurm.fields import ENDED
-from joblens.store.catalog.index import Run
-from joblens.store.catalog.listing import COLUMNS, SORTS, JobFilter, name_nodes
+from joblens.store.catalog.index import Identity, Run
+from joblens.store.catalog.listing import SORTS, JobFilter, JobRow, name_nodes
 from joblens.store.home import Home, safe_name
+
+if TYPE_CHECKING:  # a listing without live jobs does not load them
+    from joblens.record.report import JobRecord
+    from joblens.schedulers.facts import BatchJob
 
 # In the words of the batch systems, where one gives a time at which such a job may begin.
 WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
@@ -39,9 +42,9 @@ _ON_THEIR_WAY = "it has just ended: samples are on their way, and its record is 
 
 class Live(NamedTuple):
     time: float  # when the batch system was asked
-    jobs: tuple[JobFacts, ...]
+    jobs: tuple[BatchJob, ...]
     left_out: int = 0  # jobs that wait, beyond those that are kept
-    ended: tuple[JobFacts, ...] = ()  # that have no record yet; how is told, or not told yet
+    ended: tuple[BatchJob, ...] = ()  # that have no record yet; how is told, or not told yet
     cluster: str = ""  # whose jobs they are, if that is known
 
     @property
@@ -52,11 +55,11 @@ class Live(NamedTuple):
         return {self.cluster, *(job.cluster for job in (*self.jobs, *self.ended))} - {""}
 
 
-def runs(job: JobFacts) -> bool:
+def runs(job: BatchJob) -> bool:
     return job.start is not None and job.state not in WAITING
 
 
-def has_run(job: JobFacts) -> bool:
+def has_run(job: BatchJob) -> bool:
     """Or runs: also one that was put back into the queue, before its record is made."""
     return runs(job) or (job.start is not None and job.end is not None)
 
@@ -64,9 +67,9 @@ def has_run(job: JobFacts) -> bool:
 def save_live(
     home: Home,
     name: str,
-    jobs: Sequence[JobFacts],
+    jobs: Sequence[BatchJob],
     now: float,
-    ended: Iterable[JobFacts] = (),
+    ended: Iterable[BatchJob] = (),
     cluster: str = "",
 ) -> None:
     """Not forced onto the disk: in half a minute it is told again."""
@@ -77,9 +80,9 @@ def save_live(
         "version": 1,
         "time": now,
         "cluster": cluster,
-        "jobs": [to_plain(job) for job in kept],
+        "jobs": [job.to_dict() for job in kept],
         "left_out": len(jobs) - len(kept),
-        "ended": [to_plain(job._replace(steps=job.steps[:_MOST_STEPS])) for job in ended],
+        "ended": [job.replace(steps=job.steps[:_MOST_STEPS]).to_dict() for job in ended],
     }
     path = _file(home, name)
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -96,12 +99,15 @@ def _file(home: Home, name: str) -> Path:
 
 
 def _load(path: Path) -> Live:
+    from joblens.record.fields import read
+    from joblens.schedulers.facts import BatchJob
+
     try:
         with path.open("rb") as file:
             found = parse_json(file.read(_LARGEST))
         if found["version"] != 1:
             raise ValueError(f"version {found['version']!r:.20}")
-        jobs, ended = (tuple(map(from_plain, found.get(name, []))) for name in ("jobs", "ended"))
+        jobs, ended = (read(found.get(name, []), tuple[BatchJob, ...]) for name in ("jobs", "ended"))
         cluster = str(found.get("cluster", ""))  # which earlier versions did not write
         return Live(float(found["time"]), jobs, int(found["left_out"]), ended, cluster)
     except FileNotFoundError:
@@ -113,7 +119,9 @@ def _load(path: Path) -> Live:
 def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
     """Of all who follow a batch system into this store, the newest first. Each job once, as it was told last;
     of a cluster that another has told of much later, none of what was told before."""
-    known: set[Any] = set()
+    from joblens.jobs.facts import identity
+
+    known: set[Identity] = set()
     clusters: dict[str, float] = {}  # with when they were last told of
     for found in sorted(_each(home, problems), key=lambda it: it.time, reverse=True):
         newer = {name for name, when in clusters.items() if when - found.time > OLD_SECONDS}
@@ -156,28 +164,26 @@ def remove_expired(home: Home, own: str) -> None:
 def add_live(
     home: Home,
     wanted: JobFilter,
-    stored: list[dict[str, Any]],
+    stored: list[JobRow],
     problems: list[str],
     now: float | None = None,
-    more: Iterable[JobFacts] = (),
-) -> list[dict[str, Any]]:
+    more: Iterable[BatchJob] = (),
+) -> list[JobRow]:
     """To those that are stored, those that run or have just ended, or wait if that is asked for; in order.
     `more`: that run, and that nobody need follow."""
     now = time.time() if now is None else now
     found = [*_started_here(home, wanted, now), *_followed(home, wanted, stored, problems, now, more)]
     if not found:
         return stored
-    column = SORTS[wanted.sort]
+    value = attrgetter(SORTS[wanted.sort])
     upwards = (wanted.sort in ("user", "name")) != wanted.reverse
     both = [*found, *stored]
-    ordered = sorted(
-        (it for it in both if it[column] is not None), key=lambda it: it[column], reverse=not upwards
-    )
-    rest = [it for it in both if it[column] is None]
+    ordered = sorted((it for it in both if value(it) is not None), key=value, reverse=not upwards)
+    rest = [it for it in both if value(it) is None]
     return (ordered + rest)[: wanted.limit or None]
 
 
-def _started_here(home: Home, wanted: JobFilter, now: float) -> list[dict[str, Any]]:
+def _started_here(home: Home, wanted: JobFilter, now: float) -> list[JobRow]:
     """Jobs that `joblens run` runs."""
     if not list_names(str(home.incoming)):
         return []
@@ -187,37 +193,50 @@ def _started_here(home: Home, wanted: JobFilter, now: float) -> list[dict[str, A
     for found in find_running(home):
         job = as_facts(found)
         if _is_meant(job, wanted) and has_tags(found, wanted.tags):
-            used = summarise_running(found)["used"]
-            more = {name: used[name] for name in ("cpu_seconds", "memory_peak_bytes", "processes")}
-            if used["cpu_seconds"] is not None:  # as of the same moment
-                more["duration_seconds"] = used["duration_seconds"]
-            rows.append({**_row(job, now), **more, "tags": found.facts.get("tags") or {}})
+            used, row = summarise_running(found).used, _row(job, now)
+            rows.append(
+                row._replace(
+                    cpu_seconds=used.cpu_seconds,
+                    memory_peak_bytes=used.memory_peak_bytes,
+                    processes=used.processes,
+                    # as of the same moment
+                    duration_seconds=row.duration_seconds
+                    if used.cpu_seconds is None
+                    else used.duration_seconds,
+                    tags=found.facts.tags or {},
+                )
+            )
     return rows
 
 
 def _followed(
     home: Home,
     wanted: JobFilter,
-    stored: list[dict[str, Any]],
+    stored: list[JobRow],
     problems: list[str],
     now: float,
-    more: Iterable[JobFacts],
-) -> list[dict[str, Any]]:
+    more: Iterable[BatchJob],
+) -> list[JobRow]:
     """Of batch systems and of user mode."""
     if wanted.tags:  # which only the jobs of `joblens run` have
         return []
-    known = {(it["cluster"], it["id"], it["start"]) for it in stored}
-    told = [job for live in load_all(home, problems) for job in (*live.jobs, *live.ended)]
-    followed = {(job.cluster, job.id) for job in told}
+    reported = [job for live in load_all(home, problems) for job in (*live.jobs, *live.ended)]
+    known = {(it.cluster, it.id, it.start) for it in stored}
+    followed = {(job.cluster, job.id) for job in reported}
+    every = [*reported, *(job for job in more if (job.cluster, job.id) not in followed)]
+    if not every:
+        return []
+    from joblens.jobs.facts import identity
+
     return [
         _row(job, now)
-        for job in (*told, *(job for job in more if (job.cluster, job.id) not in followed))
+        for job in every
         if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
         if identity(job) not in known  # it has got its record meanwhile
     ]
 
 
-def _is_meant(job: JobFacts, wanted: JobFilter) -> bool:
+def _is_meant(job: BatchJob, wanted: JobFilter) -> bool:
     start = (job.start if runs(job) else job.submit) or 0.0
     return (
         wanted.user in (None, job.user)
@@ -233,31 +252,32 @@ def _is_meant(job: JobFacts, wanted: JobFilter) -> bool:
     )
 
 
-def _row(job: JobFacts, now: float) -> dict[str, Any]:
+def _row(job: BatchJob, now: float) -> JobRow:
     """As the listing of stored jobs has them."""
+    from joblens.jobs.facts import first
+
     start = job.start if runs(job) else None
     until = now if job.end is None or job.state not in _OVER else job.end
-    known = {
-        "cluster": job.cluster,
-        "id": job.id,
-        "start": start,
-        "name": job.name,
-        "user": job.user,
-        "node": job.nodes[0] if job.nodes else "",
-        "source": job.scheduler,
-        "state": job.state,
-        "duration_seconds": None if start is None else max(until - start, 0.0),
-        "cores": first(job.allocated.cores, job.asked.cores),
-        "verdict": "" if runs(job) else job.reason,
-        "shown_id": job.shown_id,
-        "nodes": name_nodes(job.nodes),
-        "partition": job.partition,
-        "account": job.account,
-    }
-    return {**dict.fromkeys(COLUMNS), **known, "tags": {}}
+    return JobRow(
+        job.cluster,
+        job.id,
+        start,
+        name=job.name,
+        user=job.user,
+        node=job.nodes[0] if job.nodes else "",
+        source=job.scheduler,
+        state=job.state,
+        duration_seconds=None if start is None else max(until - start, 0.0),
+        cores=first(job.allocated.cores, job.asked.cores),
+        verdict="" if runs(job) else job.reason,
+        shown_id=job.shown_id,
+        nodes=name_nodes(job.nodes),
+        partition=job.partition,
+        account=job.account,
+    )
 
 
-def find_live(home: Home, name: str, problems: list[str]) -> list[JobFacts]:
+def find_live(home: Home, name: str, problems: list[str]) -> list[BatchJob]:
     """By the number under which it runs, or as people write it; also ID@CLUSTER. The newest is the last.
 
     There are several where one that was put back into the queue has no record of its first run yet.
@@ -268,7 +288,7 @@ def find_live(home: Home, name: str, problems: list[str]) -> list[JobFacts]:
     return sorted(found, key=lambda job: job.start or 0.0)
 
 
-def _has_id(job: JobFacts, id: str) -> bool:
+def _has_id(job: BatchJob, id: str) -> bool:
     """A task of an array that waits is one of many that wait together: 4200_5 is in 4200_[1-10%2]."""
     if id in (job.id, job.shown_id):
         return True
@@ -292,32 +312,36 @@ def _is_between(number: int, tasks: str) -> bool:
     return first <= number <= last and (number - first) % max(step, 1) == 0
 
 
-def add_runs(stored: list[Run], live: Iterable[JobFacts]) -> list[Run]:
+def add_runs(stored: list[Run], live: Iterable[BatchJob]) -> list[Run]:
     """To those that have a record, those that run or have none yet; the oldest first."""
+    from joblens.jobs.facts import identity
+
     known = {(run.cluster, run.id, run.start) for run in stored}
     began = [job for job in live if has_run(job) and identity(job) not in known]
     more = [Run(*identity(job), job.end, job.state) for job in began]
     return sorted([*stored, *more], key=lambda run: (run.start, run.id))
 
 
-def summarise_live(home: Home, job: JobFacts) -> dict[str, Any]:
+def summarise_live(home: Home, job: BatchJob) -> JobRecord:
     """What is known of it so far. Samples come with the hub's lag."""
     from joblens.analysis.summary import summarise
+    from joblens.jobs.facts import INTERVAL, end_of, facts_of
     from joblens.store.lake.lake import Lake
     from joblens.store.reader import LakeReader
 
     lake = Lake(home.lake)
     end = end_of(job, [_ON_THEIR_WAY]) if job.state in _OVER and job.end is not None else None
-    facts = {**facts_of(job, INTERVAL), "known_until": _known_until(job)}
+    facts = facts_of(job, INTERVAL)
+    facts.known_until = _known_until(job)
     record = summarise(facts, end, LakeReader(lake))
-    if end is None and not record["data"]["samples"]:  # its end is as far as samples go, which is not at all
+    if end is None and not record.data.samples:  # its end is as far as samples go, which is not at all
         until = time.time() if job.end is None else min(job.end, time.time())
-        record["used"]["duration_seconds"] = max(until - record["job"]["start"], 0.0)
-    record["data"]["problems"] += lake.problems
+        record.used.duration_seconds = max(until - record.job.start, 0.0)
+    record.data.problems += lake.problems
     return record
 
 
-def _known_until(job: JobFacts) -> float | None:
+def _known_until(job: BatchJob) -> float | None:
     """It runs, so what is not in samples by now is missing, and not still to come."""
     if not runs(job) or job.state == "UNKNOWN":
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from joblens.schedulers.facts import Resources
+from joblens.record.job import Resources
 from joblens.store.lake.lake import Lake
 from joblens.store.reader import Span
 

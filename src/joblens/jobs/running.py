@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import Sample
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.record.job import Resources
+from joblens.record.report import JobRecord
+from joblens.schedulers.facts import BatchJob
 from joblens.store import ingest
 from joblens.store.home import Home
 
@@ -26,40 +27,39 @@ def find_running(home: Home) -> list[ingest.Incoming]:
     found = [
         it for it in ingest.list_incoming(home) if it.end is None and not ingest.is_abandoned(it, node, boot)
     ]
-    return sorted(found, key=lambda it: it.facts["start"])
+    return sorted(found, key=lambda it: it.facts.start)
 
 
-def as_facts(found: ingest.Incoming) -> JobFacts:
+def as_facts(found: ingest.Incoming) -> BatchJob:
     """In the form that other running jobs have, for filters and listings."""
     facts = found.facts
-    return JobFacts(
-        str(facts["cluster"]),
-        str(facts["id"]),
+    return BatchJob(
+        facts.cluster,
+        facts.id,
         "run",
-        user=str(facts.get("user") or ""),
-        name=str(facts.get("name") or ""),
+        user=facts.user,
+        name=facts.name,
         state=STATE,
-        start=float(facts["start"]),
-        nodes=(str(facts["node"]),),
-        allocated=Resources(cores=facts.get("cores")),
+        start=float(facts.start),
+        nodes=(facts.node,),
+        allocated=Resources(cores=facts.cores),
     )
 
 
 def has_tags(found: ingest.Incoming, wanted: tuple[tuple[str, str], ...]) -> bool:
-    tags = found.facts.get("tags") or {}
+    tags = found.facts.tags or {}
     return all(tags.get(name) == value for name, value in wanted)
 
 
-def summarise_running(found: ingest.Incoming) -> dict[str, Any]:
+def summarise_running(found: ingest.Incoming) -> JobRecord:
     """What is known of it so far: samples are written some seconds after they were taken."""
     from joblens.analysis.summary import summarise
     from joblens.store.memory_reader import SamplesReader
 
     said: list[str] = []
-    job, node = str(found.facts["id"]), str(found.facts["node"])
-    reader = SamplesReader(_load(found, said), job, node)
-    record = summarise({**found.facts, "state": STATE, "known_until": time.time()}, None, reader)
-    record["data"]["problems"] += said
+    reader = SamplesReader(_load(found, said), found.facts.id, found.facts.node)
+    record = summarise(found.facts.replace(state=STATE, known_until=time.time()), None, reader)
+    record.data.problems += said
     return record
 
 

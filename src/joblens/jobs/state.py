@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from joblens.core.errors import MalformedError
 from joblens.core.files import write_quickly, write_whole
 from joblens.core.json_file import parse_json
-from joblens.jobs.facts import from_plain, identity, to_plain
-from joblens.schedulers.facts import JobFacts
+from joblens.jobs.facts import identity
+from joblens.record.fields import read
+from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Identity
 
 VERSION = 1
@@ -33,14 +34,14 @@ MOST_LATE = 5_000
 class Gone(NamedTuple):
     """Not running any more, and accounting has not told how it ended."""
 
-    job: JobFacts
+    job: BatchJob
     seen: float  # running, for the last time
 
 
 class Late(NamedTuple):
     """Its record is there, and samples of these nodes may still come."""
 
-    job: JobFacts
+    job: BatchJob
     nodes: tuple[str, ...]
     since: float
 
@@ -72,14 +73,14 @@ class State:
         for many, most in ((self.gone, MOST_GONE), (self.late, MOST_LATE)):
             while len(many) > most:
                 many.pop(next(iter(many)))
-        gone = [{"job": to_plain(it.job), "seen": it.seen} for it in self.gone.values()]
-        late = [{"job": to_plain(it.job), "nodes": it.nodes, "since": it.since} for it in self.late.values()]
+        gone = [{"job": it.job.to_dict(), "seen": it.seen} for it in self.gone.values()]
+        late = [{"job": it.job.to_dict(), "nodes": it.nodes, "since": it.since} for it in self.late.values()]
         self._save("late.json", {"version": VERSION, "late": late})
         self._save(
             "state.json", {"version": VERSION, "since": self.since, "cluster": self.cluster, "gone": gone}
         )
 
-    def _save(self, name: str, found: dict[str, Any]) -> None:
+    def _save(self, name: str, found: Mapping[str, object]) -> None:
         data = json.dumps(found).encode("utf-8", "replace")
         if self._saved.get(name) != data:
             write_whole(str(self.folder / name), data)
@@ -89,7 +90,7 @@ class State:
         """Raises OSError."""
         write_quickly(str(self.folder / "flush"), b"")
 
-    def tell(self, status: dict[str, Any]) -> None:
+    def tell(self, status: Mapping[str, object]) -> None:
         with suppress(OSError):  # a full disk is told by the error itself, in the log
             write_quickly(str(self.status), json.dumps({"time": time.time(), **status}).encode())
 
@@ -109,12 +110,13 @@ def _load(path: Path, parse: Callable[[Any], Any], problems: list[str]) -> Any:
 
 def _parse_state(found: Any) -> tuple[float | None, str, dict[Identity, Gone]]:
     since = None if found["since"] is None else float(found["since"])
-    gone = [Gone(from_plain(it["job"]), float(it["seen"])) for it in found["gone"]]
+    gone = [Gone(read(it["job"], BatchJob), float(it["seen"])) for it in found["gone"]]
     return since, str(found["cluster"]), {identity(it.job): it for it in gone}
 
 
 def _parse_late(found: Any) -> dict[Identity, Late]:
     late = [
-        Late(from_plain(it["job"]), tuple(map(str, it["nodes"])), float(it["since"])) for it in found["late"]
+        Late(read(it["job"], BatchJob), tuple(map(str, it["nodes"])), float(it["since"]))
+        for it in found["late"]
     ]
     return {identity(it.job): it for it in late}

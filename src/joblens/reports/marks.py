@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from joblens.core.units import render_seconds
+from joblens.record.report import Fom, JobRecord, Mark
 from joblens.reports.style import Style
 from joblens.reports.timeline import PEAK, TITLE, clock, sparks
 from joblens.reports.width import display_width, left, plain, right
@@ -19,14 +18,14 @@ _NAME, _LAST, _RANGE = 24, 12, 23  # columns; the rest is for the course
 _SHORTEST_COURSE = 8
 
 
-def render_marks(record: dict[str, Any], style: Style) -> list[str]:
-    marks = record.get("marks") or []
+def render_marks(record: JobRecord, style: Style) -> list[str]:
+    marks = record.marks
     if not marks:
         return []
-    start, end = record["job"]["start"], record["job"]["end"] or record["job"]["start"]
-    named: dict[str, list[dict[str, Any]]] = {}
+    start, end = record.job.start, record.job.last
+    named: dict[str, list[Mark]] = {}
     for mark in marks:
-        named.setdefault(mark["text"], []).append(mark)
+        named.setdefault(mark.text, []).append(mark)
     letters = dict(zip(named, _LETTERS[:_MOST_NAMES]))
     rows, hidden = _rows(named, letters, start, end, style.width - TITLE - PEAK)
     title = "marks"
@@ -46,7 +45,7 @@ def render_marks(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def _rows(
-    named: dict[str, list[dict[str, Any]]], letters: dict[str, str], start: float, end: float, columns: int
+    named: dict[str, list[Mark]], letters: dict[str, str], start: float, end: float, columns: int
 ) -> tuple[list[str], int]:
     """Those of one name in one row; what would cover another is in the next. Also how many had no room."""
     rows: list[dict[int, str]] = []
@@ -67,17 +66,17 @@ def _rows(
     return ["".join(row.get(column, " ") for column in range(columns)) for row in rows], hidden
 
 
-def _cells(mark: dict[str, Any], letter: str, start: float, end: float, columns: int) -> dict[int, str]:
+def _cells(mark: Mark, letter: str, start: float, end: float, columns: int) -> dict[int, str]:
     """`[a──]`, or `[a──>` if it was never stopped; as much of that as there is room for."""
-    last_moment = end if mark["end"] is None else mark["end"]
+    last_moment = end if mark.end is None else mark.end
     first, last = (
         min(max(int((moment - start) / (end - start) * columns), 0), columns - 1)
-        for moment in (mark["start"], last_moment)
+        for moment in (mark.start, last_moment)
     )
     last = max(first, last)
     shown = ["─"] * (last - first + 1)
     if len(shown) > 1:
-        shown[-1] = ">" if mark["end"] is None else "]"
+        shown[-1] = ">" if mark.end is None else "]"
     if len(shown) > 2:
         shown[:2] = ["[", letter]
     else:
@@ -85,18 +84,18 @@ def _cells(mark: dict[str, Any], letter: str, start: float, end: float, columns:
     return dict(enumerate(shown, first))
 
 
-def _legend(letter: str, text: str, marks: list[dict[str, Any]], start: float, end: float) -> str:
+def _legend(letter: str, text: str, marks: list[Mark], start: float, end: float) -> str:
     words = [f"{letter} {plain(text, _LONGEST_TEXT)}"]
     if len(marks) > 1:
         words.append(f"{len(marks)}×")
     seconds = sum(
-        max(min(end if it["end"] is None else it["end"], end) - max(it["start"], start), 0.0) for it in marks
+        max(min(end if it.end is None else it.end, end) - max(it.start, start), 0.0) for it in marks
     )
-    if all(it["end"] == it["start"] for it in marks):
-        words += [clock(marks[0]["start"], end - start)] if len(marks) == 1 else []
+    if all(it.end == it.start for it in marks):
+        words += [clock(marks[0].start, end - start)] if len(marks) == 1 else []
     else:
         words.append(render_seconds(seconds))
-    if any(it["end"] is None for it in marks):
+    if any(it.end is None for it in marks):
         words.append("(not stopped)")
     return " ".join(words)
 
@@ -112,12 +111,12 @@ def _flow(words: list[str], head: str, width: int) -> list[str]:
     return [*lines, line]
 
 
-def render_foms(record: dict[str, Any], style: Style) -> list[str]:
-    foms, start = record.get("foms") or [], record["job"]["start"]
+def render_foms(record: JobRecord, style: Style) -> list[str]:
+    foms, start = record.foms, record.job.start
     if not foms:
         return []
-    several = len({fom["node"] for fom in foms}) > 1
-    end = record["job"]["end"] or start
+    several = len({fom.node for fom in foms}) > 1
+    end = record.job.last
     room = min(_NAME, style.width - _LAST - _RANGE - 1)
     course = style.width - _NAME - _LAST - _RANGE - 3
     shown = [
@@ -129,22 +128,22 @@ def render_foms(record: dict[str, Any], style: Style) -> list[str]:
     return [style(_HEAD, "bold") + columns, *shown, *more]
 
 
-def _fom(fom: dict[str, Any], several: bool, room: int) -> str:
-    words = [fom["name"], fom["unit"] or "", f"@{fom['node']}" if several else ""]
+def _fom(fom: Fom, several: bool, room: int) -> str:
+    words = [fom.name, fom.unit or "", f"@{fom.node}" if several else ""]
     name = plain(" ".join(filter(None, words)), room)
-    between = f"{fom['lowest']:.4g} to {fom['highest']:.4g}" if (fom["count"] or 0) > 1 else ""
-    return f"{left(name, room)}{fom['last']:>{_LAST}.5g}{plain(between, _RANGE - 1):>{_RANGE}}"
+    between = f"{fom.lowest:.4g} to {fom.highest:.4g}" if (fom.count or 0) > 1 else ""
+    return f"{left(name, room)}{fom.last:>{_LAST}.5g}{plain(between, _RANGE - 1):>{_RANGE}}"
 
 
-def _course(fom: dict[str, Any], start: float, end: float, columns: int) -> str:
+def _course(fom: Fom, start: float, end: float, columns: int) -> str:
     """From its lowest to its highest; a value holds until the next one."""
-    low, high = fom["lowest"], fom["highest"]
-    if (fom["count"] or 0) < 2 or end <= start or not high > low or columns < _SHORTEST_COURSE:
+    low, high = fom.lowest or 0.0, fom.highest or 0.0
+    if (fom.count or 0) < 2 or end <= start or not high > low or columns < _SHORTEST_COURSE:
         return ""
     values: list[float | None] = [None] * columns
-    for point in fom["series"]:
-        place = int((point["time"] - start) / (end - start) * columns)
-        values[min(max(place, 0), columns - 1)] = (point["value"] - low) / (high - low)
+    for point in fom.series:
+        place = int((point.time - start) / (end - start) * columns)
+        values[min(max(place, 0), columns - 1)] = (point.value - low) / (high - low)
     for n in range(1, columns):
         values[n] = values[n - 1] if values[n] is None else values[n]
     return sparks(values, 1.0)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from joblens.analysis.rule_input import never_started
 from joblens.core.units import (
     render_bytes,
     render_cores,
@@ -15,13 +13,14 @@ from joblens.core.units import (
     render_load,
     render_seconds,
 )
+from joblens.record.report import Finding, Gap, Job, JobRecord, Run
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.nodes import render_nodes, render_state, render_steps
 from joblens.reports.style import WIDTH, Style
 from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
-from joblens.store.catalog.listing import name_nodes, shown_id
+from joblens.store.catalog.listing import name_nodes
 
 _MOST_GAPS = 3
 _MOST_EVENTS = 5
@@ -42,7 +41,7 @@ _STATES = {
 }  # fmt: skip
 
 
-def render_report(record: dict[str, Any], style: Style) -> str:
+def render_report(record: JobRecord, style: Style) -> str:
     parts = [
         _head(record, style),
         _bars(record, style),
@@ -59,22 +58,22 @@ def render_report(record: dict[str, Any], style: Style) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _head(record: dict[str, Any], style: Style) -> list[str]:
-    job = record["job"]
-    state = render_state(job["state"] or "UNKNOWN", job["exit_code"], job.get("signal"))
-    if state == "CANCELLED" and (job.get("reason") or "").startswith("by "):
-        state += f" {job['reason']}"  # who, in Slurm's words
+def _head(record: JobRecord, style: Style) -> list[str]:
+    job = record.job
+    state = render_state(job.state or "UNKNOWN", job.exit_code, job.signal)
+    if state == "CANCELLED" and (job.reason or "").startswith("by "):
+        state += f" {job.reason}"  # who, in Slurm's words
     colour = _STATES.get(state.partition(" ")[0], "yellow")
-    took = plain(_known(record["used"]["duration_seconds"], render_seconds) or "?", 14)
+    took = plain(_known(record.used.duration_seconds, render_seconds) or "?", 14)
     last = [took if _has_begun(job) else "", plain(state, 24)]
     room = style.width - sum(display_width(word) + 2 for word in last)
-    where = name_nodes(job["nodes"]) if job.get("nodes") else job["node"] or ""
-    first = plain("job " + shown_id(job), room)  # whole if at all possible, for it is what is typed
-    others = _fitted([job["name"], job["user"], where], room - display_width(first) - 2)
+    where = name_nodes(job.nodes) if job.nodes else job.node or ""
+    first = plain("job " + job.shown_id, room)  # whole if at all possible, for it is what is typed
+    others = _fitted([job.name, job.user, where], room - display_width(first) - 2)
     words = filter(None, [style(first, "bold"), *others, last[0], style(last[1], colour)])
-    tags = "".join(f"  {name}:{value}" for name, value in (job.get("tags") or {}).items())
-    lines = ["  ".join(words), *wrap("", record["verdict"], style.width)]
-    command = f" $ {job['command']}" if job["command"] else ""  # accounting need not tell it
+    tags = "".join(f"  {name}:{value}" for name, value in (job.tags or {}).items())
+    lines = ["  ".join(words), *wrap("", record.verdict, style.width)]
+    command = f" $ {job.command}" if job.command else ""  # accounting need not tell it
     lines += [style(plain(_began(job) + command, style.width), "dim")]
     lines += [style(line, "yellow") for line in _cut(record, style.width)]
     lines += [style(line, "dim") for line in (*_runs(record, style.width), *_array(record, style.width))]
@@ -84,74 +83,74 @@ def _head(record: dict[str, Any], style: Style) -> list[str]:
     return lines + ([style(plain(f"tags{tags}", style.width), "dim")] if tags else [])
 
 
-def _began(job: dict[str, Any]) -> str:
+def _began(job: Job) -> str:
     """When, or of a job that never did until when it waited."""
-    never = job["end"] is not None and never_started(job)
+    never = job.never_started
     word = "no start, ended " if never else ""
-    return word + time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["end"] if never else job["start"]))
+    return word + time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.end if never else job.start))
 
 
-def _has_begun(job: dict[str, Any]) -> bool:
-    return job["state"] != _PENDING and not never_started(job)
+def _has_begun(job: Job) -> bool:
+    return job.state != _PENDING and not job.never_started
 
 
-def _cut(record: dict[str, Any], width: int) -> list[str]:
+def _cut(record: JobRecord, width: int) -> list[str]:
     """Nothing for a report of a whole job."""
-    cut, job = record.get("cut"), record["job"]
+    cut, job = record.cut, record.job
     if not cut:
         return []
-    times = "–".join(clock(cut[name], (job["end"] or job["start"]) - job["start"]) for name in ("from", "to"))
-    return wrap("", f"only {times}, {cut['what']}", width)
+    times = "–".join(clock(moment, job.duration) for moment in (cut.start, cut.end))
+    return wrap("", f"only {times}, {cut.what}", width)
 
 
-def _runs(record: dict[str, Any], width: int) -> list[str]:
+def _runs(record: JobRecord, width: int) -> list[str]:
     """Nothing of a job whose id no other has had."""
-    runs, this = record.get("runs") or [], record.get("run")
-    others = [run for run in runs if run["run"] != this]
+    runs, this = record.runs or [], record.run or None
+    others = [run for run in runs if run.run != this]
     if not others or this is None:
         return []
-    clusters = len({run["cluster"] for run in runs}) > 1
-    nearest = sorted(others, key=lambda run: abs(run["run"] - this))[:_MOST_RUNS]
-    said = [_run(run, clusters) for run in sorted(nearest, key=lambda run: run["run"])]
+    clusters = len({run.cluster for run in runs}) > 1
+    nearest = sorted(others, key=lambda run: abs(run.run - this))[:_MOST_RUNS]
+    said = [_run(run, clusters) for run in sorted(nearest, key=lambda run: run.run)]
     more = [f"and {len(others) - len(said)} more"] if len(others) > len(said) else []
     return wrap("", f"run {this} of {len(runs)} with this id; the others: {', '.join([*said, *more])}", width)
 
 
-def _array(record: dict[str, Any], width: int) -> list[str]:
+def _array(record: JobRecord, width: int) -> list[str]:
     """Who asks for an array by its number gets one task of it: the others are not to be overlooked."""
-    job, count = record["job"], record.get("array_tasks") or 0
+    job, count = record.job, record.array_tasks or 0
     if count < 2:
         return []
-    whole = plain(job["array_job"], 40)
-    said = f"task {plain(job['array_task'], 40)} of array {whole}, of which {count} tasks have begun"
+    whole = plain(job.array_job, 40)
+    said = f"task {plain(job.array_task, 40)} of array {whole}, of which {count} tasks have begun"
     return wrap("", f"{said}; all of them: joblens jobs --array {whole}", width)
 
 
-def _run(run: dict[str, Any], with_cluster: bool) -> str:
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["start"]))
-    words = ["--run", str(run["run"]), "of", began, run["state"] or "UNKNOWN"]
-    return " ".join([*words, "on", run["cluster"]] if with_cluster else words)
+def _run(run: Run, with_cluster: bool) -> str:
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.start))
+    words = ["--run", str(run.run), "of", began, run.state or "UNKNOWN"]
+    return " ".join([*words, "on", run.cluster] if with_cluster else words)
 
 
-def _inferred(job: dict[str, Any], width: int) -> list[str]:
+def _inferred(job: Job, width: int) -> list[str]:
     """Of a job that no batch system knows: what it is, and what its times are."""
     if not _is_inferred(job):
         return []
-    what = "session" if job["id"].startswith("s") else "process group"
-    end = "; its end is that of its last sample" if job["state"] == "ENDED" else ""
-    why = f": {job['reason']}" if end and job.get("reason") else ""
-    return wrap("", plain(f"inferred from {what} {job['id'][1:]}{end}{why}", _LONGEST), width)
+    what = "session" if job.id.startswith("s") else "process group"
+    end = "; its end is that of its last sample" if job.state == "ENDED" else ""
+    why = f": {job.reason}" if end and job.reason else ""
+    return wrap("", plain(f"inferred from {what} {job.id[1:]}{end}{why}", _LONGEST), width)
 
 
-def _queue(job: dict[str, Any]) -> str:
+def _queue(job: Job) -> str:
     """Where it stood in line, and how long; nothing of a job that no scheduler started."""
-    named = ((name, job.get(name)) for name in ("partition", "account", "qos"))
+    named = (("partition", job.partition), ("account", job.account), ("qos", job.qos))
     words = [f"{name} {value}" for name, value in named if value]
-    ready = max(job.get("submit") or 0.0, job.get("eligible") or 0.0)
-    if ready and job["start"] - ready >= 1 and job["state"] != "PENDING":
-        words.append(f"waited {render_seconds(job['start'] - ready)}")
-    if job.get("restarts"):
-        words.append(f"restarted {_times(job['restarts'])}")
+    ready = max(job.submit or 0.0, job.eligible or 0.0)
+    if ready and job.start - ready >= 1 and job.state != "PENDING":
+        words.append(f"waited {render_seconds(job.start - ready)}")
+    if job.restarts:
+        words.append(f"restarted {_times(job.restarts)}")
     return ", ".join(words)
 
 
@@ -172,63 +171,63 @@ def _fitted(words: list[str], room: int) -> list[str]:
     return shown
 
 
-def _asked(record: dict[str, Any], style: Style) -> list[str]:
+def _asked(record: JobRecord, style: Style) -> list[str]:
     """Of a job that has not begun there is no more to tell."""
-    asked = record["asked"]
+    asked = record.asked
     known = (
-        ("CPU", _cores(asked["cores"])),
-        ("Memory", _known(asked["memory_bytes"], render_bytes)),
-        ("GPU", _known(asked["gpus"], _count)),
-        ("Time", _known(asked["time_seconds"], render_seconds)),
+        ("CPU", _cores(asked.cores)),
+        ("Memory", _known(asked.memory_bytes, render_bytes)),
+        ("GPU", _known(asked.gpus, _count)),
+        ("Time", _known(asked.time_seconds, render_seconds)),
     )
     lines = [_bar_line(title, amount, "", "", style).rstrip() for title, amount in known if amount]
     return [_bar_line("", "asked", "", "", style).rstrip(), *lines] if lines else []
 
 
-def _bars(record: dict[str, Any], style: Style) -> list[str]:
-    if not _has_begun(record["job"]):
+def _bars(record: JobRecord, style: Style) -> list[str]:
+    if not _has_begun(record.job):
         return _asked(record, style)
-    asked, used = record["asked"], record["used"]
-    lines = [_bar_line("", "asked" if _is_batch(record["job"]) else "may use", "used", "peak", style)]
-    if used["cores_mean"] is not None:
-        part = used["cores_mean"] / asked["cores"] if asked["cores"] else None
-        mean, peak = _known(used["cores_mean"], render_load), _known(used["cores_peak"], render_load)
+    asked, used = record.asked, record.used
+    lines = [_bar_line("", "asked" if _is_batch(record.job) else "may use", "used", "peak", style)]
+    if used.cores_mean is not None:
+        part = used.cores_mean / asked.cores if asked.cores else None
+        mean, peak = _known(used.cores_mean, render_load), _known(used.cores_peak, render_load)
         colour = "green" if (part or 0) >= 0.7 else "yellow" if (part or 0) >= 0.3 else "red"
-        lines.append(_bar_line("CPU", _cores(asked["cores"]), mean, peak, style, part, colour))
-    peak_bytes, limit = used["memory_peak_bytes"], asked["memory_bytes"]
+        lines.append(_bar_line("CPU", _cores(asked.cores), mean, peak, style, part, colour))
+    peak_bytes, limit = used.memory_peak_bytes, asked.memory_bytes
     if peak_bytes is not None:
-        part = peak_bytes / limit if limit and used["memory_from"] not in _MEMORY_OF_A_PART else None
-        mean = _known(used["memory_mean_bytes"], render_bytes)
+        part = peak_bytes / limit if limit and used.memory_from not in _MEMORY_OF_A_PART else None
+        mean = _known(used.memory_mean_bytes, render_bytes)
         colour = "red" if (part or 0) >= 0.95 else "cyan"
         may = _known(limit, render_bytes)
         lines.append(_bar_line("Memory", may, mean, render_bytes(peak_bytes), style, part, colour))
     lines += _gpu_bars(record, style)
-    limit = asked.get("time_seconds")
-    if limit and used["duration_seconds"] is not None:
-        part = used["duration_seconds"] / limit
-        took = render_seconds(used["duration_seconds"])
+    limit = asked.time_seconds
+    if limit and used.duration_seconds is not None:
+        part = used.duration_seconds / limit
+        took = render_seconds(used.duration_seconds)
         colour = "red" if part >= 0.98 else "cyan"
         lines.append(_bar_line("Time", render_seconds(limit), took, "", style, part, colour))
     for title, name in (("Read", "read_bytes"), ("Written", "written_bytes")):
         if used[name]:
             lines.append(_bar_line(title, "", render_bytes(used[name]), "", style))
     lines += _cpu_time(record, style)
-    energy = record.get("energy")
+    energy = record.energy
     if energy:
-        carbon = energy["carbon_grams"]
+        carbon = energy.carbon_grams
         beside = "" if carbon is None else f"   {render_grams(carbon)} of CO₂"
-        lines.append(_bar_line("Energy", "", render_joules(energy["joules"]), "", style) + beside)
+        lines.append(_bar_line("Energy", "", render_joules(energy.joules), "", style) + beside)
     return [line.rstrip() for line in lines]
 
 
-def _cpu_time(record: dict[str, Any], style: Style) -> list[str]:
+def _cpu_time(record: JobRecord, style: Style) -> list[str]:
     """With where it comes from: samples can have seen more than accounting has, and the larger holds."""
-    used = record["used"]
-    cpu, exact = used["cpu_seconds"], used.get("cpu_seconds_exact")
+    used = record.used
+    cpu, exact = used.cpu_seconds, used.cpu_seconds_exact
     line = _bar_line("CPU time", "", _known(cpu, render_seconds) or "unknown", "", style).rstrip()
-    if not (_is_batch(record["job"]) or _is_inferred(record["job"])) or cpu is None:
+    if not (_is_batch(record.job) or _is_inferred(record.job)) or cpu is None:
         return [line]
-    if not record["data"]["exact"]:
+    if not record.data.exact:
         source = "sampled"
     elif exact is not None and cpu > exact:
         source = f"sampled; accounting has {render_seconds(exact)}"
@@ -237,17 +236,17 @@ def _cpu_time(record: dict[str, Any], style: Style) -> list[str]:
     return wrap(line + "   ", source, style.width)
 
 
-def _gpu_bars(record: dict[str, Any], style: Style) -> list[str]:
+def _gpu_bars(record: JobRecord, style: Style) -> list[str]:
     """Nothing for a job without GPUs."""
-    gpus, asked, used = record.get("gpus") or [], record["asked"], record["used"]
+    gpus, asked, used = record.gpus, record.asked, record.used
     if not gpus:
         return []
-    mean = used["gpus_mean"]
+    mean = used.gpus_mean
     part = None if mean is None else mean / len(gpus)
     colour = "green" if (part or 0) >= 0.7 else "yellow" if (part or 0) >= 0.3 else "red"
-    figures = _known(asked["gpus"], _count), _known(mean, render_load), _count(used["gpus"])
+    figures = _known(asked.gpus, _count), _known(mean, render_load), _known(used.gpus, _count)
     shown = [_bar_line("GPU", *figures, style, part, colour)]
-    most, whole = used["gpu_memory_peak_bytes"], asked["gpu_memory_bytes"]
+    most, whole = used.gpu_memory_peak_bytes, asked.gpu_memory_bytes
     if most is not None:
         figures = _known(whole, render_bytes), "", render_bytes(most)
         shown.append(_bar_line("GPU mem", *figures, style, most / whole if whole else None, "cyan"))
@@ -280,23 +279,23 @@ def _cores(cores: float | None) -> str:
     return f"{render_cores(cores)} core" + ("" if cores == 1 else "s")
 
 
-def _findings(record: dict[str, Any], style: Style) -> list[str]:
-    found = record["findings"]
+def _findings(record: JobRecord, style: Style) -> list[str]:
+    found = record.findings
     if not found:
         return []
     lines = [style("What to change", "bold")]
     for number, finding in enumerate(found, 1):
-        when = _when(finding, record["job"])
-        lines += wrap(f" {number} {when}  ", finding["rule"] + ": " + finding["evidence"], style.width)
-        lines += [style(line, "green") for line in wrap("   → ", finding["advice"], style.width)]
+        when = _when(finding, record.job)
+        lines += wrap(f" {number} {when}  ", finding.rule + ": " + finding.evidence, style.width)
+        lines += [style(line, "green") for line in wrap("   → ", finding.advice, style.width)]
     return lines
 
 
-def _when(stretch: dict[str, Any], job: dict[str, Any]) -> str:
-    end = job["end"] or job["start"]
-    if stretch["from"] <= job["start"] + 1 and stretch["to"] >= end - 1:
+def _when(stretch: Finding | Gap, job: Job) -> str:
+    end = job.last
+    if stretch.start <= job.start + 1 and stretch.end >= end - 1:
         return _WHOLE
-    return "–".join(clock(stretch[name], end - job["start"]) for name in ("from", "to"))
+    return "–".join(clock(moment, end - job.start) for moment in (stretch.start, stretch.end))
 
 
 def wrap(head: str, text: str, width: int = WIDTH) -> list[str]:
@@ -338,114 +337,108 @@ def _pieces(word: str, width: int) -> list[str]:
     return found
 
 
-def _events(record: dict[str, Any], style: Style) -> list[str]:
-    found, job = record.get("events") or [], record["job"]
+def _events(record: JobRecord, style: Style) -> list[str]:
+    found, job = record.events, record.job
     lines = [style("Events", "bold")] if found else []
     for event in found[:_MOST_EVENTS]:
-        when = clock(event["time"], (job["end"] or job["start"]) - job["start"])
-        lines += wrap(f" {when}  ", f"{event['kind']}: {event['text']}", style.width)
+        when = clock(event.time, job.duration)
+        lines += wrap(f" {when}  ", f"{event.kind}: {event.text}", style.width)
     return lines + ([f" and {len(found) - _MOST_EVENTS} more, see --json"] if found[_MOST_EVENTS:] else [])
 
 
-def _processes(record: dict[str, Any], style: Style) -> list[str]:
-    used = record["used"]
-    unsampled = used.get("unsampled_seconds") or 0.0
-    is_much = unsampled >= max(_MUCH_UNSAMPLED * (used["cpu_seconds"] or 0.0), 0.1)
-    rows = render_tree(record["processes"], style.width, unsampled if is_much else 0.0)
+def _processes(record: JobRecord, style: Style) -> list[str]:
+    used = record.used
+    unsampled = used.unsampled_seconds or 0.0
+    is_much = unsampled >= max(_MUCH_UNSAMPLED * (used.cpu_seconds or 0.0), 0.1)
+    rows = render_tree(record.processes, style.width, unsampled if is_much else 0.0)
     if not rows:
         return []
-    told = [f"{used['processes'] or len(rows)} sampled"]
-    if is_much and used.get("forks"):
-        told.append(f"{used['forks']:,} created on the node meanwhile")
+    told = [f"{used.processes or len(rows)} sampled"]
+    if is_much and used.forks:
+        told.append(f"{used.forks:,} created on the node meanwhile")
     first, *more = wrap("Processes".ljust(len(_UNDER)), ", ".join(told), style.width)
     return [style("Processes", "bold") + first.removeprefix("Processes"), *more, *rows]
 
 
-def _traffic(record: dict[str, Any], style: Style) -> list[str]:
+def _traffic(record: JobRecord, style: Style) -> list[str]:
     """A node can have ten adapters: those with errors, and then those that carried most."""
-    found = sorted(
-        record.get("traffic") or [], key=lambda it: (not it["errors"], -it["in_bytes"] - it["out_bytes"])
-    )
+    found = sorted(record.traffic, key=lambda it: (not it.errors, -it.in_bytes - it.out_bytes))
     lines = []
     for it in found[:_MOST_TRAFFIC]:
-        errors = f", {it['errors']:.0f} errors" if it["errors"] else ""
-        told = f"in {render_bytes(it['in_bytes'])}, out {render_bytes(it['out_bytes'])}{errors}"
-        lines += wrap(" ", f"{it['kind']} {it['name']}: {told}", style.width)
+        errors = f", {it.errors:.0f} errors" if it.errors else ""
+        told = f"in {render_bytes(it.in_bytes)}, out {render_bytes(it.out_bytes)}{errors}"
+        lines += wrap(" ", f"{it.kind} {it.name}: {told}", style.width)
     if len(found) > _MOST_TRAFFIC:
         lines.append(f" and {len(found) - _MOST_TRAFFIC} more, see --json")
     return [style("Node", "bold") + "         what all jobs on it carried meanwhile", *lines] if lines else []
 
 
-def _data(record: dict[str, Any], style: Style) -> list[str]:
-    if not _has_begun(record["job"]):
+def _data(record: JobRecord, style: Style) -> list[str]:
+    if not _has_begun(record.job):
         return []
-    data, gaps = record["data"], record["gaps"]
+    data, gaps = record.data, record.gaps
     first, *lines = wrap("Data".ljust(len(_UNDER)), ", ".join(_amounts(record)), style.width)
     lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]
-    when = [_when(gap, record["job"]) for gap in gaps[:_MOST_GAPS]]
+    when = [_when(gap, record.job) for gap in gaps[:_MOST_GAPS]]
     told = [f"nothing is known of {it}" for it in when if it != _WHOLE]  # that is told already
     told += [f"and of {len(gaps) - _MOST_GAPS} more, see --json"] if len(gaps) > _MOST_GAPS else []
     told += _unknown_nodes(record)
-    if record.get("energy"):
-        told.append(f"energy: {record['energy']['how']}")
-    source = record["used"]["memory_from"]
-    if source == "samples" and record["used"]["memory_peak_bytes"] is not None:
+    if record.energy:
+        told.append(f"energy: {record.energy.how}")
+    source = record.used.memory_from
+    if source == "samples" and record.used.memory_peak_bytes is not None:
         told.append("memory peak: sampled")
-    elif source and record["used"]["memory_peak_bytes"] is not None:
+    elif source and record.used.memory_peak_bytes is not None:
         told.append(f"memory peak: {_MEMORY_OF_A_PART.get(source, source)}")
     for text in told:
         lines += wrap(_UNDER, text, style.width)
-    for problem in data["problems"] or []:
+    for problem in data.problems or []:
         lines += [style(line, "yellow") for line in wrap(_UNDER, problem, style.width)]
     return lines
 
 
-def _amounts(record: dict[str, Any]) -> list[str]:
+def _amounts(record: JobRecord) -> list[str]:
     """`3 of 3 nodes, 170 of 180 samples, a gap of 10 s`"""
-    data, nodes = record["data"], record.get("nodes") or []
-    if record["job"]["state"] == "RUNNING" and not data["samples"]:
+    data, nodes = record.data, record.nodes
+    if record.job.state == "RUNNING" and not data.samples:
         return ["no sample has come yet"]
-    is_batch = _is_batch(record["job"])
-    expected = data.get("expected_samples")
+    is_batch = _is_batch(record.job)
+    expected = data.expected_samples
     of = "" if expected is None else f" of {expected:,}"
-    count = f"{data['samples'] or 0:,}" if is_batch else f"{data['samples'] or 0}"
-    words = [f"{count}{of} sample{'' if (expected or data['samples']) == 1 else 's'}"]
+    count = f"{data.samples or 0:,}" if is_batch else f"{data.samples or 0}"
+    words = [f"{count}{of} sample{'' if (expected or data.samples) == 1 else 's'}"]
     if nodes and is_batch:
-        known = sum(bool(node["samples"]) and node["cpu_seconds"] is not None for node in nodes)
+        known = sum(bool(node.samples) and node.cpu_seconds is not None for node in nodes)
         words.insert(0, f"{known} of {_counted(len(nodes), 'node')}")
-    found = record["gaps"] or [
-        gap for node in nodes if len(nodes) > 1 and node["samples"] for gap in node["gaps"]
-    ]
-    lost = render_seconds(sum(gap["to"] - gap["from"] for gap in found))
+    found = record.gaps or [gap for node in nodes if len(nodes) > 1 and node.samples for gap in node.gaps]
+    lost = render_seconds(sum(gap.end - gap.start for gap in found))
     several = f"{len(found)} gaps of {lost} together"
-    missed = max((expected or 0) - (data["samples"] or 0), 0)
+    missed = max((expected or 0) - (data.samples or 0), 0)
     none = f"{missed} missed" if missed else "no gap"
     words.append(several if len(found) > 1 else f"a gap of {lost}" if found else none)
-    if not data["exact"]:
+    if not data.exact:
         return [*words, "no exact totals"]
     return words if is_batch else [*words, "totals from the kernel"]  # of accounting: beside its figure
 
 
-def _is_batch(job: dict[str, Any]) -> bool:
+def _is_batch(job: Job) -> bool:
     """Whether a scheduler told of it; it may not have told on which nodes it was."""
-    return job.get("nodes") is not None and not _is_inferred(job)
+    return job.nodes is not None and not _is_inferred(job)
 
 
-def _is_inferred(job: dict[str, Any]) -> bool:
-    return job.get("source") == "inferred"
+def _is_inferred(job: Job) -> bool:
+    return job.source == "inferred"
 
 
-def _unknown_nodes(record: dict[str, Any]) -> list[str]:
+def _unknown_nodes(record: JobRecord) -> list[str]:
     """Of which of several nodes something is missing."""
-    nodes = record.get("nodes") or []
-    if len(nodes) < 2 or record["gaps"]:
+    nodes = record.nodes
+    if len(nodes) < 2 or record.gaps:
         return []
-    dark = [node["node"] for node in nodes if not node["samples"]]
+    dark = [node.node for node in nodes if not node.samples]
     told = [f"nothing is known of {name_nodes(dark)}"] if dark else []
-    partly = [(node["node"], gap) for node in nodes if node["samples"] for gap in node["gaps"]]
-    told += [
-        f"nothing is known of {node} in {_when(gap, record['job'])}" for node, gap in partly[:_MOST_GAPS]
-    ]
+    partly = [(node.node, gap) for node in nodes if node.samples for gap in node.gaps]
+    told += [f"nothing is known of {node} in {_when(gap, record.job)}" for node, gap in partly[:_MOST_GAPS]]
     more = len(partly) - _MOST_GAPS
     return told + ([f"and of {more} more, see --json"] if more > 0 else [])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from joblens.core.units import render_bytes, render_load
+from joblens.record.report import GpuPoint, GpuUse, Job, JobRecord, Point
 from joblens.reports.style import Style
 from joblens.reports.width import plain
 
@@ -24,10 +24,10 @@ _LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def render_timeline(record: dict[str, Any], style: Style) -> list[str]:
+def render_timeline(record: JobRecord, style: Style) -> list[str]:
     """Nothing for a job that is too short for it."""
-    points = record["timeline"]
-    start, end = record["job"]["start"], record["job"]["end"] or 0.0
+    points = record.timeline
+    start, end = record.job.start, record.job.end or 0.0
     if len(points) < 4 or end - start < 1:
         return []
     columns = style.width - TITLE - PEAK
@@ -36,7 +36,7 @@ def render_timeline(record: dict[str, Any], style: Style) -> list[str]:
         values = resample(points, name, start, end, columns)
         most = max((value for value in values if value is not None), default=0.0)
         if most > 0 and _says_something(record, name, most):
-            top = record["asked"]["cores"] if name == "cores" else None
+            top = record.asked.cores if name == "cores" else None
             line = style(sparks(values, max(top or 0.0, most)), "cyan")
             peak = _peak(record, name, most)
             lines.append(f" {title:<{TITLE - 1}}{line} {style(plain(show(peak), PEAK - 1), 'dim')}")
@@ -45,32 +45,34 @@ def render_timeline(record: dict[str, Any], style: Style) -> list[str]:
     return [" " * TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
 
 
-def _peak(record: dict[str, Any], name: str, most: float) -> float:
+def _peak(record: JobRecord, name: str, most: float) -> float:
     """The same on every screen, though a narrow one has a longer mean in each column."""
-    job, used = record["job"], record["used"]
+    job, used = record.job, record.used
     if name == "cores":  # as above: over a stretch that is too short a tick of the clock would be the peak
-        return used["cores_peak"] or most
+        return used.cores_peak or most
     if name in ("read", "written"):
-        values = resample(record["timeline"], name, job["start"], job["end"], _PEAK_COLUMNS)
+        values = resample(record.timeline, name, job.start, job.last, _PEAK_COLUMNS)
     else:
-        values = [point[name] for point in record["timeline"]]
+        values = [getattr(point, name) for point in record.timeline]
     return max((value for value in values if value is not None), default=most)
 
 
-def _says_something(record: dict[str, Any], name: str, most: float) -> bool:
+def _says_something(record: JobRecord, name: str, most: float) -> bool:
     """Not one thread, nor when a program's first pages were read."""
     if name == "threads":
         return most > 1
-    total = record["used"].get(f"{name}_bytes")
-    return name not in ("read", "written") or total is None or total >= _LITTLE_BYTES
+    if name not in ("read", "written"):
+        return True
+    total = record.used.read_bytes if name == "read" else record.used.written_bytes
+    return total is None or total >= _LITTLE_BYTES
 
 
-def _gpu_lines(record: dict[str, Any], columns: int, style: Style) -> list[str]:
+def _gpu_lines(record: JobRecord, columns: int, style: Style) -> list[str]:
     """One for each that was used, up to a few."""
-    gpus = [gpu for gpu in record.get("gpus") or [] if gpu["used"] and gpu["timeline"]]
-    several = len({gpu["node"] for gpu in gpus}) > 1
+    gpus = [gpu for gpu in record.gpus if gpu.used and gpu.timeline]
+    several = len({gpu.node for gpu in gpus}) > 1
     lines = [
-        f" {_gpu_title(gpu, several):<{TITLE - 1}}{_gpu_sparks(gpu, record['job'], columns, style)}"
+        f" {_gpu_title(gpu, several):<{TITLE - 1}}{_gpu_sparks(gpu, record.job, columns, style)}"
         for gpu in gpus[:_MOST_GPUS]
     ]
     if len(gpus) > _MOST_GPUS:
@@ -78,26 +80,24 @@ def _gpu_lines(record: dict[str, Any], columns: int, style: Style) -> list[str]:
     return lines
 
 
-def _gpu_sparks(gpu: dict[str, Any], job: dict[str, Any], columns: int, style: Style) -> str:
+def _gpu_sparks(gpu: GpuUse, job: Job, columns: int, style: Style) -> str:
     """How busy some are nobody tells, as of parts of a card: what they hold shows when they were used."""
-    is_busy_known = gpu["busy_mean"] is not None
-    values = resample(
-        gpu["timeline"], "busy" if is_busy_known else "memory", job["start"], job["end"], columns
-    )
+    is_busy_known = gpu.busy_mean is not None
+    values = resample(gpu.timeline, "busy" if is_busy_known else "memory", job.start, job.last, columns)
     known = [value for value in values if value is not None]
     if not known:
         return " " * columns + style(" unknown", "dim")
-    top = 1.0 if is_busy_known else max(gpu["memory_total_bytes"] or 0.0, *known, 1.0)
+    top = 1.0 if is_busy_known else max(gpu.memory_total_bytes or 0.0, *known, 1.0)
     peak = f"{max(known):.0%}" if is_busy_known else render_bytes(max(known))
     return f"{style(sparks(values, top), 'cyan')} {style(peak, 'dim')}"
 
 
-def _gpu_title(gpu: dict[str, Any], several: bool) -> str:
+def _gpu_title(gpu: GpuUse, several: bool) -> str:
     """`GPU 0`, or with the end of its node's name, which tells nodes apart better than its beginning."""
-    number = plain(str(gpu["index"]), TITLE - 2)
+    number = plain(str(gpu.index), TITLE - 2)
     if not several:
         return plain(f"GPU {number}", TITLE - 2)
-    node = plain(str(gpu["node"]))
+    node = plain(str(gpu.node))
     return f"{node[-max(TITLE - 3 - len(number), 1) :]}:{number}"
 
 
@@ -114,7 +114,7 @@ def _axis(start: float, end: float, width: int) -> str:
 
 
 def resample(
-    points: Sequence[dict[str, Any]], name: str, start: float, end: float, width: int
+    points: Sequence[Point] | Sequence[GpuPoint], name: str, start: float, end: float, width: int
 ) -> list[float | None]:
     """The mean of what overlaps each column, None where nothing is known."""
     found: list[float | None] = []
@@ -123,14 +123,15 @@ def resample(
     for column in range(width):
         left, right = start + column * step, start + (column + 1) * step
         total = weight = 0.0
-        while first < len(points) - 1 and points[first]["end"] <= left:
+        while first < len(points) - 1 and points[first].end <= left:
             first += 1
         for point in points[first:]:
-            if point["start"] >= right:
+            if point.start >= right:
                 break
-            overlap = min(point["end"], right) - max(point["start"], left)
-            if point[name] is not None and overlap > 0:
-                total += point[name] * overlap
+            overlap = min(point.end, right) - max(point.start, left)
+            value = getattr(point, name)
+            if value is not None and overlap > 0:
+                total += value * overlap
                 weight += overlap
         found.append(total / weight if weight else None)
     return found

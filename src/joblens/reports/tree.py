@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from joblens.analysis.processes import is_own
 from joblens.core.units import render_bytes, render_seconds
+from joblens.record.report import ProcessUse
 from joblens.reports.width import left, plain
 
 _MOST_LINES = 12
@@ -18,21 +17,21 @@ _WIDE = 70  # columns, with room for the number of threads
 
 
 class _Node:
-    def __init__(self, process: dict[str, Any]) -> None:
+    def __init__(self, process: ProcessUse) -> None:
         self.process = process
         self.children: list[_Node] = []
-        alike = int(process.get("alike") or 0)  # others of the program, that are not kept one by one
+        alike = int(process.alike or 0)  # others of the program, that are not kept one by one
         self.count = 1 + alike
-        self.cpu = float(process["cpu_seconds"] or 0) + float(process.get("alike_cpu_seconds") or 0)
-        self.memory = int(process["memory_peak_bytes"] or 0)
-        self.threads = int(process["threads"] or 0)
+        self.cpu = float(process.cpu_seconds or 0) + float(process.alike_cpu_seconds or 0)
+        self.memory = int(process.memory_peak_bytes or 0)
+        self.threads = int(process.threads or 0)
         self.title = _program(process) if alike else _title(process)
-        self.left_behind = bool(process.get("left_behind"))
+        self.left_behind = bool(process.left_behind)
         self.is_program = alike > 0  # it stands for calls with other arguments too
 
     @property
     def birth(self) -> tuple[int, int]:
-        return self.process["start"], self.process["pid"]
+        return self.process.start, self.process.pid
 
     @property
     def weight(self) -> float:
@@ -48,10 +47,10 @@ class _Node:
         self.children = _merged([*self.children, *other.children])
 
 
-def render_tree(processes: list[dict[str, Any]], width: int, unsampled: float = 0.0) -> list[str]:
+def render_tree(processes: list[ProcessUse], width: int, unsampled: float = 0.0) -> list[str]:
     """`unsampled`: CPU seconds of processes that no sample has seen."""
     lines: list[str] = []
-    own = [process for process in processes if is_own(process["command"] or "")]
+    own = [process for process in processes if is_own(process.command or "")]
     _render(_merged(_grow(processes[:_MOST_PROCESSES])), "", lines, width, top=True)
     if len(lines) > _MOST_LINES:
         rest = len(lines) - _MOST_LINES + 1
@@ -63,7 +62,7 @@ def render_tree(processes: list[dict[str, Any]], width: int, unsampled: float = 
     return lines
 
 
-def _grow(processes: list[dict[str, Any]]) -> list[_Node]:
+def _grow(processes: list[ProcessUse]) -> list[_Node]:
     """Those at the top. A pid is reused: the parent is who had it last before the child was born.
 
     What joblens itself has started is a child of who started joblens.
@@ -72,12 +71,12 @@ def _grow(processes: list[dict[str, Any]]) -> list[_Node]:
     living: dict[tuple[str, int], _Node | None] = {}
     tops: list[_Node] = []
     for node in nodes:
-        place = node.process["node"]
-        parent = living.get((place, node.process["parent"]))
-        own = is_own(node.process["command"] or "")
+        place = node.process.node
+        parent = living.get((place, node.process.parent))
+        own = is_own(node.process.command or "")
         if not own:
             (parent.children if parent else tops).append(node)
-        living[place, node.process["pid"]] = parent if own else node
+        living[place, node.process.pid] = parent if own else node
     return tops
 
 
@@ -108,14 +107,14 @@ def _by_program(name: str, nodes: list[_Node]) -> list[_Node]:
     return [first]
 
 
-def _program(process: dict[str, Any]) -> str:
+def _program(process: ProcessUse) -> str:
     """`cc1`, and `sh` whatever it was given to do."""
-    return _title(process).partition(" ")[0] or str(process["name"])
+    return _title(process).partition(" ")[0] or str(process.name)
 
 
-def _title(process: dict[str, Any]) -> str:
+def _title(process: ProcessUse) -> str:
     """What was typed, without the folders of the program."""
-    program, blank, rest = plain(process["command"] or process["name"]).partition(" ")
+    program, blank, rest = plain(process.command or process.name).partition(" ")
     return (program.rpartition("/")[2] or program) + blank + rest
 
 
@@ -132,9 +131,9 @@ def _render(nodes: list[_Node], indent: str, lines: list[str], width: int, top: 
         _render(node.children, indent + ("" if top else "  " if last else "│ "), lines, width, top=False)
 
 
-def _own_line(own: list[dict[str, Any]], width: int) -> str:
-    cpu = sum(float(process["cpu_seconds"] or 0) for process in own)
-    most = max(int(process["memory_peak_bytes"] or 0) for process in own)
+def _own_line(own: list[ProcessUse], width: int) -> str:
+    cpu = sum(float(process.cpu_seconds or 0) for process in own)
+    most = max(int(process.memory_peak_bytes or 0) for process in own)
     count = f" ×{len(own)}" if len(own) > 1 else ""
     return _line(f" joblens itself{count}", cpu, render_bytes(most), 0, width)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from joblens.core.errors import ConfigError
-from joblens.schedulers.facts import Scheduler
+
+if TYPE_CHECKING:
+    from joblens.schedulers.facts import Scheduler
 
 NAMES = ("slurm", "flux", "pbs", "none")
 _COMMANDS = {"slurm": "squeue", "flux": "flux", "pbs": "qstat"}

@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from joblens.record.job import Resources
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import expand
 from joblens.schedulers.parse_result import Told, understood
@@ -42,22 +43,22 @@ class Flux:
         self.timeout = timeout
         self.skipped = 0  # entries so far that were no job
 
-    def live(self) -> Sequence[JobFacts]:
+    def live(self) -> Sequence[BatchJob]:
         return self._jobs("--filter=pending,running")
 
-    def ended(self, since: float, until: float) -> Sequence[JobFacts]:
+    def ended(self, since: float, until: float) -> Sequence[BatchJob]:
         ago = max(math.ceil(time.time() - since), 1)
         jobs = self._jobs("--filter=inactive", f"--since=-{ago}s")
         return [job for job in jobs if job.end is not None and since <= job.end <= until]
 
-    def job(self, id: str, above: bool = False) -> JobFacts | None:
+    def job(self, id: str, above: bool = False) -> BatchJob | None:
         """One of the instance that we are in, or of that which runs this one as a job of its own."""
         words = ["flux", *(["--parent"] if above else []), "jobs", "--json", id]
         return next(
             (job for job in parse_flux(run_command(words, {}, self.timeout)).jobs if job.id == id), None
         )
 
-    def _jobs(self, *which: str) -> list[JobFacts]:
+    def _jobs(self, *which: str) -> list[BatchJob]:
         told = parse_flux(run_command([*_ALL, *which], {}, self.timeout))
         self.skipped += told.skipped
         return told.jobs
@@ -90,13 +91,13 @@ def f58(number: int) -> str:
     return "f" + (digits or _BASE58[0])
 
 
-def _job(job: Any, id: str) -> JobFacts:
+def _job(job: Any, id: str) -> BatchJob:
     start, code = time_at(job, "t_run"), number_at(job, "returncode")
     cleanup = time_at(job, "t_cleanup")  # then its tasks have ended
     has_ended = text_at(job, "state") == "INACTIVE"
     state = text_at(job, "status") or text_at(job, "result") or text_at(job, "state")
     size = Resources(nodes=whole_at(job, "nnodes") or None, cores=number_at(job, "ncores") or None)
-    return JobFacts(
+    return BatchJob(
         cluster="",
         id=id,
         scheduler="flux",
@@ -117,7 +118,7 @@ def _job(job: Any, id: str) -> JobFacts:
         time_limit_seconds=number_at(job, "duration") or None,  # 0 is no limit
         nodes=_nodes(text_at(job, "nodelist")),
         asked=size,
-        allocated=Resources() if start is None else size._replace(gpus=_gpus(job)),
+        allocated=Resources() if start is None else size.replace(gpus=_gpus(job)),
     )
 
 

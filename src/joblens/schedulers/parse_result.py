@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from joblens.core.errors import MalformedError
-from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.facts import BatchJob
 
 _Found = TypeVar("_Found")
 
 
 class Told(NamedTuple):
-    jobs: list[JobFacts]
+    jobs: list[BatchJob]
     skipped: int = 0  # rows that are no job
 
 

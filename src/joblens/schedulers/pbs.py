@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from joblens.core.errors import OutsideError
+from joblens.record.job import Resources
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import at, load, number_at, whole_at
 from joblens.schedulers.parse_result import Told, understood
 from joblens.schedulers.slurm.fields import clock, parse_duration
@@ -53,15 +54,15 @@ class Pbs:
         self.timeout = timeout
         self.skipped = 0  # entries so far that were no job
 
-    def live(self) -> Sequence[JobFacts]:
+    def live(self) -> Sequence[BatchJob]:
         return self._jobs("-t")
 
-    def ended(self, since: float, until: float) -> Sequence[JobFacts]:
+    def ended(self, since: float, until: float) -> Sequence[BatchJob]:
         """qstat knows no span of time: it tells its whole history, and we look for what is meant."""
         jobs = self._jobs("-x", "-t")
         return [job for job in jobs if job.end is not None and since <= job.end <= until]
 
-    def job(self, id: str) -> JobFacts | None:
+    def job(self, id: str) -> BatchJob | None:
         """One, also if it has ended and the server keeps a history; without one it takes no -x."""
         words = ["-f", "-F", "json", id]
         try:
@@ -70,7 +71,7 @@ class Pbs:
             text = run_command(["qstat", *words], {}, self.timeout)
         return next((job for job in parse_pbs(text).jobs if job.id == id), None)
 
-    def _jobs(self, *which: str) -> list[JobFacts]:
+    def _jobs(self, *which: str) -> list[BatchJob]:
         told = parse_pbs(run_command(["qstat", *which, "-f", "-F", "json"], {}, self.timeout))
         self.skipped += told.skipped
         return told.jobs
@@ -89,13 +90,13 @@ def parse_pbs(text: str) -> Told:
     return Told([_job(job, id) for id, job in known if id[2] != ""], len(entries) - len(known))
 
 
-def _job(job: dict[str, Any], id: re.Match[str]) -> JobFacts:
+def _job(job: dict[str, Any], id: re.Match[str]) -> BatchJob:
     letter = _text(job, "job_state")
     has_ended, waits = letter in _ENDED, letter in _WAIT
     start = None if waits else _time(job, "stime")
     code, number = _exit(whole_at(job, "Exit_status")) if has_ended else (None, None)
     runs = whole_at(job, "run_count")
-    return JobFacts(
+    return BatchJob(
         cluster=_text(job, "server") or id[3] or "",
         id=id[0],
         scheduler="pbs",

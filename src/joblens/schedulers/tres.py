@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from joblens.core.errors import MalformedError
-from joblens.schedulers.facts import Resources
+from joblens.record.job import Resources
 
 _MIB = 1 << 20
 _UNITS = "KMGTPE"

@@ -50,7 +50,7 @@ def _check_records(home: Home, day: str, name: str) -> list[str]:
     if not problems or any("newer joblens" in problem for problem in problems):
         return problems
     kept = home.damaged / f"records.{day}.{name}"
-    jobs = sorted(_named(path) - {f"job {record['job']['id']}" for record in sound})
+    jobs = sorted(_named(path) - {f"job {record.job.id}" for record in sound})
     home.damaged.mkdir(mode=0o700, exist_ok=True)
     record_gap(home.path, {"kind": "record", "date": day, "file": name, "jobs": jobs, "why": problems[0]})
     if sound:

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.files import list_names, now_at, write_quickly, write_whole
-from joblens.core.json_file import parse_json
+from joblens.core.json_file import parse_json, render_json
 from joblens.core.procfs import find_start
 from joblens.store.home import Home, safe_name
 from joblens.store.lake.columns import check, storable
-from joblens.store.records import LARGEST, render_record
-from joblens.store.shape import check_end, check_facts
 
 if TYPE_CHECKING:
     from joblens.core.model import Sample
+    from joblens.record.job import JobEnd, JobFacts
     from joblens.store.lake.lake import Lake
 
 _FACTS, _END = "job.json", "end.json"
+_LARGEST = 1 << 26  # bytes
+_Kind = TypeVar("_Kind")
 # So many values are held in memory and go into one file. Whoever does it again after a crash must come to
 # the same files, so it decides by what is in the batches alone.
 _CHUNK_VALUES = 3_000_000
@@ -46,20 +47,21 @@ class Incoming(NamedTuple):
     """A job on its way into the store."""
 
     folder: Path
-    facts: dict[str, Any]
-    end: dict[str, Any] | None
+    facts: JobFacts
+    end: JobEnd | None
 
 
-def begin(home: Home, facts: dict[str, Any]) -> Path:
+def begin(home: Home, facts: Mapping[str, object]) -> Path:
     """The folder for the batches of a job that starts.
 
     The command does not wait for the disk: joblens.run.sampler has its facts written out.
     """
-    if storable(facts["id"]) != facts["id"]:
-        raise OutsideError(f"{facts['id']!r:.60} cannot be the id of a job: it is no UTF-8")
-    folder = home.incoming / safe_name(facts["id"])
+    id = str(facts["id"])
+    if storable(id) != id:
+        raise OutsideError(f"{id!r:.60} cannot be the id of a job: it is no UTF-8")
+    folder = home.incoming / safe_name(id)
     folder.mkdir(mode=0o700)
-    write_quickly(str(folder / _FACTS), render_record(facts))
+    write_quickly(str(folder / _FACTS), render_json(facts))
     return folder
 
 
@@ -75,12 +77,12 @@ def take_back(found: Incoming) -> Incoming:
         os.rename(found.folder.parent.parent / "waiting" / found.folder.name, found.folder)
     except FileNotFoundError:
         found.folder.mkdir(mode=0o700)
-        write_whole(str(found.folder / _FACTS), render_record(found.facts))
-    return found._replace(end={**found.end, "start": found.facts["start"]})
+        write_whole(str(found.folder / _FACTS), render_json(found.facts.to_dict()))
+    return found._replace(end=found.end.replace(start=found.facts.start))
 
 
-def finish(folder: Path, end: dict[str, Any]) -> None:
-    write_whole(str(folder / _END), render_record(end))
+def finish(folder: Path, end: JobEnd) -> None:
+    write_whole(str(folder / _END), render_json(end.to_dict()))
 
 
 def list_incoming(home: Home) -> Iterator[Incoming]:
@@ -118,26 +120,30 @@ def folders(parent: Path) -> list[Path]:
 
 def load_job(folder: Path) -> Incoming | None:
     """None if there is none, or none any more."""
-    facts = _load(folder / _FACTS, check_facts)
-    return None if facts is None else Incoming(folder, facts, _load(folder / _END, check_end))
+    from joblens.record.job import JobEnd, JobFacts
+
+    facts = _load(folder / _FACTS, JobFacts)
+    return None if facts is None else Incoming(folder, facts, _load(folder / _END, JobEnd))
 
 
-def _load(path: Path, checked: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | None:
+def _load(path: Path, kind: type[_Kind]) -> _Kind | None:
+    from joblens.record.fields import read
+
     try:
         with path.open("rb") as file:
-            return checked(parse_json(file.read(LARGEST)))
+            return read(parse_json(file.read(_LARGEST)), kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:
-        raise MalformedError(str(path), f"damaged: {type(error).__name__}: {error!s:.200}") from None
+        raise MalformedError(str(path), f"damaged: {error!s:.200}") from None
 
 
 def is_abandoned(found: Incoming, node: str, boot: str, now: float | None = None) -> bool:
     """Whether nobody else will complete it: its joblens has gone, or does not show any more."""
     facts = found.facts
-    here, same_boot = facts["node"] == node, facts.get("boot") == boot
-    if here and same_boot and facts.get("pid_namespace", "") in ("", pid_namespace()):
-        return not _lives(facts.get("supervisor"))
+    here, same_boot = facts.node == node, facts.boot == boot
+    if here and same_boot and (facts.pid_namespace or "") in ("", pid_namespace()):
+        return not _lives(facts.supervisor)
     try:
         newest = max(path.stat().st_mtime for path in (found.folder, *found.folder.iterdir()))
         silent = (now_at(str(found.folder.parent)) if now is None else now) - newest
@@ -145,7 +151,7 @@ def is_abandoned(found: Incoming, node: str, boot: str, now: float | None = None
         return False
     # A name need not be one node's alone: what shows since we were booted is none that we were before.
     before_boot = here and not same_boot and silent > time.clock_gettime(time.CLOCK_BOOTTIME)
-    return before_boot or silent > max(_ABANDONED_SECONDS, 3 * facts["interval"])
+    return before_boot or silent > max(_ABANDONED_SECONDS, 3 * facts.interval)
 
 
 def pid_namespace() -> str:
@@ -156,12 +162,12 @@ def pid_namespace() -> str:
         return ""
 
 
-def _lives(supervisor: Any) -> bool:
-    """The process, by its pid and start: the pid alone could be another's by now."""
+def _lives(supervisor: list[int] | None) -> bool:
+    """Whether the process with this pid and start runs: the pid alone may be reused."""
     try:
-        pid, start = supervisor
-        return find_start(int(pid)) == int(start)
-    except (ValueError, TypeError, OverflowError):
+        pid, start = supervisor or []
+        return find_start(pid) == start
+    except (ValueError, OverflowError):
         return False
 
 
@@ -176,10 +182,10 @@ def save_samples(
         chunk[sequence] = samples
         values += _count(samples)
         if values >= _CHUNK_VALUES:
-            lake.save(found.facts["id"], found.facts["node"], chunk)
+            lake.save(found.facts.id, found.facts.node, chunk)
             chunk, values = {}, 0
     if chunk:
-        lake.save(found.facts["id"], found.facts["node"], chunk)
+        lake.save(found.facts.id, found.facts.node, chunk)
     return said
 
 
@@ -210,7 +216,7 @@ def read_batches(
         raise GoneError from None
     for number, path in enumerate(paths, 1):
         try:
-            batch = _load_batch(path, found.facts["id"])
+            batch = _load_batch(path, found.facts.id)
         except MalformedError as error:
             said.append(f"{path}: {error}; {damaged(path)}")
         except FileNotFoundError:
@@ -245,12 +251,12 @@ def _put_aside(path: Path) -> str:
     return f"kept as {target}"
 
 
-def remove(found: Incoming) -> None:
+def remove(folder: Path) -> None:
     """Once record and samples are there. The facts go first: without them nobody takes it for a job."""
     import shutil
 
-    (found.folder / _FACTS).unlink(missing_ok=True)
-    shutil.rmtree(found.folder, ignore_errors=True)
+    (folder / _FACTS).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def never_began(folder: Path) -> bool:

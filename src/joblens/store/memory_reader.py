@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joblens.core.model import ABSENT, Number, Rows, Sample, Schema
+from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import storable, stored_name
 from joblens.store.reader import (
     KEYS,
@@ -17,7 +18,6 @@ from joblens.store.reader import (
     NO_LABELS,
     WAITING_FOR_DISK,
     Break,
-    ProcessUse,
     Series,
     Span,
     find_breaks,

@@ -52,14 +52,14 @@ def find_reader(home: Home, lake: Lake, job: str, start: float) -> LakeReader | 
     samples: list[Sample] = []
     try:
         found = ingest.load_job(home.waiting / safe_name(job))
-        if found is None or (found.end or found.facts)["start"] != start:
+        if found is None or (found.end or found.facts).start != start:
             return LakeReader(lake)
         for _, batch in ingest.read_batches(found, said, lambda path: "it is left out"):
             samples += batch
     except (ingest.GoneError, MalformedError):  # of damaged facts ingest.problems tells
         return LakeReader(lake)
     lake.report(*said)
-    return SamplesReader(samples, job, found.facts["node"])
+    return SamplesReader(samples, job, found.facts.node)
 
 
 def settle(lake: Lake, folder: Path) -> list[str]:
@@ -71,7 +71,7 @@ def settle(lake: Lake, folder: Path) -> list[str]:
         said = ingest.save_samples(lake, found)
     except ingest.GoneError:
         return []
-    ingest.remove(found)
+    ingest.remove(folder)
     return said
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from joblens.core.named_tuple import NamedTuple
+from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import identifier
 
 if TYPE_CHECKING:
@@ -87,29 +88,6 @@ def find_breaks(
         before = moment
         known.update((name, now) for name, (_, now) in pairs.items() if now is not None)
     return found
-
-
-class ProcessUse(NamedTuple):
-    """What sampling saw of one process."""
-
-    pid: int
-    start: int
-    parent: int  # 0 if unknown
-    name: str
-    command: str
-    node: str
-    first: float
-    last: float
-    user_seconds: float | None
-    system_seconds: float | None
-    memory_peak_bytes: int | None
-    threads: int | None
-    read_bytes: int | None
-    written_bytes: int | None
-    file_peak_bytes: int | None  # pages of files in RAM, at most
-    looks: int
-    looks_waiting: int  # of them, those that found it waiting for a disk
-    run_delay_seconds: float | None = None  # ready to run, waiting for a core
 
 
 def _where(span: Span) -> tuple[str, dict[str, Any]]:

@@ -11,44 +11,44 @@ another file: of several the one that was written last counts.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 from joblens.core.errors import MalformedError
 from joblens.core.files import publish, sync_folder, unfinished_name, write_whole
+from joblens.core.json_file import parse_json, render_json
 from joblens.store.home import safe_name
-from joblens.store.shape import check_head, check_record
 
-VERSION = 1
+if TYPE_CHECKING:  # a listing that finds no new record does not load them
+    from joblens.record.report import Head, JobRecord
+
 LARGEST = 1 << 26  # bytes
 _LONG_PARTS = b', "findings": ['
-_HEAD = {"version", "written", "job", "asked", "used", "verdict"}
-Check = Callable[[Any], "dict[str, Any]"]
+_Kind = TypeVar("_Kind", bound="Head")
 _SEAL = b', "crc32": "%08x"}'
 _SEALED = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 _SEAL_BYTES = len(_SEAL % 0)
 _ID = re.compile(rb'"id": "((?:[^"\\]|\\.){1,200})"')
 
 
-def save_record(folder: Path, record: dict[str, Any]) -> Path:
+def save_record(folder: Path, record: JobRecord) -> Path:
     now = time.time_ns()
-    day = folder / time.strftime("%Y-%m-%d", time.gmtime(record["job"]["start"]))
+    day = folder / time.strftime("%Y-%m-%d", time.gmtime(record.job.start))
     if not day.is_dir():
         day.mkdir(mode=0o700, exist_ok=True)
         sync_folder(str(day))
-    path = day / f"{safe_name(record['job']['id'])}.{now}.json"
-    write_whole(str(path), _seal(render_record({"version": VERSION, "written": now, **record})))
+    path = day / f"{safe_name(record.job.id)}.{now}.json"
+    write_whole(str(path), _render(record, now))
     return path
 
 
-def save_records(folder: Path, many: Iterable[dict[str, Any]]) -> int:
+def save_records(folder: Path, many: Iterable[JobRecord]) -> int:
     """Many at once: one file per day, each of them whole or not there. How many they are.
 
     A record that says by itself when it was written keeps that.
@@ -56,8 +56,8 @@ def save_records(folder: Path, many: Iterable[dict[str, Any]]) -> int:
     days: dict[str, list[bytes]] = {}
     now = time.time_ns()
     for record in many:
-        day = time.strftime("%Y-%m-%d", time.gmtime(record["job"]["start"]))
-        line = _seal(render_record({"version": VERSION, "written": now, **record})) + b"\n"
+        day = time.strftime("%Y-%m-%d", time.gmtime(record.job.start))
+        line = _render(record, now) + b"\n"
         days.setdefault(day, []).append(line)
     for day, lines in sorted(days.items()):
         (folder / day).mkdir(mode=0o700, exist_ok=True)
@@ -70,13 +70,9 @@ def _many_name() -> str:
     return f"compacted.{time.time_ns()}-{os.urandom(4).hex()}.jsonl"
 
 
-def render_record(record: dict[str, Any]) -> bytes:
-    """JSON that any program can read: text that is not UTF-8 has question marks, no NaN and no infinity."""
-    try:
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "replace")
+def _render(record: JobRecord, now: int) -> bytes:
+    """A record that says by itself when it was written keeps that."""
+    return _seal(render_json({**record.to_dict(), "written": record.written or now}))
 
 
 def _seal(data: bytes) -> bytes:
@@ -94,14 +90,6 @@ def _unseal(data: bytes) -> bytes:
     if b"%08x" % zlib.crc32(rest) != match[1]:
         raise ValueError("checksum mismatch")
     return rest + b"}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(found) for name, found in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(found) for found in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def list_days(folder: Path) -> list[tuple[str, int]]:
@@ -135,34 +123,36 @@ def list_records(folder: Path, day: str) -> list[str]:
 
 class Found(NamedTuple):
     place: int  # in the file
-    record: dict[str, Any]
+    head: Head
 
 
-def load_records(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """Of one file, as many as there are. Adds to `problems` what cannot be read. FileNotFoundError."""
-    return (found.record for found in _load_records(path, problems, check_record))
+def load_records(path: Path, problems: list[str]) -> Iterator[JobRecord]:
+    """Yield all records of a file. What cannot be read is added to `problems`. Raises FileNotFoundError."""
+    return (record for _, record in _load(path, problems, parse_record))
 
 
 def load_heads(path: Path, problems: list[str]) -> Iterator[Found]:
-    """The same with their places, but only what a listing needs of them is looked at."""
-    return _load_records(path, problems, check_head)
+    """The same with their places, but only with what a listing needs."""
+    return (Found(*found) for found in _load(path, problems, parse_head))
 
 
-def load_record(path: Path, place: int) -> dict[str, Any]:
-    """The one that stands there. Raises MalformedError and FileNotFoundError."""
+def load_record(path: Path, place: int) -> JobRecord:
+    """Load the record at this place. Raises MalformedError and FileNotFoundError."""
     with path.open("rb") as file:
         file.seek(place)
         return parse_record(str(path), file.readline(LARGEST + 1))
 
 
-def _load_records(path: Path, problems: list[str], check: Check) -> Iterator[Found]:
+def _load(
+    path: Path, problems: list[str], parse: Callable[[str, bytes], _Kind]
+) -> Iterator[tuple[int, _Kind]]:
     one_each = path.suffix == ".jsonl"
     with path.open("rb") as file:
         number = place = 0
         while line := file.readline(LARGEST + 1) if one_each else file.read(LARGEST + 1):
             number += 1
             try:
-                yield Found(place, parse_record(f"{path}:{number}" if one_each else str(path), line, check))
+                yield place, parse(f"{path}:{number}" if one_each else str(path), line)
             except MalformedError as error:
                 problems.append(str(error))
             place += len(line)
@@ -175,58 +165,67 @@ def _load_records(path: Path, problems: list[str], check: Check) -> Iterator[Fou
             problems.append(f"{path}: not a job's record: it is empty")
 
 
-def parse_record(path: str, data: bytes, check: Check = check_record) -> dict[str, Any]:
+def parse_record(path: str, data: bytes) -> JobRecord:
     """Raises MalformedError for all that reports and the catalog could not deal with."""
+    return _parse(path, data, _parse_whole)
+
+
+def parse_head(path: str, data: bytes) -> Head:
+    """The same, of the parts that a listing needs: the others are neither read nor checked."""
+    return _parse(path, data, _parse_head)
+
+
+def _parse(path: str, data: bytes, parse: Callable[[bytes], _Kind]) -> _Kind:
+    from joblens.record.fields import checked
+    from joblens.record.report import VERSION, is_newer
+
     if len(data) > LARGEST:
         raise MalformedError(path, "not a job's record: it is too large")
     try:
         data = _unseal(data)
-        record = (_parse_head(data) if check is check_head else None) or _parse(data)
-        version = record["version"]
-        if type(version) is int and version > VERSION:
-            raise MalformedError(path, f"written by a newer joblens (record {version}); update this one")
-        return check(record)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        whose = f" ({job})" if (job := job_named(data)) else ""
-        raise MalformedError(
-            path, f"not a job's record{whose}: {type(error).__name__}: {error!s:.200}"
-        ) from None
+        try:
+            found = checked(lambda: parse(data))
+        except ValueError:
+            if b"\\ud" not in data.lower():
+                raise
+            # Half a letter, which no output could write.
+            found = checked(lambda: parse(render_json(parse_json(data))))
+        if found.version <= VERSION:
+            return found
+    except (ValueError, RecursionError) as error:
+        if not is_newer(data):
+            whose = f" ({job})" if (job := job_named(data)) else ""
+            raise MalformedError(path, f"not a job's record{whose}: {error!s:.200}") from None
+    raise MalformedError(path, "written by a newer joblens; update this one")
+
+
+def _parse_whole(data: bytes) -> JobRecord:
+    from joblens.record.report import parse_record
+
+    found = parse_record(data)
+    found.keep(data)
+    return found
+
+
+def _parse_head(data: bytes) -> Head:
+    """What stands in front of the long parts is all that is needed, if they are in the order of writing.
+
+    A quote inside a text has a backslash in front, so that the mark can only be the name of a part, or a name
+    further inside: then what is in front of it is not whole and cannot be read.
+    """
+    from joblens.record.report import parse_head
+
+    cut = data.find(_LONG_PARTS)
+    if cut > 0 and data.rstrip().endswith(b"}"):
+        with suppress(ValueError):
+            return parse_head(data[:cut] + b"}")
+    return parse_head(data)
 
 
 def job_named(data: bytes) -> str:
     """Of which job a damaged record is, if that can still be read."""
     match = _ID.search(data)
     return f"job {match[1].decode('utf-8', 'replace')}" if match else ""
-
-
-def _parse(data: bytes) -> Any:
-    record = _DECODER.decode(data.decode("utf-8", "surrogatepass"))
-    if b"\\ud" in data.lower():  # half a letter, which no output could write
-        record = _DECODER.decode(render_record(record).decode())
-    return record
-
-
-def _parse_head(data: bytes) -> Any:
-    """What stands in front of the long parts, if that is all that a listing needs; else None.
-
-    A quote inside a text has a backslash in front, so that the mark can only be the name of a part, or a name
-    further inside: then what is in front of it is not whole and cannot be read.
-    """
-    cut = data.find(_LONG_PARTS)
-    if cut < 0 or not data.rstrip().endswith(b"}"):
-        return None
-    try:
-        record = _parse(data[:cut] + b"}")
-    except (ValueError, RecursionError):
-        return None
-    return record if record.keys() >= _HEAD else None
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def compact_day(folder: Path, day: str) -> int:
@@ -254,7 +253,7 @@ def _append(path: Path, file: BinaryIO) -> bool:
     """Unless some of it cannot be read: then it stays as it is, and is reported by whoever reads it."""
     problems: list[str] = []
     try:
-        lines = [_seal(render_record(record)) + b"\n" for record in load_records(path, problems)]
+        lines = [_render(record, 0) + b"\n" for record in load_records(path, problems)]
     except FileNotFoundError:  # another has compacted it
         return False
     if not problems:

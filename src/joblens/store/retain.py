@@ -26,10 +26,10 @@ def _remove_waiting(folder: Path, oldest: str) -> int:
     with suppress(MalformedError, OSError):
         found = ingest.load_job(folder)
         if found is not None:
-            end = found.end["end"] if found.end else folder.stat().st_mtime
+            end = found.end.end if found.end else folder.stat().st_mtime
             if time.strftime("%Y-%m-%d", time.gmtime(end)) < oldest:
                 batches = sum(name.endswith(".batch") for name in list_names(str(folder)))
-                ingest.remove(found)
+                ingest.remove(folder)
                 return batches
     return 0
 

@@ -9,24 +9,29 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from joblens.core.errors import JoblensError
 from joblens.schedulers.command import run_command
-from joblens.schedulers.facts import JobFacts, Resources
 from joblens.usermode.hosts import Allocation, flux_job
+
+if TYPE_CHECKING:
+    from joblens.schedulers.facts import BatchJob
 
 _SECONDS = 10.0
 _ENOUGH = 256 << 20  # bytes that storing and reporting take, mostly for their libraries
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 
 
-def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) -> JobFacts:
+def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) -> BatchJob:
     """Return the facts in the job's environment."""
     from joblens.core.host import Host
+    from joblens.record.job import Resources
     from joblens.run.facts import cores, memory
+    from joblens.schedulers.facts import BatchJob
 
     uid, host = os.getuid(), Host()
-    job = JobFacts(
+    job = BatchJob(
         allocation.cluster,
         allocation.job,
         allocation.scheduler or "usermode",
@@ -42,7 +47,7 @@ def first_facts(allocation: Allocation, start: float, env: Mapping[str, str]) ->
     )
     if allocation.how != "here":
         return job
-    return job._replace(allocated=Resources(nodes=1, cores=cores(host), memory_bytes=memory(host)))
+    return job.replace(allocated=Resources(nodes=1, cores=cores(host), memory_bytes=memory(host)))
 
 
 def little_memory() -> int:
@@ -54,7 +59,7 @@ def little_memory() -> int:
     return found if found is not None and found < _ENOUGH else 0
 
 
-def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts | None:
+def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> BatchJob | None:
     """Return None without an answer. After a job's end, accounting has more than the queue."""
     if allocation.scheduler == "flux":
         return _flux(allocation, seconds)
@@ -75,7 +80,7 @@ def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> JobFacts
     return accounted or found
 
 
-def _flux(allocation: Allocation, seconds: float) -> JobFacts | None:
+def _flux(allocation: Allocation, seconds: float) -> BatchJob | None:
     """The Flux instance of a batch job does not know the job; the enclosing instance does."""
     from joblens.schedulers.flux import Flux
 
@@ -84,20 +89,20 @@ def _flux(allocation: Allocation, seconds: float) -> JobFacts | None:
         with suppress(JoblensError):
             found = Flux(seconds).job(allocation.job, above)
             if found is not None:
-                return found._replace(cluster=allocation.cluster)
+                return found.replace(cluster=allocation.cluster)
     return None
 
 
-def _pbs(allocation: Allocation, seconds: float) -> JobFacts | None:
+def _pbs(allocation: Allocation, seconds: float) -> BatchJob | None:
     from joblens.schedulers.pbs import Pbs
 
     with suppress(JoblensError):
         found = Pbs(seconds).job(allocation.job)
-        return found and found._replace(cluster=allocation.cluster)
+        return found and found.replace(cluster=allocation.cluster)
     return None
 
 
-def _scontrol(allocation: Allocation, seconds: float) -> JobFacts | None:
+def _scontrol(allocation: Allocation, seconds: float) -> BatchJob | None:
     try:
         text = run_command(["scontrol", "-o", "show", "job", allocation.job], _TIMES, seconds)
     except JoblensError:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from joblens.core.config import split_url
 from joblens.core.errors import JoblensError, MalformedError, OutsideError, sentence
@@ -19,9 +18,10 @@ from joblens.core.json_file import parse_json
 from joblens.core.process import Child
 from joblens.hub.cursors import read_cursor
 from joblens.hub.segments import OPEN, SEALED
-from joblens.jobs.facts import from_plain, to_plain
 from joblens.jobs.finish import make_record
-from joblens.schedulers.facts import JobFacts
+from joblens.record.fields import read
+from joblens.record.report import JobRecord
+from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home, find_home
 from joblens.store.lake.lake import Lake
 from joblens.store.reader import LakeReader, Span
@@ -87,7 +87,7 @@ def _kill(session: Session) -> None:
         raise OutsideError(f"the session does not end; see {session.folder}/log")
 
 
-def finish(session: Session, say: Say = lambda words: None) -> dict[str, Any] | None:
+def finish(session: Session, say: Say = lambda words: None) -> JobRecord | None:
     """Return the job's record of a session that has ended. It is stored, or says why it is not. None if it
     had been stored before."""
     with session.locked():
@@ -105,7 +105,7 @@ def finish_earlier(session: Session, say: Say = lambda words: None) -> None:
             finish(other, say)
 
 
-def _finish(session: Session, say: Say) -> dict[str, Any]:
+def _finish(session: Session, say: Say) -> JobRecord:
     state = session.state
     state.died = state.died or state.phase != ENDED
     state.phase = ENDED
@@ -127,7 +127,7 @@ def _finish(session: Session, say: Say) -> dict[str, Any]:
     return record
 
 
-def _store(session: Session, record: dict[str, Any]) -> str:
+def _store(session: Session, record: JobRecord) -> str:
     """Return why it failed, or "". After a failure a later call repeats everything."""
     state = session.state
     try:
@@ -140,12 +140,12 @@ def _store(session: Session, record: dict[str, Any]) -> str:
         session.save()
     except OSError as error:
         why = f"this report could not be stored: {sentence(error)}"
-        record["data"]["problems"].append(why)
+        record.data.problems.append(why)
         return why
     return ""
 
 
-def _finish_again(session: Session) -> dict[str, Any] | None:
+def _finish_again(session: Session) -> JobRecord | None:
     """Replace the record of a job that still ran when it was made, if the job has ended since."""
     job = ask_scheduler(session.state.allocation)
     if job is not None and job.has_ended and job.state not in _RUNS:
@@ -155,7 +155,7 @@ def _finish_again(session: Session) -> dict[str, Any] | None:
     return None
 
 
-def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | None:
+def settle(home: Home, job: str, say: Say = lambda words: None) -> BatchJob | None:
     """Return the facts of a job whose session runs. Finish a session that has ended and was not finished."""
     session = find_session(home, "" if job == "last" else job.partition("@")[0])
     if session is None or (session.state.phase == FINISHED and session.state.final):
@@ -171,26 +171,26 @@ def settle(home: Home, job: str, say: Say = lambda words: None) -> JobFacts | No
     return None
 
 
-def find_running(home: Home) -> list[JobFacts]:
+def find_running(home: Home) -> list[BatchJob]:
     return [_known(session) for session in list_sessions(home) if session.is_held()]
 
 
-def _known(session: Session) -> JobFacts:
+def _known(session: Session) -> BatchJob:
     """Return the facts as reported at the start, or since."""
     with suppress(OSError, ValueError):
         session.state.facts = parse_json((session.folder / "facts.json").read_bytes())
-    return from_plain(session.state.facts)
+    return read(session.state.facts, BatchJob)
 
 
-def _ask(session: Session) -> JobFacts:
+def _ask(session: Session) -> BatchJob:
     known = _known(session)
     found = ask_scheduler(session.state.allocation)
     if found is None:
-        return known if session.state.stopped else known._replace(state="UNKNOWN")
-    return found._replace(nodes=found.nodes or known.nodes, cluster=known.cluster or found.cluster)
+        return known if session.state.stopped else known.replace(state="UNKNOWN")
+    return found.replace(nodes=found.nodes or known.nodes, cluster=known.cluster or found.cluster)
 
 
-def _make_record(session: Session, job: JobFacts) -> dict[str, Any]:
+def _make_record(session: Session, job: BatchJob) -> JobRecord:
     state, problems = session.state, list(session.state.missing)
     lake = Lake(find_home(state.store).lake)
     reader = LakeReader(lake)
@@ -198,22 +198,22 @@ def _make_record(session: Session, job: JobFacts) -> dict[str, Any]:
     state.final = not asked or (job.end is not None and job.state not in _RUNS)
     if job.end is None:
         end = state.stopped or _last_sample(reader, job) or state.time
-        job = job._replace(end=max(end, job.start or 0.0))
+        job = job.replace(end=max(end, job.start or 0.0))
         if job.scheduler == "usermode":
-            job = job._replace(state="ENDED" if state.stopped else "UNKNOWN")
+            job = job.replace(state="ENDED" if state.stopped else "UNKNOWN")
         elif job.state in _RUNS:
             problems.append("the job was still running when user mode was stopped: figures are up to then")
         else:
             problems.append("how the job ended is not known")
-    state.facts = to_plain(job) if state.final else state.facts
+    state.facts = job.to_dict() if state.final else state.facts
     problems += _silent_hosts(session, reader, job)
     record = make_record(job, reader, problems, state.interval)
-    record["data"]["problems"] += lake.problems
-    state.record = (job.cluster, job.id, record["job"]["start"])
+    record.data.problems += lake.problems
+    state.record = (job.cluster, job.id, record.job.start)
     return record
 
 
-def _last_sample(reader: LakeReader, job: JobFacts) -> float:
+def _last_sample(reader: LakeReader, job: BatchJob) -> float:
     span = Span(job.id, job.start or 0.0, 4e9, job.cluster)
     return max((times[-1] for times in reader.looks(span, "job").values() if times), default=0.0)
 
@@ -221,7 +221,7 @@ def _last_sample(reader: LakeReader, job: JobFacts) -> float:
 # What is missing
 
 
-def _silent_hosts(session: Session, reader: LakeReader, job: JobFacts) -> list[str]:
+def _silent_hosts(session: Session, reader: LakeReader, job: BatchJob) -> list[str]:
     """Find hosts without a known failure whose last sample is much older than the end."""
     until = min(session.state.stopped or 4e9, job.end or 4e9)
     longest = max(5 * session.state.interval, _SILENT_HOST_SECONDS)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from joblens.analysis.rule_input import Finding, Point, View, mean
+from joblens.analysis.rule_input import View, mean
 from joblens.analysis.rules.batch import split_nodes
 from joblens.analysis.series.timeline import steady
 from joblens.core.units import render_cores, render_load, render_seconds
+from joblens.record.report import Finding, Point
 
 WORTH_SECONDS = 5.0  # shorter jobs say little about how they use what they have
 WAITING_CORES = 0.5  # who uses less than half of one is not computing
@@ -27,7 +28,7 @@ def lost_cores(view: View) -> tuple[float, float] | None:
 
     At no time can its threads use more than the cores that it has: beyond them they wait for each other.
     """
-    used, delayed = view.used["cores_mean"], view.used.get("cores_delayed")
+    used, delayed = view.used.cores_mean, view.used.cores_delayed
     if used is None or delayed is None or not view.cores:
         return None
     stretches = _stretches(view)
@@ -54,7 +55,7 @@ def _stretches(view: View) -> list[_Stretch]:
         if point.cores is not None and point.delayed is not None
     ]
     gap = sum(point.seconds for point in view.points) - sum(it.seconds for it in known)
-    cpu, delay = view.used.get("cpu_seconds"), view.used.get("run_delay_seconds")
+    cpu, delay = view.used.cpu_seconds, view.used.run_delay_seconds
     if not known or gap <= 0 or cpu is None or delay is None:
         return known
     ran = max(cpu - sum(it.cores * it.seconds for it in known), 0.0)
@@ -67,7 +68,7 @@ def _lost(stretch: _Stretch, cores: float, scale: float) -> float:
 
 
 def is_throttled(view: View) -> bool:
-    share, seconds = view.used.get("throttled_share") or 0.0, view.used.get("throttled_seconds") or 0.0
+    share, seconds = view.used.throttled_share or 0.0, view.used.throttled_seconds or 0.0
     return share >= _MUCH_HELD and seconds >= _LEAST_HELD * view.duration
 
 
@@ -81,12 +82,12 @@ def has_lost_cores(view: View) -> bool:
 
 def is_bound(view: View) -> bool:
     """Its threads waited for cores while others of the node were idle: they may not run there."""
-    free, lost = view.used.get("node_idle_cores"), lost_cores(view)
+    free, lost = view.used.node_idle_cores, lost_cores(view)
     return free is not None and lost is not None and free >= max(0.5, 0.75 * lost[0])
 
 
 def waits_for_storage(view: View) -> bool:
-    share, blocked = view.used.get("blocked_share"), view.used.get("blocked_mean")
+    share, blocked = view.used.blocked_share, view.used.blocked_mean
     return share is not None and blocked is not None and share >= _BLOCKED and blocked >= 0.25
 
 
@@ -94,9 +95,9 @@ def throttled(view: View) -> Finding | None:
     """The cgroup's quota kept it from running."""
     if view.duration < WORTH_SECONDS or not is_throttled(view):
         return None
-    share = view.used["throttled_share"]
+    share = view.used.throttled_share
     # A scheduler's job has cores of its own, and what a cgroup allows can be less.
-    known = view.cores if view.job.get("source", "run") in ("run", "usermode") else 0.0
+    known = view.cores if view.job.source in ("run", "usermode") else 0.0
     quota = (
         f"its CPU quota of {render_cores(known)} core{'' if known == 1 else 's'}"
         if known
@@ -104,8 +105,8 @@ def throttled(view: View) -> Finding | None:
     )
     return Finding(
         "CPU quota",
-        view.job["start"],
-        view.job["end"],
+        view.job.start,
+        view.job.last,
         f"{quota} throttled it for {share:.0%} of the time that it was ready to run",
         "ask for more cores, or start fewer threads and processes",
         share,
@@ -116,19 +117,19 @@ def cores_taken(view: View) -> Finding | None:
     """It could not have used more: other work was on the cores that it may use."""
     if view.duration < WORTH_SECONDS or not has_lost_cores(view) or is_bound(view):
         return None
-    used, (lost, part) = view.used["cores_mean"], lost_cores(view) or (0.0, 0.0)
-    free = view.used.get("node_idle_cores")
+    used, (lost, part) = view.used.cores_mean or 0.0, lost_cores(view) or (0.0, 0.0)
+    free = view.used.node_idle_cores
     left = "" if free is None else "; no core was idle" if free < 0.05 else f"; {_cores(free)} were idle"
     return Finding(
         "cores taken by others",
-        view.job["start"],
-        view.job["end"],
+        view.job.start,
+        view.job.last,
         f"its threads were ready to use {_cores(used + lost)} and got {render_load(used)}: "
         f"other work on the node took {part:.0%}{left}",
         "run it with --exclusive: if that is faster, jobs here are not confined to their own cores"
         if view.in_slurm
         else "run it while the machine is quiet: its use of the cores cannot be judged beside other work",
-        part * (1 - view.used["blocked_share"]) if waits_for_storage(view) else part,
+        part * (1 - (view.used.blocked_share or 0.0)) if waits_for_storage(view) else part,
     )
 
 
@@ -141,13 +142,13 @@ def bound(view: View) -> Finding | None:
         return None
     if waits_for_storage(view):
         return None
-    used, (lost, part) = view.used["cores_mean"], lost_cores(view) or (0.0, 0.0)
+    used, (lost, part) = view.used.cores_mean or 0.0, lost_cores(view) or (0.0, 0.0)
     return Finding(
         "bound to few cores",
-        view.job["start"],
-        view.job["end"],
+        view.job.start,
+        view.job.last,
         f"its threads were ready to use {_cores(used + lost)} and got {render_load(used)}, "
-        f"while {_cores(view.used['node_idle_cores'])} of the node were idle",
+        f"while {_cores(view.used.node_idle_cores or 0.0)} of the node were idle",
         "check how it is bound to cores (OMP_PROC_BIND, taskset, numactl, srun --cpu-bind)",
         part,
     )
@@ -155,7 +156,7 @@ def bound(view: View) -> Finding | None:
 
 def idle_cores(view: View) -> Finding | None:
     """Most of the cores that it may use had nothing to do, all the time, and nobody else had them."""
-    used, most = view.used["cores_mean"], view.used["cores_peak"]
+    used, most = view.used.cores_mean, view.used.cores_peak
     if view.duration < WORTH_SECONDS or used is None or most is None:
         return None
     if has_lost_cores(view) or is_throttled(view) or _may_lack_cores(view, used):
@@ -172,7 +173,7 @@ def awake_share(view: View, used: float) -> float:
 
     A moment at which many were says nothing about the others.
     """
-    whole = min(used + (view.used.get("cores_delayed") or 0.0), 1.0)
+    whole = min(used + (view.used.cores_delayed or 0.0), 1.0)
     found = mean([(min(it.cores + it.delayed, 1.0), it.seconds) for it in _stretches(view)])
     return whole if found is None else min(max(found, min(used, 1.0)), whole)
 
@@ -187,8 +188,8 @@ def _idle(view: View, used: float, most: float) -> Finding | None:
     change = "use more threads or processes (OMP_NUM_THREADS, -j)"
     return Finding(
         "idle cores",
-        view.job["start"],
-        view.job["end"],
+        view.job.start,
+        view.job.last,
         f"{used:.1f} of {render_cores(view.cores)} cores in use on average, {most:.1f} at most",
         f"{_ask_for(view, enough)}, or {change}" if view.in_slurm else change,
         (1 - used / view.cores) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
@@ -205,8 +206,8 @@ def _asleep(view: View, used: float, most: float) -> Finding | None:
     fewer = view.in_slurm and view.cores > enough
     return Finding(
         "asleep",
-        view.job["start"],
-        view.job["end"],
+        view.job.start,
+        view.job.last,
         f"it slept or waited for {1 - awake:.0%} of the time: none of its threads was ready to run",
         f"{_ask_for(view, enough)}; {change}" if fewer else change,
         (1 - awake) * (0.5 if any(gpu.used for gpu in view.gpus) else 1.0),
@@ -218,8 +219,8 @@ def _may_lack_cores(view: View, used: float) -> bool:
 
     Cores that a scheduler gave to a job it gave to nobody else, however busy the others are.
     """
-    free = None if view.job.get("nodes") else view.used.get("node_idle_cores")
-    unknown = view.used.get("run_delay_share") is None
+    free = None if view.job.nodes else view.used.node_idle_cores
+    unknown = view.used.run_delay_share is None
     return unknown and free is not None and free < 0.5 * (view.cores - used)
 
 
@@ -245,7 +246,7 @@ def serial_phase(view: View) -> Finding | None:
     run = _longest(points, _is_serial)
     if not run:
         return None
-    start, end = run[0].start, min(run[-1].end, view.job["end"])
+    start, end = run[0].start, min(run[-1].end, view.job.last)
     part = (end - start) / view.duration
     if end - start < WORTH_SECONDS or part < 0.1:
         return None
@@ -266,11 +267,11 @@ def _is_serial(point: Point) -> bool:
 
 def too_many_threads(view: View) -> Finding | None:
     """More threads want to run than there are cores, and push each other off."""
-    switches = view.used["involuntary_switches"]
+    switches = view.used.involuntary_switches
     if not view.cores or view.duration < WORTH_SECONDS or is_throttled(view) or view.cores < 1:
         return None
     threads = mean([(p.threads, p.seconds) for p in view.points if p.threads is not None])
-    cores, share = view.used["cores_mean"], view.used.get("run_delay_share")
+    cores, share = view.used.cores_mean, view.used.run_delay_share
     if threads is None or cores is None or threads < 2 * view.cores or cores < 0.8 * view.cores:
         return None
     pace = (switches or 0.0) / view.duration / view.cores
@@ -284,8 +285,8 @@ def too_many_threads(view: View) -> Finding | None:
     )
     return Finding(
         "more threads than cores",
-        view.job["start"],
-        view.job["end"],
+        view.job.start,
+        view.job.last,
         f"{threads:.0f} threads on {render_cores(view.cores)} core{'' if view.cores == 1 else 's'}; {waited}",
         f"start no more threads than cores (OMP_NUM_THREADS={count}, -j{count}), or ask for more cores",
         0.4,
@@ -294,18 +295,18 @@ def too_many_threads(view: View) -> Finding | None:
 
 def short_lived(view: View) -> Finding | None:
     """Much of its CPU time went into starting processes that end at once."""
-    unsampled, cpu, forks = (view.used.get(name) for name in ("unsampled_seconds", "cpu_seconds", "forks"))
+    unsampled, cpu, forks = view.used.unsampled_seconds, view.used.cpu_seconds, view.used.forks
     if not unsampled or not cpu or not forks or view.duration < 1:
         return None
     pace = forks / view.duration
     if pace < _MANY_FORKS or unsampled < max(_MUCH_UNSAMPLED * cpu, _LEAST_UNSAMPLED * view.duration):
         return None
-    system = view.used.get("system_seconds")
+    system = view.used.system_seconds
     kernel = "" if system is None else f", {system / cpu:.0%} was spent in the kernel"
     return Finding(
         "short-lived processes",
-        view.job["start"],
-        view.job["end"],
+        view.job.start,
+        view.job.last,
         f"{forks:,} processes and threads were created on the node, {pace:,.0f} per second; "
         f"{unsampled / cpu:.0%} of its CPU time went to processes too short to be sampled{kernel}",
         "do the work in fewer and longer processes (a loop inside one program, a pool of workers, xargs -n)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from joblens.analysis.rule_input import Finding, View
+from joblens.analysis.rule_input import View
 from joblens.analysis.rules.batch import (
     idle_nodes,
     node_failed,
@@ -29,6 +29,7 @@ from joblens.analysis.rules.cores import (
 )
 from joblens.analysis.rules.gpus import held_idle, used_for_a_while, waiting_gpus
 from joblens.core.units import render_bytes, render_seconds, render_signal
+from joblens.record.report import Finding
 
 _EARLY_SECONDS = 60.0
 _NEXT_TO_NOTHING = 0.01
@@ -44,30 +45,28 @@ _AFTER_SIGNAL: dict[int, str] = {
 
 
 def find(view: View) -> list[Finding]:
-    if view.never_started:  # whatever it is called in the end: nothing that it did can be changed
+    if view.job.never_started:  # whatever it is called in the end: nothing that it did can be changed
         return []
     found = [finding for rule in RULES for finding in [rule(view)] if finding is not None]
-    return sorted(found, key=lambda finding: -finding.weight)
+    return sorted(found, key=lambda finding: -(finding.weight or 0.0))
 
 
 def failed_early(view: View) -> Finding | None:
     """It ended with an error before it can have done much."""
-    if not (view.job["exit_code"] or view.job["signal"]) or view.duration >= _EARLY_SECONDS:
+    if not (view.job.exit_code or view.job.signal) or view.duration >= _EARLY_SECONDS:
         return None
-    if view.job["state"] not in ("FAILED", "COMPLETED"):  # then the scheduler says why
+    if view.job.state not in ("FAILED", "COMPLETED"):  # then the scheduler says why
         return None
     if was_killed_for_memory(view):
         return None
     if _death(view) in (signal.SIGINT, signal.SIGPIPE):  # the user, or the next in a pipeline, had enough
         return None
-    return Finding(
-        "failed early", view.job["start"], view.job["end"], how_it_ended(view), _what_to_do(view), 1.0
-    )
+    return Finding("failed early", view.job.start, view.job.last, how_it_ended(view), _what_to_do(view), 1.0)
 
 
 def how_it_ended(view: View) -> str:
     after = f"after {render_seconds(view.duration)}"
-    code, number = view.job["exit_code"], view.job["signal"]
+    code, number = view.job.exit_code or 0, view.job.signal
     if number:
         return f"it was ended by {render_signal(number)} {after}"
     if _death(view):
@@ -77,8 +76,8 @@ def how_it_ended(view: View) -> str:
 
 def _death(view: View) -> int:
     """The signal that ended it, or by its exit code something in it, as shells tell that; else 0."""
-    code = view.job["exit_code"] or 0
-    return int(view.job["signal"] or (code - 128 if 128 < code <= 128 + signal.SIGRTMAX else 0))
+    code = view.job.exit_code or 0
+    return int(view.job.signal or (code - 128 if 128 < code <= 128 + signal.SIGRTMAX else 0))
 
 
 def was_stopped_by_user(view: View) -> bool:
@@ -91,7 +90,7 @@ def _what_to_do(view: View) -> str:
     return {
         126: "check that the program is executable and built for this machine",
         127: "a command in it was not found: load its module, or set PATH",
-    }.get(view.job["exit_code"], "the last lines of its output say why")
+    }.get(view.job.exit_code or 0, "the last lines of its output say why")
 
 
 def memory_growth(view: View) -> Finding | None:
@@ -107,12 +106,12 @@ def memory_growth(view: View) -> Finding | None:
     growth = sizes[-1] - sizes[0]
     if fit < 0.95 or growth < 0.2 * sizes[-1] or growth < 32 * 2**20:
         return None
-    limit = view.asked.get("memory_bytes")
+    limit = view.asked.memory_bytes
     full = f"; {_until_full(limit, sizes[-1], slope)}" if limit else ""
     return Finding(
         "memory growth",
         late[0].start,
-        min(late[-1].end, view.job["end"]),
+        min(late[-1].end, view.job.last),
         f"memory grew by {render_bytes(slope * 60)} per minute to {render_bytes(sizes[-1])}{full}",
         "look for memory that is never freed, or make sure that the job ends before the limit is reached",
         min(growth / sizes[-1], 1.0) * 0.8,
@@ -128,15 +127,15 @@ def _until_full(limit: float, size: float, slope: float) -> str:
 
 def io_wait(view: View) -> Finding | None:
     """Its processes waited for storage instead of computing."""
-    share, cores = view.used.get("blocked_share"), view.used["cores_mean"]
+    share, cores = view.used.blocked_share, view.used.cores_mean
     if share is None or cores is None or view.duration < WORTH_SECONDS or not waits_for_storage(view):
         return None
     if cores > 0.75 * max(view.cores, 1.0):
         return None
     return Finding(
         "I/O wait",
-        view.job["start"],
-        view.job["end"],
+        view.job.start,
+        view.job.last,
         f"its processes spent {share:.0%} of their active time waiting for storage; {render_traffic(view)}",
         "read and write less often in larger blocks, or copy the data to faster storage first",
         min(share, 1.0) * 0.9,
@@ -145,8 +144,8 @@ def io_wait(view: View) -> Finding | None:
 
 def render_traffic(view: View) -> str:
     """`2.2 GiB written at 180 MiB/s (vda)`; what is next to nothing beside the other is left out."""
-    device = view.used.get("device")
-    amounts = {what: view.used.get(f"{what}_bytes") or 0 for what in ("read", "written")}
+    device = view.used.device
+    amounts = {"read": view.used.read_bytes or 0, "written": view.used.written_bytes or 0}
     words = [
         f"{render_bytes(amount)} {what} at {render_bytes(amount / view.duration)}/s"
         for what, amount in amounts.items()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from joblens.analysis.rule_input import Finding, Gpu, View
+from joblens.analysis.rule_input import View
 from joblens.analysis.rules.cores import waits_for_storage
 from joblens.core.units import render_seconds
+from joblens.record.report import Finding, GpuUse
 
 _WORTH_SECONDS = 5.0
 _LITTLE = 0.3
@@ -18,11 +19,11 @@ def held_idle(view: View) -> Finding | None:
     idle = idle_gpus(view)
     if not idle:
         return None
-    start, end = view.job["start"], view.job["end"]
+    start, end = view.job.start, view.job.last
     watched = min(gpu.watched_seconds for gpu in idle) / view.duration
     if watched < _NEARLY_ALL:
-        start = min(point.start for gpu in idle for point in gpu.points if point.is_known)
-        end = max(point.end for gpu in idle for point in gpu.points if point.is_known)
+        start = min(point.start for gpu in idle for point in gpu.timeline if point.is_known)
+        end = max(point.end for gpu in idle for point in gpu.timeline if point.is_known)
     it, was = ("it", "was") if len(idle) == 1 else ("them", "were")
     what = f"no process used {it}" if all(gpu.processes_seen for gpu in idle) else "had nothing to do"
     partly = f", in the {watched:.0%} of the time that is known" if watched < _NEARLY_ALL else ""
@@ -36,7 +37,7 @@ def held_idle(view: View) -> Finding | None:
     )
 
 
-def idle_gpus(view: View) -> list[Gpu]:
+def idle_gpus(view: View) -> list[GpuUse]:
     """Those that it was given and did not use, as far as it is known whether it did."""
     if view.duration < _WORTH_SECONDS:
         return []
@@ -44,7 +45,7 @@ def idle_gpus(view: View) -> list[Gpu]:
     return [gpu for gpu in unused if gpu.watched_seconds >= _ENOUGH * view.duration]
 
 
-def _ask_for_less(view: View, idle: list[Gpu]) -> str:
+def _ask_for_less(view: View, idle: list[GpuUse]) -> str:
     it = "it" if len(idle) == 1 else "them"
     left = [gpu for gpu in view.gpus if gpu.held and gpu not in idle]
     if not left:
@@ -53,7 +54,7 @@ def _ask_for_less(view: View, idle: list[Gpu]) -> str:
         return f"leave {it} to others: {name_gpus(left)} would do"
     nodes = [gpu.node for gpu in left]
     most = max(nodes.count(node) for node in nodes)
-    whole = not any(":" in gpu.number for gpu in left)  # parts of a card go by another name there
+    whole = not any(":" in gpu.index for gpu in left)  # parts of a card go by another name there
     return f"ask for {len(left)}" + (f" (--gres=gpu:{most})" if whole else "")
 
 
@@ -77,14 +78,14 @@ def used_for_a_while(view: View) -> Finding | None:
     )
 
 
-def _longer_wait(view: View, gpu: Gpu) -> tuple[Gpu, float, float, str] | None:
+def _longer_wait(view: View, gpu: GpuUse) -> tuple[GpuUse, float, float, str] | None:
     """Of the times before its first use and after its last one, if it is long and nothing ran there."""
     if not gpu.held or gpu.first_use is None or gpu.last_use is None:
         return None
-    before = (view.job["start"], gpu.first_use, "before anything used")
-    after = (gpu.last_use, view.job["end"], "after everything had left")
+    before = (view.job.start, gpu.first_use, "before anything used")
+    after = (gpu.last_use, view.job.last, "after everything had left")
     start, end, kind = max(before, after, key=lambda it: it[1] - it[0])
-    known = sum(p.seconds for p in gpu.points if p.is_known and p.start >= start and p.end <= end)
+    known = sum(p.seconds for p in gpu.timeline if p.is_known and p.start >= start and p.end <= end)
     length = max(2 * _WORTH_SECONDS, _LONG * view.duration)
     return (gpu, start, end, kind) if end - start >= length and known >= _ENOUGH * (end - start) else None
 
@@ -108,14 +109,14 @@ def waiting_gpus(view: View) -> Finding | None:
     return Finding(
         "GPUs waiting",
         start,
-        min(end, view.job["end"]),
+        min(end, view.job.last),
         f"{name_gpus(gpus)} {was} busy for {busy:.0%} of {render_seconds(end - start)}{on_average}",
         _why(view),
         (1 - busy) * len(low) / len(view.gpus) * min((end - start) / view.duration, 1.0) * 0.9,
     )
 
 
-def _busy_in_use(gpu: Gpu) -> float | None:
+def _busy_in_use(gpu: GpuUse) -> float | None:
     """From its first to its last use."""
     if gpu.first_use is None or gpu.last_use is None:
         return None
@@ -123,7 +124,7 @@ def _busy_in_use(gpu: Gpu) -> float | None:
 
 
 def _why(view: View) -> str:
-    cores = view.used["cores_mean"]
+    cores = view.used.cores_mean
     if cores is not None and view.cores and cores >= 0.8 * view.cores:
         return "all cores were busy: ask for more of them, or move more of the work to the GPU"
     if waits_for_storage(view):
@@ -131,11 +132,11 @@ def _why(view: View) -> str:
     return "give it more work at once (larger batches, more data loaders), or profile where the program waits"
 
 
-def name_gpus(gpus: list[Gpu]) -> str:
+def name_gpus(gpus: list[GpuUse]) -> str:
     """`GPU 0`, or `GPUs 1-3`, with their nodes if there are several, and by UUID if two have one number."""
     by_node: dict[str, list[str]] = {}
     for gpu in gpus:
-        by_node.setdefault(gpu.node, []).append(gpu.number or gpu.gpu)
+        by_node.setdefault(gpu.node, []).append(gpu.index or gpu.gpu)
     for node, names in by_node.items():
         if len(set(names)) < len(names):  # of two vendors
             by_node[node] = [gpu.gpu for gpu in gpus if gpu.node == node]

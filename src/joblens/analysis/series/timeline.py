@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from joblens.analysis.rule_input import Point, mean
+from joblens.analysis.rule_input import mean
 from joblens.analysis.series.rates import rates
+from joblens.record.report import Point
 from joblens.store.reader import Series
 
 # In 20 ms one tick of the kernel's clock is half a core: shorter stretches say nothing about cores.
 _STEADY_SECONDS = 0.25
-_UNKNOWN = (None,) * (len(Point._fields) - 2)
 
 
 def longest_stretch(interval: float, seconds: float, most: int) -> float:
@@ -56,9 +56,9 @@ def make_points(start: float, end: float, series: Series, longest: float) -> lis
             continue
         if times[n + 1] - begin > longest:
             begin = times[n + 1] - longest / 3
-            found.append(Point(times[n], begin, *_UNKNOWN))
+            found.append(Point(times[n], begin))
         if begin < end:
-            found.append(Point._make([begin, times[n + 1], *(column[n] for column in columns)]))
+            found.append(Point(begin, times[n + 1], *(column[n] for column in columns)))
     return found
 
 

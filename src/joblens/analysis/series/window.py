@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from joblens.analysis.nodes import COUNTERS, NodeUse, Whole
-from joblens.analysis.rule_input import Point
+from joblens.analysis.nodes import COUNTERS, NodeSeries, Whole
+from joblens.record.report import Point
 from joblens.store.reader import Series
 
 
@@ -29,8 +29,8 @@ class Cut:
             self._gaps(whole.gaps),
         )
 
-    def _node(self, node: NodeUse) -> NodeUse:
-        return NodeUse(
+    def _node(self, node: NodeSeries) -> NodeSeries:
+        return NodeSeries(
             node.node, self._series(node.series), self._points(node.points), self._looks(node.looks),
             self._gaps(node.gaps),
         )  # fmt: skip
@@ -45,7 +45,7 @@ class Cut:
     def _points(self, points: list[Point]) -> list[Point]:
         """What is known of a stretch is taken to hold for each part of it."""
         return [
-            point._replace(start=max(point.start, self.start), end=min(point.end, self.end))
+            point.replace(start=max(point.start, self.start), end=min(point.end, self.end))
             for point in points
             if point.end > self.start and point.start < self.end
         ]
@@ -69,7 +69,7 @@ class Cut:
         parts = ({name: values[chosen] for name, values in part.items()} for part in series[2:])
         return Series(times, last, *parts)
 
-    def _together(self, series: Series, nodes: list[NodeUse]) -> Series:
+    def _together(self, series: Series, nodes: list[NodeSeries]) -> Series:
         """Totals at the end, as joblens.analysis.nodes has them."""
         cut = self._series(series)
         for name in COUNTERS:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
-from joblens.schedulers.facts import JobFacts
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.parse_result import Told
 from joblens.schedulers.slurm.fields import parse_job_id
 from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
@@ -29,10 +29,10 @@ class Slurm:
         self.skipped = 0  # rows so far that were no job
         self._columns: list[str] = []
 
-    def live(self) -> Sequence[JobFacts]:
+    def live(self) -> Sequence[BatchJob]:
         return self._squeue()
 
-    def ended(self, since: float, until: float) -> Sequence[JobFacts]:
+    def ended(self, since: float, until: float) -> Sequence[BatchJob]:
         """By the end of each run. Slurm writes it down seconds later: ask for a time that has settled."""
         times = [f"--starttime=uts{max(math.floor(since), 1)}", f"--endtime=uts{max(math.ceil(until), 2)}"]
         jobs = self._sacct([*times, f"--state={_ENDED}"])
@@ -41,7 +41,7 @@ class Slurm:
         found = [job for job in jobs if job.end is not None and since <= job.end <= until and job.partition]
         return self._with_all_sizes(found)
 
-    def _with_all_sizes(self, ended: list[JobFacts]) -> list[JobFacts]:
+    def _with_all_sizes(self, ended: list[BatchJob]) -> list[BatchJob]:
         """Of one that was resized only the last size was found. It seems submitted when it got that."""
         resized = [job.id for job in ended if job.start and job.submit and job.submit > job.start]
         if not resized:
@@ -49,7 +49,7 @@ class Slurm:
         runs = {(job.id, job.end): job for job in self._sacct([f"--jobs={','.join(resized)}"])}
         return [runs.get((job.id, job.end), job) for job in ended]
 
-    def job(self, id: str) -> JobFacts | None:
+    def job(self, id: str) -> BatchJob | None:
         """The last run of a job, as people write its id (4242, 4200_7, 4300+1), or None if there is none."""
         try:
             found = parse_job_id(id)
@@ -67,12 +67,12 @@ class Slurm:
         exact = [job for job in runs if id.strip() in {job.id, job.shown_id}]
         return max(exact, key=lambda job: (job.submit or 0.0, job.start or 0.0), default=None)
 
-    def _squeue(self, *more: str) -> list[JobFacts]:
+    def _squeue(self, *more: str) -> list[BatchJob]:
         mark = _mark()
         command = ["squeue", "--all", "--local", "--noheader", f"--Format={squeue_format(mark)}", *more]
         return self._counted(parse_squeue(run_command(command, _TIMES, self.timeout), mark))
 
-    def _sacct(self, which: list[str]) -> list[JobFacts]:
+    def _sacct(self, which: list[str]) -> list[BatchJob]:
         mark, columns = _mark(), self._all_columns()
         command = ["sacct", "--allusers", "--duplicates", "--parsable2", "--noheader"]
         command += [f"--delimiter={mark}", f"--format={','.join(columns)}", *which]
@@ -85,7 +85,7 @@ class Slurm:
             self._columns = columns_of(offered)
         return self._columns
 
-    def _counted(self, told: Told) -> list[JobFacts]:
+    def _counted(self, told: Told) -> list[BatchJob]:
         self.skipped += told.skipped
         return told.jobs
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal as signals
 from typing import Any
 
-from joblens.schedulers.facts import JobFacts, Resources, Step
+from joblens.record.job import Resources, Step
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import at, list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.parse_result import Told, understood
@@ -54,14 +55,14 @@ def _named_alike(job: Any, id: int) -> dict[str, Any]:
     }
 
 
-def _live(job: Any, id: int) -> JobFacts:
+def _live(job: Any, id: int) -> BatchJob:
     state = _state(at(job, "job_state"))
     waits, has_ended = state in WAITING, state in ENDED
     code, number = _exit(at(job, "exit_code"), state)
     asked = _tres_text(text_at(job, "tres_req_str"))
     if asked.gpus is None:
-        asked = asked._replace(gpus=parse_gres_gpus(text_at(job, "tres_per_job")))
-    return JobFacts(
+        asked = asked.replace(gpus=parse_gres_gpus(text_at(job, "tres_per_job")))
+    return BatchJob(
         **_named_alike(job, id),
         user=text_at(job, "user_name"),
         uid=whole_at(job, "user_id"),
@@ -83,14 +84,14 @@ def _live(job: Any, id: int) -> JobFacts:
     )
 
 
-def _accounted(job: Any, id: int) -> JobFacts:
+def _accounted(job: Any, id: int) -> BatchJob:
     state = _state(at(job, "state/current"))
     has_ended = state in ENDED
     code, number = _exit(at(job, "exit_code"), state)
     steps = tuple(_step(step) for step in list_at(job, "steps"))
     never = has_ended and text_at(job, "nodes").strip().lower() == NO_NODES
     reason, killer = known(text_at(job, "state/reason")), text_at(job, "kill_request_user")
-    return JobFacts(
+    return BatchJob(
         **_named_alike(job, id),
         user=text_at(job, "user") or text_at(job, "association/user"),
         folder=text_at(job, "working_directory"),

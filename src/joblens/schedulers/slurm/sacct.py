@@ -11,7 +11,8 @@ from datetime import tzinfo
 from functools import partial
 
 from joblens.core.errors import MalformedError
-from joblens.schedulers.facts import JobFacts, Resources, Step
+from joblens.record.job import Resources, Step
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.parse_result import Told, understood, whole
 from joblens.schedulers.slurm.fields import (
@@ -65,7 +66,7 @@ def parse_sacct(
         raise MalformedError(
             "sacct", f"no header with JobID or JobIDRaw, each column once: {','.join(columns)[:80]!r}"
         )
-    jobs: list[JobFacts] = []
+    jobs: list[BatchJob] = []
     skipped = 0
     for fields in _rows(text, delimiter, names):
         row = _named(names, fields, delimiter)
@@ -73,9 +74,9 @@ def parse_sacct(
     return Told([_with_totals(job) for job in joined(jobs)], skipped)
 
 
-def joined(jobs: Iterable[JobFacts]) -> list[JobFacts]:
+def joined(jobs: Iterable[BatchJob]) -> list[BatchJob]:
     """Of a job that was resized accounting has a row for each size: one job again."""
-    found: list[JobFacts] = []
+    found: list[BatchJob] = []
     for job in jobs:
         last = found[-1] if found else None
         if last and last.state == RESIZING and (last.cluster, last.id) == (job.cluster, job.id):
@@ -85,9 +86,9 @@ def joined(jobs: Iterable[JobFacts]) -> list[JobFacts]:
     return found
 
 
-def _join(first: JobFacts, then: JobFacts) -> JobFacts:
+def _join(first: BatchJob, then: BatchJob) -> BatchJob:
     """Steps are told up to the moment of the change, so what all used together is not known."""
-    return then._replace(
+    return then.replace(
         submit=first.submit,
         eligible=first.eligible,
         start=first.start,
@@ -164,7 +165,7 @@ def _is_sound(row: _Row) -> bool:
     return True
 
 
-def _take(jobs: list[JobFacts], row: _Row, cluster: str, zone: tzinfo | None) -> bool:
+def _take(jobs: list[BatchJob], row: _Row, cluster: str, zone: tzinfo | None) -> bool:
     """A job, or a step of the job before it. Whether it was one."""
     try:
         shown = parse_job_id(row.get("jobid", "") or row["jobidraw"])
@@ -177,11 +178,11 @@ def _take(jobs: list[JobFacts], row: _Row, cluster: str, zone: tzinfo | None) ->
     number = raw.job if raw else _shown(shown)
     if not jobs or jobs[-1].id != number:
         return False
-    jobs[-1] = jobs[-1]._replace(steps=(*jobs[-1].steps, _step(row, shown.step, zone)))
+    jobs[-1] = jobs[-1].replace(steps=(*jobs[-1].steps, _step(row, shown.step, zone)))
     return True
 
 
-def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo | None) -> JobFacts:
+def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo | None) -> BatchJob:
     state = understood(parse_state, row.get("state", ""), State(""))
     has_ended = state.word in ENDED
     code, number = understood(parse_exit, row.get("exitcode", ""), _NO_EXIT)
@@ -195,7 +196,7 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
     start, end = _span(row, submit, zone)
     start = None if never else start
     allocated = Resources() if start is None else _resources(row, "alloctres", "alloccpus", "nnodes")
-    return JobFacts(
+    return BatchJob(
         cluster=known(row.get("cluster", "")) or cluster,
         id=raw.job if raw else _shown(shown),
         scheduler="slurm",
@@ -269,7 +270,7 @@ def _seconds(row: _Row, name: str) -> float | None:
 def _resources(row: _Row, tres: str, cpus: str, nodes: str) -> Resources:
     found = understood(resources, row.get(tres, ""), Resources())
     cores = whole(row.get(cpus, ""))
-    return found._replace(
+    return found.replace(
         nodes=found.nodes or whole(row.get(nodes, "")) or None,
         cores=found.cores or (float(cores) if cores else None),
     )
@@ -279,7 +280,7 @@ def _asked(row: _Row, allocated: Resources) -> Resources:
     found = _resources(row, "reqtres", "reqcpus", "reqnodes")
     memory = understood(parse_memory, row.get("reqmem", ""), None)
     gpus = parse_gres_gpus(row.get("reqgres", "")) if found.gpus is None else found.gpus
-    return found._replace(
+    return found.replace(
         memory_bytes=found.memory_bytes or (_of_job(memory, found, allocated) if memory else None), gpus=gpus
     )
 
@@ -292,8 +293,8 @@ def _of_job(memory: Memory, asked: Resources, allocated: Resources) -> int | Non
     return round(memory.bytes * times) or None if times else None
 
 
-def _with_totals(job: JobFacts) -> JobFacts:
+def _with_totals(job: BatchJob) -> BatchJob:
     """Without steps (`sacct -X`) no time at all means that it was not told."""
     if job.steps or job.user_seconds or job.system_seconds or job.cpu_seconds:
         return job
-    return job._replace(user_seconds=None, system_seconds=None, cpu_seconds=None)
+    return job.replace(user_seconds=None, system_seconds=None, cpu_seconds=None)

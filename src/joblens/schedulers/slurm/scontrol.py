@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import re
 
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.record.job import Resources
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import expand
 from joblens.schedulers.parse_result import Told, understood, whole
 from joblens.schedulers.slurm.fields import (
@@ -64,7 +65,7 @@ def _fields(record: str) -> _Fields:
     return fields
 
 
-def _job(fields: _Fields, cluster: str) -> JobFacts:
+def _job(fields: _Fields, cluster: str) -> BatchJob:
     def word(name: str) -> str:
         return known(fields.get(name, ""))
 
@@ -77,7 +78,7 @@ def _job(fields: _Fields, cluster: str) -> JobFacts:
     code, number = understood(parse_exit, fields.get("ExitCode", ""), no_exit) if has_ended else no_exit
     user = _USER.fullmatch(fields.get("UserId", ""))
     task = word("ArrayTaskId")
-    return JobFacts(
+    return BatchJob(
         cluster=cluster,
         id=fields["JobId"],
         scheduler="slurm",
@@ -122,7 +123,7 @@ def _asked(fields: _Fields, waits: bool) -> Resources:
     found = Resources(nodes=nodes or None, cores=float(cpus) if cpus else None)
     found = _tres(fields, "ReqTRES") or (_tres(fields, "TRES") if waits else None) or found
     gpus = parse_gres_gpus(fields.get("TresPerJob", "")) if found.gpus is None else found.gpus
-    return found._replace(memory_bytes=found.memory_bytes or _memory(fields, nodes, cpus), gpus=gpus)
+    return found.replace(memory_bytes=found.memory_bytes or _memory(fields, nodes, cpus), gpus=gpus)
 
 
 def _memory(fields: _Fields, nodes: int | None, cpus: int | None) -> int | None:

@@ -7,7 +7,8 @@ A size that is left out prints the field whole, and whatever follows the colon i
 from __future__ import annotations
 
 from joblens.core.errors import MalformedError
-from joblens.schedulers.facts import JobFacts, Resources
+from joblens.record.job import Resources
+from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import expand
 from joblens.schedulers.parse_result import Told, understood, whole
 from joblens.schedulers.slurm.fields import ENDED, WAITING, State, known, parse_limit, parse_state, parse_time
@@ -29,7 +30,7 @@ def parse_squeue(text: str, mark: str) -> Told:
     *values, rest = text.split(mark)
     if rest.strip() or len(values) % len(FIELDS):
         raise MalformedError("squeue", "an answer that ends in the middle, or has other fields")
-    jobs: list[JobFacts] = []
+    jobs: list[BatchJob] = []
     skipped = 0
     for start in range(0, len(values), len(FIELDS)):
         row = dict(zip(FIELDS, values[start : start + len(FIELDS)], strict=True))
@@ -40,14 +41,14 @@ def parse_squeue(text: str, mark: str) -> Told:
     return Told(jobs, skipped)
 
 
-def _job(row: dict[str, str]) -> JobFacts:
+def _job(row: dict[str, str]) -> BatchJob:
     state = understood(parse_state, row["State"], State("")).word
     waits = state in WAITING
     has_ended = state in ENDED or state == "COMPLETING"  # before that it is the time by which it must have
     task, offset = known(row["ArrayTaskID"]), known(row["HetJobOffset"])
     tres = understood(resources, row["tres-alloc"], Resources())  # of one that waits: what it asks for
     asked = tres if waits else Resources()
-    return JobFacts(
+    return BatchJob(
         cluster=known(row["Cluster"]),
         id=row["JobID"].strip(),
         scheduler="slurm",
@@ -67,7 +68,7 @@ def _job(row: dict[str, str]) -> JobFacts:
         end=understood(parse_time, row["EndTime"], None) if has_ended else None,
         time_limit_seconds=understood(parse_limit, row["TimeLimit"], None),
         nodes=understood(expand, row["NodeList"], ()),
-        asked=asked._replace(gpus=asked.gpus or _gpus_asked(row)),
+        asked=asked.replace(gpus=asked.gpus or _gpus_asked(row)),
         allocated=Resources() if waits else _allocated(row, tres),
         array_job=known(row["ArrayJobID"]) if task else "",
         array_task=task if whole(task) is not None or not task else f"[{task}]",
@@ -79,7 +80,7 @@ def _job(row: dict[str, str]) -> JobFacts:
 
 def _allocated(row: dict[str, str], tres: Resources) -> Resources:
     cpus = whole(row["NumCPUs"])
-    return tres._replace(
+    return tres.replace(
         nodes=tres.nodes or whole(row["NumNodes"]) or None,
         cores=tres.cores or (float(cpus) if cpus else None),
     )

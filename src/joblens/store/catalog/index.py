@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.core.errors import OutsideError, sentence
 from joblens.store import records
-from joblens.store.catalog.listing import COLUMNS, JobFilter, name_nodes, select, shown_id
+from joblens.store.catalog.listing import COLUMNS, JobFilter, JobRow, name_nodes, select
 from joblens.store.catalog.schema import MIGRATIONS
 from joblens.store.home import Home
 from joblens.store.lake.columns import storable
+
+if TYPE_CHECKING:
+    from joblens.record.report import Head, JobRecord
 
 _NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 _INSERT = (
@@ -78,14 +81,11 @@ class Catalog:
 
     # Asking
 
-    def jobs(self, wanted: JobFilter) -> list[dict[str, Any]]:
+    def jobs(self, wanted: JobFilter) -> list[JobRow]:
         chosen, values = select(wanted)
         rows = self._ask(f"SELECT {_NAMES} FROM jobs {chosen}", values)
-        found = [dict(zip(COLUMNS, row)) for row in rows]
-        tags = self._tags() if found else {}
-        for job in found:
-            job["tags"] = tags.get((job["cluster"], job["id"], job["start"]), {})
-        return found
+        tags = self._tags() if rows else {}
+        return [JobRow._make((*row, tags.get(row[:3], {}))) for row in rows]
 
     def _tags(self) -> dict[Identity, dict[str, str]]:
         """Of all jobs: few have any."""
@@ -152,7 +152,7 @@ class Catalog:
                 found[identity] = int(row[0])
         return found
 
-    def report(self, identity: Identity) -> dict[str, Any]:
+    def report(self, identity: Identity) -> JobRecord:
         """All of it, from its record. LookupError if somebody has just removed that."""
         for _ in range(_ATTEMPTS):
             found = self._ask(
@@ -178,7 +178,7 @@ class Catalog:
         except sqlite3.Error:  # it cannot be written
             self.database = self._opened(":memory:")
 
-    def _ask(self, query: str, values: Sequence[Any] | dict[str, Any] = ()) -> list[Any]:
+    def _ask(self, query: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         try:
             self._refresh(self.database)
             return self.database.execute(query, values).fetchall()
@@ -290,8 +290,8 @@ class Catalog:
         """False if it has to be looked at again the next time."""
         problems: list[str] = []
         try:
-            for place, record in records.load_heads(self.home.records / day / name, problems):
-                _take(database, record, (day, name, place))
+            for place, head in records.load_heads(self.home.records / day / name, problems):
+                _take(database, head, (day, name, place))
         except OSError as error:
             problems += [] if isinstance(error, FileNotFoundError) else [sentence(error)]
             return False
@@ -362,33 +362,41 @@ def _compacted_last(name: str) -> tuple[bool, str]:
     return name.endswith(".jsonl"), name
 
 
-def _take(database: sqlite3.Connection, record: dict[str, Any], where: tuple[str, str, int]) -> None:
+def _take(database: sqlite3.Connection, record: Head, where: tuple[str, str, int]) -> None:
     """Unless a record of that job which was written later is there already."""
-    job, used = record["job"], record["used"]
-    row = {
-        **{name: job.get(name) for name in COLUMNS},
-        **{
-            name: used[name] for name in ("duration_seconds", "cpu_seconds", "memory_peak_bytes", "processes")
-        },
-        "cores": record["asked"]["cores"],
-        "verdict": record["verdict"],
-        "shown_id": shown_id(job),
-        "nodes": name_nodes(job["nodes"]) if job["nodes"] else job["node"],
-    }
-    on_nodes = "\n".join(["", *(job["nodes"] or [job["node"] or ""]), ""])
-    identity = _identity(record)
+    job, used, identity = record.job, record.used, _identity(record)
+    row = JobRow(
+        *identity,
+        job.end,
+        job.name,
+        job.user,
+        job.node,
+        job.source,
+        job.state,
+        job.exit_code,
+        used.duration_seconds,
+        used.cpu_seconds,
+        record.asked.cores,
+        used.memory_peak_bytes,
+        used.processes,
+        record.verdict,
+        job.shown_id,
+        name_nodes(job.nodes) if job.nodes else job.node,
+        job.partition,
+        job.account,
+    )
+    on_nodes = "\n".join(["", *(job.nodes or [job.node or ""]), ""])
     newer = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
     known = database.execute(newer, identity).fetchone()
-    if known and known[0] > record["written"]:
+    if known and known[0] > record.written:
         return
-    database.execute(_INSERT, [*(row[name] for name in COLUMNS), on_nodes, record["written"], *where])
+    database.execute(_INSERT, [*row[:-1], on_nodes, record.written, *where])
     if known:
         database.execute("DELETE FROM tags WHERE (cluster, id, start) = (?, ?, ?)", identity)
-    if job["tags"]:
-        tags = [(*identity, name, value) for name, value in job["tags"].items()]
+    if job.tags:
+        tags = [(*identity, name, value) for name, value in job.tags.items()]
         database.executemany("INSERT INTO tags VALUES (?, ?, ?, ?, ?)", tags)
 
 
-def _identity(record: dict[str, Any]) -> Identity:
-    job = record["job"]
-    return job["cluster"], job["id"], job["start"]
+def _identity(record: Head) -> Identity:
+    return record.job.cluster, record.job.id, record.job.start

@@ -12,11 +12,38 @@ from joblens.core.named_tuple import NamedTuple
 from joblens.schedulers.nodelist import compress
 from joblens.store.lake.columns import storable
 
-COLUMNS = (
-    "cluster", "id", "start", "end", "name", "user", "node", "source", "state", "exit_code",
-    "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes", "verdict",
-    "shown_id", "nodes", "partition", "account",
-)  # fmt: skip
+
+class JobRow(NamedTuple):
+    """A job in a listing. What is unknown is None."""
+
+    cluster: str
+    id: str
+    start: float | None
+    end: float | None = None
+    name: str = ""
+    user: str = ""
+    node: str | None = None
+    source: str | None = None
+    state: str | None = None
+    exit_code: int | None = None
+    duration_seconds: float | None = None
+    cpu_seconds: float | None = None
+    cores: float | None = None  # that it may use
+    memory_peak_bytes: float | None = None
+    processes: float | None = None
+    verdict: str | None = None
+    shown_id: str = ""  # as people write it: 4200_7
+    nodes: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    tags: Mapping[str, str] = {}
+
+    def __getitem__(self, name: Any) -> Any:
+        """Also by name, as scripts that use `job["id"]` do."""
+        return getattr(self, name) if isinstance(name, str) else tuple.__getitem__(self, name)
+
+
+COLUMNS = JobRow._fields[:-1]
 SORTS = {
     "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
     "user": "user", "name": "name",
@@ -81,14 +108,6 @@ def name_nodes(names: Iterable[str]) -> str:
         return compress(found)
     except MalformedError:
         return ",".join(found)
-
-
-def shown_id(job: dict[str, Any]) -> str:
-    """As people write it: 4242, 4200_7 of an array, 4300+1 of a job in parts that are not alike."""
-    for whole, part, sign in (("array_job", "array_task", "_"), ("het_job", "het_offset", "+")):
-        if job.get(whole) and job.get(part):
-            return f"{job[whole]}{sign}{job[part]}"
-    return str(job["id"])
 
 
 def select(wanted: JobFilter) -> tuple[str, list[Any]]:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from joblens.store.reader import NO_LABELS, Break, ProcessUse, Span
+from joblens.record.report import ProcessUse
+from joblens.store.reader import NO_LABELS, Break, Span
 from joblens.store.tsdb.promql import PromSeries, Server, duration, quote
 from joblens.store.tsdb.reader import TsdbReader
 from joblens.store.tsdb.series import Amount, JobSeries

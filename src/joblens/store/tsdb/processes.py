@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from joblens.store.reader import WAITING_FOR_DISK, ProcessUse, Span
+from joblens.record.report import ProcessUse
+from joblens.store.reader import WAITING_FOR_DISK, Span
 from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, duration, one_of, union
 from joblens.store.tsdb.series import Amount, JobSeries, window
 

@@ -12,7 +12,8 @@ from functools import partial
 from operator import sub
 from time import time as wall_clock
 
-from joblens.store.reader import KEYS, LOOKS_AROUND, NO_LABELS, Break, ProcessUse, Series, Span, find_breaks
+from joblens.record.report import ProcessUse
+from joblens.store.reader import KEYS, LOOKS_AROUND, NO_LABELS, Break, Series, Span, find_breaks
 from joblens.store.tsdb.processes import find_processes
 from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, Query, Server, duration, one_of, union
 from joblens.store.tsdb.resample import Grid, as_series, make_grid, resample

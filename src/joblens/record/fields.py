@@ -1,0 +1,82 @@
+"""Field types that the records share, and the base class of their parts."""
+
+# Without postponed annotations: msgspec would compile each of them once more.
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Self, TypeVar, cast
+
+if "typing_extensions" in sys.modules:
+    import msgspec
+else:  # msgspec prefers it to typing where it is installed; nothing here needs it, and it loads slowly
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    import msgspec
+
+    del sys.modules["typing_extensions"]
+
+from msgspec import Meta
+
+_LATEST = 253_402_300_800  # the year 10000, which no calendar here can show
+_LARGEST = 2**63 - 1
+
+Whole = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
+Real = int | float
+Amount = Annotated[int, Meta(ge=0, le=_LARGEST)] | Annotated[float, Meta(ge=0, lt=2.0**63)]
+Moment = Annotated[int, Meta(ge=0, lt=_LATEST)] | Annotated[float, Meta(ge=0, lt=float(_LATEST))]
+
+
+def about(text: str) -> Meta:
+    """The description of a field."""
+    return Meta(description=text)
+
+
+_Kind = TypeVar("_Kind")
+
+
+def read(plain: object, kind: type[_Kind]) -> _Kind:
+    """Return plain data as this type. Raises ValueError that names the part which is missing or wrong."""
+    return checked(lambda: msgspec.convert(plain, kind))
+
+
+def checked(parse: Callable[[], _Kind]) -> _Kind:
+    """Return what it returns, with the errors of msgspec as ValueError."""
+    try:
+        return parse()
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        part = place.rstrip("`").lstrip(".")
+        raise ValueError(f"{part}: {what}" if part else what) from None
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+
+
+class _Fields:
+    """What every part of a record can do."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field by its name in JSON, as scripts that use `report["used"]` do."""
+        this: Any = self
+        try:
+            return getattr(self, this.__struct_fields__[this.__struct_encode_fields__.index(name)])
+        except ValueError:
+            raise KeyError(name) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with these fields changed."""
+        this: Any = self
+        return cast("Self", msgspec.structs.replace(this, **changes))
+
+
+class Part(_Fields, msgspec.Struct):
+    """A part of a record. What is unknown is None."""
+
+
+class Value(_Fields, msgspec.Struct, frozen=True):
+    """A part that is never changed and can be a key."""
