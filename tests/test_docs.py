@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from joblens.cli import COMMANDS
+from joblens.cli import COMMANDS, build_parser
 from joblens.collectors.table import COLLECTORS
 from test_structure import FLOW, SOURCE
 
@@ -77,6 +78,30 @@ def test_every_command_has_help_with_an_example() -> None:
         ).stdout
         assert what[1:] in " ".join(text.split())
         assert f"joblens {name}" in text.partition("example:")[2]
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the `joblens` command lines in blocks of code, without pipes, redirections and comments."""
+    found = []
+    for kind, block in re.findall(r"^ *```(bash|sh|console)\n(.*?)^ *```", text, re.S | re.M):
+        prompt = r"^\$ .*?" if kind == "console" else "^.*?"
+        lines = re.findall(prompt + r"\b(?<![/.-])(joblens [a-z].*)", block, re.M)
+        found += [shlex.split(re.split(r"\s[|><&;]|\)$|;|&&", line)[0], comments=True)[1:] for line in lines]
+    return found
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.name))
+def test_commands_are_accepted(path: Path) -> None:
+    """Every joblens command in a block of code has a known name and known options."""
+    for words in commands(path.read_text()):
+        assert build_parser([words[0]]).parse_args(words).run, words
+
+
+def test_commands_are_found() -> None:
+    """A command is found at a prompt, in a script, in a subshell and before a pipe."""
+    text = "```console\n$ joblens ls -v | head  # all\njoblens output\n```\n"
+    text += "```bash\nsrun joblens run -- a\n(umask 077; joblens jobs > x)\n```\n"
+    assert commands(text) == [["ls", "-v"], ["run", "--", "a"], ["jobs"]]
 
 
 def test_settings_example_is_complete() -> None:
