@@ -59,7 +59,7 @@ def ldms(data: bytes) -> None:
     (folder / "meminfo").write_bytes(data)
     (folder / "vmstat").write_text(HEAD + "nr_free_pages\n" + line("c1", 0, 5))
     done = import_ldms(Lake(folder / "lake"), [folder / "meminfo", folder / "vmstat"])
-    assert done.sets.get("ldms_vmstat") == 1, done.describe()
+    assert done.sets.get("ldms_vmstat") == 1, done
 
 
 def _ldms() -> list[bytes]:
@@ -78,7 +78,7 @@ def ldms_gz(data: bytes) -> None:
     (folder / "other").write_text(line("c1", 0, 1, 2))
     (folder / "vmstat").write_text(HEAD + "nr_free_pages\n" + line("c1", 0, 5))
     done = import_ldms(Lake(folder / "lake"), [folder])
-    assert done.sets.get("ldms_vmstat") == 1, done.describe()
+    assert done.sets.get("ldms_vmstat") == 1, done
 
 
 def sacct_file(data: bytes) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from joblens.cli import main
 from joblens.core.errors import MalformedError
-from joblens.importers.ldms import Outcome, import_ldms
+from joblens.importers.ldms import LdmsResult, import_ldms
 from joblens.importers.ldms_csv import Chunk, Source, find_sources, parse_header, read_chunks
 from joblens.importers.ldms_sets import parse_cells, plan
 from joblens.store.lake.compact import compact
@@ -40,7 +40,7 @@ def meminfo(node: str, second: int, job: int = 0) -> str:
     return line(node, second, 32_000_000, 1000 + second, 77, 5, job=job)
 
 
-def bring(folder: Path, *paths: Path, cluster: str = "") -> Outcome:
+def bring(folder: Path, *paths: Path, cluster: str = "") -> LdmsResult:
     return import_ldms(Lake(folder), paths, cluster)
 
 
@@ -128,7 +128,7 @@ def test_headers_in_files_of_their_own(tmp_path: Path) -> None:
     done = bring(tmp_path / "lake", tmp_path)
     assert rows(tmp_path / "lake", "ldms_a", "x, y") == [(1, None), (None, 2)]
     (problem,) = done.problems
-    assert problem == f"{tmp_path}/a.1700000200:1: the names of its columns are nowhere; the file is left out"
+    assert problem == f"{tmp_path}/a.1700000200:1: no header with column names; file skipped"
 
 
 def test_bad_lines_are_named(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ def test_bad_lines_are_named(tmp_path: Path) -> None:
     )  # fmt: skip
     done = bring(tmp_path / "lake", path)
     assert done.problems == [
-        f"{path}:3: it has 1 values, and its header 8",
-        f"{path}:5: it has 9 values, and its header 8",
-        f"{path}:6: it names no producer",
-        f"{path}:7: it has no time",
-        f"{path}:9: it is not complete, and left out",
-        f"{path}:4: b is no number",
+        f"{path}:3: 1 values, but the header has 8 columns",
+        f"{path}:5: 9 values, but the header has 8 columns",
+        f"{path}:6: no producer name",
+        f"{path}:7: no valid time",
+        f"{path}:9: incomplete line",
+        f"{path}:4: b is not a number",
     ]
     assert done.bad == 6
     assert rows(tmp_path / "lake", "ldms_x", "a, b") == [(None, None), (1, 2)]
@@ -163,7 +163,7 @@ def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
     (tmp_path / "x").write_text(HEAD + "a\n" + "?\n" * 100 + line("c1", 0, 1))
     done = bring(tmp_path / "lake", tmp_path / "x")
     assert (done.rows, done.bad, len(done.problems)) == (1, 100, 11)
-    assert done.problems[-1] == f"{tmp_path}/x: 90 more lines like that"
+    assert done.problems[-1] == f"{tmp_path}/x: 90 more bad lines"
 
 
 def test_again(tmp_path: Path) -> None:
@@ -257,14 +257,14 @@ def test_the_command(
     (tmp_path / "meminfo").write_text(MEMINFO + meminfo("c1", 0) + "?\n")
     assert main(["import", "ldms", str(tmp_path / "meminfo")]) == 0
     said = capsys.readouterr()
-    assert said.out == "1 new rows from 1 file: memory 1\n1 bad line left out\n"
-    assert said.err == f"joblens: {tmp_path}/meminfo:3: it has 1 values, and its header 10\n"
+    assert said.out == "1 new row from 1 file: memory 1\n1 bad line skipped\n"
+    assert said.err == f"joblens: {tmp_path}/meminfo:3: 1 values, but the header has 10 columns\n"
     (tmp_path / "none").write_text("hello\n")
     assert main(["import", "ldms", "--json", str(tmp_path / "none")]) == 3
     assert json.loads(capsys.readouterr().out)["unusable"] == 1
     assert main(["import", "ldms", str(tmp_path / "nowhere")]) == 3
     assert capsys.readouterr().err == (
-        f"joblens: {tmp_path}/nowhere: No such file or directory; the file is left out\n"
+        f"joblens: {tmp_path}/nowhere: No such file or directory; file skipped\n"
     )
 
 
@@ -296,7 +296,7 @@ def test_packed_data_that_is_damaged(tmp_path: Path, kind: str, damage: str, of:
     (problem,) = done.problems
     where, _, what = problem.partition(": ")
     assert where == str(path)
-    assert re.fullmatch(r"packed data is damaged near byte \d+: .+; the file is left out", what)
+    assert re.fullmatch(r"compressed data is damaged near byte \d+: .+; file skipped", what)
     path.write_bytes(sound)
     again = bring(lake, *tmp_path.glob("[!l]*"))
     assert (again.rows, again.unusable) == (2000 if of == "data" else 1, 0)
@@ -324,11 +324,11 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         paths = [zstd, pipe, place, tmp_path / "b.gz", tmp_path / "none", tmp_path / "x"]
         done = bring(tmp_path / "lake", *paths)
     assert done.problems == [
-        f"{zstd}: it is packed with zstd; unpack it first (zstd -d); the file is left out",
-        f"{pipe}: it is not a regular file; the file is left out",
-        f"{place}: No such device or address; the file is left out",
-        f"{tmp_path}/b.gz: it is not packed as its name says (.gz); the file is left out",
-        f"{tmp_path}/none: No such file or directory; the file is left out",
+        f"{zstd}: zstd is not supported; decompress it first (zstd -d); file skipped",
+        f"{pipe}: not a regular file; file skipped",
+        f"{place}: No such device or address; file skipped",
+        f"{tmp_path}/b.gz: not compressed as its name says (.gz); file skipped",
+        f"{tmp_path}/none: No such file or directory; file skipped",
     ]
     assert (done.rows, done.unusable) == (1, 5)
 
@@ -336,16 +336,16 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("time", "word"),
     [
-        ("9999999999.000001,1", "its time is after the year 2254"),
-        ("9000000000.000001,1", "its time is after the year 2254"),
+        ("9999999999.000001,1", "time after the year 2254"),
+        ("9000000000.000001,1", "time after the year 2254"),
         *(
-            (f"{bad},1", "it has no time")
+            (f"{bad},1", "no valid time")
             for bad in ("-1.000001", "nan", "1e308", "", "inf", "99999999999.000001")
         ),
-        ("1700000000.000001,", "it has no time"),
-        ("1700000000.000001,-1", "it has no time"),
-        ("0x10.000001,1", "it has no time"),
-        ("1e9.000001,1", "it has no time"),
+        ("1700000000.000001,", "no valid time"),
+        ("1700000000.000001,-1", "no valid time"),
+        ("0x10.000001,1", "no valid time"),
+        ("1e9.000001,1", "no valid time"),
     ],
 )
 def test_times_that_are_none(tmp_path: Path, time: str, word: str) -> None:
@@ -360,7 +360,7 @@ def test_milliseconds_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text(f"#Time_msec,Time_usec,ProducerName,a\n9999999999999,1,c1,5\n{START}000,1,c1,6\n")
     done = bring(tmp_path / "lake", path)
-    assert (done.rows, done.problems) == (1, [f"{path}:2: its time is after the year 2254"])
+    assert (done.rows, done.problems) == (1, [f"{path}:2: time after the year 2254"])
 
 
 def test_numbers_beyond_all_bounds(tmp_path: Path) -> None:
@@ -392,11 +392,11 @@ def test_odd_bytes_and_lengths(tmp_path: Path) -> None:
     done = bring(tmp_path / "lake", path, wide, wider)
     assert (done.rows, done.unusable) == (2, 2)
     assert done.problems == [
-        f"{path}:3: it is too long",
-        f"{wide}:1: it names 5006 columns; at most 4000 can be stored; what follows it is not understood",
-        f"{wide}:2: the names of its columns are nowhere; the file is left out",
-        f"{wider}:1: it is too long",
-        f"{wider}:2: the names of its columns are nowhere; the file is left out",
+        f"{path}:3: line too long",
+        f"{wide}:1: 5006 columns; at most 4000 can be stored; lines up to the next header are skipped",
+        f"{wide}:2: no header with column names; file skipped",
+        f"{wider}:1: line too long",
+        f"{wider}:2: no header with column names; file skipped",
     ]
 
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joblens.cli import main
 from joblens.core.errors import MalformedError
 from joblens.importers.sacct import read_sacct
-from joblens.jobs.backfill import Outcome, import_files
+from joblens.jobs.backfill import import_files
 from joblens.record.report import JobRecord
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
@@ -144,7 +145,7 @@ def test_end_that_cannot_be_read(home: Home, tmp_path: Path) -> None:
     done = import_files(home, [path], "")
     assert (done.jobs, done.not_ended, done.bad) == (1, 1, 2)
     assert done.problems == [
-        f"{path}:{number + 1}: job {number}: its state, or its end, cannot be read" for number in (1, 2)
+        f"{path}:{number + 1}: job {number}: no readable state or end time" for number in (1, 2)
     ]
 
 
@@ -154,7 +155,7 @@ def test_name_that_is_the_last_column(home: Home, tmp_path: Path) -> None:
     head, times = "JobID|State|Start|End|JobName", "COMPLETED|1700000000|1700000060"
     path.write_text(f"{head}\n1|{times}|one\ntwo\nthree\n2|{times}|x\n3|cut\n4|{times}|last\nline\n")
     done = import_files(home, [path], "")
-    assert (done.jobs, done.problems) == (3, [f"{path}:6: not all of a job"])
+    assert (done.jobs, done.problems) == (3, [f"{path}:6: incomplete job"])
     names = {id: found["job"]["name"] for id, found in jobs(home).items()}
     assert names == {"1": "one\ntwo\nthree", "2": "x", "4": "last\nline"}
 
@@ -190,7 +191,7 @@ def test_many_bad_lines_are_counted(home: Home, tmp_path: Path) -> None:
     lines = [text for number in range(30) for text in (f"{number}|cut", line(str(number + 1)))]
     done = import_files(home, [write(tmp_path / "past", lines)], "")
     assert (done.jobs, done.bad, len(done.problems)) == (30, 30, 11)
-    assert done.problems[-1].endswith("20 more lines like that")
+    assert done.problems[-1].endswith("20 more bad lines")
 
 
 def test_names_with_anything_in_them(home: Home, tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_file_that_is_something_else(home: Home, tmp_path: Path) -> None:
     packed.write_bytes(b"not packed")
     done = import_files(home, [bad, packed, tmp_path / "missing", good], "")
     assert (done.jobs, done.unusable, len(done.problems)) == (3, 3, 3)
-    assert all(problem.endswith("; the file is left out") for problem in done.problems)
+    assert all(problem.endswith("; file skipped") for problem in done.problems)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "checksum"])
@@ -275,8 +276,8 @@ def test_packed_data_that_is_damaged(home: Home, tmp_path: Path, damage: str) ->
     done = import_files(home, [path, good], "")
     assert (done.jobs, done.unusable) == (1, 1)
     (problem,) = done.problems
-    assert problem.startswith(f"{path}: packed data is damaged near byte ")
-    assert problem.endswith("; the file is left out")
+    assert problem.startswith(f"{path}: compressed data is damaged near byte ")
+    assert problem.endswith("; file skipped")
     path.write_bytes(sound)
     again = import_files(home, [path, good], "")
     assert (again.jobs, again.unusable) == (2, 0)
@@ -296,8 +297,8 @@ def test_times_that_are_none(home: Home, tmp_path: Path, end: str) -> None:
     done = import_files(home, [text, tree], "")
     assert (done.jobs, done.bad, done.unusable) == (2, 2, 0)
     assert done.problems == [
-        f"{text}:2: job 42: its state, or its end, cannot be read",
-        f"{tree}:1: job 7: its state, or its end, cannot be read",
+        f"{text}:2: job 42: no readable state or end time",
+        f"{tree}:1: job 7: no readable state or end time",
     ]
     assert set(jobs(home)) == {"43", "6"}
     assert import_files(home, [text, tree], "").known == 2
@@ -314,8 +315,8 @@ def test_lines_beyond_all_bounds(home: Home, tmp_path: Path) -> None:
     done = import_files(home, [path, long], "")
     assert (done.jobs, done.bad, done.unusable) == (1, 1, 1)
     assert done.problems == [
-        f"{path}:2: it is too long",
-        f"{long}:2: it is too long for a header; the file is left out",
+        f"{path}:2: line too long",
+        f"{long}:2: header line too long; file skipped",
     ]
 
 
@@ -324,8 +325,8 @@ def test_what_is_no_file(home: Home, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     done = import_files(home, [tmp_path / "pipe", tmp_path], "")
     assert done.problems == [
-        f"{tmp_path}/pipe: it is not a regular file; the file is left out",
-        f"{tmp_path}: it is not a regular file; the file is left out",
+        f"{tmp_path}/pipe: not a regular file; file skipped",
+        f"{tmp_path}: not a regular file; file skipped",
     ]
     reader, writer = os.pipe()
     os.write(writer, b"JobID|State|Start|End\n43|COMPLETED|1000|1060\n")
@@ -343,8 +344,8 @@ def test_command(tmp_path: Path) -> None:
         return subprocess.run(command, input=text, env=env, capture_output=True, text=True, check=False)
 
     first = joblens("import", "sacct", "-", text="\n".join([HEADER, *PAST, "bad"]))
-    assert first.stdout.splitlines() == ["3 new jobs", "1 job not ended yet, left out", "1 bad line left out"]
-    assert "-:8: not all of a job" in first.stderr
+    assert first.stdout.splitlines() == ["3 new jobs", "1 job not ended yet, skipped", "1 bad line skipped"]
+    assert "-:8: incomplete job" in first.stderr
     assert "4200_7" in joblens("jobs", "--state", "TIMEOUT").stdout
     assert "TIMEOUT" in joblens("job", "4200_7").stdout
     assert joblens("import", "sacct").returncode == 2
@@ -382,8 +383,14 @@ def test_damaged_text(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> 
     assert all(isinstance(job.id, str) and job.id for job in found)
 
 
-def test_outcome_is_plain() -> None:
-    assert json.loads(json.dumps(Outcome().describe()))["jobs"] == 0
+def test_result_as_json(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JOBLENS_HOME", str(home.path))
+    path = write(tmp_path / "past", [*PAST, "damaged"])
+    assert main(["import", "sacct", "--json", str(path)]) == 0
+    counts = {"files": 1, "unusable": 0, "jobs": 3, "known": 0, "not_ended": 1, "bad": 1}
+    assert json.loads(capsys.readouterr().out) == {**counts, "problems": [f"{path}:8: incomplete job"]}
 
 
 def test_local_times_while_clocks_are_set_back(home: Home, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from joblens.core.errors import UsageError
 from joblens.store.catalog.listing import parse_time
 
 if TYPE_CHECKING:
-    from joblens.jobs.backfill import Outcome as Jobs
+    from joblens.importers.input_files import ImportResult
+    from joblens.importers.ldms import LdmsResult
+    from joblens.jobs.backfill import JobsResult
 
 EXAMPLE = """example:
   joblens import ldms /var/store/ldms
@@ -25,22 +27,24 @@ _DAYS = 7
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     systems = parser.add_subparsers(dest="system", required=True, metavar="SYSTEM")
-    what = "files of LDMS' CSV store, or folders of them; what is there already is not taken twice"
+    what = "files of LDMS' CSV store, or folders of them; rows are never imported twice"
     ldms = systems.add_parser("ldms", help=what, description=what[0].upper() + what[1:] + ".")
     ldms.add_argument("paths", nargs="+", metavar="PATH")
-    ldms.add_argument("--cluster", default="", metavar="NAME", help="whose nodes they are")
-    ldms.add_argument("--json", action="store_true", help="as JSON, what was done")
-    what = "jobs of Slurm's past: text of sacct --parsable2 or --json, or asked for now"
+    ldms.add_argument("--cluster", default="", metavar="NAME", help="cluster of the nodes")
+    ldms.add_argument("--json", action="store_true", help="print the result as JSON")
+    what = "past jobs of Slurm: output of sacct --parsable2 or --json, or queried now"
     sacct = systems.add_parser("sacct", help=what, description=what[0].upper() + what[1:] + ".")
-    sacct.add_argument("paths", nargs="*", metavar="FILE", help="with a header line; - is the input")
-    sacct.add_argument("--live", action="store_true", help="ask sacct, on a machine of the cluster")
     sacct.add_argument(
-        "--since", metavar="TIME", help=f"with --live: ended after 2026-01-01, or 90d ago (default {_DAYS}d)"
+        "paths", nargs="*", metavar="FILE", help="text with a header line, or JSON; - is standard input"
     )
+    sacct.add_argument("--live", action="store_true", help="run sacct, on a machine of the cluster")
     sacct.add_argument(
-        "--cluster", default="", metavar="NAME", help="whose jobs they are, if they do not say"
+        "--since",
+        metavar="TIME",
+        help=f"with --live: jobs that ended after 2026-01-01, or 90d ago (default {_DAYS}d)",
     )
-    sacct.add_argument("--json", action="store_true", help="as JSON, what was done")
+    sacct.add_argument("--cluster", default="", metavar="NAME", help="cluster of jobs without one")
+    sacct.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,30 +58,29 @@ def _ldms(options: argparse.Namespace) -> int:
 
     home = make_home(find_home())
     paths = [Path(path) for path in options.paths]
-    done = import_ldms(Lake(home.lake), paths, options.cluster, progress("MiB"))
-    tell(done.problems)
-    if options.json:
-        write(json.dumps(done.describe(), indent=2) + "\n")
-    else:
-        write("\n".join(render(done.describe())) + "\n")
-    return 3 if done.unusable or not done.files else 0
+    result = import_ldms(Lake(home.lake), paths, options.cluster, progress("MiB"))
+    _print(result, render(result), options.json)
+    return 3 if result.unusable or not result.files else 0
+
+
+def _print(result: ImportResult, lines: list[str], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    tell(result.problems)
+    write((json.dumps(asdict(result), indent=2) if as_json else "\n".join(lines)) + "\n")
 
 
 def _sacct(options: argparse.Namespace) -> int:
     if bool(options.paths) == options.live:
         raise UsageError("joblens import sacct needs files, or --live")
     if options.since and not options.live:
-        raise UsageError("--since is for --live; ask sacct for what is meant (-S) to get less into a file")
-    done = _live(options) if options.live else _files(options)
-    tell(done.problems)
-    if options.json:
-        write(json.dumps(done.describe(), indent=2) + "\n")
-    else:
-        write("\n".join(render_jobs(done)) + "\n")
-    return 3 if done.unusable else 0
+        raise UsageError("--since needs --live; for a file, limit the output of sacct itself (-S)")
+    result = _live(options) if options.live else _files(options)
+    _print(result, render_jobs(result), options.json)
+    return 3 if result.unusable else 0
 
 
-def _files(options: argparse.Namespace) -> Jobs:
+def _files(options: argparse.Namespace) -> JobsResult:
     from joblens.jobs.backfill import import_files
     from joblens.store.home import find_home, make_home
 
@@ -85,7 +88,7 @@ def _files(options: argparse.Namespace) -> Jobs:
     return import_files(make_home(find_home()), paths, options.cluster, progress("MiB"))
 
 
-def _live(options: argparse.Namespace) -> Jobs:
+def _live(options: argparse.Namespace) -> JobsResult:
     from joblens.jobs.backfill import import_live
     from joblens.schedulers.slurm.client import Slurm
     from joblens.store.home import find_home, make_home
@@ -95,34 +98,34 @@ def _live(options: argparse.Namespace) -> Jobs:
     return import_live(home, Slurm(), since, options.cluster, progress("quarters of a day"))
 
 
-def render_jobs(done: Jobs) -> list[str]:
-    parts = [_count(done.jobs, "new job")]
-    if done.known:
-        parts.append(f"{_count(done.known, 'job')} known already")
-    if done.not_ended:
-        parts.append(f"{_count(done.not_ended, 'job')} not ended yet, left out")
-    if done.bad:
-        parts.append(f"{_count(done.bad, 'bad line')} left out")
-    if done.unusable:
-        parts.append(f"{_count(done.unusable, 'file')} of {done.files} left out, or the rest of it")
+def render_jobs(result: JobsResult) -> list[str]:
+    parts = [_count(result.jobs, "new job")]
+    if result.known:
+        parts.append(f"{_count(result.known, 'job')} already stored")
+    if result.not_ended:
+        parts.append(f"{_count(result.not_ended, 'job')} not ended yet, skipped")
+    return parts + _render_skipped(result)
+
+
+def render(result: LdmsResult) -> list[str]:
+    parts = [f"{_count(result.rows, 'new row')} from {_count(result.files, 'file')}"]
+    if result.sets:
+        parts[0] += ": " + ", ".join(f"{name} {count}" for name, count in sorted(result.sets.items()))
+    if result.repeated:
+        parts.append(f"{_count(result.repeated, 'row')} already stored")
+    if not result.files:
+        print("joblens: no LDMS file found", file=sys.stderr)
+    return parts + _render_skipped(result)
+
+
+def _render_skipped(result: ImportResult) -> list[str]:
+    parts = []
+    if result.bad:
+        parts.append(f"{_count(result.bad, 'bad line')} skipped")
+    if result.unusable:
+        parts.append(f"{_count(result.unusable, 'file')} of {result.files} skipped, whole or in part")
     return parts
 
 
-def render(done: dict[str, object]) -> list[str]:
-    sets = done["sets"]
-    parts = [f"{done['rows']} new rows from {_count(done['files'], 'file')}"]
-    if isinstance(sets, dict) and sets:
-        parts[0] += ": " + ", ".join(f"{name} {count}" for name, count in sorted(sets.items()))
-    if done["repeated"]:
-        parts.append(f"{done['repeated']} rows were there already")
-    if done["bad"]:
-        parts.append(f"{_count(done['bad'], 'bad line')} left out")
-    if done["unusable"]:
-        parts.append(f"{_count(done['unusable'], 'file')} of {done['files']} left out, or the rest of it")
-    if not done["files"]:
-        print("joblens: no file of LDMS is there", file=sys.stderr)
-    return parts
-
-
-def _count(number: object, what: str) -> str:
+def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")

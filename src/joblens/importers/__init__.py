@@ -1,1 +1,1 @@
-"""What other systems have collected, into the lake."""
+"""Import of data that other systems collected."""

@@ -1,91 +1,65 @@
-"""LDMS: what its CSV store holds, into the lake."""
+"""Import of LDMS' CSV store into the lake."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from joblens.core.errors import OutsideError, sentence
-from joblens.importers.compressed import size_of
+from joblens.core.errors import OutsideError
+from joblens.importers.input_files import ImportResult, LineErrors, Progress, ReadProgress
 from joblens.importers.ldms_csv import Chunk, Header, Line, Source, find_sources, read_chunks
 from joblens.importers.ldms_sets import Cells, Target, parse_cells, plan
-from joblens.importers.line_errors import Trouble
 from joblens.store.lake.lake import Lake
 from joblens.store.lake.row_import import Importer, Stored, digest_of, real_column, text_column, whole_column
 
-Progress = Callable[[int, int], None]
 
-
-class Outcome:
-    """What an import has done so far."""
-
-    def __init__(self) -> None:
-        self.files = 0
-        self.unusable = 0  # files that were left out, all or the rest of them
-        self.rows = 0  # that are new
-        self.repeated = 0  # that were there before, or stand in the files more than once
-        self.bad = 0  # lines
-        self.sets: dict[str, int] = {}
-        self.problems: list[str] = []
-
-    def leave_out(self, why: str) -> None:
-        """A file, or all of a folder."""
-        self.unusable += 1
-        self.problems.append(why)
-
-    def describe(self) -> dict[str, Any]:
-        return dict(vars(self))
+@dataclass
+class LdmsResult(ImportResult):
+    rows: int = 0  # that are new
+    repeated: int = 0  # that were stored before, or are in the files more than once
+    sets: dict[str, int] = field(default_factory=dict)
 
 
 def import_ldms(
     lake: Lake, paths: Iterable[Path], cluster: str = "", progress: Progress | None = None
-) -> Outcome:
-    """Doing it again changes nothing, and brings what has come since."""
-    outcome, importer = Outcome(), Importer(lake, "ldms")
-    sources = list(find_sources(paths, outcome.leave_out))
-    whole = size_of([source.path for source in sources])
-    done = 0
-
-    def read(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress:
-            progress(done >> 20, (whole >> 20) + 1)
-
+) -> LdmsResult:
+    """Import files and folders. Importing them again adds only new rows."""
+    result, importer = LdmsResult(), Importer(lake, "ldms")
+    sources = list(find_sources(paths, result.skip))
+    read = ReadProgress([source.path for source in sources], progress)
     for source in sources:
-        _import_file(importer, source, cluster, outcome, read)
-    if progress:
-        progress((whole >> 20) + 1, (whole >> 20) + 1)
-    outcome.problems += lake.problems
-    return outcome
+        _import_file(importer, source, cluster, result, read.add)
+    read.finish()
+    result.problems += lake.problems
+    return result
 
 
 def _import_file(
-    importer: Importer, source: Source, cluster: str, outcome: Outcome, read: Callable[[int], None]
+    importer: Importer, source: Source, cluster: str, result: LdmsResult, read: Callable[[int], None]
 ) -> None:
-    trouble = Trouble(source.path, outcome)
-    outcome.files += 1
-    what = "the file"
+    errors = LineErrors(source.path, result)
+    result.files += 1
+    part = "file"
     try:
-        for chunk in read_chunks(source, trouble.tell, read):
-            _save(importer, source.schema, chunk, cluster, outcome, trouble)
-            what = "the rest of the file"
-    except (OutsideError, OSError) as error:  # the other files go on
-        words = sentence(error) if str(source.path) in str(error) else f"{source.path}: {sentence(error)}"
-        outcome.leave_out(f"{words}; {what} is left out")
-    trouble.sum_up()
+        for chunk in read_chunks(source, errors.report, read):
+            _save(importer, source.schema, chunk, cluster, result, errors)
+            part = "rest of the file"
+    except (OutsideError, OSError) as error:  # the other files are imported
+        result.skip_file(source.path, error, part)
+    errors.finish()
 
 
 def _save(
-    importer: Importer, schema: str, chunk: Chunk, cluster: str, outcome: Outcome, trouble: Trouble
+    importer: Importer, schema: str, chunk: Chunk, cluster: str, result: LdmsResult, errors: LineErrors
 ) -> None:
     chosen = plan(schema, chunk.header)
     parsed = [(target, parse_cells([it.cells[at] for it in chunk.lines])) for at, target in chosen.targets]
     bad = {number: target for target, cells in reversed(parsed) for number in cells.bad}
     for number in sorted(bad):
-        trouble.tell(chunk.lines[number].number, f"{bad[number].name} is no number")
+        errors.report(chunk.lines[number].number, f"{bad[number].name} is not a number")
     keep = [number for number in range(len(chunk.lines)) if number not in bad]
     if not keep:
         return
@@ -94,13 +68,13 @@ def _save(
     columns += [_stored(target, cells, keep) for target, cells in parsed]
     digest = digest_of(cluster, chunk.digest)
     saved = importer.save(chosen.set, [line.time_ns for line in lines], columns, digest)
-    outcome.rows += saved
-    outcome.repeated += len(lines) - saved
-    outcome.sets[chosen.set] = outcome.sets.get(chosen.set, 0) + saved
+    result.rows += saved
+    result.repeated += len(lines) - saved
+    result.sets[chosen.set] = result.sets.get(chosen.set, 0) + saved
 
 
 def _identity(header: Header, lines: list[Line], cluster: str) -> list[Stored]:
-    """Zero is what LDMS writes where no job runs."""
+    """Return cluster, node and job. LDMS writes 0 where no job runs."""
     jobs = [""] * len(lines) if header.job is None else [line.cells[header.job].strip() for line in lines]
     return [
         text_column("cluster", [cluster] * len(lines)),

@@ -1,10 +1,10 @@
-"""LDMS: the files of its CSV store, as chunks of lines that are alike (man ldms-store_csv).
+"""Files of LDMS' CSV store, as chunks of lines with the same columns (man ldms-store_csv).
 
     CONTAINER/SCHEMA             lines of all nodes, or SCHEMA.EPOCH where files are rolled over
     CONTAINER/SCHEMA.HEADER      the names of the columns, if they do not stand in the file itself
 
-A header line begins with `#`. It comes again in the middle of a file when the aggregator was started anew,
-and other columns can follow it.
+A header line begins with `#`. It is repeated in the middle of a file after a restart of the aggregator,
+possibly with other columns.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.core.errors import MalformedError, sentence
-from joblens.importers.compressed import SUFFIXES, open_packed
+from joblens.importers.input_files import SUFFIXES, Report, open_input
 from joblens.store.lake.columns import LATEST_NS
 
 _CHUNK_CELLS = 500_000
 _CHUNK_LINES = 100_000
 _LONGEST_LINE = 1 << 22
 _LONGEST_HEADERS = 1 << 24
-_MOST_COLUMNS = 4000  # as a hub takes; what comes behind the lake's tables costs more than in proportion
-# What a set-to-row decomposition calls the producer is the site's choice; these are the manual's.
+_MOST_COLUMNS = 4000  # as a hub accepts; the cost of a table in the lake grows faster than its width
+# The name of the producer in a set-to-row decomposition is the site's choice; these are the manual's.
 _PRODUCERS = ("producername", "producer", "producer_name", "prdcr")
 _FILE = re.compile(
     r"(?P<schema>.+?)(?P<role>\.HEADER|\.KIND)?(?P<epoch>[.-]\d{6,12})?(?:\.gz|\.bz2|\.xz|\.zst)?"
@@ -35,16 +35,14 @@ _SECONDS = re.compile(r"(\d{1,10})\.(\d{6})", re.ASCII)
 _MILLISECONDS = re.compile(r"\d{1,13}", re.ASCII)
 _MICROSECONDS = re.compile(r"\d{1,6}", re.ASCII)
 
-Tell = Callable[[int, str], None]  # line, and what is wrong with it
-
 
 class Header(NamedTuple):
-    time: int  # where it stands
+    time: int  # index of the column
     microseconds: int
     milliseconds: bool  # man ldms-store_csv, time_format=1
     node: int
     job: int | None
-    columns: tuple[tuple[int, str], ...]  # where, and its name
+    columns: tuple[tuple[int, str], ...]  # index and name
     width: int
 
 
@@ -57,24 +55,24 @@ class Line(NamedTuple):
 class Chunk(NamedTuple):
     header: Header
     lines: list[Line]
-    digest: str  # of all that is in it
+    digest: str  # of header and lines
 
 
 class Source(NamedTuple):
     path: Path
     schema: str
-    header: Path | None  # a file of its own
+    header: Path | None  # a separate file
 
 
-def find_sources(paths: Iterable[Path], left_out: Callable[[str], None]) -> Iterator[Source]:
-    """The data files among these, and below those that are folders. What cannot be read is `left_out`."""
+def find_sources(paths: Iterable[Path], skip: Callable[[str], None]) -> Iterator[Source]:
+    """Yield data files among these and below folders. Folders that cannot be read go to `skip`."""
 
-    def skip(error: OSError) -> None:
-        left_out(f"{sentence(error)}; the folder is left out")
+    def on_error(error: OSError) -> None:
+        skip(f"{sentence(error)}; folder skipped")
 
     for path in paths:
         if os.path.isdir(path):
-            for folder, folders, names in os.walk(path, onerror=skip):
+            for folder, folders, names in os.walk(path, onerror=on_error):
                 folders.sort()
                 for name in sorted(names):
                     if os.path.isfile(os.path.join(folder, name)):
@@ -92,31 +90,31 @@ def _source(path: Path) -> Iterator[Source]:
     yield Source(path, match["schema"], next((it for it in beside if os.path.isfile(it)), None))
 
 
-def read_chunks(source: Source, tell: Tell, read: Callable[[int], None] | None = None) -> Iterator[Chunk]:
-    """What is sound. Bad lines are told, and left out; `read` hears of bytes of the file as they are done.
+def read_chunks(source: Source, report: Report, read: Callable[[int], None] | None = None) -> Iterator[Chunk]:
+    """Yield valid lines, `report` bad ones, and call `read` with the number of bytes read so far.
 
-    Raises MalformedError if it is no such file at all, and OSError.
+    Raises MalformedError if it is not a CSV file of LDMS, and OSError.
     """
     header = _read_header(source.header) if source.header else None
-    return parse_chunks(str(source.path), _read_lines(source.path, tell, read), header, tell)
+    return parse_chunks(str(source.path), _read_lines(source.path, report, read), header, report)
 
 
 def parse_chunks(
-    where: str, numbered: Iterable[tuple[int, str]], header: Header | None, tell: Tell
+    where: str, numbered: Iterable[tuple[int, str]], header: Header | None, report: Report
 ) -> Iterator[Chunk]:
-    """Lines with the same columns together, also where headers come again and again."""
+    """Group lines with the same columns, also if headers are repeated often."""
     groups: dict[Header, list[Line]] = {}
     cells, known = 0, header is not None
     lines = groups.setdefault(header, []) if header else []
     for number, text in numbered:
         if text.startswith("#"):
-            header = _change(header, number, text, tell)
+            header = _change(header, number, text, report)
             lines = groups.setdefault(header, []) if header else []
             known = known or header is not None
             continue
         if not known:
-            raise MalformedError(f"{where}:{number}", "the names of its columns are nowhere")
-        line = _parse_line(header, number, text, tell)
+            raise MalformedError(f"{where}:{number}", "no header with column names")
+        line = _parse_line(header, number, text, report)
         if line is None or header is None:
             continue
         lines.append(line)
@@ -138,11 +136,11 @@ def _chunk(header: Header, lines: list[Line]) -> Chunk:
 
 
 def _read_lines(
-    path: Path, tell: Tell, read: Callable[[int], None] | None = None
+    path: Path, report: Report, read: Callable[[int], None] | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Numbered, and only those that are complete: the last one may be on its way."""
+    """Yield numbered, complete lines: the last one may still be written."""
     number, before = 0, 0
-    with open_packed(path) as (file, raw):
+    with open_input(path) as (file, raw):
         while data := file.readline(_LONGEST_LINE):
             number += 1
             if read and number % 1000 == 0:
@@ -151,16 +149,16 @@ def _read_lines(
             if data.endswith(b"\n"):
                 yield number, data.decode("utf-8", "replace").rstrip("\r\n")
             elif len(data) < _LONGEST_LINE:
-                tell(number, "it is not complete, and left out")
+                report(number, "incomplete line")
             else:
-                tell(number, "it is too long")
+                report(number, "line too long")
                 while data and not data.endswith(b"\n"):
                     data = file.readline(_LONGEST_LINE)
 
 
 def _read_header(path: Path) -> Header | None:
-    """The last one counts: it is that of the aggregator that wrote last."""
-    with open_packed(path) as (file, _):
+    """Return the last header: that of the aggregator that wrote last."""
+    with open_input(path) as (file, _):
         lines = file.read(_LONGEST_HEADERS).decode("utf-8", "replace").splitlines()
     found = [line for line in lines if _names_columns(line)]
     return parse_header(str(path), found[-1]) if found else None
@@ -170,14 +168,14 @@ def _names_columns(text: str) -> bool:
     return text.startswith("#") and not text.startswith("#!")
 
 
-def _change(header: Header | None, number: int, text: str, tell: Tell) -> Header | None:
-    """What holds for the lines that follow."""
+def _change(header: Header | None, number: int, text: str, report: Report) -> Header | None:
+    """Return the header of the lines that follow."""
     if not _names_columns(text):  # `#!ldms-kinds!`: the types of the columns
         return header
     try:
         return parse_header("header", text)
     except MalformedError as error:
-        tell(number, f"{error.what}; what follows it is not understood")
+        report(number, f"{error.what}; lines up to the next header are skipped")
         return None
 
 
@@ -188,9 +186,9 @@ def parse_header(path: str, text: str) -> Header:
     time = "time_msec" if milliseconds else "time"
     node = next((name for name in _PRODUCERS if name in lower), "")
     if time not in lower or "time_usec" not in lower or not node:
-        raise MalformedError(path, "the columns Time, Time_usec and ProducerName are not all named")
+        raise MalformedError(path, "header without Time, Time_usec and ProducerName")
     if len(names) > _MOST_COLUMNS:
-        raise MalformedError(path, f"it names {len(names)} columns; at most {_MOST_COLUMNS} can be stored")
+        raise MalformedError(path, f"{len(names)} columns; at most {_MOST_COLUMNS} can be stored")
     places = [lower.index(name) for name in (time, "time_usec", node)]
     job = lower.index("job_id") if "job_id" in lower else None
     rest = tuple((at, name) for at, name in enumerate(names) if at not in (*places, job))
@@ -206,20 +204,20 @@ def _split(text: str) -> list[str]:
         return []
 
 
-def _parse_line(header: Header | None, number: int, text: str, tell: Tell) -> Line | None:
+def _parse_line(header: Header | None, number: int, text: str, report: Report) -> Line | None:
     if header is None:
-        tell(number, "what its columns are is not known")
+        report(number, "no valid header before it")
         return None
     cells = _split(text)
     if len(cells) != header.width:
-        tell(number, f"it has {len(cells)} values, and its header {header.width}")
+        report(number, f"{len(cells)} values, but the header has {header.width} columns")
         return None
     time_ns = _parse_time(header, cells)
     if time_ns is None or not cells[header.node].strip():
-        tell(number, "it has no time" if time_ns is None else "it names no producer")
+        report(number, "no valid time" if time_ns is None else "no producer name")
         return None
     if time_ns >= LATEST_NS:
-        tell(number, "its time is after the year 2254")
+        report(number, "time after the year 2254")
         return None
     return Line(number, time_ns, cells)
 
@@ -231,7 +229,7 @@ def _parse_time(header: Header, cells: list[str]) -> int | None:
     if header.milliseconds:
         return int(first) * 10**6 + int(rest) * 1000 if _MILLISECONDS.fullmatch(first) else None
     match = _SECONDS.fullmatch(first)
-    # The microseconds stand there twice: if they differ, two lines have run into each other.
+    # Microseconds are written twice: if they differ, two lines were mixed up.
     if match is None or int(match[2]) != int(rest):
         return None
     return int(match[1]) * 10**9 + int(match[2]) * 1000

@@ -1,7 +1,7 @@
-"""LDMS: which of our sets a schema is, and what a cell is.
+"""Sets and columns for schemas of LDMS, and the types of cells.
 
-A schema becomes one of our sets only where both are the same figures of the same file of the kernel. Any
-other is `ldms_SCHEMA`, with its columns as LDMS names them.
+A schema maps to a set of joblens only if both have the same figures of the same file of the kernel. Any other
+becomes `ldms_SCHEMA`, with LDMS' column names.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from joblens.collectors.memory import describe as describe_memory
 from joblens.collectors.vmstat import describe as describe_vmstat
 from joblens.importers.ldms_csv import Header
 
-OURS = ("time", "cluster", "node", "jobid")
-# What every sampler of LDMS writes beside its figures (man ldms_sampler_base).
+RESERVED = ("time", "cluster", "node", "jobid")
+# Columns that every sampler of LDMS adds (man ldms_sampler_base).
 _IDENTITY = ("component_id", "app_id")
 _LOAD = {
     "load1min": "load1",
@@ -38,25 +38,25 @@ class Target(NamedTuple):
 
     name: str
     factor: int = 1
-    digits: int = 0  # behind the point, where the kernel always writes as many
+    digits: int = 0  # decimal places, if the kernel always writes as many
 
 
 class Plan(NamedTuple):
     set: str
-    targets: tuple[tuple[int, Target], ...]  # by where they stand in a line
+    targets: tuple[tuple[int, Target], ...]  # by index in a line
 
 
 def plan(schema: str, header: Header) -> Plan:
     figures = [name for _, name in header.columns if name not in _IDENTITY]
-    ours = _SAME.get(schema)
-    if ours:
-        set_name, is_same, target = ours
+    known_schema = _SAME.get(schema)
+    if known_schema:
+        set_name, is_same, target = known_schema
         known = [_plain(name) if name in _IDENTITY else target(name) for _, name in header.columns]
         names = [it.name.lower() for it in known]
-        if is_same(figures) and len(set(names) | set(OURS)) == len(names) + len(OURS):
+        if is_same(figures) and len(set(names) | set(RESERVED)) == len(names) + len(RESERVED):
             return Plan(set_name, tuple((at, it) for (at, _), it in zip(header.columns, known)))
     words = re.sub(r"\W+", "_", schema, flags=re.ASCII).strip("_").lower() or "unnamed"
-    names = _unlike(name for _, name in header.columns)
+    names = _unique_names(name for _, name in header.columns)
     return Plan(f"ldms_{words}", tuple((at, Target(name)) for (at, _), name in zip(header.columns, names)))
 
 
@@ -65,7 +65,7 @@ def _plain(name: str) -> Target:
 
 
 def _meminfo(name: str) -> Target:
-    # proc_meminfo(5): all are KiB, but for those that count huge pages.
+    # proc_meminfo(5): all are KiB, except counts of huge pages.
     column = describe_memory(name, in_kib=not name.startswith("HugePages_"))
     return Target(column.name, column.factor)
 
@@ -97,17 +97,17 @@ _SAME: dict[str, tuple[str, Callable[[Sequence[str]], bool], Callable[[str], Tar
 }
 
 
-def _unlike(names: Iterable[str]) -> list[str]:
-    """Names that a file can have, no two of them alike: upper and lower case are the same there."""
-    taken, found = set(OURS), list[str]()
+def _unique_names(names: Iterable[str]) -> list[str]:
+    """Return unique column names for Parquet, where upper and lower case are the same."""
+    taken, found = set(RESERVED), list[str]()
     for name in names:
         word = re.sub(r"\s+", "_", "".join(it if it.isprintable() else "?" for it in name))[:_LONGEST_NAME]
-        number, unlike = 1, word or "column"
-        while unlike.lower() in taken:
+        number, unique = 1, word or "column"
+        while unique.lower() in taken:
             number += 1
-            unlike = f"{word or 'column'}_{number}"
-        taken.add(unlike.lower())
-        found.append(unlike)
+            unique = f"{word or 'column'}_{number}"
+        taken.add(unique.lower())
+        found.append(unique)
     return found
 
 
@@ -117,15 +117,15 @@ Values = list[int | None] | list[float | None] | list[str]
 class Cells(NamedTuple):
     kind: type[int] | type[float] | type[str]
     values: Values
-    bad: list[int]  # which are no numbers, in a column that has numbers
+    bad: list[int]  # indexes of cells that are not numbers, in a column of numbers
 
 
 def parse_cells(cells: list[str]) -> Cells:
-    """One column. Text is a column of which most is text: a number that is damaged makes none."""
+    """Parse one column. It is text only if most cells are text: one damaged number does not make it text."""
     try:
         if max(map(len, cells)) <= _LONGEST_WHOLE and set("".join(cells)) <= set("0123456789-"):
             return _fitting([int(cell) for cell in cells], [])
-    except ValueError:  # an empty cell, or what has run into each other
+    except ValueError:  # an empty or mixed-up cell
         pass
     values: list[int | float | None] = []
     bad: list[int] = []
@@ -139,7 +139,7 @@ def parse_cells(cells: list[str]) -> Cells:
         elif cell and not _NO_NUMBER.fullmatch(cell):
             bad.append(at)
         known += bool(cell)
-        # Too large for a number of any kind is as unknown as what is none.
+        # A number beyond the range of a double is unknown.
         values.append(value if value is None or math.isfinite(value) else None)
     if 2 * len(bad) > known:
         return Cells(str, cells, [])
@@ -147,7 +147,7 @@ def parse_cells(cells: list[str]) -> Cells:
 
 
 def _fitting(values: Sequence[int | float | None], bad: list[int]) -> Cells:
-    """As whole numbers where 64 bits are enough for all of them."""
+    """Return integers if 64 bits are enough for all values, else floats."""
     if all(value is None or (isinstance(value, int) and abs(value) < 1 << 63) for value in values):
         return Cells(int, [None if value is None else int(value) for value in values], bad)
     return Cells(float, [None if value is None else float(value) for value in values], bad)
