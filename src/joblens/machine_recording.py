@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from joblens import __version__
 from joblens.agent.sampler import Log, Sampler
-from joblens.collectors.kernel_log import blot_out
+from joblens.collectors.kernel_log import redact
 from joblens.collectors.process.pss import read_pss
 from joblens.core.config import AttributionSettings, CollectorSettings, Settings
 from joblens.core.errors import UsageError
@@ -72,7 +72,7 @@ class Recorder(Host):
 
     def open_log(self, path: str, at_end: bool = False) -> int:
         fd = super().open_log(path)
-        self.files[path] = blot_out(read_new(fd))
+        self.files[path] = redact(read_new(fd))
         os.close(fd)
         return super().open_log(path, at_end)
 

@@ -109,7 +109,7 @@ def test_a_setuid_program_is_not_slurmstepd(folder: Path, program: Path, start: 
     log: list[str] = []
     assert "4242" not in jobs_of(pid, log)
     (line,) = [line for line in log if "slurmstepd" in line]  # another test may have one at the same time
-    assert re.search(r"process \d+ calls itself so, and is not Slurm's: it executes '/", line)
+    assert re.search(r"process \d+ has this name but is not Slurm's: it executes '/", line)
 
 
 def test_a_hard_link_to_a_setuid_program(folder: Path, program: Path, start: Start) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joblens.attribution.ledger import Estates, Ledger, Member, knows_io
+from joblens.attribution.ledger import ForeignUsage, Ledger, Member, knows_io
 from joblens.collectors.process.collector import PROCESS, ProcessKey
 from joblens.core.model import ABSENT
 
@@ -94,13 +94,13 @@ def test_nothing_counts_twice(events: list[tuple[str, int]]) -> None:
 @settings(max_examples=300)
 def test_nothing_counts_in_two_jobs(events: list[tuple[str, int]], jobs: list[int]) -> None:
     """What a process has used is its job's, also when a parent inherits it that is another job's."""
-    kernel, estates = Kernel(), Estates()
+    kernel, foreign_usage = Kernel(), ForeignUsage()
     ledgers = {("", str(job), "", ""): Ledger() for job in range(3)}
     scan = Scan(kernel)
 
     def look() -> float:
         members = [Member(*row, (("", str(jobs[row[0].pid]), "", ""),)) for row in scan.rows]
-        left = estates.update(members)
+        left = foreign_usage.update(members)
         for name, ledger in ledgers.items():
             own = [(key, values) for key, values, names in members if names == (name,)]
             ledger.expect(left.get(name, {}))

@@ -304,7 +304,7 @@ def test_what_slurm_told_of_a_job(tmp_path: Path) -> None:
     assert found[:3] == [Owner(job, "batch", "c1"), Owner(job, "batch", "c1"), Owner(job, "0", "c1")]
     assert ids(found)[3] == "s20"  # of the same user, and not the job's
     assert them.of_path(path) == Owner(job, "0", "c1")
-    assert (them.told_uid(job), them.told_uid(job._replace(id="43"))) == (1000, -1)
+    assert (them.declared_uid(job), them.declared_uid(job._replace(id="43"))) == (1000, -1)
     assert them.declared == [Owner(job, "", "c1")]
     (tmp_path / "jobs/slurm-42.json").unlink()
     assert them.of_processes([stepd]) == [Owner(job, "batch", "c1")]  # not another job at its very end

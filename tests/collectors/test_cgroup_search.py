@@ -104,10 +104,10 @@ def test_more_groups_than_are_measured(tmp_path: Path, monkeypatch: pytest.Monke
         sampler.sample(tick)
         assert len(sampler.latest["cgroup"].rows.keys) == 10
     lines = [line for line in log if line.startswith("cgroups:")]
-    assert lines == ["cgroups: 6 of 16 groups are not measured: that is more than 10"]
+    assert lines == ["cgroups: 6 of 16 cgroups are not measured: the limit is 10"]
     (described,) = [it for it in sampler.describe()["sets"] if it["set"] == "cgroup"]
     assert (described["state"], described["error"]) == (
-        "ok", "8 of 18 groups are not measured: that is more than 10",
+        "ok", "8 of 18 cgroups are not measured: the limit is 10",
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_more_folders_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     (groups,) = reading()
     assert 0 < len(groups.keys) <= 20
     assert host.asked["list"] <= 22
-    assert "more than 20 folders" in reading.warning
+    assert "more than 20 cgroup folders" in reading.warning
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
@@ -145,7 +145,7 @@ def test_folders_that_belong_to_a_user(tmp_path: Path) -> None:
     (groups,) = reading()
     job = "/docker/ab12/slurm/uid_1000/job_1"
     assert [key[0] for key in groups.keys] == [job, f"{job}/step_batch"]
-    expected = "1 cgroups are not measured: the folders around them belong to ordinary users"
+    expected = "1 cgroups are not measured: their parent folders belong to ordinary users"
     assert reading.warning == expected
 
 

@@ -17,10 +17,10 @@ from joblens.collectors.kernel_log import (
     Event,
     KernelLog,
     Record,
-    blot_out,
     find_event,
     kernel_log,
     parse_records,
+    redact,
 )
 from joblens.core.config import Settings
 from joblens.core.errors import MalformedError
@@ -70,7 +70,7 @@ def test_the_tree_is_counted() -> None:
 def test_events_have_time_process_and_cgroup() -> None:
     """A kill is told once, with the cgroup from the record before it; a name cannot make it another's."""
     log = KernelLog(Host(str(TREE)))
-    log.look()
+    log.read_events()
     found = {event.kind: event for event in log.take()}
     text = (TREE / "dev/kmsg").read_text()
     kill = found["oom_cgroup"]
@@ -168,7 +168,7 @@ def test_a_kill_of_an_old_kernel(tmp_path: Path) -> None:
         "4,4,5,-;Out of memory: Kill process 72 (y) score 9 or sacrifice child",
         "3,5,5,-;Killed process 72 (y), UID 1000, total-vm:1kB, anon-rss:1kB",
     )
-    log.look()
+    log.read_events()
     assert [(event.kind, event.pid, event.cgroup) for event in log.take()] == [
         ("oom_cgroup", 71, "/slurm/uid_1/job_7"),
         ("oom_global", 72, ""),
@@ -179,7 +179,7 @@ def test_a_cgroup_is_not_another_kills(tmp_path: Path) -> None:
     """The kernel leaves summaries out when they are many: the one of an earlier kill says nothing."""
     summary = "6,1,5,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task_memcg=/a,task=x,pid=70,uid=0"
     log = log_of(tmp_path, summary, "3,2,5,-;Memory cgroup out of memory: Killed process 71 (x) total-vm:1kB")
-    log.look()
+    log.read_events()
     assert [(event.pid, event.cgroup) for event in log.take()] == [(71, "")]
 
 
@@ -202,9 +202,9 @@ def test_times_are_those_of_the_look(tmp_path: Path) -> None:
     (tmp_path / "dev/kmsg").write_text("")
     (tmp_path / "facts.json").write_text('{"time_ns": 5000}')  # which is how long the machine is up
     log = KernelLog(Host(str(tmp_path)), now_ns=lambda: next(clock))
-    log.look()
+    log.read_events()
     append(tmp_path, "6,1,0,-;eth0: Link is Down", "6,2,999999999,-;eth1: Link is Down")
-    log.look()
+    log.read_events()
     assert [event.time_ns for event in log.take()] == [1000, 2000]
 
 
@@ -213,14 +213,14 @@ def test_beginning_at_the_end(tmp_path: Path) -> None:
     log_of(tmp_path, "6,7,1,-;eth0: Link is Down")
     log = KernelLog(Host(str(tmp_path)), only_new=True)
     append(tmp_path, "6,8,1,-;eth1: Link is Down")
-    log.look()
+    log.read_events()
     assert [event.device for event in log.take()] == ["eth1"]
 
 
 def test_a_flood_is_bounded(tmp_path: Path) -> None:
     """Events that nobody takes give way, and devices without end are counted without their names."""
     log = log_of(tmp_path, *(f"6,{n},1,-;eth{n}: Link is Down" for n in range(3000)))
-    log.look()
+    log.read_events()
     assert sum(log.counts.values()) == 3000
     assert len(log.counts) <= 501
     assert [event.device for event in log.take()] == [f"eth{n}" for n in range(2000, 3000)]
@@ -275,7 +275,7 @@ def test_any_bytes(data: bytes, cut: int) -> None:
         for found in filter(None, map(find_event, records)):
             assert found.text.isprintable()
             assert 0 <= found.pid < 10**7
-        assert [it.sequence for it in parse_records(blot_out(data[cut:]))] == [it.sequence for it in records]
+        assert [it.sequence for it in parse_records(redact(data[cut:]))] == [it.sequence for it in records]
 
 
 def test_not_a_log() -> None:
@@ -299,7 +299,7 @@ def test_the_real_log_tells_programs_from_the_kernel() -> None:
         Path("/dev/kmsg").write_text(f"<3>NVRM: Xid (PCI:0000:ff:00): 79, pid=1, {mark}\n")
     except OSError as error:
         pytest.skip(f"the kernel's log cannot be written here: {error.strerror}")
-    log.look()
+    log.read_events()
     assert log.records >= 1
     assert not [event for event in log.take() if mark in event.text]
 
@@ -311,7 +311,7 @@ def test_a_real_kill() -> None:
         victim = subprocess.Popen([sys.executable, "-c", GREEDY, str(group / "cgroup.procs")])
         if victim.wait() != -9:
             pytest.skip("the group's limit is not kept here: there is swap")
-    log.look()
+    log.read_events()
     (event,) = [event for event in log.take() if event.pid == victim.pid]
     assert event.kind == "oom_cgroup"
     assert event.cgroup.endswith("/" + group.name)

@@ -33,8 +33,8 @@ BOOT = 1767225600  # btime of the trees built by hand
 # Of which node which collector has nothing to read, and why.
 ABSENT = {
     "old-kernel": {"pressure": "came with Linux 4.20"},
-    "pbs": {"pressure": "switched off in Red Hat's kernels"},
-    "slurm-cgroup-v1": {"pressure": "switched off in Red Hat's kernels"},
+    "pbs": {"pressure": "disabled in Red Hat's kernels"},
+    "slurm-cgroup-v1": {"pressure": "disabled in Red Hat's kernels"},
 }
 
 
@@ -355,7 +355,7 @@ def test_pressure_switched_off() -> None:
     """A kernel with /proc/pressure that was started without psi=1 has nothing to tell, and nothing fails."""
     node = look_at(NODES / "slurm-cgroup-v2", Settings(), SwitchedOffHost)
     assert node.log == [
-        "pressure: not on this machine: proc/pressure/cpu: switched off, the kernel needs psi=1"
+        "pressure: not on this machine: proc/pressure/cpu: disabled: boot the kernel with psi=1"
     ]
 
 

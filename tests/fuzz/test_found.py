@@ -87,7 +87,7 @@ def test_files_of_a_process(name: str, data: bytes, tmp_path: Path) -> None:
 
 def test_cores(tmp_path: Path) -> None:
     make_machine(tmp_path)
-    with pytest.raises(MalformedError, match="listed twice"):
+    with pytest.raises(MalformedError, match="duplicate core"):
         read("cpu", tmp_path, {"proc/stat": STAT.replace(b"cpu1", b"cpu0")})
     read("cpu", tmp_path, {"proc/stat": STAT.replace(b"ctxt 9876", b"ctxt " + LONG)})
 

@@ -24,7 +24,7 @@ def main() -> None:
     # As on a node, wherever the tests run: in a container pids are others than the driver's.
     contained = options.pop("contained", False)
     Host.counts_pids_as_kernel = lambda self: not contained  # type: ignore[method-assign]
-    options.setdefault("patience", 60)  # the machine may be busy
+    options.setdefault("timeout", 60)  # the machine may be busy
     tree = options.pop("amd", None)
     if tree:  # the other vendor's own code, on a tree in place of this machine's
         vendors = dict(frame._VENDORS)

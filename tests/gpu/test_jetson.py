@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.collectors.gpu.collector import gpus, one_of_a_jetson
+from joblens.collectors.gpu.collector import gpus, merge_jetson
 from joblens.collectors.gpu.jetson import open_jetson, parse_clients, parse_memory
 from joblens.collectors.gpu.reading import Device, Use
 from joblens.core.errors import MalformedError
@@ -138,15 +138,15 @@ def test_the_same_gpu_through_nvml() -> None:
         Use(board.uuid, 8, {"memory_bytes": 4}),
         Use("GPU-2", 9, {}),
     ]
-    devices, left = one_of_a_jetson([twin, card, board], uses)
+    devices, left = merge_jetson([twin, card, board], uses)
     assert devices == [card, board._replace(values={"up": 1, "busy_ratio": 5000, "ecc_corrected": 3})]
     assert [(use.gpu, use.pid, use.values.get("memory_bytes")) for use in left] == [
         (board.uuid, 7, 1),
         (board.uuid, 8, 4),
         ("GPU-2", 9, None),
     ]
-    assert one_of_a_jetson([card, board], []) == ([card, board], [])
-    assert one_of_a_jetson([twin, card], uses) == ([twin, card], uses)
+    assert merge_jetson([card, board], []) == ([card, board], [])
+    assert merge_jetson([twin, card], uses) == ([twin, card], uses)
 
 
 @pytest.mark.parametrize("compatible", [b"rockchip,rk3588\0", b"", None])

@@ -166,7 +166,7 @@ def test_driver_that_hangs(library: Path, driver: Driver) -> None:
     """Nobody waits for it but one thread, and other vendors go on; when it answers, all is as before."""
     tree = Path(__file__).parent.parent / "nodes" / "amd-gpus"
     driver.says(cards(2), card(1, **BUSY))
-    with reading(environment(library, driver.path), amd=str(tree), patience=2) as reader:
+    with reading(environment(library, driver.path), amd=str(tree), timeout=2) as reader:
         assert wait_until_up(reader)
         before = reader.read()
         driver.says(cards(2), {"hang": 1})
@@ -190,7 +190,7 @@ def test_driver_that_hangs(library: Path, driver: Driver) -> None:
 def test_driver_that_hangs_from_the_start(library: Path, driver: Driver) -> None:
     """The vendor is there, and that is all that is known, until it answers."""
     driver.says({"hang": 1})
-    with reading(environment(library, driver.path), patience=2) as reader:
+    with reading(environment(library, driver.path), timeout=2) as reader:
         for _ in range(3):
             health = {row["vendor"]: row["error"] for row in reader.sets()["gpu_driver"]}
             assert health["nvidia"] == "the driver does not answer"

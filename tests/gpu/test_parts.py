@@ -80,5 +80,5 @@ def test_what_is_not_there_is_asked_once() -> None:
     binding = Binding()
     nvml = Nvml(binding)
     assert [nvml.ask("missing", 1), nvml.ask("missing", 2), nvml.ask("not_even_known")] == [None, None, None]
-    assert not nvml.tell("missing")
+    assert not nvml.run("missing")
     assert binding.asked == 1

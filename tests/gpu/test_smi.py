@@ -229,10 +229,10 @@ def test_processes_of_others() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "announced"),
-        ("No devices were found\n", "announced"),
-        (HEAD + FIRST, "2 cards were announced"),
-        (HEAD + FIRST + FIRST, "occurs twice"),
+        ("", "attached"),
+        ("No devices were found\n", "attached"),
+        (HEAD + FIRST, "2 attached GPUs"),
+        (HEAD + FIRST + FIRST, "duplicate GPU"),
         (TEXT.replace(uuid(1), "N/A"), "no UUID"),
     ],
 )
@@ -337,7 +337,7 @@ def test_program_that_fails_later(tmp_path: Path, words: Path) -> None:
         eventually(reader, [1, 1, 1, 1])
         words.unlink()
         sets = eventually(reader, [0, 0, 0, 0])
-        said = "nvidia-smi ended with 15: Unable to determine the device handle"
+        said = "nvidia-smi failed with exit code 15: Unable to determine the device handle"
         assert sets["gpu_driver"] == [{"vendor": "nvidia", "error": said, "up": 0}]
         assert sets["gpu_process"] == []
         words.write_text(TEXT)
@@ -360,7 +360,7 @@ def test_program_that_is_killed(tmp_path: Path, words: Path, monkeypatch: pytest
     monkeypatch.setattr(gpu_smi, "_FIRST", 0.0)
     words.rename(tmp_path / "away")
     read = open_smi(Host(), NoNvmlError("no library", False))
-    wait_for(read, lambda found: "has not answered" in found.error and not found.devices)
+    wait_for(read, lambda found: "timed out" in found.error and not found.devices)
     (tmp_path / "away").rename(words)
     monkeypatch.setattr(gpu_smi, "_LONGEST", 60.0)
     wait_for(read, lambda found: [it.values["up"] for it in found.devices] == [1, 1, 1, 1])

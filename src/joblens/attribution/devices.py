@@ -1,5 +1,5 @@
-"""What a job was given of a node's GPUs: by a job file, by its environment, or by the devices that its cgroup
-may open (v1; a v2 group keeps these in a program that cannot be read).
+"""Which GPUs were assigned to a job: by a job file, its environment, or the devices that its cgroup may open
+(v1; v2 has them in a BPF program, which cannot be read).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Given(NamedTuple):
 
 
 class DeviceLists:
-    """What the groups of jobs may open. Read each time: at first a job's group may open what all may."""
+    """Devices that the cgroups of jobs may open. Read each time: a new cgroup may first open all."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
 
     def of_group(self, path: str) -> Optional[FrozenSet[str]]:
-        """None where it may open all, or nothing is known."""
+        """None if it may open all devices, or they are unknown."""
         try:
             folder = parse_mounts(self.host.read("proc/self/mounts")).v1.get("devices")
             if folder is None:
@@ -37,7 +37,7 @@ class DeviceLists:
 
 
 def parse_devices(data: bytes) -> Optional[FrozenSet[str]]:
-    """The devices that can be read and written, as MAJOR:MINOR; None if that is all, or of a whole kind."""
+    """Return the devices with read and write access as MAJOR:MINOR; None if that is all or a whole class."""
     found: Set[str] = set()
     for line in data.decode("ascii", "replace").splitlines():
         words = line.split()

@@ -1,6 +1,6 @@
-"""Whose is a GPU? The job's that has a process on it, or that it was given to (joblens.attribution.devices).
+"""The job of a GPU: the one with a process on it, or that it was assigned to (joblens.attribution.devices).
 
-One that a job was given and has no process on is told as well: it is held, and idle.
+A GPU that was assigned to a job without a process on it is a row as well: it is allocated but idle.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from joblens.attribution.devices import Given, JobName
 from joblens.collectors.gpu.reading import GPU, GPU_PROCESS
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
-Sees = Callable[[JobName], bool]  # whether the open files of the job's processes can be looked at
+Sees = Callable[[JobName], bool]  # whether the open files of the job's processes are visible
 JOB_GPU = Schema(
     "job_gpu",
-    # `given` says how it is known that the GPU is the job's: file, cgroup, environment, or process if it is
-    # only seen to run there.
+    # `given` is how the GPU is known to be the job's: file, cgroup, environment, or process if a process was
+    # seen on it.
     ("cluster", "jobid", "node", "gpu", "index", "model", "given"),
     (
-        Column("processes", GAUGE, "processes of the job on it; absent where they cannot be seen"),
-        Column("busy_ratio", GAUGE, "part of the time in which the job ran on it", divisor=10_000),
-        Column("busy_seconds", COUNTER, "time that its processes ran on it", divisor=1_000_000_000),
-        Column("memory_used_bytes", GAUGE, "the card's memory that the job has"),
-        Column("memory_total_bytes", GAUGE, "the card's memory"),
-        Column("power_watts", GAUGE, "power drawn, while nobody else works on it", divisor=1_000_000),
-        Column("energy_joules", COUNTER, "energy used while nobody else worked on it", divisor=1_000_000),
+        Column("processes", GAUGE, "processes of the job on the GPU; absent if they are not visible"),
+        Column("busy_ratio", GAUGE, "fraction of time in which the job used the GPU", divisor=10_000),
+        Column("busy_seconds", COUNTER, "time in which the job's processes used it", divisor=1_000_000_000),
+        Column("memory_used_bytes", GAUGE, "GPU memory of the job"),
+        Column("memory_total_bytes", GAUGE, "GPU memory"),
+        Column("power_watts", GAUGE, "power drawn while no other job uses the GPU", divisor=1_000_000),
+        Column("energy_joules", COUNTER, "energy used while no other job used the GPU", divisor=1_000_000),
     ),
 )
 OWNED_GPU_PROCESS = Schema(
@@ -33,9 +33,9 @@ OWNED_GPU_PROCESS = Schema(
 _GPU = {column.name: position for position, column in enumerate(GPU.columns)}
 _USE = {column.name: position for position, column in enumerate(GPU_PROCESS.columns)}
 _LABEL = {name: position for position, name in enumerate(GPU.labels)}
-_BY_OPEN_FILES = ("amd", "intel")  # vendors whose users are known by what they have open
+_BY_OPEN_FILES = ("amd", "intel")  # vendors whose processes are found by their open files
 _SCHEDULER = ("file", "cgroup")
-_LARGE = 0.1  # of a card's memory
+_LARGE = 0.1  # of a GPU's memory
 
 
 class _Use(NamedTuple):
@@ -50,7 +50,7 @@ class _Use(NamedTuple):
 
 
 class _Card:
-    """One row of the set `gpu`, with who is on it."""
+    """One row of the set `gpu`, with its processes."""
 
     def __init__(self, key: Key, values: List[int], uses: List[_Use]) -> None:
         self.labels = {name: str(key[place]) for name, place in _LABEL.items()}
@@ -60,18 +60,18 @@ class _Card:
         return self.values[_GPU[name]]
 
     def names(self, main_vendor: str) -> Set[str]:
-        """What a job can have been given. A bare index is that of the vendor of whom there are most."""
+        """Return its names in an assignment. A bare index refers to the vendor with the most GPUs."""
         labels = self.labels
         found = {labels["gpu"], labels["device"], f"{labels['vendor']}:{labels['index']}"}
         if labels["vendor"] == main_vendor:
             found.add(labels["index"])
-        if not labels["parent"]:  # an instance has the bus address of its card
+        if not labels["parent"]:  # an instance has the bus address of its GPU
             found.add(labels["bus"])
         return found - {""}
 
 
 class _Past:
-    """What was counted of one job on one card."""
+    """Counters of one job on one GPU."""
 
     def __init__(self) -> None:
         self.energy = self.busy = 0
@@ -79,15 +79,15 @@ class _Past:
 
 
 class GpuShares:
-    """Which job has what of each GPU, from one reading to the next.
+    """The jobs' shares of each GPU, across readings.
 
-    What is counted begins at 0 for each job: energy goes on only while nobody else works on the card, and the
-    time of a process that has ended stays the job's.
+    Counters begin at 0 for each job: energy counts only while no other job uses the GPU, and the time of a
+    process that has ended stays with its job.
     """
 
     def __init__(self) -> None:
         self._past: Dict[Tuple[JobName, str], _Past] = {}
-        self._energy: Dict[str, int] = {}  # by GPU, the counter at the last reading
+        self._energy: Dict[str, int] = {}  # by GPU, the counter at the previous reading
         self._busy: Dict[Tuple[str, int], int] = {}  # by GPU and pid, likewise
         self._works: Dict[Tuple[str, int], bool] = {}
 
@@ -99,13 +99,13 @@ class GpuShares:
         given: Mapping[JobName, Given],
         sees: Sees,
     ) -> Rows:
-        """A row for each GPU of each job."""
+        """Return a row per GPU and job."""
         cards = _cards(gpus, uses, owner_of)
         keys: List[Key] = []
         values: List[int] = []
         past, self._past = self._past, {}
         for card, jobs in _holders(cards, given):
-            labels, works = card.labels, self._look_at(card)
+            labels, works = card.labels, self._find_active(card)
             for job, how in jobs.items():
                 keys.append((*job, labels["gpu"], labels["index"], labels["model"], how))
                 known = self._past[job, labels["gpu"]] = past.get((job, labels["gpu"])) or _Past()
@@ -115,10 +115,10 @@ class GpuShares:
         self._remember(cards)
         return Rows(JOB_GPU, tuple(keys), values)
 
-    def _look_at(self, card: _Card) -> Dict[int, bool]:
-        """By pid, whether it works there, or has so much memory of it that it may well do so.
+    def _find_active(self, card: _Card) -> Dict[int, bool]:
+        """Return by pid whether it is active, or has so much memory that it probably is.
 
-        A desktop has the card open all the time and does next to nothing.
+        A desktop has the GPU open all the time and hardly uses it.
         """
         gpu = card.labels["gpu"]
         for use in card.uses:
@@ -169,7 +169,7 @@ class GpuShares:
         if now == ABSENT:
             return ABSENT
         if past.was_alone and before is not None:
-            past.energy += now - before if now >= before else now  # it began anew with the driver
+            past.energy += now - before if now >= before else now  # reset with the driver
         return past.energy
 
     def _remember(self, cards: List[_Card]) -> None:
@@ -196,10 +196,10 @@ def _cards(gpus: Rows, uses: Rows, owner_of: Callable[[int], Optional[JobName]])
 def _holders(
     cards: List[_Card], given: Mapping[JobName, Given]
 ) -> Iterator[Tuple[_Card, Dict[JobName, str]]]:
-    """Each card with the jobs that are on it or were given it, and how that is known.
+    """Yield each GPU with the jobs that use it or that it was assigned to, and how that is known.
 
-    A card in instances (MIG) cannot be used as a whole, and who may use one of them may open the card too:
-    only a job file that names the card means all of its instances.
+    A GPU with MIG instances cannot be used as a whole, and a job with one of them may open the GPU too: only
+    a job file that names the GPU means all of its instances.
     """
     vendor = _main_vendor(cards)
     names = {card.labels["gpu"]: card.names(vendor) for card in cards}
@@ -215,13 +215,13 @@ def _holders(
 
 
 def _main_vendor(cards: List[_Card]) -> str:
-    """Beside the cards that jobs are given, many a machine has one for its screen."""
+    """Return the vendor with the most GPUs: many machines have another one for a display."""
     vendors = [card.labels["vendor"] for card in cards if not card.labels["parent"]]
     return max(vendors, key=vendors.count, default="")
 
 
 def _is_seen(card: _Card, sees: bool) -> bool:
-    """Whether a process of the job on it would be known."""
+    """Whether a process of the job on it would be visible."""
     if card.value("processes") != ABSENT:
         return True
     return sees and card.labels["vendor"] in _BY_OPEN_FILES and card.value("up") == 1

@@ -1,7 +1,7 @@
-"""Job files: a scheduler's prolog or `joblens run` says in a file which processes are a job.
+"""Job files: a scheduler's prolog or `joblens run` declares in a file which processes belong to a job.
 
-A file is believed only if neither it nor its folder can be written by anybody but root, or by the
-agent's own user where the agent is not root.
+A file is trusted only if it and its folder can be written by root only, or by the agent's own user if the
+agent is not root.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _LARGEST = 1 << 16
 _MOST_FILES = 4096
 _TEXTS = ("id", "cluster", "node", "step", "source")  # the other fields are numbers
 SLURM = "slurm"
-# A file that comes, goes or is replaced changes its folder, and then all are looked at; and now and then, as
-# one that is written to in place does not. Clocks of file systems are coarse: a change can follow another one
-# that a look has seen, and have the same time.
-_LOOKS = 5
+# Creating, removing or replacing a file changes its folder, and then all files are checked; also at every
+# fifth load, as writing in place does not change it. File timestamps are coarse: a change shortly after a
+# load may have the same time.
+_CHECK_ALL = 5
 _MOMENT_NS = 1_000_000_000
 
 
@@ -32,16 +32,17 @@ class JobFile(NamedTuple):
     cluster: str = ""
     node: str = ""
     step: str = ""
-    pid: int = 0  # this process and all that come from it
-    pid_start: int = 0  # its start in clock ticks after the boot
+    pid: int = 0  # this process and its descendants
+    pid_start: int = 0  # its start in clock ticks since boot
     session: int = 0
-    gpus: Tuple[str, ...] = ()  # that the job was given: UUID, index or bus address
-    # With neither, all processes of the user are meant, if the user has no second job on the node. But:
+    gpus: Tuple[str, ...] = ()  # assigned to the job: UUID, index or bus address
+    # With neither pid nor session, all processes of the user belong to it, if the user has no second job
+    # here.
     source: str = ""  # "slurm": facts about a job whose processes are known by cgroup or slurmstepd
 
 
 class JobFiles:
-    """The job files of a folder, each parsed again only when it has changed."""
+    """The job files of a folder, each parsed only when it has changed."""
 
     def __init__(self, host: Host, folder: str) -> None:
         self.host = host
@@ -50,12 +51,12 @@ class JobFiles:
         self._known: Dict[str, Tuple[Tuple[int, ...], Optional[JobFile]]] = {}
         self._last: List[JobFile] = []
         self._folder_was: Tuple[int, ...] = ()
-        self._looks = 0
+        self._loads = 0
 
     def load(self) -> List[JobFile]:
-        """The same list while nothing has changed."""
-        self._looks += 1
-        if self._looks % _LOOKS and self._is_as_before():
+        """Return the same list while nothing has changed."""
+        self._loads += 1
+        if self._loads % _CHECK_ALL and self._is_as_before():
             return self._last
         self.problems.clear()
         known, self._known = self._known, {}
@@ -78,11 +79,11 @@ class JobFiles:
         self._folder_was = ()
         try:
             status = self.host.stat(self.folder)
-            if abs(time.time_ns() - status.st_mtime_ns) > _MOMENT_NS:  # by the clock of files
+            if abs(time.time_ns() - status.st_mtime_ns) > _MOMENT_NS:  # coarse timestamps
                 self._folder_was = _version(status)
             untrusted = distrust(status, self.host.uid, stat.S_ISDIR)
             names = [] if untrusted else self.host.list(self.folder)
-        except FileNotFoundError:  # nobody declares jobs here
+        except FileNotFoundError:  # no jobs are declared here
             return []
         except OSError as error:
             untrusted, names = error.strerror or str(error), []
@@ -107,7 +108,7 @@ class JobFiles:
                 self._known[path] = known[path]
                 return known[path][1]
             job = parse_job_file(self.host.read_once(path))
-            if job.source == SLURM and not job.start:  # its prolog wrote it when the job started
+            if job.source == SLURM and not job.start:  # the prolog wrote it when the job started
                 job = job._replace(start=int(status.st_mtime))
         except FileNotFoundError:  # the job has just ended
             return None
@@ -118,7 +119,7 @@ class JobFiles:
         return job
 
     def _reject(self, path: str, why: str) -> None:
-        self.problems[path] = f"{why}; it is not used"
+        self.problems[path] = f"{why}; ignored"
 
 
 def _version(status: os.stat_result) -> Tuple[int, ...]:
@@ -126,15 +127,15 @@ def _version(status: os.stat_result) -> Tuple[int, ...]:
 
 
 def distrust(status: os.stat_result, uid: int, is_kind: Any) -> str:
-    """Why it is not believed, or nothing if it is."""
+    """Return why it is not trusted, "" if it is."""
     owners: Set[int] = {0, uid}
     if not is_kind(status.st_mode):
-        return "it is not a plain file or folder"
+        return "not a regular file or folder"
     if status.st_uid not in owners:
-        return f"it belongs to user {status.st_uid}, not to root"
+        return f"belongs to user {status.st_uid}, not to root"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others than its owner may write to it"
-    return "" if status.st_size <= _LARGEST or stat.S_ISDIR(status.st_mode) else "it is too large"
+        return "writable by users other than its owner"
+    return "" if status.st_size <= _LARGEST or stat.S_ISDIR(status.st_mode) else "too large"
 
 
 def _parse_gpus(value: Any) -> Tuple[str, ...]:
@@ -144,17 +145,17 @@ def _parse_gpus(value: Any) -> Tuple[str, ...]:
 
 
 def parse_job_file(data: bytes) -> JobFile:
-    """Raises ValueError with what is wrong."""
+    """Raises ValueError with the reason."""
     found = parse_json(data)
     if not isinstance(found, dict):
-        raise ValueError("it holds no JSON object")
+        raise ValueError("not a JSON object")
     known = {name: value for name, value in found.items() if name in JobFile._fields}
     known["gpus"] = _parse_gpus(known.get("gpus", []))
     for name, value in known.items():
         if name != "gpus" and type(value) is not (str if name in _TEXTS else int):
             raise ValueError(f"{name} is {value!r:.60}")
     if known.get("source", SLURM) != SLURM:
-        raise ValueError(f"source is {known['source']!r:.60}; it can only be {SLURM!r}")
+        raise ValueError(f"source is {known['source']!r:.60}; only {SLURM!r} is allowed")
     if not known.get("id") or known.get("uid", -1) < 0:
-        raise ValueError("it does not say id and uid")
+        raise ValueError("id or uid is missing")
     return JobFile(**known)

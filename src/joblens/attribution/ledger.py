@@ -1,18 +1,18 @@
-"""What a group of processes has used since it began, though processes end between two looks.
+"""Usage of a group of processes since it began, although processes end between two samples.
 
-A parent that waits for a child inherits the child's time (cutime, cstime) and I/O. So the sum over
-the living, inherited parts included, is complete but for those that nobody inherited: children of a
-process that left the group, that ignores SIGCHLD, or that ended first. Their last known figures are
-kept as `orphaned`.
+A parent that waits for a child accumulates the child's CPU time (cutime, cstime) and I/O. So the sum over
+living processes, accumulated usage included, is complete except for processes that no parent of the group
+waited for: children of a process that left the group, that ignores SIGCHLD, or that ended first. Their last
+known usage is kept as `orphaned`.
 
-A parent inherits also from children that were another group's, such as a shell from the commands that
-were run in it. They are counted there already, so that what they leave is `foreign` here.
+A parent also accumulates usage of children that belonged to another group, such as a shell that of the
+commands run in it. It is counted there already, so here it is `foreign`.
 
-A group can begin around processes that are older than it is, such as a shell in which user mode is started:
-what these have used until they are first seen is `foreign` too.
+A group can include processes that are older than itself, such as a shell in which user mode is started: their
+usage until they are first sampled is `foreign` too.
 
-A scan takes time. A child can end when its parent has been read already, and what the parent inherits
-then shows only at the next look: for so long it is `late`, and not yet orphaned.
+A scan takes time. A child can end after its parent has been read, and then its usage appears at the parent
+only in the next sample: until then it is `late`, and not yet orphaned.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Used(NamedTuple):
     written_chars: int
     read: int
     written: int
-    run_delay: int  # microseconds ready to run without a core
+    run_delay: int  # microseconds runnable without a core
 
     def plus(self, other: Used) -> Used:
         return Used(*[a + b for a, b in zip(self, other)])
@@ -65,23 +65,23 @@ NOTHING = Used(0, 0, 0, 0, 0, 0, 0)
 
 class _Entry(NamedTuple):
     key: ProcessKey
-    values: List[int]  # as they were read
-    whole: Used  # its own and what it inherited
+    values: List[int]  # as read
+    whole: Used  # its own usage and what it accumulated
     child_user: int
     child_system: int
 
     @property
-    def inherited(self) -> Used:
-        """The kernel does not tell own and inherited I/O apart, and hands no run-queue delay on."""
+    def accumulated(self) -> Used:
+        """The kernel does not separate own and accumulated I/O, and does not accumulate run-queue delay."""
         return Used(self.child_user, self.child_system, *self.whole[2:6], 0)
 
 
 def entry(key: ProcessKey, values: List[int], before: Optional[_Entry]) -> _Entry:
     if before is not None and before.values == values and before.key is key:
-        return before  # as most are, from one look to the next
+        return before  # most processes do not change between two samples
     child_user, child_system = values[_CHILD_USER] * _TICK, values[_CHILD_SYSTEM] * _TICK
     io = _io_of(values)
-    if io[0] == ABSENT:  # users are not told that of a process on its way out: what was known stays
+    if io[0] == ABSENT:  # not readable while a process exits: keep the last values
         io = (before.whole if before else NOTHING)[2:6]
     delay = values[_DELAY] // 1000
     if values[_DELAY] == ABSENT:
@@ -92,26 +92,26 @@ def entry(key: ProcessKey, values: List[int], before: Optional[_Entry]) -> _Entr
 
 
 def knows_io(values: List[int]) -> bool:
-    """Who has no memory any more is on its way out: its I/O is done, whether that is told or not."""
+    """Whether I/O is known, or the process has released its memory and does no more I/O."""
     return values[_IO[0]] != ABSENT or values[_RSS] == ABSENT
 
 
 class Ledger:
-    """`since`, in clock ticks after the boot: who began before is older than the group."""
+    """`since`, in clock ticks since boot: processes that began earlier are older than the group."""
 
     def __init__(self, since: int = 0) -> None:
         self.since = since
         self.used = NOTHING
         self.ever = 0
         self._living: Dict[Identity, _Entry] = {}
-        self._late: Dict[Identity, Used] = {}  # by heir
+        self._late: Dict[Identity, Used] = {}  # by ancestor
         self._orphaned = NOTHING
         self._foreign = NOTHING
-        self._foreign_due: Mapping[Identity, Used] = {}  # by heir
-        self._foreign_late: Dict[Identity, Used] = {}  # by heir
+        self._foreign_due: Mapping[Identity, Used] = {}  # by ancestor
+        self._foreign_late: Dict[Identity, Used] = {}  # by ancestor
 
     def expect(self, foreign: Mapping[Identity, Used]) -> None:
-        """What processes of other groups, ended since the last look, leave to these: see Estates."""
+        """Set the usage that these accumulate from ended processes of other groups: see ForeignUsage."""
         self._foreign_due = foreign
 
     def update(self, processes: Iterable[Tuple[ProcessKey, List[int]]]) -> Used:
@@ -135,7 +135,7 @@ class Ledger:
         return self.used
 
     def _settle(self, ended: Dict[Identity, _Entry], now: Dict[Identity, _Entry]) -> None:
-        """Whoever should inherit from the ended has now, or will have at the next look; or it is orphaned."""
+        """Usage of ended processes is accumulated by an ancestor now or at the next sample, or orphaned."""
         by_pid = {old.key.pid: old.key for old in self._living.values()}
         late, self._late = self._late, {}
         foreign, self._foreign_due = self._foreign_due, {}
@@ -144,37 +144,37 @@ class Ledger:
         for identity, old in ended.items():
             left = old.whole.plus(late.pop(identity, NOTHING))
             others = foreign_late.pop(identity, NOTHING)
-            heir = find_heir(old.key, by_pid, now)
-            if heir is None:
+            ancestor = find_ancestor(old.key, by_pid, now)
+            if ancestor is None:
                 self._orphaned = self._orphaned.plus(left)
                 continue
-            due[heir] = due.get(heir, NOTHING).plus(left)
+            due[ancestor] = due.get(ancestor, NOTHING).plus(left)
             if others != NOTHING:
-                foreign_late[heir] = foreign_late.get(heir, NOTHING).plus(others)
-        for heir in {*due, *late, *foreign, *foreign_late}:
-            if heir not in now or heir not in self._living:
+                foreign_late[ancestor] = foreign_late.get(ancestor, NOTHING).plus(others)
+        for ancestor in {*due, *late, *foreign, *foreign_late}:
+            if ancestor not in now or ancestor not in self._living:
                 continue
-            got = now[heir].inherited.minus(self._living[heir].inherited)
-            fresh = foreign.get(heir, NOTHING)
-            others = fresh.plus(foreign_late.get(heir, NOTHING))
+            got = now[ancestor].accumulated.minus(self._living[ancestor].accumulated)
+            fresh = foreign.get(ancestor, NOTHING)
+            others = fresh.plus(foreign_late.get(ancestor, NOTHING))
             theirs = got.at_most(others)
             self._foreign = self._foreign.plus(theirs)
-            _keep(self._foreign_late, heir, others.minus(theirs).at_most(fresh))
+            _keep(self._foreign_late, ancestor, others.minus(theirs).at_most(fresh))
             got = got.minus(theirs)
-            overdue = late.get(heir, NOTHING)
+            overdue = late.get(ancestor, NOTHING)
             self._orphaned = self._orphaned.plus(overdue.minus(got))
-            _keep(self._late, heir, due.get(heir, NOTHING).minus(got.minus(overdue)))
+            _keep(self._late, ancestor, due.get(ancestor, NOTHING).minus(got.minus(overdue)))
 
 
-def _keep(amounts: Dict[Identity, Used], heir: Identity, amount: Used) -> None:
+def _keep(amounts: Dict[Identity, Used], ancestor: Identity, amount: Used) -> None:
     if amount != NOTHING:
-        amounts[heir] = amount
+        amounts[ancestor] = amount
 
 
-def find_heir(
+def find_ancestor(
     ended: ProcessKey, by_pid: Mapping[int, ProcessKey], now: Mapping[Identity, Any]
 ) -> Optional[Identity]:
-    """The nearest ancestor that is still there and was there before."""
+    """Return the nearest ancestor that is alive and was sampled before."""
     seen = set()
     pid = ended.parent
     while pid in by_pid and pid not in seen:
@@ -190,7 +190,7 @@ def find_heir(
 class Member(NamedTuple):
     key: ProcessKey
     values: List[int]
-    names: Tuple[Name, ...]  # of its job and its step; none for nobody's, which count with their heir's
+    names: Tuple[Name, ...]  # of its job and its step; empty if unattributed: counts with its ancestor
 
 
 def _is_same(one: Member, other: Member) -> bool:
@@ -201,17 +201,17 @@ def _by_identity(members: List[Member]) -> Dict[Identity, Member]:
     return {(member.key.pid, member.key.start): member for member in members}
 
 
-class Estates:
-    """What processes that ended leave to a parent that is another job's, or another step's.
+class ForeignUsage:
+    """Usage of ended processes that is accumulated by a parent of another job or step.
 
-    A ledger sees its own processes only. Here all are seen, and each ledger is told.
+    A ledger sees only its own processes. This sees all of them and informs each ledger.
     """
 
     def __init__(self) -> None:
         self._before: List[Member] = []
 
     def update(self, members: List[Member]) -> Dict[Name, Dict[Identity, Used]]:
-        """By job or step, and heir, from all that have ended since the last look."""
+        """Return, by job or step and ancestor, the usage of all that ended since the last sample."""
         last, self._before = self._before, members
         if len(last) == len(members) and all(map(_is_same, last, members)):
             return {}
@@ -220,9 +220,9 @@ class Estates:
         by_pid = {member.key.pid: member.key for member in last} if ended else {}
         left: Dict[Name, Dict[Identity, Used]] = {}
         for key, values, names in ended:
-            heir = find_heir(key, by_pid, now)
-            for name in before[heir].names if heir else ():
-                if heir and name not in names:
+            ancestor = find_ancestor(key, by_pid, now)
+            for name in before[ancestor].names if ancestor else ():
+                if ancestor and name not in names:
                     to = left.setdefault(name, {})
-                    to[heir] = to.get(heir, NOTHING).plus(entry(key, values, None).whole)
+                    to[ancestor] = to.get(ancestor, NOTHING).plus(entry(key, values, None).whole)
         return left

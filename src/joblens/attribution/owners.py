@@ -1,13 +1,13 @@
-"""Whose is a process? The first of these that has an answer:
+"""The owner of a process is determined by the first of these that applies:
 
 1. the cgroup that a scheduler put it in,
 2. a job file that names it, an ancestor, its session or its user,
-3. an ancestor that is Slurm's slurmstepd, where Slurm runs without cgroups,
-4. what 2 or 3 said of this process earlier: it stays its job's when its parents end,
-5. inference, for processes of people: the process group below a terminal, the session elsewhere.
+3. an ancestor that is a slurmstepd, if Slurm runs without cgroups,
+4. the result of 2 or 3 at an earlier scan: it stays in its job when its parents end,
+5. inference, for processes of ordinary users: the process group on a terminal, the session elsewhere.
 
-Otherwise it is nobody's. Nothing here believes what a user could forge: no environment, no name of a process,
-no command line but that of a slurmstepd that joblens.attribution.slurmstepd has checked.
+Otherwise it is unattributed. Nothing that a user could forge counts: no environment, no process name, no
+command line except that of a slurmstepd verified by joblens.attribution.slurmstepd.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from joblens.core.model import Job, Owner
 _NOBODY_UID = 65534
 _TICKS = 100
 _ROUNDED = 2  # seconds
-_MOST_PATHS = 1000  # that are remembered: some 300 bytes each, and a few µs to find out again
+_MOST_PATHS = 1000  # cached: some 300 bytes each, and a few µs to parse again
 _MOST_FACTS = 4096
 
 
@@ -38,21 +38,21 @@ class Owners:
         self.stepds = Stepds(host)
         self._boot = host.boot_time()
         self._paths: Dict[str, Optional[Owner]] = {}
-        # What Slurm's prolog told of jobs, also of those whose file is gone while their last process is not.
+        # Declared by Slurm's prolog, including jobs whose file is gone while their last process is not.
         self._facts: OrderedDict[str, Dict[str, JobFile]] = OrderedDict()  # by job, then by node
-        self._claimed: Dict[str, int] = {}  # users of the other jobs that files tell of
-        self.declared: List[Owner] = []  # jobs that are here, as Slurm's hooks say, with processes or without
+        self._claimed: Dict[str, int] = {}  # users of other jobs that files declare
+        self.declared: List[Owner] = []  # jobs on this node by Slurm's hooks, with or without processes
         self.inherited: Dict[Tuple[int, int], Owner] = {}
         self._inferred: Dict[str, Owner] = {}
-        self._files: Optional[List[JobFile]] = None  # as last loaded, and those of them that claim processes
+        self._files: Optional[List[JobFile]] = None  # as last loaded; those that claim processes are below
         self._claiming: List[JobFile] = []
-        self._asked: Optional[Tuple[Sequence[ProcessKey], List[JobFile]]] = None  # and what was the answer
+        self._asked: Optional[Tuple[Sequence[ProcessKey], List[JobFile]]] = None  # what `_answer` is for
         self._answer: List[Optional[Owner]] = []
         self._is_sure = True
-        self._of_files: Dict[int, Tuple[JobFile, Owner]] = {}  # by the file's identity, so it is kept beside
+        self._of_files: Dict[int, Tuple[JobFile, Owner]] = {}  # by id() of the file, which is kept with it
 
     def problems(self) -> Dict[str, str]:
-        """By job file or kind of process, why it is not believed."""
+        """Return why a job file or a kind of process is not trusted."""
         stepds = {"slurmstepd": self.stepds.problem} if self.stepds.problem else {}
         return {**self.files.problems, **stepds}
 
@@ -63,7 +63,7 @@ class Owners:
             self._paths.clear()
         found = parse_job_path(path)
         if found and found.maker >= 0 and self.host.user(found.maker) != self.settings.flux_user:
-            self.defer()  # its maker may only not be known yet
+            self.defer()  # its user may be unknown only now
             return None
         owner = self._paths[path] = self._owner_of_path(found) if found else None
         return owner
@@ -76,11 +76,11 @@ class Owners:
         return Owner(Job(self.cluster, found.job, found.scheduler), found.step, found.node or self.node)
 
     def defer(self) -> None:
-        """The answer is not known yet: it is asked for again though nothing has changed."""
+        """Mark the result as preliminary: it is computed again even if nothing changes."""
         self._is_sure = False
 
     def _load_files(self) -> List[JobFile]:
-        """Those that claim processes; the others are remembered as facts."""
+        """Return those that claim processes, and store the others as facts."""
         files = self.files.load()
         if files is self._files:
             return self._claiming
@@ -96,30 +96,30 @@ class Owners:
         self._claimed = {file.id: file.uid for file in self._claiming}
         return self._claiming
 
-    def told_uid(self, job: Job) -> int:
-        """Whose job it is, as Slurm told its prolog, or its file says; -1 if nobody did."""
+    def declared_uid(self, job: Job) -> int:
+        """Return the user of a job by Slurm's prolog or its job file; -1 if unknown."""
         if job.source == "file":
             return self._claimed.get(job.id, -1)
         facts = self._facts_of(job.id, "") if job.source == SLURM else None
         return facts.uid if facts else -1
 
     def _facts_of(self, job: str, node: str) -> Optional[JobFile]:
-        """Of its last run: of a node where it does not run any more an earlier file may be known."""
+        """Return those of its last run: an earlier file may be known of a node where it no longer runs."""
         files = self._facts.get(job, {})
         if node in files or not files:
             return files.get(node)
         return max(files.values(), key=lambda file: file.start)
 
     def began(self, job: Job) -> int:
-        """When a job that a file tells of began, in ticks after the boot; 0 if that is unknown.
+        """Return the start of a job declared by a file, in clock ticks since boot; 0 if unknown.
 
-        Both times are whole seconds, so that its own first process can seem to be somewhat older.
+        Both times are whole seconds, so its own first process may appear to be slightly older.
         """
         known = job.source == "file" and job.start and self._boot
         return (job.start - self._boot - _ROUNDED) * _TICKS if known else 0
 
     def of_slurm(self, job: str, step: str, node: str = "") -> Optional[Owner]:
-        """None on a node of this machine that is not ours to count."""
+        """None for another node on this machine than `only_node`."""
         only = self.settings.only_node
         if only and node not in ("", only):
             return None
@@ -131,7 +131,7 @@ class Owners:
         return owner._replace(step=step, node=node or owner.node)
 
     def of_processes(self, keys: Sequence[ProcessKey]) -> List[Optional[Owner]]:
-        """One answer per key, in the same order. It is the same list while neither keys nor files change."""
+        """Return one owner per key, in order: the same list while neither keys nor files change."""
         files = self._load_files()
         if self._asked and self._asked[0] is keys and self._asked[1] is files:
             return self._answer
@@ -145,7 +145,7 @@ class Owners:
         return self._answer
 
     def infer(self, name: str, leader: ProcessKey) -> Owner:
-        """The leader's start is the job's. It stays so when the leader ends before the others."""
+        """The leader's start is the job's, also after the leader has ended."""
         known = self._inferred.get(name)
         if known is not None:
             return known
@@ -153,7 +153,7 @@ class Owners:
         return Owner(Job(self.cluster, name, "inferred", start), "", self.node)
 
     def of_file(self, found: JobFile) -> Owner:
-        """The same object each time: a job can have very many processes."""
+        """Return the same object each time: a job can have very many processes."""
         known = self._of_files.get(id(found))
         if known is None:
             if len(self._of_files) >= _MOST_FACTS:
@@ -168,13 +168,13 @@ class Owners:
 
 
 def _count_slurmd(by_pid: Mapping[int, ProcessKey]) -> int:
-    """Without those that one forks for its hooks and steps."""
+    """Count slurmd processes without those that one forks for hooks and steps."""
     found = {key.pid: key for key in by_pid.values() if key.name == SLURMD and key.uid == 0}
     return sum(key.parent not in found for key in found.values())
 
 
 class _Search:
-    """One scan's worth of questions, so that what is found for a parent serves all its children."""
+    """The search for owners in one scan: the result for a parent is reused for its children."""
 
     def __init__(self, owners: Owners, keys: Sequence[ProcessKey], files: List[JobFile]) -> None:
         self.owners = owners
@@ -191,7 +191,7 @@ class _Search:
         self.inferred: Dict[str, Owner] = {}
         self._lineage: Dict[int, Optional[Owner]] = {}
         self._nodes: Optional[Dict[int, Optional[str]]] = None
-        self._unchecked: Set[Owner] = set()  # whose slurmstepd could not be checked
+        self._unchecked: Set[Owner] = set()  # whose slurmstepd could not be verified
 
     def owner(self, key: ProcessKey) -> Optional[Owner]:
         owner = self.owners.of_path(key.cgroup) if key.cgroup != "/" else None
@@ -199,10 +199,10 @@ class _Search:
             return owner
         owner = self._by_lineage(key)
         if owner in self._unchecked and key.uid not in (0, self.owners.host.uid):
-            return None  # who is not root can be deceived about others, and only by oneself about oneself
+            return None  # unverified: counts only for root and the agent's own user
         if owner is not None:
-            # A file that means all of a user's processes says nothing of them once it is gone: those that
-            # were there before and go on, such as a terminal, are not the job's.
+            # A file that claims all processes of a user says nothing about them once it is gone: those that
+            # were there before and continue, such as a terminal, are not the job's.
             if owner not in self.of_users:
                 self.inherited[(key.pid, key.start)] = owner
             return owner
@@ -227,7 +227,7 @@ class _Search:
     def _of_itself(self, key: ProcessKey) -> Optional[Owner]:
         root = self.by_root.get(key.pid)
         if root is not None and root.pid_start not in (0, key.start):
-            root = None  # the process that was meant has ended, and another has its number
+            root = None  # that process has ended and its pid was reused
         file = root or self.by_session.get(key.session) or self.by_user.get(key.uid)
         if file is not None and key.uid in (file.uid, 0):
             return self.owners.of_file(file)
@@ -242,7 +242,7 @@ class _Search:
         return owner
 
     def _node(self, stepd: int) -> Optional[str]:
-        """ "" where it is not asked for, None while it is not known."""
+        """Return "" if there is only one node, None while it is unknown."""
         if not self.several:
             return ""
         if self._nodes is None:
@@ -253,7 +253,7 @@ class _Search:
         return node
 
     def _find_nodes(self) -> Dict[int, Optional[str]]:
-        """By slurmstepd. What cannot be told apart counts once, for the first of the job's nodes here."""
+        """Map slurmstepd to node; what cannot be distinguished counts for the first of the job's nodes."""
         stepds = self.owners.stepds
         tasks: Dict[int, List[ProcessKey]] = {key.pid: [] for key in self.stepds}
         for key in self.by_pid.values():
@@ -286,9 +286,9 @@ class _Search:
         settings = self.owners.settings
         if not settings.infer or key.uid < settings.first_uid or key.uid == _NOBODY_UID:
             return None
-        if self._comes_from_stepd(key):  # whose title, by which its job is known, was not there yet
+        if self._comes_from_stepd(key):  # its slurmstepd has not yet set the title with the job
             return None
-        # Of another pid namespace's processes, groups that are not seen from here are 0.
+        # For processes of another pid namespace, groups that are not visible here are 0.
         number = (key.group if key.terminal else key.session) or key.group or key.pid
         name = f"{'g' if key.terminal else 's'}{number}"
         owner = self.inferred.get(name)

@@ -1,7 +1,7 @@
-"""From a cgroup's path to the job that a scheduler made it for.
+"""From a cgroup path to the job that a scheduler made it for.
 
-Every form is anchored at the top of the hierarchy, where only root makes groups. Below
-`user@UID.service` a user can make groups of any name, so a Flux job counts only under Flux's own user.
+Every pattern is anchored at the top of the hierarchy, where only root makes cgroups. Below `user@UID.service`
+users can make cgroups of any name, so a Flux job counts only under Flux's own user.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Optional
 
-# A container engine run by root may stand above the scheduler.
+# The scheduler may run in a container of an engine run by root.
 _CONTAINER = r"(?:/docker/[0-9a-f]+|/system\.slice/docker-[0-9a-f]+\.scope|/kubepods[^/]*/[^/]+/[^/]+)?"
 
 _SLURM_V1 = re.compile(
@@ -17,7 +17,7 @@ _SLURM_V1 = re.compile(
 )
 # Slurm 26.05 names the job's folder by its SLUID, `s5K1KKYAYG5D00`, unless CgroupJobIdPaths=yes.
 _SLURM_V2 = re.compile(
-    # Under system.slice, or as cgroup.conf's CgroupSlice says; what users make lies below a .service.
+    # Below system.slice, or cgroup.conf's CgroupSlice; what users make is below a .service.
     _CONTAINER + r"(?:/[^/]+\.slice){1,3}/(?:(?P<node>[^/]+)_)?slurmstepd\.scope"
     r"/(?:job_(?P<job>\w+)|(?P<sluid>s[0-9A-Z]{13}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
 )
@@ -38,7 +38,7 @@ class PathJob(NamedTuple):
     job: str
     step: str = ""
     node: str = ""
-    maker: int = -1  # the user under whose service manager it lies, -1 for root's
+    maker: int = -1  # uid of the service manager that it is below, -1 for root's
 
 
 def parse_job_path(path: str) -> Optional[PathJob]:

@@ -1,12 +1,11 @@
-"""Memory of a group of processes, with what they share counted once.
+"""Memory of a group of processes, with shared memory counted once.
 
-One process alone: its anonymous and shared parts. Several: the sum of their proportional shares (PSS),
-which the kernel counts page by page. That is dear, some 10 to 40 ms per GiB, so all counting together takes
-a hundredth of the time; until a process is counted again its share follows its RSS. One whose share was the
-same as before has four times as much time until then, up to a minute, while its RSS stays about the same too,
-and while no other one comes, goes or has another share: it may share with these.
-Those that were never counted are, in at most a twentieth of the time: on a node full of memory that takes
-minutes.
+One process: its anonymous and shared memory. Several: the sum of their proportional set sizes (PSS), for
+which the kernel walks all pages. That takes 10 to 40 ms per GiB, so it is limited to a hundredth of a core;
+in between the share of a process follows its RSS. A process with the same share as before is measured again
+after four times the interval, up to a minute, while its RSS stays about the same and no other process
+starts, ends or changes its share, with which it may share memory. Processes that were never measured are,
+with at most a twentieth of a core: on a node with much memory in use that takes minutes.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from joblens.core.model import ABSENT
 
 _RSS_ANON, _RSS_SHMEM = PROCESS.position("rss_anon_bytes"), PROCESS.position("rss_shmem_bytes")
 _RSS = PROCESS.position("rss_bytes")
-_PATIENCE, _FIRST_PATIENCE = 100, 20
-_STRETCH = 0.2  # seconds that counting may take at a time
-_LONGEST = 60.0  # seconds between two counts of a process that does not change
+_REST_RATIO, _FIRST_REST_RATIO = 100, 20  # rest for this many times the duration of a measurement
+_STRETCH = 0.2  # seconds of measuring at a time
+_LONGEST = 60.0  # seconds between two measurements of a process that does not change
 _SAME_PART, _SAME_SIZE = 1 / 20, 1 / 8
 _KIB = 1024
 
 
 class Memory(NamedTuple):
     bytes: int  # anonymous + shared
-    source: str  # rss: exact, of one process; pss: shares added; rss-sum: shared parts count repeatedly
+    source: str  # rss: exact, one process; pss: sum of shares; rss-sum: shared memory counts repeatedly
 
 
 class _Share(NamedTuple):
-    part: float  # of anonymous and shared RSS that is its own share
+    part: float  # its share of its anonymous and shared RSS
     size: int  # that RSS, in KiB
-    soon: float  # when to count next, at the earliest
-    pause: float  # how much later if it stays as it is
+    soon: float  # earliest time of the next measurement
+    pause: float  # how much later if nothing changes
 
     def is_due(self, now: float, size: int) -> bool:
         return now >= self.soon + (self.pause if _is_like(size, self.size, _SAME_SIZE) else 0.0)
@@ -48,10 +47,10 @@ class SharedMemory:
         self.host = host
         self.clock = clock
         self._shares: Dict[Tuple[int, int], _Share] = {}
-        self._paid = -float("inf")  # the time by which the counting so far has had its patience
+        self._paid = -float("inf")  # the time from which another measurement is within the budget
 
     def measure(self, processes: List[Tuple[ProcessKey, List[int]]]) -> Optional[Memory]:
-        """None where no process tells its memory, such as zombies or on a very old kernel."""
+        """None if no process has memory, as zombies or on a very old kernel."""
         sizes = [(key, size) for key, values in processes for size in [private(values)] if size is not None]
         if not sizes:
             return None
@@ -80,16 +79,16 @@ class SharedMemory:
     def _count_one(
         self, key: ProcessKey, size: int, before: Optional[_Share]
     ) -> Tuple[Optional[_Share], float]:
-        """What is known of it from now on, and when that was."""
+        """Return the current share, and the time after measuring."""
         begin = self.clock()
         pss = read_pss(self.host, key.pid)
         end = self.clock()
         cost = end - begin
-        self._paid = max(self._paid, begin - _STRETCH * _FIRST_PATIENCE) + cost * _FIRST_PATIENCE
+        self._paid = max(self._paid, begin - _STRETCH * _FIRST_REST_RATIO) + cost * _FIRST_REST_RATIO
         if pss is None:
             return before, end
-        # The more there are, the later each has its turn again.
-        least = cost * _PATIENCE * (len(self._shares) + 1)
+        # The more processes there are, the longer the interval of each.
+        least = cost * _REST_RATIO * (len(self._shares) + 1)
         part, pause = part_of(pss, size), 0.0
         if before is not None and _is_like(part, before.part, _SAME_PART):
             pause = max(min(4 * (before.pause + least), _LONGEST) - least, 0.0)
@@ -100,7 +99,7 @@ class SharedMemory:
 
 
 def private(values: List[int]) -> Optional[int]:
-    """Anonymous and shared memory in KiB. Before Linux 4.5 only the whole RSS is known."""
+    """Return anonymous and shared memory in KiB. Before Linux 4.5 only the whole RSS is known."""
     anon, shmem = values[_RSS_ANON], values[_RSS_SHMEM]
     if ABSENT not in (anon, shmem):
         return anon + shmem

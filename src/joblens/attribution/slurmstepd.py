@@ -1,8 +1,8 @@
-"""Which processes are Slurm's slurmstepd, where Slurm runs without cgroups: what comes from one is its job's.
+"""Which processes are Slurm's slurmstepd, if Slurm runs without cgroups: its descendants belong to its job.
 
-Anybody can call a process `slurmstepd` and give it the title `slurmstepd: [42.batch]`, also one of root's: a
-setuid program has the name of the link by which it was started. So the file that the process executes
-decides: its name, that only root can change it, and that nobody gets root's rights by starting it.
+Any process can be named `slurmstepd` and set the title `slurmstepd: [42.batch]`, even one of root: a setuid
+program has the name of the link by which it was started. So the executable decides: its name, that only root
+can write it, and that it is not setuid.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _GETS_RIGHTS = stat.S_ISUID | stat.S_ISGID
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 TRUSTED, UNKNOWN, FORGED = "trusted", "unknown", "forged"
-_Identity = Tuple[int, int, str]  # after an exec the pid and the start are the same, the command is not
+_Identity = Tuple[int, int, str]  # after an exec, pid and start are the same, but the command differs
 
 
-SLURMD = "slurmd"  # by which slurmstepd is started
-# Its socket for Slurm's commands, SPOOL/NODE_JOB.STEP, and of a heterogeneous job .COMPONENT behind that.
+SLURMD = "slurmd"  # starts slurmstepd
+# Its socket for Slurm's commands, SPOOL/NODE_JOB.STEP, followed by .COMPONENT for a heterogeneous job.
 _SOCKET = re.compile(r".*/(?P<node>[^/]+)_[0-9A-Za-z]+\.\d+(?:\.\d+)?")
 _NODE_VARIABLE = "SLURMD_NODENAME"
-_MOST_SCANS = 10  # without a socket: it makes that a moment after its start
+_MOST_SCANS = 10  # without a socket, which it opens shortly after its start
 
 
 class Step(NamedTuple):
@@ -48,17 +48,17 @@ def _identity(key: ProcessKey) -> _Identity:
 
 
 class Stepds:
-    """Each process is checked once; what was found stays until it ends or executes something else."""
+    """Each process is verified once; the result holds until it ends or executes another program."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.problem = ""  # the first, for the log: a user can make as many as they like
+        self.problem = ""  # the first, for the log: users can cause any number
         self._known: Dict[_Identity, str] = {}
         self._nodes: Dict[_Identity, str] = {}
         self._scans: Dict[_Identity, int] = {}  # in which its node was not found
 
     def trust(self, key: ProcessKey) -> str:
-        """UNKNOWN where the agent may not see which file root's processes execute."""
+        """Return UNKNOWN if the agent may not read which file root's processes execute."""
         if not may_be_stepd(key):
             return FORGED
         identity = _identity(key)
@@ -72,17 +72,17 @@ class Stepds:
         return known
 
     def keep(self, keys: Iterable[ProcessKey]) -> None:
-        """Forget all others: they have ended."""
+        """Forget all others, which have ended."""
         living = set(map(_identity, keys))
         for identity in self._known.keys() - living:
             for known in (self._known, self._nodes, self._scans):
                 known.pop(identity, None)
 
     def node(self, key: ProcessKey, tasks: Iterable[ProcessKey] = ()) -> Optional[str]:
-        """Slurm's name of the node that it works for, where several slurmd run on this machine.
+        """Return Slurm's name of the node that it belongs to, if several slurmd run on this machine.
 
-        "" if that cannot be found out, None if it may be at the next scan. By its socket where we may see it,
-        else by what one of its `tasks` was started with: only our own are asked.
+        "" if it cannot be determined, None if it may be at the next scan. From its socket if accessible, else
+        from the environment of one of its `tasks`, but only of the agent's own user.
         """
         identity = _identity(key)
         found = self._nodes.get(identity)
@@ -111,15 +111,15 @@ class Stepds:
             program = self.host.program(pid)
         except PermissionError:
             if self.host.lacks("CAP_SYS_PTRACE") and self.host.uid == 0:
-                self._report("it cannot be checked without CAP_SYS_PTRACE")
+                self._report("cannot be verified without CAP_SYS_PTRACE")
             return UNKNOWN
         if program is None:  # a recording that has no programs
             return TRUSTED
         why = why_forged(program)
         if not why and not _is_root(self.host.read_once(f"proc/{pid}/status")):
-            why = "its user is not root alone"
+            why = "its real or saved user is not root"
         if why:
-            self._report(f"process {pid} calls itself so, and is not Slurm's: {why}")
+            self._report(f"process {pid} has this name but is not Slurm's: {why}")
         return FORGED if why else TRUSTED
 
     def _report(self, problem: str) -> None:
@@ -127,18 +127,18 @@ class Stepds:
 
 
 def why_forged(program: Program) -> str:
-    """ "" for a program that can only be Slurm's."""
+    """Return "" for a program that can only be Slurm's."""
     shown = ascii(program.path)[:200]
     if not _PROGRAM.fullmatch(program.path):
         return f"it executes {shown}"
     if program.uid != 0:
         return f"{shown} belongs to user {program.uid}, not to root"
     if program.mode & _OTHERS_WRITE:
-        return f"{shown} can be written by others than root"
+        return f"{shown} is writable by users other than root"
     return f"{shown} is setuid or setgid" if program.mode & _GETS_RIGHTS else ""
 
 
 def _is_root(status: bytes) -> bool:
-    """By the real and the saved user (proc(5)): the effective one of slurmstepd is the job's at times."""
+    """By the real and saved uid (proc(5)): the effective uid of slurmstepd is the job's at times."""
     uids = status.partition(b"\nUid:")[2].partition(b"\n")[0].split()
     return len(uids) < 4 or (uids[0], uids[2]) == (b"0", b"0")

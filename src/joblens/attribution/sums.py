@@ -1,8 +1,8 @@
-"""`job` and `step`: what each job, and each step of it, has used on this node so far.
+"""`job` and `step`: usage of each job and each of its steps on this node so far.
 
-CPU time and memory come from the job's cgroup where it has one that tells them, and from its processes
-otherwise. Storage I/O is the larger of the two: a v1 group does not see buffered writes, no group sees
-network file systems, and processes can end unseen. `job_info` says which it was.
+CPU time and memory come from the job's cgroup if it has one with these controllers, else from its processes.
+Storage I/O is the larger of the two: a v1 cgroup does not count buffered writes, no cgroup counts network
+file systems, and processes can end between two scans. `job_info` has the sources.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Set, Tuple
 
 from joblens.attribution.devices import DeviceLists, Given, JobName
 from joblens.attribution.gpu_shares import OWNED_GPU_PROCESS, GpuShares
-from joblens.attribution.ledger import Estates, Identity, Ledger, Member, Name, Used, knows_io
+from joblens.attribution.ledger import ForeignUsage, Identity, Ledger, Member, Name, Used, knows_io
 from joblens.attribution.sharing import Memory, SharedMemory
 from joblens.collectors.cgroup_limits import Limits
 from joblens.collectors.cgroups import SCHEMA as CGROUP
@@ -21,7 +21,7 @@ from joblens.collectors.process.collector import PROCESS, ProcessKey
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Job, Key, Owner, Rows, Schema
 
-if TYPE_CHECKING:  # `joblens run` needs no owners, and they take 5 ms to load
+if TYPE_CHECKING:  # not needed by `joblens run`, and takes 5 ms to load
     from joblens.attribution.owners import Owners
 
 
@@ -30,40 +30,40 @@ def _micro(name: str, what: str) -> Column:
 
 
 _COLUMNS = (
-    _micro("cpu", "time on cores"),
-    _micro("user", "time in programs"),
-    _micro("system", "time in the kernel"),
-    Column("memory_bytes", GAUGE, "anonymous and shared memory, what is shared counted once; no cache"),
+    _micro("cpu", "CPU time"),
+    _micro("user", "CPU time in user mode"),
+    _micro("system", "CPU time in kernel mode"),
+    Column("memory_bytes", GAUGE, "anonymous and shared memory, shared memory counted once, without cache"),
     Column("charged_bytes", GAUGE, "memory charged to the cgroup, cache included"),
-    Column("charged_peak_bytes", GAUGE, "the most that was ever charged, cache included"),
-    Column("memory_limit_bytes", GAUGE, "the limit of the cgroup's memory"),
+    Column("charged_peak_bytes", GAUGE, "peak of the memory charged to the cgroup, cache included"),
+    Column("memory_limit_bytes", GAUGE, "memory limit of the cgroup"),
     Column("read_chars_bytes", COUNTER, "bytes read by system calls"),
     Column("written_chars_bytes", COUNTER, "bytes written by system calls"),
     Column("read_bytes", COUNTER, "bytes read from storage"),
     Column("written_bytes", COUNTER, "bytes written to storage"),
-    Column("processes", GAUGE, "processes now"),
-    Column("threads", GAUGE, "threads now"),
-    Column("oom_kills", COUNTER, "processes killed because the cgroup's memory ran out"),
-    Column("cpus", GAUGE, "cores that the cgroup may use"),
-    _micro("run_delay", "time that threads of sampled processes were ready to run and waited for a core"),
-    _micro("throttled", "time that threads stood still because of the cgroup's CPU quota"),
-    Column("blocked", GAUGE, "processes that wait for storage now"),
+    Column("processes", GAUGE, "current processes"),
+    Column("threads", GAUGE, "current threads"),
+    Column("oom_kills", COUNTER, "processes killed by the OOM killer for the cgroup's limit"),
+    Column("cpus", GAUGE, "cores in the cgroup's cpuset"),
+    _micro("run_delay", "time that threads of sampled processes were runnable and waited for a core"),
+    _micro("throttled", "time that threads were throttled by the cgroup's CPU quota"),
+    Column("blocked", GAUGE, "processes currently blocked on storage I/O"),
 )
-# `jobid` and not `job`, which Prometheus puts on every series itself.
+# `jobid` instead of `job`, which Prometheus sets on every series itself.
 JOB = Schema("job", ("cluster", "jobid", "node"), _COLUMNS)
 STEP = Schema("step", ("cluster", "jobid", "step", "node"), _COLUMNS)
 INFO = Schema(
     "job_info",
     ("cluster", "jobid", "node", "user", "uid", "source", "cpu_from", "memory_from", "io_from"),
-    (Column("", GAUGE, "1 for each job on the node, with what is known of it"),),
+    (Column("", GAUGE, "1 for each job on the node, with its owner and sources as labels"),),
 )
 OWNED_PROCESS = Schema("process", ("cluster", "jobid", "step", "node", *PROCESS.labels), PROCESS.columns)
 _GROUP = {column.name: index for index, column in enumerate(CGROUP.columns)}
 _THREADS, _STATE = PROCESS.position("threads"), PROCESS.position("state")
 _DELAY = PROCESS.position("run_delay_seconds")
 _BLOCKED = ord("D")  # uninterruptible sleep, proc(5)
-_MOST_SEARCHES = 5  # for the limits of a job that may have none
-_FORGOTTEN = 86_400  # seconds without a process after which a job's file was left behind by a lost Epilog
+_MOST_SEARCHES = 5  # for the limits of a job, which may have none
+_FORGOTTEN = 86_400  # seconds without a process, after which a job file counts as left by a failed Epilog
 
 Processes = List[Tuple[ProcessKey, List[int]]]
 
@@ -73,7 +73,7 @@ def _name(owner: Owner) -> Name:
 
 
 class Account:
-    """What is known of one job, or one step, on this node."""
+    """State of one job or step on this node."""
 
     def __init__(self, job: Job, since: int = 0) -> None:
         self.job = job
@@ -81,42 +81,42 @@ class Account:
         self.path = ""  # of the cgroup
         self.ledger = Ledger(since)
         self.memory: Optional[Memory] = None
-        self.uid = self.told_uid = -1
+        self.uid = self.declared_uid = -1
         self.processes = 0
         self.threads = 0
         self.blocked = 0
-        self.limits: Dict[str, int] = {}  # what a cgroup around the job has counted since its start
+        self.limits: Dict[str, int] = {}  # increase of the counters of an enclosing cgroup since its start
         self._around: Optional[Limits] = None
         self._limit_searches = 0
         self._most_kills = ABSENT
         self.io_known = False
         self.delay_known = False  # kernels can be built without it
-        self.looked_for = False
-        self.seen = job.start  # with a process or a cgroup, in seconds since 1970
+        self.scanned = False
+        self.seen = job.start  # last time with a process or a cgroup, in seconds since 1970
 
     def take(
         self, processes: Processes, sharing: SharedMemory, foreign: Mapping[Identity, Used] = {}
     ) -> None:
-        self.looked_for = True
+        self.scanned = True
         self.processes = len(processes)
         self.threads = sum(values[_THREADS] for _, values in processes)
         self.blocked = sum(values[_STATE] == _BLOCKED for _, values in processes)
         self.ledger.expect(foreign)
         self.ledger.update(processes)
-        people = [(key, values) for key, values in processes if key.uid] or processes
-        self.uid = self._whose([key.uid for key, _ in people])
+        users = [(key, values) for key, values in processes if key.uid] or processes
+        self.uid = self._choose_uid([key.uid for key, _ in users])
         self.delay_known = self.delay_known or any(values[_DELAY] != ABSENT for _, values in processes)
-        if people:
-            self.io_known = all(knows_io(values) for _, values in people)
+        if users:
+            self.io_known = all(knows_io(values) for _, values in users)
         if self.of_group("anon_bytes") == ABSENT:
             self.memory = sharing.measure(processes)
 
     def take_limits(self, host: Host, processes: Processes) -> None:
-        """Of the groups around a job that has none of its own, from when it is first seen."""
+        """Read the cgroups around a job that has none of its own, from its first sample on."""
         if self.group is not None or not processes:
             return
         if not (self._around and self._around.are_known) and self._limit_searches < _MOST_SEARCHES:
-            self._limit_searches += 1  # the process can just have ended
+            self._limit_searches += 1  # the process may have just ended
             self._around = Limits(host, str(processes[0][0].pid))
         if self._around is not None:
             self.limits = self._around.increase()
@@ -125,13 +125,13 @@ class Account:
         if self._around is not None:
             self._around.close()
 
-    def _whose(self, uids: List[int]) -> int:
-        """Root's own are there first and last, around those of the job's user."""
-        if self.told_uid >= 0:
-            return self.told_uid
+    def _choose_uid(self, uids: List[int]) -> int:
+        """Root's processes are the first and last of a job, around those of its user."""
+        if self.declared_uid >= 0:
+            return self.declared_uid
         if not any(uids) and (self.uid >= 0 or not uids):
             return self.uid
-        # Most, and not the first: Flux's own user has the process from which a job's come.
+        # The most frequent, not the first: Flux's own user has the parent of a job's processes.
         return max(set(uids), key=lambda uid: (uids.count(uid), uid))
 
     def of_group(self, name: str) -> int:
@@ -170,7 +170,7 @@ class Account:
         ]
 
     def _oom_kills(self) -> int:
-        """Steps take theirs along when they end, as v1 counts in the groups of those that were killed."""
+        """Keep the maximum: in v1 kills are counted in the steps' cgroups, which vanish with them."""
         self._most_kills = max(self._most_kills, self._of_limits("oom_kills"))
         return self._most_kills
 
@@ -198,7 +198,7 @@ class Account:
         return self.memory.bytes if self.memory and processes_fresh else ABSENT
 
 
-_NOBODY: Name = ("", "", "", "")
+_UNATTRIBUTED: Name = ("", "", "", "")
 
 
 class Attribution:
@@ -208,8 +208,8 @@ class Attribution:
         self.host, self.owners = host, owners
         self.accounts: Dict[Name, Account] = {}
         self._declared: Set[Name] = set()
-        self.forgotten: Set[str] = set()  # jobs of which there is a file, and nothing else for a long time
-        self._estates = Estates()
+        self.forgotten: Set[str] = set()  # jobs with a file but nothing else for a long time
+        self._foreign = ForeignUsage()
         self._sharing = SharedMemory(host)
         self._fresh = False
         self._devices = DeviceLists(host)
@@ -217,16 +217,16 @@ class Attribution:
         self._gpus: Optional[Rows] = None
         self._uses: Optional[Rows] = None
         self._of_pid: Dict[int, Name] = {}
-        self._looked_for: Set[int] = set()  # pids of which it is known whose they are, or that nobody knows
+        self._known_pids: Set[int] = set()  # pids that the last scan has seen, or that were searched in vain
         self._wanted: Set[int] = set()
         self._keys: Dict[str, Tuple[Key, ...]] = {}
-        # Of the last scan:
+        # From the last scan:
         self._scanned: Tuple[Optional[Tuple[Key, ...]], List[ProcessKey]] = (None, [])
         self._owned: Tuple[Tuple[Key, ...], List[Optional[Owner]]] = ((), [])
         self._names: List[Tuple[Name, ...]] = []
 
     def take(self, rows: Rows) -> Rows:
-        """The rows as they are told: those of processes have their job in front of their keys."""
+        """Return the rows for output: those of processes have their job before their keys."""
         if rows.schema.set == "process":
             return self.take_processes(rows)
         if rows.schema.set == "gpu_process":
@@ -238,11 +238,11 @@ class Attribution:
         return rows
 
     def disown(self, rows: Rows) -> Rows:
-        """The same as `take` while nothing is known of jobs."""
+        """As `take` while jobs are unknown."""
         schema = {"process": OWNED_PROCESS, "gpu_process": OWNED_GPU_PROCESS}.get(rows.schema.set)
         if schema is None:
             return rows
-        return Rows(schema, tuple((*_NOBODY, *key) for key in rows.keys), rows.values)
+        return Rows(schema, tuple((*_UNATTRIBUTED, *key) for key in rows.keys), rows.values)
 
     def take_groups(self, groups: Rows) -> None:
         seen: Dict[Name, List[int]] = {}
@@ -256,7 +256,7 @@ class Attribution:
         self._drop_ended()
 
     def take_processes(self, processes: Rows) -> Rows:
-        """The same rows with their job in front of the key, for those that have one."""
+        """Return the same rows with the job before the key, empty if unattributed."""
         if processes.keys is not self._scanned[0]:
             self._scanned = (processes.keys, [key for key in processes.keys if isinstance(key, ProcessKey)])
         keys = self._scanned[1]
@@ -267,19 +267,19 @@ class Attribution:
         self.forgotten = set()
         is_as_before = self._are_owned_as_before(processes.keys, owners)
         if not is_as_before:
-            whose = {id(it): it for it in owners}.values()
-            names_of = {id(owner): self._accounts_of(owner) for owner in whose}
+            distinct = {id(it): it for it in owners}.values()
+            names_of = {id(owner): self._accounts_of(owner) for owner in distinct}
             self._names = [names_of[id(owner)] for owner in owners]
         members = [
             Member(key, processes.row(number), names)
             for number, (key, names) in enumerate(zip(keys, self._names))
         ]
-        left = self._estates.update(members)
+        left = self._foreign.update(members)
         of_account: Dict[Name, Processes] = {}
         for key, values, names in members:
             for name in names:
                 of_account.setdefault(name, []).append((key, values))
-        is_alone = sum(not name[2] for name in self.accounts) == 1  # else it can have been another's
+        is_alone = sum(not name[2] for name in self.accounts) == 1  # else a limit may be another's
         for name, account in self.accounts.items():
             mine = of_account.get(name, [])
             account.take(mine, self._sharing, left.get(name, {}))
@@ -287,18 +287,18 @@ class Attribution:
                 account.take_limits(self.host, mine)
         self._drop_ended()
         self._fresh = True
-        self._looked_for = {key.pid for key in keys} | self._wanted
+        self._known_pids = {key.pid for key in keys} | self._wanted
         self._wanted = set()
         if not is_as_before:
             self._sharing.forget((key.pid, key.start) for key in keys)
             self._owned = (processes.keys, owners)
             self._of_pid = {key.pid: _name(owner) for key, owner in zip(keys, owners) if owner}
-            jobs = [_name(owner) if owner else _NOBODY for owner in owners]
+            jobs = [_name(owner) if owner else _UNATTRIBUTED for owner in owners]
             self._same("process", tuple((*job, *key) for job, key in zip(jobs, keys)))
         return Rows(OWNED_PROCESS, self._keys["process"], processes.values)
 
     def _are_owned_as_before(self, keys: Tuple[Key, ...], owners: List[Optional[Owner]]) -> bool:
-        """By identity, which is what stays from one scan to the next while nothing changes."""
+        """Compare by identity, which is preserved between scans while nothing changes."""
         before = self._owned
         return (
             "process" in self._keys
@@ -308,14 +308,14 @@ class Attribution:
         )
 
     def take_uses(self, uses: Rows) -> Rows:
-        """Processes on GPUs, with their job in front of the key."""
+        """Return processes on GPUs with their job before the key."""
         self._uses = uses
-        self._wanted = {int(key[1]) for key in uses.keys} - self._looked_for
-        keys = tuple((*self._of_pid.get(int(key[1]), _NOBODY), *key) for key in uses.keys)
+        self._wanted = {int(key[1]) for key in uses.keys} - self._known_pids
+        keys = tuple((*self._of_pid.get(int(key[1]), _UNATTRIBUTED), *key) for key in uses.keys)
         return Rows(OWNED_GPU_PROCESS, self._same("gpu_process", keys), uses.values)
 
     def _accounts_of(self, owner: Optional[Owner]) -> Tuple[Name, ...]:
-        """Of the job, and of its step if there is one; nobody has none."""
+        """Return those of the job and of its step, if any; none for an unattributed process."""
         if owner is None:
             return ()
         parts = (owner._replace(step=""), owner) if owner.step else (owner,)
@@ -324,21 +324,21 @@ class Attribution:
         return tuple(map(_name, parts))
 
     def wants_processes(self) -> bool:
-        """Whether there is a job of which only its cgroup has been seen, or a new process on a GPU."""
-        return bool(self._wanted) or not all(account.looked_for for account in self.accounts.values())
+        """Whether there is a job of which only the cgroup is known, or a new process on a GPU."""
+        return bool(self._wanted) or not all(account.scanned for account in self.accounts.values())
 
     def _account(self, owner: Owner) -> Account:
-        """Make sure that there is one. Another start under the same name is another job."""
+        """Return the account, a new one if needed. Another start under the same name is another job."""
         account = self.accounts.get(_name(owner))
         if account is None or (account.job.start and owner.job.start not in (0, account.job.start)):
             account = self.accounts[_name(owner)] = Account(owner.job, self.owners.began(owner.job))
         elif owner.job.start:
             account.job = owner.job
-        account.told_uid = self.owners.told_uid(owner.job)
+        account.declared_uid = self.owners.declared_uid(owner.job)
         return account
 
     def _drop_ended(self) -> None:
-        """Not those that a scheduler's hooks have not yet told to be over: another step may come."""
+        """Keep those whose end a scheduler's hooks have not yet reported: another step may start."""
         now = self.host.now_ns() // 1_000_000_000
         for name, account in list(self.accounts.items()):
             if account.group is not None or account.processes:
@@ -350,7 +350,7 @@ class Attribution:
                 self.accounts.pop(name).close()
 
     def rows(self) -> List[Rows]:
-        """As of now: what was not measured since the last call is absent."""
+        """Return current rows: what was not measured since the last call is absent."""
         fresh, self._fresh = self._fresh, False
         gpus = self._job_gpus()
         self._gpus = self._uses = None
@@ -364,12 +364,12 @@ class Attribution:
         return [Rows(found.schema, self._same("job_gpu", found.keys), found.values)]
 
     def job_of(self, pid: int) -> Optional[JobName]:
-        """As of the last look at processes."""
+        """Return the job of a process as of the last scan."""
         found = self._of_pid.get(pid)
         return (found[0], found[1], found[3]) if found else None
 
     def _sees(self, job: JobName) -> bool:
-        """Who is not root can look at the open files of their own processes."""
+        """An unprivileged agent can read the open files of its own user's processes only."""
         cluster, name, node = job
         account = self.accounts.get((cluster, name, "", node))
         return self.host.sees_all_processes() or (account is not None and account.uid == self.host.uid)
@@ -387,9 +387,9 @@ class Attribution:
         return found
 
     def latest(self, processes_known: bool = True) -> Tuple[Rows, ...]:
-        """As last known, for somebody who looks once in a while.
+        """Return the last known rows, for a reader between two ticks.
 
-        While processes cannot be read, a job of which there is nothing else may have ended long ago.
+        While processes cannot be read, a job without a cgroup may have ended long ago.
         """
         jobs, steps = self._rows(self._accounts_known(processes_known), processes_known)
         return jobs, steps, self.infos(processes_known)
@@ -429,7 +429,7 @@ class Attribution:
         return (cluster, job, node, user, uid, account.job.source, *account.sources())
 
     def _same(self, which: str, keys: Tuple[Key, ...]) -> Tuple[Key, ...]:
-        """The tuple of last time if it is equal, so that it is encoded and printed only once."""
+        """Return the previous tuple if it is equal, so that it is encoded and printed only once."""
         if self._keys.get(which) != keys:
             self._keys[which] = keys
         return self._keys[which]

@@ -1,4 +1,4 @@
-"""The files of one cgroup, of v1's controllers and of v2, as the columns of the `cgroup` set."""
+"""The files of one cgroup, of v1 controllers and of v2, as columns of the set `cgroup`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
 
-_NEARLY_FULL = 0.95  # of the limit of memory
-_LEVELS = 2  # step and task, below a job of Slurm's
+_NEARLY_FULL = 0.95  # of the memory limit
+_LEVELS = 2  # step and task, below a Slurm job
 _MOST_BELOW = 64
 _PLAIN_FILES = ("tasks", "notify_on_release")
-_UNLIMITED = 1 << 60  # v1 has no word for "no limit": a number of about 2^63 stands for it
+_UNLIMITED = 1 << 60  # v1 represents "no limit" by a number of about 2^63
 
 
 class Mounts(NamedTuple):
@@ -21,7 +21,7 @@ class Mounts(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Where a column's number stands: alone in a file, or behind a name in it."""
+    """Position of a column's number: alone in a file, or after a name in it."""
 
     column: str
     file: str  # begins with the name of its controller
@@ -30,7 +30,7 @@ class _Source(NamedTuple):
     divide: int = 1
 
 
-# Where a column occurs twice, the first file that exists is taken.
+# If a column occurs twice, the first existing file is used.
 _V2 = (
     _Source("cpu_seconds", "cpu.stat", "usage_usec"),
     _Source("user_seconds", "cpu.stat", "user_usec"),
@@ -87,7 +87,7 @@ def parse_mounts(data: bytes) -> Mounts:
 
 
 class _Group:
-    """One group's files, each read once. What a controller that is not switched on would tell is empty."""
+    """The files of one cgroup, each read once. Those of a disabled controller are empty."""
 
     def __init__(self, host: Host, folders: Dict[str, str]) -> None:
         self.host, self.folders = host, folders
@@ -119,7 +119,7 @@ class _Group:
 
 
 def read_group(host: Host, mounts: Mounts, group: str) -> Dict[str, int]:
-    """In a hybrid hierarchy a controller is in one of the two, so that what both tell does not differ."""
+    """In a hybrid hierarchy a controller is in one of the two, so that the results do not conflict."""
     facts: Dict[str, int] = {}
     try:
         if mounts.v2:
@@ -127,7 +127,7 @@ def read_group(host: Host, mounts: Mounts, group: str) -> Dict[str, int]:
             facts.update(_read_v2(_Group(host, dict.fromkeys(names, f"{mounts.v2}/{group}"))))
         if mounts.v1:
             facts.update(_read_v1(_Group(host, {name: f"{top}/{group}" for name, top in mounts.v1.items()})))
-    except ValueError as error:  # more digits than Python reads
+    except ValueError as error:  # more digits than int() accepts
         raise MalformedError(group, str(error)) from None
     return facts
 
@@ -152,7 +152,7 @@ def _read_v1(group: _Group) -> Dict[str, int]:
         ("service_bytes", "read_bytes", "written_bytes"),
         ("serviced", "reads", "writes"),
     ):
-        # The figures with those of the groups below came with Linux 4.17 to the throttle policy.
+        # The recursive counters of the throttle policy exist since Linux 4.17.
         file = f"blkio.throttle.io_{what}"
         amounts = parse_blkio(group.text(file + "_recursive") or group.text(file))
         if amounts is not None:
@@ -163,15 +163,15 @@ def _read_v1(group: _Group) -> Dict[str, int]:
 
 
 def _kills_below(host: Host, folder: str, levels: int) -> int:
-    """In v1 a kill is counted in the group of who was killed, and not in those around it.
+    """In v1 a kill is counted in the victim's own cgroup only, not in its ancestors.
 
-    So it is looked for below, once the group has been nearly full: before that nobody is killed for it.
+    So descendants are read once the cgroup has been nearly full: before that no process is killed.
     """
     if not levels:
         return 0
     kills = 0
     try:
-        # Files of a group have a dot in their names, but for two.
+        # All but two files of a cgroup have a dot in their names.
         names = [name for name in host.list(folder) if "." not in name and name not in _PLAIN_FILES]
     except OSError:  # removed since
         return 0
@@ -201,13 +201,13 @@ def parse_flat(data: bytes) -> Dict[str, int]:
 
 
 def parse_number(data: bytes) -> Optional[int]:
-    """None for `max`, for -1, and where there is no file."""
+    """None for `max`, -1 or a missing file."""
     text = data.strip()
     return int(text) if text.isdigit() else None
 
 
 def parse_quota(words: List[bytes]) -> Optional[int]:
-    """Thousandths of a core, from the time allowed in each period; None without a limit."""
+    """Return thousandths of a core; None without a limit."""
     if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit() or not int(words[1]):
         return None
     return int(words[0]) * 1000 // int(words[1])
@@ -228,8 +228,8 @@ def parse_io_stat(data: bytes) -> Dict[str, int]:
 def parse_blkio(data: bytes) -> Optional[Tuple[int, int]]:
     """v1: `254:0 Read 4096` per device and operation, and a total.
 
-    None without a device: since Linux 6.10 nothing is counted on one that has no throttle configured, and
-    the total then says 0 whatever was read.
+    None without a device: since Linux 6.10 devices without a configured throttle are not counted, and the
+    total is 0 whatever was read.
     """
     sums = {b"Read": 0, b"Write": 0}
     devices = False
@@ -242,7 +242,7 @@ def parse_blkio(data: bytes) -> Optional[Tuple[int, int]]:
 
 
 def parse_cpu_list(data: bytes) -> Optional[int]:
-    """How many cores `0-3,8,10-11` names."""
+    """Return how many cores `0-3,8,10-11` lists."""
     count = 0
     for part in data.strip().split(b","):
         first, dash, last = part.partition(b"-")

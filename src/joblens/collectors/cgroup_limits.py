@@ -1,7 +1,7 @@
-"""The cgroups around a job that limit its cores and memory: how often they did so while it ran.
+"""The cgroups that limit a job's cores and memory: how often the limits took effect while it ran.
 
-A job that `joblens run` started, or that only a job file tells of, has no group of its own, so what counts is
-the increase since its start.
+A job started by `joblens run` or declared by a job file has no cgroup of its own, so the increase since its
+start counts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _CONTROLLERS = {"cpu_limit_cores": "cpu", "memory_limit_bytes": "memory"}
 
 
 def read_limits(host: Host) -> Dict[str, int]:
-    """The lowest limit of cores (in thousandths) and of memory of our cgroup and all above it."""
+    """Return the lowest limits of cores (in thousandths) and memory of our cgroup and its ancestors."""
     return {name: lowest for name, (lowest, _) in _find(host, _read_mounts(host)).items()}
 
 
 class Limits:
-    """Of the groups that a process is in, by default this one."""
+    """Counters of the cgroups that limit a process, by default this one."""
 
     def __init__(self, host: Host, pid: str = "self", first: Optional[Dict[str, int]] = None) -> None:
-        """`first` is what was read earlier, if that counts as the start."""
+        """`first` are counters read earlier, to count from there."""
         self._host, self._mounts = host, _read_mounts(host)
         self._groups = {name: group for name, (_, group) in _find(host, self._mounts, pid).items()}
         self.first = self._read() if first is None else first
@@ -34,7 +34,7 @@ class Limits:
         return bool(self._groups)
 
     def increase(self) -> Dict[str, int]:
-        """`throttled_seconds` in microseconds and `oom_kills`, of those groups that there are."""
+        """Return `throttled_seconds` in microseconds and `oom_kills`, as far as such limits exist."""
         now = self._read()
         return {name: max(now[name] - first, 0) for name, first in self.first.items() if name in now}
 
@@ -60,7 +60,7 @@ def _read_mounts(host: Host) -> Mounts:
 
 
 def _find(host: Host, mounts: Mounts, pid: str = "self") -> Dict[str, Tuple[int, str]]:
-    """By kind of limit, the lowest and its group: a scheduler limits the job, and not each leaf of it."""
+    """Return the lowest limit of each kind and its cgroup: a scheduler limits the job, not each leaf."""
     found: Dict[str, Tuple[int, str]] = {}
     paths = _read_paths(host, pid)
     for name, controller in _CONTROLLERS.items():
@@ -72,7 +72,7 @@ def _find(host: Host, mounts: Mounts, pid: str = "self") -> Dict[str, Tuple[int,
 
 
 def _read_paths(host: Host, pid: str) -> List[Tuple[List[str], str]]:
-    """Controllers and the group that the process has in their hierarchy: v2's line names none."""
+    """Return controllers and the process's cgroup in their hierarchy: v2's line names no controllers."""
     try:
         lines = host.read_once(f"proc/{pid}/cgroup").decode("utf-8", "replace").splitlines()
     except OSError:
@@ -82,7 +82,7 @@ def _read_paths(host: Host, pid: str) -> List[Tuple[List[str], str]]:
 
 
 def _groups_of(paths: List[Tuple[List[str], str]], controller: str) -> List[str]:
-    """A process can be in another group of each v1 hierarchy, and only that of the controller limits it."""
+    """A process can be in a different cgroup of each v1 hierarchy; only that of the controller limits it."""
     own = [path for controllers, path in paths if controller in controllers]
     chosen = own or [path for controllers, path in paths if controllers == [""]]
     return sorted({above for path in chosen for above in _with_those_above(path)}, key=len, reverse=True)

@@ -1,6 +1,6 @@
-"""`cgroup`: what the groups that schedulers make have used and may use, v1 and v2 in the same columns.
+"""`cgroup`: usage and limits of the cgroups that schedulers make, v1 and v2 in the same columns.
 
-See Documentation/admin-guide/cgroup-v1/ and cgroup-v2.rst. Only below the folders in PLACES is looked.
+See Documentation/admin-guide/cgroup-v1/ and cgroup-v2.rst. Only the folders in PLACES are searched.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from joblens.collectors.cgroup_files import Mounts, parse_mounts, read_group
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Reader, Rows, Schema
 
-# Where schedulers put their groups, as folder patterns from the top of a hierarchy. Every folder that
-# matches one whole is a row. One of _CONTAINERS in front stands for the groups of an engine run by root.
-# Only root makes groups in these places. Users make theirs below `user@UID.service`: so only Flux's own user
-# has a place there, by its number.
+# Where schedulers make their cgroups, as folder patterns from the top of a hierarchy. Every folder that
+# matches a whole pattern is a row. Each also applies below _CONTAINERS, the cgroups of container engines run
+# by root. Only root makes cgroups in these places. Users make theirs below `user@UID.service`: of these only
+# Flux's own user is searched, by its uid.
 PLACES = (
     "slurm*/uid_*/job_*",
     "slurm*/uid_*/job_*/step_*",
@@ -31,7 +31,7 @@ _CONTAINERS = ("docker/*/", "system.slice/docker-*.scope/", "kubepods*/*/*/")
 
 
 class _Place:
-    """A folder on the way to a group: whether it is one itself, and what to look for in it."""
+    """A folder on the way to a cgroup: whether it is one itself, and what to search for in it."""
 
     def __init__(self) -> None:
         self.measured = False
@@ -45,7 +45,7 @@ class _Place:
         place.measured = True
 
     def matches(self, names: List[str]) -> Iterator[Tuple[str, _Place]]:
-        # A v1 folder holds dozens of files beside its groups: one expression sorts them out.
+        # A v1 folder has dozens of files beside its cgroups: one regular expression filters them.
         if self._any is None:
             self._any = re.compile("|".join(map(translate, self.below)))
         for name in filter(self._any.match, names):
@@ -72,38 +72,38 @@ SCHEMA = Schema(
     "cgroup",
     ("cgroup",),
     (
-        _micro("cpu", "time on cores"),
-        _micro("user", "time in programs"),
-        _micro("system", "time in the kernel"),
-        Column("throttled_periods", COUNTER, "periods in which the group ran into its limit of cores"),
-        _micro("throttled", "time that tasks stood still because of that limit"),
-        Column("memory_bytes", GAUGE, "memory charged to the group, cache included"),
-        Column("memory_peak_bytes", GAUGE, "the most that was ever charged, cache included"),
-        Column("memory_limit_bytes", GAUGE, "the limit of memory"),
-        Column("anon_bytes", GAUGE, "memory of programs that no file stands behind"),
+        _micro("cpu", "CPU time"),
+        _micro("user", "CPU time in user mode"),
+        _micro("system", "CPU time in kernel mode"),
+        Column("throttled_periods", COUNTER, "periods in which the CPU quota was exhausted"),
+        _micro("throttled", "time that tasks were throttled by the CPU quota"),
+        Column("memory_bytes", GAUGE, "memory charged to the cgroup, cache included"),
+        Column("memory_peak_bytes", GAUGE, "peak of the memory charged, cache included"),
+        Column("memory_limit_bytes", GAUGE, "memory limit"),
+        Column("anon_bytes", GAUGE, "anonymous memory"),
         Column("shmem_bytes", GAUGE, "shared memory and tmpfs"),
         Column("file_bytes", GAUGE, "page cache, shared memory included"),
-        Column("kernel_bytes", GAUGE, "memory that the kernel uses for the group"),
+        Column("kernel_bytes", GAUGE, "kernel memory charged to the cgroup"),
         Column("swap_bytes", GAUGE, "memory swapped out"),
-        Column("oom_kills", COUNTER, "processes killed because the group's memory ran out"),
+        Column("oom_kills", COUNTER, "processes killed by the OOM killer for the cgroup's limit"),
         Column("read_bytes", COUNTER, "bytes read from block devices"),
         Column("written_bytes", COUNTER, "bytes written to block devices"),
         Column("reads", COUNTER, "reads from block devices"),
         Column("writes", COUNTER, "writes to block devices"),
         Column("tasks", GAUGE, "processes and threads"),
-        Column("cpu_limit_cores", GAUGE, "the limit of cores by quota", divisor=1000),
-        Column("cpus", GAUGE, "cores that the group may use"),
+        Column("cpu_limit_cores", GAUGE, "CPU quota in cores", divisor=1000),
+        Column("cpus", GAUGE, "cores in the cpuset"),
     ),
 )
 _NAMES = tuple(column.name for column in SCHEMA.columns)
-_MOUNTS_READ_AGAIN = 64  # slurmd, which may be started after the agent, can mount what is missing
-_LIKELY = ("memory", "cpuacct", "freezer", "cpuset")  # v1 controllers in which Slurm or PBS make groups
-_MOST_GROUPS = 2000  # that are measured: some 0.2 ms each
-_MOST_FOLDERS = 10_000  # that are looked at to find these
+_MOUNTS_READ_AGAIN = 64  # readings: slurmd, which may start after the agent, can mount missing controllers
+_LIKELY = ("memory", "cpuacct", "freezer", "cpuset")  # v1 controllers in which Slurm or PBS make cgroups
+_MOST_GROUPS = 2000  # that are read: some 0.2 ms each
+_MOST_FOLDERS = 10_000  # that are searched for them
 
 
 def cgroups(host: Host, only: str = "", flux_user: str = "") -> Reader:
-    """All, or those below folders of that name, such as `job_42`; where there are none, all the same."""
+    """Collect all, or those below folders named `only`, such as `job_42`, if there are any."""
     return _Cgroups(host, only, flux_user)
 
 
@@ -111,7 +111,7 @@ class _Cgroups(Reader):
     def __init__(self, host: Host, only: str, flux_user: str) -> None:
         self.host, self.only, self.flux_user = host, only, flux_user
         self._mounts = Mounts({}, None)
-        self._makers: Tuple[int, ...] = (0,)  # who may make groups for jobs
+        self._makers: Tuple[int, ...] = (0,)  # uids that make cgroups for jobs
         self._top = _build_top(-1)
         self._readings = 0
         self._known: List[str] = []
@@ -147,7 +147,7 @@ class _Cgroups(Reader):
         return list(dict.fromkeys(folders))
 
     def _find(self) -> List[str]:
-        """Where there are more than are measured, jobs come before their steps."""
+        """Beyond the limit, jobs take precedence over their steps."""
         search = _Search(self.host, self._makers, set(self._known))
         for folder in self._folders():
             search.search(folder, "", self._top)
@@ -157,15 +157,13 @@ class _Cgroups(Reader):
         beyond = len(found) - _MOST_GROUPS
         self.warning = search.why_incomplete()
         if beyond > 0:
-            self.warning = (
-                f"{beyond} of {len(found)} groups are not measured: that is more than {_MOST_GROUPS}"
-            )
+            self.warning = f"{beyond} of {len(found)} cgroups are not measured: the limit is {_MOST_GROUPS}"
             found = sorted(sorted(found, key=lambda group: ("/step_" in group, group))[:_MOST_GROUPS])
         return found
 
 
 class _Search:
-    """One reading's search for groups. `known` are those of the reading before."""
+    """Search for cgroups in one reading. `known` are those of the previous one."""
 
     def __init__(self, host: Host, makers: Tuple[int, ...], known: Set[str]) -> None:
         self.host, self.makers, self.known = host, makers, known
@@ -175,10 +173,10 @@ class _Search:
 
     def why_incomplete(self) -> str:
         if self._folders > _MOST_FOLDERS:
-            return f"there are more than {_MOST_FOLDERS} folders of groups; those beyond are not looked at"
+            return f"more than {_MOST_FOLDERS} cgroup folders: the rest is not searched"
         if not self._foreign:
             return ""
-        return f"{self._foreign} cgroups are not measured: the folders around them belong to ordinary users"
+        return f"{self._foreign} cgroups are not measured: their parent folders belong to ordinary users"
 
     def search(self, top: str, below: str, place: _Place) -> None:
         names, owner = self._list(top + below)
@@ -196,15 +194,15 @@ class _Search:
         """Return the names in a folder and the folder's owner."""
         try:
             status = self.host.stat(path)
-            if status.st_nlink == 2:  # it has no subfolder (fs/kernfs/inode.c)
+            if status.st_nlink == 2:  # no subfolder (fs/kernfs/inode.c)
                 return [], 0
             return self.host.list(path), status.st_uid
         except OSError:  # removed since it was found, or not a folder
             return [], 0
 
     def _is_group(self, path: str, group: str, owner: int) -> bool:
-        """Only the owner of the folder around a group can have made it: in a container's folder, names prove
-        nothing. A group's own owner does not matter: Slurm gives steps to the job's user.
+        """Only the owner of its parent folder can have made a cgroup: in a container's folder, names prove
+        nothing. The cgroup's own owner does not matter: Slurm gives steps to the job's user.
         """
         if group in self.known or group in self.found:
             return True

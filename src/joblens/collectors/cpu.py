@@ -1,4 +1,4 @@
-"""`cpu` and `kernel`: time of each core in each state, and what else /proc/stat counts.
+"""`cpu` and `kernel`: CPU time of each core in each state, and the other counters of /proc/stat.
 
 See proc(5) and Documentation/filesystems/proc.rst, 1.7.
 """
@@ -15,21 +15,21 @@ _PATH = "proc/stat"
 
 
 def _state(name: str, what: str) -> Column:
-    # USER_HZ is 100 on every architecture that joblens runs on, whatever HZ the kernel was built with.
+    # USER_HZ is 100 on all architectures that joblens supports, whatever HZ the kernel was built with.
     return Column(name + "_seconds", COUNTER, what, divisor=100)
 
 
 STATES = (
-    _state("user", "time in programs, guests included"),
-    _state("nice", "time in programs of lowered priority"),
-    _state("system", "time in the kernel"),
-    _state("idle", "time with nothing to do"),
-    _state("iowait", "idle time while a task of this core waited for a disk"),
-    _state("irq", "time in hardware interrupts"),
-    _state("softirq", "time in soft interrupts"),
-    _state("steal", "time that the hypervisor gave to others"),
-    _state("guest", "time in virtual machines, also counted in user"),
-    _state("guest_nice", "time in virtual machines of lowered priority, also counted in nice"),
+    _state("user", "CPU time in user mode, guests included"),
+    _state("nice", "CPU time in user mode with lowered priority"),
+    _state("system", "CPU time in kernel mode"),
+    _state("idle", "idle time"),
+    _state("iowait", "idle time while a task of this core waited for disk I/O"),
+    _state("irq", "CPU time in hardware interrupts"),
+    _state("softirq", "CPU time in soft interrupts"),
+    _state("steal", "time that the hypervisor gave to other guests"),
+    _state("guest", "CPU time of virtual machines, also counted in user"),
+    _state("guest_nice", "CPU time of virtual machines with lowered priority, also counted in nice"),
 )
 SCHEMA = Schema("cpu", ("cpu",), STATES)
 KERNEL = Schema(
@@ -37,15 +37,15 @@ KERNEL = Schema(
     (),
     (
         Column("interrupts", COUNTER, "interrupts served"),
-        Column("context_switches", COUNTER, "switches from one task to another"),
-        Column("boot_time_seconds", GAUGE, "when the node was started, in seconds since 1970"),
+        Column("context_switches", COUNTER, "context switches"),
+        Column("boot_time_seconds", GAUGE, "time of boot in seconds since 1970"),
         Column("forks", COUNTER, "processes and threads created"),
-        Column("running", GAUGE, "tasks that run or could run"),
-        Column("blocked", GAUGE, "tasks that wait for a disk"),
+        Column("running", GAUGE, "runnable tasks"),
+        Column("blocked", GAUGE, "tasks blocked on disk I/O"),
         Column("softirqs", COUNTER, "soft interrupts served"),
     ),
 )
-# The lines behind that of the interrupts, in the order that they have had since Linux 2.6.31.
+# The lines after that of the interrupts, in their order since Linux 2.6.31.
 _KERNEL_LINES = [b"ctxt", b"btime", b"processes", b"procs_running", b"procs_blocked", b"softirq"]
 
 
@@ -57,7 +57,7 @@ def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     def read() -> Tuple[Rows, ...]:
         nonlocal names, schema, keys
         data = host.read(_PATH)
-        # The line of interrupts has hundreds of numbers, one per possible interrupt: it is stepped over.
+        # The line of interrupts has hundreds of numbers, one per possible interrupt: skip it.
         cores, _, rest = data.partition(b"\nintr ")
         tokens = cores.split()
         width = len(schema.columns) + 1
@@ -75,13 +75,13 @@ def parse_layout(cores: bytes) -> Tuple[List[bytes], Schema]:
     lines = [line.split() for line in cores.split(b"\n")]
     widths = {len(line) for line in lines}
     if len(widths) != 1 or not all(line and line[0].startswith(b"cpu") for line in lines):
-        raise MalformedError(_PATH, "the lines of the cores are not alike")
+        raise MalformedError(_PATH, "the cpu lines differ in length")
     states = STATES[: widths.pop() - 1]
     if len(states) != len(lines[0]) - 1 or len(states) < 4:
-        raise MalformedError(_PATH, f"{len(lines[0]) - 1} states of a core, where 4 to 10 are known")
+        raise MalformedError(_PATH, f"{len(lines[0]) - 1} states per core, expected 4 to 10")
     names = [line[0] for line in lines]
     if len(set(names)) < len(names):
-        raise MalformedError(_PATH, "a core is listed twice")
+        raise MalformedError(_PATH, "duplicate core")
     return names, Schema("cpu", ("cpu",), states)
 
 
@@ -97,11 +97,11 @@ def _integers(tokens: List[bytes]) -> List[int]:
 
 
 def parse_kernel(rest: bytes) -> Rows:
-    """What follows the word `intr`: its total, the counts of each interrupt, then one line per figure."""
+    """Parse what follows `intr`: its total, the count of each interrupt, then one line per counter."""
     end = rest.find(b"\n")
     words = rest[end:].split(None, 12)
     names, values = words[:12:2], words[1:12:2]
-    if names != _KERNEL_LINES or len(values) != len(names):  # the last one can be cut off
+    if names != _KERNEL_LINES or len(values) != len(names):  # the last one may be truncated
         found = dict(zip(names, values))
         values = [found.get(name, b"") for name in _KERNEL_LINES]
     values.insert(0, b"".join(rest[:24].split(None, 1)[:1]))

@@ -13,26 +13,26 @@ from joblens.core.host import Host
 from joblens.core.model import COUNTER, GAUGE, Column, Key, Rows, Schema
 
 _PATH = "proc/diskstats"
-_SECTOR = 512  # in this file always, whatever the disk's own sector is
+_SECTOR = 512  # in this file, whatever the disk's own sector size
 
 COLUMNS = (
-    Column("reads", COUNTER, "reads that ended"),
-    Column("reads_merged", COUNTER, "reads that were joined with a neighbour"),
+    Column("reads", COUNTER, "completed reads"),
+    Column("reads_merged", COUNTER, "reads merged with an adjacent one"),
     Column("read_bytes", COUNTER, "bytes read", factor=_SECTOR),
-    Column("read_seconds", COUNTER, "time that all reads took together", divisor=1000),
-    Column("writes", COUNTER, "writes that ended"),
-    Column("writes_merged", COUNTER, "writes that were joined with a neighbour"),
+    Column("read_seconds", COUNTER, "total time of all reads", divisor=1000),
+    Column("writes", COUNTER, "completed writes"),
+    Column("writes_merged", COUNTER, "writes merged with an adjacent one"),
     Column("written_bytes", COUNTER, "bytes written", factor=_SECTOR),
-    Column("write_seconds", COUNTER, "time that all writes took together", divisor=1000),
-    Column("in_flight", GAUGE, "requests under way"),
-    Column("busy_seconds", COUNTER, "time with at least one request under way", divisor=1000),
-    Column("queue_seconds", COUNTER, "time of all requests together, those under way included", divisor=1000),
-    Column("discards", COUNTER, "discards that ended"),
-    Column("discards_merged", COUNTER, "discards that were joined with a neighbour"),
+    Column("write_seconds", COUNTER, "total time of all writes", divisor=1000),
+    Column("in_flight", GAUGE, "requests in flight"),
+    Column("busy_seconds", COUNTER, "time with at least one request in flight", divisor=1000),
+    Column("queue_seconds", COUNTER, "total time of all requests, those in flight included", divisor=1000),
+    Column("discards", COUNTER, "completed discards"),
+    Column("discards_merged", COUNTER, "discards merged with an adjacent one"),
     Column("discarded_bytes", COUNTER, "bytes discarded", factor=_SECTOR),
-    Column("discard_seconds", COUNTER, "time that all discards took together", divisor=1000),
-    Column("flushes", COUNTER, "flushes that ended"),
-    Column("flush_seconds", COUNTER, "time that all flushes took together", divisor=1000),
+    Column("discard_seconds", COUNTER, "total time of all discards", divisor=1000),
+    Column("flushes", COUNTER, "completed flushes"),
+    Column("flush_seconds", COUNTER, "total time of all flushes", divisor=1000),
 )
 SCHEMA = Schema("disk", ("device",), COLUMNS)
 _IGNORED = ("ram", "loop", "zram", "fd")
@@ -51,7 +51,7 @@ def disk(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     def read() -> Tuple[Rows, ...]:
         nonlocal names, width, schema, keys, pick, before, rows
         data = host.read(_PATH)
-        if data == before:  # as of most disks most of the time
+        if data == before:  # most disks are idle most of the time
             return rows
         tokens = data.split()
         if tokens[2::width] != names or len(tokens) != width * len(names):
@@ -73,19 +73,19 @@ def disk(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 def _picker(indices: List[int]) -> Callable[[Sequence[bytes]], Tuple[bytes, ...]]:
     if not indices:
         return lambda tokens: ()
-    return itemgetter(*indices)  # a width of at least 11 makes it return a tuple always
+    return itemgetter(*indices)  # there are at least 11 indices, so it returns a tuple
 
 
 def parse_layout(data: bytes) -> Tuple[List[bytes], int]:
     lines = [line.split() for line in data.split(b"\n")]
     if lines[-1]:
-        raise MalformedError(_PATH, "the last line is cut off")
+        raise MalformedError(_PATH, "truncated last line")
     widths = {len(line) for line in lines[:-1]} or {3 + len(COLUMNS)}
     if len(widths) != 1 or min(widths) < 14:
-        raise MalformedError(_PATH, "the lines of the disks are not alike")
+        raise MalformedError(_PATH, "the lines differ in length")
     names = [line[2] for line in lines[:-1]]
     if len(set(names)) < len(names):
-        raise MalformedError(_PATH, "a disk occurs twice")
+        raise MalformedError(_PATH, "duplicate disk")
     return names, widths.pop()
 
 
@@ -97,7 +97,7 @@ def _whole_disks(host: Host) -> Optional[List[str]]:
 
 
 def choose(names: List[bytes], whole: Optional[List[str]]) -> List[int]:
-    """Which lines are whole disks. sysfs writes `!` where a device's name has a slash."""
+    """Return the line numbers of whole disks. sysfs replaces a slash in a device's name by `!`."""
     texts = [name.decode("utf-8", "replace") for name in names]
     return [
         number

@@ -1,7 +1,6 @@
-"""`filesystems`: size and free space of the node's own file systems.
+"""`filesystems`: size and free space of local file systems.
 
-File systems of other machines are left out: statvfs on a dead server never returns, and would take
-the agent with it.
+Network file systems are left out: statvfs on a dead server blocks, and the agent with it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ SCHEMA = Schema(
     ("mountpoint", "device", "type"),
     (
         Column("size_bytes", GAUGE, "size of the file system"),
-        Column("free_bytes", GAUGE, "free space, that kept for root included"),
-        Column("available_bytes", GAUGE, "free space for users"),
-        Column("files", GAUGE, "files that it can hold"),
-        Column("files_free", GAUGE, "files that it can still take"),
+        Column("free_bytes", GAUGE, "free space, including that reserved for root"),
+        Column("available_bytes", GAUGE, "free space available to users"),
+        Column("files", GAUGE, "total inodes"),
+        Column("files_free", GAUGE, "free inodes"),
     ),
 )
 
@@ -36,7 +35,7 @@ def filesystems(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         for mountpoint, device, kind in parse_mounts(host.read_once(_MOUNTS)):
             try:
                 space = host.space(mountpoint)
-            except OSError:  # unmounted since, or not ours to see: what cannot be measured is not listed
+            except OSError:  # unmounted since, or inaccessible
                 continue
             if space is None:
                 continue
@@ -50,7 +49,7 @@ def filesystems(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 
 
 def parse_mounts(data: bytes) -> List[Tuple[str, str, str]]:
-    """(mount point, device, type) of local file systems, each device once; see fstab(5) for the escapes."""
+    """Return mount point, device and type of local file systems, each device once; escapes as in fstab(5)."""
     found: Dict[str, Tuple[str, str, str]] = {}
     for line in data.split(b"\n"):
         fields = line.split(b" ")
@@ -62,7 +61,7 @@ def parse_mounts(data: bytes) -> List[Tuple[str, str, str]]:
         identity = mountpoint if kind in ("tmpfs", "overlay") else device
         if identity not in found or len(mountpoint) < len(found[identity][0]):
             found[identity] = (mountpoint, device, kind)
-    mountpoints = {entry[0]: entry for entry in found.values()}  # the last mount covers those below it
+    mountpoints = {entry[0]: entry for entry in found.values()}  # the last mount hides those below it
     return list(mountpoints.values())
 
 

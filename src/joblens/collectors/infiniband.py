@@ -1,7 +1,7 @@
-"""`infiniband`: ports of InfiniBand, Omni-Path and RoCE adapters, what went through and what went wrong.
+"""`infiniband`: traffic and errors of ports of InfiniBand, Omni-Path and RoCE adapters.
 
-See Documentation/ABI/stable/sysfs-class-infiniband. The InfiniBand specification lets error counters stop at
-their largest value (some have 4, 8 or 16 bits): one that no longer grows may be full.
+See Documentation/ABI/stable/sysfs-class-infiniband. By the InfiniBand specification error counters saturate
+(some have 4, 8 or 16 bits): one that no longer grows may have reached its maximum.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Callable, List, NamedTuple, Optional, Set, Tuple
 
-from joblens.collectors.number_files import NOT_TOLD, natural, parse_number
+from joblens.collectors.number_files import UNAVAILABLE, natural, parse_number
 from joblens.collectors.timeout import with_timeout
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
@@ -18,13 +18,13 @@ from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 _FOLDER = "sys/class/infiniband"
 _RATE = re.compile(rb"(\d{1,6})(?:\.(\d))?\d* Gb/sec\b")
 _FULL = (1 << 32) - 1
-_UNTOLD = b"N/A"  # `N/A (no PMA)`: the adapter has no such counter
+_MISSING = b"N/A"  # `N/A (no PMA)`: the adapter has no such counter
 
 
 class _Counter(NamedTuple):
     column: Column
     file: str
-    extended: str = ""  # where old drivers keep the 64-bit one, beside one of 32 bits that stops when full
+    extended: str = ""  # the 64-bit counter of old drivers, beside one of 32 bits that saturates
 
 
 def _traffic(name: str, file: str, what: str, factor: int = 1) -> _Counter:
@@ -40,53 +40,51 @@ _COUNTERS = (
     _traffic("sent_bytes", "port_xmit_data", "bytes sent", factor=4),
     _traffic("received_packets", "port_rcv_packets", "packets received"),
     _traffic("sent_packets", "port_xmit_packets", "packets sent"),
-    _count("send_wait_ticks", "counters/port_xmit_wait", "ticks with data to send and no leave to send it"),
+    _count("send_wait_ticks", "counters/port_xmit_wait", "ticks with data to send but no credits"),
     _count(
         "send_discards",
         "counters/port_xmit_discards",
-        "packets thrown away because the port was down or busy",
+        "packets discarded because the port was down or congested",
     ),
-    _count("receive_errors", "counters/port_rcv_errors", "packets received damaged"),
+    _count("receive_errors", "counters/port_rcv_errors", "packets received with errors"),
     _count(
         "receive_remote_physical_errors",
         "counters/port_rcv_remote_physical_errors",
-        "packets received that were marked as damaged on the way",
+        "packets received that were marked as damaged on their path",
     ),
-    _count("symbol_errors", "counters/symbol_error", "errors on the wire"),
+    _count("symbol_errors", "counters/symbol_error", "symbol errors on the link"),
     _count(
         "link_recoveries",
         "counters/link_error_recovery",
-        "times that the link was trained again and came back",
+        "successful recoveries of the link by retraining",
     ),
-    _count("link_downed", "counters/link_downed", "times that the link went down"),
+    _count("link_downed", "counters/link_downed", "failures of the link"),
     _count(
         "link_integrity_errors",
         "counters/local_link_integrity_errors",
-        "times with too many errors on the wire",
+        "times that the rate of link errors exceeded its threshold",
     ),
     _count(
         "buffer_overruns",
         "counters/excessive_buffer_overrun_errors",
-        "times that the receive buffer ran over",
+        "overruns of the receive buffer",
     ),
-    _count("management_drops", "counters/VL15_dropped", "management packets thrown away for lack of room"),
-    _count("read_requests", "hw_counters/rx_read_requests", "RDMA reads asked of this side"),
-    _count("write_requests", "hw_counters/rx_write_requests", "RDMA writes asked of this side"),
-    _count("atomic_requests", "hw_counters/rx_atomic_requests", "atomic operations asked of this side"),
-    _count("out_of_sequence", "hw_counters/out_of_sequence", "packets that came out of order"),
-    _count("sequence_errors", "hw_counters/packet_seq_err", "answers that a packet was missing"),
-    _count("ack_timeouts", "hw_counters/local_ack_timeout_err", "times that no answer came in time"),
+    _count("management_drops", "counters/VL15_dropped", "management packets dropped for lack of buffers"),
+    _count("read_requests", "hw_counters/rx_read_requests", "RDMA read requests received"),
+    _count("write_requests", "hw_counters/rx_write_requests", "RDMA write requests received"),
+    _count("atomic_requests", "hw_counters/rx_atomic_requests", "RDMA atomic requests received"),
+    _count("out_of_sequence", "hw_counters/out_of_sequence", "packets received out of order"),
+    _count("sequence_errors", "hw_counters/packet_seq_err", "NAKs for missing packets received"),
+    _count("ack_timeouts", "hw_counters/local_ack_timeout_err", "requests without an ACK in time"),
+    _count("receiver_not_ready", "hw_counters/rnr_nak_retry_err", "receiver-not-ready NAKs received"),
     _count(
-        "receiver_not_ready", "hw_counters/rnr_nak_retry_err", "answers that the other side was not ready"
-    ),
-    _count(
-        "out_of_buffer", "hw_counters/out_of_buffer", "packets lost because the program had no buffer ready"
+        "out_of_buffer", "hw_counters/out_of_buffer", "packets dropped for lack of posted receive buffers"
     ),
     _count(
-        "congestion_marks", "hw_counters/np_ecn_marked_roce_packets", "RoCE: packets marked by a full switch"
+        "congestion_marks", "hw_counters/np_ecn_marked_roce_packets", "RoCE: packets marked with ECN received"
     ),
-    _count("congestion_sent", "hw_counters/np_cnp_sent", "RoCE: notes of congestion sent"),
-    _count("congestion_handled", "hw_counters/rp_cnp_handled", "RoCE: notes of congestion obeyed"),
+    _count("congestion_sent", "hw_counters/np_cnp_sent", "RoCE: congestion notifications sent"),
+    _count("congestion_handled", "hw_counters/rp_cnp_handled", "RoCE: congestion notifications handled"),
 )
 SCHEMA = Schema(
     "infiniband",
@@ -102,7 +100,7 @@ SCHEMA = Schema(
 class _Port(NamedTuple):
     key: Key
     folder: str
-    files: Tuple[str, ...]  # one per counter, "" for what it does not have
+    files: Tuple[str, ...]  # one per counter, "" if it is missing
 
 
 @with_timeout(_FOLDER)
@@ -137,7 +135,7 @@ def _find_ports(host: Host, device: str) -> List[_Port]:
 
 
 def _link(host: Host, folder: str) -> str:
-    """InfiniBand, or Ethernet for RoCE; before Linux 2.6.37 there was only one."""
+    """InfiniBand, or Ethernet for RoCE; before Linux 2.6.37 there was only InfiniBand."""
     data = _read(host, folder + "/link_layer")
     return data.decode("utf-8", "replace").strip() if data else "InfiniBand"
 
@@ -164,7 +162,7 @@ def _read(host: Host, path: str) -> Optional[bytes]:
     try:
         return host.read(path)
     except OSError as error:
-        if error.errno not in NOT_TOLD:
+        if error.errno not in UNAVAILABLE:
             raise
         return None
 
@@ -182,25 +180,25 @@ def _read_port(host: Host, port: _Port) -> List[int]:
 
 
 def parse_state(path: str, data: bytes) -> int:
-    """`4: ACTIVE`; the other states are on the way to it or back."""
+    """Return 1 for `4: ACTIVE`, 0 for all other states."""
     number, colon, _ = data.partition(b":")
     if not colon or not number.strip().isdigit():
-        raise MalformedError(path, f"not a state: {data[:80]!r}")
+        raise MalformedError(path, f"expected a port state: {data[:80]!r}")
     return int(number.strip() == b"4")
 
 
 def parse_rate(path: str, data: bytes) -> int:
-    """`100 Gb/sec (4X EDR)` in tenths of a gigabit, for there is one of 2.5."""
+    """`100 Gb/sec (4X EDR)` in tenths of a gigabit, as there is a rate of 2.5."""
     match = _RATE.match(data)
     if not match:
-        raise MalformedError(path, f"not a speed: {data[:80]!r}")
+        raise MalformedError(path, f"expected a link rate: {data[:80]!r}")
     return int(match[1]) * 10 + int(match[2] or 0)
 
 
 def parse_counter(path: str, data: bytes, is_traffic: bool) -> int:
     word = data.strip()
-    if word.startswith(_UNTOLD):
+    if word.startswith(_MISSING):
         return ABSENT
     number = parse_number(path, word)
-    # A counter of traffic that has stopped at 32 bits tells nothing any more.
+    # A traffic counter that has saturated at 32 bits has no meaning any more.
     return ABSENT if is_traffic and number == _FULL and "counters_ext" not in path else number

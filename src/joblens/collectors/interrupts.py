@@ -1,4 +1,4 @@
-"""`interrupts`: /proc/interrupts, how often each interrupt was served, on all cores or on each."""
+"""`interrupts`: /proc/interrupts, how often each interrupt was served, summed over cores or per core."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, Column, Key, Rows, Schema
 
 _PATH = "proc/interrupts"
-_COLUMNS = (Column("served", COUNTER, "how often the interrupt was served"),)
+_COLUMNS = (Column("served", COUNTER, "interrupts served"),)
 ALL_CORES = Schema("interrupts", ("irq", "device"), _COLUMNS)
 PER_CORE = Schema("interrupts", ("irq", "device", "cpu"), _COLUMNS)
-_NO_LINE = b"\n"  # unlike any line, an empty one too
+_NO_LINE = b"\n"  # differs from any line, also from an empty one
 
 
 def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ...]]:
@@ -35,7 +35,7 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
             values = [0] * (len(names) * width)
         width = len(cpus) if per_cpu else 1
         values = values.copy()
-        # On a machine with many cores a line has a kilobyte, and most lines stay as they were.
+        # With many cores a line has a kilobyte, and most lines do not change.
         for number in compress(range(len(new)), map(ne, new, lines)):
             name, counts = parse_line(new[number], len(cpus))
             values[(number - 1) * width : number * width] = (
@@ -53,10 +53,10 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
 
 def parse_header(lines: List[bytes]) -> List[str]:
     if lines[-1]:
-        raise MalformedError(_PATH, "the last line is cut off")
+        raise MalformedError(_PATH, "truncated last line")
     cpus = [word.decode("ascii", "replace") for word in lines[0].split()]
     if not cpus or not all(cpu.startswith("CPU") for cpu in cpus):
-        raise MalformedError(_PATH, "the first line does not name the cores")
+        raise MalformedError(_PATH, "the first line does not list the cores")
     return [cpu[3:] for cpu in cpus]
 
 
@@ -67,18 +67,18 @@ def parse_line(line: bytes, cpus: int) -> Tuple[Tuple[str, str], List[int]]:
     counts = [int(field) for field in fields[:cpus] if field.isdigit()]
     # ERR and MIS have one count for the whole machine, and no device.
     if not colon or (len(counts) != cpus and len(fields) != len(counts)):
-        raise MalformedError(_PATH, f"not a count per core: {line[:80]!r}")
+        raise MalformedError(_PATH, f"expected one count per core: {line[:80]!r}")
     what = fields[cpus].decode("utf-8", "replace").strip() if len(fields) > cpus else ""
     name = irq.strip().decode("utf-8", "replace")
     return (name, what.rpartition("  ")[2] if name.isdigit() else what), counts
 
 
 def _per_core(counts: List[int], cpus: int) -> List[int]:
-    """A count without core stands at the first."""
+    """A count of the whole machine is assigned to the first core."""
     return counts + [ABSENT] * (cpus - len(counts))
 
 
 def make_keys(names: List[Tuple[str, str]], cpus: Optional[List[str]]) -> Tuple[Key, ...]:
     if len(set(names)) < len(names):
-        raise MalformedError(_PATH, "an interrupt occurs twice")
+        raise MalformedError(_PATH, "duplicate interrupt")
     return tuple(names) if cpus is None else tuple((*name, cpu) for name in names for cpu in cpus)

@@ -1,7 +1,7 @@
-"""`kernel_log` and `kernel_event`: what the kernel's log tells of processes killed and hardware that fails.
+"""`kernel_log` and `kernel_event`: OOM kills and hardware errors in the kernel's log.
 
-/dev/kmsg gives one record per read (Documentation/ABI/testing/dev-kmsg). Only what the kernel itself says
-counts: a line that a program has written there has another facility.
+/dev/kmsg returns one record per read (Documentation/ABI/testing/dev-kmsg). Only the kernel's own records
+count: those written by programs have another facility.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LOG = Schema(
     "kernel_log",
     (),
     (
-        Column("records", COUNTER, "records of the kernel's log that were read"),
-        Column("lost", COUNTER, "records that the kernel had overwritten before they could be read"),
+        Column("records", COUNTER, "records read from the kernel's log"),
+        Column("lost", COUNTER, "records overwritten before they were read"),
     ),
 )
 EVENT_COUNT = Schema(
@@ -31,19 +31,19 @@ EVENT_COUNT = Schema(
     ("kind", "device"),
     (
         Column(
-            "", COUNTER, "events that the kernel's log tells of, since the oldest record that it still had"
+            "", COUNTER, "events in the kernel's log, since the oldest record that it still had at the start"
         ),
     ),
 )
 _MOST_EVENTS = 1000
-_MOST_KEYS = 500  # what more devices have is counted without their names
+_MOST_KEYS = 500  # events of further devices are counted without the device
 _LONGEST_TEXT = 200
 
 _RECORD = re.compile(rb"(?m)^(\d{1,5}),(\d{1,18}),(\d{1,18}),[^;\n]*;([^\n]*)((?:\n [^\n]*)*)\n?")
 _ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _DEVICE = re.compile(rb"\n DEVICE=\+pci:([0-9a-f:.]+)")
 _AMD = r"(?:amdgpu (?P<device>[0-9a-f:.]+): (?:amdgpu: )?|\[drm:amdgpu_\w+ \[amdgpu\]\] )(?:\*ERROR\* )? ?"
-# The beginning of a record is the kernel's or the driver's own word; names of processes come behind it.
+# A record begins with the kernel's or driver's own text; names of processes come after it.
 _RULES = (
     ("oom_cgroup", r"Memory cgroup out of memory: Killed process (?P<pid>\d+) "),
     ("oom_global", r"Out of memory(?: \([a-z_]+\))?: Killed process (?P<pid>\d+) "),
@@ -74,14 +74,14 @@ _RULES = (
     ("link_down", r"\w+: (?P<device>\S{1,15}) NIC Link is Down"),
     ("link_down", r"(?P<device>[\w.@-]{1,15}): [Ll]ink (?:is )?[Dd]own(?!\S)"),
 )
-# Comes before the kill, and tells more of it. A process gives itself its name, at most 15 letters.
+# Precedes the kill, with more details. A process sets its own name, at most 15 characters.
 _SUMMARY = (
     r"oom-kill:constraint=CONSTRAINT_\w+,.*?task_memcg=(?P<cgroup>.*?),task=.{0,15},pid=(?P<pid>\d+),uid=\d+$"
 )
-# The same of kernels before 5.0.
+# The same in kernels before 5.0.
 _OLD_CGROUP = r"Task in (?P<cgroup>.*?) killed as a result of limit of "
 _OLD_REASON = r"(?P<group>Memory cgroup o|O)ut of memory: Kill process "
-_NOTHING_SAID = ("oom_global", 0, "")
+_NO_CONTEXT = ("oom_global", 0, "")
 
 
 class _Patterns(NamedTuple):
@@ -91,31 +91,31 @@ class _Patterns(NamedTuple):
 
 @cache
 def _patterns() -> _Patterns:
-    """Only once there is something to read: they take milliseconds, and most users may not read the log."""
+    """Compiled when first used: it takes milliseconds, and most users may not read the log."""
     rules = tuple((kind, re.compile(pattern)) for kind, pattern in _RULES)
     return _Patterns(rules, (re.compile(_SUMMARY), re.compile(_OLD_CGROUP), re.compile(_OLD_REASON)))
 
 
 class Event(NamedTuple):
-    """A fact with a time. What the record does not name is empty."""
+    """An event with its time. Fields that the record lacks are empty."""
 
     time_ns: int
     kind: str
     text: str
     device: str = ""
-    pid: int = 0  # as the first pid namespace counts; 0 where none is named
+    pid: int = 0  # in the initial pid namespace; 0 if none is named
     cgroup: str = ""
 
 
 class Record(NamedTuple):
     sequence: int
-    time_us: int  # since the boot, by the kernel's own clock
-    text: str  # "" where not the kernel itself has written it
-    device: str  # bus address, where the driver gave it along
+    time_us: int  # since boot, by the clock of the kernel's log
+    text: str  # "" if a program wrote it
+    device: str  # bus address, if the driver gave it
 
 
 class KernelLog:
-    """Reads what is new at each look. Events wait in `events`, the oldest give way."""
+    """Reads the new records at each call. Events wait in `events`; the oldest are dropped."""
 
     def __init__(
         self, host: Host, now_ns: Optional[Callable[[], int]] = None, only_new: bool = False
@@ -127,7 +127,7 @@ class KernelLog:
         self._fd = -1
         self._fd = _open(host, only_new)
         self._last = -1
-        self._looked_ns = 0
+        self._read_ns = 0
         self._keys: Tuple[Key, ...] = ()
         self._oom = Oom()
 
@@ -136,7 +136,7 @@ class KernelLog:
             os.close(self._fd)
 
     def read(self) -> Tuple[Rows, ...]:
-        self.look()
+        self.read_events()
         keys = tuple(sorted(self.counts))
         if keys != self._keys:
             self._keys = keys
@@ -145,7 +145,7 @@ class KernelLog:
             Rows(EVENT_COUNT, self._keys, [self.counts[key] for key in keys]),
         )
 
-    def look(self) -> None:
+    def read_events(self) -> None:
         now = self.now_ns()
         booted = now - self.host.since_boot_ns()
         for record in parse_records(read_new(self._fd)):
@@ -157,11 +157,11 @@ class KernelLog:
             if found is None:
                 self._oom.remember(record.text)
                 continue
-            # The kernel's clock for its log drifts from ours: what is new is not from before our last look.
-            when = min(max(booted + record.time_us * 1000, self._looked_ns), now)
+            # The log's clock drifts from ours: new records are not older than our last reading.
+            when = min(max(booted + record.time_us * 1000, self._read_ns), now)
             self.events.append(found._replace(time_ns=when))
             self._count(found)
-        self._looked_ns = now
+        self._read_ns = now
 
     def take(self) -> List[Event]:
         taken = list(self.events)
@@ -176,10 +176,10 @@ class KernelLog:
 
 
 class Oom:
-    """What was said before a process was killed for want of memory, until it is."""
+    """Context of an OOM kill, from the records that precede it."""
 
     def __init__(self) -> None:
-        self.kind, self.pid, self.cgroup = _NOTHING_SAID
+        self.kind, self.pid, self.cgroup = _NO_CONTEXT
 
     def remember(self, text: str) -> None:
         summary, old, reason = (pattern.match(text) for pattern in _patterns().before)
@@ -191,12 +191,12 @@ class Oom:
             self.kind = "oom_global" if reason["group"] == "O" else "oom_cgroup"
 
     def complete(self, event: Optional[Event]) -> Optional[Event]:
-        """The summary can be left out where there are many: it must be of the process that was killed."""
+        """Add the context. The summary may be missing under load, so its pid must match."""
         if event is None or not event.kind.startswith("oom_"):
             return event
         cgroup = self.cgroup if self.pid in (0, event.pid) else ""
         kind = self.kind if event.kind == "oom_before_5" else event.kind
-        self.kind, self.pid, self.cgroup = _NOTHING_SAID
+        self.kind, self.pid, self.cgroup = _NO_CONTEXT
         return event._replace(kind=kind, cgroup=cgroup)
 
 
@@ -207,12 +207,12 @@ def kernel_log(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 def _open(host: Host, at_end: bool) -> int:
     try:
         return host.open_log(_PATH, at_end)
-    except PermissionError:  # where kernel.dmesg_restrict is 1, as it is on most machines
+    except PermissionError:  # kernel.dmesg_restrict is 1 on most machines
         raise PrivilegeError(f"/{_PATH}", "CAP_SYSLOG") from None
 
 
 def parse_records(data: bytes) -> List[Record]:
-    """One that cannot be read is passed over; if that is so of all of them, it is no kernel's log."""
+    """Skip malformed records; if all are malformed, it is not a kernel log."""
     found = [record for match in _RECORD.finditer(data) for record in [_record(match)]]
     if data.strip() and not found:
         raise MalformedError(_PATH, f"not a record of the kernel's log: {data[:80]!r}")
@@ -232,7 +232,7 @@ def _text(data: bytes) -> str:
 
 
 def find_event(record: Record) -> Optional[Event]:
-    """Its time is still that of the kernel's log."""
+    """Return the event that a record reports; its time is that of the log."""
     for kind, pattern in _patterns().rules:
         match = pattern.match(record.text)
         if match:
@@ -248,16 +248,16 @@ def find_event(record: Record) -> Optional[Event]:
 
 
 def _pid(digits: Optional[str]) -> int:
-    """The largest that a kernel can be told to use is 2**22."""
+    """Return 0 for what is larger than the largest possible pid, 2**22."""
     return int(digits) if digits and len(digits) < 8 else 0
 
 
-def blot_out(data: bytes) -> bytes:
-    """A log of which only that is left which makes events: the rest need not be handed on."""
-    return _RECORD.sub(_blotted, data)
+def redact(data: bytes) -> bytes:
+    """Remove the text of all records that make no event, so that a recording can be shared."""
+    return _RECORD.sub(_redacted, data)
 
 
-def _blotted(match: re.Match[bytes]) -> bytes:
+def _redacted(match: re.Match[bytes]) -> bytes:
     record = _record(match)
     whole = match[0].rstrip(b"\n") + b"\n"
     event = find_event(record)

@@ -1,4 +1,4 @@
-"""Files of `name value` lines: one wide row, of which few values change from one reading to the next."""
+"""Files of `name value` lines: one wide row, of which few values change between two readings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_keyvalue(host: Host, path: str, set_name: str, describe: Describe) -> C
 
 
 def _update(rows: Rows, old: List[bytes], new: List[bytes]) -> Optional[Rows]:
-    """The rows with what changed, or None if it was more than numbers that changed."""
+    """Return the rows with the changed values, or None if more than numbers changed."""
     values = rows.values.copy()
     for number in compress(range(len(new)), map(ne, new, old)):
         name, _, rest = new[number].partition(b" ")
@@ -45,15 +45,15 @@ def _update(rows: Rows, old: List[bytes], new: List[bytes]) -> Optional[Rows]:
 
 def parse_keyvalue(path: str, lines: List[bytes], set_name: str, describe: Describe) -> Rows:
     if len(lines) < 2 or lines[-1]:
-        raise MalformedError(path, "the last line is cut off" if lines[-1] else "it is empty")
+        raise MalformedError(path, "truncated last line" if lines[-1] else "empty file")
     columns, values = [], []
     for line in lines[:-1]:
         fields = line.split()
         try:
             values.append(int(fields[1]))
         except (IndexError, ValueError):
-            raise MalformedError(path, f"not a name and a number: {line[:80]!r}") from None
+            raise MalformedError(path, f"expected a name and a number: {line[:80]!r}") from None
         columns.append(describe(fields[0].decode("ascii", "replace").rstrip(":"), fields[2:] == [b"kB"]))
     if len({column.name for column in columns}) < len(columns):
-        raise MalformedError(path, "a name occurs twice")
+        raise MalformedError(path, "duplicate name")
     return Rows(Schema(set_name, (), tuple(columns)), NO_KEY, values)

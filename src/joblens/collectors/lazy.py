@@ -1,4 +1,4 @@
-"""Collectors of devices, loaded only where there is such a device: most machines have few of them."""
+"""Collectors of devices, imported only if the machine has such a device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LIBRARY, _PROGRAM = "libnvidia-ml.so.1", "nvidia-smi"
 
 def _need(host: Host, *paths: str) -> None:
     if not any(host.exists(path) for path in paths):
-        raise FileNotFoundError(2, "not there", host.root + paths[0])
+        raise FileNotFoundError(2, "not found", host.root + paths[0])
 
 
 def lazy_gpus(host: Host, **options: Any) -> Read:
     if not _may_have_gpus(host):
-        raise FileNotFoundError(2, "no driver of a GPU", host.root + "dev")
+        raise FileNotFoundError(2, "no GPU driver", host.root + "dev")
     from joblens.collectors.gpu.collector import gpus
 
     return gpus(host, **options)
@@ -76,9 +76,9 @@ def lazy_lustre(host: Host) -> Read:
 
 
 def lazy_nfs(host: Host) -> Read:
-    """Every Linux has the file; one without NFS in it is not worth a module."""
+    """Every kernel has the file; the module is imported only if it lists an NFS mount."""
     if b" nfs" not in host.read("proc/self/mountstats"):
-        raise FileNotFoundError(2, "nothing is mounted by NFS", host.root + "proc/self/mountstats")
+        raise FileNotFoundError(2, "no NFS file system is mounted", host.root + "proc/self/mountstats")
     from joblens.collectors.nfs import nfs
 
     return nfs(host)

@@ -1,4 +1,4 @@
-"""`load`: /proc/loadavg, the length of the queue of runnable and uninterruptible tasks."""
+"""`load`: /proc/loadavg, the number of runnable and uninterruptible tasks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SCHEMA = Schema(
     "load",
     (),
     (
-        Column("load1", GAUGE, "tasks that ran or waited for a core or disk, mean of a minute", divisor=100),
-        Column("load5", GAUGE, "the same, mean of five minutes", divisor=100),
-        Column("load15", GAUGE, "the same, mean of fifteen minutes", divisor=100),
-        Column("running", GAUGE, "tasks that run or could run"),
+        Column("load1", GAUGE, "runnable and uninterruptible tasks, 1-minute average", divisor=100),
+        Column("load5", GAUGE, "runnable and uninterruptible tasks, 5-minute average", divisor=100),
+        Column("load15", GAUGE, "runnable and uninterruptible tasks, 15-minute average", divisor=100),
+        Column("running", GAUGE, "runnable tasks"),
         Column("tasks", GAUGE, "processes and threads"),
-        Column("last_pid", GAUGE, "the process id given last; ids come round again"),
+        Column("last_pid", GAUGE, "process id assigned last; ids wrap around"),
     ),
 )
 
@@ -38,11 +38,11 @@ def load(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 
 
 def parse_load(data: bytes) -> Rows:
-    """`0.20 0.18 0.12 1/80 11206`: always two digits behind the point (fs/proc/loadavg.c)."""
+    """`0.20 0.18 0.12 1/80 11206`: always two decimals (fs/proc/loadavg.c)."""
     try:
         values = list(map(int, data.replace(b".", b"").replace(b"/", b" ").split()))
     except ValueError:
         values = []
     if len(values) != 6 or data.count(b".") != 3 or data[-1:] != b"\n":
-        raise MalformedError(_PATH, f"not three loads and three numbers: {data[:80]!r}")
+        raise MalformedError(_PATH, f"expected three loads and three numbers: {data[:80]!r}")
     return Rows(SCHEMA, NO_KEY, values)

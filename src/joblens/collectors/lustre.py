@@ -1,20 +1,20 @@
-"""`lustre`: what programs on this node did on each Lustre file system, from the client's `stats` (llite).
+"""`lustre`: file operations on each Lustre mount, from the client's `stats` (llite).
 
-A line is `read_bytes 25673 samples [bytes] 1 3366225 145121869`: a name, how often, then the smallest, the
-largest and the sum. Counted are the programs' calls, also those that the node's cache has answered.
+A line is `read_bytes 25673 samples [bytes] 1 3366225 145121869`: name, number of calls, then the minimum, the
+maximum and the sum. These are the programs' calls, including those answered by the client's cache.
 """
 
 from __future__ import annotations
 
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
-from joblens.collectors.number_files import NOT_TOLD, natural, parse_number
+from joblens.collectors.number_files import UNAVAILABLE, natural, parse_number
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
-# Since Lustre 2.12 statistics are in debugfs, which is root's. /sys/fs/lustre is everybody's, and names the
-# same file systems.
+# Since Lustre 2.12 statistics are in debugfs, which only root can read. /sys/fs/lustre is readable by all
+# users, and lists the same file systems.
 _STATS = ("sys/kernel/debug/lustre/llite", "proc/fs/lustre/llite")
 _NAMES = "sys/fs/lustre/llite"
 _SAMPLES = b"samples"
@@ -27,12 +27,12 @@ def _calls(name: str, what: str) -> Column:
 _SUMS = (
     (
         "read_bytes",
-        Column("read_bytes", COUNTER, "bytes that programs read"),
+        Column("read_bytes", COUNTER, "bytes read by programs"),
         Column("reads", COUNTER, "reads"),
     ),
     (
         "write_bytes",
-        Column("written_bytes", COUNTER, "bytes that programs wrote"),
+        Column("written_bytes", COUNTER, "bytes written by programs"),
         Column("writes", COUNTER, "writes"),
     ),
 )
@@ -41,29 +41,29 @@ _CALLS = (
     ("close", _calls("closes", "files closed")),
     ("seek", _calls("seeks", "calls of lseek")),
     ("fsync", _calls("fsyncs", "calls of fsync")),
-    ("readdir", _calls("readdirs", "folders read, in parts")),
+    ("readdir", _calls("readdirs", "calls of readdir")),
     ("mmap", _calls("mmaps", "files mapped into memory")),
-    ("getattr", _calls("getattrs", "attributes asked for, as by stat")),
+    ("getattr", _calls("getattrs", "attributes read, as by stat")),
     ("setattr", _calls("setattrs", "attributes set")),
-    ("getxattr", _calls("getxattrs", "extended attributes asked for")),
-    ("create", _calls("creates", "files made")),
-    ("mknod", _calls("mknods", "special files made")),
-    ("mkdir", _calls("mkdirs", "folders made")),
-    ("rmdir", _calls("rmdirs", "folders removed")),
-    ("link", _calls("links", "hard links made")),
-    ("symlink", _calls("symlinks", "symbolic links made")),
+    ("getxattr", _calls("getxattrs", "extended attributes read")),
+    ("create", _calls("creates", "files created")),
+    ("mknod", _calls("mknods", "special files created")),
+    ("mkdir", _calls("mkdirs", "directories created")),
+    ("rmdir", _calls("rmdirs", "directories removed")),
+    ("link", _calls("links", "hard links created")),
+    ("symlink", _calls("symlinks", "symbolic links created")),
     ("unlink", _calls("unlinks", "files removed")),
     ("rename", _calls("renames", "files renamed")),
-    ("truncate", _calls("truncates", "files cut")),
+    ("truncate", _calls("truncates", "files truncated")),
     ("flock", _calls("flocks", "locks taken or released")),
-    ("statfs", _calls("statfs", "questions for free space")),
-    ("inode_permission", _calls("permission_checks", "checks of permission")),
+    ("statfs", _calls("statfs", "calls of statfs")),
+    ("inode_permission", _calls("permission_checks", "permission checks")),
 )
 SCHEMA = Schema(
     "lustre",
     ("filesystem", "client"),  # one file system mounted twice is two clients
     (
-        Column("readable", GAUGE, "1 if its statistics can be read, 0 where only root may"),
+        Column("readable", GAUGE, "1 if its statistics can be read, 0 if only root may read them"),
         *(column for _, total, calls in _SUMS for column in (total, calls)),
         *(column for _, column in _CALLS),
     ),
@@ -99,12 +99,12 @@ def _find(host: Host) -> Tuple[str, List[str]]:
             return folder, names
     names = _list(host, _NAMES)
     if not names:
-        raise FileNotFoundError(2, "nothing of Lustre is mounted", host.root + _NAMES)
+        raise FileNotFoundError(2, "no Lustre file system is mounted", host.root + _NAMES)
     return _STATS[0], names
 
 
 def _list(host: Host, folder: str) -> List[str]:
-    """Mounts are `NAME-ADDRESS`; beside them newer clients have other files."""
+    """Mounts are named `NAME-ADDRESS`; newer clients have other files beside them."""
     try:
         return sorted((name for name in host.list(folder) if "-" in name), key=natural)
     except OSError:
@@ -122,14 +122,14 @@ def _read(host: Host, path: str) -> List[int]:
     except PermissionError:
         return [0, *_NOTHING]
     except OSError as error:
-        if error.errno not in NOT_TOLD:
+        if error.errno not in UNAVAILABLE:
             raise
         return [1, *_NOTHING]
     return [1, *parse_stats(path, data)]
 
 
 def parse_stats(path: str, data: bytes) -> List[int]:
-    """The client leaves out what has not happened since the mount: that is zero, and not unknown."""
+    """Operations that are missing have not occurred since the mount: they are zero, not unknown."""
     lines = _parse_lines(path, data)
     values: List[int] = []
     for name, _, _ in _SUMS:
@@ -140,7 +140,7 @@ def parse_stats(path: str, data: bytes) -> List[int]:
 
 def _parse_lines(path: str, data: bytes) -> Dict[str, _Line]:
     if not data.startswith(b"snapshot_time") or data[-1:] != b"\n":
-        raise MalformedError(path, "it does not begin with its time or is cut off")
+        raise MalformedError(path, "no snapshot_time, or truncated")
     found: Dict[str, _Line] = {}
     for line in data.split(b"\n")[1:-1]:
         words = line.split()

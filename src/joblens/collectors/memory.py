@@ -11,18 +11,18 @@ from joblens.core.model import GAUGE, Column, Rows, Schema
 
 _HELP = {
     "mem_total_bytes": "usable memory of the node",
-    "mem_free_bytes": "memory that nothing uses, not even as cache",
-    "mem_available_bytes": "the kernel's estimate of what a new program could get without swapping",
+    "mem_free_bytes": "unused memory, not even as cache",
+    "mem_available_bytes": "the kernel's estimate of memory available to new programs without swapping",
     "buffers_bytes": "cache of raw block devices",
-    "cached_bytes": "page cache, with shared memory and tmpfs in it",
+    "cached_bytes": "page cache, shared memory and tmpfs included",
     "shmem_bytes": "shared memory and tmpfs",
-    "anon_pages_bytes": "memory of programs that no file stands behind",
-    "slab_bytes": "the kernel's own objects",
-    "sreclaimable_bytes": "the part of slab that can be given back",
-    "committed_as_bytes": "memory promised to programs, touched or not",
+    "anon_pages_bytes": "anonymous memory of user programs",
+    "slab_bytes": "kernel data structures",
+    "sreclaimable_bytes": "reclaimable part of slab",
+    "committed_as_bytes": "memory allocated by programs, whether used or not",
     "dirty_bytes": "file data waiting to be written",
 }
-# To Prometheus `_total` is the end of a counter's name, and `sec` a unit.
+# For Prometheus `_total` is the suffix of a counter, and `sec` a unit.
 _RENAMED = {"HugePages_Total": "HugePages", "SecPageTables": "SecondaryPageTables"}
 SCHEMA = Schema("memory", (), tuple(Column(name, GAUGE, what, factor=1024) for name, what in _HELP.items()))
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")

@@ -22,19 +22,19 @@ SCHEMA = Schema(
     (
         _counter("received_bytes", "bytes received"),
         _counter("received_packets", "packets received"),
-        _counter("receive_errors", "packets received damaged"),
-        _counter("receive_drops", "packets received and thrown away for lack of room"),
-        _counter("receive_fifo_errors", "packets lost because the receive buffer ran over"),
+        _counter("receive_errors", "packets received with errors"),
+        _counter("receive_drops", "received packets dropped for lack of buffers"),
+        _counter("receive_fifo_errors", "packets lost to overruns of the receive buffer"),
         _counter("receive_frame_errors", "packets received with a framing error"),
         _counter("received_compressed", "compressed packets received"),
         _counter("received_multicast", "multicast packets received"),
         _counter("sent_bytes", "bytes sent"),
         _counter("sent_packets", "packets sent"),
         _counter("send_errors", "packets that could not be sent"),
-        _counter("send_drops", "packets thrown away before they were sent"),
-        _counter("send_fifo_errors", "packets lost because the send buffer ran over"),
+        _counter("send_drops", "packets dropped before they were sent"),
+        _counter("send_fifo_errors", "packets lost to overruns of the send buffer"),
         _counter("collisions", "collisions on the wire"),
-        _counter("carrier_errors", "packets lost because the link was gone"),
+        _counter("carrier_errors", "packets lost because of a missing carrier"),
         _counter("sent_compressed", "compressed packets sent"),
     ),
 )
@@ -51,7 +51,7 @@ def network(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         if found != names:
             keys = tuple((name.decode("utf-8", "replace"),) for name in found)
             if len(set(keys)) < len(keys):
-                raise MalformedError(_PATH, "an interface occurs twice")
+                raise MalformedError(_PATH, "duplicate interface")
             names = found
         del tokens[:: _FIELDS + 1]
         try:
@@ -63,12 +63,12 @@ def network(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 
 
 def parse_tokens(data: bytes) -> List[bytes]:
-    """Name and 16 numbers per interface. Old kernels write `eth0:123`; no name has a colon in it."""
+    """Return name and 16 numbers per interface. Old kernels write `eth0:123`; names contain no colon."""
     head, _, rest = data.partition(b"\n")
     titles, _, body = rest.partition(b"\n")
     tokens = body.replace(b":", b" ").split()
     if not head.startswith(b"Inter-") or data[-1:] != b"\n" or titles.count(b"|") != 2:
-        raise MalformedError(_PATH, "it does not begin with the two lines of titles")
+        raise MalformedError(_PATH, "the two header lines are missing")
     if len(tokens) % (_FIELDS + 1) or body.count(b"\n") * (_FIELDS + 1) != len(tokens):
-        raise MalformedError(_PATH, f"an interface does not have {_FIELDS} numbers")
+        raise MalformedError(_PATH, f"an interface without {_FIELDS} numbers")
     return tokens

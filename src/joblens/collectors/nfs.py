@@ -1,6 +1,6 @@
-"""`nfs` and `nfs_operation`: what went to and from each NFS server, from /proc/self/mountstats.
+"""`nfs` and `nfs_operation`: traffic and operations of each NFS mount, from /proc/self/mountstats.
 
-The file is made from what the kernel has counted; no server is asked, so a dead one does not hold us up.
+The kernel prints its own counters; no server is contacted, so a dead one does not block.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ def _milli(name: str, what: str) -> Column:
 
 
 _BYTES = (
-    _count("read_bytes", "bytes that programs read, also from the node's cache"),
-    _count("written_bytes", "bytes that programs wrote"),
-    _count("direct_read_bytes", "bytes that programs read past the cache"),
-    _count("direct_written_bytes", "bytes that programs wrote past the cache"),
+    _count("read_bytes", "bytes read by programs, cached ones included"),
+    _count("written_bytes", "bytes written by programs"),
+    _count("direct_read_bytes", "bytes read by programs with O_DIRECT"),
+    _count("direct_written_bytes", "bytes written by programs with O_DIRECT"),
     _count("server_read_bytes", "bytes read from the server"),
     _count("server_written_bytes", "bytes written to the server"),
-    _count("read_pages", "pages read into the cache"),
-    _count("written_pages", "pages written from the cache"),
+    _count("read_pages", "pages read into the page cache"),
+    _count("written_pages", "pages written from the page cache"),
 )
-# Where each of them stands in the line `events:` (enum nfs_stat_eventcounters).
+# Positions in the line `events:` (enum nfs_stat_eventcounters).
 _EVENTS = (
-    (0, _count("revalidations", "times that the server was asked whether a file has changed")),
+    (0, _count("revalidations", "checks with the server whether a file has changed")),
     (4, _count("opens", "files opened")),
-    (5, _count("lookups", "names looked up")),
+    (5, _count("lookups", "name lookups")),
     (15, _count("fsyncs", "calls of fsync")),
     (17, _count("closes", "files closed")),
-    (22, _count("short_reads", "reads to which the server gave less than was asked for")),
-    (23, _count("short_writes", "writes of which the server took less than was sent")),
-    (24, _count("delays", "times that the server asked to come again later")),
+    (22, _count("short_reads", "reads for which the server returned less than requested")),
+    (23, _count("short_writes", "writes of which the server accepted less than sent")),
+    (24, _count("delays", "requests that the server asked to retry later")),
 )
 NFS = Schema("nfs", ("mount", "export"), (*_BYTES, *(column for _, column in _EVENTS)))
 _OPERATION = (
-    _count("operations", "operations that ended"),
-    _count("transmissions", "times that one was sent; what is more than the operations was sent again"),
-    _count("timeouts", "times that no answer came in time"),
+    _count("operations", "completed operations"),
+    _count("transmissions", "transmissions; those beyond the operations are retransmissions"),
+    _count("timeouts", "operations that timed out"),
     _count("sent_bytes", "bytes sent, headers included"),
     _count("received_bytes", "bytes received, headers included"),
-    _milli("queue", "time of all before they were sent"),
-    _milli("response", "time of all from being sent to the answer"),
-    _milli("execute", "time of all from their start to their end"),
-    _count("errors", "operations that ended in an error"),
+    _milli("queue", "total time of operations before transmission"),
+    _milli("response", "total time of operations from transmission to the reply"),
+    _milli("execute", "total time of operations from start to completion"),
+    _count("errors", "operations that failed"),
 )
 OPERATION = Schema("nfs_operation", ("mount", "operation"), _OPERATION)
-_LEAST = 8  # errors came with Linux 5.3
+_LEAST = 8  # numbers per operation; errors were added in Linux 5.3
 
 
 class Mount(NamedTuple):
@@ -77,7 +77,7 @@ def nfs(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         nonlocal keys
         mounts = parse_mountstats(host.read(_PATH))
         if not mounts:
-            raise FileNotFoundError(2, "nothing is mounted by NFS", host.root + _PATH)
+            raise FileNotFoundError(2, "no NFS file system is mounted", host.root + _PATH)
         found = _keys(mounts)
         keys = (_same(keys[0], found[0]), _same(keys[1], found[1]))
         return _rows(mounts, keys)
@@ -101,9 +101,9 @@ def _rows(mounts: List[Mount], keys: Tuple[Tuple[Key, ...], Tuple[Key, ...]]) ->
 
 
 def parse_mountstats(data: bytes) -> List[Mount]:
-    """Each NFS mount once. What covers another at the same place is the one that is seen there."""
+    """Return each NFS mount once. Of several at one mount point, the last is the visible one."""
     if data and data[-1:] != b"\n":
-        raise MalformedError(_PATH, "the last line is cut off")
+        raise MalformedError(_PATH, "truncated last line")
     found: Dict[str, Mount] = {}
     bodies: Dict[Tuple[bytes, bytes], str] = {}
     for block in re.split(rb"(?m)^(?=device )", data):
@@ -113,13 +113,13 @@ def parse_mountstats(data: bytes) -> List[Mount]:
             continue
         mount, export = _unescape(match[2]), _unescape(match[1])
         if bodies.setdefault((match[1], body), mount) != mount:
-            continue  # mounted a second time, as by bind: the same counters
+            continue  # another mount of the same superblock, such as a bind mount: the same counters
         found[mount] = parse_mount(mount, export, body)
     return list(found.values())
 
 
 def _unescape(field: bytes) -> str:
-    """See fstab(5)."""
+    """Decode the octal escapes of fstab(5)."""
     plain = _ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 255]), field)
     return plain.decode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""Files of one number each, as sysfs has them. A counter that is not offered is absent, and no error."""
+"""Files with one number each, as in sysfs. A counter that is unavailable is ABSENT, not an error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from joblens.core.host import Host
 from joblens.core.model import ABSENT
 
 _LARGEST = 1 << 63
-# What a driver answers for a counter that it does not have, may not show, or has lost with its device.
-NOT_TOLD = frozenset(
+# Returned by drivers for a counter that does not exist, is not permitted, or was lost with its device.
+UNAVAILABLE = frozenset(
     (
         errno.ENOENT,
         errno.ENOTDIR,
@@ -31,7 +31,7 @@ NOT_TOLD = frozenset(
 
 
 def parse_number(path: str, word: bytes) -> int:
-    """What would not fit into 64 bits with a sign is one that ran below zero: nobody knows it."""
+    """A number beyond 63 bits is a counter that went below zero: ABSENT."""
     if not word.isdigit() or len(word) > 20:
         raise MalformedError(path, f"not a number: {word[:80]!r}")
     number = int(word)
@@ -42,7 +42,7 @@ def read_number(host: Host, path: str) -> int:
     try:
         data = host.read(path)
     except OSError as error:
-        if error.errno not in NOT_TOLD:
+        if error.errno not in UNAVAILABLE:
             raise
         return ABSENT
     return parse_number(path, data.strip())

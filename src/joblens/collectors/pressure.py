@@ -1,4 +1,4 @@
-"""`pressure`: /proc/pressure, time that tasks stood still for want of a resource.
+"""`pressure`: /proc/pressure, time that tasks stalled for lack of a resource.
 
 See Documentation/accounting/psi.rst.
 """
@@ -18,8 +18,8 @@ SCHEMA = Schema(
     "pressure",
     ("resource",),
     (
-        Column("some_seconds", COUNTER, "time in which at least one task waited", divisor=1_000_000),
-        Column("full_seconds", COUNTER, "time in which all tasks waited", divisor=1_000_000),
+        Column("some_seconds", COUNTER, "time in which at least one task stalled", divisor=1_000_000),
+        Column("full_seconds", COUNTER, "time in which all non-idle tasks stalled", divisor=1_000_000),
     ),
 )
 
@@ -44,8 +44,8 @@ def _read(host: Host, path: str) -> bytes:
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-        # Red Hat's kernels have the files, and count only if started with psi=1.
-        raise FileNotFoundError(errno.ENOENT, "switched off, the kernel needs psi=1", path) from None
+        # Red Hat's kernels have the files, but count only if booted with psi=1.
+        raise FileNotFoundError(errno.ENOENT, "disabled: boot the kernel with psi=1", path) from None
 
 
 def parse_pressure(path: str, data: bytes) -> List[int]:

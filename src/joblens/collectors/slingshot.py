@@ -1,14 +1,14 @@
 """`slingshot`: adapters of HPE Slingshot (Cassini), from their telemetry files, `VALUE@SECONDS.NANOSECONDS`.
 
 See docs/ABI/testing/sysfs-class-cxi of HPE's driver. There are some thousand files per adapter; these are
-those that tell of traffic, pauses and trouble.
+those for traffic, pauses and errors.
 """
 
 from __future__ import annotations
 
 from typing import Callable, List, NamedTuple, Tuple
 
-from joblens.collectors.number_files import NOT_TOLD, natural, parse_number
+from joblens.collectors.number_files import UNAVAILABLE, natural, parse_number
 from joblens.collectors.timeout import with_timeout
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
@@ -20,7 +20,7 @@ _CLASSES = range(8)
 
 class _Counter(NamedTuple):
     column: Column
-    files: Tuple[str, ...]  # to be added
+    files: Tuple[str, ...]  # summed
 
 
 def _count(name: str, file: str, what: str) -> _Counter:
@@ -28,7 +28,7 @@ def _count(name: str, file: str, what: str) -> _Counter:
 
 
 def _classes(name: str, file: str, what: str) -> _Counter:
-    """The same for each of eight classes of traffic."""
+    """The sum over eight traffic classes."""
     return _Counter(Column(name, COUNTER, what), tuple(f"{file}_{number}" for number in _CLASSES))
 
 
@@ -37,25 +37,21 @@ _COUNTERS = (
     _count("sent_bytes", "hni_sts_tx_ok_octets", "bytes sent"),
     _classes("received_packets", "hni_pkts_recv_by_tc", "packets received"),
     _classes("sent_packets", "hni_pkts_sent_by_tc", "packets sent"),
-    _classes(
-        "receive_paused_cycles", "hni_rx_paused", "cycles in which receiving was paused, over all classes"
-    ),
-    _classes("send_paused_cycles", "hni_tx_paused", "cycles in which sending was paused, over all classes"),
-    _count("codewords_corrected", "hni_pcs_corrected_cw", "code words received damaged and corrected"),
-    _count("codewords_uncorrected", "hni_pcs_uncorrected_cw", "code words received damaged beyond repair"),
-    _count("receive_replays", "hni_llr_rx_replay_event", "times that the link's other side sent again"),
-    _count("send_replays", "hni_llr_tx_replay_event", "times that the link's data was sent again"),
-    _count("request_timeouts", "pct_spt_timeouts", "packets to which no answer came in time"),
-    _count("connection_timeouts", "pct_sct_timeouts", "connections on which no answer came in time"),
-    _count("retried_packets", "pct_retry_srb_requests", "packets sent again"),
-    _count("refused_no_connection", "pct_no_tct_nacks", "requests refused because no connection was free"),
-    _count(
-        "refused_no_resource", "pct_no_trs_nacks", "requests refused because no room for an answer was free"
-    ),
+    _classes("receive_paused_cycles", "hni_rx_paused", "cycles with receiving paused, summed over classes"),
+    _classes("send_paused_cycles", "hni_tx_paused", "cycles with sending paused, summed over classes"),
+    _count("codewords_corrected", "hni_pcs_corrected_cw", "code words with corrected errors"),
+    _count("codewords_uncorrected", "hni_pcs_uncorrected_cw", "code words with uncorrectable errors"),
+    _count("receive_replays", "hni_llr_rx_replay_event", "link-level replays received"),
+    _count("send_replays", "hni_llr_tx_replay_event", "link-level replays sent"),
+    _count("request_timeouts", "pct_spt_timeouts", "packets without a response in time"),
+    _count("connection_timeouts", "pct_sct_timeouts", "connections without a response in time"),
+    _count("retried_packets", "pct_retry_srb_requests", "packets retransmitted"),
+    _count("refused_no_connection", "pct_no_tct_nacks", "requests refused for lack of connections"),
+    _count("refused_no_resource", "pct_no_trs_nacks", "requests refused for lack of response buffers"),
     _count(
         "host_blocked_cycles",
         "parbs_tarb_pi_posted_blocked_cnt",
-        "cycles in which writing to memory had to wait",
+        "cycles in which writes to host memory were blocked",
     ),
 )
 SCHEMA = Schema("slingshot", ("device",), tuple(counter.column for counter in _COUNTERS))
@@ -98,7 +94,7 @@ def _read(host: Host, files: Tuple[str, ...]) -> int:
         try:
             value = parse_telemetry(path, host.read(path))
         except OSError as error:
-            if error.errno not in NOT_TOLD:
+            if error.errno not in UNAVAILABLE:
                 raise
             return ABSENT
         if value == ABSENT:
@@ -110,5 +106,5 @@ def _read(host: Host, files: Tuple[str, ...]) -> int:
 def parse_telemetry(path: str, data: bytes) -> int:
     value, at, _ = data.strip().partition(b"@")
     if not at:
-        raise MalformedError(path, f"a value without its time: {data[:80]!r}")
+        raise MalformedError(path, f"value without timestamp: {data[:80]!r}")
     return parse_number(path, value)

@@ -1,8 +1,8 @@
-"""The table of collectors: one source of the kernel's is one file in this folder and one line below.
+"""The table of collectors: each source is one file in this folder and one line below.
 
-A collector is a function that takes a host and returns the function that reads it once. What it may
-not do: run commands, need root silently, know about jobs or stores, turn counters into rates. What a site
-wants beyond that it can have from a script of its own, see `external.py`.
+A collector is a function that takes a host and returns a function that reads it once. It must not run
+commands, require root silently, know about jobs or stores, or turn counters into rates. For anything else a
+site can use its own script, see `external/`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Collector(NamedTuple):
     name: str
     open: Callable[..., Read]  # (host, **options) -> read
     reads: str
-    pause: float = 0.0  # seconds between two readings at the least, unless the configuration says otherwise
-    options: Mapping[str, Any] = {}  # what else can be set, with its default
-    optional: bool = False  # hardware that most machines do not have: nothing is said where it is not there
+    pause: float = 0.0  # shortest interval in seconds, unless configured otherwise
+    options: Mapping[str, Any] = {}  # further settings with their defaults
+    optional: bool = False  # hardware that most machines lack: its absence is not logged
 
 
 COLLECTORS: Tuple[Collector, ...] = (
@@ -52,10 +52,10 @@ COLLECTORS: Tuple[Collector, ...] = (
     Collector("disk", disk, "/proc/diskstats"),
     Collector("network", network, "/proc/net/dev"),
     Collector("pressure", pressure, "/proc/pressure"),
-    # Sizes change slowly, and a file system can take its time to answer.
+    # Sizes change slowly, and a file system can be slow to answer.
     Collector("filesystems", filesystems, "/proc/self/mounts, statvfs", pause=60.0),
     Collector("cgroups", cgroups, "/sys/fs/cgroup", options={"only": ""}),
-    # Costs some 30 µs per process, which on a node with thousands is much for every second.
+    # Costs some 30 µs per process, too much for every second with thousands of processes.
     Collector(
         "processes",
         processes,
@@ -71,9 +71,9 @@ COLLECTORS: Tuple[Collector, ...] = (
         "/sys/class/powercap, /sys/class/hwmon, /sys/cray/pm_counters",
         optional=True,
     ),
-    # For every counter the driver asks the adapter's firmware, and some nodes have ten adapters.
+    # For every counter the driver queries the adapter's firmware, and some nodes have ten adapters.
     Collector("infiniband", lazy_infiniband, "/sys/class/infiniband", pause=5.0, optional=True),
-    # Fifty files per adapter, each of which is read from the card.
+    # Fifty files per adapter, each read from the card.
     Collector("slingshot", lazy_slingshot, "/sys/class/cxi", pause=5.0, optional=True),
     Collector(
         "lustre", lazy_lustre, "/sys/kernel/debug/lustre/llite or /proc/fs/lustre/llite", optional=True

@@ -1,4 +1,4 @@
-"""Reading from what may never answer, such as a driver: in a thread of its own, so that nobody else hangs."""
+"""Reading with a timeout, in a thread, from sources that may never answer, such as a driver."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from joblens.core.model import Rows
 Collect = Callable[[Host], Callable[[], Tuple[Rows, ...]]]
 Answer = TypeVar("Answer")
 _SECONDS = 1.0
-_STALE_SECONDS = 10.0  # an answer that took longer than this tells of another time
+_STALE_SECONDS = 10.0  # an answer that took longer is discarded
 
 
 class NoAnswerError(OutsideError):
-    """It did not come in time. The question stands."""
+    """The answer did not arrive in time. The request is still pending."""
 
 
 class TimedReader(Generic[Answer]):
-    """A function that is called in one thread, and waited for only so long.
+    """Calls a function in a thread, and waits only so long.
 
-    While it is out it is not called again: who asks then does not wait, and gets its answer when it is there.
-    The thread ends with this object, or, if the function never returns, with the process.
+    While a call is pending it is not repeated: the next caller does not wait, and gets its answer once there
+    is one. The thread ends with this object or, if the function never returns, with the process.
     """
 
-    def __init__(self, ask: Callable[[], Answer], seconds: float, whom: str = "the driver") -> None:
+    def __init__(self, ask: Callable[[], Answer], seconds: float, source: str = "the driver") -> None:
         import threading
 
-        self._ask, self._seconds, self._whom = ask, seconds, whom
-        self._box: List[Any] = []  # what to call, then what came of it
+        self._ask, self._seconds, self._source = ask, seconds, source
+        self._box: List[Any] = []  # the function to call, then its result
         self._question, self._answer = threading.Semaphore(0), threading.Semaphore(0)
         self._asked: Optional[float] = None
         threading.Thread(target=_serve, args=(self._box, self._question, self._answer), daemon=True).start()
@@ -47,9 +47,9 @@ class TimedReader(Generic[Answer]):
         self._question.release()
 
     def _wait(self, seconds: float) -> float:
-        """How long it took in all."""
+        """Return how long the call took in total."""
         if not self._answer.acquire(timeout=seconds):
-            raise NoAnswerError(f"{self._whom} does not answer")
+            raise NoAnswerError(f"{self._source} does not answer")
         took, self._asked = time.monotonic() - (self._asked or 0.0), None
         return took
 
@@ -67,30 +67,30 @@ class TimedReader(Generic[Answer]):
 
 
 def needs_timeout(host: Host) -> bool:
-    """A recording answers, and remembers what it was asked by one thread."""
+    """A recording always answers, and is used from one thread."""
     return type(host) is Host and host.live
 
 
 def with_timeout(*folders: str) -> Callable[[Collect], Collect]:
-    """For collectors of devices whose firmware is asked: one that hangs must not hold up the others.
+    """For collectors that query a device's firmware: one that hangs must not delay the others.
 
-    Where none of the folders is there it will not hang, and needs no thread.
+    If none of the folders exists there is nothing to wait for, and no thread is needed.
     """
 
     def decorate(collect: Collect) -> Collect:
-        def open_patiently(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+        def open_with_timeout(host: Host) -> Callable[[], Tuple[Rows, ...]]:
             if not needs_timeout(host) or not any(map(host.exists, folders)):
                 return collect(host)
-            # With a host of its own: open files that two threads share could be closed by one of them.
+            # With its own host: open files shared by two threads could be closed by one of them.
             return TimedReader(collect(Host()), _SECONDS, "the hardware")
 
-        return open_patiently
+        return open_with_timeout
 
     return decorate
 
 
 def _serve(box: List[Any], question: Any, answer: Any) -> None:
-    """Knows nobody but its box while it waits, so that whoever asks can be forgotten."""
+    """References only the box while it waits, so that the reader can be garbage-collected."""
     while True:
         question.acquire()
         if not box:

@@ -12,7 +12,7 @@ from joblens.collectors.lazy import lazy_gpus
 from joblens.core.host import Host
 from joblens.core.model import Key, Rows
 
-_PATIENCE = 0.25  # seconds that a driver may hold up the looks at a job
+_TIMEOUT = 0.25  # seconds that a driver may hold up the looks at a job
 
 
 class JobGpus:
@@ -25,7 +25,7 @@ class JobGpus:
         self._errors: Dict[Tuple[str, str], int] = {}  # by vendor and what was wrong, at how many looks
         self._read: Optional[Callable[[], Tuple[Rows, ...]]] = None
         with suppress(FileNotFoundError):
-            self._read = lazy_gpus(host, patience=_PATIENCE)
+            self._read = lazy_gpus(host, timeout=_TIMEOUT)
 
     def read(self, pids: Collection[int]) -> Tuple[Rows, ...]:
         """Nothing where there are none: that does not change while a job runs."""

@@ -36,7 +36,7 @@ class JobEvents:
         now = self.now_ns()
         self._seen.update(dict.fromkeys(pids, now))
         self._seen = {pid: last for pid, last in self._seen.items() if now - last < _REMEMBERED_NS}
-        self._log.look()
+        self._log.read_events()
         cards = {_bus(bus) for bus in buses} - {""}
         own = [event for event in self._log.take() if self._is_own(event, cards)]
         return [Sample(event.time_ns, self._row(event)) for event in own]

@@ -1,7 +1,7 @@
-"""`energy`: what the node's meters have counted, and what they show now.
+"""`energy`: energy counters and power readings of the node's meters.
 
-Meters overlap: a processor's package has its cores in it, the meter of a node has all. The label `part_of`
-says so; joblens.attribution.energy chooses what may be added.
+Meters overlap: a processor's package includes its cores, the meter of a node includes all. The label
+`part_of` says so; joblens.attribution.energy selects what may be added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from joblens.core.model import Key, Rows
 _FOLDERS = (energy_cray.FOLDER, energy_hwmon.FOLDER, energy_rapl.FOLDER)
 
 
-@with_timeout(energy_cray.FOLDER, energy_hwmon.FOLDER)  # ACPI's meters ask a management controller
+@with_timeout(energy_cray.FOLDER, energy_hwmon.FOLDER)  # ACPI's meters query a management controller
 def energy(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     folders: Dict[str, List[str]] = {}
     sources: List[Source] = []
@@ -34,7 +34,7 @@ def energy(host: Host) -> Callable[[], Tuple[Rows, ...]]:
             sources = find_sources(host, found, counters)
             folders, keys = found, tuple(key for source in sources for key in source.keys)
         if not keys:
-            raise FileNotFoundError(2, "no meter of energy or power", host.root + energy_rapl.FOLDER)
+            raise FileNotFoundError(2, "no energy or power meter", host.root + energy_rapl.FOLDER)
         return (Rows(SCHEMA, keys, [value for source in sources for value in source.read()]),)
 
     return read
@@ -55,6 +55,6 @@ def find_sources(
     meters = energy_hwmon.find_meters(host, chips, node_meter(cray))
     node = node_meter(cray, meters)
     rapl = energy_rapl.find_rapl(host, folders[energy_rapl.FOLDER], node, counters)
-    if any(key[1] == PACKAGE for key in rapl.keys):  # AMD's driver would count the same again
+    if any(key[1] == PACKAGE for key in rapl.keys):  # AMD's driver has the same counters
         return [cray, meters, rapl]
     return [cray, meters, rapl, energy_hwmon.find_sockets(host, chips, node)]

@@ -1,4 +1,4 @@
-"""HPE Cray's meters of a node and of its parts: /sys/cray/pm_counters, `123456 J 1700000000123456 us`."""
+"""HPE Cray's meters of a node and its parts: /sys/cray/pm_counters, `123456 J 1700000000123456 us`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import List, Tuple
 
 from joblens.collectors.energy.reading import ACCELERATOR, CPU, MEMORY, METER, NODE, Source
-from joblens.collectors.number_files import NOT_TOLD, natural, parse_number
+from joblens.collectors.number_files import UNAVAILABLE, natural, parse_number
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, Key
@@ -21,14 +21,14 @@ _TRIES = 3
 
 def find_cray(host: Host, names: List[str]) -> Source:
     matches = filter(None, map(_FILE.fullmatch, names))
-    parts = sorted({match[1] or "" for match in matches}, key=natural)  # "" is the node, and the first
+    parts = sorted({match[1] or "" for match in matches}, key=natural)  # "" is the node, and sorts first
     files = [_files(part, names) for part in parts]
     return Source(tuple(_key(part, parts) for part in parts), lambda: read_together(host, files))
 
 
 def _key(part: str, parts: List[str]) -> Key:
     kind = part.rstrip("0123456789")
-    # accel3 is a part of accel where that is there, and else of the node.
+    # accel3 is a part of accel if that exists, else of the node.
     above = "" if not part else kind if kind != part and kind in parts else ""
     has_above = bool(part) and above in parts
     return "cray", _DOMAINS.get(kind, METER), _sensor(part), _sensor(above) if has_above else ""
@@ -39,16 +39,16 @@ def _sensor(part: str) -> str:
 
 
 def _files(part: str, names: List[str]) -> Tuple[str, str]:
-    """The paths of energy and power, "" for what is not there."""
+    """Return the paths of energy and power, "" if missing."""
     files = [f"{part}_{kind}" if part else kind for kind in ("energy", "power")]
     energy, power = (f"{FOLDER}/{name}" if name in names else "" for name in files)
     return energy, power
 
 
 def read_together(host: Host, files: List[Tuple[str, str]]) -> List[int]:
-    """All files are renewed at once, ten times a second. If that was meanwhile, they are read again.
+    """All files are updated at once, ten times a second. If that happened meanwhile, they are read again.
 
-    If it always is, the last reading counts: each number in it is true, if not of the same moment.
+    If it happens each time, the last reading is used: each number is correct, but not of the same update.
     """
     values: List[int] = []
     for _ in range(_TRIES if files else 0):
@@ -70,17 +70,17 @@ def _read(host: Host, path: str) -> bytes:
     try:
         return host.read(path)
     except OSError as error:
-        if error.errno not in NOT_TOLD:
+        if error.errno not in UNAVAILABLE:
             raise
         return b""
 
 
 def parse_counter(path: str, data: bytes, unit: bytes) -> int:
-    """In millionths of the unit."""
+    """Return millionths of the unit."""
     words = data.split()
     if len(words) < 2 or words[1] != unit:
-        raise MalformedError(path, f"not a number of {unit.decode()}: {data[:80]!r}")
+        raise MalformedError(path, f"expected a number of {unit.decode()}: {data[:80]!r}")
     number = parse_number(path, words[0])
     if number > (1 << 63) // _MICRO:
-        raise MalformedError(path, f"too large: {words[0]!r}")
+        raise MalformedError(path, f"number too large: {words[0]!r}")
     return number if number == ABSENT else number * _MICRO

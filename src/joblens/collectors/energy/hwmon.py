@@ -1,6 +1,6 @@
-"""Meters in /sys/class/hwmon: ACPI's of the whole machine or of NVIDIA's Grace, and AMD's of a socket.
+"""Meters in /sys/class/hwmon: ACPI's of the whole machine or of NVIDIA Grace, and AMD's of a socket.
 
-Other drivers' power files are those of parts (a card, a supply, a disk), which others measure too.
+Power files of other drivers are those of parts (a card, a supply, a disk), which other collectors measure.
 See Documentation/hwmon/acpi_power_meter.rst and amd_energy.rst.
 """
 
@@ -10,7 +10,7 @@ import re
 from typing import Dict, Iterator, List, NamedTuple, Pattern
 
 from joblens.collectors.energy.reading import METER, MODULE, NODE, PACKAGE, Source
-from joblens.collectors.number_files import NOT_TOLD, parse_number
+from joblens.collectors.number_files import UNAVAILABLE, parse_number
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, Key
 
@@ -19,7 +19,7 @@ _POWER = re.compile(r"(power\d+)_(?:average|input)")
 _ENERGY = re.compile(r"(energy\d+)_input")
 
 
-# What NVIDIA's Grace calls its meters, what each is of, and in which other one it lies.
+# Labels of NVIDIA Grace's meters, their domains, and the meter that includes them.
 _GRACE = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")
 _DOMAINS = {"Module": MODULE, "Grace": PACKAGE, "CPU": "core", "SysIO": "uncore"}
 _ABOVE = {"Grace": "Module", "CPU": "Grace", "SysIO": "Grace"}
@@ -38,7 +38,7 @@ def find_meters(host: Host, names: List[str], node: str) -> Source:
 
 
 def make_keys(files: List[File], node: str) -> Iterator[Key]:
-    """One meter is the machine's. Several may be supplies, or one behind another: they cannot be added."""
+    """A single meter is the machine's. Several may be supplies or in series: they cannot be added."""
     parts = {file.label: file.sensor for file in files if _GRACE.fullmatch(file.label)}
     domain = NODE if len(files) - len(parts) == 1 else METER
     for file in files:
@@ -52,7 +52,7 @@ def make_keys(files: List[File], node: str) -> Iterator[Key]:
 
 
 def find_sockets(host: Host, names: List[str], node: str) -> Source:
-    """The same counters as RAPL's packages, which AMD's driver keeps from wrapping. Cores are parts."""
+    """Counters of RAPL's packages that AMD's driver keeps from wrapping. Cores are parts of them."""
     files = [file for file in _find(host, names, "amd_energy", _ENERGY) if file.label.startswith("Esocket")]
     keys = tuple(("amd_energy", PACKAGE, file.sensor, node) for file in files)
     return Source(keys, lambda: [value for file in files for value in _read(host, file.path, True)])
@@ -64,11 +64,11 @@ def _find(host: Host, names: List[str], driver: str, pattern: Pattern[str]) -> L
         top = f"{FOLDER}/{name}"
         if (_text(host, top + "/name") or _text(host, top + "/device/name")) != driver:
             continue
-        for folder in (top, top + "/device"):  # where older kernels have the files of ACPI's meters
+        for folder in (top, top + "/device"):  # the place of ACPI's meters in older kernels
             for match in filter(None, map(pattern.fullmatch, sorted(_list(host, folder)))):
                 sensor, path = f"{name}:{match[1]}", f"{folder}/{match[1]}"
                 label = _text(host, path + "_label") or _text(host, path + "_oem_info")
-                # Where a meter has both, the average over its interval is taken and not the moment.
+                # If a meter has both, use the average over its interval, not the instantaneous value.
                 found.setdefault(sensor, File(sensor, f"{folder}/{match[0]}", label))
     return list(found.values())
 
@@ -93,7 +93,7 @@ def _read(host: Host, path: str, is_energy: bool) -> List[int]:
     except PermissionError:
         return [0, ABSENT, ABSENT]
     except OSError as error:
-        if error.errno not in NOT_TOLD:
+        if error.errno not in UNAVAILABLE:
             raise
         number = ABSENT
     return [1, number, ABSENT] if is_energy else [1, ABSENT, number]

@@ -1,4 +1,4 @@
-"""What every kind of meter is asked for: the columns of `energy`, and how to read some of its rows."""
+"""The schema of `energy`, and the interface of its sources."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from joblens.core.model import COUNTER, GAUGE, Column, Key, Schema
 # Raw units: energy in µJ, power in µW.
 SCHEMA = Schema(
     "energy",
-    # `sensor` is the identity. `part_of` is the sensor that counts this one's energy too.
+    # `sensor` is the identity. `part_of` is the sensor whose counter includes this one.
     ("source", "domain", "sensor", "part_of"),
     (
-        Column("readable", GAUGE, "1 if it can be read, 0 where the kernel lets only root do so"),
-        Column("energy_joules", COUNTER, "energy used; wrap-around is made good", divisor=1_000_000),
+        Column("readable", GAUGE, "1 if it can be read, 0 if the kernel allows only root to read it"),
+        Column("energy_joules", COUNTER, "energy used; wrap-around is corrected", divisor=1_000_000),
         Column("power_watts", GAUGE, "power drawn", divisor=1_000_000),
     ),
 )
-# Domains: what a sensor measures. METER is one of which nobody knows what lies behind it.
+# Domains: what a sensor measures. What a METER measures is unknown.
 NODE, PLATFORM, PACKAGE, DRAM, METER = "node", "platform", "package", "dram", "meter"
 CPU, MEMORY, ACCELERATOR, MODULE = "cpu", "memory", "accelerator", "module"
 
@@ -28,6 +28,6 @@ class Source(NamedTuple):
 
 
 def node_meter(*sources: Source) -> str:
-    """The sensor that has the whole node behind it, or none."""
+    """Return the sensor of the whole node, "" if there is none."""
     found = [str(key[2]) for source in sources for key in source.keys if key[1] == NODE]
     return found[0] if found else ""

@@ -1,7 +1,7 @@
-"""`external_NAME`: what a site's own script prints, as `name value` lines or as Prometheus text.
+"""`external_NAME`: output of a site's own script, as `name value` lines or as Prometheus text.
 
-The one collector that runs a command, and only those that the settings name. The agent never waits for it:
-a script is started at one tick, and what it printed is taken at a later one.
+The only collector that runs commands, and only those in the settings. The agent never waits for one: a
+script is started at one tick, and its output is taken at a later one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ; Python has its name since 3.10
 
 
 class Script:
-    """One script, again and again."""
+    """One script, run repeatedly."""
 
     def __init__(self, host: Host, name: str, settings: ExternalSettings) -> None:
         self.host, self.settings = host, settings
@@ -35,16 +35,16 @@ class Script:
         self._run: Optional[Run] = None
         self._due = time.monotonic()
         self._rows: Optional[Rows] = None
-        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # then the kernel forgets how children ended
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # the kernel would discard exit statuses
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def read(self) -> Optional[Tuple[Rows, ...]]:
-        """Rows once for each run that went well, an OutsideError once for each that did not; else None."""
+        """Return rows once per successful run, raise OutsideError once per failed one; else None."""
         if self._run is not None:
-            return self._look(self._run)
+            return self._poll(self._run)
         now = time.monotonic()
         if now >= self._due:
-            self._due = max(self._due + self.settings.interval, now)  # those that were missed are not made up
+            self._due = max(self._due + self.settings.interval, now)  # missed runs are skipped
             self._run = self._start()
         return None
 
@@ -56,32 +56,32 @@ class Script:
         except (OSError, PrivilegeError) as error:
             raise OutsideError(f"{command[0]} cannot be run: {sentence(error)}") from None
 
-    def _look(self, run: Run) -> Optional[Tuple[Rows, ...]]:
+    def _poll(self, run: Run) -> Optional[Tuple[Rows, ...]]:
         run.take()
         ended = run.has_ended()
         if ended:
-            run.take()  # what came before its end
-        told = run.killed
-        why = "" if told else self._why_wrong(run, ended)
+            run.take()  # the rest of its output
+        reported = run.killed
+        why = "" if reported else self._why_wrong(run, ended)
         if why or ended:
-            run.kill()  # all that it has left behind too
+            run.kill()  # with all processes that it left behind
         if ended:
             run.close()
             self._run = None
         if why:
             raise OutsideError(f"{self.settings.command[0]} {why}")
-        return (self._same(parse_output(self.set, bytes(run.output))),) if ended and not told else None
+        return (self._same(parse_output(self.set, bytes(run.output))),) if ended and not reported else None
 
     def _why_wrong(self, run: Run, ended: bool) -> str:
         if run.is_too_large():
-            return f"prints more than {_LARGEST} bytes and was killed"
+            return f"printed more than {_LARGEST} bytes and was killed"
         if ended:
             return run.how_it_ended()
         late = run.seconds() >= self.settings.timeout
-        return f"has not ended after {self.settings.timeout:g} s and was killed" if late else ""
+        return f"timed out after {self.settings.timeout:g} s and was killed" if late else ""
 
     def _same(self, rows: Rows) -> Rows:
-        """The same objects as before while they are equal."""
+        """Keep schema and keys as the same objects while they are equal."""
         before, self._rows = self._rows, rows
         if before is not None:
             schema = before.schema if before.schema == rows.schema else rows.schema
@@ -97,7 +97,7 @@ class Script:
 
 
 class Run:
-    """A process in a session of its own, so that all that it starts can be ended with it."""
+    """A process in its own session, so that all that it starts can be killed with it."""
 
     def __init__(self, command: Tuple[str, ...], identity: Dict[str, Any]) -> None:
         self.began = time.monotonic()
@@ -126,7 +126,7 @@ class Run:
         return time.monotonic() - self.began
 
     def take(self) -> None:
-        """What it has printed meanwhile."""
+        """Read what it has printed since the last call."""
         for stream, kept in self._streams:
             while len(kept) <= _LARGEST:
                 try:
@@ -141,28 +141,28 @@ class Run:
         return max(len(self.output), len(self.complaint)) > _LARGEST
 
     def has_ended(self) -> bool:
-        """It stays a zombie until `close`, so that its number is no other's when the group is ended."""
+        """It stays a zombie until `close`, so that its pid is not reused before its group is killed."""
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self) -> None:
-        """Also what it has left behind in its group."""
+        """Kill its process group, including what it left behind."""
         self.killed = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def how_it_ended(self) -> str:
-        """ "" if all was well."""
+        """Return "" if it succeeded."""
         found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None or (found.si_code == os.CLD_EXITED and found.si_status == 0):
             return ""
         lines = bytes(self.complaint[:1000]).decode("utf-8", "replace").split("\n")
-        told = next((": " + line.strip()[:200] for line in lines if line.strip()), "")
+        message = next((": " + line.strip()[:200] for line in lines if line.strip()), "")
         if found.si_code == os.CLD_EXITED:
-            return f"ended with exit code {found.si_status}{told}"
-        return f"was ended by signal {found.si_status}{told}"
+            return f"failed with exit code {found.si_status}{message}"
+        return f"was killed by signal {found.si_status}{message}"
 
     def close(self) -> None:
-        """Once it has been killed. One that hangs in the kernel is left to it."""
+        """Reap it after it was killed. One that hangs in the kernel is left behind."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
         for stream, _ in self._streams:
@@ -170,7 +170,7 @@ class Run:
 
 
 def _enlarge(fd: int) -> None:
-    """So that a script can print all that it may between two ticks."""
+    """Enlarge the pipe, so that a script can print its whole output between two ticks."""
     import fcntl
 
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a site's script prints, into rows: lines `name value`, or Prometheus text (format 0.0.4)."""
+"""Parse the output of a site's script: lines `name value`, or Prometheus text (format 0.0.4)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from joblens.core.errors import OutsideError
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
 
-# Numbers are stored as integers: millionths, but bytes whole, for a file system has more of them than fit.
+# Numbers are stored as integers: millionths, but bytes as they are, for sizes that would not fit otherwise.
 _MILLIONTHS = 1_000_000
 _LIMIT = 1 << 63
 _MOST_SERIES, _MOST_CELLS = 2_000, 20_000
@@ -19,18 +19,18 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _NO_NUMBER = ("nan", "inf", "infinity")
 _RESERVED = ("time", "jobid", "node")  # columns that every set has in the store
-_PARTS = ("_bucket", "_count", "_sum")  # of a histogram or summary: they only grow
+_PARTS = ("_bucket", "_count", "_sum")  # of a histogram or summary: counters
 
 
 class Series(NamedTuple):
     name: str
-    labels: Tuple[Tuple[str, str], ...]  # sorted; an empty one is as none
+    labels: Tuple[Tuple[str, str], ...]  # sorted; an empty label is the same as none
     text: str
     line: int
 
 
 def parse_output(set_name: str, data: bytes) -> Rows:
-    """One row for each combination of labels, one column for each name."""
+    """Return one row per combination of labels, one column per name."""
     series: List[Series] = []
     kinds: Dict[str, str] = {}
     helps: Dict[str, str] = {}
@@ -60,9 +60,9 @@ def _parse_line(line: str, number: int) -> Series:
         inside, _, rest = rest.lstrip()[1:].rpartition("}")
         labels = _parse_labels(inside)
         rest = " " + rest
-    words = rest.split()  # the value, and perhaps a time, which is not used: it is as of now
+    words = rest.split()  # the value and an optional timestamp, which is ignored
     if not name or labels is None or rest[:1].strip() or not 1 <= len(words) <= 2 or not _is_number(words[0]):
-        raise OutsideError(f"line {number} is not understood: {line[:60]!r}")
+        raise OutsideError(f"line {number}: syntax error: {line[:60]!r}")
     return Series(name[0], labels, words[0], number)
 
 
@@ -101,11 +101,11 @@ def _arrange(set_name: str, series: List[Series], kinds: Dict[str, str], helps: 
 
 
 def _check_names(names: List[str]) -> None:
-    """Each is a column of one table in the end, where case does not count."""
+    """Each becomes a column of one table, whose names are case-insensitive."""
     taken = set(_RESERVED)
     for name in names:
         if name.lower() in taken:
-            raise OutsideError(f"{name} cannot be the name of a series or label: there is one already")
+            raise OutsideError(f"{name} cannot be the name of a series or label: it is taken")
         taken.add(name.lower())
 
 
@@ -114,15 +114,15 @@ def _column(name: str, kinds: Dict[str, str], helps: Dict[str, str]) -> Column:
     grows = "counter" in (kinds.get(name), kinds.get(base)) or any(
         name.endswith(part) and kinds.get(name[: -len(part)]) in ("histogram", "summary") for part in _PARTS
     )
-    told = helps.get(name) or helps.get(base) or "as the site's script has it"
+    text = helps.get(name) or helps.get(base) or "from the site's script"
     if grows:
-        name = base  # the page puts _total behind each counter
+        name = base  # the exposition appends _total to each counter
     divisor = 1 if name.endswith("_bytes") else _MILLIONTHS
-    return Column(name, COUNTER if grows else GAUGE, told, divisor=divisor)
+    return Column(name, COUNTER if grows else GAUGE, text, divisor=divisor)
 
 
 def _raw(text: str, divisor: int) -> int:
-    """What does not fit into 64 bits is unknown."""
+    """Return ABSENT for what does not fit into 64 bits."""
     if not _NUMBER.fullmatch(text):
         return ABSENT
     value = int(text) * divisor if _WHOLE.fullmatch(text) else float(text) * divisor

@@ -1,4 +1,4 @@
-"""Which script may be run, and as whom: what somebody else could change is not run, and root is asked for."""
+"""Which scripts may be run and as which user: none that others could change, as root only on request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _MOST_LINKS = 40
 
 
 def find_identity(host: Host, user: str) -> Dict[str, Any]:
-    """As whom a script runs: where the agent is root, a user of /etc/passwd, as root only if that is said.
+    """Return the identity that a script runs with: for root's agent a user of /etc/passwd, root only if
+    named.
 
-    Other sources of users are not asked: they can be far away.
+    Other sources of users are not queried, as they may be remote.
     """
     if os.geteuid() != 0:
         if user and user != host.user(host.uid):
-            raise OutsideError(f"only an agent of root can run a script as {user}")
+            raise OutsideError(f"only root's agent can run a script as {user}")
         return {}
     user = user or "nobody"
     for line in host.read_once("etc/passwd").decode("utf-8", "replace").splitlines():
@@ -29,17 +30,17 @@ def find_identity(host: Host, user: str) -> Dict[str, Any]:
         if fields[0] == user and len(fields) > 3 and fields[2].isdigit() and fields[3].isdigit():
             uid, gid = int(fields[2]), int(fields[3])
             if uid == 0 and user != "root":
-                raise OutsideError(f'{user} is root; say user = "root" if that is meant')
+                raise OutsideError(f'{user} is root; set user = "root" if that is intended')
             missing = host.lacks("CAP_SETUID", "CAP_SETGID", "CAP_KILL") if uid else []
-            if missing:  # the last one to end it when it hangs
+            if missing:  # CAP_KILL is needed to kill it when it hangs
                 raise PrivilegeError(f"to run a script as {user}", " and ".join(missing))
-            # One group and not none: an empty list is not heeded by Python 3.12.0 (CVE-2023-6507).
+            # One group, not none: Python 3.12.0 ignores an empty list (CVE-2023-6507).
             return {"user": uid, "group": gid, "extra_groups": [gid]}
-    raise OutsideError(f"there is no user {user} in /etc/passwd")
+    raise OutsideError(f"user {user} is not in /etc/passwd")
 
 
 def check_command(host: Host, path: str) -> None:
-    """Raises OutsideError for a script that is not to be run, be it because of its interpreter."""
+    """Raises OutsideError for a script that must not be run, also because of its interpreter."""
     mounts = parse_mount_types(host.read_once("proc/self/mounts"))
     check_file(path, host.uid, mounts)
     interpreter = read_interpreter(path)
@@ -59,7 +60,7 @@ def parse_mount_types(data: bytes) -> List[Mount]:
 
 def find_mount(path: str, mounts: List[Mount]) -> Optional[Mount]:
     found: Optional[Mount] = None
-    for mount in mounts:  # of two at the same place the later covers the earlier
+    for mount in mounts:  # of two at the same mount point the later hides the earlier
         inside = mount.point == "/" or (path + "/").startswith(mount.point + "/")
         if inside and (found is None or len(mount.point) >= len(found.point)):
             found = mount
@@ -67,9 +68,9 @@ def find_mount(path: str, mounts: List[Mount]) -> Optional[Mount]:
 
 
 def check_file(path: str, uid: int, mounts: List[Mount]) -> None:
-    """Raises OutsideError for a file that somebody else could replace, or that can keep the agent waiting.
+    """Raises OutsideError for a file that another user could replace, or that can block the agent.
 
-    Each folder on the way is looked at before what is in it, so that nothing far away is touched.
+    Each folder of the path is checked before its entries are accessed, so that no remote file is touched.
     """
     current, names, links = "/", path.split("/"), 0
     while names:
@@ -80,7 +81,7 @@ def check_file(path: str, uid: int, mounts: List[Mount]) -> None:
         here = os.path.join(current, name)
         mount = find_mount(here, mounts)
         if mount and mount.point != "/" and mount.type not in _LOCAL:
-            raise OutsideError(f"{path} lies on {mount.type}, which can hang; put it on a disk of the node")
+            raise OutsideError(f"{path} is on {mount.type}, which can hang; move it to a local disk")
         try:
             found = os.lstat(here)
             target = os.readlink(here) if stat.S_ISLNK(found.st_mode) else ""
@@ -105,17 +106,17 @@ def _check_writers(path: str, here: str, found: os.stat_result, uid: int) -> Non
         raise OutsideError(f"{path} is not run: {what} belongs to another user")
     if stat.S_ISLNK(found.st_mode):
         return
-    shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX  # as /tmp
+    shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX  # such as /tmp
     if found.st_mode & 0o022 and not shared:
-        raise OutsideError(f"{path} is not run: others can write to {what}")
+        raise OutsideError(f"{path} is not run: {what} is writable by others")
 
 
 def read_interpreter(path: str) -> str:
-    """What the first line of a script names."""
+    """Return the interpreter named in the first line of a script."""
     try:
         with open(path, "rb") as file:
             first = file.read(256).partition(b"\n")[0]
-    except OSError:  # who may run it may still not be allowed to read it
+    except OSError:  # executable but not readable
         return ""
     words = first[2:].split() if first.startswith(b"#!") else []
     return os.fsdecode(words[0]) if words else ""

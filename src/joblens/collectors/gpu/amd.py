@@ -1,6 +1,6 @@
-"""AMD: what the driver amdgpu tells in sysfs, /proc/PID/fdinfo and KFD; no ROCm is needed.
+"""AMD GPUs: from amdgpu's files in sysfs, /proc/PID/fdinfo and KFD; ROCm is not needed.
 
-From Documentation/gpu/amdgpu in the kernel. `pcie_bw` is not read: the driver counts for a whole second
+See Documentation/gpu/amdgpu in the kernel. `pcie_bw` is not read: the driver counts for a whole second
 before it answers.
 """
 
@@ -33,8 +33,8 @@ AMD = Schema(
     "gpu_amd",
     ("gpu",),
     (
-        Column("gtt_used_bytes", GAUGE, "RAM of the host that the card uses as its own"),
-        Column("gtt_total_bytes", GAUGE, "RAM of the host that the card may use as its own"),
+        Column("gtt_used_bytes", GAUGE, "host memory used by the GPU"),
+        Column("gtt_total_bytes", GAUGE, "host memory that the GPU may use"),
         Column("junction_temperature_celsius", GAUGE, "temperature of the hottest spot", divisor=1000),
     ),
 )
@@ -54,7 +54,7 @@ def open_amd(host: Host) -> Callable[[], Reading]:
 class _Amd:
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._temperatures: Dict[str, Dict[str, str]] = {}  # by card and label, the file
+        self._temperatures: Dict[str, Dict[str, str]] = {}  # file by GPU and label
         self._residencies: Dict[str, Tuple[int, ...]] = {}
         self._extras: Dict[str, Tuple[Optional[int], ...]] = {}
         self._keys = SameKeys()
@@ -132,7 +132,7 @@ class _Amd:
         compute = self._kfd.read() if self._host.counts_pids_as_kernel() else {}
         found = self._clients.read({pid for _, pid in compute})
         for place, memory in compute.items():
-            # What a process has through KFD the driver can count as its client's too: the same bytes.
+            # A process's memory in KFD may also be counted as its client's: the same bytes.
             values = found.setdefault(place, {})
             values["memory_bytes"] = max(memory, values.get("memory_bytes", 0))
         return [Use(places[bus], pid, found[bus, pid]) for bus, pid in sorted(found) if bus in places]
@@ -154,11 +154,11 @@ def _clock(files: Files, path: str, levels: str) -> Optional[int]:
 
 
 def parse_levels(path: str, data: bytes) -> Optional[int]:
-    """In hertz, the clock with the star in pp_dpm_sclk; None while there is none."""
+    """Return the clock marked by a star in pp_dpm_sclk, in hertz; None if there is none."""
     for line in data.splitlines():
         match = _LEVEL.fullmatch(line)
-        if not match and line[:1] != b"S":  # deep sleep has a line of its own, `S: 19Mhz *`
-            raise MalformedError(path, f"not a level: {line[:80]!r}")
+        if not match and line[:1] != b"S":  # deep sleep is `S: 19Mhz *`
+            raise MalformedError(path, f"expected a clock level: {line[:80]!r}")
         if match and match[2]:
             return int(match[1]) * 1_000_000
     return None
@@ -177,24 +177,24 @@ def _errors(files: Files, path: str) -> Dict[str, Optional[int]]:
 def parse_errors(path: str, data: bytes) -> Dict[str, int]:
     counts = {name: int(count) for name, count in _ERRORS.findall(data)}
     if data.strip() and not counts:
-        raise MalformedError(path, f"no counts of errors: {data[:80]!r}")
+        raise MalformedError(path, f"no error counts: {data[:80]!r}")
     columns = {b"ce": "ecc_corrected", b"ue": "ecc_uncorrected"}
     return {columns[name]: count for name, count in counts.items()}
 
 
 class Metrics(NamedTuple):
-    """What of the binary file gpu_metrics is not in a file of its own."""
+    """The part of the binary file gpu_metrics that no other file has."""
 
     energy: Optional[int] = None  # µJ
     received: Optional[int] = None
     sent: Optional[int] = None
     throttled: Tuple[Optional[int], Optional[int], Optional[int]] = (None, None, None)  # power, heat, other
-    # The clock that counts them; then heat of the package (prochot), power, socket, regulators, memory.
+    # Their clock; then thermal (prochot), power, socket, voltage regulators, memory.
     residencies: Tuple[int, ...] = ()
 
 
-# Structures of drivers/gpu/drm/amd/include/kgd_pp_interface.h, up to the last field that is used. All of
-# them begin with their size (H), format (B) and content revision (B). What a card does not have is all ones.
+# Structures of drivers/gpu/drm/amd/include/kgd_pp_interface.h, up to the last field that is used. All begin
+# with their size (H), format (B) and content revision (B). A missing value has all bits set.
 _OLD = struct.Struct("@HBB 6H 3H H QQ 7H 7H I H2H H 2I 4H Q 3HH Q")  # 1.3
 _LINKED = {
     4: struct.Struct("@HBB 3H H 2H 4H QQ II 4H 2I 5Q 8Q8Q"),
@@ -205,16 +205,16 @@ _LINKED = {
 _LINKED[8] = _LINKED[7]
 _ENERGY_AT = {4: 13, 5: 45, 6: 9, 7: 10, 8: 10}
 _RESIDENCIES_AT = {6: 11, 7: 12, 8: 12}
-# Of 1.6 an early draft, with other fields in the middle, was in the kernel for a while. It is far shorter.
+# An early draft of 1.6, with other fields in the middle, was in the kernel for a while. It is far shorter.
 _LEAST = {6: 1500}
 _NONE_64, _NONE_32, _NONE_16 = (1 << 64) - 1, (1 << 32) - 1, (1 << 16) - 1
 _POWER_BITS, _HEAT_BITS = 0xFF, 0xFFFF << 32  # drivers/gpu/drm/amd/pm/swsmu/inc/amdgpu_smu.h
 
 
 def parse_gpu_metrics(path: str, data: bytes) -> Optional[Metrics]:
-    """None for versions whose layout is not known here."""
+    """None for versions with an unknown layout."""
     if len(data) < 4:
-        raise MalformedError(path, "it has no header")
+        raise MalformedError(path, "missing header")
     size, major, minor = struct.unpack_from("@HBB", data)
     if major != 1 or (minor != 3 and minor not in _LINKED):
         return None
@@ -222,14 +222,14 @@ def parse_gpu_metrics(path: str, data: bytes) -> Optional[Metrics]:
     if size < _LEAST.get(minor, 0):
         return None
     if len(data) < max(layout.size, size):
-        raise MalformedError(path, f"it is cut off after {len(data)} bytes")
+        raise MalformedError(path, f"truncated after {len(data)} bytes")
     fields = layout.unpack_from(data)
     return _old_metrics(fields) if minor == 3 else _linked_metrics(minor, fields)
 
 
 def _old_metrics(fields: Tuple[int, ...]) -> Metrics:
     energy, hbm, status = fields[13], fields[36:40], fields[-1]
-    # Of all cards with this version those with HBM (MI200) count in this unit; of others it is not known.
+    # Of the GPUs with this version, those with HBM (MI200) use this unit; that of the others is unknown.
     counted = any(it not in (0, _NONE_16) for it in hbm)
     bits: Tuple[Optional[int], Optional[int], Optional[int]] = (None, None, None)
     if status != _NONE_64:
@@ -262,9 +262,9 @@ def _kibibytes(counts: Tuple[int, ...]) -> Optional[int]:
 def compare_residencies(
     before: Optional[Tuple[int, ...]], now: Tuple[int, ...]
 ) -> Tuple[Optional[int], Optional[int]]:
-    """Whether power and heat have slowed it down since. The counters have 32 bits and come round.
+    """Whether power and temperature have throttled it since. The 32-bit counters wrap around.
 
-    Unknown at first, after a reset, and if the card has not counted on.
+    Unknown at first, after a reset, and if the GPU has not counted meanwhile.
     """
     if before is None or (now[0] - before[0]) % (1 << 32) not in range(1, 1 << 31):
         return None, None
@@ -276,11 +276,11 @@ def compare_residencies(
 
 
 class Kfd:
-    """Memory of processes that compute, ROCm's and others: /sys/class/kfd/kfd/proc/PID/vram_GPUID."""
+    """Memory of compute processes, ROCm's and others: /sys/class/kfd/kfd/proc/PID/vram_GPUID."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._places: Dict[str, str] = {}  # by the id of a GPU, its bus address
+        self._places: Dict[str, str] = {}  # bus address by GPU id
 
     def read(self) -> Dict[Place, int]:
         found: Dict[Place, int] = {}
@@ -296,7 +296,7 @@ class Kfd:
             place = self._place(match[1]) if match else ""
             memory = read_word(self._host, f"{_KFD}/proc/{pid}/{name}") if place else ""
             if memory.isdigit() and len(memory) < 19:
-                # The parts that a card is divided into are the card's.
+                # Partitions count as their GPU.
                 found[place, pid] = found.get((place, pid), 0) + int(memory)
         return found
 
@@ -317,7 +317,7 @@ class Kfd:
 
 
 def parse_place(properties: str) -> str:
-    """The bus address of a node of KFD's, "" if it has none: a processor is at 0."""
+    """Return the bus address of a KFD node, "" for a processor, whose location is 0."""
     found = {name: value for line in properties.splitlines() for name, _, value in [line.partition(" ")]}
     domain, location = found.get("domain", "0"), found.get("location_id", "0")
     if not (domain.isdigit() and location.isdigit()) or not int(location[:18]):

@@ -1,7 +1,7 @@
-"""`gpu` and `gpu_process`: the same columns for every vendor; what a card does not tell is absent.
+"""`gpu` and `gpu_process`: the same columns for all vendors; what a GPU does not report is absent.
 
-Each vendor's driver is asked by a file of its own, and in a thread of its own, for drivers can hang. The
-trouble of one is not that of the others: it is told in the set `gpu_driver`.
+Each vendor's driver is queried by its own module, in its own thread, as drivers can hang. A failure of one
+does not affect the others: it is reported in the set `gpu_driver`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from joblens.core.model import ABSENT, GAUGE, Column, Key, Rows, Schema
 DRIVER = Schema(
     "gpu_driver",
     ("vendor", "error"),
-    (Column("up", GAUGE, "1 if the vendor's driver answers, with the reason if it does not"),),
+    (Column("up", GAUGE, "1 if the vendor's driver responds, with the reason if it does not"),),
 )
 _VENDORS: Tuple[Tuple[str, Callable[[Host], Callable[[], Reading]]], ...] = (
     ("nvidia", open_nvidia),
@@ -33,13 +33,13 @@ _VENDORS: Tuple[Tuple[str, Callable[[Host], Callable[[], Reading]]], ...] = (
 )
 _GPU_COLUMNS = tuple(column.name for column in GPU.columns)
 _USE_COLUMNS = tuple(column.name for column in GPU_PROCESS.columns)
-_IN_THE_CHIP = re.compile(r"\(nvgpu\)|\bThor\b")  # its names: `Orin (nvgpu)`, `NVIDIA Thor`
-_ASK_AGAIN = 60  # a vendor that is not here now may come with a driver: asked again after so many readings
+_IN_THE_CHIP = re.compile(r"\(nvgpu\)|\bThor\b")  # model names: `Orin (nvgpu)`, `NVIDIA Thor`
+_RETRY = 60  # readings after which an absent vendor is tried again: a driver may have been loaded
 
 
 class _Vendor:
-    def __init__(self, name: str, open: Callable[[Host], Callable[[], Reading]], patience: float) -> None:
-        self.name, self.open, self.patience = name, open, patience
+    def __init__(self, name: str, open: Callable[[Host], Callable[[], Reading]], timeout: float) -> None:
+        self.name, self.open, self.timeout = name, open, timeout
         self.host: Optional[Host] = None
         self.read: Optional[Callable[[], Reading]] = None
         self.wait = 0
@@ -47,7 +47,7 @@ class _Vendor:
         self.present = False
         self.known: List[Device] = []
 
-    def look(self, host: Host) -> Optional[Reading]:
+    def try_read(self, host: Host) -> Optional[Reading]:
         self.wait -= 1
         if self.read is None and self.wait > 0:
             return None
@@ -58,9 +58,9 @@ class _Vendor:
         except NoAnswerError as error:
             found = Reading([down(device) for device in self.known], [], (), sentence(error))
         except FileNotFoundError:
-            self._forget(False, "", _ASK_AGAIN)
+            self._forget(False, "", _RETRY)
             return None
-        except Exception as error:  # one vendor's trouble is not the others'
+        except Exception as error:  # isolate one vendor from the next
             self._forget(True, sentence(error), 0)
             return None
         self.present, self.error, self.known = True, found.error, found.devices
@@ -69,9 +69,9 @@ class _Vendor:
     def _open(self, host: Host) -> Callable[[], Reading]:
         if not needs_timeout(host):
             return self.open(host)
-        # Its own, because open files that two threads share can be closed by one while the other reads.
+        # With its own host: open files shared by two threads could be closed by one while the other reads.
         self.host = Host()
-        return TimedReader(self.open(self.host), self.patience)
+        return TimedReader(self.open(self.host), self.timeout)
 
     def _forget(self, present: bool, error: str, wait: int) -> None:
         self.read, self.present, self.error, self.wait = None, present, error, wait
@@ -79,12 +79,12 @@ class _Vendor:
             self.host.close()
 
 
-def gpus(host: Host, pcie: bool = False, patience: float = 1.0) -> Callable[[], Tuple[Rows, ...]]:
-    """`pcie`: also ask NVIDIA's cards how much goes over the bus, for which older ones make us wait.
+def gpus(host: Host, pcie: bool = False, timeout: float = 1.0) -> Callable[[], Tuple[Rows, ...]]:
+    """`pcie`: also query PCIe throughput of NVIDIA GPUs, which takes 20 ms per direction on older ones.
 
-    `patience`: seconds that a driver has to answer before its cards count as down.
+    `timeout`: seconds after which a driver that does not respond counts as down.
     """
-    vendors = [_Vendor(name, open, patience) for name, open in _VENDORS]
+    vendors = [_Vendor(name, open, timeout) for name, open in _VENDORS]
     if pcie:
         vendors[0].open = partial(open_nvidia, pcie=True)
     keys: Dict[str, Tuple[Key, ...]] = {}
@@ -95,11 +95,11 @@ def gpus(host: Host, pcie: bool = False, patience: float = 1.0) -> Callable[[], 
         return keys[name]
 
     def read() -> Tuple[Rows, ...]:
-        readings = [found for vendor in vendors for found in [vendor.look(host)] if found]
+        readings = [found for vendor in vendors for found in [vendor.try_read(host)] if found]
         present = [vendor for vendor in vendors if vendor.present]
         if not present:
-            raise FileNotFoundError(2, "no driver of a GPU", "/dev")
-        devices, uses = one_of_a_jetson(
+            raise FileNotFoundError(2, "no GPU driver", "/dev")
+        devices, uses = merge_jetson(
             [device for found in readings for device in found.devices],
             [use for found in readings for use in found.uses],
         )
@@ -114,10 +114,10 @@ def gpus(host: Host, pcie: bool = False, patience: float = 1.0) -> Callable[[], 
     return read
 
 
-def one_of_a_jetson(devices: List[Device], uses: List[Use]) -> Tuple[List[Device], List[Use]]:
-    """On newer boards NVIDIA's library sees the GPU in the chip too: that is no second one.
+def merge_jetson(devices: List[Device], uses: List[Use]) -> Tuple[List[Device], List[Use]]:
+    """Merge the two rows of an integrated GPU, which NVML reports too on newer boards.
 
-    It knows little of it, so its row goes, and what only it knows goes into the other.
+    NVML knows less about it, so its row is dropped, and what only NVML knows is added to the other.
     """
     board = next((device for device in devices if device.vendor == "jetson"), None)
     twin = next((it for it in devices if it.vendor == "nvidia" and _IN_THE_CHIP.search(it.model)), None)

@@ -1,6 +1,6 @@
-"""Cards of the kernel's graphics subsystem (DRM): which there are, and the small files that each has.
+"""GPUs of the kernel's graphics subsystem (DRM), and their small files in sysfs.
 
-Links of sysfs are not followed by name: `device/uevent` says which driver a card has and where it is.
+Links of sysfs are not followed by name: `device/uevent` has the driver of a card and its bus address.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Card(NamedTuple):
 
 
 def find_cards(host: Host, names: Iterable[str], drivers: Tuple[str, ...]) -> List[Card]:
-    """In the order of their bus addresses."""
+    """Return them in the order of bus addresses."""
     paths = [f"{FOLDER}/{name}" for name in names if _CARD.fullmatch(name)]
     cards = [card for path in paths for card in [_find_card(host, path, drivers)] if card]
     return sorted(cards, key=lambda card: card.bus)
@@ -76,7 +76,7 @@ def list_folder(host: Host, path: str) -> List[str]:
 
 
 def read_word(host: Host, path: str) -> str:
-    """What a label's file says, "" where there is none."""
+    """Return the content of a one-word file, "" if it does not exist."""
     return _read(host, path).decode("utf-8", "replace").strip("\0\n\t ")
 
 
@@ -88,10 +88,10 @@ def _read(host: Host, path: str) -> bytes:
 
 
 class Files:
-    """The small files of one card.
+    """The small files of one GPU.
 
-    A file that is not there is not asked for again. `silent` is true if all that would come from the chip
-    itself fails, which is how a card looks that has fallen off its bus.
+    A missing file is not tried again. `silent` is true if all files that query the chip itself fail, as for a
+    GPU that has fallen off its bus.
     """
 
     def __init__(self, host: Host) -> None:
@@ -114,7 +114,7 @@ class Files:
         except (FileNotFoundError, NotADirectoryError):
             self._missing.add(path)
             return None
-        except OSError:  # not supported, asleep, or gone: which of them it is the driver does not say
+        except OSError:  # unsupported, asleep or gone: the errors are the same
             self._asked += of_the_chip
             return None
         self._asked += of_the_chip
@@ -127,7 +127,7 @@ class Files:
 
 
 def parse_number(path: str, data: bytes) -> Optional[int]:
-    """None if the file is empty, as some are for a moment when a driver goes."""
+    """None for an empty file, as some are for a moment when a driver is unloaded."""
     word = data.strip()
     if not word:
         return None
@@ -141,7 +141,7 @@ def known(values: Dict[str, Optional[int]]) -> Dict[str, int]:
 
 
 def fitting(value: Optional[int]) -> Optional[int]:
-    """None for what no column can hold: of that size nothing real is."""
+    """None for values beyond 63 bits, which are implausible."""
     return None if value is None or abs(value) >= _TOO_LARGE else value
 
 
@@ -154,9 +154,9 @@ def times(value: Optional[int], factor: int) -> Optional[int]:
 
 
 class Fleet:
-    """The cards of a vendor from one reading to the next. One that has been seen is not forgotten.
+    """The GPUs of a vendor across readings. One that has been seen is not forgotten.
 
-    `identify` gives a card's name for good, `read` its values.
+    `identify` returns a GPU's permanent labels, `read` its values.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class Fleet:
     ) -> None:
         self._host, self._drivers, self._identify, self._read = host, drivers, identify, read
         self._names: List[str] = []
-        self._devices: Dict[str, Device] = {}  # by UUID, those that were ever seen
-        self.cards: Dict[str, Card] = {}  # by UUID, those that are there now
+        self._devices: Dict[str, Device] = {}  # by UUID, all that were ever seen
+        self.cards: Dict[str, Card] = {}  # by UUID, those present now
         self._files: Dict[str, Files] = {}
         self.find()
 
@@ -179,12 +179,12 @@ class Fleet:
         uuids = [device.uuid for device, _ in found]
         self.cards, self._files = {}, {}
         for device, card in found:
-            # Cards that give themselves the same name can be told by their place only.
+            # GPUs with the same identifier can be distinguished by their bus address only.
             uuid = device.uuid if uuids.count(device.uuid) == 1 else f"{device.vendor}-{card.bus}"
             self.cards[uuid], self._files[uuid] = card, Files(self._host)
             self._devices[uuid] = device._replace(uuid=uuid)
         if not self._devices:
-            raise FileNotFoundError(2, "no such card", f"/{FOLDER}")
+            raise FileNotFoundError(2, "no GPU of this vendor", f"/{FOLDER}")
         self._number()
 
     def _number(self) -> None:
@@ -194,7 +194,7 @@ class Fleet:
 
     def read(self) -> List[Device]:
         if list_folder(self._host, FOLDER) != self._names or any(it.silent for it in self._files.values()):
-            self.find()  # a card that is back after a reset has new files
+            self.find()  # after a reset it has new files
         return [it._replace(values=self._values(it)) for it in self._devices.values()]
 
     def _values(self, device: Device) -> Dict[str, int]:
@@ -204,13 +204,13 @@ class Fleet:
         files = self._files[device.uuid]
         files.begin()
         if files.read(card.folder + "/power/runtime_status", of_the_chip=False) == b"suspended\n":
-            return {"up": 1}  # to ask for more would wake it
+            return {"up": 1}  # reading more would wake it up
         values = self._read(card, files, device)
         return {"up": 0} if files.silent else {"up": 1, **values}
 
 
 def count_uses(host: Host, devices: List[Device], uses: List[Use]) -> List[Device]:
-    """The devices with how many processes each has, where none is hidden from us."""
+    """Add the number of processes to the devices, if all processes are visible."""
     if not host.sees_all_processes():
         return devices
     counts = Counter(use.gpu for use in uses)
@@ -221,7 +221,7 @@ def count_uses(host: Host, devices: List[Device], uses: List[Use]) -> List[Devic
 
 
 class SameKeys:
-    """The same object for as long as the keys are equal."""
+    """Keeps the same object as long as the keys are equal."""
 
     def __init__(self) -> None:
         self._keys: Tuple[Key, ...] = ()

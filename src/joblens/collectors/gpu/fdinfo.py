@@ -1,8 +1,8 @@
-"""Which processes use a card, from /proc/PID/fdinfo (Documentation/gpu/drm-usage-stats.rst).
+"""Which processes use a GPU, from /proc/PID/fdinfo (Documentation/gpu/drm-usage-stats.rst).
 
-To look at every open file of every process each time would cost far more than all other sources together.
-So a process that uses a card is read each time, a new one is looked at once when it appears, and the others
-come round a few at a time: soon if the number of their open files has changed, seldom if not.
+Reading every open file of every process each time would cost far more than all other sources together. So a
+process that uses a GPU is read each time, a new one is scanned once when it appears, and the others are
+scanned in rotation, a few at a time: soon if the number of their open files has changed, rarely if not.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 from joblens.collectors.gpu.drm import fitting, known
 from joblens.core.host import Host
 
-_AT_FIRST = 20_000  # files looked at by the first reading, some 0.2 s, so that it tells all
-_EACH_TIME = 300  # … and by each later one, apart from those of known users
-_OF_PROCESS = 2000  # files of one process, those with the lowest numbers: a user can open a million
-_RESCAN = 10  # a process is looked at again after so many visits though its number of files is the same
+_AT_FIRST = 20_000  # files scanned by the first reading, some 0.2 s, so that it is complete
+_EACH_TIME = 300  # … and by each later one, beside those of known users
+_OF_PROCESS = 2000  # files scanned per process, lowest descriptors first: a user can open a million
+_RESCAN = 10  # visits after which a process is scanned again even if its number of files is the same
 _UNITS = {b"": 1, b"KiB": 1 << 10, b"MiB": 1 << 20, b"GiB": 1 << 30}
 _LINE = re.compile(
     rb"drm-(client|engine-capacity|engine|total-cycles|cycles|resident|memory|total)"
     rb"-([^\s:]+):\s*(\d{1,18})(?:\s+(\w+))?\s*"
 )
-_OWN_MEMORY = re.compile(rb"(vram|local)\d*")  # other regions are in RAM
-_KINDS = (b"resident", b"memory", b"total")  # the best first; the first two are the same under two names
+_OWN_MEMORY = re.compile(rb"(vram|local)\d*")  # other regions are in host memory
+_KINDS = (b"resident", b"memory", b"total")  # most exact first; the first two are synonyms
 
 Place = Tuple[str, int]  # bus address and process
 
 
 class Client(NamedTuple):
-    """One opening of a card. Several file descriptors, also of several processes, can be the same one."""
+    """One open instance of a GPU. Several file descriptors, also of several processes, can share it."""
 
     driver: str
     bus: str
     id: str
     memory: Optional[int]
     engines: Dict[str, int]  # busy nanoseconds
-    cycles: Dict[str, Tuple[int, int, int]]  # busy cycles, the clock that counts them, engines of that kind
+    cycles: Dict[str, Tuple[int, int, int]]  # busy cycles, total cycles, number of engines of that kind
 
 
 def parse_fdinfo(data: bytes) -> Optional[Client]:
-    """None if it is not a card's. Lines that are not as documented are left out."""
+    """None if it is not a GPU's. Undocumented lines are skipped."""
     if b"drm-driver:" not in data:
         return None
     words: Dict[bytes, str] = {}
@@ -55,7 +55,7 @@ def parse_fdinfo(data: bytes) -> Optional[Client]:
             name, _, value = line.partition(b":")
             words[name] = value.strip().decode("ascii", "replace")
     names = [words.get(key, "") for key in (b"drm-driver", b"drm-pdev")]
-    # `drm-client-id: 7` looks like a number of the kind `client` with the name `id`.
+    # `drm-client-id: 7` matches as a number of the kind `client` with the name `id`.
     client = str(numbers.get(b"client", {}).get(b"id", ""))
     return Client(names[0], names[1], client, _own_memory(numbers), _engines(numbers), _cycles(numbers))
 
@@ -86,12 +86,12 @@ def _text(name: bytes) -> str:
 
 
 class _User:
-    """A process that has a card open."""
+    """A process that has a GPU open."""
 
     def __init__(self) -> None:
-        self.files: Dict[str, bool] = {}  # by descriptor, whether it is a card's
+        self.files: Dict[str, bool] = {}  # by descriptor, whether it is a GPU's
         self.readings = 0
-        # By bus address, client and engine. A client's time stays the process's after it has closed it.
+        # By bus address, client and engine. The time of a closed client still counts for the process.
         self.busy: Dict[Tuple[str, str, str], int] = {}
         self.cycles: Dict[str, Dict[str, Tuple[int, int, int]]] = {}
 
@@ -100,19 +100,19 @@ class Clients:
     def __init__(self, host: Host, drivers: Tuple[str, ...]) -> None:
         self._host, self._drivers = host, drivers
         self._users: Dict[int, _User] = {}
-        # Number of open files when looked at, visits since; who was visited last stands last.
+        # Number of open files when scanned, and visits since; ordered by the last visit.
         self._others: Dict[int, Tuple[int, int]] = {}
         self._left = 0
         self._first = True
 
     def read(self, wanted: Iterable[int] = ()) -> Dict[Place, Dict[str, int]]:
-        """By card and process, values of the set `gpu_process`. `wanted` are known to use a card."""
+        """Return values of the set `gpu_process` by GPU and process. `wanted` are known to use a GPU."""
         pids = {int(name) for name in self._host.list("proc") if name.isdigit()}
         self._forget(pids)
         self._search(pids, [pid for pid in wanted if pid in pids and pid not in self._users])
         found: Dict[Place, Dict[str, int]] = {}
         seen: Set[Tuple[str, str]] = set()
-        for pid in sorted(self._users):  # a shared client is the eldest's
+        for pid in sorted(self._users):  # a shared client counts for the lowest pid
             clients = self._read_user(pid, self._users[pid], seen)
             for bus in {client.bus for client in clients}:
                 found[bus, pid] = _add(self._users[pid], bus, [it for it in clients if it.bus == bus])
@@ -126,7 +126,7 @@ class Clients:
 
     def _search(self, pids: Set[int], wanted: List[int]) -> None:
         for pid in wanted:
-            self._look(pid)
+            self._scan(pid)
         self._left = _AT_FIRST if self._first else _EACH_TIME
         self._first = False
         waiting = list(self._others)
@@ -134,7 +134,7 @@ class Clients:
         for pid in new:
             if self._left <= 0:
                 return
-            self._look(pid)
+            self._scan(pid)
         for pid in waiting:
             if self._left <= 0:
                 return
@@ -146,16 +146,16 @@ class Clients:
         if before and before == self._count_files(pid) and visits < _RESCAN:
             self._others[pid] = before, visits + 1
         else:
-            self._look(pid)
+            self._scan(pid)
 
     def _count_files(self, pid: int) -> int:
-        """0 if the kernel does not say, which it does from Linux 6.2 on."""
+        """Return 0 if the kernel does not provide it, as before Linux 6.2."""
         try:
             return self._host.stat(f"proc/{pid}/fd").st_size
         except OSError:
             return 0
 
-    def _look(self, pid: int) -> None:
+    def _scan(self, pid: int) -> None:
         user = _User()
         count = self._count_files(pid)
         for fd in self._list(pid):
@@ -169,11 +169,11 @@ class Clients:
             self._left -= 1
 
     def _list(self, pid: int) -> List[str]:
-        if self._count_files(pid) > _OF_PROCESS:  # to list them all would take long
+        if self._count_files(pid) > _OF_PROCESS:  # listing them all would take long
             return list(map(str, range(_OF_PROCESS)))
         try:
             names = self._host.list(f"proc/{pid}/fdinfo")
-        except OSError:  # somebody else's, or gone
+        except OSError:  # another user's, or ended
             return []
         return names if len(names) <= _OF_PROCESS else sorted(names, key=int)[:_OF_PROCESS]
 
@@ -187,7 +187,7 @@ class Clients:
     def _read_user(self, pid: int, user: _User, seen: Set[Tuple[str, str]]) -> List[Client]:
         user.readings += 1
         fds = self._list(pid)
-        again = user.readings % _RESCAN == 0  # a descriptor's number comes round
+        again = user.readings % _RESCAN == 0  # descriptors are reused
         clients = []
         for fd in fds:
             if not again and not user.files.get(fd, True):
@@ -215,7 +215,7 @@ def _add(user: _User, bus: str, clients: List[Client]) -> Dict[str, int]:
 
 
 def _busy_time(user: _User, bus: str, clients: List[Client]) -> Optional[int]:
-    """Of all engines together. A value may fall back for a moment, and then the larger one holds."""
+    """Return the sum over all engines. A counter may decrease for a moment; then the larger value holds."""
     for client in clients:
         for engine, time in client.engines.items():
             key = bus, client.id, engine
@@ -225,7 +225,7 @@ def _busy_time(user: _User, bus: str, clients: List[Client]) -> Optional[int]:
 
 
 def _busy_part(user: _User, bus: str, clients: List[Client]) -> Optional[int]:
-    """Of the engine that was busiest since the reading before, by the card's own clock."""
+    """Return the utilization of the busiest engine since the previous reading, by the GPU's own clock."""
     now: Dict[str, Tuple[int, int, int]] = {}
     for client in clients:
         for engine, (busy, clock, capacity) in client.cycles.items():

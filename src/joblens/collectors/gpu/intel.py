@@ -1,8 +1,8 @@
-"""Intel: what the drivers i915 and xe tell in sysfs and /proc/PID/fdinfo.
+"""Intel GPUs: from the files of the drivers i915 and xe in sysfs and /proc/PID/fdinfo.
 
-From Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon and the drivers' own descriptions. How busy
-a card is they tell only through perf; that a part of it is asleep is no measure for the rest of the time,
-so the time asleep stands in the set `gpu_intel`.
+See Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon and the drivers' documentation. Utilization
+is available only through perf. The time that a GT is asleep does not imply that it is busy otherwise, so it
+is a column of the set `gpu_intel`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ INTEL = Schema(
     "gpu_intel",
     ("gpu", "gt"),
     (
-        Column("clock_hertz", GAUGE, "clock of this part of the card"),
-        Column("asleep_seconds", COUNTER, "time in which this part was switched off", divisor=1000),
+        Column("clock_hertz", GAUGE, "clock of this GT"),
+        Column("asleep_seconds", COUNTER, "time in which this GT was powered off", divisor=1000),
     ),
 )
 _DRIVERS = ("i915", "xe")
@@ -43,12 +43,12 @@ _OTHER = ("vr_tdc",)
 
 
 class _Part(NamedTuple):
-    """A GT: a part of a card with engines, a clock and a sleep of its own."""
+    """A GT: a part of a GPU with its own engines, clock and sleep states."""
 
     name: str
     clock: str
     asleep: str
-    reasons: str  # what the files with the reasons for a lower clock begin with
+    reasons: str  # prefix of the files with throttle reasons
 
 
 class _Parts(NamedTuple):
@@ -97,7 +97,7 @@ class _Intel:
                 "power_limit_watts": _limit(files, hwmon),
                 "energy_joules": first(files.number(hwmon + it) for it in ("energy1_input", "energy2_input")),
                 "clock_hertz": first(clocks),
-                # The hwmon of i915 has no temperatures in older kernels, and one without a name in newer.
+                # The hwmon of i915 has no temperatures in older kernels, and one without a label in newer.
                 "temperature_celsius": first(files.number(hwmon + f"temp{n}_input") for n in (2, 1)),
                 "memory_temperature_celsius": files.number(hwmon + "temp3_input"),
                 "throttled_power": _slowed(files, parts.gts, _POWER),
@@ -135,13 +135,13 @@ def _find_i915(host: Host, card: Card) -> _Parts:
         for gt in names
         for path in [f"{card.path}/gt/{gt}"]
     ]
-    if not gts:  # before Linux 5.18 a card had one, in its own folder
+    if not gts:  # before Linux 5.18 there was one, in the card's own folder
         gts = [_Part("gt0", f"{card.path}/gt_act_freq_mhz", f"{card.path}/power/rc6_residency_ms", "")]
     return _Parts(gts, [f"{card.path}/lmem_total_bytes"])
 
 
 def _limit(files: Files, hwmon: str) -> Optional[int]:
-    """The sustained limit; 0 says that it is off."""
+    """Return the sustained limit; 0 means disabled."""
     limits = (files.number(hwmon + f"power{n}_max", of_the_chip=False) for n in (1, 2))
     return first(limit or None for limit in limits)
 

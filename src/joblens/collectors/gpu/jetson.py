@@ -1,6 +1,6 @@
-"""NVIDIA Jetson: the GPU in the chip, from sysfs. It shares the RAM with the processors.
+"""NVIDIA Jetson: the integrated GPU, from sysfs. It shares memory with the processors.
 
-Neither NVIDIA nor the kernel describes these files; what is known of them is in docs/devices.md.
+These files are documented neither by NVIDIA nor in the kernel; docs/devices.md has what is known of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RAIL = Schema(
 ZONE = Schema(
     "gpu_jetson_zone",
     ("zone",),
-    (Column("temperature_celsius", GAUGE, "temperature of this part of the board", divisor=1000),),
+    (Column("temperature_celsius", GAUGE, "temperature of this thermal zone", divisor=1000),),
 )
 _DEVFREQ, _THERMAL, _HWMON, _IIO = (
     "sys/class/devfreq",
@@ -35,9 +35,9 @@ _GPU = re.compile(r"[0-9a-f]+\.(gpu|gm20b|gp10b|gv11b|ga10b|gb10b)|gpu-gpc-0")
 _OLD_LOADS = ("sys/devices/gpu.0/load", "sys/devices/platform/gpu.0/load")
 _ZONE = re.compile(r"thermal_zone\d+")
 _GPU_ZONE = re.compile(r"gpu[-_]?therm(al)?", re.IGNORECASE)
-_LABEL = re.compile(r"in([1-3])_label")  # 7 is the sum of the shunts' voltages
+_LABEL = re.compile(r"in([1-3])_label")  # 7 is the sum of the shunt voltages
 _OLD_LABEL = re.compile(r"rail_name_(\d)")
-# Rails that feed the GPU and no processor. VDD_GPU_SOC feeds some of the rest of the chip too.
+# Rails that feed the GPU but no processor. VDD_GPU_SOC also feeds other parts of the chip.
 _GPU_RAILS = ("VDD_GPU", "GPU", "VDD_SYS_GPU", "POM_5V_GPU", "VDD_GPU_SOC")
 _MEMORY_LINE = re.compile(rb"^(MemTotal|NvMapMemUsed): +(\d{1,15}) kB$", re.MULTILINE)
 _CLIENT = re.compile(rb"\S+\s+(?:.*\s)?(\d{1,9})\s+(\d{1,12})([KMG]?)")
@@ -63,7 +63,7 @@ class _Jetson:
         self._loads = (f"{_DEVFREQ}/{name}/device/load", *_OLD_LOADS) if name else _OLD_LOADS
         self._clock = f"{_DEVFREQ}/{name}/cur_freq"
         if not name and not any(host.exists(path) for path in _OLD_LOADS):
-            raise FileNotFoundError(2, "no GPU of a Jetson", "/" + _DEVFREQ)
+            raise FileNotFoundError(2, "no Jetson GPU", "/" + _DEVFREQ)
         self._rails = [*_find_rails(host), *_find_old_rails(host)]
         self._zones = _find_zones(host)
         model = read_word(host, "proc/device-tree/model")
@@ -100,7 +100,7 @@ class _Jetson:
         return Reading([device], uses, tuple(rows for rows in extras if rows.keys))
 
     def _read_zones(self) -> Dict[str, int]:
-        """A zone whose part of the chip is switched off gives no answer."""
+        """Zones of powered-off parts are left out."""
         return known({zone: self._files.number(path) for zone, path in self._zones.items()})
 
     def _read_rails(self) -> Dict[str, int]:
@@ -112,7 +112,7 @@ class _Jetson:
         return known(found)
 
     def _read_clients(self) -> Tuple[Optional[int], Optional[Dict[int, int]]]:
-        """Only root may, and not every kernel has it; to a container its pids say nothing."""
+        """Readable by root only, and not on every kernel; in a container the pids are meaningless."""
         try:
             total, clients = parse_clients(_CLIENTS, self._host.read(_CLIENTS))
         except OSError:
@@ -121,7 +121,7 @@ class _Jetson:
 
 
 def _find_rails(host: Host) -> List[_Rail]:
-    """Of the INA3221, Documentation/hwmon/ina3221.rst: millivolts and milliamperes."""
+    """Rails of the INA3221, Documentation/hwmon/ina3221.rst: millivolts and milliamperes."""
     found = []
     for folder in [f"{_HWMON}/{name}" for name in list_folder(host, _HWMON)]:
         if read_word(host, folder + "/name") != "ina3221":
@@ -135,7 +135,7 @@ def _find_rails(host: Host) -> List[_Rail]:
 
 
 def _find_old_rails(host: Host) -> List[_Rail]:
-    """Of NVIDIA's own driver for it, before JetPack 5: milliwatts."""
+    """Rails of NVIDIA's own driver before JetPack 5: milliwatts."""
     found = []
     for folder in [f"{_IIO}/{name}" for name in list_folder(host, _IIO)]:
         for match in filter(None, map(_OLD_LABEL.fullmatch, list_folder(host, folder))):
@@ -148,7 +148,7 @@ def _find_old_rails(host: Host) -> List[_Rail]:
 def _find_zones(host: Host) -> Dict[str, str]:
     folders = [f"{_THERMAL}/{name}" for name in list_folder(host, _THERMAL) if _ZONE.fullmatch(name)]
     zones = {read_word(host, folder + "/type"): folder + "/temp" for folder in folders}
-    # The regulator of older boards says 100 °C always.
+    # The regulator of older boards always reports 100 °C.
     return {zone: path for zone, path in zones.items() if zone and "PMIC" not in zone}
 
 
@@ -157,12 +157,12 @@ def parse_memory(data: bytes) -> Dict[str, int]:
 
 
 def parse_clients(path: str, data: bytes) -> Tuple[Optional[int], Dict[int, int]]:
-    """The sum, and by process what it has. A process can be there several times."""
+    """Return the total, and the memory by process. A process can be listed several times."""
     total: Optional[int] = None
     sizes: Dict[int, int] = {}
     lines = [line.strip() for line in data.splitlines()]
     if not lines or not lines[0].startswith(b"CLIENT"):
-        raise MalformedError(path, f"another table than of clients: {data[:80]!r}")
+        raise MalformedError(path, f"expected a table of clients: {data[:80]!r}")
     for line in lines[1:]:
         whole, match = _TOTAL.fullmatch(line), _CLIENT.fullmatch(line)
         if whole:
@@ -170,7 +170,7 @@ def parse_clients(path: str, data: bytes) -> Tuple[Optional[int], Dict[int, int]
         elif match:
             sizes[int(match[1])] = sizes.get(int(match[1]), 0) + int(match[2]) * _UNITS[match[3]]
         elif line:
-            raise MalformedError(path, f"not a client: {line[:80]!r}")
+            raise MalformedError(path, f"expected a client: {line[:80]!r}")
     return total, sizes
 
 

@@ -1,8 +1,8 @@
-"""GPUs of NVIDIA, through NVML, or through `nvidia-smi` where NVML cannot be used.
+"""NVIDIA GPUs, through NVML, or through `nvidia-smi` if NVML cannot be used.
 
-What holds here: one question that is not answered is one column that is absent. A card that is lost keeps
-its row with `up` 0. If the driver goes, all rows do so, and NVML is opened anew, at first at the next reading
-and then ever more seldom, for opening can be dear.
+A call that fails makes one column absent. A GPU that is lost keeps its row with `up` 0. If the driver goes
+away, all rows have `up` 0, and NVML is opened again, first at the next reading and then with increasing
+intervals, as opening can be slow.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from joblens.core.host import Host
 from joblens.core.model import Key
 
 _MAJOR = 195  # of /dev/nvidia0 and so on (Documentation/admin-guide/devices.txt)
-_LONGEST_WAIT = 60  # readings between two attempts to open NVML anew
+_LONGEST_WAIT = 60  # readings between two attempts to open NVML again
 _MIG_ENABLED = 1
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
 _TRANSMIT, _RECEIVE = 0, 1  # NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES
 
-_SELDOM = 10  # readings, for what hardly changes: in between it is told as it was
+_SELDOM = 10  # readings between two queries of what hardly changes
 
-# Column, what makes raw units of the answer, function, arguments.
+# Column, factor to raw units, function, arguments.
 _Question = Tuple[str, int, str, Tuple[int, ...]]
 _SIMPLE: Tuple[_Question, ...] = (
     ("power_watts", 1000, "nvmlDeviceGetPowerUsage", ()),  # mW
@@ -49,7 +49,7 @@ _BUS: Tuple[_Question, ...] = (
     ("bus_transmit_bytes_per_second", 1000, "nvmlDeviceGetPcieThroughput", (_TRANSMIT,)),  # KB/s
     ("bus_receive_bytes_per_second", 1000, "nvmlDeviceGetPcieThroughput", (_RECEIVE,)),
 )
-# Field values, asked all at once: number, scope, column, factor. ECC: since the driver was loaded (volatile).
+# Field values, queried at once: number, scope, column, factor. ECC: since the driver was loaded (volatile).
 _ALL_LINKS = (1 << 32) - 1
 _Field = Tuple[int, int, str, int]
 _FIELDS_SELDOM: Tuple[_Field, ...] = (
@@ -68,8 +68,8 @@ _WIDTHS = {1: 32, 2: 64, 3: 64, 4: 64, 5: 32, 6: 16}  # nvmlValueType_t: bits of
 _MOST = 1 << 62
 # nvmlClocksEventReason…: the bits of why the clock is low.
 _IDLE, _BY_POWER, _BY_HEAT, _HARDWARE = 0x1, 0x4 | 0x80, 0x20 | 0x40, 0x8
-_HARDWARE_TOLD = 0x80 | 0x40  # the reasons that _HARDWARE is only the sum of
-_UNKNOWN = "unknown-"  # with its index: a card that was lost before it told its UUID
+_HARDWARE_EXPLAINED = 0x80 | 0x40  # the reasons that _HARDWARE is the union of
+_UNKNOWN = "unknown-"  # with its index: a GPU that was lost before its UUID was known
 _KINDS = ("Compute", "Graphics", "MPSCompute")
 
 
@@ -80,7 +80,7 @@ class _Card(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Of one card and its instances."""
+    """Result for one GPU and its instances."""
 
     devices: List[Device]
     uses: List[Use]
@@ -88,7 +88,7 @@ class _Found(NamedTuple):
 
 
 def open_nvidia(host: Host, pcie: bool = False) -> Callable[[], Reading]:
-    """`pcie`: also ask how much goes over the bus, which makes older cards wait 20 ms per direction."""
+    """`pcie`: also query PCIe throughput, which blocks 20 ms per direction on older GPUs."""
     if not host.live:
         raise FileNotFoundError(2, "a recording has no driver", host.root)
     try:
@@ -121,12 +121,12 @@ class _Nvidia:
         self.gpm, self.xids = Gpm(nvml), Xids(nvml)
         self.cards: List[_Card] = []
         self.count = -1
-        self.known: Dict[str, List[Device]] = {}  # by a card's UUID: its labels and those of its instances
-        self.seldom: Dict[str, Dict[str, int]] = {}  # by UUID: what hardly changes
-        self.divided: Set[str] = set()  # cards with MIG switched on
+        self.known: Dict[str, List[Device]] = {}  # by a GPU's UUID: its labels and those of its instances
+        self.seldom: Dict[str, Dict[str, int]] = {}  # by UUID: values that hardly change
+        self.divided: Set[str] = set()  # GPUs with MIG enabled
         self.turn = 0
         self.sees_processes = host.counts_pids_as_kernel()
-        self.times: Dict[str, int] = {}  # by UUID: of the newest figure about processes
+        self.times: Dict[str, int] = {}  # by UUID: time of the newest process utilization sample
         self.extra_keys: Tuple[Key, ...] = ()
         self.is_open, self.error = True, ""
         self.wait = self.pause = 0
@@ -135,7 +135,7 @@ class _Nvidia:
         self.wait -= 1
         try:
             if self.error and self.wait <= 0:
-                self._open_anew()
+                self._reopen()
             if self.is_open:
                 return self._read()
         except (DriverGoneError, NoNvmlError, FileNotFoundError) as error:
@@ -149,7 +149,7 @@ class _Nvidia:
             self.wait = self.pause
         self.error = error
 
-    def _open_anew(self) -> None:
+    def _reopen(self) -> None:
         self._close()
         self.nvml.open()
         self.is_open = True
@@ -164,7 +164,7 @@ class _Nvidia:
     def _read(self) -> Reading:
         count = self.nvml.ask("nvmlDeviceGetCount")
         if count is None:
-            raise DriverGoneError("NVML does not tell how many cards there are")
+            raise DriverGoneError("NVML does not report the number of GPUs")
         if count != self.count:
             self._find(count)
         self.xids.read()
@@ -179,7 +179,7 @@ class _Nvidia:
                 lost = f"{uuid}: {sentence(error)}"
         missing = self.known.keys() - found.keys()
         if missing:
-            self._trouble(lost or f"{min(missing)}: it is not there any more")
+            self._trouble(lost or f"{min(missing)}: no longer present")
         else:
             self.error = ""
         return self._as_reading(found)
@@ -187,7 +187,7 @@ class _Nvidia:
     def _as_reading(self, found: Dict[str, _Found]) -> Reading:
         devices = [
             it if uuid in found else down(it) for uuid, card in self.known.items() for it in card
-        ]  # in the order in which they were first seen
+        ]  # in the order of their first appearance
         activity = {uuid: it for card in found.values() for uuid, it in card.activity.items()}
         self.gpm.keep(device.uuid for device in devices if device.values["up"])
         extras = as_extras(extra_rows(activity, self.xids.seen), self.extra_keys)
@@ -210,7 +210,7 @@ class _Nvidia:
             handle = ask("nvmlDeviceGetHandleByIndex", number)
             uuid = ask("nvmlDeviceGetUUID", handle) if handle is not None else None
             if uuid is None:
-                return None  # not ours to see, as in a container that has only some of the cards
+                return None  # inaccessible, as in a container with only some of the GPUs
             minor = ask("nvmlDeviceGetMinorNumber", handle)
             model = ask("nvmlDeviceGetName", handle) or ""
             pci = ask("nvmlDeviceGetPciInfo_v3", handle)
@@ -221,7 +221,7 @@ class _Nvidia:
         return _Card(handle, Device(uuid, str(number), bus, device, "nvidia", model, "", {}), minor)
 
     def _lost_labels(self, number: int) -> Device:
-        """Of a card that does not even tell its UUID: it may have done so before."""
+        """Return the labels of a GPU whose UUID is unavailable: they may be known from before."""
         for card, *_ in self.known.values():
             if card.number == str(number):
                 return card
@@ -229,19 +229,19 @@ class _Nvidia:
 
     def _read_card(self, card: _Card) -> _Found:
         if card.handle is None:
-            raise CardLostError(f"{LIBRARY}: GPU is lost")  # in the words that it was lost with
+            raise CardLostError(f"{LIBRARY}: GPU is lost")  # NVML's own message
         uuid = card.labels.uuid
         is_due = uuid not in self.seldom or (self.turn + int(card.labels.number)) % _SELDOM == 0
         values = self._values(card.handle)
         found = _Found([], [], {uuid: self.gpm.read(uuid, card.handle)})
-        if not values and not found.activity[uuid]:  # not lost by its own words, and yet no answer at all
-            raise CardLostError("the card answers no question")
+        if not values and not found.activity[uuid]:  # not reported as lost, but nothing works
+            raise CardLostError("the GPU does not respond")
         if is_due:
             self.seldom[uuid] = self._ask_all(card.handle, _SIMPLE_SELDOM, _FIELDS_SELDOM)
-            self._ask_for_mig(card)
+            self._query_mig(card)
         values.update(self.seldom[uuid])
         instances = list(self._instances(card)) if uuid in self.divided else []
-        if instances:  # processes are theirs: the card would tell the same ones again
+        if instances:  # they have the processes, which the GPU would report again
             for number, handle in instances:
                 self._read_instance(card, number, handle, found)
         else:
@@ -250,7 +250,7 @@ class _Nvidia:
         found.devices.insert(0, device)
         return found
 
-    def _ask_for_mig(self, card: _Card) -> None:
+    def _query_mig(self, card: _Card) -> None:
         mode = self.nvml.ask("nvmlDeviceGetMigMode", card.handle)
         if mode and mode[0] == _MIG_ENABLED:
             self.divided.add(card.labels.uuid)
@@ -266,7 +266,7 @@ class _Nvidia:
     def _read_instance(self, card: _Card, number: int, handle: Any, found: _Found) -> None:
         uuid = self.nvml.ask("nvmlDeviceGetUUID", handle)
         if uuid is None:
-            return  # it went just now
+            return  # just removed
         part = self.nvml.ask("nvmlDeviceGetGpuInstanceId", handle)
         labels = self._instance_labels(card, uuid, number, handle, part)
         activity = self.gpm.read(uuid, card.handle, part) if part is not None else {}
@@ -328,13 +328,13 @@ class _Nvidia:
         return {} if found is None else {"memory_used_bytes": found.used, "memory_total_bytes": found.total}
 
     def _usage(self, uuid: str, handle: Any) -> Optional[Dict[int, int]]:
-        """Per cent by pid. Who is not in it did nothing; None if the driver has nothing new."""
+        """Return per cent by pid, without idle processes; None if the driver has nothing new."""
         samples = self.nvml.ask("nvmlDeviceGetProcessUtilization", handle, self.times.get(uuid, 0))
         if not samples:
             return None
         newest: Dict[int, Tuple[int, int]] = {}
         for it in samples:
-            if it.timeStamp and it.smUtil <= 100:  # unused places are empty or hold remains
+            if it.timeStamp and it.smUtil <= 100:  # unused entries are empty or have stale data
                 newest[it.pid] = max(newest.get(it.pid, (0, 0)), (it.timeStamp, it.smUtil))
         self.times[uuid] = max((time for time, _ in newest.values()), default=self.times.get(uuid, 0))
         return {pid: percent for pid, (_, percent) in newest.items()}
@@ -342,7 +342,7 @@ class _Nvidia:
     def _take_uses(
         self, uuid: str, handle: Any, found: _Found, usage: Optional[Dict[int, int]]
     ) -> Dict[str, int]:
-        """How many there are, if that is told: in a container the driver shows none, or by other pids."""
+        """Return the number of processes if known: in a container the driver shows none, or other pids."""
         memory = self._processes(handle) if self.sees_processes else None
         if memory is None:
             return {}
@@ -354,7 +354,7 @@ class _Nvidia:
         return {"processes": len(memory)}
 
     def _processes(self, handle: Any) -> Optional[Dict[int, int]]:
-        """By pid its memory, -1 if that is not told; None if the driver does not say who computes there."""
+        """Return memory by pid, -1 if unknown; None if the driver does not report processes."""
         memory: Dict[int, int] = {}
         for kind in _KINDS:
             name = f"nvmlDeviceGet{kind}RunningProcesses"
@@ -362,7 +362,7 @@ class _Nvidia:
             if processes is None and kind == _KINDS[0]:
                 return None
             for it in processes or ():
-                # A process can be of two kinds, with the same memory told twice.
+                # A process can be of two kinds, with the same memory reported twice.
                 used = -1 if it.usedGpuMemory is None else it.usedGpuMemory
                 memory[it.pid] = max(memory.get(it.pid, -1), used)
         return memory
@@ -370,7 +370,7 @@ class _Nvidia:
 
 def throttling(reasons: int) -> Dict[str, int]:
     other = reasons & ~(_IDLE | _BY_POWER | _BY_HEAT)
-    if reasons & _HARDWARE_TOLD:
+    if reasons & _HARDWARE_EXPLAINED:
         other &= ~_HARDWARE
     return {
         "throttled_power": int(reasons & _BY_POWER != 0),
@@ -380,7 +380,7 @@ def throttling(reasons: int) -> Dict[str, int]:
 
 
 def capability(host: Host, name: str) -> str:
-    """The device file of an instance, as MAJOR:MINOR. Both files are in NVIDIA's guide to MIG."""
+    """Return MAJOR:MINOR of an instance's device file. Both files are described in NVIDIA's MIG guide."""
     try:
         devices = host.read_once("proc/devices").decode("ascii", "replace").split()
         minors = host.read_once("proc/driver/nvidia-caps/mig-minors").decode("ascii", "replace").split()
@@ -393,7 +393,7 @@ def capability(host: Host, name: str) -> str:
 
 
 def _of_card(activity: Dict[str, int]) -> Dict[str, int]:
-    """What GPM knows of the columns that all vendors have: of instances NVML tells it in no other way."""
+    """Return GPM's values of common columns: for instances NVML has no other source."""
     return {
         name: value for name, value in activity.items() if name == "busy_ratio" or name.startswith("bus_")
     }
@@ -403,13 +403,13 @@ def _fields(fields: Tuple[_Field, ...], found: Any) -> Dict[str, int]:
     values: Dict[str, int] = {}
     if found is None:
         return values
-    # As bytes, because the binding's structures take a good part of a µs per attribute.
+    # As bytes, as the binding's structures take nearly a µs per attribute.
     for (_, _, column, factor), (kind, code, value) in zip(fields, _FIELD_LAYOUT.iter_unpack(bytes(found))):
         number = value & ((1 << _WIDTHS.get(kind, 0)) - 1)
-        # With the highest bit set it would be negative, or "not available": nothing here is ever that high.
+        # The highest bit means negative or "not available": no real value is that high.
         if code == 0 and kind in _WIDTHS and not number >> (_WIDTHS[kind] - 1) and number * factor < _MOST:
             values[column] = values.get(column, 0) + number * factor
-    if not values.get("memory_temperature_celsius"):  # no memory is at 0 °C: there is no sensor
+    if not values.get("memory_temperature_celsius"):  # 0 °C: no sensor
         values.pop("memory_temperature_celsius", None)
     return values
 

@@ -1,4 +1,4 @@
-"""`gpu_nvidia`: what only NVIDIA has. How busy the parts of a card are (GPM), and Xid errors (events)."""
+"""`gpu_nvidia`: what only NVIDIA provides: activity of a GPU's units (GPM) and Xid errors (events)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def _ratio(name: str, what: str) -> Column:
 
 GPU_NVIDIA = Schema(
     "gpu_nvidia",
-    ("gpu", "source"),  # source: gpm (between this reading and the one before) or events
+    ("gpu", "source"),  # source: gpm (since the previous reading) or events
     (
-        _ratio("sm_active", "part of the multiprocessors that were busy"),
-        _ratio("sm_occupancy", "warps that were active, of the most possible"),
-        _ratio("tensor_active", "part of the time in which tensor cores worked"),
-        _ratio("dram_active", "memory bandwidth used, of the most possible"),
-        _ratio("fp64_active", "part of the time with double precision, tensor cores apart"),
-        _ratio("fp32_active", "part of the time with single precision, tensor cores apart"),
-        _ratio("fp16_active", "part of the time with half precision, tensor cores apart"),
-        Column("xid_errors", COUNTER, "errors that the driver told (Xid), since the agent looks on"),
-        Column("last_xid", GAUGE, "number of the last of them"),
+        _ratio("sm_active", "fraction of multiprocessors with at least one active warp"),
+        _ratio("sm_occupancy", "active warps relative to the maximum"),
+        _ratio("tensor_active", "fraction of time in which tensor cores were active"),
+        _ratio("dram_active", "memory bandwidth used relative to the maximum"),
+        _ratio("fp64_active", "fraction of time with double precision, tensor cores excluded"),
+        _ratio("fp32_active", "fraction of time with single precision, tensor cores excluded"),
+        _ratio("fp16_active", "fraction of time with half precision, tensor cores excluded"),
+        Column("xid_errors", COUNTER, "Xid errors reported by the driver since the agent started"),
+        Column("last_xid", GAUGE, "number of the last Xid error"),
     ),
 )
 _COLUMNS = tuple(column.name for column in GPU_NVIDIA.columns)
 
-# By NVML's number of the metric: our column, and what makes raw units of it. In per cent, but for PCIe.
+# NVML's metric number, our column, and the factor to raw units. In per cent, except PCIe.
 _PER_CENT, _MIB = 100, 1 << 20
 _METRICS: Tuple[Tuple[int, str, int], ...] = (
     (1, "busy_ratio", _PER_CENT),
@@ -47,21 +47,21 @@ _METRICS: Tuple[Tuple[int, str, int], ...] = (
 )
 _METRICS_VERSION = 1
 _ANSWERS = Struct("=" + "4xid24x" * len(_METRICS))  # nvmlGpmMetric_t: result and value of each
-_MOST = 1e12  # more is not a figure
-_XID, _AT_ONCE = 8, 100  # nvmlEventTypeXidCriticalError; events taken per reading at the most
+_MOST = 1e12  # larger values are invalid
+_XID, _AT_ONCE = 8, 100  # nvmlEventTypeXidCriticalError; events read at once at most
 
 
 class Gpm:
-    """Activity between two samples. They live in memory that NVML gives and wants back."""
+    """Activity between two samples, which NVML allocates and frees."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.nvml = nvml
         self._has: Dict[str, bool] = {}
-        self._pairs: Dict[str, List[Any]] = {}  # by UUID: the last sample, or None, and a spare one
+        self._pairs: Dict[str, List[Any]] = {}  # by UUID: the last sample or None, and a spare one
         self._question: Any = None
 
     def read(self, uuid: str, card: Any, instance: Optional[int] = None) -> Dict[str, int]:
-        """By column; nothing for cards without it (before Hopper), and at the first reading."""
+        """Return values by column; none for GPUs before Hopper, and at the first reading."""
         if not self._supported(uuid, card):
             return {}
         pair = self._pairs.get(uuid) or self._allocate(uuid)
@@ -70,7 +70,7 @@ class Gpm:
         last, spare = pair
         if not self._sample(card, instance, spare):
             return {}
-        if last is None:  # the first: the next goes into memory of its own
+        if last is None:  # the first: the next needs another buffer
             other = self.nvml.ask("nvmlGpmSampleAlloc")
             self._pairs[uuid] = [spare, other] if other is not None else [None, spare]
             return {}
@@ -91,8 +91,8 @@ class Gpm:
 
     def _sample(self, card: Any, instance: Optional[int], into: Any) -> bool:
         if instance is None:
-            return self.nvml.tell("nvmlGpmSampleGet", card, into)
-        return self.nvml.tell("nvmlGpmMigSampleGet", card, instance, into)
+            return self.nvml.run("nvmlGpmSampleGet", card, into)
+        return self.nvml.run("nvmlGpmMigSampleGet", card, instance, into)
 
     def _between(self, first: Any, second: Any) -> Dict[str, int]:
         if self._question is None:
@@ -101,19 +101,19 @@ class Gpm:
             for place, (number, _, _) in enumerate(_METRICS):
                 self._question.metrics[place].metricId = number
         self._question.sample1, self._question.sample2 = first, second
-        if not self.nvml.tell("nvmlGpmMetricsGet", self._question):
+        if not self.nvml.run("nvmlGpmMetricsGet", self._question):
             return {}
-        # As bytes, because the binding's structures take a good part of a µs per attribute.
+        # As bytes, as the binding's structures take nearly a µs per attribute.
         begin = type(self._question).metrics.offset
         found = _ANSWERS.unpack_from(self._question, begin)
         return {
             name: round(value * factor)
             for (_, name, factor), code, value in zip(_METRICS, found[::2], found[1::2])
-            if code == 0 and 0 <= value < _MOST  # "not a number" is neither
+            if code == 0 and 0 <= value < _MOST  # NaN is neither
         }
 
     def keep(self, uuids: Iterable[str]) -> None:
-        """Give back what belongs to others: instances come and go."""
+        """Free the samples of all others: instances come and go."""
         for uuid in set(self._pairs).difference(uuids):
             self._free(uuid)
 
@@ -124,16 +124,16 @@ class Gpm:
         for sample in self._pairs.pop(uuid):
             if sample is not None:
                 with suppress(DriverGoneError, CardLostError):
-                    self.nvml.tell("nvmlGpmSampleFree", sample)
+                    self.nvml.run("nvmlGpmSampleFree", sample)
         del self._has[uuid]
 
 
 class Xids:
-    """Errors that the driver tells as events, asked for without waiting."""
+    """Errors that the driver reports as events, polled without blocking."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.nvml = nvml
-        self.seen: Dict[str, List[int]] = {}  # by UUID: how many, and the last one; stays when NVML is closed
+        self.seen: Dict[str, List[int]] = {}  # by UUID: count and last number; kept when NVML is closed
         self._set: Any = None
         self._cards: Dict[int, str] = {}
 
@@ -141,17 +141,17 @@ class Xids:
         self._set = self.nvml.ask("nvmlEventSetCreate")
         for uuid, handle in cards if self._set is not None else ():
             try:
-                if self.nvml.tell("nvmlDeviceRegisterEvents", handle, _XID, self._set):
+                if self.nvml.run("nvmlDeviceRegisterEvents", handle, _XID, self._set):
                     self._cards[_address(handle)] = uuid
                     self.seen.setdefault(uuid, [0, ABSENT])
             except CardLostError:
-                pass  # it is told so when it is read
+                pass  # reported when it is read
 
     def read(self) -> None:
         for _ in range(_AT_ONCE if self._set is not None else 0):
             try:
                 event = self.nvml.ask("nvmlEventSetWait_v2", self._set, 0)
-            except CardLostError:  # the set is of no use any more; a new one comes with the next opening
+            except CardLostError:  # the set is unusable; a new one is created when NVML is opened again
                 self.close()
                 break
             if event is None:
@@ -164,7 +164,7 @@ class Xids:
     def close(self) -> None:
         if self._set is not None:
             with suppress(DriverGoneError, CardLostError):
-                self.nvml.tell("nvmlEventSetFree", self._set)
+                self.nvml.run("nvmlEventSetFree", self._set)
         self._set, self._cards = None, {}
 
 
@@ -182,7 +182,7 @@ def extra_rows(activity: Dict[str, Dict[str, int]], xids: Dict[str, List[int]]) 
 
 
 def as_extras(rows: Dict[Key, List[int]], keys: Tuple[Key, ...]) -> Tuple[Rows, ...]:
-    """With the keys of last time if they are equal."""
+    """Return rows with the previous keys object if it is equal."""
     if not rows:
         return ()
     found = tuple(rows)

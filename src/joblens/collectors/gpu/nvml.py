@@ -1,7 +1,7 @@
 """NVML, the library of NVIDIA's driver, through NVIDIA's own binding (package nvidia-ml-py).
 
-Both are loaded late, for most machines have neither. What a card, the library or the binding cannot answer
-is None. What they will never answer, because the function is not there, is not asked again.
+Both are loaded late, as most machines have neither. What a GPU, the library or the binding does not provide
+is None. A function that does not exist is not called again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Set, Tuple
 from joblens.core.errors import OutsideError
 
 LIBRARY = "libnvidia-ml.so.1"
-# Codes as nvml.h has them: a binding that is older than the library does not name them all.
+# Codes from nvml.h: a binding older than the library does not define them all.
 _UNINITIALIZED, _DRIVER_NOT_LOADED, _FUNCTION_NOT_FOUND = 1, 9, 13
 _GPU_IS_LOST, _RESET_REQUIRED, _VERSION_MISMATCH = 15, 16, 18
 _GONE = (_UNINITIALIZED, _DRIVER_NOT_LOADED, _VERSION_MISMATCH)
@@ -23,7 +23,7 @@ Call = Tuple[Any, ...]  # a function's name and its arguments
 
 
 class NoNvmlError(OutsideError):
-    """It cannot be used. Without its library there is probably no card either."""
+    """NVML cannot be used. Without its library there is probably no GPU either."""
 
     def __init__(self, what: str, library: bool) -> None:
         super().__init__(what)
@@ -31,26 +31,26 @@ class NoNvmlError(OutsideError):
 
 
 class DriverGoneError(OutsideError):
-    """The driver was unloaded or reset: whatever was opened is void."""
+    """The driver was unloaded or reset: all handles are invalid."""
 
 
 class CardLostError(OutsideError):
-    """One card does not answer any more."""
+    """One GPU does not respond any more."""
 
 
 def load_nvml() -> Nvml:
-    """Not opened yet: that asks the driver, which may take seconds."""
-    # Asked first because of the binding, which takes 5 MB where it is installed: many have no such card.
+    """Load without opening, which calls the driver and may take seconds."""
+    # The library first: the binding takes 5 MB, and many machines that have it have no such GPU.
     try:
         import ctypes
 
         ctypes.CDLL(LIBRARY)
     except (ImportError, OSError):
-        raise NoNvmlError(f"there is no {LIBRARY}", False) from None
+        raise NoNvmlError(f"{LIBRARY} not found", False) from None
     try:
         import pynvml
     except ImportError:
-        raise NoNvmlError(f"{LIBRARY} is here, and the Python package nvidia-ml-py is not", True) from None
+        raise NoNvmlError(f"{LIBRARY} found, but the Python package nvidia-ml-py is missing", True) from None
     return Nvml(pynvml)
 
 
@@ -60,7 +60,7 @@ class Nvml:
         self._lacks: Set[str] = set()
 
     def open(self) -> None:
-        """FileNotFoundError if there is a library and no driver behind it, as in some images."""
+        """Raises FileNotFoundError if there is a library but no driver, as in some images."""
         try:
             self.binding.nvmlInit()
         except self.binding.NVMLError as error:
@@ -69,24 +69,24 @@ class Nvml:
             raise NoNvmlError(f"{LIBRARY}: {error}", True) from None
 
     def close(self) -> None:
-        with suppress(self.binding.NVMLError):  # a driver that is gone has nothing to shut down
+        with suppress(self.binding.NVMLError):  # a driver that is gone cannot be shut down
             self.binding.nvmlShutdown()
 
     def ask(self, name: str, *args: Any) -> Any:
-        """The answer, or None. Raises only what makes further questions pointless."""
+        """Return the result or None. Raises only what makes further calls pointless."""
         return self._call(name, name, args)[1]
 
-    def tell(self, name: str, *args: Any) -> bool:
-        """For functions without an answer: whether it was done."""
+    def run(self, name: str, *args: Any) -> bool:
+        """Call a function without a result; return whether it succeeded."""
         return self._call(name, name, args)[0]
 
     def memory(self, handle: Any) -> Any:
-        """Without what the driver keeps for itself, as nvidia-smi shows it, if the library is new enough."""
+        """Without the driver's reserved memory, as in nvidia-smi, if the library is new enough."""
         name = "nvmlDeviceGetMemoryInfo"
         return self._call("memory v2", name, (handle, _MEMORY_V2))[1] or self.ask(name, handle)
 
     def ask_first(self, *calls: Call) -> Any:
-        """What the first of these knows: newer functions first, for older libraries have only the others."""
+        """Return the first known result: newer functions first, as older libraries have only the others."""
         for name, *args in calls:
             found = self.ask(name, *args)
             if found is not None:
@@ -94,7 +94,7 @@ class Nvml:
         return None
 
     def _call(self, what: str, name: str, args: Call) -> Tuple[bool, Any]:
-        """`what` is remembered if it is not there: one function of the binding can stand for several."""
+        """`what` is remembered if it is missing: one function of the binding can stand for several."""
         if what in self._lacks:
             return False, None
         function = getattr(self.binding, name, None)
@@ -111,5 +111,5 @@ class Nvml:
             elif error.value in _LOST:
                 raise CardLostError(f"{LIBRARY}: {error}") from None
             return False, None
-        except UnicodeDecodeError:  # a name or UUID from a broken memory on the card
+        except UnicodeDecodeError:  # a name or UUID from broken memory
             return False, None

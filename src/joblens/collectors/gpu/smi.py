@@ -1,7 +1,7 @@
-"""NVIDIA's cards by the words of `nvidia-smi -q`, for nodes where NVML itself cannot be used.
+"""NVIDIA GPUs from the output of `nvidia-smi -q`, for nodes where NVML itself cannot be used.
 
-The one collector that runs a command, and so none that waits for it: the command is started at one reading
-and its words are read at a later one, and in between its last words count. One that hangs is killed.
+It runs a command, but never waits for it: the command is started at one reading and its output is read at a
+later one; in between the previous output is used. A command that hangs is killed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from joblens.core.errors import MalformedError, sentence
 from joblens.core.host import Host
 
 PROGRAM = "nvidia-smi"
-_EVERY = 10  # readings: it takes a good part of a second of some core
+_EVERY = 10  # readings: it takes a good part of a second of CPU time
 _LONGEST = 20.0  # seconds until it is killed
-_FIRST = 0.8  # seconds that the first reading waits, so that it need not be empty
-_LAST = 1.0  # seconds that one that was killed has to end
-_MOST = 1 << 24  # bytes: more is not what it says
+_FIRST = 0.8  # seconds that the first reading waits, so that it is not empty
+_LAST = 1.0  # seconds to end after it was killed
+_MOST = 1 << 24  # bytes of output
 _MAJOR = 195  # of /dev/nvidia0 and so on
 
 Path = Tuple[str, ...]
-Entry = Tuple[Path, str]  # names of the lines above it and its own, and its value
+Entry = Tuple[Path, str]  # names of the enclosing lines and its own, and its value
 
 _NUMBER = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(%|MiB|W|MHz|C|KB/s|)")
 _BUS = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 _MHZ, _MIB, _MICRO = 1_000_000, 1 << 20, 1_000_000
-# Column, unit, factor, where it stands: the first of these that has a number. Names differ by version.
+# Column, unit, factor, places: the first that has a number is used. Names differ between versions.
 _COLUMNS: Tuple[Tuple[str, str, int, Tuple[Path, ...]], ...] = (
     ("busy_ratio", "%", 100, (("Utilization", "Gpu"), ("Utilization", "GPU"))),
     ("memory_busy_ratio", "%", 100, (("Utilization", "Memory"),)),
@@ -71,12 +71,12 @@ _BY_HEAT = ("SW Thermal Slowdown", "HW Thermal Slowdown")
 
 
 def open_smi(host: Host, because: NoNvmlError) -> Callable[[], Reading]:
-    """`because` is what is wrong with NVML; it stands where nvidia-smi does not help either."""
+    """`because` is the failure of NVML, which is reported if nvidia-smi is missing too."""
     import shutil
 
     program = shutil.which(PROGRAM)
     if program is None:
-        raise because if because.library else FileNotFoundError(2, "not there", PROGRAM)
+        raise because if because.library else FileNotFoundError(2, "not found", PROGRAM)
     return _Smi(program, host.counts_pids_as_kernel()).read
 
 
@@ -87,7 +87,7 @@ class _Smi:
         self.latest = Reading([], [])
         self.error = ""
         self.turn = _EVERY
-        self.child, self.words = self._start()
+        self.child, self.output = self._start()
         self.begun = time.monotonic()
 
     def _start(self) -> Tuple[Any, IO[bytes]]:
@@ -95,20 +95,20 @@ class _Smi:
         import subprocess
         import tempfile
 
-        words = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would be full before we come to read it
+        output = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would fill up before it is read
         try:
             child = subprocess.Popen(
                 [self.program, "-q"],
                 stdin=subprocess.DEVNULL,
-                stdout=words,
+                stdout=output,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "LC_ALL": "C"},
-                start_new_session=True,  # a signal to the agent's terminal is not meant for it
+                start_new_session=True,  # signals of the agent's terminal must not reach it
             )
         except OSError:
-            words.close()
+            output.close()
             raise
-        return child, words
+        return child, output
 
     def wait(self, seconds: float) -> None:
         import subprocess
@@ -122,26 +122,26 @@ class _Smi:
             self.wait(_FIRST)
         self.turn -= 1
         if self.child is not None:
-            self._look()
+            self._poll()
         elif self.turn <= 0:
             self.turn, self.begun = _EVERY, time.monotonic()
-            self.child, self.words = self._start()
+            self.child, self.output = self._start()
         if self.error:
             return Reading([down(it) for it in self.latest.devices], [], (), self.error)
         return self.latest
 
-    def _look(self) -> None:
-        """Whether it has ended by now. One that cannot even be killed is left alone, and no other started."""
+    def _poll(self) -> None:
+        """Take the output if it has ended. If it cannot even be killed, no other is started."""
         code = self.child.poll()
         if code is None:
             if time.monotonic() - self.begun > _LONGEST:
                 self.child.kill()
-                self.error = f"{PROGRAM} has not answered for {_LONGEST:g} s"
+                self.error = f"{PROGRAM} timed out after {_LONGEST:g} s"
             return
         self.child = None
-        with self.words:
-            self.words.seek(0)
-            text = self.words.read(_MOST).decode("utf-8", "replace")
+        with self.output:
+            self.output.seek(0)
+            text = self.output.read(_MOST).decode("utf-8", "replace")
         if code == 0:
             self._parse(text)
         elif code > 0:
@@ -155,51 +155,51 @@ class _Smi:
             self.error = sentence(error)
 
     def _has_failed(self, code: int, text: str) -> None:
-        said = next((line.strip() for line in text.splitlines() if line.strip()), "")
-        self.error = f"{PROGRAM} ended with {code}: {said[:200]}"
-        if not self.latest.devices:  # no driver, or no card: it was never here
+        message = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        self.error = f"{PROGRAM} failed with exit code {code}: {message[:200]}"
+        if not self.latest.devices:  # no driver or no GPU
             raise FileNotFoundError(2, self.error, self.program)
 
     def __del__(self) -> None:
         if getattr(self, "child", None) is not None:
             self.child.kill()
             self.wait(_LAST)
-            self.words.close()
+            self.output.close()
 
 
 def parse_smi(text: str) -> Reading:
-    """The words of `nvidia-smi -q`: blocks by indentation, one block per card."""
+    """Parse the output of `nvidia-smi -q`: blocks by indentation, one block per GPU."""
     devices: List[Device] = []
     uses: List[Use] = []
-    told = -1
+    announced = -1
     for number, (bus, entries) in enumerate(_cards(text)):
         if not bus:
-            told = _count(entries)
+            announced = _count(entries)
             continue
         card = _Block(entries)
         uuid = card.text("GPU UUID")
         if not uuid.startswith("GPU-"):
-            raise MalformedError(PROGRAM, f"the card at {bus} has no UUID")
+            raise MalformedError(PROGRAM, f"the GPU at {bus} has no UUID")
         labels = _labels(card, uuid, str(number - 1), bus)
         parts = list(_instances(entries, labels))
         found = list(_uses(entries, uuid, {part.uuid for part in parts}))
         whole = labels._replace(values={"up": 1, **_values(card)})
-        if _tells_processes(entries):
-            # Of a card with instances they are the instances'.
+        if _has_processes(entries):
+            # On a GPU with instances they belong to the instances.
             parts = [_with_count(part, found) for part in parts]
             whole = whole if parts else _with_count(whole, found)
         devices += [whole, *parts]
         uses += found
-    if told != len([device for device in devices if not device.parent]):
-        raise MalformedError(PROGRAM, f"{told} cards were announced, and others told")
+    if announced != len([device for device in devices if not device.parent]):
+        raise MalformedError(PROGRAM, f"{announced} attached GPUs, but another number is listed")
     if len({device.uuid for device in devices}) < len(devices):
-        raise MalformedError(PROGRAM, "a card occurs twice")
+        raise MalformedError(PROGRAM, "duplicate GPU")
     return Reading(devices, uses)
 
 
-def _tells_processes(entries: List[Entry]) -> bool:
-    told = [value for path, value in entries if path[0] == "Processes"]
-    return len(told) > 1 or told == ["None"]
+def _has_processes(entries: List[Entry]) -> bool:
+    values = [value for path, value in entries if path[0] == "Processes"]
+    return len(values) > 1 or values == ["None"]
 
 
 def _with_count(device: Device, uses: List[Use]) -> Device:
@@ -208,7 +208,7 @@ def _with_count(device: Device, uses: List[Use]) -> Device:
 
 
 def without_processes(reading: Reading) -> Reading:
-    """For whom pids are others than for the driver, as in a container: these would be other processes."""
+    """For a pid namespace other than the driver's, as in a container, where pids have another meaning."""
     devices = [
         it._replace(values={name: value for name, value in it.values.items() if name != "processes"})
         for it in reading.devices
@@ -217,7 +217,7 @@ def without_processes(reading: Reading) -> Reading:
 
 
 def _cards(text: str) -> Iterator[Tuple[str, List[Entry]]]:
-    """First what stands before all cards, with no bus address."""
+    """Yield entries by bus address; first those before all GPUs, with none."""
     bus = ""
     lines: List[str] = []
     for line in text.splitlines():
@@ -248,7 +248,7 @@ def _count(entries: List[Entry]) -> int:
 
 
 class _Block:
-    """The first value at each place."""
+    """The first value at each path."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.at: Dict[Path, str] = {}
@@ -259,7 +259,7 @@ class _Block:
         return self.at.get(path, "")
 
     def number(self, unit: str, factor: int, *path: str) -> Optional[int]:
-        """None for N/A, [Not Supported], ERR! and whatever else is not a number of this unit."""
+        """None for N/A, [Not Supported], ERR! and anything else that is not a number of this unit."""
         match = _NUMBER.fullmatch(self.text(*path))
         return round(float(match[1]) * factor) if match and match[2] == unit else None
 
@@ -271,7 +271,7 @@ def _labels(card: _Block, uuid: str, number: str, bus: str) -> Device:
 
 
 def bus_address(text: str) -> str:
-    """As /sys/bus/pci/devices has it: NVIDIA writes the domain with eight digits, the kernel with four."""
+    """Format as in /sys/bus/pci/devices: NVIDIA writes the domain with eight digits, the kernel with four."""
     match = _BUS.fullmatch(text)
     return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else text
 
@@ -288,13 +288,13 @@ def _values(card: _Block) -> Dict[str, int]:
 
 def _throttling(card: _Block) -> Dict[str, int]:
     for section in _REASONS:
-        told = {path[-1]: value for path, value in card.at.items() if path[0] == section and len(path) > 1}
-        active = {name for name, value in told.items() if value == "Active"}
-        if not active and "Not Active" not in told.values():
+        reasons = {path[-1]: value for path, value in card.at.items() if path[0] == section and len(path) > 1}
+        active = {name for name, value in reasons.items() if value == "Active"}
+        if not active and "Not Active" not in reasons.values():
             continue
         explained = {"Idle", *_BY_POWER, *_BY_HEAT}
         if active & {"HW Thermal Slowdown", "HW Power Brake Slowdown"}:
-            explained.add("HW Slowdown")  # which is only their sum
+            explained.add("HW Slowdown")  # which is their union
         return {
             "throttled_power": int(not active.isdisjoint(_BY_POWER)),
             "throttled_thermal": int(not active.isdisjoint(_BY_HEAT)),
@@ -304,7 +304,7 @@ def _throttling(card: _Block) -> Dict[str, int]:
 
 
 def _ecc(card: _Block) -> Dict[str, int]:
-    """Since the driver was loaded (volatile), of all memories together."""
+    """Sum over all memories since the driver was loaded (volatile)."""
     values: Dict[str, int] = {}
     for path in card.at:
         if path[:2] == ("ECC Errors", "Volatile") and len(path) == 3:
@@ -336,12 +336,12 @@ def _instances(entries: List[Entry], card: Device) -> Iterator[Device]:
 
 
 def _instance(card: str, part: str, compute: str) -> str:
-    """It does not tell the UUID of an instance. This name is the one that drivers before 470 gave it."""
+    """Return a name as drivers before 470 had it, as the output has no UUIDs of instances."""
     return f"MIG-{card}/{part}/{compute}"
 
 
 def _uses(entries: List[Entry], card: str, parts: Set[str]) -> Iterator[Use]:
-    """The lines about whose instance it is stand before those of the process."""
+    """The lines with the instance precede those of its processes."""
     part = compute = ""
     memory: Dict[Tuple[str, int], Optional[int]] = {}
     user: Optional[Tuple[str, int]] = None

@@ -1,8 +1,8 @@
-"""`process` and `thread`: what each process has used so far, from /proc/PID (proc(5)).
+"""`process` and `thread`: usage of each process and thread, from /proc/PID (proc(5)).
 
-A process is its pid and its start together: pids come round again. An open /proc/PID/stat belongs to
-one process for ever and says ESRCH once that is gone, so keeping it open is cheaper and safer both.
-Kernel threads are left out.
+A process is identified by its pid and its start, as pids are reused. An open /proc/PID/stat stays bound to
+one process and fails with ESRCH once it has ended, so keeping it open is both cheaper and safer. Kernel
+threads are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import resource
 from typing import Any, Dict, List, Optional, Tuple
 
-from joblens.collectors.process.filter import STEPD, Descendants, Everyone, OwnUser
+from joblens.collectors.process.filter import STEPD, AllProcesses, Descendants, OwnUser
 from joblens.collectors.process.pss import read_shares
 from joblens.collectors.process.run_delay import RunDelay
 from joblens.core.errors import MalformedError
@@ -21,32 +21,31 @@ from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import Stat, is_running, parse_cgroup, parse_io, parse_stat, parse_status
 
 _LONGEST_COMMAND = 1024
-# Three files per process stay open, each with a page of the kernel's memory behind it, up to this many,
-# and to half of what the agent may have open: the rest is for other collectors and for connections. Where
-# there are more processes, those kinds of files are closed first that are read least; then the youngest
-# processes do without.
+# Three files per process stay open, each with a page of kernel memory, up to this many and to half of the
+# agent's limit of open files: the rest is for other collectors and for connections. With more processes, the
+# kinds of files that are read least are closed first; then the youngest processes are read without.
 _MOST_KEPT_OPEN = 3000
 _KEPT = ("stat", "io", "status")
-_SPARE = 0.9  # of these files are open, or fewer, before another kind is kept
-_KERNEL_AGAIN = 64  # scans, after which the pid of a kernel thread is looked at again: another may have it
+_SPARE = 0.9  # at most this fraction of the files may be open before another kind is kept
+_KERNEL_AGAIN = 64  # scans, after which the pid of a kernel thread is read again: it may have been reused
 _RECORD = 8192
-# A process is moved to its cgroup before or shortly after it starts, and seldom later. Shortly after its
-# start it may also give itself a title; later it is asked for that only when its name has changed.
+# A process is moved to its cgroup before or shortly after it starts, and rarely later. Shortly after its
+# start it may also set its title; later the command line is read only when the name has changed.
 _READ_AGAIN = 16
-# /proc/PID/status is the longest of the three. What it alone tells, how memory is divided and how often the
-# process was switched, is read again when its faults, its memory or its threads say so, and now and then.
+# /proc/PID/status is the longest of the three. It is read when page faults, memory size or threads in stat
+# have changed, and at every fifth scan: only it has the parts of the memory and the context switches.
 _STATUS_AGAIN = 4
 _NOT_YET_KNOWN = 1 << 63
 
 
 class ProcessKey(NamedTuple):
     pid: int
-    start: int  # in clock ticks after the boot, as in /proc/PID/stat
+    start: int  # clock ticks since boot, as in /proc/PID/stat
     parent: int
     group: int
     session: int
     terminal: int
-    uid: int  # the real one: /proc/PID belongs to root for a program that made itself undumpable
+    uid: int  # the real one: /proc/PID belongs to root if the program is not dumpable
     name: str
     command: str
     cgroup: str
@@ -64,40 +63,44 @@ PROCESS = Schema(
     "process",
     ProcessKey._fields,
     (
-        _ticks("user", "time in the program, children not included"),
-        _ticks("system", "time in the kernel, children not included"),
-        _ticks("children_user", "user time of children that ended and were waited for, with theirs"),
-        _ticks("children_system", "system time of children that ended and were waited for, with theirs"),
-        Column("minor_faults", COUNTER, "page faults that needed no disk"),
-        Column("major_faults", COUNTER, "page faults that had to read from disk"),
+        _ticks("user", "user CPU time, without children"),
+        _ticks("system", "system CPU time, without children"),
+        _ticks("children_user", "user CPU time of waited-for children and their waited-for descendants"),
+        _ticks("children_system", "system CPU time of waited-for children and their waited-for descendants"),
+        Column("minor_faults", COUNTER, "page faults without disk access"),
+        Column("major_faults", COUNTER, "page faults with disk access"),
         Column("threads", GAUGE, "threads"),
         Column("state", GAUGE, "state, as the ASCII code of its letter in /proc/PID/stat"),
-        _kib("rss", "memory in RAM: anonymous, file and shared parts together"),
-        _kib("rss_anon", "memory in RAM that no file stands behind"),
-        _kib("rss_file", "pages of files in RAM"),
-        _kib("rss_shmem", "shared memory in RAM"),
+        _kib("rss", "resident memory: anonymous, file and shared"),
+        _kib("rss_anon", "resident anonymous memory"),
+        _kib("rss_file", "resident pages of files"),
+        _kib("rss_shmem", "resident shared memory"),
         _kib("swap", "memory swapped out"),
         Column(
             "voluntary_switches",
             COUNTER,
-            "times that it gave up the core to wait, as of one of the last five looks",
+            "voluntary context switches, at most five scans old",
         ),
         Column(
             "involuntary_switches",
             COUNTER,
-            "times that the core was taken from it, as of one of the last five looks",
+            "involuntary context switches, at most five scans old",
         ),
-        Column("read_chars_bytes", COUNTER, "bytes read by system calls; waited-for children included"),
-        Column("written_chars_bytes", COUNTER, "bytes written by system calls; children as above"),
-        Column("read_calls", COUNTER, "system calls that read; children as above"),
-        Column("write_calls", COUNTER, "system calls that write; children as above"),
-        Column("read_bytes", COUNTER, "bytes fetched from storage; children as above"),
-        Column("written_bytes", COUNTER, "bytes sent to storage; children as above"),
-        Column("cancelled_write_bytes", COUNTER, "bytes not written after all; children as above"),
+        Column("read_chars_bytes", COUNTER, "bytes read by system calls, waited-for children included"),
+        Column("written_chars_bytes", COUNTER, "bytes written by system calls, waited-for children included"),
+        Column("read_calls", COUNTER, "read system calls, waited-for children included"),
+        Column("write_calls", COUNTER, "write system calls, waited-for children included"),
+        Column("read_bytes", COUNTER, "bytes read from storage, waited-for children included"),
+        Column("written_bytes", COUNTER, "bytes written to storage, waited-for children included"),
+        Column(
+            "cancelled_write_bytes",
+            COUNTER,
+            "bytes whose write to storage was cancelled by truncation, waited-for children included",
+        ),
         Column(
             "run_delay_seconds",
             COUNTER,
-            "time that its threads were ready to run and waited for a core, children not included",
+            "time that its threads were runnable and waited for a core, without children",
             divisor=1_000_000_000,
         ),
     ),
@@ -106,32 +109,32 @@ THREAD = Schema(
     "thread",
     ("pid", "start", "tid", "name"),
     (
-        _ticks("user", "time in the program"),
-        _ticks("system", "time in the kernel"),
-        Column("state", GAUGE, "state, as the ASCII code of its letter"),
-        Column("processor", GAUGE, "the core that it ran on last"),
+        _ticks("user", "user CPU time"),
+        _ticks("system", "system CPU time"),
+        Column("state", GAUGE, "state, as the ASCII code of its letter in /proc/PID/task/TID/stat"),
+        Column("processor", GAUGE, "core that it last ran on"),
         Column("run_seconds", COUNTER, "time on a core", divisor=1_000_000_000),
-        Column("wait_seconds", COUNTER, "time ready to run, waiting for a core", divisor=1_000_000_000),
+        Column("wait_seconds", COUNTER, "time runnable and waiting for a core", divisor=1_000_000_000),
     ),
 )
 _NO_IO = [ABSENT] * 7
 _STAT_FIELDS = 22
 _THREADS = PROCESS.position("threads")
-_OF_MEMORY = (7, 9, 17, 20, 21)  # fields of stat: faults, threads, size and what of it is in RAM
+_OF_MEMORY = (7, 9, 17, 20, 21)  # fields of stat: minor and major faults, threads, virtual size, RSS
 
 
 def may_be_stepd(key: ProcessKey) -> bool:
-    """Whether it is worth to check that: anybody can give a process any name."""
+    """Whether it claims to be a slurmstepd: any process can set any name, so it must be verified."""
     return key.uid == 0 and key.name == STEPD
 
 
 def _awaits_title(key: ProcessKey) -> bool:
-    """It calls itself `slurmstepd: [JOB.STEP]` a moment after its start, and a scan may come in between."""
+    """Whether it has not yet set its title `slurmstepd: [JOB.STEP]`, which it does just after its start."""
     return may_be_stepd(key) and not key.command.startswith(STEPD + ": ")
 
 
 def _kinds(files: int, processes: int) -> int:
-    """Of how many kinds each process can have one open."""
+    """Return how many kinds of files each process can keep open."""
     return min(len(_KEPT), max(files // max(processes, 1), 1))
 
 
@@ -139,11 +142,11 @@ _Row = Tuple[ProcessKey, List[int]]
 
 
 class _Process:
-    """A process that is followed: its open files, and what of it is not read each time."""
+    """A process that is followed: its open files, and what is not read at each scan."""
 
     __slots__ = (
-        "again_in", "delay", "files", "kernel", "key", "memory", "path", "row", "settled", "stat_name",
-        "status", "status_in", "told", "waited", "who",
+        "again_in", "delay", "files", "identity", "kernel", "key", "memory", "path", "row", "settled",
+        "stat_name", "status", "status_in", "texts", "waited",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -153,19 +156,19 @@ class _Process:
         self.forget()
 
     def forget(self) -> None:
-        """All that is known of it: another process may have its pid."""
+        """Reset: another process may have its pid."""
         self.kernel = False
         self.again_in = 0
         self.settled = False
         self.stat_name = b""
         self.key: Optional[ProcessKey] = None
-        self.who: Tuple[Any, ...] = ()  # that of it by which the key changes, as the kernel tells it
-        self.told: Tuple[Optional[bytes], ...] = ()  # all of it, as the kernel told it last
+        self.identity: Tuple[Any, ...] = ()  # the raw fields that the key is made from
+        self.texts: Tuple[Optional[bytes], ...] = ()  # the last stat and io
         self.waited = 0  # for a core, nanoseconds
-        self.memory: List[bytes] = []  # that of its stat without a change of which its status is not read
+        self.memory: List[bytes] = []  # fields of stat; while they are unchanged, status is not read
         self.status: Tuple[int, List[int]] = (-1, [])
         self.status_in = 0
-        self.row: Optional[_Row] = None  # what that was
+        self.row: Optional[_Row] = None  # made from these
 
     def read(self, host: Host, name: str, keep: bool) -> bytes:
         fd = self.files.get(name)
@@ -177,8 +180,8 @@ class _Process:
                 finally:
                     os.close(fd)
             self.files[name] = fd
-        data = os.pread(fd, _RECORD, 0)  # these files are single records: one read has all of it,
-        return data if len(data) < _RECORD else read_all(fd)  # unless its user is in a thousand groups
+        data = os.pread(fd, _RECORD, 0)  # one read returns these files completely,
+        return data if len(data) < _RECORD else read_all(fd)  # unless the user has a thousand groups
 
     def close_all_but(self, kept: int) -> None:
         for name in _KEPT[kept:]:
@@ -189,18 +192,18 @@ class _Process:
         self.close_all_but(0)
         self.delay.close()
 
-    __del__ = close  # a table that failed is dropped as it is
+    __del__ = close  # a table that failed is dropped without closing
 
 
 class _Table:
-    def __init__(self, host: Host, choice: Everyone) -> None:
-        self.host, self.choice = host, choice
+    def __init__(self, host: Host, processes: AllProcesses) -> None:
+        self.host, self.processes = host, processes
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
         self.warning = ""
         self.may_see_io: Optional[bool] = None
         self.scans = 0
-        self.thread_files = 0  # open ones of the last scan
+        self.thread_files = 0  # open in the last scan
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
         self.kept = len(_KEPT)  # files of each process
@@ -208,9 +211,9 @@ class _Table:
     def read(self) -> Rows:
         self.scans += 1
         self.thread_files = 0
-        # Parents before their children, whose figures they inherit: of a child that ends in between, and was
-        # read already, all would count twice. By their start, as numbers come round.
-        pids = sorted(self.choice.choose(self.known), key=self._began)
+        # Parents before their children, whose usage they accumulate: a child that was read and then ends
+        # before its parent is read would count twice. Ordered by start, as pids wrap around.
+        pids = sorted(self.processes.choose(self.known), key=self._began)
         for pid in self.known.keys() - set(pids):
             self.known.pop(pid).close()
         self._choose_kept(len(self.keys) or len(pids))
@@ -221,14 +224,14 @@ class _Table:
             if row is not None:
                 keys.append(row[0])
                 values += row[1]
-        # The same tuple as before if nothing but values changed, so that it is encoded only once.
+        # The same tuple as before if only values changed, so that it is encoded only once.
         found = tuple(keys)
         if found != self.keys:
             self.keys = found
         return Rows(PROCESS, self.keys, values)
 
     def _choose_kept(self, count: int) -> None:
-        """By how many processes there were, kernel threads not counted: those have no file open."""
+        """Based on the number of processes without kernel threads, which have no files open."""
         kept = _kinds(self.most_kept, count)
         if kept < self.kept:
             for process in self.known.values():
@@ -245,9 +248,9 @@ class _Table:
         return [(process.key.pid, process.key.start) for process in self.known.values() if process.key]
 
     def _read_process(self, pid: str, kept: int) -> Optional[_Row]:
-        """None for a kernel thread, a process that ends while it is read, and one that is not ours to see.
+        """None for a kernel thread, a process that ends while it is read, and one that is inaccessible.
 
-        Where /proc is mounted with hidepid=1, those of others are listed and cannot be read.
+        If /proc is mounted with hidepid=1, other users' processes are listed but cannot be read.
         """
         process = self.known.get(pid)
         if process is None:
@@ -259,44 +262,45 @@ class _Table:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             process.close()
             del self.known[pid]
-            self.choice.has_ended()
+            self.processes.has_ended()
             return None
         except ValueError as error:
             raise MalformedError(process.path, str(error)) from None
 
     def _read_known(self, process: _Process, kept: int) -> Optional[_Row]:
-        """Most processes wait: of one of which the kernel tells the same as before, it is the same row."""
-        if not kept and process.files:  # others are older now
+        """Return the row of last time if the kernel's text has not changed: most processes sleep."""
+        if not kept and process.files:  # it is now among the youngest
             process.close()
         data = process.read(self.host, "stat", kept > 0)
-        stat = parse_stat(process.path, data, _STAT_FIELDS) if data not in process.told[:1] else None
+        stat = parse_stat(process.path, data, _STAT_FIELDS) if data not in process.texts[:1] else None
         if stat:
             if process.key and process.key.start != int(stat.fields[19]):
-                process.close()  # if its stat had been open, that would have ended with it
+                process.close()  # stat was not open, else it would have failed with ESRCH
                 process.forget()
             process.kernel = stat.kernel_thread
             if process.kernel:
                 process.close()
                 return None
-        # Once a process has given up its memory, users are not told its I/O; in this order the two agree.
+        # When a process has released its memory, its io is no longer readable: this order keeps both
+        # consistent.
         io = self._read_io(process, kept > 1)
         is_new = self._read_status(process, stat, io, kept > 2)
-        told = (data, io)
+        texts = (data, io)
         is_new = self._read_delay(process, stat, data, kept > 2) or is_new
-        is_same = told == process.told and not is_new and process.again_in > 0
+        is_same = texts == process.texts and not is_new and process.again_in > 0
         if is_same and process.row and not may_be_stepd(process.row[0]):
             process.again_in -= 1
             return process.row
         stat = stat or parse_stat(process.path, data, _STAT_FIELDS)
         process.row = self._parse(process, stat, io)
-        process.told = told
+        process.texts = texts
         return process.row
 
     def _read_status(self, process: _Process, stat: Optional[Stat], io: Optional[bytes], keep: bool) -> bool:
-        """Whether it tells something new; `stat` is None if that did not."""
+        """Return whether status has changed; `stat` is None if that has not."""
         process.status_in -= 1
         memory = [stat.fields[place] for place in _OF_MEMORY] if stat else process.memory
-        if memory == process.memory and process.status_in >= 0 and None not in (io, *process.told):
+        if memory == process.memory and process.status_in >= 0 and None not in (io, *process.texts):
             return False
         process.memory = memory
         process.status_in = _STATUS_AGAIN if process.settled else 0
@@ -316,7 +320,7 @@ class _Table:
         return key, values
 
     def _read_delay(self, process: _Process, stat: Optional[Stat], data: bytes, keep: bool) -> bool:
-        """Whether it has changed. Who sleeps without having run in between waits for no core."""
+        """Return whether it has changed. A process that slept all the time has not waited for a core."""
         threads = int(stat.fields[17]) if stat else 0
         if not stat:
             if not is_running(data):
@@ -329,7 +333,7 @@ class _Table:
         return process.waited != before
 
     def _read_io(self, process: _Process, keep: bool) -> Optional[bytes]:
-        """None if it is not told."""
+        """None if it is inaccessible."""
         try:
             return process.read(self.host, "io", keep)
         except PermissionError:
@@ -341,25 +345,25 @@ class _Table:
             return None  # a kernel without CONFIG_TASK_IO_ACCOUNTING
 
     def _warn_of_io(self) -> None:
-        """Root is told, who is expected to see all. Some it may not see though it has all privileges."""
+        """Warn root, who should see all. Some processes are inaccessible even with all capabilities."""
         if self.may_see_io is None:
             self.may_see_io = self.host.uid != 0 or not self.host.lacks("CAP_SYS_PTRACE")
         if not self.may_see_io:
             self.warning = "I/O of other users' processes needs CAP_SYS_PTRACE"
 
     def _key(self, process: _Process, stat: Stat, uid: int) -> ProcessKey:
-        """The key of last time while nothing in it changed; a new name means a new command."""
+        """Return the previous key while nothing in it changed; a new name means a new command line."""
         old, fields = process.key, stat.fields
         process.again_in -= 1
-        who = (stat.name, uid, fields[19], *fields[1:5])
-        if who == process.who and process.again_in >= 0 and old and not may_be_stepd(old):
+        identity = (stat.name, uid, fields[19], *fields[1:5])
+        if identity == process.identity and process.again_in >= 0 and old and not may_be_stepd(old):
             return old
-        process.who = who
+        process.identity = identity
         parent, group, session, terminal = map(int, fields[1:5])
         if old is None or stat.name != process.stat_name:
             name, process.stat_name = stat.name.decode("utf-8", "replace"), stat.name
             command, cgroup = self._command(process), self._cgroup(process)
-            # In the middle of an exec there are no words yet.
+            # During an exec the command line is empty.
             process.again_in, process.settled = 1 if command else 0, False
         elif process.again_in < 0 or _awaits_title(old):
             name, cgroup = old.name, self._cgroup(process)
@@ -375,7 +379,7 @@ class _Table:
         return old
 
     def _command(self, process: _Process) -> str:
-        """No more than is shown: a command line can have megabytes."""
+        """Read the beginning: a command line can have megabytes."""
         try:
             fd = self.host.open(process.path + "/cmdline")
         except PermissionError:
@@ -437,9 +441,9 @@ def processes(
     below: int = 0,
     first: int = 0,
 ) -> Reader:
-    """All processes; or those of one's own user, but for what comes from the process `without`; or those that
-    come from the process `below` and its child `first`. On request each of their threads."""
-    everyone = Everyone(host) if others else OwnUser(host, without)
+    """Collect all processes; or those of the agent's own user except descendants of `without`; or descendants
+    of `below` and of its child `first`. On request also their threads and proportional set sizes."""
+    everyone = AllProcesses(host) if others else OwnUser(host, without)
     return _Processes(_Table(host, Descendants(host, below, first) if below else everyone), threads, pss)
 
 

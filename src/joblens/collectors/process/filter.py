@@ -1,6 +1,6 @@
-"""Which processes are followed: all, those that come from one of them, or those of one's own user.
+"""Which processes are sampled: all, descendants of one, or those of the agent's own user.
 
-Most of a node's processes are nobody's here, and are looked at as seldom as may be.
+Most processes of a node are ignored, and are read as rarely as possible.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Set
 from joblens.core.host import Host
 from joblens.core.procfs import parse_stat
 
-_SELDOM = 64  # scans, after which strangers are looked at again
-_MOST_NUMBERS = 32  # that are looked at one by one: about what listing a quiet node costs
+_SELDOM = 64  # scans after which ignored processes are read again
+_MOST_NEW = 32  # new pids that are read one by one: costs about as much as listing /proc on a quiet node
 STEPD = "slurmstepd"  # the parent of the processes of a Slurm step
 _STEPD_NAME = f"Name:\t{STEPD}".encode()
 
 
-class Everyone:
+class AllProcesses:
     def __init__(self, host: Host) -> None:
         self.host = host
 
     def choose(self, known: Mapping[str, object]) -> List[str]:
-        """At each scan, as names in /proc; `known` are those that the last scan has followed."""
+        """Return the pids to sample in this scan; `known` are those of the last one."""
         return [pid for pid in self.host.list("proc") if pid.isdigit()]
 
     def has_ended(self) -> None:
-        """One of those that are followed."""
+        """Called when a sampled process has ended."""
 
 
-class Descendants(Everyone):
-    """Those that come from `below`, without that itself and without the reader, and from `first`, its first
-    child, which may have lost its parent before the first scan.
+class Descendants(AllProcesses):
+    """Descendants of `below`, without itself and without this process, and those of `first`, its first child,
+    which may have been reparented before the first scan.
 
-    Only pids that are new are looked at: a stranger stays one, and who was followed once stays so when its
+    Only new pids are read: an ignored process stays ignored, and one that was chosen stays so when its
     parents end.
     """
 
@@ -41,18 +41,18 @@ class Descendants(Everyone):
         super().__init__(host)
         self.below = below
         self._first = {str(first)} if first else set()
-        self._strangers: Set[str] = set()
+        self._ignored: Set[str] = set()
         self._scans = 0
 
     def choose(self, known: Mapping[str, object]) -> List[str]:
         self._scans += 1
         pids = super().choose(known)
-        self._strangers = self._strangers.intersection(pids) if self._scans % _SELDOM else set()
-        parents = {pid: self._parent(pid) for pid in pids if pid not in known and pid not in self._strangers}
+        self._ignored = self._ignored.intersection(pids) if self._scans % _SELDOM else set()
+        parents = {pid: self._parent(pid) for pid in pids if pid not in known and pid not in self._ignored}
         roots = {str(self.below), *known, *self._first}
-        self._first = set()  # its number may be another's later
-        family = _with_all_below(roots, parents) - {str(self.below), str(os.getpid())}
-        self._strangers.update(pid for pid in parents if pid not in family)
+        self._first = set()  # its pid may be reused later
+        family = _with_descendants(roots, parents) - {str(self.below), str(os.getpid())}
+        self._ignored.update(pid for pid in parents if pid not in family)
         return [pid for pid in pids if pid in family]
 
     def _parent(self, pid: str) -> str:
@@ -63,8 +63,8 @@ class Descendants(Everyone):
             return ""
 
 
-def _with_all_below(some: Set[str], parents: Mapping[str, str]) -> Set[str]:
-    """These, and who comes from them, of those whose parents are told."""
+def _with_descendants(some: Set[str], parents: Mapping[str, str]) -> Set[str]:
+    """Return these pids and their descendants, as far as `parents` has them."""
     family, more = set(some), some
     while more:
         more = {pid for pid, parent in parents.items() if parent in more and pid not in family}
@@ -72,85 +72,85 @@ def _with_all_below(some: Set[str], parents: Mapping[str, str]) -> Set[str]:
     return family
 
 
-class _Look(NamedTuple):
-    """What one has to know of a process to decide whether to follow it."""
+class _Identity(NamedTuple):
+    """The part of /proc/PID/status that decides whether a process is sampled."""
 
     name: bytes  # the whole line
     uid: int
     parent: str
 
 
-class OwnUser(Everyone):
-    """Those whose real user is ours, and any slurmstepd that they come from: by that their step is known.
+class OwnUser(AllProcesses):
+    """Processes whose real user is the agent's, and slurmstepd ancestors of them, which identify their step.
 
-    A stranger is looked at again at the next scan, for a scheduler starts processes as root, and then
-    seldom. On a node with many cores are thousands of kernel threads: so while the kernel has given few
-    numbers since the last scan, or none, only these are looked at, and /proc is not listed. A number
-    behind which there is nobody is asked for again as well: its process may just have been in the making.
-    Who comes from `without` is a stranger, and so is that itself.
+    A new process of another user is read again at the next scan, as a scheduler starts processes as root,
+    and rarely after that. A node with many cores has thousands of kernel threads: so while the kernel has
+    assigned few pids since the last scan, only these are read, and /proc is not listed. A pid without a
+    process is read again as well: the process may have been in creation. `without` and its descendants are
+    ignored.
     """
 
     def __init__(self, host: Host, without: int = 0) -> None:
         super().__init__(host)
         self._root = {str(without)} if without else set()
-        self._without = set(self._root)  # and those that come from it
-        self._strangers: Set[str] = set()
-        self._foreign: Set[str] = set()  # since the last scan, so that it may still change its user
+        self._without = set(self._root)  # and its descendants
+        self._ignored: Set[str] = set()
+        self._foreign: Set[str] = set()  # new in the last scan: their user may still change
         self._last_pid = b""
-        # Else /proc is of another namespace, and the numbers that are given here are not those in it.
-        self._same_numbers = host.live and str(os.getpid()) in host.list("proc/self/task")
-        self._not_pids: Set[str] = set()  # what else is in /proc
+        # Otherwise /proc is of another pid namespace, whose pids differ from those assigned here.
+        self._same_pids = host.live and str(os.getpid()) in host.list("proc/self/task")
+        self._not_pids: Set[str] = set()  # other entries of /proc
         self._scans = 0
 
     def choose(self, known: Mapping[str, object]) -> List[str]:
         self._scans += 1
-        given = self._given_numbers()
-        if given is None or self._scans % _SELDOM == 0:
+        assigned = self._new_pids()
+        if assigned is None or self._scans % _SELDOM == 0:
             listed = set(self.host.list("proc"))
-            # In the order of last time: else it would be told anew of all who they are.
+            # In the previous order: otherwise all keys would be encoded again.
             here = [pid for pid in known if pid in listed]
             self._without &= listed
             new = self._unknown(listed) - known.keys()
         else:
             here = list(known)
-            new = (given | self._foreign) - known.keys()
-        looks = [(pid, self._look(pid)) for pid in new if self._may_be_ours(pid)]
-        followed = {pid: look.parent for pid, look in looks if look.uid == self.host.uid}
+            new = (assigned | self._foreign) - known.keys()
+        found = [(pid, self._identify(pid)) for pid in new if self._may_be_ours(pid)]
+        chosen = {pid: it.parent for pid, it in found if it.uid == self.host.uid}
         if self._root:
-            self._leave_out(followed)
-        foreign = new - followed.keys()
-        for pid in list(followed):
-            self._add_steps(followed[pid], known, followed)
-        self._strangers = (self._strangers | foreign & self._foreign) - followed.keys()
-        self._foreign = foreign - self._strangers
-        return [*here, *followed]
+            self._leave_out(chosen)
+        foreign = new - chosen.keys()
+        for pid in list(chosen):
+            self._add_steps(chosen[pid], known, chosen)
+        self._ignored = (self._ignored | foreign & self._foreign) - chosen.keys()
+        self._foreign = foreign - self._ignored
+        return [*here, *chosen]
 
-    def _leave_out(self, followed: Dict[str, str]) -> None:
-        """By who they are now: a number that one of ours had can be somebody else's by now."""
-        self._without = _with_all_below(self._without - followed.keys() | self._root, followed)
-        for pid in self._without & followed.keys():
-            del followed[pid]
+    def _leave_out(self, chosen: Dict[str, str]) -> None:
+        """Based on current parents: the pid of an earlier descendant may have been reused."""
+        self._without = _with_descendants(self._without - chosen.keys() | self._root, chosen)
+        for pid in self._without & chosen.keys():
+            del chosen[pid]
 
     def has_ended(self) -> None:
-        self._last_pid = b""  # so that who may have its number by now is looked for
+        self._last_pid = b""  # list /proc: its pid may be reused already
 
-    def _given_numbers(self) -> Optional[Set[str]]:
-        """Those that processes and threads have got since the last scan; None if that is not known, or many.
+    def _new_pids(self) -> Optional[Set[str]]:
+        """Return the pids assigned to processes and threads since the last scan; None if unknown or many.
 
-        The kernel gives one after the other, and begins anew at the end.
+        The kernel assigns them in ascending order and wraps around.
         """
         before, self._last_pid = self._last_pid, self._read_last_pid()
         if not before.isdigit() or not self._last_pid.isdigit():
             return None
         first, last = int(before) + 1, int(self._last_pid)
-        return set(map(str, range(first, last + 1))) if 0 <= last + 1 - first <= _MOST_NUMBERS else None
+        return set(map(str, range(first, last + 1))) if 0 <= last + 1 - first <= _MOST_NEW else None
 
     def _read_last_pid(self) -> bytes:
-        """The number that was given last, to a process or a thread: the last word of /proc/loadavg (proc(5)).
+        """Return the pid assigned last, to a process or a thread: the last word of /proc/loadavg (proc(5)).
 
-        Empty where nobody knows.
+        Empty if unknown.
         """
-        if not self._same_numbers:  # or it is a recording, and stands still
+        if not self._same_pids:  # or it is a recording, which does not change
             return b""
         try:
             return self.host.read("proc/loadavg").rpartition(b" ")[2].strip()
@@ -160,13 +160,13 @@ class OwnUser(Everyone):
     def _unknown(self, listed: Set[str]) -> Set[str]:
         if not self._not_pids:
             self._not_pids = {name for name in listed if not name.isdigit()}
-        self._strangers &= listed
+        self._ignored &= listed
         new = listed - self._not_pids
-        return new - self._strangers if self._scans % _SELDOM else new
+        return new - self._ignored if self._scans % _SELDOM else new
 
     def _may_be_ours(self, pid: str) -> bool:
-        """The first look is a cheap one, for most are gone at the next: /proc/PID is its user's, or root's if
-        its program has rights of its own. Of a recording nobody knows whose it was."""
+        """A cheap first check, as most are gone at the next scan: /proc/PID belongs to the user, or to root
+        if the program is not dumpable. Files of a recording have no owner."""
         if not self.host.live or pid in self._foreign:
             return True
         try:
@@ -174,25 +174,25 @@ class OwnUser(Everyone):
         except OSError:
             return False
 
-    def _add_steps(self, pid: str, known: Mapping[str, object], followed: Dict[str, str]) -> None:
-        while pid and pid not in known and pid not in followed:
-            look = self._look(pid)
-            if look.name != _STEPD_NAME:
+    def _add_steps(self, pid: str, known: Mapping[str, object], chosen: Dict[str, str]) -> None:
+        while pid and pid not in known and pid not in chosen:
+            found = self._identify(pid)
+            if found.name != _STEPD_NAME:
                 return
-            followed[pid] = look.parent
-            pid = look.parent
+            chosen[pid] = found.parent
+            pid = found.parent
 
-    def _look(self, pid: str) -> _Look:
+    def _identify(self, pid: str) -> _Identity:
         try:
             status = self.host.read_once(f"proc/{pid}/status")
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError):
-            return _Look(b"", -1, "")
+            return _Identity(b"", -1, "")
         name = status.partition(b"\n")[0]
         group, parent, uid = (
             status.partition(what)[2].partition(b"\n")[0].split()
             for what in (b"\nTgid:", b"\nPPid:", b"\nUid:")
         )
         if group and group[0].decode("ascii", "replace") != pid:
-            return _Look(b"", -1, "")  # a thread: those have numbers too, though they are not listed
+            return _Identity(b"", -1, "")  # a thread: /proc has them too, unlisted
         known = int(uid[0]) if uid and uid[0].isdigit() else -1
-        return _Look(name, known, parent[0].decode("ascii", "replace") if parent else "")
+        return _Identity(name, known, parent[0].decode("ascii", "replace") if parent else "")

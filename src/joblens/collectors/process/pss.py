@@ -1,7 +1,7 @@
-"""`process_pss`: what is a process's own of the memory that it shares, from /proc/PID/smaps_rollup.
+"""`process_pss`: proportional set size of each process, from /proc/PID/smaps_rollup.
 
-The kernel counts page by page: some 10 to 40 ms per GiB, in which the process's memory map is held. So it is
-read only on request.
+The kernel walks all pages: 10 to 40 ms per GiB, while it holds the process's memory map lock. So it is read
+only on request.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from joblens.core.model import ABSENT, GAUGE, Column, Key, Rows, Schema
 
 # Since Linux 4.14; the parts of the share since 5.4.
 _FIELDS = (
-    (b"Pss", "pss", "memory in RAM, what is shared divided by those who share it"),
-    (b"Pss_Anon", "pss_anon", "of that, memory that no file stands behind"),
-    (b"Pss_File", "pss_file", "of that, pages of files"),
-    (b"Pss_Shmem", "pss_shmem", "of that, shared memory"),
-    (b"Private_Clean", "private_clean", "pages that nobody else has, as they are in their file"),
-    (b"Private_Dirty", "private_dirty", "pages that nobody else has, written to"),
-    (b"SwapPss", "swap_pss", "memory swapped out, divided as above"),
+    (
+        b"Pss",
+        "pss",
+        "proportional set size: shared pages are divided by the processes that map them",
+    ),
+    (b"Pss_Anon", "pss_anon", "anonymous part of the proportional set size"),
+    (b"Pss_File", "pss_file", "file part of the proportional set size"),
+    (b"Pss_Shmem", "pss_shmem", "shared memory part of the proportional set size"),
+    (b"Private_Clean", "private_clean", "unmodified pages that no other process maps"),
+    (b"Private_Dirty", "private_dirty", "modified pages that no other process maps"),
+    (b"SwapPss", "swap_pss", "proportional share of memory swapped out"),
 )
 PROCESS_PSS = Schema(
     "process_pss",
@@ -31,19 +35,19 @@ _LINE = re.compile(rb"^(\w+):\s*(\d+) kB$", re.MULTILINE)
 
 
 class Pss(NamedTuple):
-    """A process's share of the memory that it shares, in KiB."""
+    """Parts of a process's proportional set size, in KiB."""
 
     anon: int
     shmem: int
 
 
 def parse_rollup(data: bytes) -> Dict[bytes, int]:
-    """In KiB, by the kernel's names; those of a cut-off line are left out."""
+    """Map the kernel's names to KiB, without a truncated line."""
     return {name: int(number) for name, number in _LINE.findall(data) if len(number) < 18}
 
 
 def read_rollup(host: Host, pid: int) -> Dict[bytes, int]:
-    """Empty where the kernel is too old, the process gone, or not ours to look at."""
+    """Empty if the kernel is too old, or the process has ended or is inaccessible."""
     try:
         return parse_rollup(host.read_once(f"proc/{pid}/smaps_rollup"))
     except OSError:
@@ -61,7 +65,7 @@ def parse_pss(found: Dict[bytes, int]) -> Optional[Pss]:
 
 
 def read_shares(host: Host, processes: Iterable[Tuple[int, int]]) -> Rows:
-    """Of those that tell; `processes` are pids with their starts."""
+    """Read those that are accessible; `processes` are pids with their starts."""
     keys: List[Key] = []
     values: List[int] = []
     for pid, start in processes:

@@ -1,8 +1,8 @@
-"""Time that a process was ready to run and had no core: the run-queue delay of its threads.
+"""Run-queue delay of a process: time that its threads were runnable and waited for a core.
 
 The second number of /proc/PID/task/TID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
-/proc/PID/schedstat is that of the first thread alone, so the threads are read one by one. A parent does not
-accumulate it from its children, as it does their CPU time.
+/proc/PID/schedstat is that of the first thread only, so the threads are read one by one. Unlike CPU time, a
+parent does not accumulate it from its children.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from joblens.core.host import Host
 from joblens.core.model import ABSENT
 
 _RECORD = 256
-_MOST_THREADS = 256  # of one process that are read; of more, the others count like these on average
+_MOST_THREADS = 256  # read per process; with more, the total is extrapolated
 
 
 class RunDelay:
-    """Of one process. Threads that have ended keep what they had when they were last read."""
+    """Delay of one process. Threads that have ended keep their last value."""
 
     __slots__ = ("_ended", "_files", "_highest", "_last", "_threads")
 
@@ -26,11 +26,11 @@ class RunDelay:
         self._files: Dict[str, int] = {}
         self._last: Dict[str, int] = {}
         self._ended = 0
-        self._highest = 0  # a counter does not go back, though of many threads some are estimated
+        self._highest = 0  # a counter must not decrease, even if part of it is extrapolated
         self._threads = 0
 
     def read(self, host: Host, path: str, threads: int, keep: bool) -> int:
-        """`keep`: the files stay open. ABSENT where the kernel does not have the figure."""
+        """`keep`: files stay open. ABSENT if the kernel does not provide it."""
         if threads != self._threads or (threads > 1 and not keep):
             self._list(host, path, threads)
         for name in list(self._last):
@@ -38,7 +38,7 @@ class RunDelay:
                 self._last[name] = self._read_one(host, path, name, keep)
             except (FileNotFoundError, ProcessLookupError):
                 self._end(name)
-                self._threads = 0  # another may have taken its place
+                self._threads = 0  # another may have started: list them again
             except (PermissionError, IndexError, ValueError):
                 return ABSENT
         read = len(self._last)
@@ -52,7 +52,7 @@ class RunDelay:
 
     def _list(self, host: Host, path: str, threads: int) -> None:
         self._threads = threads
-        tids = [path.rpartition("/")[2]]  # the first thread has the number of the process
+        tids = [path.rpartition("/")[2]]  # the first thread's tid is the pid
         if threads > 1:
             try:
                 tids = host.list(path + "/task")[:_MOST_THREADS]
