@@ -67,7 +67,7 @@ crash: tools services ## kill processes and damage files, a hundred times each
 	@JOBLENS_SEED=$${JOBLENS_SEED:-$$$$} JOBLENS_CRASHES=$(CRASHES) $(BIN)/pytest -s tests/services/test_crashes.py tests/store/test_damage.py \
 		tests/store/test_crashes.py
 
-docs: tools ## regenerate docs/metrics.md and default.toml
+docs: tools ## regenerate docs/metrics.md, the fields in docs/api.md, and default.toml
 	$(BIN)/python docs/generate.py
 
 clean: ## delete everything that the other targets created

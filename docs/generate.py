@@ -1,4 +1,4 @@
-"""Generate docs/metrics.md from the code, and default.toml from the pages of settings: `make docs`.
+"""Generate docs/metrics.md and the fields in docs/api.md from the code, default.toml from the pages: `make docs`.
 
 A test fails if one of them is outdated.
 """
@@ -44,6 +44,7 @@ from joblens.core.model import Schema
 from joblens.hub.kafka.intake import SCHEMAS as INTAKE_SCHEMAS
 from joblens.hub.pages import SCHEMAS as HUB_SCHEMAS
 from joblens.hub.runner import SCHEMAS as SINK_SCHEMAS
+from joblens.record.schema import render_tables
 from joblens.wire.exposition import series_name
 
 SCHEMAS: dict[str, tuple[Schema, ...]] = {
@@ -73,6 +74,8 @@ _SETTINGS_HEAD = """\
 # Settings of joblens. Commented lines are the defaults; to change one, remove the # and edit it.
 # docs/settings.md and docs/hub.md explain them; `joblens config show` prints the values in effect."""
 PAGE = Path(__file__).with_name("metrics.md")
+API = Path(__file__).with_name("api.md")
+_FIELDS = "<!-- fields, generated from src/joblens/record by `make docs` -->\n"
 HEAD = """\
 # Metrics
 
@@ -142,6 +145,13 @@ def _comment(line: str) -> str:
     return line if not line or line.startswith(("[", "#")) else "#" + line
 
 
+def render_api() -> str:
+    """Return the page of the API with the fields of a record at its end."""
+    written, mark, _ = API.read_text(encoding="utf-8").partition(_FIELDS)
+    return f"{written}{mark}\n{render_tables()}"
+
+
 if __name__ == "__main__":
+    API.write_text(render_api(), encoding="utf-8")
     PAGE.write_text(render(), encoding="utf-8")
     SETTINGS.write_text(render_settings(), encoding="utf-8")

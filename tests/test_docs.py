@@ -19,7 +19,7 @@ TEXTS = [*sorted(TOP.glob("*.md")), *sorted((TOP / "docs").glob("*.md")), TOP / 
 
 
 def test_what_is_generated_is_up_to_date() -> None:
-    """docs/metrics.md and the commented settings are what `make docs` writes."""
+    """docs/metrics.md, the fields in docs/api.md and the commented settings are what `make docs` writes."""
     spec = importlib.util.spec_from_file_location("generate", TOP / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None
@@ -27,6 +27,7 @@ def test_what_is_generated_is_up_to_date() -> None:
     spec.loader.exec_module(module)
     assert (TOP / "docs" / "metrics.md").read_text() == module.render(), "run `make docs`"
     assert module.SETTINGS.read_text() == module.render_settings(), "run `make docs`"
+    assert module.API.read_text() == module.render_api(), "run `make docs`"
 
 
 def test_readme_is_short() -> None:

@@ -74,9 +74,9 @@ def test_api_page(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> 
         exec(compile(example, "docs/api.md", "exec"), names)  # noqa: S102 (our own page)
     said = capsys.readouterr().out
     assert "demo-2" in said
-    assert names["report"]["job"]["name"] == "demo-2"
+    assert names["report"].job.name == "demo-2"
     assert names["series"].times == sorted(names["series"].times)
-    assert names["process"]["looks"] >= 1
+    assert names["process"].looks >= 1
 
 
 @NO_PANDAS

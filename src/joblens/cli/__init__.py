@@ -19,6 +19,7 @@ COMMANDS = (
     ("run", "run a command as a job, and tell what it did"),
     ("jobs", "list the jobs that are stored"),
     ("job", "tell what a job did"),
+    ("schema", "print the JSON Schema of what `joblens job --json` prints"),
     ("mark", "mark a moment or a stretch of the job that this is called in"),
     ("fom", "tell a figure of merit of the job that this is called in"),
     ("db", "look after the store: info, compact, retain"),

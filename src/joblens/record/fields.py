@@ -2,18 +2,10 @@
 
 # Without postponed annotations: msgspec would compile each of them once more.
 
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Self, TypeVar, cast
 
-if "typing_extensions" in sys.modules:
-    import msgspec
-else:  # msgspec prefers it to typing where it is installed; nothing here needs it, and it loads slowly
-    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-    import msgspec
-
-    del sys.modules["typing_extensions"]
-
+import msgspec
 from msgspec import Meta
 
 _LATEST = 253_402_300_800  # the year 10000, which no calendar here can show

@@ -46,7 +46,7 @@ class Job(Part, kw_only=True):
     restarts: Annotated[Amount | None, about("number of times that it was requeued")] = None
     tres_asked: Annotated[str | None, about("what was asked for, as the scheduler writes it")] = None
     tres_allocated: Annotated[str | None, about("what was allocated, as the scheduler writes it")] = None
-    start: Annotated[Moment, about("start time; of a job that never started, its end")]
+    start: Annotated[Moment, about("start time; of a job that never started its end, and null in `--json`")]
     end: Annotated[Moment | None, about("end time; of a running job, that of its last sample")] = None
     state: Annotated[str | None, about("state in Slurm's terms")] = None
     exit_code: Annotated[Whole | None, about("exit code; 128 and more for a signal")] = None
@@ -439,12 +439,9 @@ def _over(before: Any, now: Any) -> Any:
 
 def parse_record(data: bytes) -> JobRecord:
     """Raises msgspec.ValidationError for a missing or wrongly typed part, ValueError for what is no JSON."""
-    return _RECORD.decode(data)
+    return msgspec.json.decode(data, type=JobRecord)
 
 
 def parse_head(data: bytes) -> Head:
     """Parse what a listing needs, and skip the rest."""
-    return _HEAD.decode(data)
-
-
-_RECORD, _HEAD = msgspec.json.Decoder(JobRecord), msgspec.json.Decoder(Head)
+    return msgspec.json.decode(data, type=Head)
