@@ -1,4 +1,4 @@
-"""Generate docs/metrics.md and the fields in docs/api.md from the code, default.toml from the pages: `make docs`.
+"""Generate docs/metrics.md, the fields in docs/api.md, and default.toml: `make docs`.
 
 A test fails if one of them is outdated.
 """
