@@ -134,7 +134,7 @@ def test_the_agent_itself(jobs: Path, tmp_path: Path) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "joblens", *words], capture_output=True, text=True, check=True
     )
-    assert second.stderr == "joblens agent: another agent is here for the jobs\n"
+    assert second.stderr == "joblens agent: another agent already samples these jobs\n"
     assert agent.poll() is None
     end(jobs)
     agent.communicate()

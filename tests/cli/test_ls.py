@@ -100,7 +100,7 @@ def test_a_server_that_is_something_else(capsys: pytest.CaptureFixture[str], fou
         assert main(["ls", address]) == 3
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"joblens: {address} answers otherwise than joblens does: ")
+    assert said.err.startswith(f"joblens: {address} is not a joblens hub or agent: ")
     assert said.err.count("\n") == 1
 
 
@@ -111,7 +111,7 @@ def test_a_server_without_such_a_page(capsys: pytest.CaptureFixture[str], status
         assert main(["ls", address]) == 3
         assert main(["top", "--once", address]) == 3
     said = capsys.readouterr()
-    start = f"joblens: {address} answers otherwise than joblens does: HTTP status {status}"
+    start = f"joblens: {address} is not a joblens hub or agent: HTTP status {status}"
     assert [line.startswith(start) for line in said.err.splitlines()] == [True, True]
 
 
@@ -146,7 +146,7 @@ def test_a_server_that_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     """Its words are told."""
     with answering(401, b"a token is needed\n") as address:
         assert main(["ls", "--hub", f"http://{address}"]) == 2
-        assert capsys.readouterr().err == f"joblens: http://{address} answers: a token is needed\n"
+        assert capsys.readouterr().err == f"joblens: http://{address}: a token is needed\n"
 
 
 def test_what_an_agent_tells() -> None:
@@ -247,13 +247,13 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     """One sentence, also if both were asked."""
     hub, agent = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     assert main(["ls", "--agent", agent]) == 3
-    assert capsys.readouterr().err == f"joblens: no joblens agent answers at {agent}: Connection refused\n"
+    assert capsys.readouterr().err == f"joblens: cannot reach joblens agent at {agent}: Connection refused\n"
     monkeypatch.setattr(pages, "HUB", hub)
     monkeypatch.setattr(pages, "AGENT", agent)
     assert main(["ls"]) == 3
     assert capsys.readouterr().err == (
-        f"joblens: no joblens hub answers at {hub}: Connection refused; "
-        f"no joblens agent answers at {agent}: Connection refused; joblens up starts both\n"
+        f"joblens: cannot reach joblens hub at {hub}: Connection refused; "
+        f"cannot reach joblens agent at {agent}: Connection refused; joblens up starts both\n"
     )
 
 

@@ -51,7 +51,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert targets(text) == ["a:9000", "b:9000"]
     assert main(["prometheus-config", "a b"]) == 2
-    assert capsys.readouterr().err == "joblens: 'a b' is not the name of a host\n"
+    assert capsys.readouterr().err == "joblens: 'a b' is not a host name\n"
 
 
 @pytest.mark.parametrize("interval", [0.5, 5, 3600])

@@ -380,7 +380,7 @@ def test_fifty_columns() -> None:
 @pytest.mark.parametrize("width", [20, 50, 80])
 def test_trouble_is_told_whole(width: int) -> None:
     """In as many lines as it needs, up to a few."""
-    why = "no joblens answers at 127.0.0.1:9478: Connection refused"
+    why = "cannot reach joblens at 127.0.0.1:9478: Connection refused"
     lines = render_screen(make_view([make_node("c1")], [])._replace(trouble=why), width, 16, Look())
     told = next(number for number, line in enumerate(lines) if line.startswith("no joblens"))
     assert " ".join(lines[told:]) == why
@@ -603,7 +603,7 @@ def test_nobody_is_there() -> None:
     with terminal("--agent", "127.0.0.1:1") as it:
         code, seen, mode = it.end()
     assert code == 3
-    assert seen == b"joblens: no joblens agent answers at 127.0.0.1:1: Connection refused\r\n"
+    assert seen == b"joblens: cannot reach joblens agent at 127.0.0.1:1: Connection refused\r\n"
     assert is_sane(mode)
 
 

@@ -113,7 +113,7 @@ def test_init_and_show(tmp_path: Path) -> None:
     assert path.read_text() == DEFAULT.read_text()
     again = joblens("config", "init", env=home)
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == f"joblens: {path} is there already and stays as it is\n"
+    assert again.stderr == f"joblens: {path} exists and is not overwritten\n"
 
     path.write_text('interval = 5\n[push]\nurl = "http://hub:9478"\n[hub.sinks.csv]\nroot = "/srv"\n')
     shown = json.loads(joblens("config", "show", "--json", env=home).stdout)
@@ -155,7 +155,7 @@ def test_init_elsewhere(tmp_path: Path) -> None:
     assert made.returncode == 0
     assert f"--config {tmp_path}/sub/my.toml" in made.stderr
     nowhere = joblens("config", "init")
-    assert (nowhere.returncode, "your home folder is not known" in nowhere.stderr) == (2, True)
+    assert (nowhere.returncode, "the home folder is unknown" in nowhere.stderr) == (2, True)
     blocked = joblens("config", "init", "/proc/no/where.toml")
     assert (blocked.returncode, blocked.stderr.count("\n")) == (3, 1)
 

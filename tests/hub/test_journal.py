@@ -189,7 +189,7 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert stored(tmp_path) == once(1, 3)
     assert [line.partition(":")[0] for line in it.said] == [
         "the journal cannot be written",
-        "the journal is written again",
+        "the journal is writable again",
     ]
 
 
@@ -248,7 +248,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
         assert stored(hub.home) == once(*range(60))
         assert [line.partition("cannot")[0] for line in hub.said() if "journal" in line] == [
             "joblens hub: the journal ",
-            "joblens hub: the journal is written again",
+            "joblens hub: the journal is writable again",
         ]
     assert stored(small_disk / "home") == once(*range(60))
 

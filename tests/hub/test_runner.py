@@ -194,7 +194,7 @@ def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
         fleet_segment(home / "journal", 3, 1)
         wait_for_state(place, segment=3)
         assert runner.status()[0]["starts"] == 3
-    assert said == ["sink lake: its process has ended (signal 9); it is started again"] * 2
+    assert said == ["sink lake: process ended (signal 9); restarting"] * 2
     assert len(lake_rows(tmp_path / "store")) == 3 * 8
 
 
@@ -470,8 +470,8 @@ def test_a_journal_that_begins_anew_has_another_identity(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "table", "word"),
     [
-        ("a/b", {"type": "lake"}, "no name for a sink"),
-        ("", {"type": "lake"}, "no name for a sink"),
+        ("a/b", {"type": "lake"}, "not a valid name of a sink"),
+        ("", {"type": "lake"}, "not a valid name of a sink"),
         ("x", {}, "type is 'x'"),
         ("x", {"type": "tape"}, "it can be lake, csv, remote_write"),
         ("lake", {"hom": "x"}, "unknown setting hub.sinks.lake.hom"),

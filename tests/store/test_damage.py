@@ -275,7 +275,7 @@ def test_db_check(stored: Home, capsys: pytest.CaptureFixture[str], monkeypatch:
     """All is well, or exit code 1 and the file by name."""
     monkeypatch.setenv("JOBLENS_HOME", str(stored.path))
     assert main(["db", "check"]) == 0
-    assert "all is well" in capsys.readouterr().err
+    assert "no problems" in capsys.readouterr().err
     victim = lake_files(stored)[0]
     victim.write_bytes(victim.read_bytes()[:-1])
     assert main(["db", "check"]) == 1

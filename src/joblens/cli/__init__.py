@@ -14,38 +14,47 @@ from typing import Any, Container, Iterable, List, Optional, Tuple
 from joblens import __version__
 from joblens.core.errors import JoblensError, OutsideError, sentence
 
-# Name, and what it does; the rest is in joblens.cli.<name>.
+# Name and summary; the rest is in joblens.cli.<name>.
 COMMANDS = (
-    ("run", "run a command as a job, and tell what it did"),
-    ("jobs", "list the jobs that are stored"),
-    ("job", "tell what a job did"),
-    ("schema", "print the JSON Schema of what `joblens job --json` prints"),
-    ("mark", "mark a moment or a stretch of the job that this is called in"),
-    ("fom", "tell a figure of merit of the job that this is called in"),
-    ("db", "look after the store: info, compact, retain"),
-    ("agent", "watch this node and show it to Prometheus"),
-    ("hub", "take what the agents of many nodes send, and store it"),
-    ("slurm", "let Slurm tell the agents of its jobs: install the hooks, check a node"),
-    ("ls", "list what is sampled now, by a hub's nodes or one agent, and the jobs that are seen"),
-    ("top", "watch nodes and jobs live"),
+    ("run", "run a command as a job and report what it used"),
+    ("jobs", "list the stored jobs"),
+    ("job", "report what a job used, and what to improve"),
+    ("schema", "print the JSON Schema of `joblens job --json`"),
+    ("mark", "mark a moment or a phase of the current job"),
+    ("fom", "record a figure of merit of the current job"),
+    ("db", "maintain the store: info, compact, check, retain"),
+    ("agent", "sample this node, serve metrics to Prometheus, send to a hub"),
+    ("hub", "receive and store the samples of many nodes"),
+    ("slurm", "connect agents to Slurm: install the hooks, check a node"),
+    ("ls", "list sampled sets and running jobs, of a hub's nodes or of one agent"),
+    ("top", "show nodes and jobs live"),
     ("up", "run agent and hub on this machine, with a store"),
-    ("usermode", "watch every host of this job, without root and without a server"),
-    ("import", "bring what another system has collected into the store"),
-    ("config", "write a settings file with every default, or show which settings are in force"),
-    ("prometheus-config", "print a configuration with which Prometheus scrapes agents"),
-    ("record", "copy what the collectors read into a folder, for tests and bug reports"),
+    ("usermode", "sample every host of the current job, without root and without a server"),
+    ("import", "import data of another monitoring system into the store"),
+    ("config", "write a settings file with every default, or show the effective settings"),
+    ("prometheus-config", "print a Prometheus configuration that scrapes agents"),
+    ("record", "copy the files that collectors read into a folder, for tests and bug reports"),
     ("completion", "print the completion script of a shell"),
     ("man", "print the manual page"),
 )
-# They start nothing that has to be ended, unless one of these libraries is loaded for them.
+# These need no clean-up at exit, unless one of these libraries is loaded.
+_EPILOG = """exit status:
+  0  success
+  1  the result is negative: not found, a check has failed
+  2  wrong usage or settings
+  3  a failure outside joblens: a server, a disk, a permission
+  joblens run exits with the status of its command.
+
+example:
+  joblens run -- make -j4
+  joblens agent --once | grep joblens_job_"""
 _QUICK = ("run", "jobs", "job", "mark", "fom")
 _WITH_AN_END = ("duckdb", "numpy")
-_QUICK_GARBAGE = 100_000  # objects more than before
+_QUICK_GARBAGE = 100_000  # new objects between two garbage collections
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal. Unless told that, argparse asks shutil at every start, and that takes half a
-    megabyte that an agent keeps."""
+    """As wide as the terminal. By default argparse imports shutil for that: half a megabyte in an agent."""
 
     def __init__(self, prog: str, **more: Any) -> None:
         super().__init__(prog, **{"width": _width() - 2, **more})
@@ -63,11 +72,11 @@ def _width() -> int:
 
 
 def entry() -> int:
-    """`joblens` as a program: its exit code. Commands that people wait for end without returning."""
-    if sys.stdout is None:  # it was closed when we began
-        sys.stdout = io.TextIOWrapper(io.BytesIO())  # no file: its number would be that of the closed one
+    """Run the program `joblens` and return its exit code. Interactive commands exit without returning."""
+    if sys.stdout is None:  # closed by the parent
+        sys.stdout = io.TextIOWrapper(io.BytesIO())  # not a file, which would get descriptor 1
     quick = sys.argv[1:2] != [] and sys.argv[1] in _QUICK
-    if quick:  # what they load stays until they end: looking for garbage in it takes a tenth of their time
+    if quick:  # nothing they load becomes garbage, and collecting it takes a tenth of their time
         gc.set_threshold(_QUICK_GARBAGE)
     try:
         code = main()
@@ -77,12 +86,12 @@ def entry() -> int:
     if quick and not any(name in sys.modules for name in _WITH_AN_END):
         if sys.stderr is not None:
             sys.stderr.flush()
-        os._exit(code)  # to take apart hundreds of modules takes as long as to load a part of them
+        os._exit(code)  # skips the destruction of hundreds of modules, which takes time
     return code
 
 
 def _flush(code: int) -> int:
-    """What was printed must have been taken, or Python complains of it at its end, with a code of its own."""
+    """Flush stdout here: at exit, Python would report a failure with an exit code of its own."""
     try:
         sys.stdout.flush()
         return code
@@ -99,7 +108,7 @@ def _flush(code: int) -> int:
 def main(arguments: Optional[List[str]] = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     called = next((word for word in words if not word.startswith("-")), "")
-    # The list of all commands is for joblens' own help, which cannot be asked for behind a command.
+    # The list of all commands is only needed for `joblens --help`.
     listed = [entry for entry in COMMANDS if words[:1] == [entry[0]]]
     parser = build_parser([called], listed or COMMANDS)
     options = parser.parse_args(words)
@@ -108,7 +117,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return 2
     try:
         return int(options.run(options))
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (JoblensError, OSError) as error:
@@ -121,11 +130,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
 def build_parser(
     loaded: Container[str], listed: Iterable[Tuple[str, str]] = COMMANDS
 ) -> argparse.ArgumentParser:
-    """Only the commands that are named are loaded: the others have no more than their line in the help."""
+    """Import only the named commands: the others have just their line in the help."""
     parser = argparse.ArgumentParser(
         prog="joblens",
         description="See what a job really did, from one thread to the whole cluster.",
-        epilog="example:\n  joblens run -- make -j4\n  joblens agent --once | grep joblens_job_",
+        epilog=_EPILOG,
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"joblens {__version__}")
@@ -142,7 +151,17 @@ def build_parser(
         if module:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
+            _add_examples(command, module.EXAMPLE)
     return parser
+
+
+def _add_examples(command: argparse.ArgumentParser, example: str) -> None:
+    """Give each subcommand its lines of the command's example."""
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                lines = [line for line in example.splitlines() if f"{command.prog} {name}" in line]
+                child.epilog, child.formatter_class = "\n".join(["example:", *lines]), _Help
 
 
 def _module(command: str) -> str:

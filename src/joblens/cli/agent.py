@@ -22,22 +22,24 @@ HUB, _HUB_PORT = "JOBLENS_HUB", 9478
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--interval", type=float, metavar="S", help="seconds between two ticks (default 1)")
+    parser.add_argument("--interval", type=float, metavar="S", help="seconds between two samples (default 1)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address of /metrics (default 127.0.0.1:9477)")
+    parser.add_argument("--push", metavar="URL", help="the hub to send samples to")
+    parser.add_argument("--config", metavar="F", help="settings file (TOML; default: see `joblens config`)")
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", help="where to serve /metrics (default 127.0.0.1:9477)"
-    )
-    parser.add_argument("--push", metavar="URL", help="the hub to send all that is seen to")
-    parser.add_argument("--config", metavar="F", help="settings, a TOML file (default: see `joblens config`)")
-    parser.add_argument(
-        "--while-jobs", action="store_true", help="end after the last job that Slurm's prolog has told of"
+        "--while-jobs", action="store_true", help="exit after the last job that Slurm's prolog has announced"
     )
     parser.add_argument(
-        "--linger", type=float, default=5.0, metavar="S", help="and so many seconds (default %(default)g)"
+        "--linger",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="with --while-jobs: seconds to wait before that (default %(default)g)",
     )
     add_ready_fd(parser)
-    parser.add_argument("--once", action="store_true", help="print what is seen now and exit")
+    parser.add_argument("--once", action="store_true", help="print one sample and exit")
     parser.add_argument(
-        "--root", default="/", metavar="DIR", help="a recording to look at instead of this machine"
+        "--root", default="/", metavar="DIR", help="sample a recording instead of this machine"
     )
 
 
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         agent.close()
         return 0
     if not settings.token_file and not settings.listen.startswith(("127.", "[::1]", "localhost")):
-        _log(f"{settings.listen} can be read by everybody who reaches it; set token_file to ask for a token")
+        _log(f"{settings.listen} is readable by everyone who can reach it; set token_file to require a token")
     ready = lambda port: announce(  # noqa: E731
         "agent", "metrics at", _address(settings.listen, port), options.ready_fd
     )
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     jobs = JobLifetime(settings.attribution.job_files, options.linger)
     if not jobs.begin():
-        _log("another agent is here for the jobs")
+        _log("another agent already samples these jobs")
         return 0
     try:
         is_over = lambda: jobs.is_over(agent.sampler.attribution.forgotten)  # noqa: E731
@@ -88,7 +90,7 @@ def _load(options: argparse.Namespace) -> Settings:
 
 
 def hub_url(text: str) -> str:
-    """A name alone, or with its port, is enough."""
+    """Complete a host name, with or without a port, to a URL."""
     if not text or "://" in text:
         return text
     return f"http://{text}" if re.search(r":[0-9]+$", text) else f"http://{text}:{_HUB_PORT}"

@@ -15,7 +15,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="for which it is")
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,7 +77,7 @@ def _words(command: Command) -> list[str]:
 
 
 def _choices(option: Option) -> tuple[str, ...]:
-    """Of a positional: its choices, or the words of `ID|last` that are meant as they stand."""
+    """Return the choices of a positional, or the literal words of a metavar such as `ID|last`."""
     return option.choices or tuple(word for word in option.value.split("|") if word.islower())
 
 
@@ -140,7 +140,7 @@ def render_fish(grammar: list[Command]) -> str:
         named = list(command.subcommands.items())
         named += [(word, it.help) for it in command.positionals for word in _choices(it)]
         lines += [_fish(fresh, f"-f -a {_quoted(name)}", what) for name, what in named]
-        own = seen or fresh  # without a command its options are joblens' own
+        own = seen or fresh  # without a command these are the options of joblens itself
         lines += [_fish(own, _fish_option(option), option.help) for option in command.options]
     return "\n".join(lines) + "\n"
 

@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     init = actions.add_parser("init", help="write a file with every setting, commented out")
     place = init.add_mutually_exclusive_group()
-    place.add_argument("file", nargs="?", metavar="FILE", help="where (default: your own settings file)")
-    place.add_argument("--system", action="store_true", help=f"as {SYSTEM}, for everybody on this machine")
+    place.add_argument("file", nargs="?", metavar="FILE", help="path (default: the user's settings file)")
+    place.add_argument("--system", action="store_true", help=f"write {SYSTEM}, for all users of this machine")
     init.set_defaults(act=_init)
-    show = actions.add_parser("show", help="every setting that is in force, and where it came from")
-    show.add_argument("--config", metavar="F", help="as if a command had been given this file")
-    show.add_argument("--changed", action="store_true", help="only those that a file sets")
+    show = actions.add_parser("show", help="show every effective setting and its origin")
+    show.add_argument("--config", metavar="F", help="show the settings of a command with --config F")
+    show.add_argument("--changed", action="store_true", help="only settings from a file")
     form = show.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON")
     form.add_argument("--csv", action="store_true", help="as CSV")
@@ -49,17 +49,17 @@ def run(options: argparse.Namespace) -> int:
 def _init(options: argparse.Namespace) -> int:
     path = options.file or (SYSTEM if options.system else user_path(os.environ))
     if not path:
-        raise UsageError("your home folder is not known; say where: joblens config init FILE")
+        raise UsageError("the home folder is unknown; name a file: joblens config init FILE")
     if os.path.lexists(path):
-        raise UsageError(f"{path} is there already and stays as it is")
+        raise UsageError(f"{path} exists and is not overwritten")
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, files("joblens").joinpath("default.toml").read_bytes())
     except OSError as error:
-        raise OutsideError(f"{path} cannot be written: {error.strerror}") from None
-    print(f"joblens: {path} is written; every setting in it is commented out", file=sys.stderr)
+        raise OutsideError(f"cannot write {path}: {error.strerror}") from None
+    print(f"joblens: wrote {path}; every setting in it is commented out", file=sys.stderr)
     if path not in find_paths(None, os.environ):
-        print(f"joblens: it counts with --config {path}, or {VARIABLE}={path}", file=sys.stderr)
+        print(f"joblens: use it with --config {path} or {VARIABLE}={path}", file=sys.stderr)
     return 0
 
 
@@ -78,7 +78,7 @@ def _show(options: argparse.Namespace) -> int:
     elif options.csv:
         write(csv_cells.render_csv(_HEAD, ((name, _plain(value), origin) for name, value, origin in found)))
     else:
-        for path in find_paths(options.config, os.environ) or ["no settings file is there"]:
+        for path in find_paths(options.config, os.environ) or ["no settings file"]:
             print(f"joblens: {path}", file=sys.stderr)
         rows = [(name, _plain(value), origin) for name, value, origin in found]
         write("\n".join(render_table(_HEAD, rows, (0, 1, 2))) + "\n")
@@ -86,7 +86,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def find_settings(named: str | None, environment: Mapping[str, str]) -> Iterator[Setting]:
-    """All that agent and hub know, checked as they check it. Raises ConfigError."""
+    """Yield all settings of agent and hub, validated. Raises ConfigError."""
     from joblens.cli.hub import load_hub
     from joblens.hub.settings import HubSettings
 

@@ -1,4 +1,4 @@
-"""The commands and their options as data, read from the parser: for the manual page and for completion."""
+"""The commands and their options as data, for the manual page and shell completion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Command(NamedTuple):
 
 
 def read_grammar() -> list[Command]:
-    """joblens itself first, then each command with its subcommands behind it."""
+    """Return joblens itself, then each command followed by its subcommands."""
     from joblens.cli import COMMANDS, build_parser
 
     return list(_walk(build_parser([name for name, _ in COMMANDS]), (), ""))
@@ -35,7 +35,7 @@ def _walk(parser: argparse.ArgumentParser, path: tuple[str, ...], what: str) -> 
     positionals: list[Option] = []
     children: dict[str, argparse.ArgumentParser] = {}
     helps: dict[str, str] = {}
-    for action in parser._actions:  # argparse has no other way to list them
+    for action in parser._actions:  # argparse has no public way to list them
         if isinstance(action, argparse._SubParsersAction):
             children.update(action.choices)
             helps.update((choice.dest, choice.help or "") for choice in action._choices_actions)
@@ -61,4 +61,4 @@ def _value(action: argparse.Action) -> str:
 
 
 def _example(epilog: str) -> str:
-    return epilog.removeprefix("example:\n")
+    return epilog.rpartition("example:\n")[2]

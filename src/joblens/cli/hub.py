@@ -15,24 +15,24 @@ EXAMPLE = """example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="*", metavar="token NODE", help="print the token of a node, and exit")
     parser.add_argument(
-        "what", nargs="*", metavar="token NODE", help="print the token with which a node sends, and exit"
+        "--listen", metavar="HOST:PORT", help="address for agents and readers (default 127.0.0.1:9478)"
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", help="where agents send to (default 127.0.0.1:9478)")
     parser.add_argument(
         "--config",
         metavar="F",
-        help="settings, a TOML file with a table [hub] (default: see `joblens config`)",
+        help="settings file (TOML) with a table [hub] (default: see `joblens config`)",
     )
-    parser.add_argument("--home", metavar="DIR", help="where data is kept (default: hub/ in the store)")
+    parser.add_argument("--home", metavar="DIR", help="folder for data (default: hub/ in the store)")
     parser.add_argument(
         "--from",
         dest="source",
         choices=["kafka"],
-        help="take batches from Kafka too, as one of a group of hubs: [hub.kafka] in the settings",
+        help="consume batches from Kafka too, in a group of hubs; settings in [hub.kafka]",
     )
     parser.add_argument(
-        "--scheduler", choices=SCHEDULERS[1:], help="whose jobs get records, whatever the settings say"
+        "--scheduler", choices=SCHEDULERS[1:], help="create records of its jobs; overrides the settings"
     )
     add_ready_fd(parser)
     parser.add_argument(
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_hub(layers: list[Layer]) -> HubSettings:
-    """Each file is checked on its own first, so that what is wrong is told with its path."""
+    """Merge the files. Each is validated on its own first, so that errors name its path."""
     for layer in layers:
         parse_hub_settings(layer.values, layer.path)
     return parse_hub_settings(merge(layers), layers[-1].path if layers else "")
@@ -77,15 +77,15 @@ def find_hub_home(settings: HubSettings) -> Path:
 
 def _print_token(options: argparse.Namespace, settings: HubSettings) -> int:
     if len(options.what) != 2 or options.what[0] != "token":
-        raise UsageError("what is meant? joblens hub, or joblens hub token NODE")
+        raise UsageError("expected: joblens hub, or joblens hub token NODE")
     from joblens.hub.auth import read_key
     from joblens.wire.mac import make_token
 
     key = settings.key_file or str(find_hub_home(settings) / "key")
     if not settings.key_file and not os.path.exists(key):
         raise UsageError(
-            f"there is no {key}, from which tokens are made: a hub makes it at its first start; "
-            "--config or --home says where yours is"
+            f"{key} does not exist, from which tokens are derived: a hub creates it at its first start; "
+            "if it is elsewhere, use --config or --home"
         )
     node = options.what[1]
     print(make_token(read_key(key), options.cluster or node, node))

@@ -1,4 +1,4 @@
-"""Asking a hub or an agent for one of its pages."""
+"""A client for the pages of a hub or an agent."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ AGENT = Settings().listen
 HUB = "127.0.0.1:9478"
 _TIMEOUT = 10.0
 _LARGEST = 1 << 28
-_NOT_ALLOWED = (401, 403)  # what a hub or agent answers who has no token
+_NOT_ALLOWED = (401, 403)
 
 
 class Place(NamedTuple):
-    what: str  # joblens hub, joblens agent, or joblens where it can be either
-    name: str  # as it was written
+    what: str  # joblens hub, joblens agent, or joblens if it can be either
+    name: str  # as given by the user
     url: Url
     token_file: str | None = None
     ca_file: str | None = None
@@ -32,15 +32,15 @@ class Place(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("address", nargs="?", metavar="HOST:PORT", help="of a hub or an agent")
-    where.add_argument("--hub", metavar="URL", help=f"ask this hub (default {HUB}, if it answers)")
-    where.add_argument("--agent", metavar="URL", help=f"ask this agent (default {AGENT})")
-    parser.add_argument("--token-file", metavar="F", help="the token that it asks for")
-    parser.add_argument("--ca-file", metavar="F", help="who vouches for a hub with https")
+    where.add_argument("address", nargs="?", metavar="HOST:PORT", help="address of a hub or an agent")
+    where.add_argument("--hub", metavar="URL", help=f"query this hub (default {HUB}, if it responds)")
+    where.add_argument("--agent", metavar="URL", help=f"query this agent (default {AGENT})")
+    parser.add_argument("--token-file", metavar="F", help="file with the token for its pages")
+    parser.add_argument("--ca-file", metavar="F", help="certificates of the CA, for https")
 
 
 def find_places(options: argparse.Namespace) -> list[Place]:
-    """Where to ask, one after the other until one answers."""
+    """Return the addresses to try, in order, until one responds."""
     if options.hub:
         chosen = [("joblens hub", options.hub)]
     elif options.agent:
@@ -54,7 +54,7 @@ def find_places(options: argparse.Namespace) -> list[Place]:
 
 
 def _own_up() -> dict[str, str]:
-    """Where the hub and the agent of our own `joblens up` listen, if it runs on this machine."""
+    """Return the addresses of hub and agent of the user's `joblens up`, if it runs on this machine."""
     from joblens.store.home import find_home
 
     try:
@@ -72,8 +72,8 @@ def _place(what: str, name: str, options: argparse.Namespace) -> Place:
 
 
 def _own_token(url: Url) -> str | None:
-    """That of the agent or hub which the settings of this machine describe, if we can read it. Nobody else
-    gets it: the port has to be the same, and the host this one."""
+    """Return the token file of this machine's agent or hub, if readable. The token is sent to no other: port
+    and host have to match the settings."""
     try:
         layers = load_layers(None, os.environ)
         agent, hub = load_agent(layers), load_hub(layers)
@@ -94,11 +94,11 @@ def parse_address(text: str) -> Url:
 
 
 class UnreachableError(ServerError):
-    """There is nothing at that address."""
+    """The address does not accept connections."""
 
 
 def ask_first(places: list[Place], path: str) -> tuple[Place, Any]:
-    """The page of the first that answers, and who that was."""
+    """Return the first place that responds, and its page."""
     silent: list[str] = []
     for place in places:
         try:
@@ -110,31 +110,31 @@ def ask_first(places: list[Place], path: str) -> tuple[Place, Any]:
 
 
 def other_answer(place: Place, what: str) -> ServerError:
-    """Something is there, and it is no hub or agent."""
-    return ServerError(f"{place.name} answers otherwise than joblens does: {what}")
+    """The server is not a hub or agent, or of another version."""
+    return ServerError(f"{place.name} is not a joblens hub or agent: {what}")
 
 
 def ask(place: Place, path: str) -> Any:
-    """What the page says, as plain data. Raises UnreachableError, ServerError or UsageError."""
+    """Return a page as plain data. Raises UnreachableError, ServerError or UsageError."""
     connection = _connect(place)
     try:
         try:
             connection.connect()
         except OSError as error:
-            raise UnreachableError(f"no {place.what} answers at {place.name}: {sentence(error)}") from None
+            raise UnreachableError(f"cannot reach {place.what} at {place.name}: {sentence(error)}") from None
         connection.request("GET", place.url.path + path, headers=_headers(place))
         answer = connection.getresponse()
         body = answer.read(_LARGEST)
         if answer.status in _NOT_ALLOWED:
             words = body[:1000].decode("utf-8", "replace").strip().partition("\n")[0]
-            raise UsageError(f"{place.name} answers: {words or answer.status}")
+            raise UsageError(f"{place.name}: {words or answer.status}")
         if answer.status != 200:
             raise other_answer(place, f"HTTP status {answer.status} {answer.reason}".rstrip())
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise other_answer(place, "no JSON") from None
+        raise other_answer(place, "invalid JSON") from None
     except BadStatusLine:
-        raise other_answer(place, "no HTTP, or HTTPS is needed") from None
+        raise other_answer(place, "not HTTP, or HTTPS is required") from None
     except (OSError, HTTPException) as error:
         raise other_answer(place, sentence(error)) from None
     finally:
@@ -154,5 +154,5 @@ def _connect(place: Place) -> HTTPConnection:
 def _headers(place: Place) -> dict[str, str]:
     if not place.token_file:
         return {}
-    with open(place.token_file, encoding="latin-1") as file:  # as it stands in a header
+    with open(place.token_file, encoding="latin-1") as file:  # the encoding of a header
         return {"Authorization": f"Bearer {file.read(4096).strip()}"}

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joblens.cli.table import progress, tell, write
+from joblens.cli.table import progress, warn, write
 from joblens.core.errors import UsageError
 from joblens.store.catalog.listing import parse_time
 
@@ -66,7 +66,7 @@ def _ldms(options: argparse.Namespace) -> int:
 def _print(result: ImportResult, lines: list[str], as_json: bool) -> None:
     from dataclasses import asdict
 
-    tell(result.problems)
+    warn(result.problems)
     write((json.dumps(asdict(result), indent=2) if as_json else "\n".join(lines)) + "\n")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from joblens.cli.table import progress, tell, write
+from joblens.cli.table import progress, warn, write
 from joblens.core.errors import JoblensError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
-            tell(store.problems + problems)
+            warn(store.problems + problems)
     _number(record, runs)
     if options.json:
         write(json.dumps(_plain(record), indent=2) + "\n")
@@ -93,7 +93,7 @@ def _settle(name: str) -> BatchJob | None:
         return None
     from joblens.usermode.finish import settle
 
-    return settle(home, name, lambda words: tell([words]))
+    return settle(home, name, lambda words: warn([words]))
 
 
 def _report(options: argparse.Namespace, store: Store, found: list[BatchJob], runs: list[Run]) -> JobRecord:

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from joblens.cli.table import progress, render_table, tell, write
+from joblens.cli.table import progress, render_table, warn, write
 from joblens.core.errors import UsageError
 from joblens.core.units import render_bytes, render_cores, render_exit, render_seconds
 
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     with Store(progress=progress("days of records")) as store:
         listed = add_live(store.home, wanted, store.jobs(wanted), problems, more=_sessions(store.home))
         empty = not listed and not store.jobs(limit=1)
-        tell(store.problems + problems)
+        warn(store.problems + problems)
     found = [it._replace(start=None) if _never_started(it) else it for it in listed]
     if options.json:
         write(json.dumps([it._asdict() for it in found], indent=2) + "\n")

@@ -79,13 +79,13 @@ class Listing(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     pages.add_arguments(parser)
-    parser.add_argument("-v", "--verbose", action="store_true", help="all that is known of each set")
-    parser.add_argument("--node", metavar="PATTERN", help="with * and ?")
-    parser.add_argument("--job", metavar="PATTERN", help="sets of the nodes on which it runs")
-    parser.add_argument("--user", metavar="PATTERN")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show every column")
+    parser.add_argument("--node", metavar="PATTERN", help="only nodes that match, with * and ?")
+    parser.add_argument("--job", metavar="PATTERN", help="only jobs that match, and the sets of their nodes")
+    parser.add_argument("--user", metavar="PATTERN", help="only jobs of users that match")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true")
-    form.add_argument("--csv", action="store_true")
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument("--csv", action="store_true", help="as CSV")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         text = show(select(parse_page(found), options.node, options.job, options.user), options)
     except WRONG:
-        raise pages.other_answer(place, "no list of sets and jobs") from None
+        raise pages.other_answer(place, "unexpected content of /sets") from None
     write(text)
     return 0
 

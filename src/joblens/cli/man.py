@@ -13,36 +13,35 @@ EXAMPLE = """example:
 _AFTER = """.SH EXIT STATUS
 .TP
 .B 0
-done
+success
 .TP
 .B 1
-the answer is no
+the result is negative: not found, a check has failed
 .TP
 .B 2
-wrong use
+wrong usage or settings
 .TP
 .B 3
-something outside failed: a server, a disk, a permission
+a failure outside joblens: a server, a disk, a permission
 .PP
 .B joblens run
 returns the exit status of the command that it ran.
 .SH ENVIRONMENT
 .TP
 .B JOBLENS_HOME
-where the store is (default: ~/.local/share/joblens)
+folder of the store (default: ~/.local/share/joblens)
 .TP
 .B JOBLENS_AGENT
-the name of the agent's socket that
+name of the agent's socket for
 .B mark
 and
 .B fom
-send to
 .TP
 .B NO_COLOR
-no colours
+disables colours
 .TP
 .B COLUMNS
-how wide reports and tables are, from 50 to 200
+width of reports and tables, from 50 to 200
 """
 
 
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def render(grammar: list[Command]) -> str:
-    """In the man macros, see groff_man(7)."""
+    """Render the manual page with the man macros, see groff_man(7)."""
     whole, *commands = grammar
     parts = [
         f'.TH JOBLENS 1 "" "joblens {_escaped(__version__)}" "User Commands"',
@@ -96,7 +95,7 @@ def _title(option: Option) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A backslash, a hyphen, and a dot or quote at the beginning of a line mean something to roff."""
+    """Escape what is special in roff: a backslash, a hyphen, and a dot or quote at the start of a line."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     escaped = "".join(c if c.isascii() else f"\\[u{ord(c):04X}]" for c in escaped)
     return "\n".join("\\&" + line if line.startswith((".", "'")) else line for line in escaped.split("\n"))

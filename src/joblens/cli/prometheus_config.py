@@ -17,15 +17,15 @@ _HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]", re.ASCII)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     port = split_address(Settings().listen)[1]
-    parser.add_argument("host", nargs="+", metavar="HOST", help="where an agent runs, with or without :PORT")
+    parser.add_argument("host", nargs="+", metavar="HOST", help="host of an agent, with or without :PORT")
     parser.add_argument(
-        "--port", type=int, default=port, metavar="N", help="of the agents (default %(default)s)"
+        "--port", type=int, default=port, metavar="N", help="port of the agents (default %(default)s)"
     )
     parser.add_argument(
-        "--interval", type=float, default=5.0, metavar="S", help="seconds between two samples (default 5)"
+        "--interval", type=float, default=5.0, metavar="S", help="seconds between two scrapes (default 5)"
     )
     parser.add_argument(
-        "--token-file", metavar="F", help="the token that the agents ask for, at Prometheus's"
+        "--token-file", metavar="F", help="file with the agents' token, on the machine of Prometheus"
     )
 
 
@@ -35,11 +35,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def render(hosts: list[str], port: int, interval: float, token_file: str | None = None) -> str:
-    """A whole prometheus.yml. A string in JSON is one in YAML."""
+    """Render a complete prometheus.yml. JSON strings are valid YAML."""
     targets = [_target(host, port) for host in hosts]
     lines = [
         "# For Prometheus: prometheus --config.file=THIS_FILE",
-        "# The agents must listen where Prometheus reaches them: joblens agent --listen 0.0.0.0:PORT",
+        "# The agents must be reachable for Prometheus: joblens agent --listen 0.0.0.0:PORT",
         "scrape_configs:",
         "  - job_name: joblens",
         f"    scrape_interval: {_duration(interval)}",
@@ -59,7 +59,7 @@ def _target(text: str, port: int) -> str:
     if not colon or text.endswith("]"):
         host, own = text, str(port)
     if not _HOST.fullmatch(host):
-        raise UsageError(f"{text!r} is not the name of a host")
+        raise UsageError(f"{text!r} is not a host name")
     if not own.isascii() or not own.isdigit() or not 0 < int(own[:6]) < 65536:
         raise UsageError(f"{own!r} is not a port")
     return f"{host}:{int(own)}"
@@ -76,5 +76,5 @@ def _is_ipv6(text: str) -> bool:
 def _duration(seconds: float) -> str:
     milliseconds = round(seconds * 1000) if 0 < seconds < 86_400 * 365 else 0
     if milliseconds < 1:
-        raise UsageError(f"{seconds} is not a number of seconds to wait")
+        raise UsageError(f"{seconds} is not a valid interval in seconds")
     return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"

@@ -11,14 +11,14 @@ EXAMPLE = """example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="where to write; must be new or empty")
+    parser.add_argument("folder", metavar="DIR", help="destination; must be new or empty")
 
 
 def run(options: argparse.Namespace) -> int:
     host = Recorder()
     count = record(host, options.folder, _log)
     if host.uid:
-        _log("not run by root: of other users' processes, I/O and shared memory are not in it")
+        _log("not running as root: I/O and shared memory of other users' processes are missing")
     _log(f"{count} files in {options.folder}")
     return 0
 

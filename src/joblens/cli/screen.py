@@ -1,4 +1,4 @@
-"""A terminal as a screen: taken over, drawn on, listened to, and given back as it was."""
+"""A full-screen terminal: raw keys, drawing, and restoring its state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-_ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l"  # another screen, no cursor, no wrapping
+_ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no wrapping
 _LEAVE = b"\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KEYS = {
@@ -23,7 +23,7 @@ _KEYS = {
 
 
 class Screen:
-    """A context: whatever happens inside, the terminal is given back."""
+    """A context manager that restores the terminal in any case."""
 
     def __init__(self) -> None:
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
@@ -49,13 +49,13 @@ class Screen:
 
     def _take(self) -> None:
         mode = termios.tcgetattr(self._in)
-        mode[3] &= ~(termios.ICANON | termios.ECHO)  # signals stay what they are: Ctrl-C, Ctrl-Z
+        mode[3] &= ~(termios.ICANON | termios.ECHO)  # Ctrl-C and Ctrl-Z still send signals
         mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
         termios.tcsetattr(self._in, termios.TCSADRAIN, mode)
         self._write(_ENTER)
 
     def _give_back(self) -> None:
-        with suppress(OSError, termios.error):  # a terminal that is gone needs nothing back
+        with suppress(OSError, termios.error):  # the terminal has been closed
             self._write(_LEAVE)
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._before)
 
@@ -65,7 +65,7 @@ class Screen:
         self.wake(bytes([number]))
 
     def wake(self, what: bytes = b"\0") -> None:
-        """So that `listen` returns; from any thread."""
+        """Make `listen` return. Can be called from any thread."""
         with suppress(BlockingIOError):
             os.write(self._writer, what)
 
@@ -77,10 +77,10 @@ class Screen:
         return shutil.get_terminal_size()
 
     def draw(self, lines: list[str]) -> None:
-        """In one piece, over what was there, so that nothing flickers.
+        """Draw in a single write, over the old content, to avoid flicker.
 
-        What was there is erased before a line is written: behind one as wide as the screen the cursor stays
-        on its last letter.
+        Each line is erased before it is written: after one as wide as the screen the cursor stays on its last
+        character.
         """
         text = "\x1b[H\x1b[K" + "\r\n\x1b[K".join(lines[:-1]) + "\r\n\x1b[J" + "".join(lines[-1:])
         self._write(text.encode(sys.stdout.encoding or "ascii", "replace"))
@@ -90,7 +90,7 @@ class Screen:
             data = data[os.write(self._out, data) :]
 
     def listen(self, seconds: float) -> list[str] | None:
-        """Keys, as soon as there are any or somebody has woken us. None when it is over."""
+        """Wait for keys or a call of `wake`. Return None at the end of input or after a signal."""
         ready, _, _ = select.select([self._in, self._reader], [], [], seconds)
         if self._reader in ready:
             woken = os.read(self._reader, 4096)
@@ -102,19 +102,19 @@ class Screen:
             return []
         try:
             data = os.read(self._in, 1024)
-        except OSError:  # the terminal is gone
+        except OSError:  # the terminal has been closed
             return None
         return split_keys(data) if data else None
 
     def _stop(self) -> None:
-        """As Ctrl-Z does with any program; `fg` goes on here."""
+        """Stop as on Ctrl-Z. `fg` continues here."""
         self._give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._take()
 
 
 def split_keys(data: bytes) -> list[str]:
-    """Letters as they are, others by name; unknown sequences are left out."""
+    """Return characters as they are and other keys by name, without unknown sequences."""
     keys: list[str] = []
     while data:
         found = next((code for code in sorted(_KEYS, key=len, reverse=True) if data.startswith(code)), b"")

@@ -1,4 +1,4 @@
-"""The settings of the agent from the files that count."""
+"""The agent's settings, merged from the settings files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KNOWN = {collector.name: collector.options for collector in COLLECTORS}
 
 
 def load_agent(layers: List[Layer]) -> Settings:
-    """Each file is checked on its own first, so that what is wrong is told with its path."""
+    """Merge the files. Each is validated on its own first, so that errors name its path."""
     for layer in layers:
         parse_settings(layer.values, layer.path, KNOWN)
     return parse_settings(merge(layers), layers[-1].path if layers else "", KNOWN)

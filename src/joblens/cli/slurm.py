@@ -12,8 +12,8 @@ from joblens.core.errors import UsageError
 from joblens.hooks import SLURM, slurm_hook
 
 EXAMPLE = """example:
-  joblens slurm install --write            # as root on each node, and then two lines into slurm.conf
-  joblens slurm install --per-job --write  # no agent while there are no jobs
+  joblens slurm install --write            # as root on each node; then add its lines to slurm.conf
+  joblens slurm install --per-job --write  # the agent runs only while there are jobs
   joblens slurm check"""
 
 _WHAT = ("install", "check", *SLURM)
@@ -26,25 +26,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         choices=_WHAT,
         metavar="WHAT",
-        help="install: the hooks, and what to put into slurm.conf; check: is all set up right here? "
-        f"{', '.join(SLURM)}: be that hook",
+        help="install: the hooks, with the lines for slurm.conf; check: the configuration of this node; "
+        f"{', '.join(SLURM)}: run that hook",
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--resident", action="store_true", help="an agent runs always (default)")
+    how.add_argument("--resident", action="store_true", help="the agent is a service (default)")
     how.add_argument("--per-job", action="store_true", help="the prolog starts the agent with the first job")
     parser.add_argument(
-        "--folder", default=_FOLDER, metavar="DIR", help="where the hooks are (default %(default)s)"
+        "--folder", default=_FOLDER, metavar="DIR", help="folder of the hooks (default %(default)s)"
     )
     parser.add_argument(
-        "--config", default=_CONFIG, metavar="F", help="the agent's settings (default %(default)s)"
+        "--config", default=_CONFIG, metavar="F", help="settings file of the agent (default %(default)s)"
     )
     parser.add_argument(
-        "--start", metavar="CMD", help="with --per-job: how to start the agent (default joblens agent …)"
+        "--start",
+        metavar="CMD",
+        help="with --per-job: command that starts the agent (default joblens agent …)",
     )
     out = parser.add_mutually_exclusive_group()
-    out.add_argument("--print", action="store_true", help="only show what would be written (default)")
+    out.add_argument("--print", action="store_true", help="only print the hooks (default)")
     out.add_argument("--write", action="store_true", help="write the hooks")
-    parser.add_argument("--json", action="store_true", help="with check: for programs")
+    parser.add_argument("--json", action="store_true", help="with check: as JSON")
     parser.add_argument("--check", action="store_true", help=argparse.SUPPRESS)  # install --check is check
 
 
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _be_hook(name: str) -> int:
-    """Slower than the script itself by what Python needs to start."""
+    """Run the hook, slower than the script itself by the start of Python."""
     with as_file(files("joblens").joinpath("hooks", "slurm", name)) as path:
         os.execv("/bin/sh", ["/bin/sh", str(path)])  # noqa: S606 (no shell but that one)
 
@@ -89,13 +91,13 @@ def _start_command(options: argparse.Namespace) -> str:
         return str(options.start)
     program = shutil.which(sys.argv[0]) or shutil.which("joblens")
     if not program:
-        raise UsageError("where is joblens on the nodes? say --start '/opt/joblens/bin/joblens agent …'")
+        raise UsageError("cannot find joblens; give its path: --start '/opt/joblens/bin/joblens agent …'")
     words = [os.path.abspath(program), "agent", "--while-jobs", "--config", options.config]
     return " ".join(map(shlex.quote, words))
 
 
 def _write(folder: Path, hooks: dict[str, str]) -> None:
-    """Under another name first: Slurm may run one at any moment."""
+    """Write atomically: Slurm may run a hook at any moment."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     for name, text in hooks.items():
         unfinished = folder / f".{name}.new"
@@ -105,21 +107,21 @@ def _write(folder: Path, hooks: dict[str, str]) -> None:
 
 
 def advice(folder: str, per_job: bool) -> list[str]:
-    """As comments, so that all that is printed can be kept as one file."""
+    """Return the lines for slurm.conf, with comments, so that the output is a valid file."""
     lines = [f"{key}={folder}/{name}" for name, key in SLURM.items()]
     first = (
-        "the prolog starts the agent"
+        "The prolog starts the agent."
         if per_job
-        else "an agent must run on each node: systemctl enable --now joblens-agent"
+        else "Then start the agent on each node: systemctl enable --now joblens-agent"
     )
     return [
         "# ---- for slurm.conf, the same on all machines; then: scontrol reconfigure",
         *lines,
         "PrologFlags=Alloc",
-        f"# Now {first}.",
-        "# A Prolog or Epilog that you have already: from Slurm 24.05 on there can be several such lines.",
-        "# Before, name a pattern, Prolog=/etc/slurm/prolog.d/*, and put a link there:",
+        f"# {first}",
+        "# If there is a Prolog or Epilog already: Slurm 24.05 and newer accept several such lines.",
+        "# Older ones accept a pattern, Prolog=/etc/slurm/prolog.d/*; create a link there:",
         f"#   ln -s {folder}/prolog /etc/slurm/prolog.d/50-joblens",
-        "# There is one TaskProlog and one TaskEpilog: let the one that you have call ours, anywhere in it.",
-        "# PrologFlags is one list: Alloc,X11. Contain has Alloc in it.",
+        "# There can be only one TaskProlog and one TaskEpilog: call this one from yours.",
+        "# PrologFlags is one list: Alloc,X11. Contain includes Alloc.",
     ]

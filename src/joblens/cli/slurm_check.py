@@ -1,4 +1,4 @@
-"""Whether Slurm, its hooks, the agent and the hub of this node work together, and what to do where not."""
+"""Checks of Slurm, its hooks, the agent and the hub on this node, with advice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from joblens.hooks import SLURM
 from joblens.reports import width as screen
 
 _SECONDS = 10.0
-_LONGEST = 500  # letters of what an agent says
+_LONGEST = 500  # characters of an agent's errors
 _CHECK = "/v1/check"
 
 
@@ -32,17 +32,17 @@ class Finding(NamedTuple):
     what: str
     right: bool
     said: str
-    do: str = ""  # where it is not right
+    do: str = ""  # advice if it is not right
 
 
 class Node(NamedTuple):
-    """What is looked at."""
+    """The configuration that is checked."""
 
-    slurm: Mapping[str, str]  # as `scontrol show config` has it
+    slurm: Mapping[str, str]  # from `scontrol show config`
     folder: str
     config: str
     settings: Settings
-    agent: str  # the command that starts it, "" where it runs always
+    agent: str  # the command that starts it, "" if it is a service
 
 
 def check(folder: str, config: str, as_json: bool) -> int:
@@ -96,7 +96,7 @@ def _ask_slurm() -> tuple[dict[str, str], Finding]:
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """`Prolog[0] = …` and `Prolog[1] = …`, of Slurm 24.05 and newer, become one value with a comma."""
+    """Parse settings. Repeated ones, as `Prolog[1]` of Slurm 24.05 and newer, are joined by a comma."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         match = re.fullmatch(r"([A-Za-z]\w*)(?:\[\d+\])?\s*=(.*)", line)
@@ -119,7 +119,7 @@ def _same(path: str, ours: str) -> bool:
 
 
 def _calls(path: str, ours: str) -> bool:
-    """A script of the site's own that runs ours."""
+    """Whether it is a script of the site that runs ours."""
     try:
         return ours.encode() in Path(path).read_bytes()[: 1 << 20]
     except OSError:
@@ -137,25 +137,25 @@ def _flags(node: Node) -> Iterator[Finding]:
             "RunInJob ends the agent with the job: joblens slurm install --resident",
         )
     else:
-        do = "PrologFlags=Alloc, or a node hears of a job only when its first step comes there"
+        do = "PrologFlags=Alloc, else a node learns of a job only with its first step"
         yield Finding("PrologFlags", bool(flags & {"alloc", "contain"}), shown, do)
 
 
 def _accounting(node: Node) -> Iterator[Finding]:
     track = node.slurm.get("ProctrackType", "none").rpartition("/")[2]
-    do = "ProctrackType=proctrack/cgroup, or linuxproc: else nobody knows which processes are a job's"
+    do = "ProctrackType=proctrack/cgroup or linuxproc, else processes cannot be attributed to jobs"
     yield Finding("ProctrackType", track in ("cgroup", "linuxproc"), track, do)
     if track == "linuxproc":
         processes = node.settings.collectors.get("processes")
         seconds = (processes.interval if processes else 0.0) or 5.0
         do = f"interval = {node.settings.interval} in [collectors.processes] of {node.config}"
-        said = f"looked at every {seconds:g} s, and no cgroup tells of jobs"
+        said = f"sampled every {seconds:g} s, and jobs have no cgroups"
         yield Finding("processes", seconds <= node.settings.interval, said, do)
     gather = node.slurm.get("JobAcctGatherType", "none").rpartition("/")[2]
     do = "JobAcctGatherType=jobacct_gather/linux or cgroup, so that sacct knows what steps used"
     yield Finding("JobAcctGather", gather not in ("none", ""), gather, do)
     storage = node.slurm.get("AccountingStorageType", "none").rpartition("/")[2]
-    do = "AccountingStorageType=accounting_storage/slurmdbd: how a job ended is told by accounting only"
+    do = "AccountingStorageType=accounting_storage/slurmdbd: only accounting has the final state of jobs"
     yield Finding("Accounting", storage not in ("none", ""), storage, do)
 
 
@@ -173,15 +173,15 @@ def _hooks(node: Node) -> Iterator[Finding]:
 
 
 def _why_not_run(path: str) -> str:
-    """Slurm runs it as root, or as any user: nobody else may be able to change it."""
+    """Return a problem, or nothing. Slurm runs it as root, so that only root may be able to change it."""
     try:
         status = os.stat(path)
     except OSError as error:
         return sentence(error)
     if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o555 != 0o555:
-        return f"{path}: not everybody can run it"
+        return f"{path}: not executable by all users"
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path}: others than root can change it"
+        return f"{path}: writable by other users than root"
     return ""
 
 
@@ -208,7 +208,7 @@ def _agent(node: Node) -> Iterator[Finding]:
     if node.agent:
         program = shlex.split(node.agent)[0]
         do = "joblens slurm install --per-job --write, with the joblens of the nodes"
-        yield Finding("agent", os.access(program, os.X_OK), f"is started by the prolog: {node.agent}", do)
+        yield Finding("agent", os.access(program, os.X_OK), f"started by the prolog: {node.agent}", do)
         return
     listen = node.settings.listen
     place = pages.Place(
@@ -216,23 +216,23 @@ def _agent(node: Node) -> Iterator[Finding]:
     )
     try:
         known = pages.ask(place, "/sets")
-        yield Finding("agent", True, f"answers at {listen}")
+        yield Finding("agent", True, f"responds at {listen}")
         yield _collectors(known)
     except (JoblensError, OSError) as error:
         yield Finding("agent", False, sentence(error), "systemctl enable --now joblens-agent")
-    look = trigger_path(node.settings.attribution.job_files)
-    right = os.path.exists(look) and stat.S_ISFIFO(os.stat(look).st_mode)
+    pipe = trigger_path(node.settings.attribution.job_files)
+    right = os.path.exists(pipe) and stat.S_ISFIFO(os.stat(pipe).st_mode)
     yield Finding(
-        "pipe", right, look if right else f"{look}: not there", "an agent that runs as root makes it"
+        "pipe", right, pipe if right else f"{pipe}: not found", "an agent that runs as root creates it"
     )
 
 
 def _collectors(known: dict[str, Any]) -> Finding:
-    """As the agent says itself."""
+    """Return the collectors' errors that the agent reports."""
     wrong = {str(it.get("collector")): str(it["error"]) for it in known.get("sets", []) if it.get("error")}
     said = screen.plain("; ".join(f"{name}: {error}" for name, error in wrong.items()), _LONGEST)
-    do = "of capabilities, take CapabilityBoundingSet from deploy/systemd/joblens-agent.service"
-    return Finding("collectors", not wrong, said or "nothing is missing", do)
+    do = "for capabilities, see CapabilityBoundingSet in deploy/systemd/joblens-agent.service"
+    return Finding("collectors", not wrong, said or "no errors", do)
 
 
 def _hub(node: Node) -> Iterator[Finding]:
@@ -240,17 +240,17 @@ def _hub(node: Node) -> Iterator[Finding]:
     address = push.url or hub_url(os.environ.get(HUB, ""))
     if not address:
         do = f'[push] url = "http://HUB:9478" in {node.config}, or JOBLENS_HUB=HUB for the agent'
-        yield Finding("hub", False, "no hub is set", do)
+        yield Finding("hub", False, "not configured", do)
         return
     url = split_url(address)
     reached = False
     try:
         with socket.create_connection((url.host, url.port), _SECONDS) as connection:
             reached = True
-            yield Finding("hub", True, f"{address} answers, at {connection.getpeername()[0]}")
+            yield Finding("hub", True, f"{address} is reachable, at {connection.getpeername()[0]}")
     except OSError as error:
         yield Finding(
-            "hub", False, f"{address}: {sentence(error)}", "is the name right, and does the hub run?"
+            "hub", False, f"{address}: {sentence(error)}", "check the name, and that the hub is running"
         )
     if push.munge:
         from joblens.wire.credentials import Proof
@@ -275,9 +275,9 @@ def _hub(node: Node) -> Iterator[Finding]:
 
 
 def _accepted(push: PushSettings, settings: Settings) -> Finding:
-    """A request as the agent sends it, with this node's own proof, of which the hub keeps nothing."""
+    """Send a request with this node's credentials that stores nothing."""
     name = settings.node or Host("/").name()
-    what, do = "accepted", "what the hub says names the setting; it stands in the hub's log too"
+    what, do = "accepted", "the message names the setting; see also the hub's log"
     try:
         target = Target(push, settings.cluster or name, name)
         target.proof.prepare(target.client)
@@ -285,11 +285,13 @@ def _accepted(push: PushSettings, settings: Settings) -> Finding:
         answer = target.client.get(_CHECK, fields)
         target.client.close()
     except (JoblensError, OSError) as error:
-        return Finding(what, False, sentence(error), "without an answer it is not known")
+        return Finding(what, False, sentence(error), "unknown without a response")
     if answer.status == 200 and not target.proof.has_answered(fields, answer):
-        words = f"{target.address} answers, and not signed with this node's secret"
-        return Finding(what, False, words, "update the hub, if it is one")
+        words = f"{target.address}: the response is not signed with this node's secret"
+        return Finding(what, False, words, "update the hub, if it is a hub")
     if answer.status == 200:
-        return Finding(what, True, f"the hub takes batches of node {target.node} of cluster {target.cluster}")
-    said = f"{target.address} answers {answer.status}{first_line(answer)}"
-    return Finding(what, False, said, do if answer.status in (401, 403) else "is it a hub of this version?")
+        return Finding(
+            what, True, f"the hub accepts batches of node {target.node} of cluster {target.cluster}"
+        )
+    said = f"{target.address}: status {answer.status}{first_line(answer)}"
+    return Finding(what, False, said, do if answer.status in (401, 403) else "check the version of the hub")

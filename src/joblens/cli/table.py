@@ -1,4 +1,4 @@
-"""Output of the listings: tables, and what is common to all."""
+"""Output of the listings: tables, warnings, progress."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from joblens.reports import width as screen
 from joblens.reports.style import WIDTH, columns, encodable
 
 _LONGEST = 60
-_SHORTEST = 6  # to which a column that gives way is cut before another is left out
-_SHORTEST_IN_PIPE = 24  # where it is searched: who reads a pipe gets all columns, and names that grep finds
+_SHORTEST = 6  # width to which a column is shrunk before another is dropped
+_SHORTEST_IN_PIPE = 24  # in a pipe no column is dropped, and names stay long enough for grep
 _WORTH_SHOWING = 10
 
 
@@ -23,9 +23,10 @@ def render_table(
     shrink: int | None = None,
     drop: Sequence[int] = (),
 ) -> list[str]:
-    """Columns named in `left` begin at the left, the others end at the right.
+    """Align the columns in `left` left, the others right.
 
-    Where a line would not fit, the column `shrink` gives way; then on a screen, one by one, those in `drop`.
+    If a line does not fit, the column `shrink` is shortened; then, on a terminal, those in `drop` are dropped
+    one by one.
     """
     cells = [list(head), *[[plain(cell) for cell in row] for row in rows]]
     widths = [max(screen.display_width(row[column]) for row in cells) for column in range(len(head))]
@@ -70,32 +71,32 @@ def _drop(
 
 
 def room() -> int | None:
-    """Columns of the screen; None for a pipe, whose reader gets all that there is."""
+    """Return the width of the terminal, None for a pipe, which gets everything."""
     terminal = sys.stdout.isatty()
     return columns(terminal) if terminal or "COLUMNS" in os.environ else None
 
 
 def plain(text: object) -> str:
-    """Names come from outside: nothing in them may move the cursor or fill the screen."""
+    """Make a name of unknown origin safe for a terminal: printable and short."""
     return screen.plain(text, _LONGEST)
 
 
 def write(text: str) -> None:
-    """Data, to stdout: at once, so that a closed pipe is noticed, and in the characters that it has."""
+    """Write data to stdout, in its encoding, and flush it, so that a closed pipe is noticed."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     sys.stdout.write(encodable(text, sys.stdout))
     sys.stdout.flush()
 
 
-def tell(problems: Iterable[str]) -> None:
-    """A line each, to stderr."""
+def warn(problems: Iterable[str]) -> None:
+    """Print each problem as a line on stderr."""
     for problem in problems:
         print(f"joblens: {screen.plain(problem, 1000)}", file=sys.stderr)
 
 
 def progress(what: str) -> Callable[[int, int], None] | None:
-    """Of long work, for people: how many of how many, on a line that goes away."""
+    """Return a function that shows progress on a terminal, on a line that is erased at the end."""
     if not sys.stderr.isatty():
         return None
 

@@ -27,20 +27,24 @@ EXAMPLE = """example:
 
 _WRONG = (ValueError, LookupError, TypeError, AttributeError)
 _INTERVALS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_PATIENCE = 30.0  # seconds until there must be two looks
+_TIMEOUT = 30.0  # seconds to wait for two samples
 _SORT_KEYS = {"c": "cpu", "m": "memory", "i": "io", "g": "gpu", "n": "name"}
 _PANELS = {BOTH: NODES, NODES: JOBS, JOBS: BOTH}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     pages.add_arguments(parser)
-    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds (default 2)")
-    parser.add_argument("--sort", choices=SORTS, default="cpu")
-    parser.add_argument("--filter", default="", metavar="TEXT", help="in a node's, job's or user's name")
     parser.add_argument(
-        "--once", action="store_true", help="print two tables and exit; so too without a terminal"
+        "--interval", type=float, default=2.0, metavar="S", help="seconds between two updates (default 2)"
     )
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--sort", choices=SORTS, default="cpu", help="order of the rows (default cpu)")
+    parser.add_argument(
+        "--filter", default="", metavar="TEXT", help="only rows whose node, job or user contains it"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print two tables and exit; the default without a terminal"
+    )
+    parser.add_argument("--json", action="store_true", help="as --once, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,12 +63,12 @@ def _take(live: Live, place: pages.Place, page: Any) -> None:
     try:
         live.take(page)
     except _WRONG:
-        raise pages.other_answer(place, "no figures of nodes and jobs") from None
+        raise pages.other_answer(place, "unexpected content of /now") from None
 
 
 def _print(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
-    """As soon as there are rates, or there will be none."""
-    end = time.monotonic() + _PATIENCE
+    """Print as soon as there are rates, or after a timeout."""
+    end = time.monotonic() + _TIMEOUT
     while live.nodes() and not live.has_rates and time.monotonic() < end:
         time.sleep(min(options.interval, 1.0))
         _take(live, place, pages.ask(place, "/now"))
@@ -110,10 +114,10 @@ def _watch(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
 
 
 class _Asking(threading.Thread):
-    """Asks for page after page, so that keys do not wait for an answer."""
+    """Polls the page in a thread, so that keys do not wait for a response."""
 
     def __init__(self, place: pages.Place, screen: Screen, interval: float) -> None:
-        super().__init__(daemon=True)  # one that waits for an answer holds nobody up who wants to quit
+        super().__init__(daemon=True)  # a pending request does not delay quitting
         self._place, self._screen, self.interval = place, screen, interval
         self._answers: list[Any] = []
 
@@ -149,7 +153,7 @@ def _news(asking: _Asking, live: Live, view: View | None) -> View | None:
 
 
 def press_all(view: View, keys: list[str] | None, height: int) -> View | None:
-    """What the view is after these keys; None to quit."""
+    """Return the view after these keys, None to quit."""
     if keys is None:
         return None
     for key in keys:

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from joblens.cli.table import tell, write
+from joblens.cli.table import warn, write
 from joblens.core.errors import JoblensError, OutsideError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _load(home: Home, session: Session) -> JobRecord:
         raise OutsideError(f"{session.folder} has no record of its job")
     cluster, id, _ = session.state.record
     with Store(home) as store:
-        tell(store.problems)
+        warn(store.problems)
         return store.job(f"{id}@{cluster}")
 
 

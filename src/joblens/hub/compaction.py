@@ -38,7 +38,7 @@ class Compaction:
         self.cycles = 0  # that have ended
         self._started = time.monotonic()
         self._written: Counter[str] = Counter()  # files by set, since the last cycle was started
-        self._groups = ENOUGH_GROUPS  # stored since then; before the first cycle nobody knows
+        self._groups = ENOUGH_GROUPS  # stored since then; unknown before the first cycle
         self._reported: set[str] = set()
 
     def count(self, written: Mapping[str, int]) -> None:

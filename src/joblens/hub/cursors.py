@@ -1,4 +1,4 @@
-"""How far a sink is: the last segment that it has stored, and sums over all that it has stored."""
+"""The cursor of a sink: the last segment that it has stored, and totals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load_cursor(path: Path) -> Cursor:
 
 
 def save_cursor(path: Path, cursor: Cursor) -> None:
-    """On the disk on return, also on a full one: sinks must go on for there to be room again."""
+    """Write durably, also on a full disk: sinks must go on to free space."""
     short = [*cursor[:4], _crc(cursor._replace(untimely=()))]
     text = json.dumps(cursor._asdict() | {"crc": _crc(cursor)})
     write_small(str(path), text, json.dumps(short, separators=(",", ":")))
@@ -72,7 +72,7 @@ def _newest_segment(journal: Path) -> int:
 
 
 def read_cursor(home: Path, sink: str) -> int:
-    """The last segment that a sink has stored; 0 if none, or if that cannot be known."""
+    """Return the last segment that a sink has stored, 0 if none or unknown."""
     try:
         return load_cursor(home / "cursors" / f"{sink}.json").segment
     except (OSError, MalformedError):
@@ -80,7 +80,7 @@ def read_cursor(home: Path, sink: str) -> int:
 
 
 def list_behind(home: Path, segment: int) -> list[str]:
-    """The sinks that have run here and have not stored this segment."""
+    """Return the sinks that have run here and have not stored this segment."""
     endings = (".json", ".lock")
     names = {name[:-5] for name in list_names(str(home / "cursors")) if name.endswith(endings)}
     return sorted(name for name in names if read_cursor(home, name) < segment)

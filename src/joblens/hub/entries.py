@@ -27,11 +27,11 @@ _INDEX = struct.Struct("<4sIQ")  # magic, CRC-32 of the rest including the head,
 _OFFSET = struct.Struct("<Q")
 _OLD = struct.Struct("<IIQ")  # bytes of the batch, CRC-32 of the rest, time received
 _CRC_END = 8  # the offset after the CRC in a head
-NOBODY = BatchId("", "", "", 0)  # in heads without identity
+UNIDENTIFIED = BatchId("", "", "", 0)  # in heads without identity
 
 
 class Head(NamedTuple):
-    batch: BatchId  # NOBODY in entries of older versions
+    batch: BatchId  # UNIDENTIFIED in entries of older versions
     received_ns: int
     size: int  # of the head itself
     length: int  # of the batch that follows
@@ -60,7 +60,7 @@ def pack_head(batch: BatchId, received_ns: int, data: bytes) -> bytes:
 
 
 def parse_head(data: bytes, at: int = 0) -> Head | None:
-    """Return None if there is no head of this version, or it is damaged."""
+    """Return None without an intact head of this version."""
     if data[at : at + 4] != MAGIC or len(data) - at < _LEAST.size:
         return None
     _, crc, names_length, length, batch_crc, received_ns, sequence = _LEAST.unpack_from(data, at)
@@ -100,7 +100,7 @@ def _parse_old(data: bytes) -> Head:
     length, crc, received_ns = _OLD.unpack(data)
     if length > LARGEST_BATCH:
         raise MalformedError("journal", "the head of an entry is damaged")
-    return Head(NOBODY, received_ns, _OLD.size, length, crc, old=True)
+    return Head(UNIDENTIFIED, received_ns, _OLD.size, length, crc, old=True)
 
 
 def _is_sound(head: Head, data: bytes) -> bool:
@@ -159,7 +159,7 @@ def parse_index(data: bytes) -> list[Indexed]:
 
 def identify(head: Head, data: bytes) -> BatchId:
     """Return the identity of an intact entry. Raises MalformedError."""
-    return parse_header(read_header(data)).batch if head.batch == NOBODY else head.batch
+    return parse_header(read_header(data)).batch if head.batch == UNIDENTIFIED else head.batch
 
 
 class Guessed(NamedTuple):
@@ -179,7 +179,7 @@ def guess_entries(data: bytes, begin: int, end: int) -> list[Guessed]:
         if place < at:
             continue
         head = parse_head(data, place)
-        if head is not None and head.batch != NOBODY:
+        if head is not None and head.batch != UNIDENTIFIED:
             _end_last(found, ends, place)
             ends = [min(place + head.whole, end)]
             found.append(Guessed(place, ends[0], head.batch))

@@ -36,7 +36,7 @@ class Groups:
     def __init__(self, path: Path, hub: str, seconds: float) -> None:
         """`seconds`: so long a segment may wait for others."""
         self._path, self._hub, self._seconds = path, hub, seconds
-        self._begun = load_group(path, hub)  # its segments are found anew
+        self._begun = load_group(path, hub)  # its segments are searched again
         self._since: float | None = None  # when the oldest that waits was seen
 
     def choose(self, waiting: list[Segment], hurry: bool, done: int = 0) -> Group | None:

@@ -39,7 +39,7 @@ Log = Callable[[str], None]
 
 
 class Entry:
-    """A batch on its way to the disk, and who waits for that."""
+    """A batch that is being written, and the callbacks that wait for it."""
 
     __slots__ = ("batch", "data", "received_ns", "waiting")
 
@@ -96,14 +96,14 @@ class Journal:
             self._wake.notify()
 
     def close(self) -> None:
-        """What waits is stored, and the last segment sealed."""
+        """Store what waits, and seal the last segment."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         self._thread.join()
 
     def flush(self) -> int:
-        """Seal the open segment now, with all that was acknowledged; its number."""
+        """Seal the open segment now, with all that was acknowledged. Return its number."""
         with self._wake:
             self._flushing = True
             self._wake.notify()
@@ -186,7 +186,7 @@ class Journal:
             sync_folder(str(name))
 
     def _write(self, entries: list[Entry], at: int) -> int:
-        """`at`: where in the file that will be."""
+        """`at`: the offset in the file."""
         parts: list[bytes | memoryview] = []
         total = 0
         for entry in entries:
@@ -202,7 +202,7 @@ class Journal:
         return total
 
     def _write_index(self) -> None:
-        """Synced when the segment is sealed: a crash of the hub alone leaves it whole before that too."""
+        """Append to the index. It is synced when the segment is sealed; a crash of the hub alone keeps it."""
         if self._index >= 0:
             try:
                 os.write(self._index, b"".join(self._heads))
@@ -215,7 +215,7 @@ class Journal:
             self._index = -1
 
     def _mend(self) -> None:
-        """Back to what was acknowledged; the file is not used any further."""
+        """Truncate to what was acknowledged, and abandon the file."""
         os.ftruncate(self._file, self._size)
         os.fsync(self._file)
         self._broken = False
@@ -244,7 +244,7 @@ class Journal:
         self._size = 0
 
     def _save_seen(self, segment: Path) -> None:
-        """On a full disk the index will do, which is kept until this can be written. Raises OSError."""
+        """Save the known batches. On a full disk the index stands in for it. Raises OSError."""
         try:
             self.seen.save(self._seen_path, self.number)
         except OSError as error:
@@ -252,13 +252,13 @@ class Journal:
                 raise
 
     def exist(self) -> None:
-        """From here on this is a journal that was begun, whatever becomes of it. Raises OSError."""
+        """Mark the journal as begun. Raises OSError."""
         with self._writing:
             if not self._seen_path.exists():
                 self.seen.save(self._seen_path, self.number - 1)
 
     def adopt(self, path: Path, batches: list[BatchId], index: bytes = b"") -> None:
-        """A file of entries that is on the disk already, as a segment of its own. Raises OSError."""
+        """Make a synced file of entries a segment. Raises OSError."""
         with self._writing:
             if self._broken:
                 self._mend()
@@ -290,15 +290,15 @@ class Journal:
         trouble = "" if error is None else sentence(error)
         if trouble != self.trouble:
             self._log(
-                f"the journal cannot be written: {trouble}; senders are told to wait"
+                f"the journal cannot be written: {trouble}; senders have to wait"
                 if trouble
-                else "the journal is written again"
+                else "the journal is writable again"
             )
         self.trouble = trouble
 
 
 def recover(home: Path, log: Log) -> tuple[Seen, int]:
-    """What a hub that ended anyhow has left: batches that are known, and the next segment's number."""
+    """Recover after any end of the hub: return the known batches and the next segment's number."""
     folder = home / "journal"
     with suppress(OSError):  # a full disk: tried again for the first segment
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -321,7 +321,7 @@ def recover(home: Path, log: Log) -> tuple[Seen, int]:
     if opened:
         try:
             seen.save(home / "seen.json", last)
-        except OSError as error:  # the segment itself, or its index, tells the same the next time
+        except OSError as error:  # the segment or its index contains the same at the next start
             log(f"which batches are known is not written down yet: {sentence(error)}")
         for segment in opened:
             seal(segment.path)
@@ -336,7 +336,7 @@ def _remove_unfinished(home: Path) -> None:
 
 
 def _end_segment(segment: Segment, log: Log) -> bool:
-    """Cuts off what nobody was told of, and notes what is damaged. False if nothing is left."""
+    """Truncate unacknowledged bytes, and record damage. Return False if nothing is left."""
     data, index = read_damaged(segment.path), load_index(segment.path)
     found = survey(data, index, unsealed=True, has_index=index_path(segment.path).exists())
     name = f"journal segment {segment.number}"

@@ -16,8 +16,8 @@ from joblens.wire.frame import MAGIC, WRONG, section_end
 from joblens.wire.live import WANTED, LiveSet, describe_set
 
 _MOST_KNOWN = 100_000
-_MOST_KEPT = 1 << 18  # bytes of one node; a batch with more is a strange one
-_MOST_WHOLE = 1 << 25  # bytes of batches of all nodes that are kept as a whole
+_MOST_KEPT = 1 << 18  # bytes of one node; larger batches are not shown
+_MOST_WHOLE = 1 << 25  # bytes of whole batches of all nodes
 _NAMES = tuple(f'{{"set":"{name}",'.encode() for name in WANTED)  # as joblens.wire.batch writes it
 
 
@@ -26,10 +26,10 @@ class Picker:
         # By the hash of the section that describes a set: most batches bring the same ones again, and
         # those of processes, which are large, are not kept.
         self._wanted: dict[int, bool] = {}
-        self.held = 0  # bytes of batches that are kept as a whole
+        self.held = 0  # bytes of whole batches
 
     def keep(self, now: Now, batch: bytes) -> None:
-        """As what the node has sent last."""
+        """Keep the last batch of a node."""
         now.forget()
         if len(batch) <= _MOST_KEPT and self.held + len(batch) <= _MOST_WHOLE:
             self.held += len(batch)
@@ -38,7 +38,7 @@ class Picker:
             now.last = self.pick(batch)
 
     def pick(self, batch: bytes) -> bytes:
-        """The batch with less in it; nothing of one that is cut off. Cheap: no number is looked at."""
+        """Return the batch with only the needed sets, empty if it is truncated. Numbers are not decoded."""
         picked: list[bytes] = []
         try:
             end = section_end(batch, len(MAGIC))
@@ -68,7 +68,7 @@ class Picker:
 
 
 class Now:
-    """Of one node."""
+    """The last batch of a node."""
 
     __slots__ = ("_described", "_sets", "last", "picker")
 
@@ -79,14 +79,14 @@ class Now:
         self._sets: list[LiveSet] = []
 
     def forget(self) -> None:
-        """The last batch: another one comes, or none."""
+        """Drop the last batch."""
         if self.picker is not None:
             self.picker.held -= len(self.last)
             self.picker = None
         self.last, self._described = b"", False
 
     def describe(self, anew: bool) -> list[LiveSet]:
-        """The first and the last tick of each set; as they were before, where there is no time for more."""
+        """Return the first and last tick of each set; the previous ones if there is no time to decode."""
         if anew and not self._described:
             picked = self.last if self.picker is None else self.picker.pick(self.last)
             self._described, self._sets = True, describe(picked)
@@ -94,7 +94,7 @@ class Now:
 
 
 def _ends(columns: Columns) -> list[int]:
-    """The first and the last tick. Of jobs that are known by their processes, those that scanned these."""
+    """Return the first and last tick, for jobs known by their processes those with a scan."""
     ticks = range(len(columns.times))
     if columns.schema.set == "job" and len(columns.keys):
         cpu = columns.values[:, :, columns.schema.position("cpu_seconds")]

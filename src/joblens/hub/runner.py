@@ -43,34 +43,40 @@ STATE = Schema(
     "hub_sink_state",
     ("sink", "type"),
     (
-        Column("working", GAUGE, "1 if the sink's last attempt went well"),
+        Column("working", GAUGE, "1 if the sink's last attempt succeeded"),
         Column("segment", GAUGE, "The last segment that the sink has stored"),
         Column("lag_seconds", GAUGE, "Age of the oldest segment that the sink has not stored", 1, 1000),
         Column("rows", COUNTER, "Rows that the sink has stored"),
         Column("values", COUNTER, "Values in them"),
-        Column("dropped", COUNTER, "Rows that the sink could not store and never will"),
-        Column("failures", GAUGE, "Attempts that failed since the last that went well"),
+        Column("dropped", COUNTER, "Rows that the sink has dropped"),
+        Column("failures", GAUGE, "Failed attempts since the last success"),
         Column("starts", COUNTER, "Processes that were started for it"),
     ),
 )
 UNTIMELY = Schema(
     "hub_sink_untimely",
     ("sink", "cluster", "node"),
-    (Column("rows", COUNTER, "Rows left out as their time is far from their arrival; also in dropped"),),
+    (
+        Column(
+            "rows",
+            COUNTER,
+            "Rows dropped because their time is far from their arrival; also counted in dropped",
+        ),
+    ),
 )
 JOBS = Schema(
     "hub_jobs",
     ("scheduler",),
     (
-        Column("working", GAUGE, "1 if all went well when the scheduler's jobs were last looked after"),
-        Column("answer_age_seconds", GAUGE, "Seconds since the scheduler has answered", 1, 1000),
-        Column("calls", COUNTER, "Questions to the scheduler, since this process was started"),
-        Column("failed_calls", COUNTER, "Those without an answer"),
-        Column("running", GAUGE, "Jobs that run"),
-        Column("pending", GAUGE, "Jobs that wait for their start"),
-        Column("waiting", GAUGE, "Jobs that have ended, and have no record yet"),
-        Column("late", GAUGE, "Jobs whose record is made again when samples come that are missing"),
-        Column("finished", COUNTER, "Records that were made"),
+        Column("working", GAUGE, "1 if the last update of the scheduler's jobs succeeded"),
+        Column("answer_age_seconds", GAUGE, "Seconds since the last response of the scheduler", 1, 1000),
+        Column("calls", COUNTER, "Calls of the scheduler since the process was started"),
+        Column("failed_calls", COUNTER, "Failed calls"),
+        Column("running", GAUGE, "Running jobs"),
+        Column("pending", GAUGE, "Pending jobs"),
+        Column("waiting", GAUGE, "Ended jobs without a record"),
+        Column("late", GAUGE, "Jobs whose record is rebuilt when missing samples arrive"),
+        Column("finished", COUNTER, "Records that were created"),
         Column("left_out", COUNTER, "Inferred jobs that were too short or too idle for a record"),
         Column("starts", COUNTER, "Processes that were started for it"),
     ),
@@ -80,9 +86,9 @@ _COUNTS = ("calls", "failed_calls", "running", "pending", "waiting", "late", "fi
 
 
 def make_runner(settings: HubSettings, home: Path, log: Log, hub: str = "") -> Runner:
-    """Not started yet. Raises ConfigError for settings that no sink understands."""
+    """Create the runner, without starting it. Raises ConfigError for invalid settings of sinks."""
     checked = {name: check_options(name, table) for name, table in (settings.sinks or DEFAULT).items()}
-    # On loopback alone there is one machine, which may play several nodes of a scheduler.
+    # On loopback alone there is one machine, which can serve several nodes of a scheduler.
     proved = bool(settings.key_file or settings.munge) or not is_loopback(settings.listen)
     runner = Runner(
         home,
@@ -98,7 +104,7 @@ def make_runner(settings: HubSettings, home: Path, log: Log, hub: str = "") -> R
 
 
 class Child:
-    """One process, what it is told at first, and when it may be started again."""
+    """A child process, its task, and the time of its next start."""
 
     def __init__(self, name: str, module: str, task: SinkTask | FollowTask) -> None:
         self.name, self.module, self._task = name, module, task
@@ -125,10 +131,10 @@ class Child:
                 [sys.executable, "-m", self.module, self.name.rpartition(" ")[2]],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal is the hub's, which ends its sinks itself
+                start_new_session=True,  # Ctrl-C ends the hub, which ends its sinks
             )
         except OSError as error:
-            log(f"{self.name}: cannot be started: {sentence(error)}")
+            log(f"{self.name}: cannot start: {sentence(error)}")
             self._later(now)
             return
         self._write(json.dumps(msgspec.to_builtins(self._task)).encode() + b"\n")
@@ -136,18 +142,18 @@ class Child:
             self.hurry()
 
     def _write(self, data: bytes) -> None:
-        with suppress(BrokenPipeError):  # it has ended already, which is seen the next time
+        with suppress(BrokenPipeError):  # it has ended, which the next check detects
             if self.process is not None and self.process.stdin is not None:
                 self.process.stdin.write(data)
                 self.process.stdin.flush()
 
     def hurry(self, through: int | None = None) -> None:
-        """Asks it to store what it has, or all up to a segment, without waiting for more."""
+        """Make it store what it has, or all up to a segment, without waiting for more."""
         self._hurries = self._hurries or through is None
         self._write(b"\n" if through is None else b"%d\n" % through)
 
     def wake(self) -> None:
-        """If it reads what it is told: this process must not wait for one that stands still."""
+        """Announce a sealed segment, unless its pipe is full: the hub must not block on a stopped process."""
         pipe = self.process.stdin if self.process is not None else None
         if pipe is None or pipe.closed:
             return
@@ -161,7 +167,7 @@ class Child:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if now - self.since > _GOOD_SECONDS:
             self.wait = _SHORTEST_WAIT
-        log(f"{self.name}: its process has ended ({how}); it is started again")
+        log(f"{self.name}: process ended ({how}); restarting")
         self.process = None
         self._later(now)
 
@@ -236,7 +242,7 @@ class Runner:
     def follow(
         self, scheduler: str, options: JobsSettings, sinks: Mapping[str, tuple[str, dict[str, Any]]]
     ) -> None:
-        """Its jobs too, into the store of the lake. Without a lake there are no samples to wait for."""
+        """Follow a scheduler, with the store of the lake. Without a lake there are no samples to wait for."""
         lakes = [found for kind, found in sinks.values() if kind == "lake"]
         if scheduler == INFERRED:
             options = options._replace(cluster="")
@@ -261,7 +267,7 @@ class Runner:
             self._wake()
 
     def _wake(self) -> None:
-        """Tells sinks of new segments, so that they need not look for them all the time."""
+        """Announce new segments to sinks, so that they need not poll."""
         sealed = self.sealed()
         if sealed != self._woken:
             self._woken = sealed
@@ -269,7 +275,7 @@ class Runner:
                 sink.wake()
 
     def _flush(self) -> None:
-        """If the follower asks for it: what has come is in the lake without waiting for more."""
+        """On request of the follower, store what was received without waiting for more."""
         try:
             asked = (self._home / "jobs" / "flush").stat().st_mtime_ns
         except OSError:
@@ -346,6 +352,6 @@ def _numbers(it: Mapping[str, Any]) -> list[int]:
 
 
 def _count(it: Mapping[str, Any], name: str) -> int:
-    """0 where a file that a crash has damaged says something else."""
+    """Return a count, 0 if the file is damaged."""
     value = it.get(name)
     return value if type(value) is int and 0 <= value < 1 << 63 else 0

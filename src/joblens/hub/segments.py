@@ -19,7 +19,7 @@ from typing import NamedTuple
 from joblens.core.errors import MalformedError
 from joblens.core.files import list_names, sync_folder
 from joblens.core.json_file import parse_json
-from joblens.hub.entries import NOBODY, Head, identify, pack_head, read_entry
+from joblens.hub.entries import UNIDENTIFIED, Head, identify, pack_head, read_entry
 from joblens.wire.header import BatchId
 
 SEALED = re.compile(r"(\d{8})\.sealed", re.ASCII)
@@ -37,7 +37,7 @@ class Record(NamedTuple):
     @property
     def identity(self) -> BatchId:
         """Raises MalformedError."""
-        return identify(self.head or Head(NOBODY, 0, 0, 0, 0), self.batch)
+        return identify(self.head or Head(UNIDENTIFIED, 0, 0, 0, 0), self.batch)
 
 
 class Skip(NamedTuple):
@@ -53,7 +53,7 @@ class Segment(NamedTuple):
     path: Path
 
     def records(self) -> Iterator[Record]:
-        """All but what is known to be damaged. Raises MalformedError where there is more of that."""
+        """Yield the records without known damage. Raises MalformedError for further damage."""
         place = at = 0
         with self.path.open("rb") as file:
             for begin, end, entries in (*load_skips(self.path), Skip(1 << 62, 1 << 62, 0)):
@@ -68,13 +68,13 @@ class Segment(NamedTuple):
                     place, at = place + 1, at + head.whole
                     yield Record(head.received_ns, data, place, head)
                 if at > begin:
-                    raise MalformedError("journal", "an entry reaches into what is damaged")
+                    raise MalformedError("journal", "an entry overlaps a damaged part")
                 file.seek(end)
                 place, at = place + entries, end
 
 
 def _unreadable(error: OSError) -> Exception:
-    return MalformedError("journal", "the disk cannot read it") if error.errno == errno.EIO else error
+    return MalformedError("journal", "read error of the disk") if error.errno == errno.EIO else error
 
 
 def index_path(segment: Path) -> Path:
@@ -100,7 +100,7 @@ def load_skips(segment: Path) -> tuple[Skip, ...]:
 
 @contextmanager
 def storing(segment: Segment) -> Iterator[bool]:
-    """For a sink, until it has written down that it has it: nobody drops it meanwhile. False: it is gone."""
+    """Keep a segment from being deleted while a sink stores it. Yield False if it is gone."""
     try:
         file = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def storing(segment: Segment) -> Iterator[bool]:
 
 @contextmanager
 def dropping(segment: Segment) -> Iterator[bool]:
-    """For who wants to delete one that sinks may still want. False: one of them is just storing it."""
+    """Lock a segment for deletion. Yield False if a sink is storing it."""
     file = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         try:
@@ -129,17 +129,17 @@ def dropping(segment: Segment) -> Iterator[bool]:
 
 
 def list_sealed(folder: Path) -> list[Segment]:
-    """In the order in which they were written."""
+    """Return the sealed segments in order."""
     matches = [match for match in map(SEALED.fullmatch, list_names(str(folder))) if match]
     return [Segment(int(match[1]), folder / match[0]) for match in matches]
 
 
-def pack_record(received_ns: int, batch: bytes, identity: BatchId = NOBODY) -> bytes:
+def pack_record(received_ns: int, batch: bytes, identity: BatchId = UNIDENTIFIED) -> bytes:
     return pack_head(identity, received_ns, batch) + batch
 
 
 def seal(path: Path) -> Path:
-    """The open segment gets its final name: from then on sinks see it."""
+    """Rename the open segment, which makes it visible to sinks."""
     target = path.with_suffix(".sealed")
     os.rename(path, target)
     sync_folder(str(target))

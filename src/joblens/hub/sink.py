@@ -36,7 +36,7 @@ from joblens.hub.groups import Group, Groups
 from joblens.hub.segments import Segment, list_sealed, storing
 from joblens.hub.settings import JobsSettings
 
-SEALED = b"sealed"  # the line by which the hub tells its sinks to look at the journal
+SEALED = b"sealed"  # the command that announces a sealed segment
 # Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
 KINDS = {
     "lake": "joblens.hub.sinks.lake",
@@ -44,7 +44,7 @@ KINDS = {
     "remote_write": "joblens.hub.sinks.remote_write",
     "kafka": "joblens.hub.sinks.kafka",
 }
-# Between two looks at the journal; and where the hub says when there is something new, which costs less.
+# Between two scans of the journal; the second if the hub announces new segments.
 _POLL_SECONDS, _WOKEN_POLL_SECONDS = 0.2, 2.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
 _PROBLEMS_KEPT = 10
@@ -53,7 +53,7 @@ _OTHER_NODES = "", "other nodes"
 
 
 class Place(NamedTuple):
-    """Where a sink is: its name, the hub's folder, and what tells this hub from others for all time."""
+    """A sink's name, the hub's folder, and the hub's identity."""
 
     name: str
     home: Path
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """For what the sink has to remember beside its cursor."""
+        """The folder for a sink's own state."""
         return self.home / "sinks" / self.name
 
     @property
@@ -78,7 +78,7 @@ class Place(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What became of a segment, or the sum over many."""
+    """The result of storing a segment, or the sum over many."""
 
     rows: int = 0
     values: int = 0
@@ -98,7 +98,7 @@ class Taken(NamedTuple):
 
 
 def _add_up(some: tuple[Untimely, ...], others: tuple[Untimely, ...]) -> tuple[Untimely, ...]:
-    """Bounded: what comes from further nodes is counted together."""
+    """Add up by node, within a limit: further nodes are counted together."""
     found: Counter[tuple[str, str]] = Counter()
     for cluster, node, rows in (*some, *others):
         known = (cluster, node) in found or len(found) < _MOST_NODES
@@ -118,28 +118,28 @@ def left_out(left: LeftOut) -> Taken:
 
 class Sink(Protocol):
     def recover(self, done: int) -> None:
-        """Comes first, and after every failure: all up to segment `done` is stored, no later one is."""
+        """Called first and after every failure: all up to segment `done` is stored, and no later one."""
 
     def take(self, segment: Segment) -> Taken:
-        """Store all of it durably. Raises if that cannot be done now; it is then tried again."""
+        """Store a segment durably. Raises if that fails, and is then called again."""
 
     def rest(self) -> None:
-        """Nothing waits: time for what else there is to do."""
+        """Called when no segment waits."""
 
 
 @runtime_checkable
 class GroupSink(Sink, Protocol):
-    """One that would rather take several segments at once."""
+    """A sink that can store several segments at once."""
 
     def take_group(self, group: Group) -> Taken:
         """As `take`. After a crash it is the same group, of which a segment may be gone."""
 
 
 def check_options(name: str, table: Mapping[str, Any], path: str = "") -> tuple[str, dict[str, Any]]:
-    """The kind of a sink and all of its options, from its table `[hub.sinks.NAME]`. Raises ConfigError."""
+    """Return the kind of a sink and its options, from `[hub.sinks.NAME]`. Raises ConfigError."""
     where = f"hub.sinks.{name}."
     if not name.replace("_", "").replace("-", "").isalnum() or not name.isascii() or len(name) > 60:
-        raise ConfigError(f"{name!r:.70} is no name for a sink: letters, digits, _ and - are", path)
+        raise ConfigError(f"{name!r:.70} is not a valid name of a sink: use letters, digits, _ and -", path)
     kind = table.get("type", name)
     if kind not in KINDS:
         raise ConfigError(f"{where}type is {kind!r:.60}, it can be {', '.join(KINDS)}", path)
@@ -147,7 +147,7 @@ def check_options(name: str, table: Mapping[str, Any], path: str = "") -> tuple[
     values = {key: value for key, value in table.items() if key != "type"}
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(f"there is no setting {where}{key}, there are {', '.join(known)}", path)
+            raise ConfigError(f"unknown setting {where}{key}. Known settings: {', '.join(known)}", path)
         fits = type(value) is type(known[key]) or (isinstance(known[key], float) and type(value) is int)
         if not fits:
             raise ConfigError(
@@ -170,13 +170,13 @@ class Hurry:
         self._new.set()
 
     def wait(self, seconds: float) -> None:
-        """Until something is read, but not longer."""
+        """Wait for a command, at most so long."""
         if self._new.wait(seconds):
             self._new.clear()
 
 
 class Work:
-    """One sink: takes what is there, tells how it is doing, waits longer after each failure."""
+    """Stores segments, reports its status, and backs off after failures."""
 
     def __init__(
         self,
@@ -293,13 +293,13 @@ class Work:
             "pid": os.getpid(),
             "time": time.time(),
         }
-        with suppress(OSError):  # a full disk is told by the error itself, in the log
+        with suppress(OSError):  # a full disk is reported by the error in the log
             _write_quickly(self.place.status, json.dumps(found | self.cursor._asdict()).encode())
             self._told = now
 
 
 def _write_quickly(path: Path, data: bytes) -> None:
-    """Whole, but not on the disk at once: what is lost in a crash is told again."""
+    """Write atomically but without sync: a status lost in a crash is written again."""
     unfinished = Path(unfinished_name(str(path)))
     try:
         unfinished.write_bytes(data)
@@ -310,7 +310,7 @@ def _write_quickly(path: Path, data: bytes) -> None:
 
 
 def load_status(place: Place) -> dict[str, Any]:
-    """How a sink is doing, also if its process does not run: with `lag_segments` and `lag_seconds`."""
+    """Return a sink's status, also without its process, with `lag_segments` and `lag_seconds`."""
     found: dict[str, Any] = {"name": place.name, "state": "not started", "error": ""}
     with suppress(OSError, ValueError, TypeError, RecursionError):
         found.update(json.loads(place.status.read_bytes()))
@@ -325,7 +325,7 @@ def load_status(place: Place) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The first line of the input says what to do. Its end is the end of the hub, and so of this."""
+    """Run the sink of the task until the input ends, which is when the hub does."""
     task = read_task(SinkTask)
     hurry = Hurry()
     threading.Thread(target=end_with_the_hub, args=(hurry,), daemon=True).start()
@@ -333,7 +333,7 @@ def main() -> int:
     for folder in (place.cursor.parent, place.folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = place.cursor.with_suffix(".lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)  # the one before may still be at its end
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the previous process may still be ending
     _clear(place)
     Checker.own_rows_only = task.own_rows_only
     sink: Sink = import_module(KINDS[task.type]).open_sink(place, task.options)
@@ -348,7 +348,7 @@ def main() -> int:
 
 
 def _clear(place: Place) -> None:
-    """What a crash of this sink has left behind."""
+    """Remove temporary files that a crash has left."""
     for file in (place.cursor, place.status):
         for path in file.parent.glob(f"{file.name}.*{UNFINISHED}"):
             path.unlink(missing_ok=True)
@@ -389,13 +389,13 @@ def read_task(kind: type[Task]) -> Task:
 
 
 def end_with_the_hub(hurry: Hurry | None = None) -> None:
-    """Of each process that a hub has started. Its input ends with the hub."""
+    """Read commands of the hub, and exit with it."""
     rest = b""
     while data := os.read(0, 4096):
         *lines, rest = (rest + data).split(b"\n")
         if hurry is not None:
             hurry.read(lines)
-    os._exit(0)  # at any moment: what a crash may do, this may do
+    os._exit(0)  # at any moment, as in a crash
 
 
 def log(message: str) -> None:

@@ -52,7 +52,7 @@ class Message(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Of this segment so many records are in Kafka, and all of the segments before."""
+    """Progress: the records of this segment that are in Kafka, with all earlier segments."""
 
     segment: int = 0
     records: int = 0
@@ -75,7 +75,7 @@ class KafkaSink:
         return self._producer
 
     def recover(self, done: int) -> None:
-        """A new connection. What Kafka itself has is known by its note, which is never behind `done`."""
+        """Connect anew. The progress is read from Kafka, where it is never behind `done`."""
         if self._producer is not None:
             self._producer.purge()
             self._producer = None
@@ -127,7 +127,7 @@ class KafkaSink:
                 try:
                     produce(topic, value, key, timestamp=stamp)
                     break
-                except BufferError:  # enough is under way
+                except BufferError:  # enough messages in flight
                     self.producer.poll(0.1)
         return size
 
@@ -154,7 +154,7 @@ class Found(NamedTuple):
 
 
 class Form:
-    """From a record to its messages, as the settings want them."""
+    """Makes messages of records, in the configured format."""
 
     def __init__(self, kafka: Kafka, options: Mapping[str, Any]) -> None:
         self._kafka, self._one = kafka, bool(options["one_topic"])
@@ -168,7 +168,7 @@ class Form:
         self.largest: int = LARGEST_BATCH if self._format == BATCH else options["message_bytes"]
 
     def messages(self, record: Record) -> Found:
-        """Batches go as they are: the hub that takes them has the time of their arrival too."""
+        """Return the messages of a record. Batches are sent unchanged, with their time of arrival."""
         try:
             if self._format == BATCH:
                 return self._whole(record)
@@ -207,7 +207,7 @@ class Form:
         return Found(messages, taken)
 
     def _topic(self, set_name: str) -> str:
-        """A set's name comes from outside: it cannot be that of a topic with another meaning."""
+        """Return the topic of a set, whose name, of unknown origin, must not be a reserved topic."""
         if self._one:
             return self._kafka.topic("rows")
         fits = _TOPIC.fullmatch(set_name) is not None and set_name not in _RESERVED
@@ -219,7 +219,7 @@ def _dropped(rows: int, why: str) -> Taken:
 
 
 def _parse_done(note: bytes, topic: str) -> Done:
-    """Raises MalformedError: to begin anew would send everything twice."""
+    """Raises MalformedError: starting over would send everything twice."""
     if not note:
         return Done()
     try:

@@ -42,7 +42,7 @@ class Losses:
         self._dropped: dict[tuple[str, str], Dropped] = {}
 
     def load(self) -> None:
-        """Comes first, and after every failure."""
+        """Load the file. Called first and after every failure."""
         self._entries, self._dropped = _load(self.path), {}
 
     def add(self, user: str, job: str, new: Dropped) -> None:
@@ -52,7 +52,7 @@ class Losses:
         )
 
     def save(self, segment: int) -> tuple[str, ...]:
-        """What goes on and what is over, in sentences. On the disk then, once however often it is taken."""
+        """Write durably, and return messages about losses that go on or are over. A repeat counts once."""
         now = self._now()
         before = {it["user"] for it in self._entries if not it["over"]}
         for it in self._entries:
@@ -99,14 +99,14 @@ class Losses:
 
 
 def _entry(user: str, job: str, dropped: Dropped) -> Entry:
-    """The job is "" for all that are not named."""
+    """Return a new entry. The job is "" for all that are not listed by name."""
     times = {"since": dropped.since, "until": dropped.until, "noticed": 0.0}
     counts = {"rows": 0, "segment": 0, "of_segment": 0}
     return {"user": user, "job": job, "why": dropped.why, "over": False, **times, **counts}
 
 
 def _load(path: Path) -> list[Entry]:
-    """Of what is damaged, nothing: nobody relies on it but people."""
+    """Load the entries, none if the file is damaged: it is for people only."""
     try:
         return [it for it in parse_json(path.read_bytes()) if _is_entry(it)]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -56,7 +56,7 @@ def open_sink(place: Place, options: Mapping[str, Any]) -> RemoteWriteSink:
 
 
 class RefusedError(Exception):
-    """The server will never take this."""
+    """The server will never accept the request."""
 
 
 class Server:
@@ -70,7 +70,7 @@ class Server:
         self._connection: http.client.HTTPConnection | None = None
 
     def send(self, body: bytes) -> None:
-        """Raises RefusedError for what is never taken, and ServerError for what may pass."""
+        """Send a request. Raises RefusedError if it is final, and ServerError if it can be retried."""
         try:
             status, text, retry = self.post(body)
         except (OSError, http.client.HTTPException) as error:
@@ -94,7 +94,7 @@ class Server:
         with self._connection.getresponse() as answer:
             text = answer.read(65_536).decode("utf-8", "replace")
             if answer.read(1):
-                self.close()  # more than anybody has to say
+                self.close()  # longer than any message
             return answer.status, text, answer.headers.get("Retry-After", "")
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -257,4 +257,4 @@ class _Sent:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self._path.unlink(missing_ok=True)  # what it says is not true any more
+            self._path.unlink(missing_ok=True)  # outdated

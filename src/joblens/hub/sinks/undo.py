@@ -37,7 +37,7 @@ class Undo:
         self._known: set[Parts] = set()
 
     def load(self, done: int) -> list[Undone]:
-        """What is to be undone, if all up to segment `done` is as it should be."""
+        """Return what has to be undone, given that all up to segment `done` is stored."""
         self.close()
         found = self._load(self.path, done)
         return found if self._spare is None else [*found, *self._load(self._spare, done)]
@@ -100,7 +100,7 @@ class Undo:
 
 
 def _number(path: Path, line: bytes) -> int:
-    """Raises MalformedError: without it nobody knows what is to be undone."""
+    """Raises MalformedError: without it, the changes to undo are unknown."""
     try:
         return int(line)
     except ValueError:
