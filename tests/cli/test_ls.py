@@ -176,6 +176,12 @@ def test_what_a_hub_tells() -> None:
     assert all(len(line) <= 80 for line in lines)
 
 
+def test_a_hub_without_jobs() -> None:
+    """The sets of several nodes have their rows behind their names."""
+    lines = render(parse_page({**HUB, "jobs": []}))
+    assert lines[0].split() == ["node", "set", "rows", "values", "age", "took", "state"]
+
+
 def test_all_that_is_known() -> None:
     """With -v each set has its cluster, its size both ways, and how often it comes."""
     lines = render(parse_page(HUB), verbose=True)

@@ -183,7 +183,8 @@ def render(found: Listing, verbose: bool = False) -> list[str]:
         names = [name for name in names if name not in ("cluster", "node")]
     if not any(it.jobs for it in sets) or (len(nodes) == 1 and not verbose):
         names = [name for name in names if name not in ("job", "user")]  # the table of jobs has them
-        names = [*names[:1], "rows", *names[1:]] if "rows" not in names else names
+        if "rows" not in names:
+            names.insert(names.index("set") + 1, "rows")
     rows = [[_CELLS[name](it) for name in names] for it in sets]
     left = [names.index(name) for name in _LEFT if name in names]
     shrink = names.index("job") if "job" in names and not verbose else None
