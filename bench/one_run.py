@@ -18,7 +18,7 @@ from joblens.record.job import JobEnd, JobFacts
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.run.facts import collect
-from joblens.run.sampler import Watch
+from joblens.run.sampler import Sampler
 from joblens.store import ingest
 from joblens.store.home import find_home, make_home
 from joblens.store.lake.lake import Lake
@@ -45,7 +45,7 @@ def store_one(clock: Clock) -> None:
 
 
 def _sample(facts: dict[str, Any], folder: Path) -> None:
-    watcher, batch = Watch(Host(), facts, os.getpid()), Batch()
+    watcher, batch = Sampler(Host(), facts, os.getpid()), Batch()
     batch.add(watcher.sample())
     batch.add(watcher.sample())
     head = {name: facts[name] for name in ("cluster", "node", "boot", "id")}

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from joblens.agent.event_loop import Events
 from joblens.agent.http_server import Request, Response, Server, body_length
 from joblens.core.errors import OutsideError
-from joblens.run.mark_client import _doors, tell
+from joblens.run.mark_client import _find_sockets, send
 from joblens.wire.marks import LARGEST
 from services.running import Agent, running_agent
 from small_hub import SmallHub, small_hub
@@ -309,15 +309,15 @@ def test_many_doors_of_another_user() -> None:
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             assert other.stdout
             assert other.stdout.readline() == b"\n"
-            found = _doors({}, "")
+            found = _find_sockets({}, "")
     assert name in found
     assert not [it for it in found if f"!{other.pid}-" in it]
 
 
-def test_doors_behind_which_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody can open any number of them: a script does not wait for each."""
     names = [f"joblens-test-{os.urandom(6).hex()}" for _ in range(3)]
-    monkeypatch.setattr("joblens.run.mark_client._doors", lambda *given: names)
+    monkeypatch.setattr("joblens.run.mark_client._find_sockets", lambda *given: names)
     monkeypatch.setattr("joblens.run.mark_client._SECONDS", 0.05)
     monkeypatch.setattr("joblens.run.mark_client._ALL_SECONDS", 0.01)
     with ExitStack() as stack:
@@ -325,8 +325,8 @@ def test_doors_behind_which_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> N
             door = stack.enter_context(socket.socket(socket.AF_UNIX))
             door.bind("\0" + name)
             door.listen()
-        with pytest.raises(OutsideError, match="not all agents were asked"):
-            tell("/mark", {"kind": "start", "text": "x"}, {})
+        with pytest.raises(OutsideError, match="before all agents were asked"):
+            send("/mark", {"kind": "start", "text": "x"}, {})
 
 
 # The server itself

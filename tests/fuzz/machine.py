@@ -27,7 +27,7 @@ from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.procfs import parse_cgroup
 from joblens.run.inherited_usage import InheritedUsage
-from joblens.run.totals import Inherited, parse_own_io
+from joblens.run.usage import Inherited, parse_own_io
 
 from .target import Target, fresh, scratch
 

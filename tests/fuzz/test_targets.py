@@ -37,13 +37,13 @@ EXCLUDED = {
     "jobs.running._load": "as any job on its way, in the target `incoming`",
     "machine_recording._read_all": "runs the collectors, each of which has a target",
     "cli.run._load": "loads joblens' own modules",
-    "run.before.read_before": "reads files of /proc that `inherited-usage` and `cgroup-limits` read",
+    "run.usage.read_before": "reads files of /proc that `inherited-usage` and `cgroup-limits` read",
     "run.sampler._read_inherited": "what the supervisor sends, files of /proc as they are",
     "run.sampler._read_pid": "what the supervisor sends",
-    "run.totals._read_own": "reads a file of /proc, and does not parse it",
-    "run.totals.read_inherited": "the same",
-    "run.totals.read_io": "reads /proc/self/io with parse_own_io",
-    "run.totals.read_own_mark": "reads a number that this process has written",
+    "run.usage._read_own": "reads a file of /proc, and does not parse it",
+    "run.usage.read_inherited": "the same",
+    "run.usage.read_io": "reads /proc/self/io with parse_own_io",
+    "run.usage.read_own_peak": "reads a number that this process has written",
 }
 
 

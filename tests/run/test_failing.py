@@ -37,7 +37,7 @@ def sentence_of(stand: Stand, *options: str, command: list[str] = COMMAND, **set
 def test_store_is_a_file(stand: Stand) -> None:
     """A file where the store's folder should be."""
     stand.home.write_text("")
-    assert "not watched" in sentence_of(stand)
+    assert "not monitored" in sentence_of(stand)
 
 
 def test_an_id_that_is_taken(stand: Stand) -> None:
@@ -60,7 +60,7 @@ def test_an_id_that_is_taken(stand: Stand) -> None:
 def test_store_cannot_be_made(stand: Stand) -> None:
     """A folder in which nobody can make another."""
     stand.environment["JOBLENS_HOME"] = "/proc/joblens"
-    assert "not watched: the store /proc/joblens cannot be made" in sentence_of(stand)
+    assert "not monitored: the store /proc/joblens cannot be made" in sentence_of(stand)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
@@ -203,7 +203,7 @@ def test_no_processes_left(stand: Stand) -> None:
 
     ended = stand.run(["env", "printf", "out"], preexec_fn=limit)
     assert (ended.returncode, ended.stdout) == (0, "out")
-    assert ended.stderr.splitlines()[-1].startswith("joblens run: not watched: ")
+    assert ended.stderr.splitlines()[-1].startswith("joblens run: not monitored: ")
 
 
 def test_watcher_is_killed(stand: Stand) -> None:
@@ -221,7 +221,7 @@ def test_watcher_is_killed(stand: Stand) -> None:
     found = stand.job()
     assert found["data"]["samples"] > 5
     assert found["data"]["problems"] == [
-        "the process that looks on ended by signal 9: no samples from then on"
+        "the sampling process was killed by signal 9: no samples from then on"
     ]
     assert found["gaps"][-1]["to"] == found["job"]["end"]
     assert found["data"]["exact"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from joblens.collectors.gpu.reading import GPU, Device, Reading, Use
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, Rows
-from joblens.run.gpu_variables import given_gpus
+from joblens.run.facts import given_gpus
 from joblens.run.gpus import JobGpus, by_cuda
 from vendors import use_vendors
 
@@ -113,7 +113,7 @@ def test_driver_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in ["it is slow", *["it is gone"] * 5, *[""] * 14]:
         errors.append(error)
         gpus.read({7})
-    assert gpus.problems() == ["GPUs (nvidia): it is gone, at 5 of 20 looks"]
+    assert gpus.problems() == ["GPUs (nvidia): it is gone, in 5 of 20 samples"]
 
 
 def test_no_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:

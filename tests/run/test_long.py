@@ -33,10 +33,10 @@ LOOKS = """
 import json, os, sys
 from joblens.core.host import Host
 from joblens.run.batches import Batches
-from joblens.run.sampler import Watch
+from joblens.run.sampler import Sampler
 
 facts = json.loads(sys.argv[1])
-watch, batches = Watch(Host(), facts, os.getppid()), Batches(sys.argv[2], facts)
+watch, batches = Sampler(Host(), facts, os.getppid()), Batches(sys.argv[2], facts)
 for count in (2000, 2000):
     for _ in range(count):
         batches.add(watch.sample())

@@ -102,7 +102,7 @@ def test_a_run_that_is_not_ours(stand: Stand) -> None:
     for value in (str(folder), "/nowhere", "relative", ""):
         ended = stand.joblens("mark", "x", env={**stand.environment, "JOBLENS_RUN": value})
         assert ended.returncode == 0
-        assert ended.stderr.startswith("joblens mark: not stored: no agent of joblens runs on this node")
+        assert ended.stderr.startswith("joblens mark: not stored: no joblens agent is running on this node")
     assert [file.name for file in folder.iterdir()] == ["job.json"]
 
 

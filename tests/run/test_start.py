@@ -16,7 +16,7 @@ from joblens.core.host import Host
 from joblens.run.clock import start_clock
 from joblens.run.inherited_usage import InheritedUsage
 from joblens.run.sampler_process import try_to_sample
-from joblens.run.totals import Inherited
+from joblens.run.usage import Inherited
 
 from .running import Stand
 
@@ -78,9 +78,9 @@ def test_inherited_counts_from_before_the_command() -> None:
     after = Inherited(
         head + b") " + b" ".join(fields), io.replace(b"rchar: %d" % read, b"rchar: %d" % (read + 77))
     )
-    heir = InheritedUsage(host, pid, before)
-    heir.look(after)
-    ((_, values),) = heir.entries
+    usage = InheritedUsage(host, pid, before)
+    usage.read(after)
+    ((_, values),) = usage.entries
     assert (values[_CHILD_USER], values[_READ_CHARS]) == (234, 77)
 
 

@@ -208,6 +208,20 @@ def test_what_goes_on_without_its_script(place: Place) -> None:
     assert record["data"]["problems"] == []
 
 
+def test_started_after_the_end_of_its_script(place: Place) -> None:
+    """Its Unix session has no leader any more: it goes on until it is stopped."""
+    (place.tmp / "later").write_text(
+        f"while kill -0 $1 2>/dev/null; do sleep 0.1; done\n{JOBLENS} usermode start --interval 0.5\n"
+        f"sleep 3\n{JOBLENS} usermode stop --json\n"
+    )
+    place.script(f"sh {place.tmp}/later $$ >{place.tmp}/report 2>/dev/null &")
+    wait_for("its end", lambda: place.left() == LEFT and place.session()["state"] == "finished")
+    place.wait_until_nothing_runs()
+    record = json.loads((place.tmp / "report").read_text())
+    assert record["data"]["samples"] > 1
+    assert record["data"]["problems"] == []
+
+
 @pytest.mark.parametrize("whom", ["usermode.supervisor", "joblens\0hub", "hub.sink", "import json, os"])
 def test_killed(place: Place, whom: str) -> None:
     """Whichever of ours it is, the others end or go on, and the report says what is missing."""

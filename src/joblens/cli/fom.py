@@ -9,12 +9,12 @@ EXAMPLE = """example:
   joblens fom gflops=812
   joblens fom loss=0.031 speed=12.5steps/s
 
-inside of `joblens run`, or of a job that an agent on this node sees"""
+inside `joblens run`, or inside a job that an agent on this node samples"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "figures", nargs="+", metavar="NAME=VALUE", help="a number, also with its unit behind it"
+        "figures", nargs="+", metavar="NAME=VALUE", help="a number, optionally followed by its unit"
     )
     add_strict(parser)
 
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     from joblens.wire.marks import MOST_AT_ONCE, parse_fom
 
     if len(options.figures) > MOST_AT_ONCE:
-        raise UsageError(f"{len(options.figures)} figures at once, there can be {MOST_AT_ONCE}")
+        raise UsageError(f"{len(options.figures)} figures given; the limit is {MOST_AT_ONCE}")
     foms, code = [], 0
     for text in options.figures:
         try:
@@ -31,6 +31,6 @@ def run(options: argparse.Namespace) -> int:
         except MalformedError as error:
             if "=" not in text:
                 raise UsageError(str(error)) from None
-            code = not_stored("fom", error, options.strict)  # what a program computed, such as nan
-    told = [fom._asdict() for fom in foms]
-    return max(code, hand_over("fom", {"foms": told}, options.strict)) if told else code
+            code = not_stored("fom", error, options.strict)  # computed by a program, such as nan
+    body = {"foms": [fom._asdict() for fom in foms]}
+    return max(code, hand_over("fom", body, options.strict)) if foms else code

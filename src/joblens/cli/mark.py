@@ -13,18 +13,21 @@ EXAMPLE = """example:
   joblens mark stop "time steps"
   joblens mark "half of it is done"
 
-inside of `joblens run`, or of a job that an agent on this node sees"""
+inside `joblens run`, or inside a job that an agent on this node samples"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "words", nargs="+", metavar="[start|stop] TEXT", help="what begins, ends, or happens now"
+        "words",
+        nargs="+",
+        metavar="[start|stop] TEXT",
+        help="a phase that starts or stops, or a text",
     )
     add_strict(parser)
 
 
 def add_strict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--strict", action="store_true", help="fail if it cannot be stored (default: say so)")
+    parser.add_argument("--strict", action="store_true", help="fail if it cannot be stored (default: warn)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,21 +38,21 @@ def run(options: argparse.Namespace) -> int:
         kind, words = words[0], words[1:]
     text = clean(" ".join(words), LONGEST_TEXT)
     if not text:
-        raise UsageError(f"say what: joblens mark {'' if kind == MOMENT else kind + ' '}TEXT")
+        raise UsageError(f"no text given: joblens mark {'' if kind == MOMENT else kind + ' '}TEXT")
     return hand_over("mark", {"kind": kind, "text": text}, options.strict)
 
 
 def hand_over(what: str, body: Dict[str, Any], strict: bool) -> int:
-    from joblens.run.mark_client import tell
+    from joblens.run.mark_client import send
 
     try:
-        tell(f"/{what}", body, os.environ)
+        send(f"/{what}", body, os.environ)
     except (OutsideError, OSError) as error:
         return not_stored(what, error, strict)
     return 0
 
 
 def not_stored(what: str, error: Exception, strict: bool) -> int:
-    """This must not end a script in which it stands."""
+    """Warn only: without --strict a script must not fail."""
     print(f"joblens {what}: not stored: {sentence(error)}", file=sys.stderr)
     return 3 if strict else 0

@@ -22,32 +22,32 @@ EXAMPLE = """example:
   joblens run -- make -j4
   joblens run --name training --tag model:resnet -- python train.py"""
 
-_ATTEMPTS = 5  # to find an id that nobody has
+_ATTEMPTS = 5  # to find an unused id
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", default="", metavar="N", help="of the job (default: that of the command)")
+    parser.add_argument("--name", default="", metavar="N", help="name of the job (default: the command's)")
     parser.add_argument("--tag", action="append", default=[], metavar="K:V", help="a tag; can be repeated")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (default 1)"
     )
     parser.add_argument("--quiet", action="store_true", help="store the job, print no report")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD", help="the command, behind --")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD", help="the command, after --")
 
 
 def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise UsageError("say what to run: joblens run -- CMD")
+        raise UsageError("no command given: joblens run -- CMD")
     if not 0.01 <= options.interval <= 3600:
-        raise UsageError(f"--interval is {options.interval}, it can be 0.01 to 3600 seconds")
+        raise UsageError(f"--interval is {options.interval}; it must be 0.01 to 3600 seconds")
     from joblens.run.facts import parse_tags
 
     tags = parse_tags(options.tag)
     try:
         facts, folder, home = _prepare(command, options, tags)
-    except Exception as error:  # whatever is wrong with joblens is not the command's business
-        _say(f"not watched: {sentence(error)}")
+    except Exception as error:  # the command runs in any case
+        _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
     return _run_watched(command, facts, folder, home, options.quiet)
 
@@ -79,11 +79,11 @@ def _run_alone(command: list[str]) -> int:
         become(command)
     except NotStartedError as error:
         return _not_started(error)
-    return 0  # never: this process is the command by now
+    return 0  # not reached: this process has become the command
 
 
 def _not_started(error: OSError) -> int:
-    """As a shell says it: 127 if there is no such command, 126 if it cannot be run."""
+    """Return the code of a shell: 127 if the command does not exist, 126 if it cannot be run."""
     _say(sentence(error))
     return 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
 
@@ -100,21 +100,21 @@ def _run_watched(command: list[str], facts: dict[str, Any], folder: Path, home: 
         return _not_started(error)
     except NoRoomError as error:
         remove(folder)
-        _say(f"not watched: {sentence(error)}")
+        _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
     _store(home, facts, folder, ended, quiet)
     return end_as(ended.status)
 
 
 def _load() -> None:
-    """What the end of a job needs, while its last sample is taken. What is wrong with it, its users say."""
+    """Import modules for the job's end while its last sample is taken. Failures show when they are used."""
     with suppress(Exception):
         for name in ("joblens.wire.batch", "joblens.jobs.complete", "joblens.reports.text"):
             import_module(name)
 
 
 def _store(home: Home, facts: Mapping[str, object], folder: Path, ended: Ended, quiet: bool) -> None:
-    """The command has ended: its code comes through whatever fails here."""
+    """The command has ended: nothing that fails here changes its exit code."""
     from joblens.run.subprocess_guard import run_guarded
 
     name = facts["id"]
@@ -183,9 +183,9 @@ def _say(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    """Straight to the stream: what Python cannot write when it ends would change our exit code."""
+    """Write to the descriptor: output that Python cannot flush at exit would change the exit code."""
     from joblens.reports.style import encodable
     from joblens.run.streams import write_all
 
-    if sys.stderr is not None:  # else it was closed when we began
+    if sys.stderr is not None:  # it was closed at the start
         write_all(2, encodable(text, sys.stderr).encode(sys.stderr.encoding, "replace"))

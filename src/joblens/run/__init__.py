@@ -1,1 +1,1 @@
-"""`joblens run`: the command runs as if alone; a second process looks on."""
+"""`joblens run`: the command runs undisturbed while a second process samples it."""

@@ -1,15 +1,15 @@
-"""The time of a job: it goes on evenly though the clock of the machine be set meanwhile."""
+"""The clock of a job: it keeps its pace when the machine's clock is set."""
 
 from __future__ import annotations
 
 import time
 from typing import NamedTuple, Optional
 
-_NOTICED_SECONDS = 2.0
+_SMALLEST_JUMP = 2.0  # seconds
 
 
 class Clock(NamedTuple):
-    """Nanoseconds since 1970 and since the boot, both at the same moment. Sleep of the machine counts."""
+    """Nanoseconds since 1970 and since boot at the same moment; time in suspend counts."""
 
     wall: int
     boot: int
@@ -21,9 +21,9 @@ class Clock(NamedTuple):
         return self.now_ns() / 1e9
 
     def jump(self) -> Optional[float]:
-        """Seconds by which the machine's clock has been set forward, if it has been by some."""
+        """Return the seconds by which the machine's clock has been set, None if it has not."""
         seconds = time.time() - self.now()
-        return seconds if abs(seconds) >= _NOTICED_SECONDS else None
+        return seconds if abs(seconds) >= _SMALLEST_JUMP else None
 
 
 def start_clock() -> Clock:

@@ -1,25 +1,24 @@
-"""What is known of a job when `joblens run` starts it."""
+"""Facts about a job at its start by `joblens run`."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from joblens import __version__
 from joblens.collectors.cgroup_limits import read_limits
 from joblens.core.errors import UsageError
 from joblens.core.host import Host
-from joblens.run.gpu_variables import given_gpus
 
-_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without letters that look like others
-# Of all jobs that begin in one second and share a store, which are as many as a launcher starts on all nodes,
-# no two may have the same id.
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without ambiguous letters
+# Jobs that start in the same second and share a store, perhaps one on each node of a launcher, need distinct
+# ids.
 _RANDOM_DIGITS = 5
 _LONGEST_NAME = 256
 _LONGEST_COMMAND = 4096
-# Secrets live in the environment, so only what says how the job was laid out is kept.
+# The environment can hold secrets, so only variables that describe the job's layout are kept.
 _KEPT_VARIABLES = frozenset(
     "CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK "
     "SLURM_JOB_GPUS SLURM_STEP_GPUS MKL_NUM_THREADS OMP_NUM_THREADS "
@@ -28,9 +27,18 @@ _KEPT_VARIABLES = frozenset(
     "FLUX_JOB_ID PBS_JOBID PBS_QUEUE".split()
 )
 
+# By vendor; the first variable that is set counts. In a job that may open only its own GPUs, drivers and
+# these variables count those from 0, while Slurm's variables have the numbers of the node.
+_GPU_VARIABLES = (
+    ("cuda", ("CUDA_VISIBLE_DEVICES",)),
+    ("amd", ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")),
+    ("intel", ("ZE_AFFINITY_MASK",)),
+)
+_SLURM_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+
 
 def new_job_id(now: Optional[float] = None) -> str:
-    """Sorts by time, is short to type, and needs nobody to hand it out: `r` + seconds + some at random."""
+    """Return `r`, the seconds and random digits: ids sort by time, are short, and need no coordination."""
     seconds = int(time.time() if now is None else now)
     digits = ""
     while seconds:
@@ -40,13 +48,13 @@ def new_job_id(now: Optional[float] = None) -> str:
 
 
 def parse_tags(texts: List[str]) -> Dict[str, str]:
-    """`k:v`, or several as `k:v;k:v`."""
+    """Parse `k:v`, or several as `k:v;k:v`."""
     tags: Dict[str, str] = {}
     for text in texts:
         for part in filter(None, text.split(";")):
             name, colon, value = part.partition(":")
             if not colon or not name.strip():
-                raise UsageError(f"a tag is written name:value, and not {part!r}")
+                raise UsageError(f"--tag is {part!r}; write name:value")
             tags[name.strip()] = value.strip()
     return tags
 
@@ -81,7 +89,7 @@ def collect(
 
 
 def carbon(environment: Mapping[str, str]) -> Optional[float]:
-    """What a kilowatt hour is made with here, if JOBLENS_CARBON says it."""
+    """Return grams of CO2 per kilowatt hour, if JOBLENS_CARBON is set."""
     text = environment.get("JOBLENS_CARBON", "")
     try:
         grams = float(text)
@@ -93,19 +101,19 @@ def carbon(environment: Mapping[str, str]) -> Optional[float]:
 def _folder() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it has been removed
+    except OSError:  # it was deleted
         return ""
 
 
 def cores(host: Host) -> float:
-    """That the command may use: by its affinity, or less by a quota of its cgroup."""
+    """Return the cores that the command may use, by affinity and cgroup quota."""
     allowed = float(len(os.sched_getaffinity(0)))
     quota = read_limits(host).get("cpu_limit_cores")
     return min(allowed, quota / 1000) if quota else allowed
 
 
 def memory(host: Host) -> Optional[int]:
-    """Bytes that the command may use: those of the node, or less by its cgroup."""
+    """Return the memory that the command may use, by the node's size and the cgroup's limit."""
     limit = read_limits(host).get("memory_limit_bytes")
     limits = [limit for limit in (limit, _node_memory(host)) if limit]
     return min(limits, default=None)
@@ -117,3 +125,33 @@ def _node_memory(host: Host) -> Optional[int]:
     except OSError:
         return None
     return int(fields[1]) * 1024 if len(fields) > 1 and fields[1].isdigit() else None
+
+
+def given_gpus(environment: Mapping[str, str]) -> Optional[Tuple[str, ...]]:
+    """Return the GPUs that the environment assigns, as UUID, index or VENDOR:INDEX; None if no variable is
+    set."""
+    found: List[str] = []
+    given = [(vendor, environment[name]) for vendor, name in _set_variables(environment)]
+    for vendor, text in given:
+        found += [f"{vendor}:{word}" if word.isdigit() else word for word in _words(text)]
+    slurm = next((name for name in _SLURM_GPUS if name in environment), "")
+    if slurm and not given:
+        return tuple(_words(environment[slurm]))
+    return tuple(found) if given else None
+
+
+def _set_variables(environment: Mapping[str, str]) -> Iterator[Tuple[str, str]]:
+    # With PCI_BUS_ID the numbers are those of the driver; else CUDA counts the fastest card first.
+    by_bus = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    for vendor, variables in _GPU_VARIABLES:
+        for name in [name for name in variables if name in environment][:1]:
+            yield "nvidia" if vendor == "cuda" and by_bus else vendor, name
+
+
+def _words(text: str) -> Iterator[str]:
+    """Split up to the first invalid word, as CUDA does. Level Zero names a part of a card as CARD.TILE."""
+    for word in map(str.strip, text.split(",")):
+        if word in ("", "-1", "NoDevFiles"):
+            return
+        card, dot, tile = word.partition(".")
+        yield card if dot and card.isdigit() and tile.isdigit() else word

@@ -1,4 +1,4 @@
-"""The GPUs of a job: those that its environment gives it, and those that its processes run on."""
+"""The GPUs of a job: those that its environment assigns, and those that its processes use."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from joblens.collectors.lazy import lazy_gpus
 from joblens.core.host import Host
 from joblens.core.model import Key, Rows
 
-_TIMEOUT = 0.25  # seconds that a driver may hold up the looks at a job
+_TIMEOUT = 0.25  # seconds by which a driver may delay a sample
 
 
 class JobGpus:
     def __init__(self, host: Host, job: JobName, given: Optional[Collection[str]]) -> None:
         self.job = job
         self.given = frozenset(given or ())
-        self.buses: Set[str] = set()  # also of cards that do not answer any more
+        self.buses: Set[str] = set()  # also of cards that have stopped responding
         self._shares = GpuShares()
-        self._looks = 0
-        self._errors: Dict[Tuple[str, str], int] = {}  # by vendor and what was wrong, at how many looks
+        self._samples = 0
+        self._errors: Dict[Tuple[str, str], int] = {}  # number of samples by vendor and error
         self._read: Optional[Callable[[], Tuple[Rows, ...]]] = None
         with suppress(FileNotFoundError):
             self._read = lazy_gpus(host, timeout=_TIMEOUT)
 
     def read(self, pids: Collection[int]) -> Tuple[Rows, ...]:
-        """Nothing where there are none: that does not change while a job runs."""
+        """Return () if there are no GPUs; that does not change while a job runs."""
         if self._read is None:
             return ()
         try:
@@ -37,7 +37,7 @@ class JobGpus:
             self._read = None
             return ()
         sets = {rows.schema.set: rows for rows in found}
-        self._looks += 1
+        self._samples += 1
         for key in sets["gpu_driver"].keys:
             vendor, error = map(str, key)
             if error:
@@ -52,15 +52,15 @@ class JobGpus:
         return tuple(rows for rows in every if rows.keys)
 
     def problems(self) -> List[str]:
-        """What was wrong with a driver for a good part of the time: its first answer may take a while."""
+        """Report driver errors in more than a tenth of the samples: a first answer may take a while."""
         return [
-            f"GPUs ({vendor}): {error}, at {count} of {self._looks} looks"
+            f"GPUs ({vendor}): {error}, in {count} of {self._samples} samples"
             for (vendor, error), count in self._errors.items()
-            if count > self._looks / 10
+            if count > self._samples / 10
         ]
 
     def _known(self, cards: Rows) -> Mapping[JobName, Given]:
-        """UUIDs may be given by their first letters."""
+        """UUIDs may be given by a prefix."""
         begins = tuple(name for name in self.given if "-" in name)
         whole = {str(key[0]) for key in cards.keys if str(key[0]).startswith(begins)}
         ids = self.given | whole | by_cuda(self.given, cards)
@@ -73,7 +73,7 @@ class JobGpus:
         return Rows(OWNED_GPU_PROCESS, keys, [value for number in chosen for value in uses.row(number)])
 
     def _own_extras(self, extras: Collection[Rows], own: Rows) -> Tuple[Rows, ...]:
-        """Of the sets that only some vendors have, what is told of the job's cards."""
+        """Return the rows about the job's cards in sets of single vendors."""
         cards = {key[3] for key in own.keys}
         found = []
         for rows in extras:
@@ -85,9 +85,9 @@ class JobGpus:
 
 
 def by_cuda(given: Collection[str], cards: Rows) -> FrozenSet[str]:
-    """UUIDs of what CUDA's numbers mean, as far as that is certain: it numbers the fastest card first.
+    """Return the UUIDs for CUDA's indices where they are certain: CUDA counts the fastest card first.
 
-    Where there is no card of NVIDIA's they are AMD's, whose HIP obeys the same variable.
+    Without an NVIDIA card they mean AMD's, because HIP honours the same variable.
     """
     numbers = {name.partition(":")[2] for name in given if name.startswith("cuda:")}
     whole = [dict(zip(GPU.labels, map(str, key))) for key in cards.keys]

@@ -1,4 +1,5 @@
-"""The supervisor as the heir of the job: what it has waited for is the job's, what it did itself is not."""
+"""Usage that the kernel accumulates for the supervisor from children it has waited for: the job's, unlike its
+own."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT
 from joblens.core.procfs import parse_io, parse_stat
-from joblens.run.totals import Inherited
+from joblens.run.usage import Inherited
 
 _CHILD_USER, _CHILD_SYSTEM = (PROCESS.position(f"children_{name}_seconds") for name in ("user", "system"))
 _NOTHING_OWN = tuple(PROCESS.position(name) for name in ("user_seconds", "system_seconds", "threads"))
@@ -17,15 +18,15 @@ _READ_CHARS = PROCESS.position("read_chars_bytes")
 
 
 class InheritedUsage:
-    """Counts from before the command, for a process keeps what it inherited when it becomes joblens."""
+    """Relative to the start of the command: exec(2) keeps what the process had accumulated before."""
 
     def __init__(self, host: Host, pid: int, before: Optional[Inherited] = None) -> None:
         self.host, self.pid = host, pid
         self.entries: List[Tuple[ProcessKey, List[int]]] = []
         _, self._first = self._parse(before or self._read())
 
-    def look(self, inherited: Optional[Inherited] = None) -> None:
-        """`entries` is empty once it is gone: then nobody inherits."""
+    def read(self, inherited: Optional[Inherited] = None) -> None:
+        """Fill `entries`, which is empty once the supervisor is gone."""
         try:
             key, values = self._parse(inherited or self._read())
         except OSError:

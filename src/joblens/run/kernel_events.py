@@ -1,4 +1,4 @@
-"""What the kernel's log tells of one job: its processes that were killed, and errors of its GPUs."""
+"""Events of one job in the kernel's log: OOM kills of its processes, and errors of its GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENT = Schema(
     ("cluster", "jobid", "node", "kind", "device", "text", "pid"),
     (Column("seen", GAUGE, "1 at the time of the event"),),
 )
-# A process that was killed has gone when the log is read; its pid comes round later.
+# A killed process is gone when the log is read; its pid is reused later than this.
 _REMEMBERED_NS = 60 * 10**9
 
 
@@ -24,13 +24,13 @@ class JobEvents:
     def __init__(self, host: Host, job: JobName, now_ns: Callable[[], int]) -> None:
         self.job, self.now_ns = job, now_ns
         self._same_pids = host.counts_pids_as_kernel()
-        self._seen: Dict[int, int] = {}  # pid, and when it was last the job's
+        self._seen: Dict[int, int] = {}  # by pid, when it was last the job's
         self._log: Optional[KernelLog] = None
         with suppress(OSError, PrivilegeError):  # most users may not read it
             self._log = KernelLog(host, now_ns, only_new=True)
 
     def read(self, pids: Collection[int], buses: Iterable[str]) -> List[Sample]:
-        """What is new, each at its own time."""
+        """Return new events, each with its own time."""
         if self._log is None:
             return []
         now = self.now_ns()
@@ -49,6 +49,6 @@ class JobEvents:
 
 
 def _bus(text: str) -> str:
-    """The same for 0000:3b:00, 0000:3B:00.0 and 00000000:3B:00.0."""
+    """Normalise 0000:3b:00, 0000:3B:00.0 and 00000000:3B:00.0."""
     parts = text.lower().partition(".")[0].split(":")
     return ":".join([parts[0][-4:], *parts[1:]]) if len(parts) == 3 else ""

@@ -1,6 +1,4 @@
-"""Telling a mark or a figure of merit from inside of a job, to the `joblens run` that it belongs to, or to an
-agent on this node.
-"""
+"""Sends marks and figures of merit from inside a job to its `joblens run`, or to an agent on this node."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from joblens.run.mark_file import find_run, write_mark
 from joblens.run.spawn import VARIABLE
 from joblens.wire.peers import unix_peer
 
-_SECONDS = 3.0  # that an agent has for its answer
-_ALL_SECONDS = 10.0  # that all have: anybody can open many doors behind which nobody answers
-_AGAIN_SECONDS = 1.1  # after which an agent may look again for a job that it does not know
+_SECONDS = 3.0  # for the answer of one agent
+_ALL_SECONDS = 10.0  # for all agents: any user can open many sockets that never answer
+_RETRY_SECONDS = 1.1  # after which an agent scans again for a job that it does not know
 _LARGEST = 1 << 16
-_MOST_DOORS = 100
-_NO_JOB = "no job "  # is what an agent says that does not see it
+_MOST_SOCKETS = 100
+_NO_JOB = "no job "  # begins the answer of an agent that does not see the job
 
 
 class _Answer(NamedTuple):
@@ -29,34 +27,34 @@ class _Answer(NamedTuple):
     text: str
 
 
-def tell(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> None:
-    """Raises OutsideError or OSError, in one sentence, if nobody takes it."""
+def send(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> None:
+    """Raises OutsideError or OSError if no run or agent accepts it."""
     folder = find_run(environment)
     if folder:
         write_mark(folder, path, body)
         return
     job = own_job(environment)
-    # Without a job's name, whose agent sees it comes before one that only sees a job of this user.
+    # Without a job id, agents that see this process come before agents that see any job of this user.
     rounds = [dict(body, job=job)] * 2 if job else [dict(body, own=True), body]
-    names, until = _doors(environment, job), time.monotonic() + _ALL_SECONDS
+    names, until = _find_sockets(environment, job), time.monotonic() + _ALL_SECONDS
     problems: List[str] = []
-    for number, asked in enumerate(rounds):
+    for number, request in enumerate(rounds):
         problems = []
         if number and job:
-            time.sleep(_AGAIN_SECONDS)
-        if _told(names, path, asked, until, problems):
+            time.sleep(_RETRY_SECONDS)
+        if _accepted(names, path, request, until, problems):
             return
         if not any(text.startswith(_NO_JOB) for text in problems):
             break
-    stale = f", and the job of {VARIABLE} is not here" if environment.get(VARIABLE) else ""
-    raise OutsideError("; ".join(problems) or f"no agent of joblens runs on this node{stale}")
+    stale = f", and the run that {VARIABLE} names is not on it" if environment.get(VARIABLE) else ""
+    raise OutsideError("; ".join(problems) or f"no joblens agent is running on this node{stale}")
 
 
-def _told(names: List[str], path: str, body: Dict[str, Any], until: float, problems: List[str]) -> bool:
-    """Whether one of them has taken it."""
+def _accepted(names: List[str], path: str, body: Dict[str, Any], until: float, problems: List[str]) -> bool:
+    """Whether one of the agents has accepted it."""
     for name in names:
         if time.monotonic() >= until:
-            problems.append("not all agents were asked, as those before took too long")
+            problems.append(f"timed out after {_ALL_SECONDS:g} s before all agents were asked")
             return False
         try:
             answer = _post(name, path, body)
@@ -71,19 +69,19 @@ def _told(names: List[str], path: str, body: Dict[str, Any], until: float, probl
     return False
 
 
-def _doors(environment: Mapping[str, str], job: str) -> List[str]:
-    """Those of the user's own agents, and the node's; first of those that are there for one job."""
+def _find_sockets(environment: Mapping[str, str], job: str) -> List[str]:
+    """Return sockets of the user's and the node's agents, those of agents for a single job first."""
     named = environment.get(AGENT, "")
     if named:
         return [named]
     own, root = mark_socket_name(os.getuid()), mark_socket_name(0)
-    there = _of_root_or_own([name for name in _listening() if name.startswith((own + "-", root + "-"))])
-    usual = [mark_socket_name(os.getuid(), job), *there[:_MOST_DOORS], own, root]
+    there = _trusted([name for name in _listening() if name.startswith((own + "-", root + "-"))])
+    usual = [mark_socket_name(os.getuid(), job), *there[:_MOST_SOCKETS], own, root]
     return list(dict.fromkeys(usual))
 
 
-def _of_root_or_own(names: List[str]) -> List[str]:
-    """Those that are not others', who can open thousands; last the ones that take no connection now."""
+def _trusted(names: List[str]) -> List[str]:
+    """Drop sockets of other users, who can open thousands; put those that do not accept now last."""
     found, later = [], []
     for name in names:
         with socket.socket(socket.AF_UNIX) as channel:
@@ -94,13 +92,13 @@ def _of_root_or_own(names: List[str]) -> List[str]:
                     found.append(name)
             except BlockingIOError:
                 later.append(name)
-            except OSError:  # nobody listens there any more
+            except OSError:  # closed in between
                 pass
     return found + later
 
 
 def _listening() -> List[str]:
-    """Names of sockets without a file, as proc(5) has them."""
+    """Return the names of abstract sockets, from /proc/net/unix."""
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="replace") as lines:
             return sorted({line.split()[-1][1:] for line in lines if " @joblens-" in line})
@@ -119,8 +117,8 @@ def _post(name: str, path: str, body: Dict[str, Any]) -> _Answer:
         channel.settimeout(_SECONDS)
         channel.connect("\0" + name)
         uid = unix_peer(channel)[1]
-        if uid not in (0, os.getuid()):  # anybody can take a name
-            raise ServerError(f"what answers at {name} is user {uid}'s and no agent for you")
+        if uid not in (0, os.getuid()):  # any user can take the name
+            raise ServerError(f"socket {name} belongs to user {uid}, not to root or you")
         channel.sendall(head.encode("ascii") + data)
         return _read_answer(channel)
 
@@ -135,5 +133,5 @@ def _read_answer(channel: socket.socket) -> _Answer:
     head, _, text = found.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if len(words) < 3 or not words[1].isdigit():
-        raise ServerError("the agent did not answer")
+        raise ServerError("the agent sent no answer")
     return _Answer(int(words[1]), text.decode("utf-8", "replace").strip())

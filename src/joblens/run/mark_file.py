@@ -1,7 +1,7 @@
 """Marks and figures of merit of a job that `joblens run` started: lines in a file of the job's folder.
 
-Its command and all below it know the folder by a variable. The process that looks on reads the file with each
-look, and believes nothing in it: times must be those since its last look.
+A variable names the folder to the command and its descendants. The sampler reads the file with each sample
+and does not trust it: times are limited to those since its previous sample.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from joblens.wire.marks import Book, JobName, Message, read_message
 
 _FILE = "marks"
 _LARGEST = 8 << 20  # bytes of the file
-_AT_ONCE = 1 << 20  # bytes that are read at one look
+_AT_ONCE = 1 << 20  # bytes that are read per sample
 _LONGEST_LINE = 20_000
-_MOST_ABOVE = 1000  # processes
+_MOST_ANCESTORS = 1000
 
 
 def write_mark(folder: str, path: str, body: Dict[str, Any]) -> None:
@@ -35,16 +35,16 @@ def write_mark(folder: str, path: str, body: Dict[str, Any]) -> None:
     fd = os.open(os.path.join(folder, _FILE), flags, 0o600)
     try:
         if os.fstat(fd).st_size > _LARGEST:
-            raise OutsideError(f"too many: {_LARGEST >> 20} MB of them are kept of one job")
-        os.write(fd, line)  # at once, so that lines of several do not mix
+            raise OutsideError(f"the job's marks have reached the limit of {_LARGEST >> 20} MB")
+        os.write(fd, line)  # in one call, so that concurrent lines do not mix
     finally:
         os.close(fd)
 
 
 def find_run(environment: Mapping[str, str]) -> str:
-    """The folder of the run that this process belongs to, or nothing.
+    """Return the folder of the run that this process belongs to, or "".
 
-    The variable can come to where it is not meant: into a job that was submitted from inside of a run.
+    A job that was submitted from inside a run inherits the variable, but not the run.
     """
 
     folder = environment.get(VARIABLE, "")
@@ -57,15 +57,15 @@ def find_run(environment: Mapping[str, str]) -> str:
             here = text.read().strip() == facts["boot"]
         pid, start = facts["supervisor"]
         same = facts.get("pid_namespace") == os.readlink("/proc/self/ns/pid")
-        return folder if here and (not same or _is_above(int(pid), int(start))) else ""
+        return folder if here and (not same or _is_ancestor(int(pid), int(start))) else ""
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
-def _is_above(pid: int, start: int) -> bool:
-    """Whether we come from that process: orphans of a run are adopted by it."""
+def _is_ancestor(pid: int, start: int) -> bool:
+    """Whether that process is an ancestor: orphans of a run are adopted by it."""
     current = os.getpid()
-    for _ in range(_MOST_ABOVE):
+    for _ in range(_MOST_ANCESTORS):
         stat = find_stat(current)
         if stat is None or current == pid:
             return stat is not None and stat.start == start
@@ -81,16 +81,16 @@ class JobMarks:
         self.unreadable = 0
 
     def read(self) -> List[Sample]:
-        """What is new, each at its own time."""
+        """Return new marks, each with its own time."""
         now = self._clock.now_ns()
         for line in self._lines():
             try:
-                boot_ns, told = _parse(line)
+                boot_ns, message = _parse(line)
             except (MalformedError, ValueError, RecursionError):
                 self.unreadable += 1
             else:
                 moment = self._clock.wall + boot_ns - self._clock.boot
-                self._book.take(self._job, told.entries, min(max(moment, self._last_ns), now))
+                self._book.take(self._job, message.entries, min(max(moment, self._last_ns), now))
         self._last_ns = now
         return self._book.samples(now)
 
@@ -119,8 +119,8 @@ def _parse(line: bytes) -> Tuple[int, Message]:
 
     found = json.loads(line.decode("utf-8", "replace"))
     if not isinstance(found, dict) or not isinstance(found.get("body"), dict):
-        raise ValueError("no object")
+        raise ValueError("not an object with a body")
     path, boot_ns = found.get("path"), found.get("boot_ns")
     if path not in ("/mark", "/fom") or type(boot_ns) is not int:
-        raise ValueError("no mark")
+        raise ValueError("not a mark")
     return boot_ns, read_message(path, found["body"])

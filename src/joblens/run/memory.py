@@ -1,12 +1,12 @@
-"""Memory of one job, with what its processes share counted once, and a peak that is counted.
+"""Memory of one job: shared pages count once, and the peak is measured.
 
-The kernel counts shares (PSS) page by page, which is dear, so between two counts the share of a process
-follows its RSS. That is wrong while two of them fill the same pages: whatever would be a new peak is
-therefore counted before it is believed. That a peak is new only when it is higher by a part keeps these
-counts few: a job that grows a thousandfold has some hundreds of them.
+The kernel computes PSS page by page, which is expensive, so between two measurements the share of a process
+follows its RSS. That is wrong while two processes fill the same pages, so a possible new peak is measured
+before it counts. A peak must be higher by a certain factor, which keeps measurements few: a job that grows a
+thousandfold has some hundreds of them.
 
-Only those are counted that can share: who has shared memory, and who may have been forked from another
-without an exec since, which the same program and a close kinship show. In a build hardly any has to be.
+Only processes that can share pages are measured: those with shared memory, and those that may have been
+forked from another without an exec since, by program and kinship. In a build hardly any needs it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from joblens.collectors.process.pss import read_pss
 from joblens.core.host import Host
 
 _HIGHER = 1.02
-_PATIENCE = 100  # all other counts together take a hundredth of the time
+_DUTY = 100  # measurements without a new peak take at most a hundredth of the time
 _KIB = 1024
 _RSS_SHMEM = PROCESS.position("rss_shmem_bytes")
 
@@ -33,10 +33,10 @@ Member = Tuple[ProcessKey, List[int]]
 class JobMemory(SharedMemory):
     def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(host, clock)
-        self._parts: Dict[Identity, float] = {}  # of its RSS that is a process's own share
+        self._parts: Dict[Identity, float] = {}  # PSS as a part of RSS
         self._again = 0.0
         self._peak = 0.0  # KiB
-        self._largest = 0  # of all RSS added up, what is shared counted repeatedly
+        self._largest = 0  # sum of RSS, in which shared pages count repeatedly
 
     def measure(self, processes: List[Member]) -> Optional[Memory]:
         sizes = {
@@ -63,14 +63,14 @@ class JobMemory(SharedMemory):
         self._parts = {identity: part for identity, part in self._parts.items() if identity in kept}
 
     def _alone(self, processes: List[Member]) -> Set[Identity]:
-        """Those that share no page: without a file these are shared by fork only, and given up by exec."""
+        """Return processes without shared pages: anonymous pages are shared by fork only, until exec."""
         programs: Dict[Tuple[int, int], List[Member]] = {}
         for member in processes:
             try:
                 program = os.stat(f"{self.host.root}proc/{member[0].pid}/exe")
-            except FileNotFoundError:  # it is gone
+            except FileNotFoundError:  # it has ended
                 continue
-            except OSError:  # not ours to look at: whoever else there is may be its kin
+            except OSError:  # no permission: any other process may be related to it
                 return set()
             programs.setdefault((program.st_dev, program.st_ino), []).append(member)
         pids = {key.pid for key, _ in processes}
@@ -83,8 +83,8 @@ class JobMemory(SharedMemory):
         }
 
     def _count(self, sizes: Dict[Identity, int], alone: Set[Identity]) -> float:
-        """In both directions, and the smaller: a page that comes to a process while we go from one to the
-        next is counted twice in the one direction and not at all in the other."""
+        """Measure in both directions and take the smaller sum: a page that a process gets in between is
+        counted twice in one direction and not at all in the other."""
         begin = self.clock()
         self._parts.update((identity, 1.0) for identity in alone)
         own = float(sum(sizes[identity] for identity in alone if identity in sizes))
@@ -93,11 +93,11 @@ class JobMemory(SharedMemory):
         for order in (others, others[::-1]):
             shares = {identity: self._share(identity, sizes[identity]) for identity in order}
             totals.append(sum(shares.values()))
-        self._again = self.clock() + _PATIENCE * (self.clock() - begin)
+        self._again = self.clock() + _DUTY * (self.clock() - begin)
         return own + min(totals)
 
     def _share(self, identity: Identity, size: int) -> float:
-        """In KiB. Of a process that is not ours to look at, or gone, it is what was last known."""
+        """Return KiB; the last known value of a process that has ended or cannot be read."""
         pss = read_pss(self.host, identity[0])
         if pss is not None and size > 0:
             self._parts[identity] = min((pss.anon + pss.shmem) / size, 1.0)
@@ -105,8 +105,8 @@ class JobMemory(SharedMemory):
 
 
 def _related(kin: List[ProcessKey], pids: Set[int]) -> Set[int]:
-    """Of those that run the same program, who may have been forked from another: parents, children, siblings;
-    and all, if one of them was adopted, for then nobody knows by whom it was forked."""
+    """Return which processes of one program may have been forked from each other: parents, children and
+    siblings, or all if one was adopted, because its parent is then unknown."""
     own = {key.pid for key in kin}
     if len(kin) > 1 and any(key.parent not in pids for key in kin):
         return own

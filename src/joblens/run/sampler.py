@@ -1,7 +1,7 @@
-"""The process that looks on: samples the command and all that comes from it, until it is told to end.
+"""The sampling process of `joblens run`: samples the command and its descendants until the command ends.
 
-It shares the command's process group, so that it sees which signals went to the whole group, and is
-deaf to all of them.
+It is in the command's process group, so that it sees which signals went to the whole group. It ignores all of
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from joblens.core.files import sync_with_folders
 from joblens.core.host import Host
 from joblens.core.model import Job, Key, Rows, Sample
 from joblens.run.batches import Batches
-from joblens.run.before import Before
 from joblens.run.clock import Clock, start_clock
 from joblens.run.gpus import JobGpus
 from joblens.run.inherited_usage import InheritedUsage
@@ -35,29 +34,27 @@ from joblens.run.kernel_events import JobEvents
 from joblens.run.mark_file import JobMarks
 from joblens.run.memory import JobMemory
 from joblens.run.streams import wait_readable
-from joblens.run.totals import Inherited
+from joblens.run.usage import Before, Inherited
 
-# Short jobs are looked at more often in their first second.
-_FIRST_LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6)
+# Seconds after the start: short jobs are sampled more often in their first second.
+_FIRST_SAMPLES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6)
 _MOST_PROBLEMS = 20
-_DEVICES_SECONDS = 5.0  # adapters are asked for every counter of theirs
-_TOO_MUCH = ("nfs_operation",)
-_DEAF_TO = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ)
+_DEVICES_SECONDS = 5.0  # reading all counters of an adapter is slow
+_OMITTED = ("nfs_operation",)
+_IGNORED = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ)
 Found = TypeVar("Found")
 Read = Callable[[], Tuple[Rows, ...]]
 
 
-class Told(NamedTuple):
-    """The watcher's ends of the pipes from and to the supervisor."""
+class SamplerPipes(NamedTuple):
+    """The sampler's ends of the pipes from and to the supervisor."""
 
-    told: (
-        int  # brings the pid of the command that has begun, and what the supervisor has inherited at its end
-    )
-    hears: int  # takes each signal that came, as a byte
+    control: int  # brings the pid of the command at its start, and the supervisor's usage at its end
+    signals: int  # takes the number of each signal that arrives, as a byte
 
 
 def _open_all(host: Host, collectors: Iterable[Callable[[Host], Read]]) -> List[Read]:
-    """Those that this machine has something for."""
+    """Open the collectors that work on this machine."""
     found: List[Read] = []
     for collector in collectors:
         try:
@@ -67,7 +64,7 @@ def _open_all(host: Host, collectors: Iterable[Callable[[Host], Read]]) -> List[
     return found
 
 
-class Watch:
+class Sampler:
     def __init__(
         self,
         host: Host,
@@ -81,7 +78,7 @@ class Watch:
         self.host, self.clock = host, clock or start_clock()
         self.job = Job(facts["cluster"], facts["id"], "run", int(facts["start"]))
         self.node = str(facts["node"])
-        self.heir = InheritedUsage(host, parent, before.inherited if before else None)
+        self.inherited = InheritedUsage(host, parent, before.inherited if before else None)
         self.account = Account(self.job)
         self.problems: List[str] = []
         self._memory = JobMemory(host)
@@ -99,14 +96,14 @@ class Watch:
         self._total_key: Tuple[Key, ...] = (("total",),)
 
     def save_facts(self, folder: str) -> None:
-        """Onto the disk: the command has not waited for that."""
+        """Sync them to disk, for which the command has not waited."""
         try:
             sync_with_folders(f"{folder}/job.json")
         except OSError as error:
             self.problems.append(sentence(error))
 
     def sample(self, last: bool = False, inherited: Optional[Inherited] = None) -> List[Sample]:
-        """`inherited` is what the supervisor has read itself when the command ended."""
+        """`inherited` is what the supervisor has read when the command ended."""
         now = self.clock.now_ns()
         found = self._read(lambda: self._sample_job(inherited)) + self._read(
             lambda: self.gpus.read(self._pids)
@@ -124,21 +121,21 @@ class Watch:
         return [*(Sample(now, rows) for rows in found), *events, *self._read(self.marks.read)]
 
     def _read(self, read: Callable[[], Iterable[Found]]) -> List[Found]:
-        """One source's trouble is not the others', and is told once."""
+        """Isolate sources from each other, and record each error once."""
         try:
             return list(read())
         except Exception as error:
-            told = sentence(error)
-            if told not in self.problems and len(self.problems) < _MOST_PROBLEMS:
-                self.problems.append(told)
+            problem = sentence(error)
+            if problem not in self.problems and len(self.problems) < _MOST_PROBLEMS:
+                self.problems.append(problem)
             return []
 
     def _sample_job(self, inherited: Optional[Inherited]) -> Tuple[Rows, Rows]:
-        # Before its descendants: one that ends in between is then seen late, and not twice.
-        self.heir.look(inherited)
+        # Before the processes: one that ends in between is then missed now, and not counted twice.
+        self.inherited.read(inherited)
         (rows,) = self._processes()
         members = [(key, rows.row(n)) for n, key in enumerate(rows.keys) if isinstance(key, ProcessKey)]
-        self.account.take([*self.heir.entries, *members], self._memory)
+        self.account.take([*self.inherited.entries, *members], self._memory)
         self.account.processes = len(members)
         self.account.limits = self._limits.increase()
         self._pids = {key.pid for key, _ in members}
@@ -153,20 +150,20 @@ class Watch:
 
     def _sample_device(self, read: Callable[[], Tuple[Rows, ...]]) -> Tuple[Rows, ...]:
         try:
-            return tuple(rows for rows in read() if rows.schema.set not in _TOO_MUCH and rows.keys)
+            return tuple(rows for rows in read() if rows.schema.set not in _OMITTED and rows.keys)
         except FileNotFoundError:  # not on this machine
             self._devices.remove(read)
             return ()
 
     def _whole_node(self, rows: Rows) -> Rows:
-        """Of the cores only their sum: what each core does is the node's agent's to tell."""
+        """Keep only the sum of the cores; the node's agent records each core."""
         if rows.schema.set != "cpu":
             return rows
         return Rows(rows.schema, self._total_key, rows.row(0))
 
 
-def watch(
-    told: Told,
+def run_sampler(
+    pipes: SamplerPipes,
     signals: Set[int],
     parent: int,
     facts: Dict[str, Any],
@@ -174,53 +171,55 @@ def watch(
     clock: Clock,
     before: Before,
 ) -> List[str]:
-    """Until told to stop. Gives what went wrong, as sentences."""
-    _listen_to(signals, told.hears)
+    """Sample until the command has ended. Return the problems."""
+    _forward(signals, pipes.signals)
     head = {name: facts[name] for name in ("cluster", "node", "boot", "id")}
-    command = _read_pid(told.told)
+    command = _read_pid(pipes.control)
     if not command:  # it could not be started
         return []
-    watcher, batches = Watch(Host(), facts, parent, clock, folder, before, command), Batches(folder, head)
+    sampler, batches = Sampler(Host(), facts, parent, clock, folder, before, command), Batches(folder, head)
     begin = time.monotonic()
-    looks = 0
+    samples = 0
     while True:
-        batches.add(watcher.sample())
-        if not looks:
-            watcher.save_facts(folder)
-        looks += 1
-        due = begin + _next_look(looks, time.monotonic() - begin, float(facts["interval"]))
-        if wait_readable([told.told], due - time.monotonic()):
+        batches.add(sampler.sample())
+        if not samples:
+            sampler.save_facts(folder)
+        samples += 1
+        due = begin + _next_sample(samples, time.monotonic() - begin, float(facts["interval"]))
+        if wait_readable([pipes.control], due - time.monotonic()):
             break
-    batches.add(watcher.sample(True, _read_inherited(told.told)))  # those that outlive the command
+    batches.add(sampler.sample(True, _read_inherited(pipes.control)))  # processes can outlive the command
     batches.flush()
-    return watcher.problems + watcher.gpus.problems() + watcher.marks.problems() + batches.problems()
+    return sampler.problems + sampler.gpus.problems() + sampler.marks.problems() + batches.problems()
 
 
-def _read_pid(told: int) -> int:
-    digits = b"".join(iter(lambda: os.read(told, 1).strip(), b""))  # to the end of the line, or of the pipe
+def _read_pid(control: int) -> int:
+    digits = b"".join(
+        iter(lambda: os.read(control, 1).strip(), b"")
+    )  # to the end of the line, or of the pipe
     return int(digits or 0)
 
 
-def _read_inherited(told: int) -> Optional[Inherited]:
-    """None if the supervisor was killed before it could say it."""
-    data = b"".join(iter(lambda: os.read(told, 65536), b""))
+def _read_inherited(control: int) -> Optional[Inherited]:
+    """Return None if the supervisor was killed before it could write."""
+    data = b"".join(iter(lambda: os.read(control, 65536), b""))
     stat, zero, io = data.partition(b"\0")
     return Inherited(stat, io) if zero else None
 
 
-def _next_look(looks: int, elapsed: float, interval: float) -> float:
-    """Seconds after the begin: the first few close together, then multiples of the interval."""
-    if looks < len(_FIRST_LOOKS) and _FIRST_LOOKS[looks] < interval:
-        return _FIRST_LOOKS[looks]
+def _next_sample(samples: int, elapsed: float, interval: float) -> float:
+    """Return seconds after the start: the first few close together, then multiples of the interval."""
+    if samples < len(_FIRST_SAMPLES) and _FIRST_SAMPLES[samples] < interval:
+        return _FIRST_SAMPLES[samples]
     return (int(elapsed / interval) + 1) * interval
 
 
-def _listen_to(signals: Set[int], hears: int) -> None:
-    """Each is one byte in the pipe, which Python's own handler writes at once, whatever we are doing."""
-    os.set_blocking(hears, False)
-    signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
+def _forward(signals: Set[int], pipe: int) -> None:
+    """Write each signal to the pipe as a byte, which Python's C handler does at once."""
+    os.set_blocking(pipe, False)
+    signal.set_wakeup_fd(pipe, warn_on_full_buffer=False)
     for number in signals:
         signal.signal(number, lambda *_: None)
-    for number in _DEAF_TO:
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

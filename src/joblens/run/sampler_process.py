@@ -1,7 +1,7 @@
-"""The supervisor's hold on the process that looks on: starts it, asks it for signals, ends it.
+"""The supervisor's side of the sampling process: starts it, reads the signals that it got, ends it.
 
-It is the witness of signals: it shares the command's process group, so what it got too was sent to
-the whole group, and the command has it already.
+It is in the command's process group, so a signal that it got too was sent to the whole group, and the command
+has it already.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.core.errors import MalformedError, sentence
 from joblens.core.procfs import read_stat
-from joblens.run.before import Before, read_before
 from joblens.run.clock import Clock
-from joblens.run.streams import let_go, pipe, wait_readable, write_all
-from joblens.run.totals import Inherited
+from joblens.run.streams import pipe, release, wait_readable, write_all
+from joblens.run.usage import Before, Inherited, read_before
 
-# Those that say that we did something wrong ourselves, or that we have a child or a terminal.
+# Signals about the supervisor itself: its faults, its children, its terminal.
 _OWN_SIGNALS = frozenset(
     "SIGKILL SIGSTOP SIGCHLD SIGTTIN SIGTTOU SIGPIPE SIGXFSZ SIGSEGV SIGBUS SIGFPE SIGILL SIGTRAP "
     "SIGSYS".split()
 )
-# Between the first and the last process of a group that somebody signals one by one.
-_ALL_SECONDS = 0.05
-_LAST_WORDS_SECONDS = 10.0
+# Between the first and the last process of a group that are signalled one by one.
+_GROUP_SECONDS = 0.05
+_END_SECONDS = 10.0
 _PR_SET_NAME = 15  # prctl(2)
-_GARBAGE = (700, 10, 10)  # Python's own: it lives as long as the job, and what started it is impatient
-_MOST_WORDS = 60_000  # what a pipe takes without a reader
+_GARBAGE = (700, 10, 10)  # Python's defaults, which `joblens run` raises for a quick start
+_MOST_BYTES = 60_000  # that a pipe takes without a reader
 
 
 def passed_signals() -> Set[int]:
-    """Those that are meant for the command when we get them."""
+    """Return the signals that the supervisor passes on to the command."""
     return {int(number) for number in signal.valid_signals() if _name(number) not in _OWN_SIGNALS}
 
 
@@ -44,84 +43,84 @@ def _name(number: int) -> str:
         return ""
 
 
-class Words(NamedTuple):
+class SupervisorPipes(NamedTuple):
     """The supervisor's ends of the pipes."""
 
-    tell: int  # the pid of the command says that it has begun; its end, that it has ended
-    heard: int  # each signal that came, as a byte
-    last: int  # what went wrong, as lines
+    control: int  # takes the pid of the command at its start; closed at its end
+    signals: int  # brings the number of each signal that the sampler got, as a byte
+    problems: int  # brings the problems at the end, as lines
 
 
 class SamplerProcess:
-    def __init__(self, pid: int, words: Words) -> None:
-        self.pid, self.words = pid, words
+    def __init__(self, pid: int, pipes: SupervisorPipes) -> None:
+        self.pid, self.pipes = pid, pipes
         self.lost = False
-        self._heard: Set[int] = set()
-        self._owed: Set[int] = set()  # known to be sent to it: when it tells them, that is no news
+        self._received: Set[int] = set()
+        self._expected: Set[int] = set()  # seen as pending: counted before the sampler reports them
 
-    def say_begun(self, command: int) -> None:
+    def note_start(self, command: int) -> None:
         try:
-            os.write(self.words.tell, b"%d\n" % command)
-        except BrokenPipeError:  # it has ended already, and whoever waits for it will tell
+            os.write(self.pipes.control, b"%d\n" % command)
+        except BrokenPipeError:  # it has ended, which the supervisor reports when it reaps it
             return
 
-    def has_heard(self, number: int) -> bool:
-        """Whether the signal came to it too; sent and not seen yet, because others have the cores, counts."""
-        until = time.monotonic() + _ALL_SECONDS
+    def has_received(self, number: int) -> bool:
+        """Whether the sampler got the signal too, or has it pending because it has not run yet."""
+        until = time.monotonic() + _GROUP_SECONDS
         while not self.lost:
-            self._listen()
-            if number in self._heard:
-                self._heard.discard(number)
+            self._read_signals()
+            if number in self._received:
+                self._received.discard(number)
                 return True
             if _is_pending(self.pid, number):
-                self._owed.add(number)
+                self._expected.add(number)
                 return True
             if time.monotonic() > until:
                 return False
-            wait_readable([self.words.heard], 0.005)
+            wait_readable([self.pipes.signals], 0.005)
         return False
 
-    def _listen(self) -> None:
-        """A set and no list: two of a kind that came while we were stopped are one for us as well."""
-        while wait_readable([self.words.heard], 0):
-            heard = set(os.read(self.words.heard, 512))
-            if not heard:
+    def _read_signals(self) -> None:
+        """A set: the supervisor, too, gets two signals of a kind once if they arrive while it is stopped."""
+        while wait_readable([self.pipes.signals], 0):
+            received = set(os.read(self.pipes.signals, 512))
+            if not received:
                 self.lost = True
                 return
-            self._heard |= heard - self._owed
-            self._owed -= heard
+            self._received |= received - self._expected
+            self._expected -= received
 
-    def say_ended(self, inherited: Optional[Inherited]) -> None:
-        """It takes its last sample now, and writes what it has. What we do from now on is not the job's.
+    def note_end(self, inherited: Optional[Inherited]) -> None:
+        """Let it take its last sample. Usage of the supervisor from now on is not the job's.
 
-        Nothing is inherited from a command that could not be started.
+        `inherited` is None for a command that could not be started.
         """
         if inherited:
-            write_all(self.words.tell, inherited.stat + b"\0" + inherited.io)
-        os.close(self.words.tell)
+            write_all(self.pipes.control, inherited.stat + b"\0" + inherited.io)
+        os.close(self.pipes.control)
         if not self.lost:
-            os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it
+            os.kill(self.pid, signal.SIGCONT)  # it may be stopped
 
     def end(self) -> List[str]:
-        """Behind `say_ended`: waits until it has finished. What it has to say."""
-        said = self._last_words() if not self.lost else []
-        os.close(self.words.last)
-        os.close(self.words.heard)
-        return said
+        """After `note_end`: wait until it has finished. Return its problems."""
+        problems = self._read_problems() if not self.lost else []
+        os.close(self.pipes.problems)
+        os.close(self.pipes.signals)
+        return problems
 
-    def _last_words(self) -> List[str]:
-        if wait_readable([self.words.last], _LAST_WORDS_SECONDS):
-            said = b"".join(iter(lambda: os.read(self.words.last, 65536), b""))
-            problems = said.decode("utf-8", "replace").splitlines()
+    def _read_problems(self) -> List[str]:
+        if wait_readable([self.pipes.problems], _END_SECONDS):
+            data = b"".join(iter(lambda: os.read(self.pipes.problems, 65536), b""))
+            problems = data.decode("utf-8", "replace").splitlines()
         else:
             os.kill(self.pid, signal.SIGKILL)
-            problems = ["the process that looks on did not end, and was ended"]
+            problems = [f"the sampling process did not end within {_END_SECONDS:g} s and was killed"]
         os.waitpid(self.pid, 0)
         return problems
 
 
 def _is_pending(pid: int, number: int) -> bool:
-    """Sent to it and not taken by it (proc(5))."""
+    """Whether a signal is pending (proc(5))."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             lines = file.read().splitlines()
@@ -133,20 +132,20 @@ def _is_pending(pid: int, number: int) -> bool:
 
 def start_sampler(facts: Dict[str, Any], folder: str, clock: Clock) -> SamplerProcess:
     parent, before = os.getpid(), read_before()
-    told, tell = pipe()
-    heard, hears = pipe()
-    last, says = pipe()
+    control, control_writer = pipe()
+    signals, signals_writer = pipe()
+    problems, problems_writer = pipe()
     pid = os.fork()
     if pid == 0:
-        let_go((0, 1, 2), keep=(told, hears, says))
-        _be_the_watcher(says, (told, hears), parent, facts, folder, clock, before)
-    for end in (told, hears, says):
+        release((0, 1, 2), keep=(control, signals_writer, problems_writer))
+        _run(problems_writer, (control, signals_writer), parent, facts, folder, clock, before)
+    for end in (control, signals_writer, problems_writer):
         os.close(end)
-    return SamplerProcess(pid, Words(tell, heard, last))
+    return SamplerProcess(pid, SupervisorPipes(control_writer, signals, problems))
 
 
-def _be_the_watcher(
-    says: int,
+def _run(
+    output: int,
     ends: Tuple[int, int],
     parent: int,
     facts: Dict[str, Any],
@@ -157,22 +156,22 @@ def _be_the_watcher(
     """Never returns."""
     try:
         _rename(f"jl-watch {facts['id']}")
-        from joblens.run.sampler import Told, watch  # here: the command does not wait for it to load
+        from joblens.run.sampler import SamplerPipes, run_sampler  # late: the command does not wait for it
 
-        gc.freeze()  # what is loaded stays
+        gc.freeze()  # modules stay
         gc.set_threshold(*_GARBAGE)
 
-        problems = watch(Told(*ends), passed_signals(), parent, facts, folder, clock, before)
-    except BaseException as error:  # whatever it is, the command must not see it
-        problems = [f"looking on failed: {type(error).__name__}: {sentence(error)}"]
+        problems = run_sampler(SamplerPipes(*ends), passed_signals(), parent, facts, folder, clock, before)
+    except BaseException as error:  # no failure may reach the command
+        problems = [f"sampling failed: {type(error).__name__}: {sentence(error)}"]
     try:
-        write_all(says, "\n".join(problems).encode("utf-8", "replace")[:_MOST_WORDS])
+        write_all(output, "\n".join(problems).encode("utf-8", "replace")[:_MOST_BYTES])
     finally:
         os._exit(0)
 
 
 def _rename(title: str) -> None:
-    """As ps and pkill see it: who ends the job by the name of `joblens run` means the supervisor alone."""
+    """For ps and pkill: a signal to processes named `joblens run` is for the supervisor alone."""
     try:
         import ctypes
 
@@ -189,9 +188,9 @@ def _rename(title: str) -> None:
 def try_to_sample(
     facts: Dict[str, Any], folder: str, clock: Clock, problems: List[str]
 ) -> Optional[SamplerProcess]:
-    """None where there is no room for a further process or pipe: then the command runs unseen."""
+    """Return None if no further process or pipe can be created: the command then runs without samples."""
     try:
         return start_sampler(facts, folder, clock)
-    except Exception as error:  # whatever is wrong with joblens is not the command's business
+    except Exception as error:  # the command runs in any case
         problems.append(f"nothing was sampled: {sentence(error)}")
         return None

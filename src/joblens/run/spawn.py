@@ -1,6 +1,4 @@
-"""Starting the command as whoever typed it would have: same environment but for what is named, same signals,
-same words.
-"""
+"""Starts the command as a shell would: same arguments and signals, same environment plus one variable."""
 
 from __future__ import annotations
 
@@ -9,21 +7,22 @@ import os
 import signal
 from typing import Any, Dict, List, Mapping, Set
 
-VARIABLE = "JOBLENS_RUN"  # names the folder of the run to all that it starts
-_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # which it ignores, and a command would inherit that
+VARIABLE = "JOBLENS_RUN"  # names the folder of the run to its processes
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # a command would inherit that
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM)
 
 
 class NotStartedError(OSError):
-    """The command cannot be run: nothing of joblens has failed."""
+    """The command cannot be run; joblens itself has not failed."""
 
 
 class NoRoomError(OSError):
-    """There is no room for another process: the command can still take the place of this one."""
+    """No further process can be created; exec(2) in this one is still possible."""
 
 
 def spawn(command: List[str], mask: Set[Any], more: Mapping[bytes, bytes] = {}) -> int:
-    """The pid. The kernel makes no copy of joblens for it, so that none counts as the command's."""
+    """Return the pid. posix_spawn does not copy joblens, so that its memory does not count as the
+    command's."""
     try:
         return _spawn(command, mask, more)
     except OSError as error:
@@ -35,30 +34,30 @@ def spawn(command: List[str], mask: Set[Any], more: Mapping[bytes, bytes] = {}) 
 
 def _spawn(command: List[str], mask: Set[Any], more: Mapping[bytes, bytes]) -> int:
     given = {**environment(), **more}
-    return os.posix_spawnp(command[0], command, given, setsigmask=mask, setsigdef=_BY_PYTHON)
+    return os.posix_spawnp(command[0], command, given, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
 
 
 def become(command: List[str]) -> None:
-    """This process becomes the command, or raises NotStartedError."""
-    for number in _BY_PYTHON:
+    """Replace this process by the command. Raises NotStartedError."""
+    for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     for words in (command, as_script(command)):
         try:
-            os.execvpe(words[0], words, environment())  # noqa: S606 (a shell would change what was typed)
+            os.execvpe(words[0], words, environment())  # noqa: S606 (a shell would change the arguments)
         except OSError as error:
             if error.errno != errno.ENOEXEC or words is not command:
                 raise NotStartedError(error.errno, error.strerror, command[0]) from None
 
 
 def as_script(command: List[str]) -> List[str]:
-    """A text without `#!` is the shell's, as execvp(3) has it."""
+    """Run a file without `#!` with the shell, as execvp(3) does."""
     import shutil
 
     return ["/bin/sh", shutil.which(command[0]) or command[0], *command[1:]]
 
 
 def environment() -> Dict[bytes, bytes]:
-    """As we were given it: in the C locale Python adds LC_CTYPE to its own (PEP 538)."""
+    """Return the original environment: in the C locale Python adds LC_CTYPE to its own (PEP 538)."""
     found = dict(os.environb)
     try:
         with open("/proc/self/environ", "rb") as file:

@@ -1,4 +1,4 @@
-"""File descriptors: the command's are its own, and ours never in its way."""
+"""File descriptors and the terminal, which the command has as if joblens were not there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import select
 from typing import Iterable, List, Optional, Tuple
 
-_FIRST_OWN = 3  # streams that were closed when we began stay so: nothing of ours takes their numbers
+_FIRST_OWN = 3  # the numbers of standard streams that are closed stay free
+_TERMINAL = "/dev/tty"
 
 
 def pipe() -> Tuple[int, int]:
-    """Its two ends, which the command does not inherit."""
+    """Return both ends, which the command does not inherit."""
     import fcntl
 
     ends = os.pipe()
@@ -24,9 +25,9 @@ def pipe() -> Tuple[int, int]:
             os.close(end)
 
 
-def let_go(streams: Iterable[int], keep: Iterable[int]) -> None:
-    """Of the streams, and of all else that we inherited: whoever is at the other end of a pipe must see
-    it closed when the command closes it."""
+def release(streams: Iterable[int], keep: Iterable[int]) -> None:
+    """Redirect the streams to /dev/null and close all other inherited descriptors: the reader of a pipe must
+    see its end when the command closes it."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in streams:
         os.dup2(null, stream)
@@ -35,12 +36,12 @@ def let_go(streams: Iterable[int], keep: Iterable[int]) -> None:
         if fd not in kept:
             try:
                 os.close(fd)
-            except OSError:  # that with which the folder was listed
+            except OSError:  # the descriptor of the listing itself
                 continue
 
 
 def wait_readable(ends: List[int], seconds: Optional[float]) -> List[int]:
-    """Those that have something, or are at their end. Not select(2), which knows no number above 1023."""
+    """Return those that are readable or at their end. select(2) cannot handle descriptors above 1023."""
     poller = select.poll()
     for end in ends:
         poller.register(end, select.POLLIN)
@@ -48,7 +49,7 @@ def wait_readable(ends: List[int], seconds: Optional[float]) -> List[int]:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """All of it, also where the command has left the stream non-blocking. Gives up where nobody reads."""
+    """Write all data, also if the command has made the stream non-blocking. Give up if it has no reader."""
     while data:
         try:
             data = data[os.write(fd, data) :]
@@ -58,3 +59,32 @@ def write_all(fd: int, data: bytes) -> None:
             poller.poll()
         except OSError:
             return
+
+
+def foreground() -> int:
+    """Return the foreground process group of the terminal, 0 without a terminal."""
+    try:
+        fd = os.open(_TERMINAL, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return 0
+    try:
+        return os.tcgetpgrp(fd)
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+
+
+def set_foreground(group: int) -> None:
+    """Make `group` the foreground process group. SIGTTOU must be blocked: the caller may be in the
+    background."""
+    try:
+        fd = os.open(_TERMINAL, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return
+    try:
+        os.tcsetpgrp(fd, group)
+    except OSError:  # the group or the terminal is gone
+        return
+    finally:
+        os.close(fd)

@@ -1,4 +1,4 @@
-"""Work in a process of its own: whatever happens to it, a crash in a library too, harms nobody else."""
+"""Work in a forked process, so that not even a crash in a library affects the caller."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import resource
 import signal
 from typing import Callable, Optional, Set
 
-from joblens.run.streams import let_go
+from joblens.run.streams import release
 
 _LOWEST_PRIORITY = 19
-_CPU_SECONDS = 60  # after which work in the background is ended
-_END_IT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+_CPU_SECONDS = 60  # limit for work in the background
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 def run_guarded(work: Callable[[], None]) -> Optional[int]:
-    """The signal that ended it, if one did. Signals that end us at other times end the work."""
-    waited = {signal.SIGCHLD, *_END_IT}
+    """Return the signal that ended it, if one did. Signals to this process end the work, not the process."""
+    waited = {signal.SIGCHLD, *_ENDING}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     _forget_pending(waited)
     try:
         pid = os.fork()
-    except OSError:  # no room for another process
+    except OSError:  # no further process can be created
         work()
         return None
     if pid == 0:
@@ -32,19 +32,19 @@ def run_guarded(work: Callable[[], None]) -> Optional[int]:
 
 
 def do_in_background(work: Callable[[], None]) -> None:
-    """Returns at once. The work has low priority, little time, and no hold on the terminal or any pipe.
+    """Return at once. The work has low priority, limited CPU time, and neither the terminal nor any pipe.
 
-    It can be killed at any moment.
+    It must tolerate being killed at any moment.
     """
     try:
         pid = os.fork()
-    except OSError:  # no room for another process: another time
+    except OSError:  # no further process can be created: another time
         return
     if pid == 0:
         try:
             os.setsid()
             if os.fork() == 0:
-                let_go((0, 1, 2), ())
+                release((0, 1, 2), ())
                 os.chdir("/")
                 os.nice(_LOWEST_PRIORITY)
                 resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
@@ -57,9 +57,9 @@ def do_in_background(work: Callable[[], None]) -> None:
 def _work(work: Callable[[], None]) -> None:
     """Never returns."""
     try:
-        for number in _END_IT:
+        for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _END_IT)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         work()
     finally:
         os._exit(0)
@@ -76,6 +76,6 @@ def _wait(pid: int, waited: Set[signal.Signals]) -> int:
 
 
 def _forget_pending(waited: Set[signal.Signals]) -> None:
-    """They came while the command ran, and were its."""
+    """Discard signals that arrived while the command ran: they were for the command."""
     while signal.sigtimedwait(waited, 0) is not None:
         continue

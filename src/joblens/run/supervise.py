@@ -1,8 +1,8 @@
-"""The process that the user started: runs the command as its child and is as good as invisible.
+"""The process that the user started: runs the command as its child and behaves like it.
 
-It waits, passes signals on, stops when the command stops, and ends as the command ended. It does
-nothing else, so that what the kernel adds up for it (CPU time, I/O) is the command's and its
-descendants'; looking on is another process's work (`watch`).
+It waits, passes signals on, stops when the command stops, and ends as the command ended. It does nothing
+else, so that the usage that the kernel accumulates for it (CPU time, I/O) is that of the command and its
+descendants. Sampling is another process's task (`sampler`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from joblens.core.errors import sentence
 from joblens.run.clock import Clock, start_clock
 from joblens.run.sampler_process import SamplerProcess, passed_signals, try_to_sample
 from joblens.run.spawn import VARIABLE, spawn
-from joblens.run.streams import let_go
-from joblens.run.terminal import bring_to_front, foreground
-from joblens.run.totals import Inherited, Totals, difference, parse_own_io, read_inherited, read_io
+from joblens.run.streams import foreground, release, set_foreground
+from joblens.run.usage import Inherited, Totals, difference, parse_own_io, read_inherited, read_io
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36  # prctl(2)
 _SI_KERNEL = 0x80  # sigaction(2)
 _TYPED = frozenset((signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH))
-# A write of ours may not stop us when the terminal is another's.
+# A write to the terminal from the background must not stop the supervisor.
 _HELD = (signal.SIGTTIN, signal.SIGTTOU)
 
 
 class Ended(NamedTuple):
-    status: int  # as waitpid(2) has it
+    status: int  # of waitpid(2)
     start: float
     end: float
     totals: Totals
@@ -38,7 +37,7 @@ class Ended(NamedTuple):
 def supervise(
     command: List[str], facts: Dict[str, Any], folder: str, meanwhile: Callable[[], None] = lambda: None
 ) -> Ended:
-    """Raises NotStartedError if the command cannot be run, and NoRoomError if it cannot be run beside us.
+    """Raises NotStartedError if the command cannot be run, and NoRoomError if not as a child of this process.
 
     `meanwhile` is called when the command has ended, while the last sample is taken.
     """
@@ -53,33 +52,33 @@ class _Supervisor:
         self.status: Optional[int] = None
         self.totals = Totals()
         self.problems: List[str] = []
-        self._of_watcher: Dict[str, int] = {}
-        self.watcher: Optional[SamplerProcess] = None
+        self._sampler_io: Dict[str, int] = {}
+        self.sampler: Optional[SamplerProcess] = None
 
     def run(self, command: List[str]) -> Ended:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours and not init's, and so stay the job's
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans are reparented to this process, and stay the job's
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self.waited, *_HELD})
         clock = start_clock()
-        self.watcher = try_to_sample(self.facts, self.folder, clock, self.problems)
+        self.sampler = try_to_sample(self.facts, self.folder, clock, self.problems)
         io_before = read_io()
         start = clock.now()
         try:
             self.child = spawn(command, mask, {VARIABLE.encode(): os.fsencode(self.folder)})
         except OSError:
-            self._end_watcher(None)
+            self._end_sampler(None)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             raise
-        if self.watcher:
-            self.watcher.say_begun(self.child)
-        let_go((0, 1), keep=self.watcher.words if self.watcher else ())
+        if self.sampler:
+            self.sampler.note_start(self.child)
+        release((0, 1), keep=self.sampler.pipes if self.sampler else ())
         try:
             self._wait()
-        except Exception as error:  # whatever is wrong with us, the command's end is waited for
+        except Exception as error:  # the command's end is waited for in any case
             self.problems.append(f"{type(error).__name__} in joblens: {sentence(error)}")
-            self._wait_plainly()
+            self._wait_only()
         end, inherited = clock.now(), read_inherited()
-        io = difference(parse_own_io(inherited.io), io_before, self._of_watcher)
-        self._end_watcher(inherited, self.meanwhile)
+        io = difference(parse_own_io(inherited.io), io_before, self._sampler_io)
+        self._end_sampler(inherited, self.meanwhile)
         return Ended(
             self.status or 0, start, end, self.totals._replace(io=io), self.problems + _clock_problem(clock)
         )
@@ -89,28 +88,28 @@ class _Supervisor:
             info = signal.sigwaitinfo(self.waited)
             if info.si_signo == signal.SIGCHLD:
                 self._reap()
-            elif not self._has_already(info):
+            elif not self._command_has(info):
                 self._send(info.si_signo)
         self._reap()
 
-    def _wait_plainly(self) -> None:
+    def _wait_only(self) -> None:
         if self.status is None:
             _, self.status, usage = os.wait4(self.child, 0)
             self.totals = self.totals.plus(usage)
 
-    def _has_already(self, info: signal.struct_siginfo) -> bool:
-        """Whether the command got the signal without us, as one of its process group.
+    def _command_has(self, info: signal.struct_siginfo) -> bool:
+        """Whether the command got the signal, too, because it went to the whole process group.
 
-        Of what the terminal sends we need not ask: it goes to the whole group. Only that the terminal is
-        gone (SIGHUP), and an alarm that was set before we began, come from the kernel to us alone.
+        The terminal sends its signals to the group. Of the kernel's only SIGHUP for a closed terminal, and an
+        alarm that was set before exec, go to this process alone.
         """
         number = info.si_signo
         if info.si_code == _SI_KERNEL and number in _TYPED:
             return True
-        heard = self.watcher is not None and self.watcher.has_heard(number)
-        return heard and self._shares_our_group()
+        received = self.sampler is not None and self.sampler.has_received(number)
+        return received and self._shares_group()
 
-    def _shares_our_group(self) -> bool:
+    def _shares_group(self) -> bool:
         try:
             return os.getpgid(self.child) == os.getpgid(0)
         except ProcessLookupError:
@@ -118,30 +117,30 @@ class _Supervisor:
 
     def _reap(self) -> None:
         while True:
-            # Looked at before it is taken away, since the kernel adds its I/O to ours when it is.
+            # WNOWAIT first: the kernel adds its I/O to ours when it is reaped.
             try:
-                seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if seen is None:
+            if found is None:
                 return
-            before = read_io() if self.watcher and seen.si_pid == self.watcher.pid else None
-            pid, status, usage = os.wait4(seen.si_pid, os.WUNTRACED | os.WNOHANG)
+            before = read_io() if self.sampler and found.si_pid == self.sampler.pid else None
+            pid, status, usage = os.wait4(found.si_pid, os.WUNTRACED | os.WNOHANG)
             if pid == 0:
                 continue
             if os.WIFSTOPPED(status):
                 if pid == self.child:
                     self._stop_as(os.WSTOPSIG(status))
-            elif self.watcher and pid == self.watcher.pid:
-                self._of_watcher = difference(read_io(), before, {}) or {}
-                self._lose_watcher(status)
+            elif self.sampler and pid == self.sampler.pid:
+                self._sampler_io = difference(read_io(), before, {}) or {}
+                self._lose_sampler(status)
             else:
                 self.totals = self.totals.plus(usage)
                 if pid == self.child:
                     self.status = status
 
     def _stop_as(self, number: int) -> None:
-        """By the signal that stopped the command, so that the shell says the same of us."""
+        """Stop by the signal that stopped the command, so that the shell reports the same."""
         group = os.getpgid(self.child)
         had_terminal = group != os.getpgid(0) and group == foreground()
         os.kill(os.getpid(), number)
@@ -149,37 +148,37 @@ class _Supervisor:
             signal.signal(number, signal.SIG_DFL)
             before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # A shell that goes on in front has given the terminal to our group, as it knows no other.
+        # `fg` has given the terminal to our group, the only one that the shell knows.
         if had_terminal and foreground() == os.getpgid(0):
-            bring_to_front(group)
+            set_foreground(group)
 
-    def _lose_watcher(self, status: int) -> None:
-        if self.watcher:
-            how = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "early"
-            self.problems.append(f"the process that looks on ended {how}: no samples from then on")
-            self.watcher.lost = True
+    def _lose_sampler(self, status: int) -> None:
+        if self.sampler:
+            how = f"was killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended early"
+            self.problems.append(f"the sampling process {how}: no samples from then on")
+            self.sampler.lost = True
 
     def _send(self, number: int) -> None:
         try:
             os.kill(self.child, number)
-        except ProcessLookupError:  # it has just ended; the next SIGCHLD says so
+        except ProcessLookupError:  # it has just ended; SIGCHLD follows
             return
-        except PermissionError as error:  # it has become another user's
+        except PermissionError as error:  # it runs as another user now
             self.problems.append(f"signal {number} could not be passed on: {sentence(error)}")
 
-    def _end_watcher(
+    def _end_sampler(
         self, inherited: Optional[Inherited], meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        if self.watcher:
-            self.watcher.say_ended(inherited)
+        if self.sampler:
+            self.sampler.note_end(inherited)
             meanwhile()
-            self.problems += self.watcher.end()
+            self.problems += self.sampler.end()
 
 
 def _prctl(option: int, value: int) -> None:
     try:
         import ctypes
-    except ImportError:  # a Python without libffi: orphans are then followed as far as samples see them
+    except ImportError:  # a Python without libffi: orphans are then seen by samples only
         return
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -188,16 +187,16 @@ def _clock_problem(clock: Clock) -> List[str]:
     jump = clock.jump()
     if jump is None:
         return []
-    return [f"the clock was set by {jump:+.0f} s meanwhile: times are by the clock as it was at the start"]
+    return [f"the machine's clock was set by {jump:+.0f} s: times are by the clock as it was at the start"]
 
 
 def end_as(status: int) -> int:
-    """The exit code, or the same death by signal: whoever waits for us sees what it would have seen."""
+    """Return the exit code, or die by the same signal, so that the parent sees the command's status."""
     if not os.WIFSIGNALED(status):
         return os.WEXITSTATUS(status)
     number = os.WTERMSIG(status)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    _prctl(_PR_SET_DUMPABLE, 0)  # the core file is the command's; a program that takes cores knows no limit
+    _prctl(_PR_SET_DUMPABLE, 0)  # core files are the command's; a core_pattern program ignores the limit
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

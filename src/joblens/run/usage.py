@@ -1,4 +1,4 @@
-"""What the kernel accounts to the children that were waited for, and to theirs."""
+"""Resource usage that the kernel accounts to the supervisor for the children that it has waited for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import resource
 from typing import Dict, Optional
 
+from joblens.collectors.cgroup_limits import Limits
+from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import parse_io
 
@@ -13,18 +15,18 @@ from joblens.core.procfs import parse_io
 class Totals(NamedTuple):
     user_seconds: float = 0.0
     system_seconds: float = 0.0
-    largest_rss_bytes: Optional[int] = None  # of the one process that had most, pages of files included
+    largest_rss_bytes: Optional[int] = None  # of the largest process, including pages of files
     minor_faults: int = 0
     major_faults: int = 0
     voluntary_switches: int = 0
     involuntary_switches: int = 0
-    reaped: int = 0  # our own children: the command, and orphans that were handed to us
+    reaped: int = 0  # direct children: the command and adopted orphans
     io: Optional[Dict[str, int]] = None
 
     def plus(self, usage: resource.struct_rusage) -> Totals:
-        # A child begins as a part of us, and the kernel counts that: what is not larger says nothing.
+        # ru_maxrss includes the size of this process at fork: only a larger value is the child's.
         rss = usage.ru_maxrss * 1024
-        own = read_own_mark()
+        own = read_own_peak()
         return Totals(
             self.user_seconds + usage.ru_utime,
             self.system_seconds + usage.ru_stime,
@@ -38,10 +40,21 @@ class Totals(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """What the supervisor has waited for so far: its own files in /proc, as the kernel writes them."""
+    """/proc/PID/stat and io of the supervisor, with the usage of all children that it has waited for."""
 
     stat: bytes
-    io: bytes  # empty where the kernel does not tell
+    io: bytes  # empty if the kernel has no I/O accounting
+
+
+class Before(NamedTuple):
+    """Counters before the command starts: only the increase is the job's."""
+
+    inherited: Inherited
+    limits: Dict[str, int]  # events of the enclosing cgroups
+
+
+def read_before() -> Before:
+    return Before(read_inherited(), Limits(Host()).first)
 
 
 def read_inherited() -> Inherited:
@@ -56,8 +69,8 @@ def _read_own(name: str) -> bytes:
         return b""
 
 
-def read_own_mark() -> int:
-    """The largest that this program has been. What getrusage(2) tells of us has our parent's in it."""
+def read_own_peak() -> int:
+    """Return the peak RSS of this program. The value of getrusage(2) includes the parent's before exec."""
     try:
         with open("/proc/self/status", "rb") as file:
             found = re.search(rb"^VmHWM:\s*(\d+) kB$", file.read(), re.MULTILINE)
@@ -67,7 +80,7 @@ def read_own_mark() -> int:
 
 
 def read_io() -> Optional[Dict[str, int]]:
-    """Ours, and that of all children that we have waited for. None where the kernel does not tell."""
+    """Return the I/O of this process and of all children waited for, None without I/O accounting."""
     return parse_own_io(_read_own("io"))
 
 
