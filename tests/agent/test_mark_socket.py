@@ -245,7 +245,7 @@ def test_nobody_there(tmp_path: Path) -> None:
     for words, code in ((("mark", "x"), 0), (("mark", "--strict", "x"), 3), (("fom", "x=1"), 0)):
         ended = stage.joblens(*words)
         assert (ended.returncode, ended.stdout) == (code, "")
-        assert ended.stderr == f"joblens {words[0]}: not stored: no agent of joblens runs on this node\n"
+        assert ended.stderr == f"joblens {words[0]}: not stored: no joblens agent is running on this node\n"
     for wrong in (("mark", "start"), ("mark", " "), ("fom", "x"), ("fom",)):
         assert stage.joblens(*wrong).returncode == 2
 
@@ -266,7 +266,7 @@ def test_anothers_socket_is_not_trusted(tmp_path: Path) -> None:
             assert thief.stdout
             thief.stdout.readline()
             ended = Stage(tmp_path, None, name).joblens("mark", "secret")  # type: ignore[arg-type]
-            assert f"is user {OTHER}'s" in ended.stderr
+            assert f"belongs to user {OTHER}, " in ended.stderr
             assert thief.wait(PATIENCE) == 0
 
 

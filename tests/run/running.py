@@ -77,7 +77,7 @@ def children(pid: int) -> list[int]:
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-def watcher_of(pid: int) -> int:
+def sampler_of(pid: int) -> int:
     """The process that looks on, by its name; 0 before it has that."""
     return next((it for it in children(pid) if name_of(it).startswith("jl-watch")), 0)
 

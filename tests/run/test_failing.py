@@ -17,7 +17,7 @@ import pytest
 
 from waiting import PATIENCE, wait_for
 
-from .running import Stand, load, watcher_of
+from .running import Stand, load, sampler_of
 
 COMMAND = ["sh", "-c", "echo out; echo err >&2; exit 7"]
 
@@ -206,18 +206,18 @@ def test_no_processes_left(stand: Stand) -> None:
     assert ended.stderr.splitlines()[-1].startswith("joblens run: not monitored: ")
 
 
-def test_watcher_is_killed(stand: Stand) -> None:
+def test_sampler_is_killed(stand: Stand) -> None:
     """The command goes on, its totals are exact, and the report says from when on there are no samples."""
     process = stand.start(load("stand_still", 7), "--interval", "0.05")
     assert process.stdin is not None
     wait_for("a batch", lambda: list(stand.home.glob("incoming/*/*.batch")))
-    os.kill(watcher_of(process.pid), signal.SIGKILL)
+    os.kill(sampler_of(process.pid), signal.SIGKILL)
     try:
         process.wait(1.0)
     except subprocess.TimeoutExpired:
         out, report = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (7, "ready\ndone\n")
-    assert "ended by signal 9" in report.replace("\n             ", " ")
+    assert "killed by signal 9" in report.replace("\n             ", " ")
     found = stand.job()
     assert found["data"]["samples"] > 5
     assert found["data"]["problems"] == [
@@ -232,7 +232,7 @@ def test_supervisor_is_killed(stand: Stand) -> None:
     process = stand.start(load("stand_still", 7), "--interval", "0.05")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    watcher = wait_for("the watcher", lambda: watcher_of(process.pid))
+    watcher = wait_for("the watcher", lambda: sampler_of(process.pid))
     process.kill()
     wait_for("the end of the watcher", lambda: not os.path.exists(f"/proc/{watcher}"))
     assert process.wait() == -signal.SIGKILL

@@ -18,7 +18,7 @@ from joblens.run.clock import Clock, start_clock
 from joblens.wire.batch import decode
 from waiting import PATIENCE, wait_for
 
-from .running import Stand, load, watcher_of
+from .running import Stand, load, sampler_of
 
 FACTS = {"cluster": "c", "id": "r1", "node": "n", "boot": "b", "start": 1.0}
 ROWS = Rows(Schema("s", ("k",), (Column("v", GAUGE, ""),)), (("a",),), [1])
@@ -59,7 +59,7 @@ def test_thousands_of_looks(tmp_path: Path) -> None:
 def test_looks_of_a_running_job(stand: Stand) -> None:
     """The process that looks on stays as it is over hundreds of looks, and the supervisor sleeps."""
     process = stand.start(load("stand_still", 0), "--quiet", "--interval", "0.01")
-    watcher = wait_for("the watcher", lambda: watcher_of(process.pid))
+    watcher = wait_for("the watcher", lambda: sampler_of(process.pid))
 
     def after(looks: int) -> tuple[int, int]:
         wait_for("looks", lambda: status(watcher)["voluntary_ctxt_switches:"] > looks)
@@ -112,7 +112,7 @@ def test_what_the_disk_does_not_take_waits(tmp_path: Path, monkeypatch: pytest.M
     assert len(os.listdir(folder)) == 4
     assert batches.problems() == []
     size = (folder / "00000001.batch").stat().st_size
-    monkeypatch.setattr(batches_module, "_MOST_WAITING", 5 * size)
+    monkeypatch.setattr(batches_module, "_MOST_UNWRITTEN", 5 * size)
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()

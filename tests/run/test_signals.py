@@ -12,7 +12,7 @@ import pytest
 
 from waiting import PATIENCE, wait_for
 
-from .running import Stand, load, watcher_of
+from .running import Stand, load, sampler_of
 
 SENT = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT, signal.SIGWINCH]
 NAMES = [number.name for number in SENT]
@@ -70,7 +70,7 @@ def test_two_kinds_at_once_to_the_group(stand: Stand) -> None:
 def test_to_the_group_while_the_witness_gets_no_core(stand: Stand) -> None:
     """That a signal went to all is known at once, not when the process that looks on comes to run."""
     process = ready(stand, *NAMES)
-    watcher = wait_for("the watcher", lambda: watcher_of(process.pid))
+    watcher = wait_for("the watcher", lambda: sampler_of(process.pid))
     os.kill(watcher, signal.SIGSTOP)
     wait_for("the stop", lambda: "State:\tT" in Path(f"/proc/{watcher}/status").read_text())
     os.killpg(process.pid, signal.SIGTERM)
