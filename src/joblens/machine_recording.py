@@ -1,7 +1,7 @@
-"""What the collectors read on a machine, as a folder that `Host` can read in its place.
+"""Record what the collectors read on a machine, as a folder that `Host` can read in its place.
 
-Nobody should have to think twice before handing a recording on: host and user names are replaced, of
-command lines only the first word is kept, and of mounts only what a collector looks at.
+A recording can be shared: host and user names are replaced, command lines are cut after the first word, and
+of mounts only what a collector uses is kept.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from joblens.core.errors import UsageError
 from joblens.core.host import Host, Program, Space, read_all, read_new
 
 _FIRST_PERSON, _NOBODY = 1000, 65534
-# Words that a tree's folders are made of. A user of that name would otherwise take it apart.
+# Words of which the paths of a recording consist: a user of such a name is not replaced.
 _KEPT = re.compile(
     "sys|fs|dev|run|etc|home|tmp|cgroup|cpu|cpuacct|cpuset|memory|blkio|io|pids|devices|freezer|systemd"
     "|unified|slurm|slurmd|slurmstepd|pbs|pbspro|flux|docker|system|user|job|jobs|jobid|step|task|joblens"
     "|id|uid|pid|session|start|cluster|node|localhost|"
 )
-# Tables of numbers have no place for a name, and interfaces and devices are called what they are called.
+# Tables of numbers contain no names, and interfaces and devices keep theirs.
 _NUMBERS = re.compile(r"sys/|proc/[a-z]+$|proc/(net|pressure)/")
 _COMMAND = re.compile(r"proc/\d+/cmdline")
 _MOUNTS = re.compile(r"proc/[^/]+/mounts")
 _MOUNTSTATS = re.compile(r"proc/[^/]+/mountstats")
-# The other lines name servers, their makers and addresses.
+# The other lines name servers, their vendors and addresses.
 _COUNTED = re.compile(rb"\s+(bytes:|events:|per-op statistics|[A-Z_0-9]+:)[\d\s]*")
 _HOME = re.compile(rb"/home/([^/\s:]+)")
 _UID = re.compile(rb"\nUid:\t(\d+)")
-_STEPD_TITLE = re.compile(rb"slurmstepd: \[[\w+.]+\]")  # without it nobody's job could be told
+_STEPD_TITLE = re.compile(rb"slurmstepd: \[[\w+.]+\]")  # needed to attribute processes
 _ADDRESS = re.compile(rb"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 _TO_ESCAPE = re.compile(rb"[ \t\n\\#]")
 
 
 class Recorder(Host):
-    """A host that remembers what it was asked, and what it answered."""
+    """A host that remembers all requests and their results."""
 
     def __init__(self, root: str = "/") -> None:
         self.files: Dict[str, bytes] = {}
-        self.seen: Set[str] = set()  # that it exists was all that was asked
-        self.listed: Dict[str, List[str]] = {}  # the folders in it
+        self.seen: Set[str] = set()  # paths of which only the existence was checked
+        self.listed: Dict[str, List[str]] = {}  # by folder, its subfolders
         self.spaces: Dict[str, Space] = {}
         self.programs: Dict[int, Program] = {}
         self.asked_users: Dict[int, str] = {}
@@ -105,7 +105,7 @@ class Recorder(Host):
 
 
 class Names(NamedTuple):
-    """What stands for the name of each person and each host."""
+    """Replacements of user and host names."""
 
     users: Mapping[bytes, bytes]
     hosts: Mapping[bytes, bytes]
@@ -113,11 +113,11 @@ class Names(NamedTuple):
 
 class Recording(NamedTuple):
     files: Mapping[str, bytes]
-    folders: Iterable[str]  # of which nothing is known but that they are there
+    folders: Iterable[str]  # of which only the existence is known
 
 
 def record(host: Recorder, folder: str, log: Log) -> int:
-    """How many files were written to the folder, which must be new or empty."""
+    """Write a recording to the folder, which must be new or empty; return the number of files."""
     _check_empty(folder)
     _read_all(host, log)
     return save(make_recording(host), folder)
@@ -126,11 +126,11 @@ def record(host: Recorder, folder: str, log: Log) -> int:
 def _check_empty(folder: str) -> None:
     try:
         if os.listdir(folder):
-            raise UsageError(f"{folder}: it is not empty; a recording needs a folder of its own")
+            raise UsageError(f"{folder}: not empty; a recording needs its own folder")
     except FileNotFoundError:
         pass
     except NotADirectoryError:
-        raise UsageError(f"{folder}: it is not a folder") from None
+        raise UsageError(f"{folder}: not a folder") from None
 
 
 def _read_all(host: Recorder, log: Log) -> None:
@@ -156,9 +156,9 @@ def make_recording(host: Recorder) -> Recording:
 
 
 def _untouched(host: Recorder) -> Set[str]:
-    """Folders by whose names a collector was served: those in a folder of which it entered none.
+    """Return subfolders of listed folders of which a collector used only the names.
 
-    Each gets a file, because git keeps no empty folders.
+    Each gets a file, because git does not keep empty folders.
     """
     entered = {parent for path in (*host.files, *host.seen, *host.listed) for parent in _parents(path)}
     listed = ((folder, names) for folder, names in host.listed.items() if folder not in entered)
@@ -172,7 +172,7 @@ def _parents(path: str) -> Iterable[str]:
 
 
 def _users(host: Recorder) -> Dict[int, str]:
-    """By uid, those that a collector or attribution met and that have a name."""
+    """Return users by uid, as far as collectors or attribution saw them and they have a name."""
     uids = set(host.asked_users)
     for path, data in host.files.items():
         if path.endswith("/status"):
@@ -182,7 +182,7 @@ def _users(host: Recorder) -> Dict[int, str]:
 
 
 def find_names(host: Recorder) -> Names:
-    """System accounts keep theirs: Flux's is what tells its jobs, and nobody is called root."""
+    """System accounts keep their names: Flux jobs are recognized by theirs, and root is not personal."""
     met = {**_local_users(host), **_users(host)}
     people = [met[uid] for uid in sorted(met) if uid >= _FIRST_PERSON and uid != _NOBODY]
     system = set(met.values()) - set(people) | {AttributionSettings().flux_user}
@@ -201,7 +201,7 @@ def _to_replace(names: Iterable[str]) -> List[str]:
 
 
 def _local_users(host: Recorder) -> Dict[int, str]:
-    """A home can be mounted of somebody who runs nothing."""
+    """Return all users: a home can be mounted for a user without processes."""
     if not host.live:
         return {}
     import pwd
@@ -212,7 +212,7 @@ def _local_users(host: Recorder) -> Dict[int, str]:
 class Replacer:
     def __init__(self, names: Names) -> None:
         self._names = {**names.users, **names.hosts}
-        # Not \b: Slurm writes slurm_NODE. PBS writes 42.HOST, but memory.stat is no user's.
+        # Not \b: Slurm writes slurm_NODE. PBS writes 42.HOST, but memory.stat is not a user's.
         hosts = rb"(?<![A-Za-z0-9])" + _any_of(names.hosts)
         users = rb"(?<![A-Za-z0-9.])" + _any_of(names.users)
         self._pattern = re.compile(rb"(?:%s|%s)(?![A-Za-z0-9])" % (hosts, users))
@@ -236,7 +236,7 @@ class Replacer:
         return _ADDRESS.sub(b"192.0.2.1", self.names(data))
 
     def _mount(self, line: bytes) -> bytes:
-        """Only of cgroup's are the options of use. Those of others name servers and folders."""
+        """Options are kept for cgroups only. Those of other mounts name servers and folders."""
         fields = line.split(b" ")
         if len(fields) < 4:
             return b""
@@ -249,7 +249,7 @@ class Replacer:
         return b" ".join((device, mountpoint, kind, options, b"0", b"0")) + b"\n"
 
     def _statistics(self, line: bytes, exports: Dict[bytes, bytes]) -> bytes:
-        """Exports stay apart from each other: a second mount of the same one is not counted."""
+        """Exports keep distinct names: a second mount of the same one is not counted."""
         fields = line.split(b" ")
         if line.startswith(b"device ") and len(fields) > 7 and b":" in fields[1]:
             mountpoint = _escape(self.names(_unescape(fields[4])))
@@ -259,13 +259,13 @@ class Replacer:
 
 
 def _any_of(names: Iterable[bytes]) -> bytes:
-    # A name of digits only would be found in every table of numbers.
+    # A name of digits only would match in every table of numbers.
     longest_first = sorted((name for name in names if not name.isdigit()), key=len, reverse=True)
     return b"(?:%s)" % (b"|".join(map(re.escape, longest_first)) or rb"(?!)")
 
 
 def first_word(command: bytes) -> bytes:
-    """The rest can hold passwords. Titles that programs give themselves have spaces and no zero bytes."""
+    """Drop arguments, which can contain passwords. Titles set by programs have spaces and no zero bytes."""
     title = _STEPD_TITLE.match(command)
     words = command.replace(b"\0", b" ").split()
     if not words:
@@ -294,7 +294,7 @@ def _facts(host: Recorder, replace: Replacer) -> bytes:
         "page_size": host.page_size,
         "space": {replace.path(path): list(space) for path, space in sorted(host.spaces.items())},
     }
-    if host.programs:  # those that were checked
+    if host.programs:  # that were verified
         programs = host.programs.items()
         facts["programs"] = {pid: [replace.path(it.path), it.uid, it.mode] for pid, it in programs}
     return json.dumps(facts, indent=1).encode() + b"\n"
@@ -308,7 +308,7 @@ Made by `joblens record` (joblens {__version__}) on {time.strftime("%Y-%m-%d", t
 - kernel: {_line(host, "proc/sys/kernel/osrelease")}
 - distribution: {_distribution(host)}
 
-Names of hosts and users are replaced, command lines cut after their first word, addresses blotted out.
+Names of hosts and users are replaced, command lines cut after their first word, addresses removed.
 """
 
 
@@ -325,7 +325,7 @@ def _distribution(host: Host) -> str:
 
 
 def save(recording: Recording, folder: str) -> int:
-    """Below the folder and nowhere else: what has `..` in its path no collector should have read."""
+    """Write below the folder only: paths with `..` are skipped, which no collector should have read."""
     os.makedirs(folder, exist_ok=True)
     for path in filter(_is_plain, recording.folders):
         os.makedirs(f"{folder}/{path}", 0o755, exist_ok=True)
@@ -338,7 +338,7 @@ def save(recording: Recording, folder: str) -> int:
 
 
 def _open_own(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o644)  # a job file that others may write would not be believed
+    return os.open(path, flags, 0o644)  # a job file writable by others would not be trusted
 
 
 def _is_plain(path: str) -> bool:

@@ -210,6 +210,4 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert output.out == ""
     assert output.err.endswith(f"joblens record: {count} files in {folder}\n")
     assert main(["record", folder]) == 2
-    assert capsys.readouterr().err == (
-        f"joblens: {folder}: it is not empty; a recording needs a folder of its own\n"
-    )
+    assert capsys.readouterr().err == (f"joblens: {folder}: not empty; a recording needs its own folder\n")

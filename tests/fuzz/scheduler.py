@@ -14,7 +14,7 @@ from joblens.run.facts import parse_tags
 from joblens.schedulers import tres
 from joblens.schedulers.flux import parse_flux
 from joblens.schedulers.nodelist import compress, expand
-from joblens.schedulers.parse_result import Told
+from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.pbs import parse_pbs
 from joblens.schedulers.slurm import fields as slurm_text
 from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
@@ -50,12 +50,12 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _check(told: Told) -> None:
+def _check(told: ParseResult) -> None:
     for job in told.jobs:
         job.to_dict()
 
 
-def _json_target(name: str, parse: Callable[[str], Told], pattern: str) -> Target:
+def _json_target(name: str, parse: Callable[[str], ParseResult], pattern: str) -> Target:
     return Target(name, lambda data: _check(parse(_text(data))), lambda: _small_json(pattern))
 
 

@@ -15,7 +15,7 @@ from joblens.core.json_file import parse_json
 from joblens.record.fields import read
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.flux import parse_flux
-from joblens.schedulers.parse_result import Told
+from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.pbs import parse_pbs
 from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
 from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
@@ -24,7 +24,7 @@ from joblens.schedulers.slurm.squeue import parse_squeue
 
 from .recording import MARK, NEWER, RECORDED, recorded
 
-Parse = Callable[[str], Told]
+Parse = Callable[[str], ParseResult]
 FLUX, PBS = (RECORDED / "flux-0.88/ended.json").read_text(), (RECORDED / "pbs-23.06/ended.json").read_text()
 ASKED = columns_of(["reason", "workdir", "submitline", "reqnodes"])
 TEXTS: dict[str, tuple[Parse, str]] = {

@@ -13,7 +13,7 @@ from joblens.record.job import Resources
 from joblens.schedulers import open_scheduler
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.flux import f58, parse_flux
-from joblens.schedulers.parse_result import Told
+from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.pbs import parse_pbs
 
 from .recording import RECORDED
@@ -223,7 +223,7 @@ def test_pbs_of_other_versions() -> None:
 
 
 def test_pbs_without_jobs() -> None:
-    assert parse_pbs("") == parse_pbs((PBS / "nothing.json").read_text()) == Told([])
+    assert parse_pbs("") == parse_pbs((PBS / "nothing.json").read_text()) == ParseResult([])
 
 
 def test_found_by_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

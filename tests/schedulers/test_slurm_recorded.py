@@ -11,7 +11,7 @@ import pytest
 from joblens.core.errors import MalformedError
 from joblens.record.job import Resources
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.parse_result import Told
+from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
 from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
 from joblens.schedulers.slurm.scontrol import parse_scontrol
@@ -24,7 +24,7 @@ OSLO = timezone(timedelta(hours=1))
 ASKED = columns_of(["reason", "workdir", "submitline", "reqnodes"])  # 22.05 has no Restarts
 
 
-def accounted() -> Told:
+def accounted() -> ParseResult:
     return parse_sacct(recorded("sacct.txt"), MARK, ASKED)
 
 
@@ -279,4 +279,4 @@ def test_fields_are_those_that_are_asked() -> None:
     text = MARK.join(["1"] * (len(FIELDS) + 1)) + MARK
     with pytest.raises(MalformedError):
         parse_squeue(text, MARK)
-    assert parse_squeue("", MARK) == Told([])
+    assert parse_squeue("", MARK) == ParseResult([])

@@ -7,7 +7,7 @@ import pytest
 from joblens.record.job import Resources
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import compress
-from joblens.schedulers.parse_result import Told
+from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
 from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
 from joblens.schedulers.slurm.scontrol import parse_scontrol
@@ -26,11 +26,11 @@ def columns(version: str) -> list[str]:
     return columns_of("reason workdir submitline reqnodes".split() + ["restarts"] * (version >= "24.11"))
 
 
-def squeue(version: str) -> Told:
+def squeue(version: str) -> ParseResult:
     return parse_squeue(recorded("squeue.txt", version), MARK)
 
 
-def sacct(version: str) -> Told:
+def sacct(version: str) -> ParseResult:
     return parse_sacct(recorded("sacct.txt", version), MARK, columns(version))
 
 

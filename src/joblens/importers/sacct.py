@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 from joblens.core.errors import MalformedError
 from joblens.importers.input_files import Report, open_input
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.parse_result import understood
+from joblens.schedulers.parse_result import parse_or
 from joblens.schedulers.slurm.fields import ENDED, JobId, parse_job_id
 from joblens.schedulers.slurm.json_output import parse_sacct_json
 from joblens.schedulers.slurm.sacct import FREE, parse_sacct
@@ -110,7 +110,7 @@ class _Parser:
 
     def _parse_id(self, text: str) -> JobId | None:
         fields = text.split(_DELIMITER, self._id + 1)
-        return understood(parse_job_id, fields[self._id], None) if len(fields) > self._id else None
+        return parse_or(parse_job_id, fields[self._id], None) if len(fields) > self._id else None
 
     def continues(self, row: _Row, line: str) -> bool:
         """Return whether this line belongs to the row's last column."""

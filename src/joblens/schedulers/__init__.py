@@ -1,4 +1,4 @@
-"""What a batch system knows of its jobs, in its own words, behind one interface."""
+"""Job data of batch systems, behind one interface."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _COMMANDS = {"slurm": "squeue", "flux": "flux", "pbs": "qstat"}
 
 
 def open_scheduler(name: str = "") -> Scheduler | None:
-    """By its name, or the first one that is installed here; `none` is None."""
-    import shutil  # takes 2 ms to load, and who asks a record for its nodes loads this package
+    """Open it by name, by default the first one installed here; `none` is None."""
+    import shutil  # takes 2 ms, and commands that only read records load this package too
 
     name = name or next((it for it, command in _COMMANDS.items() if shutil.which(command)), "none")
     if name == "slurm":
@@ -32,4 +32,4 @@ def open_scheduler(name: str = "") -> Scheduler | None:
         return Pbs()
     if name == "none":
         return None
-    raise ConfigError(f"no scheduler is called {name!r}; there are {', '.join(NAMES)}")
+    raise ConfigError(f"unknown scheduler {name!r}; expected one of {', '.join(NAMES)}")

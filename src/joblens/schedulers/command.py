@@ -1,4 +1,4 @@
-"""Asking a scheduler's command: no shell, an end to all waiting, and only so much of an answer."""
+"""Running a scheduler's command: without a shell, with a timeout and bounded output."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from joblens.core.errors import OutsideError
 
 TIMEOUT_SECONDS = 60.0
 MOST_BYTES = 256 << 20
-_MOST_COMPLAINT = 4096
+_MOST_ERRORS = 4096  # bytes of stderr that are kept
 _PASSED_ON = ("PATH", "SLURM_CONF", "TZ", "FLUX_URI", "PBS_CONF_FILE")
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Little of ours: a user's `SQUEUE_FORMAT` would change what is answered."""
+    """Pass on few variables: a user's `SQUEUE_FORMAT` would change the output."""
     found = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {"PATH": os.defpath, **found, "LC_ALL": "C.UTF-8", **more}
 
@@ -30,7 +30,7 @@ def run_command(
     timeout: float = TIMEOUT_SECONDS,
     most: int = MOST_BYTES,
 ) -> str:
-    """What it writes. Raises OutsideError if it is not there, fails, takes too long or says too much."""
+    """Return its output. Raises OutsideError if it is missing, fails, times out or prints too much."""
     env = environment(more or {})
     try:
         process = subprocess.Popen(
@@ -45,49 +45,52 @@ def run_command(
         raise OutsideError(f"{command[0]} cannot be run: {error.strerror}") from None
     with process:
         try:
-            said, complaint = _both(process, command[0], time.monotonic() + timeout, most)
+            output, errors = _collect_output(process, command[0], timeout, most)
         finally:
             if process.returncode is None:
                 _kill(process)
     if process.returncode:
-        raise OutsideError(f"{command[0]} failed ({process.returncode}): {_first_line(complaint)}")
-    return said.decode("utf-8", "replace")
+        raise OutsideError(f"{command[0]} failed ({process.returncode}): {_first_line(errors)}")
+    return output.decode("utf-8", "replace")
 
 
-def _both(process: subprocess.Popen[bytes], name: str, until: float, most: int) -> tuple[bytes, bytes]:
-    """Output and complaints, until both have ended and the command too."""
+def _collect_output(
+    process: subprocess.Popen[bytes], name: str, timeout: float, most: int
+) -> tuple[bytes, bytes]:
+    """Read stdout and stderr until both are closed and the command has ended."""
     if not process.stdout or not process.stderr:  # they are pipes
         raise OutsideError(f"{name} has no output")
-    said, complaint = bytearray(), bytearray()
+    until = time.monotonic() + timeout
+    output, errors = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ, said)
-        selector.register(process.stderr, selectors.EVENT_READ, complaint)
+        selector.register(process.stdout, selectors.EVENT_READ, output)
+        selector.register(process.stderr, selectors.EVENT_READ, errors)
         while selector.get_map():
             ready = selector.select(max(until - time.monotonic(), 0.0))
             if not ready:
-                raise OutsideError(f"{name} does not answer")
+                raise OutsideError(f"{name} timed out after {timeout:g} s")
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 16)
                 if not data:
                     selector.unregister(key.fileobj)
-                elif key.data is said or len(complaint) < _MOST_COMPLAINT:
+                elif key.data is output or len(errors) < _MOST_ERRORS:
                     key.data.extend(data)
-            if len(said) > most:
-                raise OutsideError(f"{name} answers with more than {most >> 20} MiB")
+            if len(output) > most:
+                raise OutsideError(f"{name} printed more than {most >> 20} MiB")
     try:
         process.wait(max(until - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
-        raise OutsideError(f"{name} does not end") from None
-    return bytes(said), bytes(complaint)
+        raise OutsideError(f"{name} timed out after {timeout:g} s") from None
+    return bytes(output), bytes(errors)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """It and what it started: it has a session of its own."""
+    """Kill it and its children: it has its own session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _first_line(complaint: bytes) -> str:
-    lines = [line.strip() for line in complaint.decode("utf-8", "replace").splitlines()]
-    return next((line[:200] for line in lines if line), "it does not say why")
+def _first_line(errors: bytes) -> str:
+    lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines()]
+    return next((line[:200] for line in lines if line), "no error message")

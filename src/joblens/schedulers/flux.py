@@ -1,6 +1,6 @@
-"""Flux, asked through `flux jobs --json` (flux-jobs(1)).
+"""Flux, queried through `flux jobs --json` (flux-jobs(1)).
 
-GPUs are told there only by its own scheduler, sched-simple, and only of jobs that got some.
+GPUs are reported only by its own scheduler, sched-simple, and only for jobs that have some.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import expand
-from joblens.schedulers.parse_result import Told, understood
+from joblens.schedulers.parse_result import ParseResult, parse_or
 
 _ALL = ["flux", "jobs", "-A", "--json", "--count=0"]
-_STATES = {  # in Slurm's words, as everything else here; RFC 21 has Flux's
+_STATES = {  # in Slurm's terms; Flux's are in RFC 21
     "NEW": "PENDING",
     "DEPEND": "PENDING",
     "PRIORITY": "PENDING",
@@ -28,7 +28,7 @@ _STATES = {  # in Slurm's words, as everything else here; RFC 21 has Flux's
     "CLEANUP": "COMPLETING",
     "CANCELED": "CANCELLED",
 }
-_RAN_NEVER = -128  # a return code that stands for a job that was cancelled before it ran
+_RAN_NEVER = -128  # the return code of a job that was cancelled before it ran
 _GROUP = re.compile(r"rank(\[[^\]]*\]|\d+)/(\S+)")  # of `rank[0-1]/core[0-3],gpu0 rank2/core0`
 _GPUS = re.compile(r"\bgpu(\[[^\]]*\]|\d+)")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"  # RFC 19
@@ -41,7 +41,7 @@ class Flux:
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self.timeout = timeout
-        self.skipped = 0  # entries so far that were no job
+        self.skipped = 0  # entries so far that are not jobs
 
     def live(self) -> Sequence[BatchJob]:
         return self._jobs("--filter=pending,running")
@@ -52,24 +52,24 @@ class Flux:
         return [job for job in jobs if job.end is not None and since <= job.end <= until]
 
     def job(self, id: str, above: bool = False) -> BatchJob | None:
-        """One of the instance that we are in, or of that which runs this one as a job of its own."""
+        """Return a job of this instance, or with `above` of the instance that runs this one as a job."""
         words = ["flux", *(["--parent"] if above else []), "jobs", "--json", id]
         return next(
             (job for job in parse_flux(run_command(words, {}, self.timeout)).jobs if job.id == id), None
         )
 
     def _jobs(self, *which: str) -> list[BatchJob]:
-        told = parse_flux(run_command([*_ALL, *which], {}, self.timeout))
-        self.skipped += told.skipped
-        return told.jobs
+        result = parse_flux(run_command([*_ALL, *which], {}, self.timeout))
+        self.skipped += result.skipped
+        return result.jobs
 
 
-def parse_flux(text: str) -> Told:
-    """Many jobs stand in a list; one that was asked for by its id stands alone."""
+def parse_flux(text: str) -> ParseResult:
+    """Several jobs are in a list; one that was requested by its id is alone."""
     tree = load(text, "flux jobs --json")
     entries = list_at(tree, "jobs") if "jobs" in tree else [tree]
     jobs = [_job(entry, id) for entry in entries if (id := _id(entry))]
-    return Told(jobs, len(entries) - len(jobs))
+    return ParseResult(jobs, len(entries) - len(jobs))
 
 
 def _id(job: Any) -> str:
@@ -78,7 +78,7 @@ def _id(job: Any) -> str:
 
 
 def plain_id(text: str) -> str:
-    """In F58 with an ASCII f, as Flux itself names a job's unit in systemd; "" if it is none."""
+    """Return the id in F58 with an ASCII f, as in Flux's systemd units; "" if it is not an id."""
     is_one = text[:1] in {"ƒ", "f"} and len(text) > 1 and all(letter in _BASE58 for letter in text[1:])
     return "f" + text[1:] if is_one else ""
 
@@ -93,7 +93,7 @@ def f58(number: int) -> str:
 
 def _job(job: Any, id: str) -> BatchJob:
     start, code = time_at(job, "t_run"), number_at(job, "returncode")
-    cleanup = time_at(job, "t_cleanup")  # then its tasks have ended
+    cleanup = time_at(job, "t_cleanup")  # its tasks have ended
     has_ended = text_at(job, "state") == "INACTIVE"
     state = text_at(job, "status") or text_at(job, "result") or text_at(job, "state")
     size = Resources(nodes=whole_at(job, "nnodes") or None, cores=number_at(job, "ncores") or None)
@@ -115,7 +115,7 @@ def _job(job: Any, id: str) -> BatchJob:
         eligible=time_at(job, "t_sched"),
         start=start,
         end=(cleanup if start is not None else None) or time_at(job, "t_inactive") if has_ended else None,
-        time_limit_seconds=number_at(job, "duration") or None,  # 0 is no limit
+        time_limit_seconds=number_at(job, "duration") or None,  # 0: no limit
         nodes=_nodes(text_at(job, "nodelist")),
         asked=size,
         allocated=Resources() if start is None else size.replace(gpus=_gpus(job)),
@@ -123,7 +123,7 @@ def _job(job: Any, id: str) -> BatchJob:
 
 
 def _reason(job: Any) -> str:
-    """Why it ended as it did, or waits, as `flux jobs` says it."""
+    """Return why it ended or waits, as in `flux jobs`."""
     why = ": ".join(filter(None, (text_at(job, "exception/type"), text_at(job, "exception/note"))))
     if why:
         return why
@@ -142,11 +142,11 @@ def _gpus(job: Any) -> int | None:
     for ranks, parts in _GROUP.findall(text_at(job, "annotations/sched/resource_summary")):
         gpus = _GPUS.search(parts)
         if gpus:
-            found += len(understood(expand, ranks, names)) * len(understood(expand, gpus[1], names))
+            found += len(parse_or(expand, ranks, names)) * len(parse_or(expand, gpus[1], names))
     return found or None
 
 
 def _nodes(text: str) -> tuple[str, ...]:
-    """Each once: several of Flux's brokers can run on one node."""
+    """Return each node once: several of Flux's brokers can run on one node."""
     names: tuple[str, ...] = ()
-    return tuple(dict.fromkeys(understood(expand, text, names)))
+    return tuple(dict.fromkeys(parse_or(expand, text, names)))

@@ -1,4 +1,4 @@
-"""JSON of a scheduler, read with care: whatever is not of the kind that is looked for is not there."""
+"""Lenient access to a scheduler's JSON: a value of an unexpected type counts as missing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def load(text: str, source: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(source, "no JSON") from error
+        raise MalformedError(source, "not JSON") from error
     if not isinstance(found, dict):
-        raise MalformedError(source, "no JSON object")
+        raise MalformedError(source, "not a JSON object")
     return found
 
 
 def at(tree: Any, path: str) -> Any:
-    """`time/user/seconds`, or None where the way ends before."""
+    """Return the value at `time/user/seconds`, None if the path does not exist."""
     for part in path.split("/"):
         tree = tree.get(part) if isinstance(tree, dict) else None
     return tree
@@ -38,7 +38,7 @@ def list_at(tree: Any, path: str) -> list[Any]:
 
 
 def number_at(tree: Any, path: str) -> float | None:
-    """A number as it stands, or since Slurm 23.02 as `{"set": true, "infinite": false, "number": 5}`."""
+    """A plain number, or since Slurm 23.02 `{"set": true, "infinite": false, "number": 5}`."""
     found = at(tree, path)
     if isinstance(found, dict):
         if found.get("set") is not True or found.get("infinite") is True:
@@ -50,7 +50,7 @@ def number_at(tree: Any, path: str) -> float | None:
 
 
 def time_at(tree: Any, path: str) -> float | None:
-    """In seconds since 1970."""
+    """Return seconds since 1970."""
     found = number_at(tree, path)
     return None if found is None else clock(found)
 

@@ -1,4 +1,4 @@
-"""Slurm's way to write many node names in one, both ways: `c[1-3,7],gpu-[01-10]`, `r[1-2]n[01-04]`."""
+"""Slurm's node lists, parsed and rendered: `c[1-3,7],gpu-[01-10]`, `r[1-2]n[01-04]`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from joblens.core.errors import MalformedError
 
-MOST = 65_536  # names in one list: as many as Slurm itself lets a range have
+MOST = 65_536  # names in one list: Slurm's own limit of a range
 _MOST_BRACKETS = 8
-NO_NODES = "none assigned"  # what sacct writes for a job that never had any
+NO_NODES = "none assigned"  # sacct's text for a job that never had any
 _UNKNOWN = frozenset(("", NO_NODES, "(null)", "n/a", "none", "unknown"))
 _DIGITS, _LONGEST_NUMBER = "0123456789", 18
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
@@ -18,7 +18,7 @@ _ODD = re.compile(r"[\[\],\s]")
 
 
 def expand(text: str, most: int = MOST) -> tuple[str, ...]:
-    """All names of a list, in its order. What says that there are none is an empty list."""
+    """Return all names of a list in order; none for Slurm's words for "no nodes"."""
     if text.strip().lower() in _UNKNOWN:
         return ()
     names: list[str] = []
@@ -36,18 +36,18 @@ def expand(text: str, most: int = MOST) -> tuple[str, ...]:
 
 
 def compress(names: Iterable[str]) -> str:
-    """The shortest list that Slurm would write, each name once; only the last number of a name is folded."""
+    """Return the shortest list that Slurm would write, each name once; only the last number is folded."""
     groups: dict[tuple[str, str], set[str]] = {}
     for name in names:
         if not name or _ODD.search(name):
-            raise _malformed(name, "no name of a node")
+            raise _malformed(name, "not a node name")
         head, digits, tail = _split(name)
         groups.setdefault((head, tail), set()).add(digits)
     return ",".join(itertools.chain.from_iterable(_folded(*key, numbers) for key, numbers in groups.items()))
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """What stands in front of the last number, that number, and what stands behind."""
+    """Split a name around its last number."""
     end = len(name)
     while end and name[end - 1] not in _DIGITS:
         end -= 1
@@ -58,7 +58,7 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _items(text: str) -> Iterator[str]:
-    """The parts between commas that stand outside of brackets."""
+    """Yield the parts between commas outside of brackets."""
     depth = start = 0
     for at, letter in enumerate(text):
         if letter == "[":
@@ -71,13 +71,13 @@ def _items(text: str) -> Iterator[str]:
         if depth not in {0, 1}:
             break
     if depth:
-        raise _malformed(text, "brackets do not match")
+        raise _malformed(text, "unbalanced brackets")
     yield _item(text, text[start:])
 
 
 def _item(text: str, item: str) -> str:
     if not item or any(letter.isspace() for letter in item):
-        raise _malformed(text, "an empty name, or one with a blank")
+        raise _malformed(text, "empty name, or name with whitespace")
     return item
 
 
@@ -88,11 +88,11 @@ def _choices(part: str, most: int) -> list[str]:
     for piece in part[1:-1].split(","):
         match = _RANGE.fullmatch(piece)
         if not match:
-            raise _malformed(part, "neither a number nor a range")
+            raise _malformed(part, "expected a number or a range")
         first, last = match[1], match[2] or match[1]
         count = int(last) - int(first) + 1
         if count < 1 or count + len(found) > most:
-            raise _malformed(part, "a range that goes backwards, or is too long")
+            raise _malformed(part, "descending or too long range")
         found += (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
     return found
 

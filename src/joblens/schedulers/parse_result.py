@@ -1,4 +1,4 @@
-"""What a parser made of an answer, and how it deals with the parts that it does not understand."""
+"""Result of parsing a scheduler's output, in which single fields and rows may be malformed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from joblens.schedulers.facts import BatchJob
 _Found = TypeVar("_Found")
 
 
-class Told(NamedTuple):
+class ParseResult(NamedTuple):
     jobs: list[BatchJob]
-    skipped: int = 0  # rows that are no job
+    skipped: int = 0  # rows that are not jobs
 
 
-def understood(parse: Callable[[str], _Found], text: str, else_: _Found) -> _Found:
-    """A field that cannot be read is unknown; it costs no more than itself."""
+def parse_or(parse: Callable[[str], _Found], text: str, default: _Found) -> _Found:
+    """Parse a field; a malformed one is `default` and does not affect the others."""
     try:
         return parse(text)
     except MalformedError:
-        return else_
+        return default
 
 
 def whole(text: str) -> int | None:
-    """A count, or nothing where there stands another word."""
+    """Return a count, None for any other text."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None

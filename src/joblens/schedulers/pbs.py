@@ -1,6 +1,6 @@
-"""PBS (OpenPBS, PBS Professional), asked through `qstat -f -F json` (qstat(1B)).
+"""PBS (OpenPBS, PBS Professional), queried through `qstat -f -F json` (qstat(1B)).
 
-What has ended it remembers only if the server keeps a history (`job_history_enable`).
+Ended jobs are available only if the server keeps a history (`job_history_enable`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from joblens.record.job import Resources
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import at, load, number_at, whole_at
-from joblens.schedulers.parse_result import Told, understood
+from joblens.schedulers.parse_result import ParseResult, parse_or
 from joblens.schedulers.slurm.fields import clock, parse_duration
 from joblens.schedulers.tres import parse_memory
 
-_STATES = {  # in Slurm's words, as everything else here; of those that have ended, see _how_it_ended
+_STATES = {  # in Slurm's terms; for ended jobs see _how_it_ended
     "B": "RUNNING",
     "E": "COMPLETING",
     "H": "PENDING",
@@ -34,8 +34,8 @@ _STATES = {  # in Slurm's words, as everything else here; of those that have end
 }
 _ENDED = frozenset("FX")
 _WAIT = frozenset("HMQTW")
-_DELETED = 91  # a substate: qdel
-# Of PBS itself, below 0: it has killed the job for what that used.
+_DELETED = 91  # substate after qdel
+# Negative exit statuses of PBS itself: it has killed the job for its usage.
 _KILLED_FOR = {-26: "OUT_OF_MEMORY", -27: "OUT_OF_MEMORY", -28: "TIMEOUT", -29: "TIMEOUT"}
 _RAN = re.compile(r"Job (?:run|Array Began) at .*? and (?!finished$|failed$)(.*)", re.DOTALL)
 _MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
@@ -52,18 +52,18 @@ class Pbs:
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self.timeout = timeout
-        self.skipped = 0  # entries so far that were no job
+        self.skipped = 0  # entries so far that are not jobs
 
     def live(self) -> Sequence[BatchJob]:
         return self._jobs("-t")
 
     def ended(self, since: float, until: float) -> Sequence[BatchJob]:
-        """qstat knows no span of time: it tells its whole history, and we look for what is meant."""
+        """qstat has no time filter: read the whole history and filter it here."""
         jobs = self._jobs("-x", "-t")
         return [job for job in jobs if job.end is not None and since <= job.end <= until]
 
     def job(self, id: str) -> BatchJob | None:
-        """One, also if it has ended and the server keeps a history; without one it takes no -x."""
+        """Return a job, also an ended one if the server keeps a history; without one, -x is refused."""
         words = ["-f", "-F", "json", id]
         try:
             text = run_command(["qstat", "-x", *words], {}, self.timeout)
@@ -72,22 +72,22 @@ class Pbs:
         return next((job for job in parse_pbs(text).jobs if job.id == id), None)
 
     def _jobs(self, *which: str) -> list[BatchJob]:
-        told = parse_pbs(run_command(["qstat", *which, "-f", "-F", "json"], {}, self.timeout))
-        self.skipped += told.skipped
-        return told.jobs
+        result = parse_pbs(run_command(["qstat", *which, "-f", "-F", "json"], {}, self.timeout))
+        self.skipped += result.skipped
+        return result.jobs
 
 
-def parse_pbs(text: str) -> Told:
-    """Without a job there is no `Jobs`, and in some versions no answer at all."""
+def parse_pbs(text: str) -> ParseResult:
+    """Without jobs `Jobs` is missing, and in some versions there is no output."""
     if not text.strip():
-        return Told([])
+        return ParseResult([])
     tree = load(text, "qstat -F json")
     entries = at(tree, "Jobs")
     entries = entries if isinstance(entries, dict) else {}
     found = [(_ID.fullmatch(id), job) for id, job in entries.items()]
     known = [(id, job) for id, job in found if id and isinstance(job, dict)]
-    # An array is listed beside all of its tasks, and is no job of its own.
-    return Told([_job(job, id) for id, job in known if id[2] != ""], len(entries) - len(known))
+    # An array is listed beside its tasks, and is not a job itself.
+    return ParseResult([_job(job, id) for id, job in known if id[2] != ""], len(entries) - len(known))
 
 
 def _job(job: dict[str, Any], id: re.Match[str]) -> BatchJob:
@@ -134,7 +134,7 @@ def _how_it_ended(job: Any, start: float | None) -> str:
 
 
 def _reason(job: Any, waits: bool) -> str:
-    """Why it waits, or was ended; of one that runs there stands only where it does."""
+    """Return why it waits or was ended; the comment of a running job has only its start and node."""
     comment, holds = _text(job, "comment"), _text(job, "Hold_Types")
     if not waits:
         found = _RAN.fullmatch(comment)
@@ -146,7 +146,7 @@ def _reason(job: Any, waits: bool) -> str:
 
 
 def _text(job: Any, path: str) -> str:
-    """qstat writes what looks like a number as one, a job's name too."""
+    """qstat writes texts that have the form of a number as numbers, even a job's name."""
     found = at(job, path)
     if isinstance(found, str):
         return found
@@ -170,19 +170,19 @@ def _time(job: Any, path: str) -> float | None:
 
 def _duration(job: Any, path: str) -> float | None:
     number = number_at(job, path)
-    return number if number is not None else understood(parse_duration, _text(job, path), None)
+    return number if number is not None else parse_or(parse_duration, _text(job, path), None)
 
 
 def _end(job: Any, start: float | None) -> float | None:
-    """Newer servers tell it; before, a job that ran ended its wall time after its start."""
-    told, ran = _time(job, "obittime"), _duration(job, "resources_used/walltime")
-    if told is None and start is not None and ran is not None:
+    """Newer servers report it; on older ones a job that ran ended at its start plus walltime."""
+    end, ran = _time(job, "obittime"), _duration(job, "resources_used/walltime")
+    if end is None and start is not None and ran is not None:
         return start + ran
-    return told or _time(job, "mtime")
+    return end or _time(job, "mtime")
 
 
 def _exit(status: int | None) -> tuple[int | None, int | None]:
-    """From 256 on it is a signal; what is below 0 is no exit code, but a reason of PBS itself."""
+    """256 and above are signals; negative statuses are reasons of PBS itself, not exit codes."""
     if status is None:
         return None, None
     return (status, None) if status < 256 else (0, status % 256 or None)
@@ -223,5 +223,5 @@ def _allocated(vnodes: str) -> Resources:
 
 
 def _bytes(text: str) -> int | None:
-    found = understood(partial(parse_memory, unit=1), text, None)
+    found = parse_or(partial(parse_memory, unit=1), text, None)
     return found.bytes if found else None

@@ -1,6 +1,6 @@
-"""Slurm's trackable resources, both ways: `cpu=4,mem=8G,node=1,gres/gpu:a100=2`, and its texts for memory.
+"""Slurm's trackable resources (TRES) and memory sizes: `cpu=4,mem=8G,node=1,gres/gpu:a100=2`, `4000Mc`.
 
-Amounts of memory and of burst buffers are bytes here, all others are counts.
+Memory and burst buffers are in bytes, all others are counts.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _UNITS = "KMGTPE"
 _AMOUNT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)([KMGTPE]?)B?", re.IGNORECASE)
 _MEMORY = re.compile(r"([0-9.]+[KMGTPE?]?)B?([nc]?)", re.IGNORECASE)
 _NAME = re.compile(r"[^=,\s]+(?: [^=,\s]+)*")
-_MOST = 1 << 63  # what Slurm can say is below: NO_VAL64 and INFINITE64 mean that it does not know
+_MOST = 1 << 63  # larger values are NO_VAL64 and INFINITE64: unknown
 
 
 class Memory(NamedTuple):
     bytes: int
-    per: str = ""  # the whole job, or "node", or "core"
+    per: str = ""  # "": the whole job, or "node", or "core"
 
 
 def parse_memory(text: str, unit: int = _MIB) -> Memory | None:
-    """`4000Mc` and `8Gn` are per core and per node; a number alone is in the given unit.
+    """`4000Mc` and `8Gn` are per core and per node; a bare number is in the given unit.
 
-    Since 21.08 sacct writes the sum for the whole job, without a letter. A question mark for a unit is
-    Slurm's way to say that it has no letter for it.
+    Since 21.08 sacct writes the sum for the whole job, without a letter. A question mark as the unit means
+    that Slurm has no letter for it.
     """
     text = text.strip()
     if text.upper() in {"", "N/A", "(NULL)", "NONE", "UNKNOWN"}:
@@ -44,7 +44,7 @@ def parse_memory(text: str, unit: int = _MIB) -> Memory | None:
 
 
 def parse_tres(text: str) -> dict[str, int]:
-    """By name. An amount that Slurm does not know is left out."""
+    """Return amounts by name, without those that Slurm does not know."""
     found: dict[str, int] = {}
     if text.strip().upper() in {"", "N/A", "(NULL)"}:
         return found
@@ -61,14 +61,14 @@ def parse_tres(text: str) -> dict[str, int]:
 
 
 def render_tres(tres: Mapping[str, int]) -> str:
-    """Memory gets the largest unit in which it is whole, at least KiB: there Slurm knows no bytes."""
+    """Memory is written in the largest unit without a remainder, at least KiB, as Slurm has no bytes here."""
     return ",".join(
         f"{name}={_shown(amount) if _is_memory(name) else amount}" for name, amount in tres.items()
     )
 
 
 def resources(text: str) -> Resources:
-    """No memory at all means that this cluster does not hand it out, not that there is none."""
+    """Missing memory means that the cluster does not allocate it, not that there is none."""
     tres = parse_tres(text)
     cpus = tres.get("cpu")
     return Resources(
@@ -81,7 +81,7 @@ def resources(text: str) -> Resources:
 
 
 def gpus(tres: Mapping[str, int]) -> int | None:
-    """The sum of all kinds; that stands beside the kinds, or is made of them."""
+    """Return the total, which is given beside the kinds or is their sum."""
     if "gres/gpu" in tres:
         return tres["gres/gpu"]
     kinds = [amount for name, amount in tres.items() if name.startswith("gres/gpu:")]
@@ -89,7 +89,7 @@ def gpus(tres: Mapping[str, int]) -> int | None:
 
 
 def parse_gres_gpus(text: str) -> int | None:
-    """GPUs as a job asks for them: `gres/gpu:a100:2`, `gres:gpu:2`, `gpu:2(S:0-1)`, `gpu`."""
+    """Count GPUs in a request: `gres/gpu:a100:2`, `gres:gpu:2`, `gpu:2(S:0-1)`, `gpu`."""
     count = None
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
         words = re.split(r"[:/=]", part.strip())

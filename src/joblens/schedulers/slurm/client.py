@@ -1,4 +1,4 @@
-"""Slurm, asked through its commands: `squeue` for what is, `sacct` for what was."""
+"""Slurm, queried through its commands: `squeue` for live jobs, `sacct` for ended ones."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from collections.abc import Sequence
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.parse_result import Told
+from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.slurm.fields import parse_job_id
 from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
 from joblens.schedulers.slurm.squeue import parse_squeue, squeue_format
 
-# Seconds since 1970 (strftime(3)): local time is told twice when clocks are set back.
+# Seconds since 1970 (strftime(3)): local time is ambiguous when clocks are set back.
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 _ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RV,TO"
 
 
 class Slurm:
     name = "slurm"
-    accounting_apart = True  # sacct asks slurmdbd
+    accounting_apart = True  # sacct queries slurmdbd
     by_samples = False
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self.timeout = timeout
-        self.skipped = 0  # rows so far that were no job
+        self.skipped = 0  # rows so far that are not jobs
         self._columns: list[str] = []
 
     def live(self) -> Sequence[BatchJob]:
         return self._squeue()
 
     def ended(self, since: float, until: float) -> Sequence[BatchJob]:
-        """By the end of each run. Slurm writes it down seconds later: ask for a time that has settled."""
+        """Filter by the end of each run. Slurm stores it seconds later: `until` should not be too recent."""
         times = [f"--starttime=uts{max(math.floor(since), 1)}", f"--endtime=uts{max(math.ceil(until), 2)}"]
         jobs = self._sacct([*times, f"--state={_ENDED}"])
-        # slurmctld tells of beginnings every few seconds only. An end can be there first: its row is root's
-        # then, with no partition and not all nodes: it is whole when it is asked for next.
+        # slurmctld reports starts only every few seconds. An end can be stored first: its row then belongs to
+        # root, without a partition and with incomplete nodes; it is complete at the next query.
         found = [job for job in jobs if job.end is not None and since <= job.end <= until and job.partition]
         return self._with_all_sizes(found)
 
     def _with_all_sizes(self, ended: list[BatchJob]) -> list[BatchJob]:
-        """Of one that was resized only the last size was found. It seems submitted when it got that."""
+        """Query resized jobs again: the filter finds only the last size, whose submit time is the resize."""
         resized = [job.id for job in ended if job.start and job.submit and job.submit > job.start]
         if not resized:
             return ended
@@ -50,7 +50,7 @@ class Slurm:
         return [runs.get((job.id, job.end), job) for job in ended]
 
     def job(self, id: str) -> BatchJob | None:
-        """The last run of a job, as people write its id (4242, 4200_7, 4300+1), or None if there is none."""
+        """Return the last run of a job by its shown id (4242, 4200_7, 4300+1), None if there is none."""
         try:
             found = parse_job_id(id)
         except MalformedError:
@@ -79,15 +79,15 @@ class Slurm:
         return self._counted(parse_sacct(run_command(command, _TIMES, self.timeout), mark, columns))
 
     def _all_columns(self) -> list[str]:
-        """Asked for once: sacct refuses what it does not know. It answers this without the database."""
+        """Queried once, without the database: sacct refuses columns that it does not know."""
         if not self._columns:
             offered = run_command(["sacct", "--helpformat"], {}, self.timeout).lower().split()
             self._columns = columns_of(offered)
         return self._columns
 
-    def _counted(self, told: Told) -> list[BatchJob]:
-        self.skipped += told.skipped
-        return told.jobs
+    def _counted(self, result: ParseResult) -> list[BatchJob]:
+        self.skipped += result.skipped
+        return result.jobs
 
 
 def _mark() -> str:

@@ -1,4 +1,4 @@
-"""The small texts of Slurm: times, durations, exit codes, states, job ids. What says "unknown" is None."""
+"""Slurm's text formats: times, durations, exit codes, states, job ids. Its words for "unknown" are None."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from joblens.core.errors import MalformedError
 
-# slurm.h: NO_VAL and INFINITE, of 32 and of 64 bits
+# slurm.h: NO_VAL and INFINITE, with 16, 32 and 64 bits
 NO_VALUES = frozenset(
     (0xFFFE, 0xFFFF, 0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFD, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF)
 )
@@ -17,13 +17,13 @@ ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED"
     " RECONFIG_FAIL REQUEUED REVOKED TIMEOUT".split()
 )
-RESIZING = "RESIZING"  # in accounting: it went on with more or fewer nodes, which is the next row
+RESIZING = "RESIZING"  # in accounting: it continued with another number of nodes, in the next row
 WAITING = frozenset("PENDING REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
-_FLAGS = frozenset(  # set beside a state, or in its place
+_FLAGS = frozenset(  # set beside a state, or instead of it
     "COMPLETING CONFIGURING EXPEDITING LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED"
     " REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED UPDATE_DB".split()
 )
-_BESIDE_PENDING = frozenset(  # Slurm's text has them in its place
+_BESIDE_PENDING = frozenset(  # shown instead of it in Slurm's text output
     "REQUEUED REQUEUE_FED REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SPECIAL_EXIT".split()
 )
 _SHORT = {
@@ -47,7 +47,7 @@ _SHORT = {
 }
 _UNKNOWN = frozenset(("", "(NULL)", "INVALID", "N/A", "NONE", "NONE ASSIGNED", "NOT_SET", "UNKNOWN"))
 _NO_LIMIT = _UNKNOWN | {"UNLIMITED", "INFINITE", "PARTITION_LIMIT"}
-_LAST_TIME = 9 * 10**9  # the year 2255; in nanoseconds it has 64 bits
+_LAST_TIME = 9 * 10**9  # the year 2255; fits 64 bits in nanoseconds
 _DURATION = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})(?:\.([0-9]{1,9}))?")
 _EXIT = re.compile(r"([0-9]{1,10}):([0-9]{1,5})(?::[0-9]{1,5})?")
 _STATE = re.compile(r"([A-Z_]{1,40})\+?(?: by ([0-9]{1,10}))?")
@@ -57,7 +57,7 @@ _ID = re.compile(
 
 
 class JobId(NamedTuple):
-    """`4200_7.batch`: job 4200, task 7, step batch. Of tasks that wait together it is `[8-10%2]`."""
+    """`4200_7.batch`: job 4200, task 7, step batch. Pending tasks of an array are `[8-10%2]`."""
 
     job: str
     task: str = ""
@@ -67,18 +67,18 @@ class JobId(NamedTuple):
 
 class State(NamedTuple):
     word: str
-    by: int | None = None  # who cancelled it
+    by: int | None = None  # uid of the user who cancelled it
 
 
 def known(text: str) -> str:
-    """A word of Slurm, or nothing where it is one of those that say so."""
+    """Return a word, "" if it is one of Slurm's words for "unknown"."""
     return "" if text.strip().upper() in _UNKNOWN else text.strip()
 
 
 def parse_time(text: str, zone: tzinfo | None = None, fold: int = 0) -> float | None:
-    """Seconds since 1970, or as sacct writes it: local time, of this machine where no other zone is given.
+    """Parse seconds since 1970, or local time as sacct writes it, in this machine's zone by default.
 
-    Where clocks are set back, an hour is there twice: the first time, or with `fold` 1 the second (PEP 495).
+    When clocks are set back, an hour occurs twice: the first, or with `fold` 1 the second is meant (PEP 495).
     """
     text = text.strip()
     if text.upper() in _UNKNOWN:
@@ -97,8 +97,8 @@ def parse_time(text: str, zone: tzinfo | None = None, fold: int = 0) -> float | 
 def parse_span(
     start: str, end: str, elapsed: str = "", submit: float | None = None, zone: tzinfo | None = None
 ) -> tuple[float | None, float | None]:
-    """Both times. Local ones can mean two: then those that fit to each other, to how long it took, and to
-    when it was submitted."""
+    """Return both times. Ambiguous local times are resolved so that they fit each other, the elapsed time and
+    the submit time."""
     took = _parse_elapsed(elapsed)
 
     def misfit(pair: tuple[float | None, float | None]) -> tuple[bool, float, bool]:
@@ -120,7 +120,7 @@ def _meanings(text: str, zone: tzinfo | None) -> list[float | None]:
 
 
 def _parse_elapsed(text: str) -> float | None:
-    """In seconds, or as `01:02:03`."""
+    """Parse seconds, or `01:02:03`."""
     try:
         return float(text) if text.isascii() and text.isdigit() else parse_duration(text)
     except MalformedError:
@@ -128,12 +128,12 @@ def _parse_elapsed(text: str) -> float | None:
 
 
 def clock(number: float) -> float | None:
-    """Slurm writes 0 where there is no time."""
+    """None for 0, which Slurm writes for unknown times."""
     return float(number) if 0 < number < _LAST_TIME and number not in NO_VALUES else None
 
 
 def parse_duration(text: str) -> float | None:
-    """`1-02:03:04`, `02:03:04`, `03:04.567`; days and hours alone, too. No limit is None, as is unknown."""
+    """`1-02:03:04`, `02:03:04`, `03:04.567`, or days and hours only. None without a limit or if unknown."""
     text = text.strip()
     if text.upper() in _NO_LIMIT:
         return None
@@ -141,7 +141,7 @@ def parse_duration(text: str) -> float | None:
     if not found or (":" not in text and "-" not in text):
         raise MalformedError("duration", repr(text[:80]))
     parts = [int(part) for part in found[2].split(":")]
-    if found[1]:  # then the first is hours
+    if found[1]:  # the first part is hours
         hours, minutes, seconds = (*parts, 0, 0)[:3]
     else:
         hours, minutes, seconds = (*(0,) * (3 - len(parts)), *parts)
@@ -150,7 +150,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_limit(text: str) -> float | None:
-    """A time limit in seconds, as text or in whole minutes."""
+    """Return a time limit in seconds, from text or whole minutes."""
     text = text.strip()
     if text.isascii() and text.isdigit() and len(text) <= 20:
         minutes = int(text)
@@ -159,7 +159,7 @@ def parse_limit(text: str) -> float | None:
 
 
 def parse_exit(text: str) -> tuple[int | None, int | None]:
-    """`0:9` is killed by signal 9. No signal is None."""
+    """`0:9`: killed by signal 9. No signal is None."""
     if text.strip().upper() in _UNKNOWN:
         return None, None
     found = _EXIT.fullmatch(text.strip())
@@ -169,9 +169,9 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
 
 
 def parse_state(text: str) -> State:
-    """One word: of `RUNNING,COMPLETING` that of the state, not those that are set beside it.
+    """Return the base state: of `RUNNING,COMPLETING` the state without flags.
 
-    Of `PENDING,REQUEUED`, as JSON has it, Slurm's text tells only how the job came to wait again.
+    For `PENDING,REQUEUED`, as in JSON, it is the flag, as in Slurm's text output.
     """
     words = [_STATE.fullmatch(part.strip()) for part in text.replace("|", ",").split(",")]
     if not all(words):

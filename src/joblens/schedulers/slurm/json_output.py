@@ -1,7 +1,8 @@
-"""Jobs from `squeue --json` and `sacct --json`, as Slurm 21.08 (v0.0.37) to 26.05 (v0.0.45) write them.
+"""Jobs from `squeue --json` and `sacct --json`, as written by Slurm 21.08 (v0.0.37) to 26.05 (v0.0.45).
 
-The names of the fields stayed; numbers became objects that can say "not set", and a state became a list of
-words. The text of sacct tells more: 22.05 writes exit code 0 here for jobs that failed with another one.
+The names of fields stayed the same; numbers became objects with "set", and a state became a list of words.
+The text output of sacct is more reliable: 22.05 writes exit code 0 here for jobs that failed with another
+one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from joblens.record.job import Resources, Step
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import at, list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import NO_NODES, expand
-from joblens.schedulers.parse_result import Told, understood
+from joblens.schedulers.parse_result import ParseResult, parse_or
 from joblens.schedulers.slurm.fields import ENDED, NO_VALUES, WAITING, State, known, parse_state
 from joblens.schedulers.slurm.sacct import joined
 from joblens.schedulers.tres import gpus, parse_gres_gpus, render_tres, resources
@@ -27,30 +28,30 @@ _STEPS = {
 }  # slurm.h
 
 
-def parse_squeue_json(text: str) -> Told:
-    return _told(text, "squeue --json", _live)
+def parse_squeue_json(text: str) -> ParseResult:
+    return _parse(text, "squeue --json", _live)
 
 
-def parse_sacct_json(text: str) -> Told:
-    told = _told(text, "sacct --json", _accounted)
-    return told._replace(jobs=joined(told.jobs))
+def parse_sacct_json(text: str) -> ParseResult:
+    result = _parse(text, "sacct --json", _accounted)
+    return result._replace(jobs=joined(result.jobs))
 
 
-def _told(text: str, source: str, make: Any) -> Told:
+def _parse(text: str, source: str, make: Any) -> ParseResult:
     found = list_at(load(text, source), "jobs")
     jobs = [make(job, id) for job in found if (id := _count(job, "job_id"))]
-    return Told(jobs, len(found) - len(jobs))
+    return ParseResult(jobs, len(found) - len(jobs))
 
 
 def _named_alike(job: Any, id: int) -> dict[str, Any]:
-    """What both commands tell under the same names."""
+    """Return the fields that have the same names in both commands."""
     texts = {name: text_at(job, name) for name in ("cluster", "account", "partition", "qos", "name")}
     nodes: tuple[str, ...] = ()
     return {
         **texts,
         "id": str(id),
         "scheduler": "slurm",
-        "nodes": understood(expand, text_at(job, "nodes"), nodes),
+        "nodes": parse_or(expand, text_at(job, "nodes"), nodes),
         "restarts": _count(job, "restart_cnt"),
     }
 
@@ -97,7 +98,7 @@ def _accounted(job: Any, id: int) -> BatchJob:
         folder=text_at(job, "working_directory"),
         command=text_at(job, "submit_line"),
         state=state,
-        reason=(f"by {killer}" if killer else "") if has_ended else reason,  # why it waited is none
+        reason=(f"by {killer}" if killer else "") if has_ended else reason,  # not why it waited
         exit_code=code,
         signal=number,
         submit=time_at(job, "time/submission"),
@@ -128,17 +129,17 @@ def _step(step: Any) -> Step:
         signal=number,
         start=time_at(step, "time/start"),
         end=time_at(step, "time/end") if has_ended else None,
-        nodes=names or understood(expand, text_at(step, "nodes/range"), ()),
+        nodes=names or parse_or(expand, text_at(step, "nodes/range"), ()),
         tasks=_count(step, "tasks/count") or None,
         user_seconds=_seconds(step, "time/user") if has_ended else None,
         system_seconds=_seconds(step, "time/system") if has_ended else None,
-        memory_peak_bytes=_amounts(at(step, "tres/requested/max")).get("mem") or None,  # this one is in bytes
+        memory_peak_bytes=_amounts(at(step, "tres/requested/max")).get("mem") or None,  # in bytes
         allocated=_tres_list(at(step, "tres/allocated")),
     )
 
 
 def _step_id(step: Any) -> str:
-    """`batch`, 0, `4242.batch` or an object, by version."""
+    """`batch`, 0, `4242.batch` or an object, depending on the version."""
     for path in ("step/id/step_id", "step/id"):
         number, text = whole_at(step, path), text_at(step, path)
         if number is not None:
@@ -152,11 +153,11 @@ def _state(found: Any) -> str:
     words = [found] if isinstance(found, str) else found
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return ""
-    return understood(parse_state, ",".join(words), State("")).word
+    return parse_or(parse_state, ",".join(words), State("")).word
 
 
 def _exit(found: Any, state: str) -> tuple[int | None, int | None]:
-    """An object, or before 23.02 in squeue the number that wait(2) gives."""
+    """An object, or before 23.02 in squeue a status of wait(2)."""
     if state not in ENDED:
         return None, None
     if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 16:
@@ -191,11 +192,11 @@ def _seconds(tree: Any, path: str) -> float | None:
 
 
 def _total(job: Any, steps: tuple[Step, ...], kind: str) -> float | None:
-    """Of a job itself Slurm 22.05 writes 0 here, though its steps have some."""
+    """Slurm 22.05 writes 0 for the job itself even if its steps have some."""
     known_ones = [step.user_seconds if kind == "user" else step.system_seconds for step in steps]
-    told = _seconds(job, f"time/{kind}")
-    if told or not steps:
-        return told or None
+    total = _seconds(job, f"time/{kind}")
+    if total or not steps:
+        return total or None
     return sum(it for it in known_ones if it is not None)
 
 
@@ -212,11 +213,11 @@ def _het(tree: Any, job: str, offset: str) -> dict[str, Any]:
 
 
 def _tres_text(text: str) -> Resources:
-    return understood(resources, text, Resources())
+    return parse_or(resources, text, Resources())
 
 
 def _tres_list(found: Any) -> Resources:
-    """Memory is in MiB there."""
+    """Memory is in MiB here."""
     if isinstance(found, str):
         return _tres_text(found)
     amounts = _amounts(found)

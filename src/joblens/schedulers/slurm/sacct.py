@@ -1,7 +1,7 @@
-"""Accounting as `sacct --parsable2` tells it: by the names in its header, whatever columns were asked for.
+"""Accounting from `sacct --parsable2`, by the names in its header, whatever columns were requested.
 
-Nothing is quoted there. A job's name can hold the delimiter and line ends; both are put together again as far
-as the other columns allow, and an answer with a delimiter that nobody can guess leaves no doubt.
+Nothing is quoted there. A job's name can contain the delimiter and line ends; both are reassembled as far as
+the other columns allow. An unpredictable delimiter makes it unambiguous.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from joblens.core.errors import MalformedError
 from joblens.record.job import Resources, Step
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import NO_NODES, expand
-from joblens.schedulers.parse_result import Told, understood, whole
+from joblens.schedulers.parse_result import ParseResult, parse_or, whole
 from joblens.schedulers.slurm.fields import (
     ENDED,
     RESIZING,
@@ -31,14 +31,14 @@ from joblens.schedulers.slurm.fields import (
 )
 from joblens.schedulers.tres import Memory, parse_gres_gpus, parse_memory, resources
 
-# These every sacct has that joblens knows of. First come ids, and last what can hold nothing odd.
+# Supported by every sacct. Ids first, and last a column without free text.
 COLUMNS = (
     "JobIDRaw JobID JobName Cluster User UID Account Partition QOS State Submit Eligible Start End"
     " TimelimitRaw NodeList NNodes AllocCPUS ReqCPUS ReqMem ReqTRES AllocTRES UserCPU SystemCPU MaxRSS"
     " NTasks ExitCode"
 ).split()
-MORE_COLUMNS = "Reason WorkDir SubmitLine ReqNodes Restarts".split()  # asked for where this sacct knows them
-# What people write: it can have delimiters and line ends in it.
+MORE_COLUMNS = "Reason WorkDir SubmitLine ReqNodes Restarts".split()  # requested if this sacct has them
+# Free text of users, which can contain delimiters and line ends.
 FREE = frozenset(("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir", "wckey"))
 
 _Row = dict[str, str]
@@ -46,7 +46,7 @@ _NO_EXIT: tuple[int | None, int | None] = (None, None)
 
 
 def columns_of(offered: Container[str]) -> list[str]:
-    """Those to ask for, of a sacct that offers these (in small letters)."""
+    """Return the columns to request from a sacct that offers these (in lower case)."""
     return [*COLUMNS[:-1], *(name for name in MORE_COLUMNS if name.lower() in offered), COLUMNS[-1]]
 
 
@@ -56,26 +56,26 @@ def parse_sacct(
     columns: Sequence[str] | None = None,
     cluster: str = "",
     zone: tzinfo | None = None,
-) -> Told:
-    """Each run of each job, with its steps. `columns` are those of a text without a header."""
+) -> ParseResult:
+    """Return each run of each job, with its steps. `columns` are those of a text without a header."""
     if columns is None:
         header, _, text = text.partition("\n")
         columns = header.strip("\r").split(delimiter)
     names = [name.strip().lower() for name in columns]
     if not {"jobid", "jobidraw"} & set(names) or len(set(names)) < len(names):
         raise MalformedError(
-            "sacct", f"no header with JobID or JobIDRaw, each column once: {','.join(columns)[:80]!r}"
+            "sacct", f"expected a header with JobID or JobIDRaw, each column once: {','.join(columns)[:80]!r}"
         )
     jobs: list[BatchJob] = []
     skipped = 0
     for fields in _rows(text, delimiter, names):
         row = _named(names, fields, delimiter)
         skipped += row is None or not _take(jobs, row, cluster, zone)
-    return Told([_with_totals(job) for job in joined(jobs)], skipped)
+    return ParseResult([_with_totals(job) for job in joined(jobs)], skipped)
 
 
 def joined(jobs: Iterable[BatchJob]) -> list[BatchJob]:
-    """Of a job that was resized accounting has a row for each size: one job again."""
+    """Join the rows of a resized job, of which accounting has one per size."""
     found: list[BatchJob] = []
     for job in jobs:
         last = found[-1] if found else None
@@ -87,7 +87,7 @@ def joined(jobs: Iterable[BatchJob]) -> list[BatchJob]:
 
 
 def _join(first: BatchJob, then: BatchJob) -> BatchJob:
-    """Steps are told up to the moment of the change, so what all used together is not known."""
+    """Steps are accounted up to the resize only, so the total usage is unknown."""
     return then.replace(
         submit=first.submit,
         eligible=first.eligible,
@@ -103,7 +103,7 @@ def _join(first: BatchJob, then: BatchJob) -> BatchJob:
 
 
 def _rows(text: str, delimiter: str, names: list[str]) -> Iterator[list[str]]:
-    """A line with too few fields goes on in the next one, as does a name at the end of a line."""
+    """A line with too few fields continues on the next one, as does a name at the end of a line."""
     id = names.index("jobid") if "jobid" in names else names.index("jobidraw")
     waiting: list[str] = []
     delimiters = 0
@@ -126,11 +126,11 @@ def _rows(text: str, delimiter: str, names: list[str]) -> Iterator[list[str]]:
 def _begins(line: str, delimiter: str, id: int) -> bool:
     """Whether it can be the first line of a row."""
     fields = line.split(delimiter, id + 1)
-    return len(fields) > id and understood(parse_job_id, fields[id], None) is not None
+    return len(fields) > id and parse_or(parse_job_id, fields[id], None) is not None
 
 
 def _named(names: list[str], fields: list[str], delimiter: str) -> _Row | None:
-    """With fields that are too many put back into the one text that can hold a delimiter."""
+    """Return a row, surplus fields joined into the one free text that can contain a delimiter."""
     more = len(fields) - len(names)
     if more < 0:
         return None
@@ -166,7 +166,7 @@ def _is_sound(row: _Row) -> bool:
 
 
 def _take(jobs: list[BatchJob], row: _Row, cluster: str, zone: tzinfo | None) -> bool:
-    """A job, or a step of the job before it. Whether it was one."""
+    """Add a job, or a step to the last job. Return whether it was one."""
     try:
         shown = parse_job_id(row.get("jobid", "") or row["jobidraw"])
         raw = parse_job_id(row["jobidraw"]) if row.get("jobidraw") else None
@@ -183,16 +183,16 @@ def _take(jobs: list[BatchJob], row: _Row, cluster: str, zone: tzinfo | None) ->
 
 
 def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo | None) -> BatchJob:
-    state = understood(parse_state, row.get("state", ""), State(""))
+    state = parse_or(parse_state, row.get("state", ""), State(""))
     has_ended = state.word in ENDED
-    code, number = understood(parse_exit, row.get("exitcode", ""), _NO_EXIT)
+    code, number = parse_or(parse_exit, row.get("exitcode", ""), _NO_EXIT)
     time = partial(parse_time, zone=zone)
-    reason = known(row.get("reason", ""))  # why it waited at last; of one that has ended that is no reason
+    reason = known(row.get("reason", ""))  # why it waited last; not the reason of its end
     if has_ended:
         reason = "" if state.by is None else f"by {state.by}"
-    # Of one that was cancelled before it could begin some versions tell its end as the start.
+    # For a job cancelled before it began, some versions report its end as the start.
     never = has_ended and row.get("nodelist", "").strip().lower() == NO_NODES
-    submit = understood(time, row.get("submit", ""), None)
+    submit = parse_or(time, row.get("submit", ""), None)
     start, end = _span(row, submit, zone)
     start = None if never else start
     allocated = Resources() if start is None else _resources(row, "alloctres", "alloccpus", "nnodes")
@@ -213,11 +213,11 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
         exit_code=code if has_ended else None,
         signal=number if has_ended else None,
         submit=submit,
-        eligible=understood(time, row.get("eligible", ""), None),
+        eligible=parse_or(time, row.get("eligible", ""), None),
         start=start,
         end=end if has_ended else None,
-        time_limit_seconds=understood(parse_limit, row.get("timelimitraw") or row.get("timelimit", ""), None),
-        nodes=understood(expand, row.get("nodelist", ""), ()),
+        time_limit_seconds=parse_or(parse_limit, row.get("timelimitraw") or row.get("timelimit", ""), None),
+        nodes=parse_or(expand, row.get("nodelist", ""), ()),
         asked=_asked(row, allocated),
         allocated=allocated,
         user_seconds=_seconds(row, "usercpu") if has_ended else None,
@@ -232,11 +232,11 @@ def _job(row: _Row, shown: JobId, raw: JobId | None, cluster: str, zone: tzinfo 
 
 
 def _step(row: _Row, id: str, zone: tzinfo | None) -> Step:
-    state = understood(parse_state, row.get("state", ""), State("")).word
+    state = parse_or(parse_state, row.get("state", ""), State("")).word
     has_ended = state in ENDED
-    code, number = understood(parse_exit, row.get("exitcode", ""), _NO_EXIT)
+    code, number = parse_or(parse_exit, row.get("exitcode", ""), _NO_EXIT)
     start, end = _span(row, None, zone)
-    peak = understood(partial(parse_memory, unit=1), row.get("maxrss", ""), None)
+    peak = parse_or(partial(parse_memory, unit=1), row.get("maxrss", ""), None)
     return Step(
         id=id,
         name=row.get("jobname", ""),
@@ -245,11 +245,11 @@ def _step(row: _Row, id: str, zone: tzinfo | None) -> Step:
         signal=number if has_ended else None,
         start=start,
         end=end if has_ended else None,
-        nodes=understood(expand, row.get("nodelist", ""), ()),
+        nodes=parse_or(expand, row.get("nodelist", ""), ()),
         tasks=whole(row.get("ntasks", "")) or None,
         user_seconds=_seconds(row, "usercpu") if has_ended else None,
         system_seconds=_seconds(row, "systemcpu") if has_ended else None,
-        memory_peak_bytes=peak.bytes or None if peak else None,  # none at all: nobody looked while it ran
+        memory_peak_bytes=peak.bytes or None if peak else None,  # 0: not sampled while it ran
         allocated=_resources(row, "alloctres", "alloccpus", "nnodes"),
     )
 
@@ -264,11 +264,11 @@ def _shown(id: JobId) -> str:
 
 
 def _seconds(row: _Row, name: str) -> float | None:
-    return understood(parse_duration, row.get(name, ""), None)
+    return parse_or(parse_duration, row.get(name, ""), None)
 
 
 def _resources(row: _Row, tres: str, cpus: str, nodes: str) -> Resources:
-    found = understood(resources, row.get(tres, ""), Resources())
+    found = parse_or(resources, row.get(tres, ""), Resources())
     cores = whole(row.get(cpus, ""))
     return found.replace(
         nodes=found.nodes or whole(row.get(nodes, "")) or None,
@@ -278,7 +278,7 @@ def _resources(row: _Row, tres: str, cpus: str, nodes: str) -> Resources:
 
 def _asked(row: _Row, allocated: Resources) -> Resources:
     found = _resources(row, "reqtres", "reqcpus", "reqnodes")
-    memory = understood(parse_memory, row.get("reqmem", ""), None)
+    memory = parse_or(parse_memory, row.get("reqmem", ""), None)
     gpus = parse_gres_gpus(row.get("reqgres", "")) if found.gpus is None else found.gpus
     return found.replace(
         memory_bytes=found.memory_bytes or (_of_job(memory, found, allocated) if memory else None), gpus=gpus
@@ -286,7 +286,7 @@ def _asked(row: _Row, allocated: Resources) -> Resources:
 
 
 def _of_job(memory: Memory, asked: Resources, allocated: Resources) -> int | None:
-    """Before 21.08 sacct tells it per node or per core."""
+    """Before 21.08 sacct reports it per node or per core."""
     times: float | None = 1
     if memory.per:
         times = asked.nodes or allocated.nodes if memory.per == "node" else asked.cores or allocated.cores
@@ -294,7 +294,7 @@ def _of_job(memory: Memory, asked: Resources, allocated: Resources) -> int | Non
 
 
 def _with_totals(job: BatchJob) -> BatchJob:
-    """Without steps (`sacct -X`) no time at all means that it was not told."""
+    """Without steps (`sacct -X`), no time at all means unknown."""
     if job.steps or job.user_seconds or job.system_seconds or job.cpu_seconds:
         return job
     return job.replace(user_seconds=None, system_seconds=None, cpu_seconds=None)

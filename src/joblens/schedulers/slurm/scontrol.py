@@ -1,7 +1,7 @@
-"""Jobs from `scontrol show job`, on one line each (`-o`) or on many.
+"""Jobs from `scontrol show job`, on one line each (`-o`) or on several.
 
-Nothing is quoted there, so a value goes on until the next word that Slurm uses as a name. A job's name,
-comment and folders are the user's: a field that occurs twice in one job may be forged, and is unknown.
+Nothing is quoted there, so a value extends to the next word that Slurm uses as a field name. A job's name,
+comment and folders are set by the user: a field that occurs twice in one job may be forged, and is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from joblens.record.job import Resources
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import expand
-from joblens.schedulers.parse_result import Told, understood, whole
+from joblens.schedulers.parse_result import ParseResult, parse_or, whole
 from joblens.schedulers.slurm.fields import (
     ENDED,
     WAITING,
@@ -50,11 +50,11 @@ _USER = re.compile(r"([^()\s]+)(?:\(([0-9]{1,10})\))?")
 _Fields = dict[str, str]
 
 
-def parse_scontrol(text: str, cluster: str = "") -> Told:
+def parse_scontrol(text: str, cluster: str = "") -> ParseResult:
     starts = [found.start() for found in _RECORD.finditer(text)]
     records = [_fields(text[start:end]) for start, end in itertools.pairwise([*starts, len(text)])]
     jobs = [_job(fields, cluster) for fields in records if whole(fields.get("JobId", ""))]
-    return Told(jobs, len(records) - len(jobs))
+    return ParseResult(jobs, len(records) - len(jobs))
 
 
 def _fields(record: str) -> _Fields:
@@ -70,12 +70,12 @@ def _job(fields: _Fields, cluster: str) -> BatchJob:
         return known(fields.get(name, ""))
 
     def time(name: str) -> float | None:
-        return understood(parse_time, fields.get(name, ""), None)
+        return parse_or(parse_time, fields.get(name, ""), None)
 
-    state = understood(parse_state, fields.get("JobState", ""), State("")).word
+    state = parse_or(parse_state, fields.get("JobState", ""), State("")).word
     waits, has_ended = state in WAITING, state in ENDED
     no_exit: tuple[int | None, int | None] = (None, None)
-    code, number = understood(parse_exit, fields.get("ExitCode", ""), no_exit) if has_ended else no_exit
+    code, number = parse_or(parse_exit, fields.get("ExitCode", ""), no_exit) if has_ended else no_exit
     user = _USER.fullmatch(fields.get("UserId", ""))
     task = word("ArrayTaskId")
     return BatchJob(
@@ -98,8 +98,8 @@ def _job(fields: _Fields, cluster: str) -> BatchJob:
         eligible=time("EligibleTime"),
         start=None if waits else time("StartTime"),
         end=time("EndTime") if has_ended else None,
-        time_limit_seconds=understood(parse_limit, fields.get("TimeLimit", ""), None),
-        nodes=understood(expand, fields.get("NodeList", ""), ()),
+        time_limit_seconds=parse_or(parse_limit, fields.get("TimeLimit", ""), None),
+        nodes=parse_or(expand, fields.get("NodeList", ""), ()),
         asked=_asked(fields, waits),
         allocated=Resources()
         if waits
@@ -113,12 +113,12 @@ def _job(fields: _Fields, cluster: str) -> BatchJob:
 
 
 def _tres(fields: _Fields, name: str) -> Resources | None:
-    found = understood(resources, fields.get(name, ""), Resources())
+    found = parse_or(resources, fields.get(name, ""), Resources())
     return found if found.tres else None
 
 
 def _asked(fields: _Fields, waits: bool) -> Resources:
-    """`ReqTRES` came with 23.02; before, of a job that runs, only its parts are told."""
+    """`ReqTRES` exists since 23.02; before, a running job has only its parts."""
     nodes, cpus = (whole(fields.get(name, "").partition("-")[0]) for name in ("NumNodes", "NumCPUs"))
     found = Resources(nodes=nodes or None, cores=float(cpus) if cpus else None)
     found = _tres(fields, "ReqTRES") or (_tres(fields, "TRES") if waits else None) or found
@@ -128,7 +128,7 @@ def _asked(fields: _Fields, waits: bool) -> Resources:
 
 def _memory(fields: _Fields, nodes: int | None, cpus: int | None) -> int | None:
     for name, times in (("MinMemoryNode", nodes), ("MinMemoryCPU", cpus)):
-        memory = understood(parse_memory, fields.get(name, ""), None)
+        memory = parse_or(parse_memory, fields.get(name, ""), None)
         if memory and times:
             return memory.bytes * times or None
     return None

@@ -1,7 +1,7 @@
-"""The queue as `squeue --Format` tells it, with a mark of our own behind each field.
+"""The queue from `squeue --Format`, with a random mark after each field.
 
-A size that is left out prints the field whole, and whatever follows the colon is written behind it
-(squeue(1), since 20.11). A mark that nobody can guess keeps fields and rows apart whatever a job is called.
+Without a size the field is printed completely, followed by the text after the colon (squeue(1), since
+20.11). An unpredictable mark separates fields and rows whatever a job's name contains.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from joblens.core.errors import MalformedError
 from joblens.record.job import Resources
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import expand
-from joblens.schedulers.parse_result import Told, understood, whole
+from joblens.schedulers.parse_result import ParseResult, parse_or, whole
 from joblens.schedulers.slurm.fields import ENDED, WAITING, State, known, parse_limit, parse_state, parse_time
 from joblens.schedulers.tres import parse_gres_gpus, resources
 
@@ -22,14 +22,14 @@ FIELDS = (
 
 
 def squeue_format(mark: str) -> str:
-    """The mark begins with no digit, blank or sign: squeue would read these itself."""
+    """The mark must not begin with a digit, blank or sign, which squeue would interpret."""
     return ",".join(f"{name}:{mark}" for name in FIELDS)
 
 
-def parse_squeue(text: str, mark: str) -> Told:
+def parse_squeue(text: str, mark: str) -> ParseResult:
     *values, rest = text.split(mark)
     if rest.strip() or len(values) % len(FIELDS):
-        raise MalformedError("squeue", "an answer that ends in the middle, or has other fields")
+        raise MalformedError("squeue", "truncated output, or unexpected fields")
     jobs: list[BatchJob] = []
     skipped = 0
     for start in range(0, len(values), len(FIELDS)):
@@ -38,15 +38,15 @@ def parse_squeue(text: str, mark: str) -> Told:
             skipped += 1
         else:
             jobs.append(_job(row))
-    return Told(jobs, skipped)
+    return ParseResult(jobs, skipped)
 
 
 def _job(row: dict[str, str]) -> BatchJob:
-    state = understood(parse_state, row["State"], State("")).word
+    state = parse_or(parse_state, row["State"], State("")).word
     waits = state in WAITING
-    has_ended = state in ENDED or state == "COMPLETING"  # before that it is the time by which it must have
+    has_ended = state in ENDED or state == "COMPLETING"  # before, EndTime is start plus time limit
     task, offset = known(row["ArrayTaskID"]), known(row["HetJobOffset"])
-    tres = understood(resources, row["tres-alloc"], Resources())  # of one that waits: what it asks for
+    tres = parse_or(resources, row["tres-alloc"], Resources())  # for a pending job: what it requests
     asked = tres if waits else Resources()
     return BatchJob(
         cluster=known(row["Cluster"]),
@@ -62,12 +62,12 @@ def _job(row: dict[str, str]) -> BatchJob:
         command=known(row["Command"]),
         state=state,
         reason=known(row["Reason"]),
-        submit=understood(parse_time, row["SubmitTime"], None),
-        eligible=understood(parse_time, row["EligibleTime"], None),
-        start=None if waits else understood(parse_time, row["StartTime"], None),
-        end=understood(parse_time, row["EndTime"], None) if has_ended else None,
-        time_limit_seconds=understood(parse_limit, row["TimeLimit"], None),
-        nodes=understood(expand, row["NodeList"], ()),
+        submit=parse_or(parse_time, row["SubmitTime"], None),
+        eligible=parse_or(parse_time, row["EligibleTime"], None),
+        start=None if waits else parse_or(parse_time, row["StartTime"], None),
+        end=parse_or(parse_time, row["EndTime"], None) if has_ended else None,
+        time_limit_seconds=parse_or(parse_limit, row["TimeLimit"], None),
+        nodes=parse_or(expand, row["NodeList"], ()),
         asked=asked.replace(gpus=asked.gpus or _gpus_asked(row)),
         allocated=Resources() if waits else _allocated(row, tres),
         array_job=known(row["ArrayJobID"]) if task else "",
