@@ -30,7 +30,7 @@ _JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory
 
 
 class Store:
-    """What `joblens.open` returns. What went wrong on the way is in `problems`, a sentence each."""
+    """A store, as `joblens.open` returns it. `problems` lists what went wrong, a sentence each."""
 
     def __init__(
         self, path: str | os.PathLike[str] | Home | None = None, progress: Progress | None = None
@@ -49,9 +49,9 @@ class Store:
         return self._catalog.jobs(wanted or make_filter(**filters))
 
     def job(self, name: str, run: int | None = None) -> JobRecord:
-        """All that is known of one job, by its id, its beginning, or `last`. LookupError if there is none.
+        """Return the record of a job, by its id, a prefix of it, or `last`. Raises LookupError.
 
-        Where an id had several runs it is the last of them, or the one with that number; the first is 1.
+        If an id has several runs it is the newest, or the one with the number `run`, counted from 1.
         """
         found = self._catalog.find(name)
         if not found:
@@ -68,9 +68,9 @@ class Store:
         return self._catalog.report((chosen.cluster, chosen.id, chosen.start))
 
     def runs(self, name: str) -> list[Run]:
-        """Cluster, id, start, end and state of each, the oldest first.
+        """Return cluster, id, start, end and state of each run, the oldest first.
 
-        Jobs are put back into the queue, ids come round, and clusters have their own.
+        Jobs are requeued, ids are reused, and clusters have their own.
         """
         return self._catalog.runs(name)
 
@@ -92,7 +92,7 @@ class Store:
         return summarise_running(found[-1]) if found else None
 
     def running(self) -> list[str]:
-        """The ids of the jobs that have not ended, or that nobody has completed yet."""
+        """Return the ids of jobs that have not ended, or are not finalised yet."""
         return sorted(found.facts.id for found in ingest.list_incoming(self.home))
 
     def series(
@@ -110,12 +110,12 @@ class Store:
         columns: tuple[str, ...] = (),
         points: int = 1000,
     ) -> dict[tuple[str, ...], Series]:
-        """The same for each combination of these labels, as texts: `("pid",)` of `process`."""
+        """Return one series for each combination of these labels, as strings: `("pid",)` of `process`."""
         span, reader, chosen = self._chosen(name, set_name, columns)
         return reader.split(span, set_name, labels, chosen, points)
 
     def sets(self, name: str) -> tuple[str, ...]:
-        """Those of which there are samples, of this job or at all."""
+        """Return the sets with samples, of this job or of any."""
         span = self._span(name)
         return self._reader(span.job, span.start).sets()
 
@@ -198,7 +198,7 @@ class Store:
         numbers = [it for it in columns if it not in ("name", "command", "node", "first", "last")]
         return _frame(rows, columns, ("first", "last"), numbers)
 
-    # Looking after it
+    # Maintenance
 
     def compact(self, progress: Progress | None = None) -> int:
         """Samples that wait into the lake, many small files into few, and away with what crashes have left.
@@ -218,7 +218,7 @@ class Store:
         return done + sum(records.compact_day(self.home.records, day) for day in days)
 
     def check(self, progress: Progress | None = None) -> int:
-        """Reads every file. What is damaged is set aside and told in `problems`. How many files it were."""
+        """Read every file and set damaged ones aside; `problems` reports them. Return the number of files."""
         from joblens.store.check import check_lake, check_records
 
         count = check_lake(self._lake, progress)

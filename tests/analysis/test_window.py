@@ -73,7 +73,7 @@ def test_a_step(readers: Readers) -> None:
     part = find_part(record, None, "0", None, None)
     assert part == (START + 5, START + 15, "step 0")
     assert summarise_part(record, reader, part)["used"]["cpu_seconds"] == pytest.approx(50, abs=0.05)
-    with pytest.raises(JoblensError, match="nobody has told when"):
+    with pytest.raises(JoblensError, match="start time of step .* is unknown"):
         find_part(record, None, "1", None, None)
 
 
@@ -111,7 +111,7 @@ def test_any_moment(text: str) -> None:
         assert isinstance(parse_moment(text, START), float)
     except JoblensError as error:
         found = str(error)
-        assert "is no time" in found
+        assert "is not a time" in found
 
 
 @settings(max_examples=50)

@@ -151,10 +151,10 @@ def test_samples_that_come_late(tmp_path: Path) -> None:
     site.cluster.end(id)
     for _ in range(6):
         site.turn()
-    assert "of node c2 no samples have come" in site.record(id)["data"]["problems"]
+    assert "no samples of node c2" in site.record(id)["data"]["problems"]
     site.restart()
     site.turn()
-    assert "of node c2 no samples have come" in site.record(id)["data"]["problems"]
+    assert "no samples of node c2" in site.record(id)["data"]["problems"]
     del site.cluster.samples["c2"]
     site.turn()
     assert not any("c2" in problem for problem in site.record(id)["data"]["problems"])
@@ -216,7 +216,7 @@ def test_accounting_that_is_away_for_hours(tmp_path: Path) -> None:
     for _ in range(50):
         site.turn(300.0)
     assert [row["state"] for row in site.records()] == ["UNKNOWN"]
-    assert "accounting did not tell" in site.record(first)["data"]["problems"][0]
+    assert "accounting has not reported its end" in site.record(first)["data"]["problems"][0]
     assert len(site.said) == 1
     assert "connection refused" in site.said[0]
     site.cluster.down = False

@@ -126,7 +126,7 @@ def test_no_time_before_all_times(home: Home) -> None:
 
 def test_one_sentence_for_no_samples(home: Home) -> None:
     assert "nothing is known of" not in shown(home, "6")
-    assert "no sample of this job is there" in shown(home, "6")
+    assert "no samples of this job" in shown(home, "6")
 
 
 def test_one_that_runs_and_is_in_no_sample(home: Home) -> None:
@@ -189,7 +189,7 @@ def test_what_another_hub_has_left_behind(home: Home) -> None:
     save_live(home, "after", [], now, cluster="fox")
     assert (_listed(home), _listed(home, "PENDING")) == (["3"], [])
     assert find_live(home, "2", problems) == []
-    assert "does the hub run?" in problems[0]
+    assert "is the hub running?" in problems[0]
 
 
 def test_live_files_expire(home: Home) -> None:

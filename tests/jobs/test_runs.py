@@ -137,5 +137,5 @@ def test_it_runs_and_no_sample_has_come(tmp_path: Path) -> None:
     assert re.search(r"1 min \d+ s  RUNNING", text)
     assert "So far it was seen in no sample." in text
     assert re.search(r"CPU time +unknown", text)
-    assert "no sample has come yet" in text
+    assert "no samples yet" in text
     assert told(site, id)["used"]["cpu_seconds"] is None

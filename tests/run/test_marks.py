@@ -74,7 +74,7 @@ def test_parts_that_are_not_there(stand: Stand) -> None:
         (("--between", "here"), "nothing of the job"),
         (("--step", "0"), "no step '0'"),
         (("--from", "+9d"), "nothing of the job"),
-        (("--from", "x"), "is no time"),
+        (("--from", "x"), "is not a time"),
         (("--from", "+1", "--step", "0"), "one of"),
     ):
         ended = stand.joblens("job", "last", *words)

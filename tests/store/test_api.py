@@ -40,8 +40,8 @@ def test_times_as_on_the_command_line(store: Store) -> None:
         ({"sinc": "7d"}, "there is no filter 'sinc'; did you mean since?"),
         ({"user": 5}, "user is a text, and not 5"),
         ({"limit": "10"}, "limit is '10'; it can be 0 for all, or more"),
-        ({"since": "yesterday"}, "'yesterday' is no time; write 2026-11-15, 2026-11-15T13:02 or 7d"),
-        ({"since": [1]}, "[1] is no time; write 2026-11-15, 2026-11-15T13:02 or 7d"),
+        ({"since": "yesterday"}, "'yesterday' is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d"),
+        ({"since": [1]}, "[1] is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d"),
         ({"tags": "a:b"}, "tags are pairs of name and value, and not 'a:b'"),
         (
             {"sort": "size"},

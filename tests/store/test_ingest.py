@@ -257,7 +257,7 @@ def test_any_end(value: Any, name: str | None) -> None:
 
 def test_an_id_that_is_no_text(home: Home) -> None:
     """A job cannot have it, which is one sentence before anything is written."""
-    with pytest.raises(OutsideError, match="no UTF-8"):
+    with pytest.raises(OutsideError, match="not UTF-8"):
         ingest.begin(home, make_facts("\udce9"))
     assert list(home.incoming.iterdir()) == []
 

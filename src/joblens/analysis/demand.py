@@ -1,4 +1,4 @@
-"""What a job wanted of the machine and did not get: cores that others had, a quota, storage.
+"""Demand that was not met: cores that other processes had, a CPU quota, storage.
 
 All are shares of what it wanted, so that they do not depend on how many processes and cores it has.
 """
@@ -91,10 +91,10 @@ def find_unsampled(
     interval: float = 0.0,
     end: float | None = None,
 ) -> float | None:
-    """CPU seconds of processes that were too short to be sampled; None where the total is no exact one.
+    """Return the CPU seconds of processes too short to be sampled; None if the total is not exact.
 
-    What a sampled process used after its last sample is none of that: up to an interval, or as much again
-    of one that was hardly older. Until the job's `end`, the last sample's threads may have used a core each.
+    Usage of a sampled process after its last sample is not included: up to an interval, or as much again for
+    a shorter one. Until the job's `end`, each thread of the last sample may have used a core.
     """
     if cpu is None or not exact:
         return None

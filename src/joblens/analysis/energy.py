@@ -1,4 +1,4 @@
-"""What a job's energy was, with how that is known: meters measure nodes, and jobs share these."""
+"""The energy of a job and its source: meters measure nodes, and jobs share nodes."""
 
 from __future__ import annotations
 
@@ -128,6 +128,6 @@ def _by_power(series: Series) -> float | None:
 
 
 def _accelerators(counted: dict[tuple[str, ...], float | None]) -> float:
-    """Of all in the node, whosever they were. Where there is a sum of them too, it has the others in it."""
+    """Energy of all accelerators in the node. Where there is a sum of them too, it includes the others."""
     known = {labels[2]: (labels[3], value) for labels, value in counted.items() if labels[1] == ACCELERATOR}
     return sum(value or 0.0 for above, value in known.values() if above not in known)

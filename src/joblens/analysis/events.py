@@ -1,4 +1,4 @@
-"""What happened to a job at one moment, as the kernel told it: processes killed, errors of GPUs."""
+"""Events of a job from the kernel's log: processes killed, errors of GPUs."""
 
 from __future__ import annotations
 

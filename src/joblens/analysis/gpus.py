@@ -1,4 +1,4 @@
-"""What a job did with each of its GPUs, also with those that it held and never used."""
+"""Use of each GPU of a job, also of those that it held and never used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENOUGH = 0.5  # of the time must be known for a mean of it
 def find_gpus(reader: Reader, span: Span, points: int, longest: float) -> list[GpuUse]:
     """By node and index."""
     found = reader.split(span, "job_gpu", _CARD, _COLUMNS, points)
-    seen = ("processes", "busy_ratio")  # one of them is always told
+    seen = ("processes", "busy_ratio")  # one of them is always sampled
     names = _names(reader.split(span, "job_gpu", _LABELS, seen, points)) if found else {}
     every = [_gpu(names[card], series, longest) for card, series in found.items() if card in names]
     return sorted(every, key=lambda gpu: (gpu.node, len(gpu.index), gpu.index, gpu.gpu))
@@ -68,7 +68,7 @@ def _times_of_use(series: Series, points: list[GpuPoint]) -> list[float]:
 
 
 def make_gpu_points(series: Series, longest: float) -> list[GpuPoint]:
-    """Each from one moment to the next; what is told of a stretch was seen at its end."""
+    """Return a point from each sample to the next, with the values of the sample at its end."""
     times = series.times
     unknown: list[float | None] = [None] * len(times)
     rate = rates(times, series.last.get("busy_seconds") or unknown, longest)

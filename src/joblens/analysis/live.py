@@ -1,4 +1,4 @@
-"""What nodes and jobs do now: two looks at their counters, and what went on in between."""
+"""Current rates of nodes and jobs, from two successive samples of their counters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from joblens.analysis.series.rates import rates
 
 _NS = 1e9
-_SHORTEST = 0.5  # seconds between two looks: less is no rate that means anything
+_SHORTEST = 0.5  # seconds between two samples: rates over less are noise
 _LONGEST = 300.0
-_REMEMBERED = 5  # looks
+_REMEMBERED = 5  # samples
 # Made of other interfaces or disks, which count the same bytes, or seen by this machine alone.
 _NOT_CABLES = ("lo", "veth", "docker", "br-", "virbr", "cni", "flannel", "cali", "tap", "tun", "vnet", "bond",
                "team", "dummy")  # fmt: skip
@@ -72,7 +72,7 @@ class _Node:
         self.looks[name] = sorted([*looks, look], key=lambda it: it.time_ns)
 
     def forget_after(self, newest: dict[str, int]) -> None:
-        """Looks that are newer than the newest are of before the node's clock was put back."""
+        """Drop samples that are newer than the newest: they precede a step of the node's clock."""
         for name, time_ns in newest.items():
             kept = [it for it in self.looks[name] if it.time_ns <= time_ns]
             self.looks[name] = kept[-_REMEMBERED:]
@@ -92,7 +92,7 @@ class _Node:
                 pair = before, looks[-1]
                 first, last = (it.rows.get(key, {}).get(column) for it in pair)
                 if first is not None and last is not None and last < first:
-                    return None  # it has begun anew: all that it shows need not be of this moment
+                    return None  # it restarted: its values need not be of the same moment
                 times = [it.time_ns / _NS - before.time_ns / _NS for it in pair]
                 return rates(times, [first, last], _LONGEST)[0]
         return None
@@ -112,7 +112,7 @@ class Live:
             node = there[name] = self._nodes.get(name) or _Node()
             node.state, node.age = str(found["state"]), _finite(found["age_seconds"]) or 0.0
             kept = {str(item["set"]) for item in found["sets"]}
-            if kept:  # a set that is not told any more is not known any more
+            if kept:  # a set that is no longer sent is unknown
                 node.looks = {name: looks for name, looks in node.looks.items() if name in kept}
             newest: dict[str, int] = {}
             for item in found["sets"]:
@@ -162,7 +162,7 @@ def _finite(value: Any) -> float | None:
     if value is None:
         return None
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.60} is no figure")
+        raise ValueError(f"{value!r:.60} is not a number")
     return float(value)
 
 
@@ -249,6 +249,6 @@ def _gpus_of(node: _Node, job: Key) -> list[Figures]:
 
 
 def _add(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None if none is."""
+    """Return the sum of the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

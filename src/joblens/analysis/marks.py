@@ -1,4 +1,4 @@
-"""What a job told of itself: marks put together to stretches, and figures of merit over time."""
+"""Marks of a job, paired to intervals, and its figures of merit over time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def pair(told: Iterable[Told]) -> tuple[list[Mark], list[Told]]:
 
 
 def within(marks: Iterable[Mark], start: float, end: float) -> list[Mark]:
-    """Those that reach into that time."""
+    """Return the marks that overlap with this time."""
     return [mark for mark in marks if mark.start <= end and (mark.end is None or mark.end >= start)]
 
 
@@ -84,7 +84,7 @@ def find_foms(reader: Reader, span: Span) -> list[Fom]:
 
 
 def _points(series: Series) -> list[tuple[float, float]]:
-    """Each time that it was told: who scrapes sees the same one again and again."""
+    """Return each reported value once: a scraper samples the same one repeatedly."""
     found: list[tuple[float, float]] = []
     before: tuple[float | None, float | None] = (None, None)
     values = series.last.get("value") or []

@@ -1,4 +1,4 @@
-"""What the whole node did while the job ran: idle cores, fabric, network file systems."""
+"""Activity of the whole node while the job ran: idle cores, fabric, network file systems."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KINDS = (
 
 
 def find_idle_cores(reader: Reader, span: Span) -> float | None:
-    """How many cores of the node had nothing to do on average, whoever used the others."""
+    """Return the mean number of idle cores of the job's nodes, whatever used the others."""
     cores = _cores(reader, span, _IDLE, _FEW_POINTS)
     times = [time for series in cores.values() for time in series.times]
     elapsed = max(times, default=0.0) - min(times, default=0.0)
@@ -59,13 +59,13 @@ def _sum(series: Series, columns: tuple[str, ...]) -> float | None:
 
 
 def _cores(reader: Reader, span: Span, columns: tuple[str, ...], points: int) -> dict[str, Series]:
-    """An agent tells each core as well as their sum, which is meant here."""
+    """Return the sum of all cores; an agent also samples each core."""
     found = reader.split(span, "cpu", ("node",), columns, points, {"cpu": "total"})
     return {node: series for (node,), series in found.items()}
 
 
 def find_traffic(reader: Reader, span: Span) -> list[Traffic]:
-    """Of each port and file system that carried anything."""
+    """Return the traffic of each port and file system that carried anything."""
     found = []
     for kind in _KINDS:
         columns = (*kind.inward, *kind.outward, *kind.errors)

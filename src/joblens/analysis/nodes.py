@@ -1,7 +1,7 @@
-"""A job on several nodes: what each of them saw of it, and all of it on one axis of time.
+"""A job on several nodes: the samples of each of them, and their sum on one time axis.
 
-Nodes look at moments of their own, begin and end to look at different times, and have their own gaps. So
-stretches are made per node, and only what is known of a stretch of time is added up.
+Nodes sample at times of their own, start and stop at different times, and have their own gaps. So points are
+computed per node, and only known values of an interval are added up.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ COUNTERS = (
 )  # fmt: skip
 LEVELS = ("memory_bytes", "processes", "threads", "blocked")
 _RATES = ("cores", "system", "read", "written", "delayed", "blocked")
-_HEARTBEAT = "load"  # a set that an agent tells at every look, whether there are jobs or not
+_HEARTBEAT = "load"  # a set that an agent samples at every tick, with or without jobs
 _FEW = 0.1  # so many of the nodes may be unknown for a sum over all of them
-_FEWEST_BEATS = 3  # that tell that nothing of the job was there all the time
+_FEWEST_BEATS = 3  # that show that the job was absent all the time
 _ENOUGH_LOOKS = 1000  # to know how far they lie apart
 Stretch = tuple[float, float, float | None]
 
 
 class NodeSeries(NamedTuple):
-    """What is known of the job on one node."""
+    """The job on one node."""
 
     node: str
-    series: Series  # counters go on, though whoever counts has begun anew
+    series: Series  # counters without resets
     points: list[Point]
     looks: list[float]  # at the job, or at the node when nothing of the job was there
     gaps: list[tuple[float, float]]
@@ -62,7 +62,7 @@ class Whole(NamedTuple):
     """The job on all of its nodes."""
 
     span: Span
-    finish: float  # of the job; the last look comes after it
+    finish: float  # of the job; the last sample follows it
     nodes: list[NodeSeries]
     looks: list[float]
     series: Series
@@ -73,7 +73,7 @@ class Whole(NamedTuple):
 def find_nodes(
     reader: Reader, span: Span, finish: float, names: Sequence[str], interval: float, most: int
 ) -> Whole:
-    """Of these nodes, and of the job's run in this span alone. `most` is how many points there may be."""
+    """Read the job's run in this span on these nodes. `most` is the maximum number of points."""
     jobs = _of_its_cluster(reader.looks(span, "job"), span.cluster, names)
     span = span._replace(cluster=span.cluster if any(cluster == span.cluster for cluster, _ in jobs) else "")
     seen = {node: times for (_, node), times in jobs.items()}
@@ -99,7 +99,7 @@ def find_nodes(
 def _of_its_cluster(
     found: dict[tuple[str, str], list[float]], cluster: str, names: Sequence[str]
 ) -> dict[tuple[str, str], list[float]]:
-    """Another cluster can have a job of that number. An agent that was told no cluster names another."""
+    """Another cluster can have a job with that id. An agent without a configured one reports another name."""
     own = {key: times for key, times in found.items() if key[0] == cluster} or found
     short = set(map(_short, names))
     return {key: times for key, times in own.items() if _short(key[1]) in short} or own
@@ -124,7 +124,7 @@ def _heartbeats(reader: Reader, span: Span, nodes: Sequence[str]) -> dict[str, l
 
 
 def _typical(times: Sequence[float]) -> float:
-    """The median: the module for that takes longer to load than the looks at a job to be read."""
+    """Return the median; importing `statistics` takes longer than reading the samples of a job."""
     some = times[:_ENOUGH_LOOKS]
     apart = sorted(map(sub, some[1:], some))
     return (apart[(len(apart) - 1) // 2] + apart[len(apart) // 2]) / 2 if apart else 0.0
@@ -147,7 +147,7 @@ def _node(
     if not seen and (len(beats) < _FEWEST_BEATS or _seconds(holes) > _FEW * (finish - start)):
         return NodeSeries(
             node, Series([], {}, {}, {}), [], looks, holes
-        )  # a look or two do not tell of no job
+        )  # a sample or two do not show that there was no job
     idle = _idle_looks(seen, beats, start, 1.5 * between)
     known = _continued(series or Series([], {}, {}, {}), breaks, idle)
     width = max((finish - start) / most, between)
@@ -161,7 +161,7 @@ def _seconds(holes: list[tuple[float, float]]) -> float:
 
 
 def _idle_looks(seen: list[float], beats: list[float], start: float, longest: float) -> list[float]:
-    """When the node was looked at and had nothing of the job. A job begins and is seen a moment later."""
+    """Return samples of the node without the job. The first sample of a job follows its start."""
     edges = [start, *seen, float("inf")]
     found = []
     for beat in sorted(set(beats).difference(seen)):  # of a long job there are millions, and here most go
@@ -173,7 +173,7 @@ def _idle_looks(seen: list[float], beats: list[float], start: float, longest: fl
 
 
 def _thinned(times: list[float], width: float) -> list[float]:
-    """Of each stretch without the job the first, the last, and some in between."""
+    """Keep the first sample of each interval without the job, the last one and some in between."""
     found: list[float] = []
     for number, time in enumerate(times):
         last = number == len(times) - 1 or times[number + 1] - time > 2 * width
@@ -183,10 +183,10 @@ def _thinned(times: list[float], width: float) -> list[float]:
 
 
 def _continued(series: Series, breaks: list[Break], idle: list[float]) -> Series:
-    """Counters as if whoever counts had never begun anew.
+    """Return counters without resets.
 
-    A job that was gone from the node and came back counts from zero. An agent that began anew counts those
-    who live from their birth, and has forgotten those who ended: what it shows first is nothing new.
+    A job that left the node and returned counts from zero. An agent that restarted counts living processes
+    from their start and no longer those that ended: its first value adds nothing.
     """
     last = dict(series.last)
     for name in COUNTERS:
@@ -196,7 +196,7 @@ def _continued(series: Series, breaks: list[Break], idle: list[float]) -> Series
     chosen = [n for n, value in enumerate(last.get("cpu_seconds") or []) if value is not None]
     if not chosen or len(chosen) == len(series.times):
         return series._replace(last=last)
-    # Looks at which only other things were measured would make two unknown rates of a known one.
+    # Samples without these counters would split a known rate into two unknown ones.
     parts = ({name: [values[n] for n in chosen] for name, values in p.items()} for p in (last, *series[2:]))
     return Series([series.times[n] for n in chosen], *parts)
 
@@ -227,7 +227,7 @@ def _raised(
 
 
 def _with_idle(series: Series, idle: list[float], breaks: list[Break]) -> Series:
-    """With a look for each at which nothing of the job was there: nothing is added, and all levels are 0."""
+    """Insert samples for moments at which the job was absent: counters are constant, and levels are 0."""
     if not idle:
         return series
     counters = [name for name in COUNTERS if name in series.last] or ["cpu_seconds"]
@@ -247,7 +247,7 @@ def _with_idle(series: Series, idle: list[float], breaks: list[Break]) -> Series
 def _stood(
     series: Series, breaks: list[Break], idle: list[float], name: str
 ) -> Callable[[float], float | None]:
-    """What a counter stood at while the job was not there, by the look before it was gone."""
+    """Return the value of a counter while the job was absent, by the sample before."""
     values = [value or 0.0 for value in series.last.get(name) or []]
     raised, ends = 0.0, []
     for found in breaks:
@@ -289,7 +289,7 @@ def _together(
 
 
 def _axis(times: list[float], start: float, step: float) -> list[float]:
-    """Moments at which nodes looked, about so far apart. Most nodes look at the same ones."""
+    """Return sample times that are about `step` apart. Most nodes sample at the same times."""
     axis = [start]
     for time in sorted(times):
         if time - axis[-1] >= 0.75 * step:
@@ -343,7 +343,7 @@ def highest(stretches: Sequence[Stretch], axis: Sequence[float]) -> list[float |
 def _overlaps(
     stretches: Sequence[Stretch], axis: Sequence[float]
 ) -> Iterable[tuple[float, float, Sequence[Stretch]]]:
-    """Of each part of the axis, what lies in it. Both are in order."""
+    """For each part of the axis, yield the intervals in it. Both are sorted."""
     at, count = 0, len(stretches)
     for first, last in zip(axis, axis[1:]):
         while at < count and stretches[at][1] <= first:

@@ -16,13 +16,13 @@ _ADDED_UP = ("user_seconds", "system_seconds", "read_bytes", "written_bytes", "r
 
 
 def used_between(reader: Reader, span: Span, job_start: float) -> list[ProcessUse]:
-    """Those that were seen in a part of a job's time, without what they had used in the job before it."""
+    """Return the processes sampled in a part of a job, without their usage in the job before that part."""
     before = reader.processes(_exactly(span._replace(start=job_start, end=span.start)))
     return _without(reader.processes(_exactly(span)), before)
 
 
 def used_since_seen(reader: Reader, span: Span, first_looks: Sequence[float]) -> list[ProcessUse]:
-    """Of a job that began around processes that were there: without what the first looks found them with."""
+    """For a job that started around running processes: subtract their usage at the first samples."""
     found = reader.processes(span)
     if not first_looks:
         return found
@@ -30,7 +30,7 @@ def used_since_seen(reader: Reader, span: Span, first_looks: Sequence[float]) ->
 
 
 def _exactly(span: Span) -> Span:
-    """Readers look at processes for a while before and after."""
+    """Undo the margin that readers add before and after."""
     return span._replace(start=span.start + LOOKS_AROUND, end=span.end - LOOKS_AROUND)
 
 
@@ -49,9 +49,9 @@ def _less(process: ProcessUse, before: ProcessUse | None) -> ProcessUse:
 
 
 def choose_processes(processes: list[ProcessUse], end: float | None) -> list[ProcessUse]:
-    """Those that used most, with their parents, in the order in which they began.
+    """Return the processes that used most and their parents, in order of their start.
 
-    Who was sampled after the job's end was left behind by it, but for the batch system's processes and ours.
+    A process sampled after the job's end was left behind, except for those of the batch system and joblens.
     """
     if end is not None and end == int(end):  # as batch systems report it, without its fraction
         end += 1.0
@@ -75,7 +75,7 @@ def choose_processes(processes: list[ProcessUse], end: float | None) -> list[Pro
 def _others_alike(
     processes: list[ProcessUse], chosen: dict[tuple[int, int], ProcessUse]
 ) -> dict[tuple[int, int], list[ProcessUse]]:
-    """Those that are not shown, by one of the same program that is: of a thousand compilers all count."""
+    """Group processes that are not listed by a listed one of the same program, so that all are counted."""
     shown = {process.name: identity for identity, process in reversed(chosen.items())}
     found: dict[tuple[int, int], list[ProcessUse]] = {}
     if len(chosen) < len(processes):

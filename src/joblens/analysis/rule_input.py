@@ -1,4 +1,4 @@
-"""What the rules look at: a job, what it asked for and used, and how that went over time."""
+"""Input of the rules: a job, what it requested and used, and its timeline."""
 
 from __future__ import annotations
 

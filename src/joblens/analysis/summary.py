@@ -28,7 +28,7 @@ from joblens.record.report import Asked, Data, Event, Gap, Job, JobRecord, Mark,
 from joblens.store.reader import Reader, Span
 
 _POINTS = 120
-_MOST_POINTS = 20_000  # of a job of which a part is looked at
+_MOST_POINTS = 20_000  # of the whole job, for a report of a part of it
 _ROUNDED = 1.5  # seconds by which the start of an inferred job may be early
 _MUCH_SAMPLED = 0.8  # of its time
 _JOB_COLUMNS = (*COUNTERS, *LEVELS)
@@ -42,15 +42,15 @@ _OF_SCHEDULER = (
 def summarise(
     facts: JobFacts, end: JobEnd | None, reader: Reader, part: tuple[float, float] | None = None
 ) -> JobRecord:
-    """From the facts at its start, the kernel's totals at its end if there are any, and the samples.
+    """Compute the record from facts, from the kernel's totals if the job has ended, and from samples.
 
-    A batch job names its `nodes`, and is looked for on all of them; what `joblens run` started has one.
-    With a part, only of that time: its job then starts and ends with it.
+    A batch job is read on all of its `nodes`, a job of `joblens run` on one. With a `part` the record covers
+    only that time: its job starts and ends with it.
     """
     seen = _collect(facts, end, reader, part)
     whole, start, span, finish = seen.whole, seen.start, seen.whole.span, seen.whole.finish
     totals = (end.totals if end and not part else None) or Totals()
-    # Of an inferred job nobody is left behind: it is over when its last process is.
+    # An inferred job leaves no process behind: it ends with its last process.
     has_end = end is not None and not part and facts.source != "inferred"
     job, asked = _job(facts, end, start, finish), _asked(facts)
     used = _used(seen, totals, reader, facts)
@@ -115,19 +115,19 @@ def summarise(
 def _oom_kills(facts: JobFacts, job: Job, used: Used, events: list[Event], killed: int) -> float | None:
     """By the kernel's log or accounting; a counter counts only if its cgroup is the job's own."""
     kills: float = sum(event.kind.startswith("oom_") for event in events) or killed
-    # A job without a cgroup of its own is in one with whoever started it: a neighbour may have been killed.
+    # Without a cgroup of its own it shares that of its parent: another process may have been killed.
     if facts.source not in ("run", "inferred") or _was_killed(job):
         kills = max(used.oom_kills or 0, kills)
     return kills or (None if used.oom_kills is None else 0)
 
 
 class _Seen(NamedTuple):
-    """What samples tell of a job, or of the part of it that is meant."""
+    """Samples of a job, or of the requested part of it."""
 
     start: float
     whole: Whole
     processes: list[ProcessUse]
-    around: Span  # with all else that its nodes tell
+    around: Span  # for all samples of its nodes
     marks: list[Mark]
     problems: list[str]
 
@@ -191,7 +191,7 @@ def _is_sampled(whole: Whole, duration: float) -> bool:
 
 
 def _killed_steps(steps: Iterable[Step]) -> int:
-    """Of which accounting says that they were killed for memory, as their cgroups are gone with them."""
+    """Count steps that accounting reports as killed for memory; the counters of their cgroups are gone."""
     own = "joblens"  # user mode's, beside the job's
     return sum(step.state in OUT_OF_MEMORY and step.name != own for step in steps)
 
@@ -209,7 +209,7 @@ def _on_one(
     start: float,
     most: int,
 ) -> Whole:
-    """What `joblens run` has seen, on the node where it was started."""
+    """Read a job of `joblens run`, on the node where it was started."""
     looked = reader.sample_times(Span(facts.id, start - 60, float(end.end) + 60 if end else 4e9))
     finish = float(end.end) if end else (looked or [float(facts.known_until or start)])[-1]
     span = Span(facts.id, start, max(finish, start) + 1.0)
@@ -227,7 +227,7 @@ def _on_nodes(
     start: float,
     most: int,
 ) -> Whole:
-    """Of this run alone: one before it and one after it can have the same id."""
+    """Read this run only: earlier and later ones can have the same id."""
     finish = max(float(end.end), start) if end else 4e9
     span = Span(facts.id, start, finish + 1.0, facts.cluster)
     if end is None:
@@ -266,9 +266,9 @@ def _asked(facts: JobFacts) -> Asked:
 
 
 def _nodes(whole: Whole, start: float, finish: float, facts: JobFacts) -> list[NodeUse]:
-    """Agents sample on a grid of time, and once more when they are asked to: that is no sample more."""
+    """Agents sample on a grid of time, and additionally on request; the latter are not counted."""
     names, interval = facts.nodes, facts.interval
-    if names == []:  # it had none, or nobody has told
+    if names == []:  # it had none, or they are unknown
         return []
     if not names or interval <= 0:
         return [node.use(finish - start, len(node.looks), None) for node in whole.nodes]
@@ -300,12 +300,12 @@ def _whole(value: float | None) -> int | None:
 
 
 def _has_node_alone(facts: JobFacts, view: View) -> bool:
-    """A scheduler that gave it all cores gave them to nobody else."""
+    """Return whether the scheduler gave it all cores of its node."""
     return view.in_slurm and bool(facts.node_cores) and view.cores >= (facts.node_cores or 0)
 
 
 def _raise_memory(used: Used, nodes: list[NodeSeries]) -> None:
-    """While not all nodes are known there is no sum; what one of them had, the job had at least."""
+    """Without samples of all nodes the sum is unknown; the peak of one node is a lower bound."""
     peaks = [p.memory for node in nodes for p in node.points if p.memory is not None]
     most = int(max(peaks, default=0.0))
     if len(nodes) > 1 and most > (used.memory_peak_bytes or 0):

@@ -1,4 +1,4 @@
-"""What a job has used: the kernel's totals where it gave them, else what sampling saw."""
+"""Usage of a job: the kernel's totals where there are any, else samples."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def _quota_part(cpu: float | None, duration: float, quota: float | None) -> floa
 
 
 def _mean_memory(series: Series, points: list[Point], peak: float | None) -> float | None:
-    """A point has the most that was seen in it, which over a long stretch is more than the mean.
+    """Return the mean of the series: points have maxima, which over a long interval exceed the mean.
 
-    The last look comes after the job's end, and is in the series only: no mean is more than the peak.
+    The last sample, taken after the job's end, is in the series only; so the mean is limited to the peak.
     """
     if not points:
         return None
@@ -81,10 +81,10 @@ def _mean_memory(series: Series, points: list[Point], peak: float | None) -> flo
 def find_memory_peak(
     mark: float | None, points: list[Point], processes: list[ProcessUse]
 ) -> tuple[float | None, str]:
-    """Anonymous and shared memory. A peak between two looks shows in the kernel's mark for one process.
+    """Return the peak of anonymous and shared memory, and its source.
 
-    Pages of files are in the mark and are not memory used. What the largest process had of them is taken
-    off; where they are a large part, what a higher mark has on top may be files as well.
+    A peak between two samples shows in the kernel's high-water mark of one process. That includes pages of
+    files: those of the largest process are subtracted. If they are a large part, the rest may be files too.
     """
     seen = max((point.memory for point in points if point.memory is not None), default=None)
     largest = max(processes, key=lambda process: process.memory_peak_bytes or 0, default=None)

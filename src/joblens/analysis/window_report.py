@@ -77,7 +77,7 @@ def _step(record: JobRecord, name: str, end: float) -> Part:
         raise JoblensError(f"the job has no step {name!r:.80}" + (f"; it has {known}" if known else ""))
     step = found[0]
     if step.start is None:
-        raise JoblensError(f"nobody has told when step {name!r:.80} began")
+        raise JoblensError(f"the start time of step {name!r:.80} is unknown")
     return Part(step.start, step.end or end, f"step {name}")
 
 
@@ -99,11 +99,11 @@ def parse_moment(text: str, start: float) -> float:
         except (ValueError, OverflowError):
             continue
         return found if found >= start - 60 else found + 86_400
-    raise UsageError(f"{text!r:.60} is no time: 13:02:30, 2026-11-15T13:02, or +10m after the start")
+    raise UsageError(f"{text!r:.60} is not a time; write 13:02:30, 2026-11-15T13:02, or +10m after the start")
 
 
 def summarise_part(record: JobRecord, reader: Reader, part: Part) -> JobRecord:
-    """As `summarise`, of that time alone; `cut` tells which. Raises JoblensError if there are no samples."""
+    """Summarise this part alone; `cut` describes it. Raises JoblensError without samples."""
     start, end = _ends(record)
     if not reader.looks(Span(record.job.id, start - 1, end + 1), "job"):
         raise JoblensError(
@@ -115,7 +115,7 @@ def summarise_part(record: JobRecord, reader: Reader, part: Part) -> JobRecord:
 
 
 def inputs_of(record: JobRecord) -> tuple[JobFacts, JobEnd]:
-    """What its summary has started from."""
+    """Return the inputs of its summary."""
     job, asked, data = record.job, record.asked, record.data
     kept = {name: getattr(job, name) for name in _KEPT if name in job.__struct_fields__}
     facts = JobFacts(
@@ -143,7 +143,7 @@ def inputs_of(record: JobRecord) -> tuple[JobFacts, JobEnd]:
 
 
 def _carbon(record: JobRecord) -> float | None:
-    """What a kilowatt hour was made with, by a record of an earlier version."""
+    """Return the carbon intensity, computed from a record of an earlier version."""
     energy = record.energy
     if energy is None or energy.carbon_grams is None or not energy.joules:
         return None

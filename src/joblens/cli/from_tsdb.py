@@ -28,7 +28,7 @@ _SCHEDULER_SECONDS = 10.0
 def report_elsewhere(
     options: argparse.Namespace, store: Store, live: BatchJob | None, where: str, run: int | None = None
 ) -> JobRecord:
-    """Of the job that runs, or of this run of those that are stored. Raises JoblensError."""
+    """Report the running job, or this run of the stored ones. Raises JoblensError."""
     from joblens.analysis.window_report import find_part, summarise_part
     from joblens.jobs.from_tsdb import summarise_elsewhere
 
@@ -44,7 +44,7 @@ def configured() -> str:
 
 
 def _told(name: str, store: Store, live: BatchJob | None, server: Server, run: int | None) -> Told:
-    """What is known of the job here, else what its batch system tells, else what the series do."""
+    """Find the inputs of the summary in the store, else in the batch system, else in the series."""
     from joblens.jobs.from_tsdb import told_by_record, told_by_scheduler, told_by_series
 
     if live is not None and live.start is not None:

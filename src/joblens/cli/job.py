@@ -85,7 +85,7 @@ def _plain(record: JobRecord) -> Mapping[str, object]:
 
 
 def _settle(name: str) -> BatchJob | None:
-    """Of a job in user mode: what is known of it now, if it runs; if it has ended, it gets its record."""
+    """Return the facts of a job whose user mode runs; finalise one that has ended."""
     from joblens.store.home import find_home
 
     home = find_home()
@@ -97,7 +97,7 @@ def _settle(name: str) -> BatchJob | None:
 
 
 def _report(options: argparse.Namespace, store: Store, found: list[BatchJob], runs: list[Run]) -> JobRecord:
-    """Of the run that is meant, or the part of it. LookupError if there is none."""
+    """Return the record of the requested run, or of a part of it. Raises LookupError if there is none."""
     live, number = _meant(options, store, found, runs)
     where = options.store
     if where is None:

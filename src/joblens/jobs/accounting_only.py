@@ -12,7 +12,7 @@ from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home
 from joblens.store.records import save_records
 
-_NOT_TOLD = "accounting did not tell how it ended; its end is when it was last seen"
+_NOT_TOLD = "accounting has not reported its end; it was last seen running at that time"
 
 
 def make_provisional(job: BatchJob, problems: tuple[str, ...] = ()) -> JobRecord:
@@ -22,7 +22,7 @@ def make_provisional(job: BatchJob, problems: tuple[str, ...] = ()) -> JobRecord
 
 
 def save_provisional(home: Home, job: BatchJob, seen: float) -> None:
-    """Of a job that runs no more, by what was told while it ran."""
+    """Save the record of a job that no longer runs, from what was reported while it ran."""
     end = max(float(int(seen)), start_of(job))  # accounting counts in whole seconds, and it ended after that
     gone = job.replace(end=end, state="UNKNOWN", exit_code=None, signal=None)
     save_records(home.records, [make_provisional(gone, (_NOT_TOLD,))])

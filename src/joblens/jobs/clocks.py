@@ -1,4 +1,4 @@
-"""Whose clock was wrong while a job ran, by what the hub has written down (joblens.hub.clocks).
+"""Nodes whose clock was wrong while a job ran, as the hub has recorded it (joblens.hub.clocks).
 
 Samples have their node's time and a job has its scheduler's: where these differ, samples at the job's begin
 or end are not found, or seem to be of a time without it.
@@ -49,7 +49,7 @@ class Clocks:
 
 
 def _load(data: bytes) -> dict[str, list[_Change]]:
-    """What is no line of it, such as one that is just being written, is left out."""
+    """Parse the lines; invalid ones, such as one that is being written, are skipped."""
     found: dict[str, list[_Change]] = defaultdict(list)
     for text in data.splitlines():
         try:

@@ -1,4 +1,4 @@
-"""From a job on its way into the store to its record: summary, record, and samples into the lake."""
+"""From an ended job of `joblens run` to its record: summary, record, and samples into the lake."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ _KEPT = (
 
 
 def identity(job: BatchJob) -> Identity:
-    """Of this run of it: a job that was put back into the queue has several."""
+    """Return the identity of this run: a requeued job has several."""
     return storable(job.cluster), storable(job.id), start_of(job)
 
 
 def start_of(job: BatchJob) -> float:
-    """A record needs one. A job that never started is told by the moment at which that was clear."""
+    """Return the start that a record needs. For a job that never started it is the end."""
     if job.start is not None and (job.end is None or job.start <= job.end):
         return float(job.start)
     for moment in (job.end, job.start, job.submit):
@@ -38,7 +38,7 @@ def never_started(job: BatchJob) -> bool:
 
 
 def facts_of(job: BatchJob, interval: float = INTERVAL) -> JobFacts:
-    """What was known at the start."""
+    """Return the facts at the start."""
     found: dict[str, Any] = {name: getattr(job, name) for name in _KEPT}
     return JobFacts(
         **{name: _storable(value) for name, value in found.items()},

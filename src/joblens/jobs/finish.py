@@ -1,4 +1,4 @@
-"""From a job that has ended to its record: what accounting tells, and what the samples in the lake tell."""
+"""From an ended batch job to its record: accounting, and the samples in the lake."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from joblens.store.records import save_record, save_records
 
 BATCH = 100  # jobs for which the lake is read at once
 
-_NO_SAMPLES = "no sample of this job is there"
-_OF_ACCOUNTING = ": what it used is what accounting tells"
+_NO_SAMPLES = "no samples of this job"
+_OF_ACCOUNTING = ": its usage is by accounting"
 
 
 class Ended(NamedTuple):
@@ -97,7 +97,7 @@ def make_record(
 
 
 def _add_memory(used: Used, job: BatchJob) -> None:
-    """Of the largest task, which is all that accounting has."""
+    """Add the memory of the largest task, which is all that accounting has."""
     peaks = [step.memory_peak_bytes for step in job.steps if step.memory_peak_bytes is not None]
     if peaks:
         used.memory_peak_bytes, used.memory_from = max(peaks), "accounting"

@@ -1,12 +1,12 @@
-"""Follows a batch system: every run that has ended gets one record. joblens.hub.follower is its process.
+"""Follow a batch system: every run that has ended gets one record. joblens.hub.follower is its process.
 
-Each turn asks once which jobs wait and run, and once which have ended, whatever their number. A job that has
-ended gets its record when the lake has the samples of all its nodes up to its end, or when they did not come
-in time; if they come later, the record is made again. What has a record is never forgotten and what has none
-is found again: accounting is asked from a moment on before which every job has one.
+Each turn asks once for pending and running jobs, and once for ended ones, whatever their number. An ended job
+gets its record when the lake has the samples of all its nodes up to its end, or after a timeout; if samples
+arrive later, the record is rebuilt. No job is missed: accounting is asked from a time on before which every
+job has a record.
 
-Between two turns there are short steps, so that a record is there soon after the end: accounting is asked for
-what ended in the last minute, the hub to store what has come (joblens.hub.runner), and the lake for samples.
+Short steps between two turns make records available soon after the end: accounting is asked for jobs of the
+last minute, the hub to store received samples (joblens.hub.runner), and the lake for samples.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from joblens.store.lake.watermarks import Arrivals
 Log = Callable[[str], None]
 _Run = tuple[str, float]  # id and start
 
-OVERLAP = 600.0  # seconds: accounting may tell so much later of an end
+OVERLAP = 600.0  # seconds: accounting may report an end so much later
 WINDOW = 3600.0  # of accounting that is asked for at once, when much is to be made up for
-LOOK_BACK = 86_400.0  # so far back it is asked again in turns, for what was told very late
+LOOK_BACK = 86_400.0  # so far back it is asked again in turns, for what was reported very late
 LOOK_BACK_EVERY = 300.0
 MOST_WAITING = 5000  # no further ones are asked for while so many wait
 MOST_AT_ONCE = 5 * BATCH  # are finished in one turn
 GIVE_UP = 3600.0  # on accounting, for a job that is gone
 LATE_KEPT = 7 * 86_400.0
 RECENT = 60.0  # of accounting that is asked for between two turns
-SHORT_STEP = 1.0  # between two looks at the lake
+SHORT_STEP = 1.0  # between two queries of the lake
 SENT_SECONDS = 12.0  # after its end a job's samples are at the hub: agents send every 10 s
 FLUSH_EVERY = 3.0  # at most, however many jobs end
 STORED_SECONDS = 3.0  # after which the lake has what it was asked to store
-_NEARLY = 60.0  # after so long, looks at the job itself that go almost to its end are enough
+_NEARLY = 60.0  # after so long, samples of the job itself almost up to its end are enough
 _ALMOST = 2.0
 _CATCHING_UP = 6  # times as often while much is to be made up for
 _NAMED = 5  # nodes in a sentence
@@ -59,7 +59,7 @@ _NAMED = 5  # nodes in a sentence
 class Options(NamedTuple):
     poll_seconds: float = 30.0
     ended_seconds: float = 8.0  # between two questions to accounting, where that is apart; 0: with the others
-    wait_seconds: float = 600.0  # for samples that are still on their way
+    wait_seconds: float = 600.0  # for samples that are in flight
     cluster: str = ""  # "": as the scheduler says
     # Of jobs that are inferred, joblens.jobs.inferred:
     least_cpu_seconds: float = Thresholds().least_cpu_seconds
@@ -101,7 +101,7 @@ class Follower:
         self.clocks = Clocks(folder.parent / "clocks.jsonl")
         self.state = State(folder)
         self.waiting: dict[Identity, Waiting] = {}
-        self.done: dict[Identity, str] = {}  # of those that accounting told of last, what it told
+        self.done: dict[Identity, str] = {}  # the last data of accounting, by job
         self.catalog = Catalog(home)
         self.counts = dict.fromkeys(("calls", "failed_calls", "finished", "running", "pending"), 0)
         self.answered = 0.0
@@ -131,7 +131,7 @@ class Follower:
             self._seen = before.time
         with suppress(OSError):
             remove_expired(self.home, self.name)
-        with suppress(OSError):  # a full disk: it is told when there is something to save
+        with suppress(OSError):  # a full disk: it is reported when there is something to save
             self.state.save()  # from now on no job is lost, though this one never comes to its first turn
 
     # One turn
@@ -152,7 +152,7 @@ class Follower:
         return self.options.poll_seconds / (_CATCHING_UP if behind and not self.error else 1)
 
     def short_step(self) -> None:
-        """Between two turns: jobs that have just ended, and samples that have come of those that wait."""
+        """Between two turns, ask for jobs that have just ended, and check for samples of pending ones."""
         if not self.options.ended_seconds:
             return
         now = self.clock()
@@ -182,8 +182,8 @@ class Follower:
         self._take(self._ask(lambda: self.scheduler.ended(now - RECENT, now)), now)
 
     def _flush(self, now: float) -> None:
-        """Once for each job, when its nodes have sent their samples up to its end; for jobs that only samples
-        tell of, time and again."""
+        """Ask the hub to store samples: once per job, when its nodes have sent those up to its end;
+        periodically for inferred jobs."""
         ends = (float(it.job.end or 0.0) for it in self.waiting.values() if not never_started(it.job))
         if now - self._flushed < FLUSH_EVERY:
             return
@@ -210,7 +210,7 @@ class Follower:
         return [self._with_cluster(job) for job in answer]
 
     def _with_cluster(self, job: BatchJob) -> BatchJob:
-        """squeue may leave out what sacct tells."""
+        """squeue may leave out what sacct has."""
         if self.options.cluster:
             return job.replace(cluster=self.options.cluster)
         if job.cluster:
@@ -226,7 +226,7 @@ class Follower:
                 self.state.gone[identity(job)] = Gone(job, self._seen)
         self._live, self._running, self._seen = jobs, running, now
         self.counts["running"], self.counts["pending"] = len(running), len(jobs) - len(running)
-        # Those that are gone first: whoever is killed in between finds them in the old list again.
+        # Missing jobs first: a follower killed in between finds them in the old list again.
         self.state.save()
         self._save_live()
 
@@ -252,9 +252,9 @@ class Follower:
             self._look_back(now)
 
     def _look_back(self, now: float) -> None:
-        """An hour of the last day: a controller that could not reach its accounting tells of it later.
+        """Ask for an hour of the last day again: accounting that was unreachable is updated later.
 
-        Where jobs are gone of which nothing was told, it is theirs; else one after the other.
+        It is the hour of a job that ended without a report, if there is one, else each hour in turn.
         """
         self._asked_back = now
         oldest = min((it.seen for it in self.state.gone.values()), default=now)
@@ -267,7 +267,7 @@ class Follower:
         self._take(self._ask(lambda: self.scheduler.ended(first, first + WINDOW)), now)
 
     def _take(self, told: Sequence[BatchJob], now: float) -> None:
-        """Those that have no record yet, or of which accounting tells something else now."""
+        """Return the jobs that have no record yet, or of which accounting has new data."""
         ended = {identity(job): job for job in told if job.end is not None}
         self._are_told(ended.values())
         unknown = [key for key in ended if key not in self.done and key not in self.waiting]
@@ -282,7 +282,7 @@ class Follower:
             self.waiting[key] = Waiting(job, before.known_since if before else now, digest)
 
     def _has_final_record(self, job: BatchJob, written: int) -> bool:
-        """Samples that come late can tell of an end that is later than the one in the record, or earlier."""
+        """Late samples can show an end that is later than the one in the record, or earlier."""
         if self.scheduler.by_samples:
             cluster, id, start = identity(job)
             return any(
@@ -291,11 +291,11 @@ class Follower:
         return is_final(written, job) and not self._may_be_early(job, written)
 
     def _may_be_early(self, job: BatchJob, written: int) -> bool:
-        """By the one before this, from what accounting told at first: what it told then is not known here."""
+        """Whether the previous follower made it, from earlier data of accounting, which are unknown here."""
         return written < self._began_ns and (job.end or 0.0) > self._began - OVERLAP
 
     def _are_told(self, ended: Iterable[BatchJob]) -> None:
-        """What accounting tells of a run that ended after the one that is gone had begun is its end."""
+        """A run that ended after the missing one had started, by accounting, is its end."""
         gone: dict[str, list[Identity]] = {}
         for key in self.state.gone:
             gone.setdefault(key[1], []).append(key)
@@ -305,7 +305,7 @@ class Follower:
                     del self.state.gone[key]
 
     def _since(self, now: float) -> float:
-        """Before this moment every job that accounting has told of has its record."""
+        """Every job that accounting has reported before this time has its record."""
         ends = [float(it.job.end or 0.0) for it in self.waiting.values()]
         return min(self._next, now - OVERLAP, *ends)
 
@@ -352,7 +352,7 @@ class Follower:
             self.state.late.pop(key, None)
 
     def _add_late(self, ready: dict[Identity, tuple[Ended, tuple[str, ...]]], now: float) -> None:
-        """Of those that have a record: where samples have come that were missing in it."""
+        """Find jobs with a record whose missing samples have arrived."""
         for key, it in list(self.state.late.items()):
             if now - it.since > LATE_KEPT:
                 del self.state.late[key]
@@ -385,24 +385,24 @@ class Follower:
     def _say_missing(self, job: BatchJob, missing: tuple[str, ...]) -> tuple[str, ...]:
         said = [self._say_node(job, node) for node in missing[:_NAMED]]
         more = len(missing) - _NAMED
-        return (*said, f"of {more} more nodes samples are missing too") if more > 0 else tuple(said)
+        return (*said, f"samples of {more} more nodes are missing") if more > 0 else tuple(said)
 
     def _say_node(self, job: BatchJob, node: str) -> str:
         last = max(self.newest.of_node(node), self.newest.of_job(job.id, node))
         if last <= start_of(job):
-            return f"of node {node} no samples have come"
+            return f"no samples of node {node}"
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last))
-        return f"of node {node} samples have come up to {when} only"
+        return f"samples of node {node} end at {when}"
 
     def _settle(self, now: float) -> None:
-        """Jobs of which accounting never told get a record that gives way to any other."""
+        """Save a record that any other replaces, for jobs that accounting never reported."""
         for key, it in list(self.state.gone.items()):
             if now - it.seen > GIVE_UP:
                 save_provisional(self.home, self._with_cluster(it.job), it.seen)
                 del self.state.gone[key]
         self.state.since = self._since(now)
         self.state.save()
-        if self._seen:  # else nobody has told yet what is live
+        if self._seen:  # else the live jobs are not known yet
             self._save_live()
 
     def _tell(self, now: float) -> None:

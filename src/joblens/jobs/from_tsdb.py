@@ -1,4 +1,4 @@
-"""The report of a job from a server that speaks PromQL, whoever has put its samples there."""
+"""The report of a job from a PromQL server, whatever wrote its samples."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from joblens.store.tsdb.exporters import ABOUT, ExporterReader
 from joblens.store.tsdb.promql import PromSeries, Server, duration, equals
 from joblens.store.tsdb.reader import TsdbReader
 
-SCAN_SECONDS = 30 * 86_400.0  # in which a job is looked for of which nothing else is known
+SCAN_SECONDS = 30 * 86_400.0  # in which an unknown job is searched
 _STEPS, _FINER = 1000, 96  # a duration is in whole milliseconds: 27 s
 _INFO = ("joblens_job_info", "rmsjob_info")  # ours, and Omnistat's
 
 
 class Told(NamedTuple):
-    """What a summary starts from."""
+    """Inputs of a summary."""
 
     facts: JobFacts
     end: JobEnd | None
@@ -41,7 +41,7 @@ def told_by_scheduler(job: BatchJob) -> Told:
 
 
 def told_by_record(record: JobRecord) -> Told:
-    """With what accounting has reported: samples of a server are no reason to forget it."""
+    """Keep the data of accounting; the server has samples only."""
     facts, end = inputs_of(record)
     facts.time_limit_seconds = record.asked.time_seconds
     used = record.used
@@ -64,7 +64,7 @@ def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> 
 
 
 def _looked_at(server: Server, info: str, newest: PromSeries, matchers: str, step: float) -> Told:
-    """Of this run: one before it may have had the same id."""
+    """Find the limits of this run: one before it may have had the same id."""
     cluster = newest.labels.get("cluster", "")
     first, last = _begin(newest.times, step), newest.times[-1]
     if cluster and "cluster=" not in matchers:
@@ -72,7 +72,7 @@ def _looked_at(server: Server, info: str, newest: PromSeries, matchers: str, ste
     selected = f"{info}{{{matchers}}}"
     start, end = _edge(server, selected, first, step, min), _edge(server, selected, last, step, max)
     labels: dict[str, str] = {}
-    counts: dict[str, float] = {}  # of looks, by node
+    counts: dict[str, float] = {}  # of samples, by node
     for one in server.instant(f"count_over_time({selected}[{duration(last - first + step)}])", last):
         labels.update(one.labels)
         counts[_node(one.labels)] = counts.get(_node(one.labels), 0.0) + sum(one.values)
@@ -98,7 +98,7 @@ def _looked_at(server: Server, info: str, newest: PromSeries, matchers: str, ste
 
 
 def _begin(times: list[float], step: float) -> float:
-    """Of the last of them that follow each other without a hole, the first."""
+    """Return the start of the last series of times without a gap."""
     first = times[-1]
     for moment in reversed(times):
         if first - moment > 1.5 * step:
@@ -110,7 +110,7 @@ def _begin(times: list[float], step: float) -> float:
 def _edge(
     server: Server, selected: str, moment: float, step: float, which: Callable[[Iterable[float]], float]
 ) -> float:
-    """The first or the last look in the stretch that ends then, in two steps, as all looks would be many."""
+    """Find the first or last sample of the interval that ends then, in two steps to read few samples."""
     fine = step / _FINER
     there = f"count(last_over_time({selected}[{duration(fine)}]))"
     found = [one for one in server.range(there, moment - step + fine, moment, fine) if one.times]
@@ -126,11 +126,11 @@ def _node(labels: Mapping[str, str]) -> str:
 
 
 def summarise_elsewhere(server: Server, told: Told) -> tuple[JobRecord, Reader]:
-    """From what joblens has written there, else from what other exporters tell of its nodes."""
+    """Use the samples of joblens, else those of other exporters of its nodes."""
     reader: Reader = TsdbReader(server)
     nodes = [node for node in told.facts.nodes or [told.facts.node] if node]
     exporters: ExporterReader | None = None
-    # Agents that were told no cluster name another: then it is the one with that number.
+    # Agents without a configured cluster report another name: then it is the one with that id.
     if not any(reader.looks(span, "job") for span in (told.span, told.span._replace(cluster=""))):
         reader = exporters = ExporterReader(server, nodes)
         if not nodes or not reader.looks(told.span, "job"):

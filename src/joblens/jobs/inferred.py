@@ -1,8 +1,8 @@
-"""Jobs on nodes without a batch system, as if a scheduler told of them: the lake's samples do.
+"""Jobs on nodes without a batch system, from the samples in the lake, with the interface of a scheduler.
 
 Agents infer such jobs from sessions and process groups (joblens.attribution.owners). One has ended when its
-node was scanned without finding it, or has sent nothing for long; its end is that of its last sample. What is
-too short or too idle to be called a job is counted and left out.
+node was scanned without finding it, or has sent nothing for long; its end is that of its last sample. Jobs
+that are too short or too idle are counted and left out.
 
 Everything is in the lake, so nothing has to be remembered: after a restart the last hour is read again.
 """
@@ -26,11 +26,11 @@ from joblens.store.lake.watermarks import Unread
 Node = tuple[str, str]  # cluster and name
 
 NAME = "inferred"
-ENDED = "ENDED"  # how is not known: nobody waits for such a job
+ENDED = "ENDED"  # its exit status is unknown: joblens is not its parent
 _GONE = 2.0  # seconds of scans without it after which a job has ended: one may have failed
 _AWAY = 1800.0  # a node that is silent for longer is not waited for, whatever the settings say
 _KEPT = 7200.0  # seconds after their end that runs are remembered
-_MUCH_CPU = 600.0  # seconds: whoever has used as much was not idle, however long it lived after that
+_MUCH_CPU = 600.0  # seconds: a job that has used as much was not idle, however long it lived after that
 _SAME = 2.0  # seconds by which the start of one run may differ from one reading to the next
 _MOST_PENDING = 100_000  # rows of one node
 _LONGEST_NAME = 256
@@ -38,7 +38,7 @@ _INFERRED = "regexp_full_match(jobid, '[gs][0-9]{1,18}')"
 _KNOWN = {"time": "TIMESTAMP_NS", "cluster": "VARCHAR", "jobid": "VARCHAR", "node": "VARCHAR"}
 _OF_JOB = _KNOWN | {"cpu_seconds": "DOUBLE"}
 _TIMES = "epoch_ns(min(time)) / 1e9, epoch_ns(max(time)) / 1e9"
-_MINUTE = "epoch_ns(time) // 60_000_000_000"  # a node that starts anew needs as long
+_MINUTE = "epoch_ns(time) // 60_000_000_000"  # a node needs as long to restart
 _OF_PROCESS = _KNOWN | dict.fromkeys(("name", "command"), "VARCHAR") | dict.fromkeys(
     ("pid", "start", "parent", "uid", "group", "session", "state"), "BIGINT"
 ) | dict.fromkeys(
@@ -136,7 +136,7 @@ class Inferred:
         return [self._facts(run).replace(state="RUNNING") for run in runs if self._passes(run)]
 
     def ended(self, since: float, until: float) -> Sequence[BatchJob]:
-        """All that are remembered, whatever is asked for: an end can become known long after it was."""
+        """Return all that are remembered, whatever is requested: an end can become known much later."""
         self._update()
         over = [run for run in self._sightings.all() if self._has_ended(run)]
         for run in over:
@@ -197,7 +197,7 @@ class Inferred:
             if self._is_complete(name):
                 self._take(name)
             else:
-                del processes[:-_MOST_PENDING]  # of a node that never tells when it was started
+                del processes[:-_MOST_PENDING]  # of a node whose boot time is unknown
         self._forget()
 
     def _is_complete(self, name: Node) -> bool:

@@ -30,21 +30,21 @@ if TYPE_CHECKING:  # a listing without live jobs does not load them
 # In the words of the batch systems, where one gives a time at which such a job may begin.
 WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
 OLD_SECONDS = 300.0  # who follows asks several times in this time
-EXPIRED_SECONDS = 86_400.0  # after which nobody knows any more what still waits or runs
-_OVER = ENDED | {"ENDED"}  # of a job that was inferred nobody knows how
+EXPIRED_SECONDS = 86_400.0  # after which the list of pending and running jobs is unknown
+_OVER = ENDED | {"ENDED"}  # the exit status of an inferred job is unknown
 _MOST_WAITING = 20_000
 _MOST_STEPS = 100  # of one that has just ended; its record has them all
 _TASKS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
 _LARGEST = 1 << 28
 _LAG = 60.0  # seconds after which a sample should be there
-_ON_THEIR_WAY = "it has just ended: samples are on their way, and its record is made when they are here"
+_ON_THEIR_WAY = "it has just ended: its record is made when all samples have arrived"
 
 
 class Live(NamedTuple):
     time: float  # when the batch system was asked
     jobs: tuple[BatchJob, ...]
     left_out: int = 0  # jobs that wait, beyond those that are kept
-    ended: tuple[BatchJob, ...] = ()  # that have no record yet; how is told, or not told yet
+    ended: tuple[BatchJob, ...] = ()  # that have no record yet; their exit status may be unknown
     cluster: str = ""  # whose jobs they are, if that is known
 
     @property
@@ -72,7 +72,7 @@ def save_live(
     ended: Iterable[BatchJob] = (),
     cluster: str = "",
 ) -> None:
-    """Not forced onto the disk: in half a minute it is told again."""
+    """Write without fsync: it is replaced in half a minute."""
     running = [job for job in jobs if runs(job)]
     waiting = [job for job in jobs if not runs(job)]
     kept = running + waiting[:_MOST_WAITING]
@@ -117,12 +117,12 @@ def _load(path: Path) -> Live:
 
 
 def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
-    """Of all who follow a batch system into this store, the newest first. Each job once, as it was told last;
-    of a cluster that another has told of much later, none of what was told before."""
+    """Yield the lists of all followers that write to this store, the newest first. Each job is in one of
+    them. Jobs of a cluster that another follower has reported much later are left out."""
     from joblens.jobs.facts import identity
 
     known: set[Identity] = set()
-    clusters: dict[str, float] = {}  # with when they were last told of
+    clusters: dict[str, float] = {}  # with the time of their last report
     for found in sorted(_each(home, problems), key=lambda it: it.time, reverse=True):
         newer = {name for name, when in clusters.items() if when - found.time > OLD_SECONDS}
         jobs, ended = (
@@ -134,7 +134,7 @@ def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
             clusters.setdefault(cluster, found.time)
         if found.is_old and jobs:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.time))
-            problems.append(f"which jobs wait and run was last told at {when}: does the hub run?")
+            problems.append(f"the list of pending and running jobs is from {when}: is the hub running?")
         yield found._replace(jobs=jobs, ended=ended)
 
 
@@ -154,7 +154,7 @@ def _is_expired(path: Path) -> bool:
 
 
 def remove_expired(home: Home, own: str) -> None:
-    """What hubs that are no more have left behind. Raises OSError."""
+    """Remove the files of hubs that no longer exist. Raises OSError."""
     for path in (home.path / "live").glob("*.json"):
         with suppress(FileNotFoundError):
             if path != _file(home, own) and _is_expired(path):
@@ -169,8 +169,8 @@ def add_live(
     now: float | None = None,
     more: Iterable[BatchJob] = (),
 ) -> list[JobRow]:
-    """To those that are stored, those that run or have just ended, or wait if that is asked for; in order.
-    `more`: that run, and that nobody need follow."""
+    """Add running and just ended jobs to the stored ones, or pending ones if requested, and sort all.
+    `more`: running jobs without a follower."""
     now = time.time() if now is None else now
     found = [*_started_here(home, wanted, now), *_followed(home, wanted, stored, problems, now, more)]
     if not found:
@@ -217,7 +217,7 @@ def _followed(
     now: float,
     more: Iterable[BatchJob],
 ) -> list[JobRow]:
-    """Of batch systems and of user mode."""
+    """Return the jobs of batch systems and of user mode."""
     if wanted.tags:  # which only the jobs of `joblens run` have
         return []
     reported = [job for live in load_all(home, problems) for job in (*live.jobs, *live.ended)]
@@ -304,7 +304,7 @@ def _has_id(job: BatchJob, id: str) -> bool:
 
 
 def _is_between(number: int, tasks: str) -> bool:
-    """Of `7`, `1-10` or `1-10:2`, every other; Slurm ends a list that is too long in `...`."""
+    """Parse `7`, `1-10` or `1-10:2` (every other); Slurm ends a list that is too long in `...`."""
     found = _TASKS.fullmatch(tasks)
     if not found:
         return False
@@ -323,7 +323,7 @@ def add_runs(stored: list[Run], live: Iterable[BatchJob]) -> list[Run]:
 
 
 def summarise_live(home: Home, job: BatchJob) -> JobRecord:
-    """What is known of it so far. Samples come with the hub's lag."""
+    """Summarise a running job. Samples arrive with the hub's lag."""
     from joblens.analysis.summary import summarise
     from joblens.jobs.facts import INTERVAL, end_of, facts_of
     from joblens.store.lake.lake import Lake

@@ -19,7 +19,7 @@ _MOST_VALUES = 1_000_000  # held in memory for a report; of a job with more, eve
 
 
 def find_running(home: Home) -> list[ingest.Incoming]:
-    """Those whose joblens is alive, the oldest first."""
+    """Return the jobs whose joblens is alive, the oldest first."""
     if not ingest.folders(home.incoming):
         return []
     host = Host()
@@ -52,7 +52,7 @@ def has_tags(found: ingest.Incoming, wanted: tuple[tuple[str, str], ...]) -> boo
 
 
 def summarise_running(found: ingest.Incoming) -> JobRecord:
-    """What is known of it so far: samples are written some seconds after they were taken."""
+    """Summarise a running job: samples are written some seconds after they were taken."""
     from joblens.analysis.summary import summarise
     from joblens.store.memory_reader import SamplesReader
 

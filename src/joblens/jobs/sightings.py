@@ -1,7 +1,7 @@
-"""Jobs of nodes without a batch system, put together from their sampled processes.
+"""Jobs of nodes without a batch system, assembled from sampled processes.
 
 An id is a session's or a process group's number and is reused: in the same boot once pids have wrapped
-around, after another boot at once. A run of it is told from the next by when its processes started.
+around, after another boot at once. Runs differ in the start of their processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = tuple[str, str, str]  # cluster, id, node
 
 
 class Process(NamedTuple):
-    """What some scans have seen of one process of an inferred job."""
+    """A process of an inferred job, over some scans."""
 
     key: Key
     pid: int
@@ -45,7 +45,7 @@ class Usage(NamedTuple):
 
 
 class Boots:
-    """When nodes were started, as far as their samples tell."""
+    """Boot times of nodes, by their samples."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], dict[float, list[float]]] = {}
@@ -111,7 +111,7 @@ class Sighting:
 
 
 def began(process: Process, boot: float) -> float:
-    """Up to a second early: the kernel tells its boot time in whole seconds."""
+    """Up to a second early: the kernel reports its boot time in whole seconds."""
     return round(boot + process.start / _TICKS, 2)
 
 
@@ -127,7 +127,7 @@ def is_own(command: str) -> bool:
 
 
 def _script(words: list[str]) -> list[str]:
-    """What Python runs, a file or a module, and what that is told."""
+    """Return the file or module that Python runs, and its arguments."""
     while len(words) > 1 and words[0].startswith("-"):
         if words[0] == "-m":
             return words[1:]
@@ -143,7 +143,7 @@ class Sightings:
         self.runs: dict[Key, list[Sighting]] = {}  # the oldest first
 
     def add(self, processes: Iterable[Process]) -> list[Sighting]:
-        """Those that are new. Each process must be of a node whose boot time is known."""
+        """Return the new ones. The boot time of the node of each process must be known."""
         new: list[Sighting] = []
         for process in sorted(processes, key=lambda it: (it.first, it.start, it.pid)):
             cluster, _, node = process.key

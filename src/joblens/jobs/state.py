@@ -1,12 +1,12 @@
-"""What the follower has to remember over its own end, all of it bounded.
+"""Persistent state of the follower, bounded in size.
 
-    state.json    since when accounting has to be asked, and jobs that are gone but have no end yet
-    late.json     jobs with a record to which samples are missing; it is made again when they come
-    status.json   how it is doing, for people; of no use to the follower itself
-    flush         written anew when samples are waited for: the hub then stores what has come
-    lock          held by the process, so that there are never two
+    state.json    the time from which accounting is asked, and ended jobs that accounting has not reported
+    late.json     jobs whose record lacks samples; it is rebuilt when they arrive
+    status.json   status for people; the follower does not read it
+    flush         touched when samples are awaited: the hub then stores what it has received
+    lock          held by the process, so that there is only one
 
-Which jobs have a record is not here: the records themselves say it, so that both cannot disagree.
+Which jobs have a record is not stored here: the records themselves show it, so that the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_LATE = 5_000
 
 
 class Gone(NamedTuple):
-    """Not running any more, and accounting has not told how it ended."""
+    """A job that no longer runs, whose end accounting has not reported."""
 
     job: BatchJob
     seen: float  # running, for the last time
@@ -60,7 +60,7 @@ class State:
         return self.folder / "status.json"
 
     def load(self) -> list[str]:
-        """What could not be read, a sentence each: the follower then begins further back."""
+        """Return what could not be read, a sentence each: the follower then starts further back."""
         problems: list[str] = []
         found = _load(self.folder / "state.json", _parse_state, problems)
         if found is not None:
@@ -91,7 +91,7 @@ class State:
         write_quickly(str(self.folder / "flush"), b"")
 
     def tell(self, status: Mapping[str, object]) -> None:
-        with suppress(OSError):  # a full disk is told by the error itself, in the log
+        with suppress(OSError):  # the error itself reports a full disk, in the log
             write_quickly(str(self.status), json.dumps({"time": time.time(), **status}).encode())
 
 

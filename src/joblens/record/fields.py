@@ -43,7 +43,7 @@ def checked(parse: Callable[[], _Kind]) -> _Kind:
 
 
 class _Fields:
-    """What every part of a record can do."""
+    """Methods of all parts of a record."""
 
     __slots__ = ()
 

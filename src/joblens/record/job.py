@@ -1,4 +1,4 @@
-"""What is known of a job before it is summarised: facts at its start, and how it ended."""
+"""Input of a summary: facts at the start of a job, and how it ended."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from joblens.record.fields import Amount, Moment, Part, Value, Whole, about
 
 
 class Resources(Value, frozen=True):
-    """What a batch system was asked for, or has allocated."""
+    """Resources requested from a batch system, or allocated by it."""
 
     nodes: Annotated[Amount | None, about("number of nodes")] = None
     cores: Annotated[Amount | None, about("number of cores")] = None
@@ -45,7 +45,7 @@ class IoTotals(Part):
 
 
 class Totals(Part):
-    """What the kernel or accounting has added up by the end of a job."""
+    """Totals of the kernel or of accounting at the end of a job."""
 
     user_seconds: Annotated[Amount | None, about("CPU time in user mode")] = None
     system_seconds: Annotated[Amount | None, about("CPU time in the kernel")] = None
@@ -67,7 +67,7 @@ class Totals(Part):
 
 
 class JobFacts(Part, kw_only=True):
-    """What is known of a job at its start, whoever reports it: `joblens run`, a batch system, an importer."""
+    """Facts at the start of a job, by any source: `joblens run`, a batch system, an importer."""
 
     id: Annotated[str, about("id under which its processes run")]
     cluster: Annotated[str, about("cluster, or the node where there is none")]

@@ -10,7 +10,7 @@ from joblens.record.fields import Amount, Moment, Part, Real, Value, Whole, abou
 from joblens.record.job import Step
 
 VERSION = 1
-HELD = ("file", "cgroup", "environment")  # ways in which a GPU is given to a job, and so to nobody else
+HELD = ("file", "cgroup", "environment")  # ways in which a GPU is given to a job exclusively
 _ENDS = {"start": "from", "end": "to"}
 
 
@@ -76,7 +76,7 @@ class Job(Part, kw_only=True):
 
 
 class Asked(Part):
-    """What it was allowed to use."""
+    """Resources that the job was allowed to use."""
 
     cores: Annotated[Amount | None, about("cores")] = None
     memory_bytes: Annotated[Amount | None, about("memory")] = None
@@ -87,7 +87,7 @@ class Asked(Part):
 
 
 class Used(Part):
-    """What it has used: the larger of the kernel's totals and the samples."""
+    """Resources that the job has used: the larger of the kernel's totals and the samples."""
 
     duration_seconds: Annotated[Amount | None, about("time from start to end")] = None
     cpu_seconds: Annotated[Amount | None, about("CPU time of all processes")] = None
@@ -159,7 +159,7 @@ class Gap(Part, rename=_ENDS):
 
 
 class NodeUse(Part):
-    """What the job did on one node."""
+    """The job on one node."""
 
     node: Annotated[str, about("name")]
     cores_mean: Annotated[Amount | None, about("cores in use on average")] = None
@@ -214,7 +214,7 @@ class GpuPoint(Part):
 
 
 class GpuUse(Part):
-    """What the job did with a GPU that it held or used."""
+    """A GPU that the job held or used."""
 
     node: Annotated[str, about("node")]
     gpu: Annotated[str, about("UUID")]
@@ -238,7 +238,7 @@ class GpuUse(Part):
 
     @property
     def held(self) -> bool:
-        """Whether nobody else could have it."""
+        """Whether no other job could have it."""
         return self.given in HELD
 
     def busy_between(self, start: float, end: float) -> float | None:
@@ -249,7 +249,7 @@ class GpuUse(Part):
 
 
 class ProcessUse(Value, frozen=True):
-    """What sampling saw of a process."""
+    """A sampled process."""
 
     pid: Annotated[Whole, about("process id")]
     start: Annotated[Whole, about("start, in clock ticks after boot")]
@@ -289,7 +289,7 @@ class Energy(Part):
 
 
 class Traffic(Part):
-    """What a port or a network file system of the node carried for all jobs on it."""
+    """Traffic of a port or a network file system of the node, for all jobs on it."""
 
     kind: Annotated[str, about("`InfiniBand`, `Slingshot`, `Lustre` or `NFS`")]
     name: Annotated[str, about("port or file system, with its node if there are several")]
@@ -341,7 +341,7 @@ class Fom(Part):
 
 
 class Data(Part):
-    """What the record was made from."""
+    """Sources of the record."""
 
     samples: Annotated[Whole | None, about("number of samples, over all nodes")] = None
     expected_samples: Annotated[Whole | None, about("number that agents should have taken")] = None
@@ -383,7 +383,7 @@ class Head(Part, kw_only=True):
 
 
 class JobRecord(Head, kw_only=True, dict=True):
-    """All that is known of a job."""
+    """The record of a job."""
 
     findings: Annotated[list[Finding], about("what to change, the most important first")] = []
     nodes: Annotated[list[NodeUse], about("what it did on each node")] = []
@@ -438,7 +438,7 @@ def _over(before: Any, now: Any) -> Any:
 
 
 def parse_record(data: bytes) -> JobRecord:
-    """Raises msgspec.ValidationError for a missing or wrongly typed part, ValueError for what is no JSON."""
+    """Raises msgspec.ValidationError for a missing or wrongly typed part, ValueError for malformed JSON."""
     return msgspec.json.decode(data, type=JobRecord)
 
 

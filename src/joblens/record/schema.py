@@ -19,7 +19,7 @@ def make_schema() -> Mapping[str, object]:
 
 
 def _simple(value: Any) -> Any:
-    """A number that may be whole or not is one type in JSON; 64 bits are no business of a reader."""
+    """Merge integers and floats to the one number type of JSON; leave out bounds of 64 bits."""
     if isinstance(value, list):
         return [_simple(it) for it in value]
     if not isinstance(value, dict):

@@ -47,7 +47,7 @@ def render_marks(record: JobRecord, style: Style) -> list[str]:
 def _rows(
     named: dict[str, list[Mark]], letters: dict[str, str], start: float, end: float, columns: int
 ) -> tuple[list[str], int]:
-    """Those of one name in one row; what would cover another is in the next. Also how many had no room."""
+    """Marks of one name share a row; overlapping ones go to the next. Also return how many are hidden."""
     rows: list[dict[int, str]] = []
     hidden = 0
     if end - start <= 0:

@@ -1,4 +1,4 @@
-"""What a job did on each of its nodes, and those of its steps that failed."""
+"""Usage on each node of a job, and the steps that failed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def render_nodes(record: JobRecord, style: Style) -> list[str]:
 
 
 def _mean_node(nodes: list[NodeUse]) -> NodeUse:
-    """What those in between did: the mean of each, and the highest peaks."""
+    """Summarise the nodes in between: the mean of each, and the highest peaks."""
     means = [node.cores_mean or 0.0 for node in nodes]
     return NodeUse(
         f"{len(nodes)} others" if len(nodes) > 1 else nodes[0].node,
@@ -58,7 +58,7 @@ def _most(values: Iterable[float | None]) -> float | None:
 
 def _node_line(node: NodeUse, cores: float, style: Style) -> str:
     name = plain(node.node)
-    if display_width(name) > _NAME:  # its end tells nodes apart better than its beginning
+    if display_width(name) > _NAME:  # names of nodes differ in their end
         name = "…" + name[-(_NAME - 1) :]
     name = plain(name, _NAME)
     if node.cores_mean is None:
@@ -83,7 +83,7 @@ def render_state(state: str, code: int | None, signal: int | None) -> str:
 
 
 def render_steps(record: JobRecord, style: Style) -> list[str]:
-    """Those that failed, unless it is the script itself, whose end is the job's."""
+    """Render failed steps, except for the script itself, whose end is the job's."""
     job, steps = record.job, record.steps
     failed = [
         step

@@ -31,7 +31,7 @@ class Cell(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What the terminal can show."""
+    """Capabilities of the terminal."""
 
     colors: bool = False
     blocks: bool = True  # letters beyond ASCII

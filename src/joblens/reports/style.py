@@ -1,4 +1,4 @@
-"""What the output can show: how many columns, which characters, colours or none."""
+"""Capabilities of the output: columns, characters, colours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def columns(terminal: bool) -> int:
 
 
 def encodable(text: str, stream: TextIO | None) -> str:
-    """The same text in ASCII characters if the output is not UTF-8."""
+    """Replace characters by ASCII ones if the output is not UTF-8."""
     return text if knows_blocks(stream) else text.translate(_ASCII)
 
 

@@ -73,7 +73,7 @@ def _head(record: JobRecord, style: Style) -> list[str]:
     words = filter(None, [style(first, "bold"), *others, last[0], style(last[1], colour)])
     tags = "".join(f"  {name}:{value}" for name, value in (job.tags or {}).items())
     lines = ["  ".join(words), *wrap("", record.verdict, style.width)]
-    command = f" $ {job.command}" if job.command else ""  # accounting need not tell it
+    command = f" $ {job.command}" if job.command else ""  # accounting need not have it
     lines += [style(plain(_began(job) + command, style.width), "dim")]
     lines += [style(line, "yellow") for line in _cut(record, style.width)]
     lines += [style(line, "dim") for line in (*_runs(record, style.width), *_array(record, style.width))]
@@ -117,7 +117,7 @@ def _runs(record: JobRecord, width: int) -> list[str]:
 
 
 def _array(record: JobRecord, width: int) -> list[str]:
-    """Who asks for an array by its number gets one task of it: the others are not to be overlooked."""
+    """Mention the other tasks: the number of an array selects one task only."""
     job, count = record.job, record.array_tasks or 0
     if count < 2:
         return []
@@ -133,7 +133,7 @@ def _run(run: Run, with_cluster: bool) -> str:
 
 
 def _inferred(job: Job, width: int) -> list[str]:
-    """Of a job that no batch system knows: what it is, and what its times are."""
+    """Explain an inferred job, and what its times are."""
     if not _is_inferred(job):
         return []
     what = "session" if job.id.startswith("s") else "process group"
@@ -172,7 +172,7 @@ def _fitted(words: list[str], room: int) -> list[str]:
 
 
 def _asked(record: JobRecord, style: Style) -> list[str]:
-    """Of a job that has not begun there is no more to tell."""
+    """Render the requests of a job that has not started: nothing else is known."""
     asked = record.asked
     known = (
         ("CPU", _cores(asked.cores)),
@@ -380,7 +380,7 @@ def _data(record: JobRecord, style: Style) -> list[str]:
     first, *lines = wrap("Data".ljust(len(_UNDER)), ", ".join(_amounts(record)), style.width)
     lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]
     when = [_when(gap, record.job) for gap in gaps[:_MOST_GAPS]]
-    told = [f"nothing is known of {it}" for it in when if it != _WHOLE]  # that is told already
+    told = [f"nothing is known of {it}" for it in when if it != _WHOLE]  # that is shown already
     told += [f"and of {len(gaps) - _MOST_GAPS} more, see --json"] if len(gaps) > _MOST_GAPS else []
     told += _unknown_nodes(record)
     if record.energy:
@@ -401,7 +401,7 @@ def _amounts(record: JobRecord) -> list[str]:
     """`3 of 3 nodes, 170 of 180 samples, a gap of 10 s`"""
     data, nodes = record.data, record.nodes
     if record.job.state == "RUNNING" and not data.samples:
-        return ["no sample has come yet"]
+        return ["no samples yet"]
     is_batch = _is_batch(record.job)
     expected = data.expected_samples
     of = "" if expected is None else f" of {expected:,}"
@@ -422,7 +422,7 @@ def _amounts(record: JobRecord) -> list[str]:
 
 
 def _is_batch(job: Job) -> bool:
-    """Whether a scheduler told of it; it may not have told on which nodes it was."""
+    """Whether a scheduler reported it; its nodes may be unknown."""
     return job.nodes is not None and not _is_inferred(job)
 
 
@@ -431,7 +431,7 @@ def _is_inferred(job: Job) -> bool:
 
 
 def _unknown_nodes(record: JobRecord) -> list[str]:
-    """Of which of several nodes something is missing."""
+    """Name the nodes, of several, with missing data."""
     nodes = record.nodes
     if len(nodes) < 2 or record.gaps:
         return []

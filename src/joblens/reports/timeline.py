@@ -46,7 +46,7 @@ def render_timeline(record: JobRecord, style: Style) -> list[str]:
 
 
 def _peak(record: JobRecord, name: str, most: float) -> float:
-    """The same on every screen, though a narrow one has a longer mean in each column."""
+    """Return the same peak for every width, though a narrow screen averages over longer columns."""
     job, used = record.job, record.used
     if name == "cores":  # as above: over a stretch that is too short a tick of the clock would be the peak
         return used.cores_peak or most
@@ -81,7 +81,7 @@ def _gpu_lines(record: JobRecord, columns: int, style: Style) -> list[str]:
 
 
 def _gpu_sparks(gpu: GpuUse, job: Job, columns: int, style: Style) -> str:
-    """How busy some are nobody tells, as of parts of a card: what they hold shows when they were used."""
+    """The load of some GPUs is unknown, as of MIG instances: their memory shows when they were used."""
     is_busy_known = gpu.busy_mean is not None
     values = resample(gpu.timeline, "busy" if is_busy_known else "memory", job.start, job.last, columns)
     known = [value for value in values if value is not None]
@@ -93,7 +93,7 @@ def _gpu_sparks(gpu: GpuUse, job: Job, columns: int, style: Style) -> str:
 
 
 def _gpu_title(gpu: GpuUse, several: bool) -> str:
-    """`GPU 0`, or with the end of its node's name, which tells nodes apart better than its beginning."""
+    """`GPU 0`, or with the end of its node's name, as names differ there."""
     number = plain(str(gpu.index), TITLE - 2)
     if not several:
         return plain(f"GPU {number}", TITLE - 2)

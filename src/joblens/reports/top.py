@@ -30,7 +30,7 @@ HELP = (
     "r              the other way round",
     "/              show only what has this in its node, job or user; * and ?",
     "space          pause, and go on",
-    "+ -            look less often, more often",
+    "+ -            refresh less often, more often",
     "arrows, PgUp, PgDn, Home      move through a long list",
     "",
     "CPU is in cores that are used, of those that there are or that the job has.",
@@ -63,7 +63,7 @@ _JOB_COLUMNS: tuple[Column, ...] = (
 
 
 class View(NamedTuple):
-    """What is shown, and how."""
+    """Content and layout of the screen."""
 
     place: str
     nodes: Sequence[NodeNow]
@@ -118,7 +118,7 @@ def _share(room: int, needs: list[int]) -> list[int]:
 
 
 def choose(view: View) -> tuple[list[NodeNow], list[JobNow]]:
-    """Those that are wanted, in order."""
+    """Select and sort."""
     jobs = [job for job in view.jobs if _matches(view.wanted, job.job, job.user, *job.nodes)]
     nodes = [node for node in view.nodes if _matches(view.wanted, node.node, node.cluster)]
     if view.wanted and not nodes:  # a job or a user was meant: then the nodes of their jobs

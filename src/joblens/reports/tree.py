@@ -63,9 +63,9 @@ def render_tree(processes: list[ProcessUse], width: int, unsampled: float = 0.0)
 
 
 def _grow(processes: list[ProcessUse]) -> list[_Node]:
-    """Those at the top. A pid is reused: the parent is who had it last before the child was born.
+    """Return the roots. A pid is reused: the parent is its last owner before the child was born.
 
-    What joblens itself has started is a child of who started joblens.
+    A process that joblens started is a child of the process that started joblens.
     """
     nodes = sorted((_Node(process) for process in processes), key=lambda node: node.birth)
     living: dict[tuple[str, int], _Node | None] = {}
@@ -113,7 +113,7 @@ def _program(process: ProcessUse) -> str:
 
 
 def _title(process: ProcessUse) -> str:
-    """What was typed, without the folders of the program."""
+    """Return the command line without the folder of the program."""
     program, blank, rest = plain(process.command or process.name).partition(" ")
     return (program.rpartition("/")[2] or program) + blank + rest
 

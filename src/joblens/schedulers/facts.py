@@ -1,4 +1,4 @@
-"""What a batch system reports of a job. Unknown is None, an empty text or an empty tuple, never zero."""
+"""Jobs as batch systems report them. Unknown is None, an empty text or an empty tuple, never zero."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -61,7 +61,7 @@ class Scheduler(Protocol):
     by_samples: bool  # all that it knows are samples in the lake; which jobs count can change while they run
 
     def live(self) -> Sequence[BatchJob]:
-        """Those that wait or run now."""
+        """Return the jobs that are pending or running."""
 
     def ended(self, since: float, until: float) -> Sequence[BatchJob]:
-        """Those that ended in this time, from accounting, with their steps; each run of a requeued one."""
+        """Return the jobs that ended in this time, with steps, by accounting; each run of a requeued one."""

@@ -17,7 +17,7 @@ Progress = Callable[[int, int], None]
 
 
 def check_lake(lake: Lake, progress: Progress | None = None) -> int:
-    """How many files were read. Of the damaged ones `lake.problems` tells."""
+    """Return the number of files read. `lake.problems` reports the damaged ones."""
     count = 0
     folders = sorted(lake.path.glob("set=*/date=*"))
     for number, folder in enumerate(folders, 1):

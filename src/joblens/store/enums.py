@@ -19,7 +19,7 @@ _CHOSEN_BY = frozenset(("cluster", "jobid", "step", "node"))
 
 
 class Enums(NamedTuple):
-    """What is selected for the columns, as SQL, before and after rows are sorted."""
+    """SQL selections of the columns, before and after rows are sorted."""
 
     before: str = "*"
     after: str = "*"

@@ -74,7 +74,7 @@ def _or_why_not(home: Home) -> str:
 
 
 def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None = None) -> Home:
-    """Of the path that was chosen, else JOBLENS_HOME, else the user's data folder."""
+    """Return the store at this path, else at JOBLENS_HOME, else in the user's data folder."""
     path = Path(chosen or os.environ.get("JOBLENS_HOME") or _data_folder() / "joblens").absolute()
     try:
         str(path).encode()
@@ -104,12 +104,12 @@ def _data_folder() -> Path:
         return Path(given)
     try:
         return Path.home() / ".local" / "share"
-    except RuntimeError:  # neither HOME nor the list of users tells
+    except RuntimeError:  # neither HOME nor the list of users has one
         raise OutsideError("this user has no home folder; say in JOBLENS_HOME where the store is") from None
 
 
 def local_folder() -> Path:
-    """A folder of this user's on this machine, which nobody else can write to."""
+    """Return a folder on this machine that only this user can write to."""
     import tempfile
 
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")

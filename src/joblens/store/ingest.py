@@ -1,6 +1,6 @@
-"""Jobs on their way into the store: from the batches that are written while a job runs to the lake.
+"""Ingest of jobs: from the batches that are written while a job runs to the lake.
 
-Those of a short job need not go there at once: joblens.store.pending.
+The samples of a short job are stored later: joblens.store.pending.
 
 `joblens run` loads this before it starts the command, so what only the end of a job needs is loaded then.
 """
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _FACTS, _END = "job.json", "end.json"
 _LARGEST = 1 << 26  # bytes
 _Kind = TypeVar("_Kind")
-# So many values are held in memory and go into one file. Whoever does it again after a crash must come to
-# the same files, so it decides by what is in the batches alone.
+# Values that are held in memory and written to one file. A retry after a crash must write the same files, so
+# only the batches decide.
 _CHUNK_VALUES = 3_000_000
 # As many are soon added up without DuckDB and NumPy, which take a third of a second to load.
 _SHORT_VALUES = 200_000
-# A batch comes every half a minute, or with each look if these are fewer: without one for so long, a job that
-# is not ours to look at has lost its joblens.
+# A batch is written every half a minute, or with each sample if these are rarer: after so long without one,
+# the joblens of a job on another node or in another pid namespace is taken to have ended.
 _ABANDONED_SECONDS = 600.0
 
 
@@ -44,7 +44,7 @@ class GoneError(Exception):
 
 
 class Incoming(NamedTuple):
-    """A job on its way into the store."""
+    """A job whose record or samples are not stored yet."""
 
     folder: Path
     facts: JobFacts
@@ -58,7 +58,7 @@ def begin(home: Home, facts: Mapping[str, object]) -> Path:
     """
     id = str(facts["id"])
     if storable(id) != id:
-        raise OutsideError(f"{id!r:.60} cannot be the id of a job: it is no UTF-8")
+        raise OutsideError(f"{id!r:.60} cannot be the id of a job: it is not UTF-8")
     folder = home.incoming / safe_name(id)
     folder.mkdir(mode=0o700)
     write_quickly(str(folder / _FACTS), render_json(facts))
@@ -86,7 +86,7 @@ def finish(folder: Path, end: JobEnd) -> None:
 
 
 def list_incoming(home: Home) -> Iterator[Incoming]:
-    """Those that can be completed; `problems` tells of the others."""
+    """Yield those that can be completed; `problems` reports the others."""
     for folder in folders(home.incoming):
         try:
             found = load_job(folder)
@@ -97,7 +97,7 @@ def list_incoming(home: Home) -> Iterator[Incoming]:
 
 
 def problems(home: Home) -> list[str]:
-    """Jobs on their way of which not even the facts can be read."""
+    """Report jobs whose facts are unreadable."""
     found = []
     for folder in (*folders(home.incoming), *folders(home.waiting)):
         try:
@@ -139,7 +139,7 @@ def _load(path: Path, kind: type[_Kind]) -> _Kind | None:
 
 
 def is_abandoned(found: Incoming, node: str, boot: str, now: float | None = None) -> bool:
-    """Whether nobody else will complete it: its joblens has gone, or does not show any more."""
+    """Whether no other process will complete it: its joblens has ended, or is silent."""
     facts = found.facts
     here, same_boot = facts.node == node, facts.boot == boot
     if here and same_boot and (facts.pid_namespace or "") in ("", pid_namespace()):
@@ -210,7 +210,7 @@ def read_batches(
     """One after the other, with their numbers. Raises GoneError as soon as they need not be all any more."""
     paths = [found.folder / name for name in list_names(str(found.folder)) if name.endswith(".batch")]
     try:
-        with (found.folder / _FACTS).open("rb"):  # unlike stat(2), this asks a file server anew
+        with (found.folder / _FACTS).open("rb"):  # unlike stat(2), this revalidates a file server's cache
             pass
     except FileNotFoundError:  # they go first: so what was just listed need not be all
         raise GoneError from None
@@ -252,7 +252,7 @@ def _put_aside(path: Path) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Once record and samples are there. The facts go first: without them nobody takes it for a job."""
+    """Remove the folder once record and samples are stored, the facts first: without them it is not a job."""
     import shutil
 
     (folder / _FACTS).unlink(missing_ok=True)

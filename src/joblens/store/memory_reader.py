@@ -33,7 +33,7 @@ _MEMORY = ("rss_anon_bytes", "rss_shmem_bytes")
 
 
 class SamplesReader:
-    """Of one job, and of the node that it ran on."""
+    """Samples of one job, and of the node that it ran on."""
 
     def __init__(self, samples: Iterable[Sample], job: str, node: str) -> None:
         self._node, self._job = node, job
@@ -149,7 +149,7 @@ class SamplesReader:
         return {node: breaks for node, breaks in found.items() if breaks}
 
     def _columns(self, span: Span, set_name: str) -> Iterator[str]:
-        """Of all samples of these days, as the lake has them, which keeps a day in a folder."""
+        """Return all samples of these days, as in the lake, which has a folder per day."""
         first, last = (int(max(moment, 0.0)) * 10**9 // _DAY_NS for moment in (span.start, span.end))
         schemas: dict[int, Schema] = {}
         for time_ns, rows in self._sets.get(set_name, []):
@@ -167,7 +167,7 @@ class SamplesReader:
         return [sample for sample in chosen if sample.rows.keys]
 
     def _chosen(self, span: Span, rows: Rows) -> Rows:
-        """Of this cluster, and of these nodes."""
+        """Select samples of this cluster and these nodes."""
         parts = self._split(rows, ("cluster", "node"))
         wanted = [
             some

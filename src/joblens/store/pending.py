@@ -26,8 +26,8 @@ from joblens.store.reader import LakeReader
 if TYPE_CHECKING:
     from joblens.store.lake.lake import Lake
 
-# When more wait, whoever ends a job brings some of the oldest to the lake: not one each time, for to load
-# DuckDB costs as much as to bring some.
+# When more are pending, the end of a job stores some of the oldest in the lake: several at once, because
+# loading DuckDB costs as much as storing some.
 _MOST = 100
 _AT_ONCE = 50
 
@@ -56,7 +56,7 @@ def find_reader(home: Home, lake: Lake, job: str, start: float) -> LakeReader | 
             return LakeReader(lake)
         for _, batch in ingest.read_batches(found, said, lambda path: "it is left out"):
             samples += batch
-    except (ingest.GoneError, MalformedError):  # of damaged facts ingest.problems tells
+    except (ingest.GoneError, MalformedError):  # ingest.problems reports damaged facts
         return LakeReader(lake)
     lake.report(*said)
     return SamplesReader(samples, job, found.facts.node)
@@ -76,12 +76,12 @@ def settle(lake: Lake, folder: Path) -> list[str]:
 
 
 def settle_all(home: Home, lake: Lake) -> list[str]:
-    """One job's trouble is not the others': it waits on, and is told."""
+    """Store the samples of all. A job that fails stays pending, and is reported."""
     said: list[str] = []
     for folder in ingest.folders(home.waiting):
         try:
             said += settle(lake, folder)
-        except MalformedError:  # of its facts ingest.problems tells
+        except MalformedError:  # ingest.problems reports its facts
             continue
         except (OutsideError, OSError) as error:
             said.append(f"{folder}: its samples stay there: {sentence(error)}")
@@ -93,7 +93,7 @@ def many_wait(home: Home) -> bool:
 
 
 def settle_some(home: Home) -> None:
-    """In the background after the end of a job, if many wait. Nothing is done if another is at it already."""
+    """Store some in the background after the end of a job, unless another process does that."""
     with _one_at_a_time(home.waiting) as free:
         if free:
             _settle_oldest(home)
@@ -101,7 +101,7 @@ def settle_some(home: Home) -> None:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[bool]:
-    """Only to save work: where there are no locks, several come to the same files."""
+    """Only to save work: without locks, several processes write the same files."""
     file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield _lock(file)
@@ -128,7 +128,7 @@ def _settle_oldest(home: Home) -> None:
             settle(lake, folder)
         except MalformedError:
             continue
-        except (OutsideError, OSError):  # it waits on and keeps back no other; whoever compacts is told
+        except (OutsideError, OSError):  # it stays pending and blocks no other; compaction reports it
             pass
         done += 1
         if done == _AT_ONCE:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The columns that name what was measured, and the numbers among those that only describe it.
 KEYS = frozenset("time pid start parent group session terminal uid tid state".split())
 NO_LABELS: Mapping[str, str] = {}
-LOOKS_AROUND = 60.0  # seconds: the last look comes after the end
+LOOKS_AROUND = 60.0  # seconds: the last sample follows the end
 WAITING_FOR_DISK = 68  # the letter D of proc_pid_stat(5)
 _NUMBERS = ("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT", "INTEGER", "FLOAT")
 _SAMPLE = {"time": "TIMESTAMP_NS"} | dict.fromkeys(("cluster", "jobid", "node"), "VARCHAR")
@@ -42,7 +42,7 @@ class Span(NamedTuple):
     start: float
     end: float
     cluster: str = ""  # where it is given, only of this one: two clusters can have a job of one number
-    nodes: tuple[str, ...] = ()  # where they are given, what these tell, also what is of no job
+    nodes: tuple[str, ...] = ()  # if given, all samples of these, also those without a job
 
     def dates(self) -> tuple[str, str]:
         """The first and the last."""
@@ -66,7 +66,7 @@ class Series(NamedTuple):
 
 
 class Break(NamedTuple):
-    """Two looks at a job on a node, one after the other, between which its counters did not simply go on."""
+    """Two successive samples of a job on a node, between which its counters were reset or not sampled."""
 
     before: float
     after: float
@@ -76,7 +76,7 @@ class Break(NamedTuple):
 def find_breaks(
     looks: Iterable[tuple[float, Mapping[str, float | None]]], counters: Sequence[str], longest: float
 ) -> list[Break]:
-    """From all looks at a job on one node, in order of time."""
+    """Find breaks in all samples of a job on one node, in order of time."""
     found: list[Break] = []
     known: dict[str, float | None] = dict.fromkeys(counters)
     before: float | None = None
@@ -143,7 +143,7 @@ class Reader(Protocol):
     def breaks(
         self, span: Span, set_name: str, counters: Sequence[str], longest: float
     ) -> dict[str, list[Break]]:
-        """By node, where a counter went back, or looks lie further apart than that."""
+        """Return, by node, where a counter decreased, or samples are further apart than that."""
 
 
 class LakeReader:
@@ -202,11 +202,11 @@ class LakeReader:
         return {key: _make_series(some, chosen) for key, some in sorted(found.items())}
 
     def sets(self) -> tuple[str, ...]:
-        """Those of which there is anything, of whatever job."""
+        """Return the sets with samples of any job."""
         return tuple(sorted(path.name[len("set=") :] for path in self.lake.path.glob("set=*")))
 
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
-        """Of a set, the columns that hold numbers to be measured, and not keys."""
+        """Return the columns of a set with measured numbers, without keys."""
         known = self.lake.schema(self._files(set_name, span))
         return tuple(n for n, kind in known.items() if kind.startswith(_NUMBERS) and n not in KEYS)
 
@@ -256,16 +256,16 @@ class LakeReader:
         where, values = _where(span)
         names = [f"v{number}" for number in range(len(counters))]
         sums = [f"sum({identifier(column)}) AS {name}" for name, column in zip(names, counters)]
-        lags = [f"lag({name} IGNORE NULLS) OVER looks AS b{name}" for name in names]
+        lags = [f"lag({name} IGNORE NULLS) OVER samples AS b{name}" for name in names]
         pairs = [word for name in names for word in (f"b{name}", name)]
         rows = self.lake.query(
             self._files(set_name, span),
             dict.fromkeys(counters, "DOUBLE") | _SAMPLE,
             f"SELECT {', '.join(['n', 'before', 't', *pairs])} FROM ("
-            f" SELECT {', '.join(['n', 't', 'lag(t) OVER looks AS before', *names, *lags])} FROM ("
+            f" SELECT {', '.join(['n', 't', 'lag(t) OVER samples AS before', *names, *lags])} FROM ("
             f"  SELECT {', '.join(['epoch_ns(time) / 1e9 AS t', _NODE + ' AS n', *sums])}"
             f"  FROM {{lake}} WHERE {where} GROUP BY time, {_NODE})"
-            " WINDOW looks AS (PARTITION BY n ORDER BY t))"
+            " WINDOW samples AS (PARTITION BY n ORDER BY t))"
             f" WHERE {' OR '.join(['t - before > $longest', *(f'{name} < b{name}' for name in names)])}"
             f" ORDER BY n, t LIMIT {_MOST_BREAKS}",
             {**values, "longest": longest},

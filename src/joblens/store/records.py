@@ -1,12 +1,12 @@
-"""Job records: what is known of each job that has ended, one JSON file each, never changed.
+"""Job records: one JSON file per ended job, never changed.
 
     records/DAY/JOB.NUMBER.json          by the day on which the job began
     records/DAY/compacted.NUMBER.jsonl   those of many files, or of an import, one per line
 
 Its last field is the CRC-32 of all before it, so that a flipped bit does not become another number.
 
-A record can be there more than once, and a later one of the same job (made anew, a tag, an annotation) is
-another file: of several the one that was written last counts.
+A job can have several records: each later one (recomputed, with a tag, with an annotation) is another file.
+The one that was written last is valid.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def list_days(folder: Path) -> list[tuple[str, int]]:
 
 
 def _last_change(folder: Path) -> int | None:
-    # nfs(5), close-to-open: opened, a folder is asked for anew, while stat(2) alone may answer from a cache.
+    # nfs(5), close-to-open: opening a folder revalidates it, while stat(2) alone may use a cache.
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def load_records(path: Path, problems: list[str]) -> Iterator[JobRecord]:
 
 
 def load_heads(path: Path, problems: list[str]) -> Iterator[Found]:
-    """The same with their places, but only with what a listing needs."""
+    """Yield the heads of the records, with their places in the file."""
     return (Found(*found) for found in _load(path, problems, parse_head))
 
 
@@ -171,7 +171,7 @@ def parse_record(path: str, data: bytes) -> JobRecord:
 
 
 def parse_head(path: str, data: bytes) -> Head:
-    """The same, of the parts that a listing needs: the others are neither read nor checked."""
+    """Parse the parts that a listing needs; the others are neither read nor checked."""
     return _parse(path, data, _parse_head)
 
 
@@ -208,7 +208,7 @@ def _parse_whole(data: bytes) -> JobRecord:
 
 
 def _parse_head(data: bytes) -> Head:
-    """What stands in front of the long parts is all that is needed, if they are in the order of writing.
+    """Parse only what precedes the long parts, if they are in the order of writing.
 
     A quote inside a text has a backslash in front, so that the mark can only be the name of a part, or a name
     further inside: then what is in front of it is not whole and cannot be read.
@@ -223,7 +223,7 @@ def _parse_head(data: bytes) -> Head:
 
 
 def job_named(data: bytes) -> str:
-    """Of which job a damaged record is, if that can still be read."""
+    """Return the id in a damaged record, if it is still readable."""
     match = _ID.search(data)
     return f"job {match[1].decode('utf-8', 'replace')}" if match else ""
 
@@ -240,7 +240,7 @@ def compact_day(folder: Path, day: str) -> int:
             taken = [path for path in (folder / day / name for name in names) if _append(path, file)]
         if len(taken) < 2:
             return 0
-        # From here on they are there twice, which whoever reads them takes for once.
+        # From here on they exist twice; readers use one of them.
         publish(unfinished, target)
     finally:
         Path(unfinished).unlink(missing_ok=True)
@@ -250,7 +250,7 @@ def compact_day(folder: Path, day: str) -> int:
 
 
 def _append(path: Path, file: BinaryIO) -> bool:
-    """Unless some of it cannot be read: then it stays as it is, and is reported by whoever reads it."""
+    """Append its records, unless one is unreadable: then the file stays, and its readers report it."""
     problems: list[str] = []
     try:
         lines = [_render(record, 0) + b"\n" for record in load_records(path, problems)]

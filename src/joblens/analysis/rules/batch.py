@@ -117,7 +117,7 @@ def idle_nodes(view: View) -> Finding | None:
 
 
 def split_nodes(view: View) -> tuple[list[NodeUse], list[NodeUse]]:
-    """Those that had nothing to do, and the others; none of either if not all are known."""
+    """Return idle and busy nodes; both are empty unless all nodes are known."""
     known = [node for node in view.nodes if node.cores_mean is not None]
     if len(view.nodes) < 2 or len(known) < len(view.nodes) or view.duration < _WORTH_SECONDS / 2:
         return [], []
@@ -154,7 +154,7 @@ def uneven_nodes(view: View) -> Finding | None:
 
 
 def too_much_memory(view: View) -> Finding | None:
-    """Much was asked for and never used: nobody else could have it."""
+    """Much memory was requested and never used, and so denied to other jobs."""
     asked, peak = view.asked.memory_bytes, view.used.memory_peak_bytes
     if not _was_judged(view) or not asked or peak is None:
         return None
@@ -194,7 +194,7 @@ def too_much_time(view: View) -> Finding | None:
 
 
 def _was_judged(view: View) -> bool:
-    """Who ended early for a reason of its own has not shown what it needs."""
+    """A job that ended early has not shown its needs."""
     return view.in_slurm and view.job.state == "COMPLETED" and view.duration >= _WORTH_SECONDS
 
 

@@ -73,7 +73,7 @@ def is_throttled(view: View) -> bool:
 
 
 def has_lost_cores(view: View) -> bool:
-    """Who wanted less than half a core slept most of the time, and that comes first."""
+    """A job that wanted less than half a core slept most of the time, which is the more important finding."""
     lost = lost_cores(view)
     if lost is None or lost[1] < _MUCH_LOST or is_throttled(view):
         return False
@@ -155,7 +155,7 @@ def bound(view: View) -> Finding | None:
 
 
 def idle_cores(view: View) -> Finding | None:
-    """Most of the cores that it may use had nothing to do, all the time, and nobody else had them."""
+    """Most of its cores were idle all the time, and no other job could use them."""
     used, most = view.used.cores_mean, view.used.cores_peak
     if view.duration < WORTH_SECONDS or used is None or most is None:
         return None
@@ -215,9 +215,9 @@ def _asleep(view: View, used: float, most: float) -> Finding | None:
 
 
 def _may_lack_cores(view: View, used: float) -> bool:
-    """On a full node, without its run-queue delay: whether it had nothing to do or no core is not known.
+    """Whether, on a full node and without run-queue delay, it is unknown if it had no work or no core.
 
-    Cores that a scheduler gave to a job it gave to nobody else, however busy the others are.
+    Cores that a scheduler gave to a job are its own, however busy the others are.
     """
     free = None if view.job.nodes else view.used.node_idle_cores
     unknown = view.used.run_delay_share is None
@@ -225,7 +225,7 @@ def _may_lack_cores(view: View, used: float) -> bool:
 
 
 def _ask_for(view: View, cores: int) -> str:
-    """On several nodes there are several tasks, and which of the two was meant nobody says."""
+    """With several nodes there are several tasks, and it is unknown which of the two was meant."""
     flags = f"--cpus-per-task={cores}" if len(view.nodes) < 2 else "fewer --ntasks or --cpus-per-task"
     return f"ask for {cores} core{'' if cores == 1 else 's'} ({flags})"
 

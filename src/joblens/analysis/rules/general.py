@@ -1,4 +1,4 @@
-"""The rules: each looks at a job and has something to say, with interval, evidence and advice, or not."""
+"""The rules: each returns a finding with interval, evidence and advice, or None."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NEXT_TO_NOTHING = 0.01
 _AFTER_SIGNAL: dict[int, str] = {
     signal.SIGKILL: "find out who killed it: a time limit, a node that ran out of memory, or a person",
     signal.SIGTERM: "find out who ended it: a time limit, timeout(1), scancel, or a person",
-    signal.SIGSEGV: "it crashed on an invalid memory access: run it in a debugger, or look at its core file",
+    signal.SIGSEGV: "it crashed on an invalid memory access: run it in a debugger, or inspect its core file",
     signal.SIGBUS: "it crashed: check for a mapped file that was truncated, or a full disk",
     signal.SIGABRT: "it aborted by itself: the last lines of its output say why",
     signal.SIGXCPU: "it used more CPU time than allowed: see ulimit -t",
@@ -75,7 +75,7 @@ def how_it_ended(view: View) -> str:
 
 
 def _death(view: View) -> int:
-    """The signal that ended it, or by its exit code something in it, as shells tell that; else 0."""
+    """Return the signal that ended it, or that its exit code stands for as in shells, or 0."""
     code = view.job.exit_code or 0
     return int(view.job.signal or (code - 128 if 128 < code <= 128 + signal.SIGRTMAX else 0))
 
@@ -113,7 +113,7 @@ def memory_growth(view: View) -> Finding | None:
         late[0].start,
         min(late[-1].end, view.job.last),
         f"memory grew by {render_bytes(slope * 60)} per minute to {render_bytes(sizes[-1])}{full}",
-        "look for memory that is never freed, or make sure that the job ends before the limit is reached",
+        "find memory that is never freed, or make sure that the job ends before the limit is reached",
         min(growth / sizes[-1], 1.0) * 0.8,
     )
 

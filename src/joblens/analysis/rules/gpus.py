@@ -15,7 +15,7 @@ _LONG = 0.25  # of the job, before the first use or after the last one
 
 
 def held_idle(view: View) -> Finding | None:
-    """GPUs that the job was given and never used: nobody else could have them."""
+    """GPUs that the job was given and never used: no other job could have them."""
     idle = idle_gpus(view)
     if not idle:
         return None
@@ -38,7 +38,7 @@ def held_idle(view: View) -> Finding | None:
 
 
 def idle_gpus(view: View) -> list[GpuUse]:
-    """Those that it was given and did not use, as far as it is known whether it did."""
+    """Return the GPUs that it was given and did not use, as far as that is known."""
     if view.duration < _WORTH_SECONDS:
         return []
     unused = [gpu for gpu in view.gpus if gpu.held and not gpu.used]
@@ -79,7 +79,7 @@ def used_for_a_while(view: View) -> Finding | None:
 
 
 def _longer_wait(view: View, gpu: GpuUse) -> tuple[GpuUse, float, float, str] | None:
-    """Of the times before its first use and after its last one, if it is long and nothing ran there."""
+    """Return the longer of the times before its first and after its last use, if it is long and idle."""
     if not gpu.held or gpu.first_use is None or gpu.last_use is None:
         return None
     before = (view.job.start, gpu.first_use, "before anything used")

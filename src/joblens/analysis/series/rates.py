@@ -8,10 +8,10 @@ from operator import sub
 
 
 def rates(times: Sequence[float], counter: Sequence[float | None], longest: float) -> list[float | None]:
-    """Per second, from each point to the next: one value less than points.
+    """Return the rate per second between successive points, one value less than points.
 
-    A counter that goes back has begun anew, so what it shows now is what was added since. Over a gap
-    longer than `longest` nothing is said, although the mean would be known: it is no rate of any moment.
+    A decrease is a reset: the counter's value is what was added since. Over a gap longer than `longest` the
+    rate is unknown: the mean over it is not the rate at any moment.
     """
     found: list[float | None] = []
     for number in range(1, len(times)):
@@ -25,7 +25,7 @@ def rates(times: Sequence[float], counter: Sequence[float | None], longest: floa
 
 
 def increase(counter: Sequence[float | None]) -> float | None:
-    """From its first to its last known value. One that goes back has begun anew."""
+    """Return the increase from the first to the last known value. A decrease is a reset of the counter."""
     known = [value for value in counter if value is not None]
     if len(known) < 2:
         return None
@@ -57,6 +57,6 @@ def _at(times: Sequence[float], values: Sequence[float], moment: float) -> float
 def gaps(times: Sequence[float], start: float, end: float, longest: float) -> list[tuple[float, float]]:
     """Stretches of the job without any sample, also before the first and after the last one."""
     moments = [start, *sorted(time for time in times if start < time < end), end]
-    if max(map(sub, moments[1:], moments)) <= longest:  # of most there are none, and looks are many
+    if max(map(sub, moments[1:], moments)) <= longest:  # most jobs have none, and samples are many
         return []
     return [(a, b) for a, b in zip(moments, moments[1:]) if b - a > longest]

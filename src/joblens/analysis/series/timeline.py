@@ -34,7 +34,7 @@ def make_points(start: float, end: float, series: Series, longest: float) -> lis
         return rates(times, [0.0, *counter], longest) if counter else unknown
 
     def level(name: str) -> list[float | None]:
-        """Of a job that is over at the look that ends a stretch, what the look at its begin has seen."""
+        """For a point that ends after the job, return the level of the sample at its start."""
         found, seen = list(series.peak.get(name) or unknown), series.last.get(name) or unknown
         for n in range(1, len(found)):
             if processes[n] == 0 and times[n + 1] - times[n] <= longest:
@@ -79,7 +79,7 @@ def steady(points: Iterable[Point]) -> list[Point]:
 
 
 def _with_rest(found: list[Point], rest: list[Point]) -> list[Point]:
-    """What is left is too short to stand alone, so it goes to what is before it, if that is known."""
+    """Merge a rest that is too short for a point of its own into the point before it, if that is known."""
     if not rest or not found or found[-1].cores is None:
         return found + _joined(rest)
     return found[:-1] + _joined([found[-1], *rest])

@@ -43,7 +43,7 @@ class Cut:
         return [(first, last) for first, last in cut if first < last]
 
     def _points(self, points: list[Point]) -> list[Point]:
-        """What is known of a stretch is taken to hold for each part of it."""
+        """The values of a point are taken to hold for each part of it."""
         return [
             point.replace(start=max(point.start, self.start), end=min(point.end, self.end))
             for point in points
@@ -51,7 +51,7 @@ class Cut:
         ]
 
     def _chosen(self, times: list[float]) -> slice:
-        """Up to the first look at or after the end: it tells of the time before it."""
+        """Up to the first sample at or after the end, as it covers the time before it."""
         first = bisect_right(times, self.start)
         last = next((n for n in range(first, len(times)) if times[n] >= self.end), len(times) - 1)
         return slice(first, last + 1)
@@ -80,7 +80,7 @@ class Cut:
 
 
 def _at(known: list[tuple[float, float]], moment: float) -> float:
-    """What a counter stood at, between two looks as if it had gone on evenly."""
+    """Return the value of a counter, interpolated linearly between two samples."""
     place = bisect_right(known, (moment, float("inf")))
     if place == len(known):
         return known[-1][1]

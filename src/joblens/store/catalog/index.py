@@ -30,7 +30,7 @@ _INSERT = (
     f"VALUES ({', '.join('?' * (len(COLUMNS) + 5))})"
 )
 _PATIENCE_SECONDS = 10.0  # for another that is just taking records in
-# A folder's time is coarse, and a file server's clock not ours: what changed so recently is looked at again.
+# A folder's time is coarse, and a file server has its own clock: recent changes are read again.
 _FRESH_NS = 3_000_000_000
 _FRESH_SHARED_NS = 120_000_000_000
 _ATTEMPTS = 5  # to find a record that others compact meanwhile
@@ -88,7 +88,7 @@ class Catalog:
         return [JobRow._make((*row, tags.get(row[:3], {}))) for row in rows]
 
     def _tags(self) -> dict[Identity, dict[str, str]]:
-        """Of all jobs: few have any."""
+        """Return the tags of all jobs: few have any."""
         found: dict[Identity, dict[str, str]] = {}
         for cluster, id, start, name, value in self._ask("SELECT cluster, id, start, name, value FROM tags"):
             found.setdefault((cluster, id, start), {})[name] = value
@@ -129,9 +129,9 @@ class Catalog:
         return found
 
     def _with_id(self, text: str) -> list[Run]:
-        """Jobs are put back into the queue, ids come round, and clusters have their own."""
+        """Return the runs with this id: jobs are requeued, ids are reused, and clusters have their own."""
         columns = 'SELECT cluster, id, start, "end", state FROM jobs'
-        # One is looked for in an index of its own: most jobs have but one id.
+        # A separate index serves this condition: most jobs have only one id.
         either = "(id = :id OR (shown_id = :id AND shown_id != id))"
         oldest = "ORDER BY start, id"
         found = self._ask(f"{columns} WHERE {either} {oldest}", {"id": storable(text)})
@@ -142,8 +142,8 @@ class Catalog:
         return [Run(*row) for row in found]
 
     def written(self, identities: Iterable[Identity]) -> dict[Identity, int]:
-        """Of those of them that are known, when their records were written."""
-        self._ask("SELECT 1")  # takes in what has come
+        """Return when their records were written, for those that are known."""
+        self._ask("SELECT 1")  # indexes new records
         query = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
         found: dict[Identity, int] = {}
         for identity in identities:
@@ -171,7 +171,7 @@ class Catalog:
         raise LookupError(f"the record of job {identity[1]} is not there any more")
 
     def _forget(self, day: str) -> None:
-        """So that its records are looked for anew."""
+        """Delete a day from the index, so that its records are read again."""
         try:
             with _transaction(self.database):
                 _delete_day(self.database, day)
@@ -245,7 +245,7 @@ class Catalog:
             migrate(database)
             if path != ":memory:":
                 database.execute("PRAGMA journal_mode = WAL")
-                # It can be made anew: it need only not be torn.
+                # It can be rebuilt: it need only be consistent.
                 database.execute("PRAGMA synchronous = NORMAL")
             self._refresh(database)
         except BaseException:
@@ -256,7 +256,7 @@ class Catalog:
     # Keeping it up to date
 
     def _refresh(self, database: sqlite3.Connection) -> None:
-        """Takes in the records that have come since the last time."""
+        """Index the records that were added since the last time."""
         known = dict(database.execute("SELECT day, changed FROM days").fetchall())
         days = records.list_days(self.home.records)
         new = [(day, changed) for day, changed in days if known.get(day) != changed]
@@ -287,7 +287,7 @@ class Catalog:
             database.execute("REPLACE INTO days VALUES (?, ?)", (day, changed if settled else 0))
 
     def _take_file(self, database: sqlite3.Connection, day: str, name: str) -> bool:
-        """False if it has to be looked at again the next time."""
+        """Return False if it must be read again the next time."""
         problems: list[str] = []
         try:
             for place, head in records.load_heads(self.home.records / day / name, problems):
@@ -304,7 +304,7 @@ class Catalog:
 
 
 def _contents(database: sqlite3.Connection) -> list[list[Any]]:
-    """Of what a listing shows; which file of several a record was read from may differ."""
+    """Return the columns of a listing; the file of a record may differ if there are several."""
     jobs = f"SELECT {_NAMES}, on_nodes, written FROM jobs ORDER BY cluster, id, start"
     tags = "SELECT * FROM tags ORDER BY cluster, id, start, name"
     return [database.execute(query).fetchall() for query in (jobs, tags, "PRAGMA integrity_check")]
@@ -332,7 +332,7 @@ def migrate(database: sqlite3.Connection) -> None:
                 f"made by a newer joblens (version {version}, this one knows {len(MIGRATIONS)})"
             )
         if version < 0:
-            raise sqlite3.DatabaseError("its version is no number of ours")
+            raise sqlite3.DatabaseError("its version number is invalid")
         for number in range(version, len(MIGRATIONS)):
             for statement in filter(str.strip, MIGRATIONS[number].split(";\n")):
                 database.execute(statement)
@@ -358,7 +358,7 @@ def _delete_day(database: sqlite3.Connection, day: str) -> None:
 
 
 def _compacted_last(name: str) -> tuple[bool, str]:
-    """Of two files with the same record the one that stays is the one to remember."""
+    """Sort so that of two files with the same record, the one that stays is indexed last."""
     return name.endswith(".jsonl"), name
 
 

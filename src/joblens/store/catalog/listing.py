@@ -111,7 +111,7 @@ def name_nodes(names: Iterable[str]) -> str:
 
 
 def select(wanted: JobFilter) -> tuple[str, list[Any]]:
-    """What follows FROM jobs, and the values that it needs."""
+    """Return the SQL that follows FROM jobs, and its values."""
     if wanted.sort not in SORTS:
         raise UsageError(f"jobs can be sorted by {', '.join(SORTS)}, and not by {wanted.sort!r}")
     conditions: list[str] = []
@@ -136,10 +136,10 @@ def select(wanted: JobFilter) -> tuple[str, list[Any]]:
             "(cluster, id, start) IN (SELECT cluster, id, start FROM tags WHERE name = ? AND value = ?)"
         )
         values += [storable(name), storable(value)]
-    # The newest and the largest are what people look for, names are read from A to Z.
+    # The newest and the largest first; names from A to Z.
     upwards = (wanted.sort in ("user", "name")) != wanted.reverse
     # With conditions SQLite must not walk down an index of all jobs to find the few that meet them: a term
-    # with a plus is no column of an index (https://www.sqlite.org/optoverview.html#uplus).
+    # with a plus does not use an index (https://www.sqlite.org/optoverview.html#uplus).
     column = ("+" if conditions and wanted.sort == "cpu" else "") + SORTS[wanted.sort]
     # Downwards they are last anyway; with the words, SQLite would not see that an index has that order.
     nulls = " NULLS LAST" if upwards else ""
@@ -153,7 +153,7 @@ def parse_time(text: str | float | None) -> float | None:
     if text is None or (isinstance(text, (int, float)) and not isinstance(text, bool)):
         return text
     if not isinstance(text, str):
-        raise UsageError(f"{text!r:.60} is no time; write 2026-11-15, 2026-11-15T13:02 or 7d")
+        raise UsageError(f"{text!r:.60} is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d")
     ago = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])", text)
     if ago:
         return time.time() - float(ago[1]) * _UNITS[ago[2]]
@@ -162,4 +162,4 @@ def parse_time(text: str | float | None) -> float | None:
             return time.mktime(time.strptime(text, form))
         except (ValueError, OverflowError):
             continue
-    raise UsageError(f"{text!r} is no time; write 2026-11-15, 2026-11-15T13:02 or 7d")
+    raise UsageError(f"{text!r} is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d")

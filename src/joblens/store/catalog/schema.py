@@ -28,7 +28,7 @@ MIGRATIONS = (
     UPDATE jobs SET day = date(start, 'unixepoch');
     CREATE INDEX jobs_by_day ON jobs (day);
     """,
-    # Where a record stands instead of the record. All is read anew for that, which is quick now.
+    # The place of a record instead of the record itself. All are indexed again, which is fast now.
     """
     DROP TABLE jobs;
     DELETE FROM tags;
