@@ -58,7 +58,7 @@ def test_a_hub(tmp_path: Path) -> None:
         pid = hub.process.pid
         with without_descriptors(pid):
             crowd = [stack.enter_context(connect(hub.port)) for _ in range(50)]
-            wait_for("words about it", lambda: any("cannot be taken" in line for line in hub.said()))
+            wait_for("words about it", lambda: any("cannot accept" in line for line in hub.said()))
             assert share_of_a_core(pid) < MOST_SHARE
             assert sender.send(make_batch(2)).status == 200
         with Sender(hub.port) as another:
@@ -66,7 +66,7 @@ def test_a_hub(tmp_path: Path) -> None:
         for channel in crowd:
             channel.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             assert channel.recv(15) == b"HTTP/1.1 200 OK"
-        assert sum("cannot be taken" in line for line in hub.said()) == 1
+        assert sum("cannot accept" in line for line in hub.said()) == 1
     assert stored(hub.home) == {("n1", 1): 1, ("n1", 2): 1, ("n2", 1): 1}
 
 
@@ -83,7 +83,7 @@ def test_an_agent(tmp_path: Path) -> None:
             alone = share_of_a_core(pid)
             for _ in range(50):
                 stack.enter_context(connect(agent.address[1]))
-            wait_for("words about it", lambda: any("event could not" in line for line in agent.said()))
+            wait_for("words about it", lambda: any("event handler failed" in line for line in agent.said()))
             assert share_of_a_core(pid) < alone + MOST_SHARE
         assert agent.page().status == 200
         assert ticks(agent) >= before + 2 * SECONDS - 2

@@ -22,7 +22,7 @@ import pytest
 
 from hub.made import Running, fleet_segment
 from hub.sinking import Process
-from joblens.hub.sink import load_status
+from joblens.hub.sink import SinkStatus, load_status
 from small_disk import with_quota
 from waiting import wait_for
 
@@ -193,7 +193,7 @@ class Scene:
         with path.open(newline="") as opened:
             return list(csv.DictReader(opened, strict=True))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> SinkStatus:
         return load_status(self.sink.place)
 
     def losses(self) -> list[dict[str, Any]]:
@@ -266,21 +266,21 @@ def check_attack(scene: Scene, attack: Callable[[], AbstractContextManager[Any]]
         scene.again()
         scene.store(2)
         status = scene.status()
-        assert (status["state"], status["failures"]) == ("working", 0)
+        assert (status.state, status.failures) == ("working", 0)
         scene.check_the_other()
     words = scene.said.read_text()
     if not why:
-        assert status["dropped"] == 0
+        assert status.cursor.dropped == 0
         assert words == ""
         return
-    assert status["dropped"] > 0
+    assert status.cursor.dropped > 0
     assert re.search(why, words), words
     assert words.count("\n") == 2, words
-    assert any(re.search(why, problem) for problem in status["problems"])
+    assert any(re.search(why, problem) for problem in status.problems)
     (loss,) = scene.losses()
     assert (loss["user"], loss["job"]) == ("nobody", "1")
     assert re.search(why, loss["why"])
-    assert loss["rows"] == status["dropped"]
+    assert loss["rows"] == status.cursor.dropped
     begin = 1_700_000_000 + 2 * ROWS
     assert (loss["since"], loss["until"]) == (begin, begin + 4 * ROWS - 1)
 
@@ -310,9 +310,9 @@ def test_what_a_user_puts_into_their_folder(scene: Scene, name: str) -> None:
     release = BEGIN.replace("os.chdir(folder)\n", "") + trick.release
     command = [sys.executable, "-I", "-S", "-c", release, str(scene.place()), str(scene.outside)]
     subprocess.run(command, check=True)
-    dropped = scene.status()["dropped"]
+    dropped = scene.status().cursor.dropped
     scene.store(2)
-    assert scene.status()["dropped"] == dropped
+    assert scene.status().cursor.dropped == dropped
     times = [int(row["time"]) for row in scene.rows(ATTACKER, "1", file=trick.then)][-2 * ROWS :]
     assert times == [1_700_000_000 + scene.segments * ROWS - ROWS + n for n in range(2 * ROWS)]
     scene.check_the_other()
@@ -343,9 +343,9 @@ def test_a_quota_that_is_reached() -> None:
             check_attack(scene, attack, "Disk quota exceeded")
             (scene.root / "nobody" / "ballast").unlink()
             subprocess.run(["btrfs", "filesystem", "sync", scene.root], check=True, capture_output=True)
-            dropped = scene.status()["dropped"]
+            dropped = scene.status().cursor.dropped
             scene.store(2)
-            assert scene.status()["dropped"] == dropped
+            assert scene.status().cursor.dropped == dropped
             for node in ("n0", "n1"):
                 rows = scene.rows(ATTACKER, "1", node)
                 assert len({row["time"] for row in rows}) == len(rows)
@@ -418,8 +418,8 @@ def test_what_a_flood_costs(scene: Scene) -> None:
             scene.sink.wait_for(scene.segments)
         scene.check_the_other()
         status = scene.status()
-        assert status["failures"] == 0
-        assert sum(loss["rows"] for loss in scene.losses()) == status["dropped"] > 0
+        assert status.failures == 0
+        assert sum(loss["rows"] for loss in scene.losses()) == status.cursor.dropped > 0
         assert len(scene.losses()) < 100
         assert scene.said.read_text().count("\n") == 1
         memory = Path(f"/proc/{scene.sink.process.pid}/status").read_text()
@@ -438,4 +438,4 @@ def test_a_lease_is_waited_for_by_nobody(scene: Scene) -> None:
     scene.store()
     times = [row["time"] for row in scene.rows(ATTACKER, "1")]
     assert len(times) == len(set(times)) == 2 * ROWS
-    wait_for("the sink at work", lambda: scene.status()["state"] == "working")
+    wait_for("the sink at work", lambda: scene.status().state == "working")

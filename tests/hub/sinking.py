@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from joblens.hub.cursors import load_cursor
-from joblens.hub.sink import Place, check_options, load_status
+from joblens.hub.sink import Place, SinkStatus, check_options, load_status
 from waiting import PATIENCE, wait_for
 
 
-def wait_for_state(place: Place, **wanted: Any) -> dict[str, Any]:
+def wait_for_state(place: Place, state: str = "", segment: int = -1, pid: int = -1) -> SinkStatus:
     """The first status of a sink that has all of this."""
 
-    def look() -> dict[str, Any]:
-        status = load_status(place)
-        return status if wanted.items() <= status.items() else {}
+    def find() -> SinkStatus | None:
+        it = load_status(place)
+        fits = state in ("", it.state) and segment in (-1, it.cursor.segment) and pid in (-1, it.pid)
+        return it if fits else None
 
-    return wait_for(f"{place.name} with {wanted}", look)
+    found = wait_for(f"{place.name} with {state} {segment} {pid}", find)
+    assert found is not None
+    return found
 
 
 class Process:

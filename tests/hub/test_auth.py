@@ -358,7 +358,7 @@ def test_pages_for_other_machines_need_a_token(tmp_path: Path) -> None:
         check_safety(HubSettings(listen=listen, token_file="/t"))  # noqa: S106
     for listen in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
         check_safety(HubSettings(listen=listen))
-    with pytest.raises(ConfigError, match="needed together"):
+    with pytest.raises(ConfigError, match="set together"):
         check_safety(HubSettings(certificate="x"))
     command = [sys.executable, "-m", "joblens", "hub", "--listen", "0.0.0.0:0", "--home", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

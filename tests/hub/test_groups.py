@@ -245,7 +245,7 @@ def test_a_hub_that_ends_does_not_wait(tmp_path: Path) -> None:
     kind, options = check_options("lake", {"home": str(tmp_path / "store")})
     runner = Runner(home, {"lake": (kind, options)}, lambda _: None, collect_seconds=3600.0)
     runner.start()
-    wait_for("the first", lambda: runner.status()[0].get("segment") == 1)
+    wait_for("the first", lambda: runner.status()[0].cursor.segment == 1)
     runner.stop(drain_seconds=60.0)
     assert load_cursor(Place("lake", home, "").cursor).segment == 3
 
@@ -269,9 +269,9 @@ def test_what_the_follower_asks_for_does_not_wait(tmp_path: Path) -> None:
     runner.flush = flush
     runner.start()
     try:
-        wait_for("the first", lambda: runner.status()[0].get("segment") == 1)
+        wait_for("the first", lambda: runner.status()[0].cursor.segment == 1)
         (home / "jobs" / "flush").touch()
-        wait_for("the rest", lambda: runner.status()[0].get("segment") == 4)
+        wait_for("the rest", lambda: runner.status()[0].cursor.segment == 4)
         fleet_segment(home / "journal", 5)
     finally:
         runner.stop()

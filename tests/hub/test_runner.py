@@ -154,8 +154,8 @@ def test_a_failing_sink_holds_up_nobody(tmp_path: Path) -> None:
             wait_for_state(places["lake"], segment=3)
             for name, word in (("tree", "exists"), ("far", "refused")):
                 status = wait_for_state(places[name], state="failing")
-                assert word in status["error"].lower(), status
-                assert (status["segment"], status["lag_segments"]) == (0, 3)
+                assert word in status.error.lower(), status
+                assert (status.cursor.segment, status.lag_segments) == (0, 3)
             (rows,) = runner.rows()
             working = {key[0]: rows.row(number)[0] for number, key in enumerate(rows.keys)}
             assert working == {"lake": 1, "tree": 0, "far": 0}
@@ -164,14 +164,14 @@ def test_a_failing_sink_holds_up_nobody(tmp_path: Path) -> None:
             assert {name: lag.segments for name, lag in lags.items()} == {"lake": 0, "tree": 3, "far": 3}
             blocked.unlink()
             status = wait_for_state(places["tree"], segment=3, state="working")
-            assert (status["error"], status["lag_segments"]) == ("", 0)
+            assert (status.error, status.lag_segments) == ("", 0)
     assert len(csv_rows(blocked)) == 3 * 8 * 2
     assert len(lake_rows(tmp_path / "store")) == 3 * 8
 
 
 def _another(place: Place, before: list[int]) -> int:
     """The cursor is written first, so the status can still be that of the process before."""
-    pid = int(load_status(place).get("pid", 0))
+    pid = load_status(place).pid
     return 0 if pid in before else pid
 
 
@@ -193,7 +193,7 @@ def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
             wait_for("its end", partial(_has, said, number))
         fleet_segment(home / "journal", 3, 1)
         wait_for_state(place, segment=3)
-        assert runner.status()[0]["starts"] == 3
+        assert runner._sinks[0].starts == 3
     assert said == ["sink lake: process ended (signal 9); restarting"] * 2
     assert len(lake_rows(tmp_path / "store")) == 3 * 8
 
@@ -211,7 +211,7 @@ def test_sinks_end_with_the_hub(tmp_path: Path) -> None:
     try:
         fleet_segment(home / "journal", 1)
         place = Place("csv", home, "")
-        pid = wait_for_state(place, segment=1, state="working")["pid"]
+        pid = wait_for_state(place, segment=1, state="working").pid
         assert _lives(pid)
     finally:
         hub.kill()
@@ -232,8 +232,8 @@ def test_sinks_drain_before_the_end(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         fleet_segment(home / "journal", number, 1)
     runner.stop(drain_seconds=3600.0)
-    assert load_status(Place("lake", home, ""))["lag_segments"] == 0
-    assert load_status(Place("tree", home, ""))["lag_segments"] == 3
+    assert load_status(Place("lake", home, "")).lag_segments == 0
+    assert load_status(Place("tree", home, "")).lag_segments == 3
     assert len(lake_rows(tmp_path / "store")) == 3 * 8
 
 
@@ -257,7 +257,7 @@ def test_there_is_only_one_of_each(tmp_path: Path, stack: ExitStack) -> None:
     stack.callback(second.close)
     fleet_segment(home / "journal", 2, jobs=JOBS)
     first.wait_for(2)
-    assert load_status(first.place)["pid"] == first.process.pid
+    assert load_status(first.place).pid == first.process.pid
     first.kill()
     fleet_segment(home / "journal", 3, jobs=JOBS)
     second.wait_for(3)
@@ -310,7 +310,7 @@ def test_order_and_counts(tmp_path: Path) -> None:
     assert sink.taken == [3, 9, 10]
     assert sink.recovered == [0, 9]
     assert load_cursor(work.place.cursor) == Cursor(10, 6, 18, 3)
-    assert load_status(work.place)["problems"] == ["a word"]
+    assert load_status(work.place).problems == ("a word",)
     assert said == ["sink odd: segment 3: a word", "sink odd: segment 10: a word"]
 
 
@@ -327,10 +327,10 @@ def test_failures_are_told_once_and_waits_grow(tmp_path: Path) -> None:
     waits = []
     for _ in range(3):
         waits.append(work.step())
-        assert load_status(work.place)["state"] == "failing"
+        assert load_status(work.place).state == "failing"
     assert waits == sorted(set(waits))
     assert work.step() == 0
-    assert load_status(work.place)["state"] == "working"
+    assert load_status(work.place).state == "working"
     assert sink.recovered == [0, 0, 0, 0]
     assert said[:3] == ["sink odd: No space left on device", "sink odd: 'x'", "sink odd: segment 1: a word"]
     assert said[3:] == ["sink odd: goes on"]

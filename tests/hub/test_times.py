@@ -175,7 +175,7 @@ def test_counted_by_node_and_reported_once(tmp_path: Path) -> None:
         "sink lake: 2 rows of node n1 of cluster lab",
         "sink lake: 1 rows of node n2 of cluster lab",
     ]
-    assert load_status(place)["untimely"] == (("lab", "n1", 3), ("lab", "n2", 1))
+    assert load_status(place).cursor.untimely == (("lab", "n1", 3), ("lab", "n2", 1))
     options: dict[str, Any] = {}
     runner = Runner(place.home, {"lake": ("lake", options)}, said.append)
     (rows,) = [rows for rows in runner.rows() if rows.schema is UNTIMELY]

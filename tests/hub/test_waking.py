@@ -117,11 +117,11 @@ def test_sinks_of_a_hub_take_what_comes_later(tmp_path: Path) -> None:
     runner.sealed = lambda: len(list_sealed(home / "journal"))
     runner.start()
     try:
-        wait_for("the sink", lambda: runner.status()[0]["state"] == "working")
+        wait_for("the sink", lambda: runner.status()[0].state == "working")
         fleet_segment(home / "journal", 1)
-        wait_for("the first", lambda: runner.status()[0].get("segment") == 1)
+        wait_for("the first", lambda: runner.status()[0].cursor.segment == 1)
         fleet_segment(home / "journal", 2)
-        wait_for("the second", lambda: runner.status()[0].get("segment") == 2)
+        wait_for("the second", lambda: runner.status()[0].cursor.segment == 2)
     finally:
         runner.stop()
 

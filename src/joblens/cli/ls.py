@@ -28,6 +28,7 @@ COLUMNS = (
 )  # fmt: skip
 # What a page of another server can lead to.
 WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, OSError)
+Json = dict[str, Any]
 
 
 class ListedSet(NamedTuple):
@@ -36,7 +37,7 @@ class ListedSet(NamedTuple):
     status: SetStatus
     jobs: list[str]
     users: list[str]
-    raw: dict[str, Any]  # as the page has it: it is passed on by --json
+    raw: Json  # as the page has it: it is passed on by --json
 
     @property
     def node(self) -> tuple[str, str]:
@@ -46,7 +47,7 @@ class ListedSet(NamedTuple):
     def error(self) -> str:
         return self.status.error or ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         cluster, node = self.node
         names = {"cluster": cluster, "node": node, "error": ""}
         return {**names, **self.raw, "jobs": self.jobs, "users": self.users}
@@ -55,20 +56,20 @@ class ListedSet(NamedTuple):
 class ListedJob(NamedTuple):
     status: JobStatus
     sent_by: tuple[str, str]  # cluster and node of the agent, which can serve several nodes
-    raw: dict[str, Any]
+    raw: Json
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         names = {"sent_by": list(self.sent_by), "node": self.status.node, "cluster": self.status.cluster}
         return {**names, **self.raw}
 
 
 class Listing(NamedTuple):
-    nodes: list[dict[str, Any]]  # for --json only
+    nodes: list[Json]  # for --json only
     sets: list[ListedSet]
     jobs: list[ListedJob]
     clocks: list[ClockChange]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         return {
             "nodes": self.nodes,
             "sets": [it.as_json() for it in self.sets],

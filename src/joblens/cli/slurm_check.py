@@ -11,7 +11,9 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from joblens.agent.scan_trigger import trigger_path
 from joblens.agent.sender import Target, first_line
@@ -21,6 +23,7 @@ from joblens.core.config import PushSettings, Settings, split_url
 from joblens.core.errors import JoblensError, printable, sentence
 from joblens.core.host import Host
 from joblens.hooks import SLURM
+from joblens.hub.status import StatusPage
 from joblens.reports import width as screen
 
 _SECONDS = 10.0
@@ -215,10 +218,10 @@ def _agent(node: Node) -> Iterator[Finding]:
         "joblens agent", listen, pages.parse_address(listen), node.settings.token_file or None
     )
     try:
-        known = pages.ask(place, "/sets")
+        page = msgspec.convert(pages.ask(place, "/sets"), StatusPage)
         yield Finding("agent", True, f"responds at {listen}")
-        yield _collectors(known)
-    except (JoblensError, OSError) as error:
+        yield _collectors(page)
+    except (JoblensError, OSError, msgspec.ValidationError) as error:
         yield Finding("agent", False, sentence(error), "systemctl enable --now joblens-agent")
     pipe = trigger_path(node.settings.attribution.job_files)
     right = os.path.exists(pipe) and stat.S_ISFIFO(os.stat(pipe).st_mode)
@@ -227,9 +230,9 @@ def _agent(node: Node) -> Iterator[Finding]:
     )
 
 
-def _collectors(known: dict[str, Any]) -> Finding:
+def _collectors(page: StatusPage) -> Finding:
     """Return the collectors' errors that the agent reports."""
-    wrong = {str(it.get("collector")): str(it["error"]) for it in known.get("sets", []) if it.get("error")}
+    wrong = {it.collector or it.set: it.error for it in page.sets if it.error}
     said = screen.plain("; ".join(f"{name}: {error}" for name, error in wrong.items()), _LONGEST)
     do = "for capabilities, see CapabilityBoundingSet in deploy/systemd/joblens-agent.service"
     return Finding("collectors", not wrong, said or "no errors", do)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -121,33 +120,28 @@ class Pages:
         return Page(Response(200, msgspec.json.encode(self.sets()).decode()), "application/json")
 
     def _now(self, request: Request) -> Page:
-        return Page(Response(200, json.dumps(self.now())), "application/json")
+        """Return what `joblens top` shows, in the format of an agent's page."""
+        now, end = time.time(), time.monotonic() + _LONGEST_DESCRIBING
+        nodes = [
+            {
+                "cluster": node.cluster,
+                "node": node.node,
+                "state": node_state(node, now),
+                "age_seconds": node.age(now),
+                "interval_seconds": node.period,
+                "sets": [
+                    it.as_json()
+                    for it in (*node.now.describe(time.monotonic() < end), *describe_owners(node))
+                ],
+            }
+            for node in self._receiver.nodes
+        ]
+        return Page(Response(200, json.dumps({"hub": True, "nodes": nodes})), "application/json")
 
     def _metrics(self, request: Request) -> Page:
         openmetrics = b"application/openmetrics-text" in request.fields.get(b"accept", b"")
         text = Exposition(openmetrics).render(self._rows()).decode()
         return Page(Response(200, text), OPENMETRICS if openmetrics else PROMETHEUS)
-
-    def now(self) -> dict[str, Any]:
-        """Return what `joblens top` shows, in the format of an agent's page."""
-        now, end = time.time(), time.monotonic() + _LONGEST_DESCRIBING
-        return {
-            "hub": True,
-            "nodes": [
-                {
-                    "cluster": node.cluster,
-                    "node": node.node,
-                    "state": node_state(node, now),
-                    "age_seconds": node.age(now),
-                    "interval_seconds": node.period,
-                    "sets": [
-                        it.as_json()
-                        for it in (*node.now.describe(time.monotonic() < end), *describe_owners(node))
-                    ],
-                }
-                for node in self._receiver.nodes
-            ],
-        }
 
     def sets(self) -> StatusPage:
         now, clocks = time.time(), self._receiver.clocks

@@ -24,7 +24,7 @@ from joblens.core.json_file import parse_json
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 from joblens.hub.identity import load_identity
 from joblens.hub.settings import INFERRED, NONE, HubSettings, JobsSettings, is_loopback
-from joblens.hub.sink import SEALED, FollowTask, Place, SinkTask, check_options, load_status
+from joblens.hub.sink import SEALED, FollowTask, Place, SinkStatus, SinkTask, check_options, load_status
 
 Log = Callable[[str], None]
 DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
@@ -287,17 +287,17 @@ class Runner:
                 sink.hurry(through)
 
     def stop(self, drain_seconds: float = 0.0) -> None:
-        """What is not stored by then stays in the journal, for the next time; nobody waits for a sink that
-        fails again and again."""
+        """Let sinks store the rest, within a timeout. What is left, as of a sink that keeps failing, stays in
+        the journal."""
         until, before = time.monotonic() + drain_seconds, {it.name: it.starts for it in self._sinks}
         for sink in self._sinks:
             sink.hurry()
 
-        def is_waited_for(it: dict[str, Any]) -> bool:
-            died = it["starts"] - before[f"sink {it['name']}"]
-            return bool(it["lag_segments"]) and it.get("failures", 0) < _HOPELESS and died < _HOPELESS
+        def is_waited_for(sink: SinkChild) -> bool:
+            status, died = load_status(sink.place), sink.starts - before[sink.name]
+            return bool(status.lag_segments) and status.failures < _HOPELESS and died < _HOPELESS
 
-        while time.monotonic() < until and any(map(is_waited_for, self.status())):
+        while time.monotonic() < until and any(map(is_waited_for, self._sinks)):
             time.sleep(_DRAIN_LOOK_SECONDS)
         self._stop.set()
         self._thread.join()
@@ -307,17 +307,19 @@ class Runner:
         for child in self._children:
             child.end(until)
 
-    def status(self) -> list[dict[str, Any]]:
-        return [
-            load_status(child.place) | {"type": child.kind, "starts": child.starts} for child in self._sinks
-        ]
+    def status(self) -> list[SinkStatus]:
+        return [load_status(child.place) for child in self._sinks]
 
     def rows(self) -> list[Rows]:
-        """For the hub's own page of metrics."""
-        found = self.status()
-        keys = tuple((it["name"], it["type"]) for it in found)
-        values = [number for it in found for number in _numbers(it)]
-        untimely = {(it["name"], *whose): rows for it in found for *whose, rows in it.get("untimely", ())}
+        """Return the metrics of sinks and follower."""
+        found = list(zip(self._sinks, self.status()))
+        keys = tuple((sink.place.name, sink.kind) for sink, _ in found)
+        values = [number for sink, it in found for number in (*_numbers(it), sink.starts)]
+        untimely = {
+            (sink.place.name, cluster, node): rows
+            for sink, it in found
+            for cluster, node, rows in it.cursor.untimely
+        }
         rows = [Rows(STATE, keys, values)]
         if untimely:
             rows.append(Rows(UNTIMELY, tuple(untimely), list(untimely.values())))
@@ -327,9 +329,9 @@ class Runner:
 
 
 def _rows_of_jobs(home: Path, scheduler: str, follower: Child) -> Rows:
-    found: dict[str, Any] = {}
+    found: Mapping[str, Any] = {}
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        found.update(parse_json((home / "jobs" / "status.json").read_bytes()))
+        found = dict(parse_json((home / "jobs" / "status.json").read_bytes()))
     answered = found.get("answered")
     known = isinstance(answered, (int, float)) and 0 < answered < time.time() + _LATEST_SECONDS
     values = [
@@ -341,13 +343,16 @@ def _rows_of_jobs(home: Path, scheduler: str, follower: Child) -> Rows:
     return Rows(JOBS, ((scheduler,),), values)
 
 
-def _numbers(it: Mapping[str, Any]) -> list[int]:
+def _numbers(it: SinkStatus) -> list[int]:
+    cursor = it.cursor
     return [
-        int(it["state"] == "working"),
-        it["segment"],
-        round(it["lag_seconds"] * 1000),
-        *(_count(it, name) for name in ("rows", "values", "dropped", "failures")),
-        it["starts"],
+        int(it.state == "working"),
+        cursor.segment,
+        round(it.lag_seconds * 1000),
+        cursor.rows,
+        cursor.values,
+        cursor.dropped,
+        it.failures,
     ]
 
 

@@ -195,7 +195,7 @@ class Work:
         self.error = ""
         self.failures = 0
         self._sound = False  # recover() has been called since the last failure
-        self._told: tuple[Any, ...] = ()
+        self._written: tuple[Any, ...] = ()
         self._hurry = hurry or Hurry()
         self._poll_seconds = poll_seconds
         wait = collect_seconds if isinstance(sink, GroupSink) else 0.0
@@ -223,7 +223,7 @@ class Work:
             if self.error:
                 self.log(f"sink {self.place.name}: goes on")
             self.error, self.failures = "", 0
-        self._tell()
+        self._write_status()
         return wait
 
     def _next(self) -> Group | None:
@@ -279,9 +279,9 @@ class Work:
         self.error, self._sound = said, False
         self.failures += 1
 
-    def _tell(self) -> None:
+    def _write_status(self) -> None:
         now = self.cursor, self.error, self.problems, self.failures
-        if now == self._told:
+        if now == self._written:
             return
         found = {
             "name": self.place.name,
@@ -295,7 +295,7 @@ class Work:
         }
         with suppress(OSError):  # a full disk is reported by the error in the log
             _write_quickly(self.place.status, json.dumps(found | self.cursor._asdict()).encode())
-            self._told = now
+            self._written = now
 
 
 def _write_quickly(path: Path, data: bytes) -> None:
@@ -309,18 +309,31 @@ def _write_quickly(path: Path, data: bytes) -> None:
         raise
 
 
-def load_status(place: Place) -> dict[str, Any]:
-    """Return a sink's status, also without its process, with `lag_segments` and `lag_seconds`."""
-    found: dict[str, Any] = {"name": place.name, "state": "not started", "error": ""}
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        found.update(json.loads(place.status.read_bytes()))
-    found["segment"] = 0
+class SinkStatus(msgspec.Struct):
+    """A sink's file `sinks/NAME.json`, its cursor, and what waits for it."""
+
+    state: str = "not started"
+    error: str = ""
+    failures: int = 0
+    problems: tuple[str, ...] = ()
+    pid: int = 0
+    cursor: Cursor = Cursor()
+    lag_segments: int = 0
+    lag_seconds: float = 0.0
+
+
+def load_status(place: Place) -> SinkStatus:
+    """Return a sink's status, also without its process."""
+    found = SinkStatus()
+    with suppress(OSError, ValueError, RecursionError):
+        found = msgspec.convert(json.loads(place.status.read_bytes()), SinkStatus)
+    found.cursor = Cursor()
     with suppress(MalformedError):
-        found.update(load_cursor(place.cursor)._asdict())
-    waiting = [s for s in list_sealed(place.journal) if s.number > found["segment"]]
-    found["lag_segments"], found["lag_seconds"] = len(waiting), 0.0
+        found.cursor = load_cursor(place.cursor)
+    waiting = [s for s in list_sealed(place.journal) if s.number > found.cursor.segment]
+    found.lag_segments, found.lag_seconds = len(waiting), 0.0
     with suppress(FileNotFoundError, IndexError):
-        found["lag_seconds"] = max(time.time() - waiting[0].path.stat().st_mtime, 0.0)
+        found.lag_seconds = max(time.time() - waiting[0].path.stat().st_mtime, 0.0)
     return found
 
 

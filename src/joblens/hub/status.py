@@ -36,6 +36,7 @@ class SetStatus(Struct, kw_only=True):
     state: str
     clock_wrong: bool = False
     error: str | UnsetType = UNSET  # of agents only
+    collector: str | UnsetType = UNSET
 
 
 class JobStatus(Struct, kw_only=True):

@@ -49,11 +49,11 @@ def find_not_written(session: Session, pending: bool) -> list[str]:
         return []
     where = tsdb.options.get("url") or tsdb.kind
     found = load_status(Place(SINK, session.hub_home, ""))
-    errors = [str(found["error"] or ""), *map(str, reversed(found.get("problems") or ()))]
+    errors = [found.error, *reversed(found.problems)]
     reason = next((f": {error}" for error in errors if error), "")
     problems = []
-    if found.get("dropped"):
-        problems.append(f"{where} refused {found['dropped']} samples{reason}")
-    if pending or found["lag_segments"]:
+    if found.cursor.dropped:
+        problems.append(f"{where} refused {found.cursor.dropped} samples{reason}")
+    if pending or found.lag_segments:
         problems.append(f"{where} did not get all samples{reason}; the store has them")
     return problems

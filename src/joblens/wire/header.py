@@ -17,6 +17,7 @@ _MOST_SETS = 100_000
 _MOST_JOBS = 100_000
 _MOST_GAPS = 1000
 _LONGEST_NAME = 255
+Json = Dict[str, Any]
 
 
 class BatchId(NamedTuple):
@@ -100,7 +101,7 @@ class Header(NamedTuple):
         ]
 
 
-def parse_header(found: Dict[str, Any]) -> Header:
+def parse_header(found: Json) -> Header:
     """Validate a header that was read from JSON. Raises MalformedError."""
     try:
         return _parse(found)
@@ -109,7 +110,7 @@ def parse_header(found: Dict[str, Any]) -> Header:
         raise MalformedError("header", what) from None
 
 
-def _parse(found: Dict[str, Any]) -> Header:
+def _parse(found: Json) -> Header:
     version = found.get("version", VERSION)
     if version != VERSION:
         raise ValueError(f"unsupported version; this hub reads version {VERSION}")
@@ -132,21 +133,21 @@ def _parse(found: Dict[str, Any]) -> Header:
     )
 
 
-def _name(found: Dict[str, Any], key: str) -> str:
+def _name(found: Json, key: str) -> str:
     text = found[key]
     if type(text) is not str or not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
         raise ValueError(f"{key} is not a valid name")
     return text
 
 
-def _number(found: Dict[str, Any], key: str) -> float:
+def _number(found: Json, key: str) -> float:
     value = found.get(key, 0.0)
     if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 1e15:
         raise ValueError(f"{key} is not a valid number")
     return float(value)
 
 
-def _list(found: Dict[str, Any], key: str, width: int, most: int) -> List[List[Any]]:
+def _list(found: Json, key: str, width: int, most: int) -> List[List[Any]]:
     items = found.get(key)
     if items is None:
         return []

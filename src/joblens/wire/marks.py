@@ -46,6 +46,7 @@ _APART_NS = 1_000_000  # between two of the same name: servers store time in mil
 _SET_BACK_NS = 2_000_000_000  # a time so far before the last one means that the clock was set back
 # A value is an integer times a power of ten, chosen for each value so that 15 digits are kept.
 _FINEST, _COARSEST, _DIGITS = -18, 18, 18
+Json = Dict[str, Any]
 JobName = Tuple[str, str, str]  # cluster, id, node
 
 
@@ -87,7 +88,7 @@ def parse_message(path: str, data: bytes) -> Message:
     return read_message(path, found)
 
 
-def read_message(path: str, found: Dict[str, Any]) -> Message:
+def read_message(path: str, found: Json) -> Message:
     """Parse a message that was read from JSON."""
     which = _text(path, found, "job", ""), _text(path, found, "node", ""), found.get("own") is True
     if path == "/mark":
@@ -100,14 +101,14 @@ def read_message(path: str, found: Dict[str, Any]) -> Message:
     return Message([_fom(path, it) for it in several], *which)
 
 
-def _mark(path: str, found: Dict[str, Any]) -> Mark:
+def _mark(path: str, found: Json) -> Mark:
     kind = _text(path, found, "kind", MOMENT)
     if kind not in (START, STOP, MOMENT):
         raise MalformedError(path, f"kind is {kind!r:.40}, it can be {START}, {STOP} or {MOMENT}")
     return Mark(kind, _named(path, "text", _text(path, found, "text"), LONGEST_TEXT))
 
 
-def _fom(path: str, found: Dict[str, Any]) -> Fom:
+def _fom(path: str, found: Json) -> Fom:
     value = found.get("value")
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise MalformedError(path, f"value is {value!r:.40}, not a number")
@@ -125,7 +126,7 @@ def check_value(path: str, value: Union[int, float]) -> float:
     return number
 
 
-def _text(path: str, found: Dict[str, Any], name: str, otherwise: Optional[str] = None) -> str:
+def _text(path: str, found: Json, name: str, otherwise: Optional[str] = None) -> str:
     text = found.get(name, otherwise)
     if not isinstance(text, str):
         raise MalformedError(path, f"{name} is {text!r:.40}, not a string")
