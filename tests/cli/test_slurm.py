@@ -259,7 +259,7 @@ def test_an_answer_that_the_hub_did_not_sign(site: Site) -> None:
         site.install("--write", "--per-job", "--start", "/bin/sh")
         finding = site.check()[1]["accepted"]
     assert not finding["right"]
-    assert f"the response is not signed with this node's secret" in str(finding["said"])
+    assert "the response is not signed with this node's secret" in str(finding["said"])
 
 
 def test_for_people(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
