@@ -17,7 +17,7 @@ from joblens.record.fields import read
 from joblens.record.job import JobEnd, JobFacts
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
-from joblens.run.facts import collect
+from joblens.run.facts import RunFacts, collect
 from joblens.run.sampler import Sampler
 from joblens.store import ingest
 from joblens.store.home import find_home, make_home
@@ -32,9 +32,9 @@ def store_one(clock: Clock) -> None:
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as path:
         home = make_home(find_home(path))
         facts = collect(Host(), ["true"], "", {}, 1.0)
-        folder = ingest.begin(home, facts)
+        folder = ingest.begin(home, facts._asdict())
         clock.time("two samples, written as a batch", lambda: _sample(facts, folder))
-        found = ingest.Incoming(folder, read(facts, JobFacts), read(_end(), JobEnd))
+        found = ingest.Incoming(folder, read(facts._asdict(), JobFacts), read(_end(), JobEnd))
         record = clock.time("analysis, writing the record", lambda: complete(home, found))
         clock.time("the report as text", lambda: render_report(record, Style(False)))
         (waiting,) = ingest.folders(home.waiting)
@@ -44,11 +44,11 @@ def store_one(clock: Clock) -> None:
         clock.time("later, into the lake", lambda: settle(lake, waiting))
 
 
-def _sample(facts: dict[str, Any], folder: Path) -> None:
+def _sample(facts: RunFacts, folder: Path) -> None:
     watcher, batch = Sampler(Host(), facts, os.getpid()), Batch()
     batch.add(watcher.sample())
     batch.add(watcher.sample())
-    head = {name: facts[name] for name in ("cluster", "node", "boot", "id")}
+    head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot, "id": facts.id}
     write_whole(str(folder / "00000001.batch"), batch.encode({**head, "sequence": 1}))
 
 

@@ -88,9 +88,9 @@ def test_without_limits(tmp_path: Path) -> None:
 def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     """Without /proc a job still has its facts; what is not known is None."""
     facts = collect(Host(str(tmp_path)), ["./a/run.sh", "x"], "", {}, 1.0)
-    assert facts["memory"] is None
-    assert facts["name"] == "run.sh"
-    assert facts["node"]
+    assert facts.memory is None
+    assert facts.name == "run.sh"
+    assert facts.node
 
 
 def test_only_harmless_variables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,17 +98,17 @@ def test_only_harmless_variables_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
     facts = collect(Host(), ["true"], "n", {}, 1.0)
-    assert facts["environment"]["OMP_NUM_THREADS"] == "3"
-    assert "s3cret" not in str(facts["environment"])
+    assert facts.environment["OMP_NUM_THREADS"] == "3"
+    assert "s3cret" not in str(facts.environment)
 
 
 def test_long_names_and_commands() -> None:
     """What is kept of them is bounded."""
     facts = collect(Host(), ["x" * 10_000, "y"], "n" * 10_000, {}, 1.0)
-    assert len(facts["name"]) == 256
-    assert len(facts["command"]) == 4096
+    assert len(facts.name) == 256
+    assert len(facts.command) == 4096
 
 
 def test_a_command_can_be_typed_again() -> None:
     """Its words are quoted where a shell needs that."""
-    assert collect(Host(), ["sh", "-c", "a | b"], "", {}, 1.0)["command"] == "sh -c 'a | b'"
+    assert collect(Host(), ["sh", "-c", "a | b"], "", {}, 1.0).command == "sh -c 'a | b'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -30,13 +29,14 @@ def status(pid: int | str) -> dict[str, int]:
 
 
 LOOKS = """
-import json, os, sys
+import os, sys
 from joblens.core.host import Host
 from joblens.run.batches import Batches
+from joblens.run.facts import collect
 from joblens.run.sampler import Sampler
 
-facts = json.loads(sys.argv[1])
-watch, batches = Sampler(Host(), facts, os.getppid()), Batches(sys.argv[2], facts)
+facts = collect(Host(), ["true"], "", {}, 1.0)
+watch, batches = Sampler(Host(), facts, os.getppid()), Batches(sys.argv[1], {"id": facts.id})
 for count in (2000, 2000):
     for _ in range(count):
         batches.add(watch.sample())
@@ -49,7 +49,7 @@ print(*watch.problems, *batches.problems())
 @pytest.mark.alone  # it looks at all processes of the machine
 def test_thousands_of_looks(tmp_path: Path) -> None:
     """Once all tables are filled, two thousand looks more take no further memory."""
-    words = [sys.executable, "-c", LOOKS, json.dumps(FACTS), str(tmp_path)]
+    words = [sys.executable, "-c", LOOKS, str(tmp_path)]
     said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=10 * PATIENCE)
     before, after, problems = said.stdout.splitlines()
     assert int(after) - int(before) < 2048  # KiB

@@ -14,6 +14,7 @@ from joblens.collectors.process.collector import PROCESS, ProcessKey, processes
 from joblens.core.files import sync_with_folders
 from joblens.core.host import Host
 from joblens.run.clock import start_clock
+from joblens.run.facts import collect
 from joblens.run.inherited_usage import InheritedUsage
 from joblens.run.sampler_process import try_to_sample
 from joblens.run.usage import Inherited
@@ -128,7 +129,7 @@ def test_what_cannot_be_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("joblens.run.sampler_process.read_before", fail)
     problems: list[str] = []
-    assert try_to_sample({"id": "r1"}, "/", start_clock(), problems) is None
+    assert try_to_sample(collect(Host(), ["true"], "", {}, 1.0), "/", start_clock(), problems) is None
     assert problems == ["nothing was sampled: an odd cgroup"]
 
 

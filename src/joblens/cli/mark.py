@@ -3,7 +3,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any, Dict
+from typing import Mapping
 
 from joblens.core.errors import OutsideError, UsageError, sentence
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     return hand_over("mark", {"kind": kind, "text": text}, options.strict)
 
 
-def hand_over(what: str, body: Dict[str, Any], strict: bool) -> int:
+def hand_over(what: str, body: Mapping[str, object], strict: bool) -> int:
     from joblens.run.mark_client import send
 
     try:

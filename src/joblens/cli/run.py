@@ -4,16 +4,16 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from joblens.core.errors import UsageError, printable, sentence
 
 if TYPE_CHECKING:
     from joblens.record.job import JobEnd
+    from joblens.run.facts import RunFacts
     from joblens.run.supervise import Ended
     from joblens.store.home import Home
     from joblens.store.ingest import Incoming
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _prepare(
     command: list[str], options: argparse.Namespace, tags: dict[str, str]
-) -> tuple[dict[str, Any], Path, Home]:
+) -> tuple[RunFacts, Path, Home]:
     from joblens.core.host import Host
     from joblens.core.procfs import read_stat
     from joblens.run.facts import collect, new_job_id
@@ -63,13 +63,14 @@ def _prepare(
 
     home = make_home(find_home())
     facts = collect(Host(), command, options.name, tags, options.interval)
-    facts |= {"supervisor": [os.getpid(), read_stat("self").start], "pid_namespace": pid_namespace()}
+    supervisor = os.getpid(), read_stat("self").start
+    facts = facts._replace(supervisor=supervisor, pid_namespace=pid_namespace())
     for _ in range(_ATTEMPTS):
         try:
-            return facts, begin(home, facts), home
+            return facts, begin(home, facts._asdict()), home
         except FileExistsError:  # of a job that began in the same second
-            facts["id"] = new_job_id()
-    return facts, begin(home, facts), home
+            facts = facts._replace(id=new_job_id())
+    return facts, begin(home, facts._asdict()), home
 
 
 def _run_alone(command: list[str]) -> int:
@@ -88,7 +89,7 @@ def _not_started(error: OSError) -> int:
     return 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
 
 
-def _run_watched(command: list[str], facts: dict[str, Any], folder: Path, home: Home, quiet: bool) -> int:
+def _run_watched(command: list[str], facts: RunFacts, folder: Path, home: Home, quiet: bool) -> int:
     from joblens.run.spawn import NoRoomError, NotStartedError
     from joblens.run.supervise import end_as, supervise
     from joblens.store.ingest import remove
@@ -113,11 +114,11 @@ def _load() -> None:
             import_module(name)
 
 
-def _store(home: Home, facts: Mapping[str, object], folder: Path, ended: Ended, quiet: bool) -> None:
+def _store(home: Home, facts: RunFacts, folder: Path, ended: Ended, quiet: bool) -> None:
     """The command has ended: nothing that fails here changes its exit code."""
     from joblens.run.subprocess_guard import run_guarded
 
-    name = facts["id"]
+    name = facts.id
 
     def work() -> None:
         try:
@@ -130,12 +131,12 @@ def _store(home: Home, facts: Mapping[str, object], folder: Path, ended: Ended, 
         _say(f"job {name} is not stored: signal {ended_by} ended that; `joblens jobs` will try again")
 
 
-def _complete(home: Home, facts: Mapping[str, object], folder: Path, ended: Ended, quiet: bool) -> None:
+def _complete(home: Home, facts: RunFacts, folder: Path, ended: Ended, quiet: bool) -> None:
     from joblens.record.fields import read
     from joblens.record.job import JobFacts
     from joblens.store.ingest import Incoming, finish, take_back
 
-    found = take_back(Incoming(folder, read(facts, JobFacts), describe_end(ended)))
+    found = take_back(Incoming(folder, read(facts._asdict(), JobFacts), describe_end(ended)))
     if found.end is not None:
         finish(found.folder, found.end)
     _report(home, found, quiet)

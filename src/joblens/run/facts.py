@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 from joblens import __version__
 from joblens.collectors.cgroup_limits import read_limits
 from joblens.core.errors import UsageError
 from joblens.core.host import Host
+from joblens.core.named_tuple import NamedTuple
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without ambiguous letters
 # Jobs that start in the same second and share a store, perhaps one on each node of a launcher, need distinct
@@ -37,6 +38,33 @@ _GPU_VARIABLES = (
 _SLURM_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 
+class RunFacts(NamedTuple):
+    """JobFacts as the supervisor and the sampler know them, without the libraries of joblens.record."""
+
+    id: str
+    cluster: str
+    node: str
+    boot: str
+    source: str
+    name: str
+    user: str
+    uid: int
+    command: str
+    folder: str
+    tags: Dict[str, str]
+    start: float
+    interval: float
+    cores: float
+    node_cores: Optional[int]
+    memory: Optional[int]
+    gpus: Optional[Tuple[str, ...]]
+    carbon_grams_per_kwh: Optional[float]
+    environment: Dict[str, str]
+    joblens: str
+    supervisor: Tuple[int, ...] = ()  # pid and start
+    pid_namespace: str = ""
+
+
 def new_job_id(now: Optional[float] = None) -> str:
     """Return `r`, the seconds and random digits: ids sort by time, are short, and need no coordination."""
     seconds = int(time.time() if now is None else now)
@@ -59,33 +87,31 @@ def parse_tags(texts: List[str]) -> Dict[str, str]:
     return tags
 
 
-def collect(
-    host: Host, command: List[str], name: str, tags: Dict[str, str], interval: float
-) -> Dict[str, Any]:
+def collect(host: Host, command: List[str], name: str, tags: Dict[str, str], interval: float) -> RunFacts:
     uid = os.getuid()
     node = host.name()
-    return {
-        "id": new_job_id(),
-        "cluster": node,
-        "node": node,
-        "boot": host.boot_id(),
-        "source": "run",
-        "name": (name or os.path.basename(command[0]))[:_LONGEST_NAME],
-        "user": host.user(uid),
-        "uid": uid,
-        "command": shlex.join(command)[:_LONGEST_COMMAND],
-        "folder": _folder(),
-        "tags": tags,
-        "start": time.time(),
-        "interval": interval,
-        "cores": cores(host),
-        "node_cores": os.cpu_count(),
-        "memory": memory(host),
-        "gpus": given_gpus(os.environ),
-        "carbon_grams_per_kwh": carbon(os.environ),
-        "environment": {k: v for k, v in sorted(os.environ.items()) if k in _KEPT_VARIABLES},
-        "joblens": __version__,
-    }
+    return RunFacts(
+        id=new_job_id(),
+        cluster=node,
+        node=node,
+        boot=host.boot_id(),
+        source="run",
+        name=(name or os.path.basename(command[0]))[:_LONGEST_NAME],
+        user=host.user(uid),
+        uid=uid,
+        command=shlex.join(command)[:_LONGEST_COMMAND],
+        folder=_folder(),
+        tags=tags,
+        start=time.time(),
+        interval=interval,
+        cores=cores(host),
+        node_cores=os.cpu_count(),
+        memory=memory(host),
+        gpus=given_gpus(os.environ),
+        carbon_grams_per_kwh=carbon(os.environ),
+        environment={k: v for k, v in sorted(os.environ.items()) if k in _KEPT_VARIABLES},
+        joblens=__version__,
+    )
 
 
 def carbon(environment: Mapping[str, str]) -> Optional[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple
+from typing import List, Mapping, NamedTuple
 
 from joblens.agent.mark_socket import VARIABLE as AGENT
 from joblens.agent.mark_socket import mark_socket_name, own_job
@@ -27,7 +27,7 @@ class _Answer(NamedTuple):
     text: str
 
 
-def send(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> None:
+def send(path: str, body: Mapping[str, object], environment: Mapping[str, str]) -> None:
     """Raises OutsideError or OSError if no run or agent accepts it."""
     folder = find_run(environment)
     if folder:
@@ -50,7 +50,9 @@ def send(path: str, body: Dict[str, Any], environment: Mapping[str, str]) -> Non
     raise OutsideError("; ".join(problems) or f"no joblens agent is running on this node{stale}")
 
 
-def _accepted(names: List[str], path: str, body: Dict[str, Any], until: float, problems: List[str]) -> bool:
+def _accepted(
+    names: List[str], path: str, body: Mapping[str, object], until: float, problems: List[str]
+) -> bool:
     """Whether one of the agents has accepted it."""
     for name in names:
         if time.monotonic() >= until:
@@ -106,7 +108,7 @@ def _listening() -> List[str]:
         return []
 
 
-def _post(name: str, path: str, body: Dict[str, Any]) -> _Answer:
+def _post(name: str, path: str, body: Mapping[str, object]) -> _Answer:
     import json
 
     data = json.dumps(body).encode()

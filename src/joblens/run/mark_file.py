@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import List, Mapping, Tuple
 
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.json_file import parse_json
@@ -25,7 +25,7 @@ _LONGEST_LINE = 20_000
 _MOST_ANCESTORS = 1000
 
 
-def write_mark(folder: str, path: str, body: Dict[str, Any]) -> None:
+def write_mark(folder: str, path: str, body: Mapping[str, object]) -> None:
     """Raises OSError or OutsideError."""
     import json
 

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, TypeVar
+from typing import TYPE_CHECKING, Callable, Iterable, List, NamedTuple, Optional, Set, Tuple, TypeVar
 
 from joblens.attribution.sums import JOB, OWNED_PROCESS, Account
 from joblens.collectors.cgroup_limits import Limits
@@ -35,6 +35,10 @@ from joblens.run.mark_file import JobMarks
 from joblens.run.memory import JobMemory
 from joblens.run.streams import wait_readable
 from joblens.run.usage import Before, Inherited
+
+if TYPE_CHECKING:
+    from joblens.run.facts import RunFacts
+
 
 # Seconds after the start: short jobs are sampled more often in their first second.
 _FIRST_SAMPLES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6)
@@ -68,7 +72,7 @@ class Sampler:
     def __init__(
         self,
         host: Host,
-        facts: Dict[str, Any],
+        facts: RunFacts,
         parent: int,
         clock: Optional[Clock] = None,
         folder: str = "",
@@ -76,8 +80,8 @@ class Sampler:
         command: int = 0,
     ) -> None:
         self.host, self.clock = host, clock or start_clock()
-        self.job = Job(facts["cluster"], facts["id"], "run", int(facts["start"]))
-        self.node = str(facts["node"])
+        self.job = Job(facts.cluster, facts.id, "run", int(facts.start))
+        self.node = facts.node
         self.inherited = InheritedUsage(host, parent, before.inherited if before else None)
         self.account = Account(self.job)
         self.problems: List[str] = []
@@ -87,7 +91,7 @@ class Sampler:
         self._node_sets = _open_all(host, (cpu, memory, load, disk, network, pressure))
         self._devices = _open_all(host, (lazy_energy, lazy_infiniband, lazy_slingshot, lazy_lustre, lazy_nfs))
         self._devices_due = 0.0
-        self.gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.get("gpus"))
+        self.gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.gpus)
         self._events = JobEvents(host, (self.job.cluster, self.job.id, self.node), self.clock.now_ns)
         self.marks = JobMarks(folder, (self.job.cluster, self.job.id, self.node), self.clock)
         self._pids: Set[int] = set()
@@ -166,14 +170,14 @@ def run_sampler(
     pipes: SamplerPipes,
     signals: Set[int],
     parent: int,
-    facts: Dict[str, Any],
+    facts: RunFacts,
     folder: str,
     clock: Clock,
     before: Before,
 ) -> List[str]:
     """Sample until the command has ended. Return the problems."""
     _forward(signals, pipes.signals)
-    head = {name: facts[name] for name in ("cluster", "node", "boot", "id")}
+    head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot, "id": facts.id}
     command = _read_pid(pipes.control)
     if not command:  # it could not be started
         return []
@@ -185,7 +189,7 @@ def run_sampler(
         if not samples:
             sampler.save_facts(folder)
         samples += 1
-        due = begin + _next_sample(samples, time.monotonic() - begin, float(facts["interval"]))
+        due = begin + _next_sample(samples, time.monotonic() - begin, facts.interval)
         if wait_readable([pipes.control], due - time.monotonic()):
             break
     batches.add(sampler.sample(True, _read_inherited(pipes.control)))  # processes can outlive the command

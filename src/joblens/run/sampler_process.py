@@ -10,13 +10,17 @@ import gc
 import os
 import signal
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Set, Tuple
 
 from joblens.core.errors import MalformedError, sentence
 from joblens.core.procfs import read_stat
 from joblens.run.clock import Clock
 from joblens.run.streams import pipe, release, wait_readable, write_all
 from joblens.run.usage import Before, Inherited, read_before
+
+if TYPE_CHECKING:
+    from joblens.run.facts import RunFacts
+
 
 # Signals about the supervisor itself: its faults, its children, its terminal.
 _OWN_SIGNALS = frozenset(
@@ -130,7 +134,7 @@ def _is_pending(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def start_sampler(facts: Dict[str, Any], folder: str, clock: Clock) -> SamplerProcess:
+def start_sampler(facts: RunFacts, folder: str, clock: Clock) -> SamplerProcess:
     parent, before = os.getpid(), read_before()
     control, control_writer = pipe()
     signals, signals_writer = pipe()
@@ -148,14 +152,14 @@ def _run(
     output: int,
     ends: Tuple[int, int],
     parent: int,
-    facts: Dict[str, Any],
+    facts: RunFacts,
     folder: str,
     clock: Clock,
     before: Before,
 ) -> None:
     """Never returns."""
     try:
-        _rename(f"jl-watch {facts['id']}")
+        _rename(f"jl-watch {facts.id}")
         from joblens.run.sampler import SamplerPipes, run_sampler  # late: the command does not wait for it
 
         gc.freeze()  # modules stay
@@ -186,7 +190,7 @@ def _rename(title: str) -> None:
 
 
 def try_to_sample(
-    facts: Dict[str, Any], folder: str, clock: Clock, problems: List[str]
+    facts: RunFacts, folder: str, clock: Clock, problems: List[str]
 ) -> Optional[SamplerProcess]:
     """Return None if no further process or pipe can be created: the command then runs without samples."""
     try:

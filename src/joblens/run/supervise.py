@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Set
 
 from joblens.core.errors import sentence
 from joblens.run.clock import Clock, start_clock
@@ -18,6 +18,10 @@ from joblens.run.sampler_process import SamplerProcess, passed_signals, try_to_s
 from joblens.run.spawn import VARIABLE, spawn
 from joblens.run.streams import foreground, release, set_foreground
 from joblens.run.usage import Inherited, Totals, difference, parse_own_io, read_inherited, read_io
+
+if TYPE_CHECKING:
+    from joblens.run.facts import RunFacts
+
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36  # prctl(2)
 _SI_KERNEL = 0x80  # sigaction(2)
@@ -35,7 +39,7 @@ class Ended(NamedTuple):
 
 
 def supervise(
-    command: List[str], facts: Dict[str, Any], folder: str, meanwhile: Callable[[], None] = lambda: None
+    command: List[str], facts: RunFacts, folder: str, meanwhile: Callable[[], None] = lambda: None
 ) -> Ended:
     """Raises NotStartedError if the command cannot be run, and NoRoomError if not as a child of this process.
 
@@ -45,7 +49,7 @@ def supervise(
 
 
 class _Supervisor:
-    def __init__(self, facts: Dict[str, Any], folder: str, meanwhile: Callable[[], None]) -> None:
+    def __init__(self, facts: RunFacts, folder: str, meanwhile: Callable[[], None]) -> None:
         self.facts, self.folder, self.meanwhile = facts, folder, meanwhile
         self.waited: Set[int] = {signal.SIGCHLD, *passed_signals()}
         self.child = 0
