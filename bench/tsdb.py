@@ -125,7 +125,7 @@ class _Lake:
         record = _report(self.reader(), start)
         wall, own = time.perf_counter() - begin, time.process_time() - own
         if len(record["nodes"]) != _NODES or abs(record["used"]["cores_mean"] - _NODES) > 0.1 * _NODES:
-            raise BenchError(f"the report is wrong: {json.dumps(record['used'])}")
+            raise BenchError(f"the report is wrong: {json.dumps(record.used.to_dict())}")
         spent = self._server_cpu() - server
         return Spent(wall, own + spent, spent)
 

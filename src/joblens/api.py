@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from joblens.core.errors import UsageError
+from joblens.core.named_tuple import NamedTuple
 from joblens.store import ingest
 from joblens.store.catalog.index import Catalog, Run, choose_run
 from joblens.store.catalog.listing import JobFilter, JobRow, make_filter, unknown
@@ -27,6 +28,21 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 _JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes")
+
+
+class StoreInfo(NamedTuple):
+    """Size and state of a store."""
+
+    path: str
+    filesystem: str
+    shared: bool  # by several machines, as far as the file system shows
+    about: str  # a sentence about where data and catalog are
+    jobs: int
+    running: list[str]  # ids
+    waiting: int  # jobs whose samples are not in the lake yet
+    files: int  # of samples
+    bytes: int
+    problems: list[str]
 
 
 class Store:
@@ -234,23 +250,24 @@ class Store:
             raise UsageError(f"at least one day has to stay, and not {days}")
         return retain(self.home, days)
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> StoreInfo:
+        """Return its size and state."""
         from joblens.store.lake.folder import list_folder
 
         files = [path for folder in self.home.lake.glob("set=*/date=*") for path in list_folder(folder).files]
         sizes = [path.stat().st_size for path in files if path.exists()]
-        return {
-            "path": str(self.home.path),
-            "filesystem": self.home.filesystem,
-            "shared": self.home.shared,
-            "about": self.home.describe(),
-            "jobs": self._catalog.count(),
-            "running": self.running(),
-            "waiting": len(ingest.folders(self.home.waiting)),
-            "files": len(sizes),
-            "bytes": sum(sizes),
-            "problems": self.problems,
-        }
+        return StoreInfo(
+            path=str(self.home.path),
+            filesystem=self.home.filesystem,
+            shared=self.home.shared,
+            about=self.home.describe(),
+            jobs=self._catalog.count(),
+            running=self.running(),
+            waiting=len(ingest.folders(self.home.waiting)),
+            files=len(sizes),
+            bytes=sum(sizes),
+            problems=self.problems,
+        )
 
     def close(self) -> None:
         self._catalog.close()

@@ -98,7 +98,7 @@ def test_shared_store_has_a_local_catalog(tmp_path: Path, monkeypatch: pytest.Mo
     assert home.catalog.parent == tmp_path / f"joblens-{os.getuid()}"
     assert home.catalog.exists()
     assert home.catalog.parent.stat().st_mode & 0o777 == 0o700
-    about = store.info()["about"]
+    about = store.info().about
     assert "nfs4, which several machines may share" in about
     assert str(home.catalog) in about
     store.close()
@@ -125,7 +125,7 @@ def test_a_local_folder_that_is_not_ours(trick: str, tmp_path: Path, monkeypatch
     assert [job["id"] for job in store.jobs()] == ["j1"]
     (problem,) = store.problems
     assert problem.startswith(str(folder))
-    assert "in memory only" in store.info()["about"]
+    assert "in memory only" in store.info().about
 
 
 def test_two_stores_have_two_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

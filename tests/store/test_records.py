@@ -245,3 +245,47 @@ def test_older_records_are_filled_up() -> None:
     assert (found["findings"], found["processes"], found["gaps"]) == ([], [], [])
     assert found.to_dict()["more"] == [1]
     assert render_report(found, Style(False)).startswith("job x  n  u  ?  UNKNOWN\n")
+
+
+def test_what_a_later_version_added(home: Home) -> None:
+    """Keys that are unknown here are in no way of the report, and compaction and `db check` keep them."""
+    plain = {**store_job(home, "j1").to_dict(), "written": 9, "score": {"a": [1, None]}}
+    plain["job"] |= {"id": "j2", "queue": "q"}
+    plain["timeline"][0]["heat"] = 7
+    path = home.records / DAY / "j2.9.json"
+    path.write_bytes(render_json(plain))
+    (home.records / DAY / "bad.1.json").write_bytes(render_json({**plain, "timeline": 7}) + b"\n")
+    for _ in range(2):
+        with Store(home) as store:
+            found = store.job("j2").to_dict()
+            assert (found["score"], found["job"]["queue"]) == ({"a": [1, None]}, "q")
+            assert [point.get("heat") for point in found["timeline"]][:2] == [7, None]
+            assert render_report(store.job("j2"), Style(False)).startswith("job j2  made")
+            store.check()
+            store.compact()
+    assert not path.exists()
+
+
+NAMED_PARTS = [
+    ({"used": {"cpu_seconds": "many"}}, "used.cpu_seconds: Expected `int | float | null`, got `str`"),
+    ({"job": {"start": -1}}, "job.start: Expected `int` >= 0"),
+    ({"nodes": [{}, {"node": 7}]}, "nodes[0]: Object missing required field `node`"),
+    ({"nodes": [{"node": "c1", "gaps": [{"from": 1, "to": []}]}]}, "nodes[0].gaps[0].to: Expected "),
+    ({"verdict": None}, "verdict: Expected `str`, got `null`"),
+    ({"job": 7}, "job: Expected `object`, got `int`"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), NAMED_PARTS, ids=[why.partition(":")[0] for _, why in NAMED_PARTS]
+)
+def test_the_part_is_named(record: dict[str, Any], change: dict[str, Any], why: str) -> None:
+    """One sentence with the job, the part of its record, and what it should be."""
+    parts = {
+        name: {**record[name], **it} if isinstance(it, dict) and isinstance(record[name], dict) else it
+        for name, it in change.items()
+    }
+    with pytest.raises(MalformedError) as caught:
+        records.parse_record("r.json", render_json({**record, **parts}))
+    assert str(caught.value).startswith("r.json: not a job's record (job j1): " + why) or "job" in change
+    assert why in str(caught.value)

@@ -52,10 +52,10 @@ def test_a_short_job_waits(home: Home) -> None:
     assert all_files(home.lake) == []
     with Store(home) as store:
         before = store.job("j1"), store.series("j1"), store.series("j1", "process"), store.processes("j1")
-        assert store.info()["waiting"] == 1
+        assert store.info().waiting == 1
         assert len(before[1].times) == 10
         store.compact()
-        assert store.info()["waiting"] == 0
+        assert store.info().waiting == 0
         after = store.job("j1"), store.series("j1"), store.series("j1", "process"), store.processes("j1")
         assert store.problems == []
     assert after == before
@@ -70,7 +70,7 @@ def test_a_long_job_does_not(home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
     assert names(home) == ["short"]
     assert rows_in_lake(home) == {"long": whole(2)}
     for record in (short, long):
-        record["job"]["id"] = ""
+        record.job.id = ""
     assert long == short
 
 

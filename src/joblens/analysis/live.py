@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from joblens.analysis.series.rates import rates
@@ -147,7 +147,7 @@ class Live:
         return found
 
 
-def _look(item: dict[str, Any]) -> _Look:
+def _look(item: Mapping[str, Any]) -> _Look:
     labels, columns = [str(it) for it in item["labels"]], [str(it) for it in item["columns"]]
     rows: dict[Key, Figures] = {}
     for row in item["rows"]:

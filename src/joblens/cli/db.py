@@ -3,9 +3,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from joblens.cli.table import progress, warn, write
 from joblens.core.units import render_bytes
+
+if TYPE_CHECKING:
+    from joblens.api import StoreInfo
 
 EXAMPLE = """example:
   joblens db info
@@ -44,23 +48,22 @@ def run(options: argparse.Namespace) -> int:
             print(f"{_count(store.retain(options.days), 'file')} removed", file=sys.stderr)
         else:
             info = store.info()
-            write(json.dumps(info, indent=2) + "\n" if options.json else render(info))
+            write(json.dumps(info._asdict(), indent=2) + "\n" if options.json else render(info))
         warn(store.problems)
     return 0
 
 
-def render(info: dict[str, object]) -> str:
+def render(info: StoreInfo) -> str:
     from joblens.reports.text import wrap
 
-    size = render_bytes(int(str(info["bytes"])))
-    held = f"{_count(info['jobs'], 'job')}, {_count(info['files'], 'file')} of samples, {size}"
-    if info["waiting"]:
-        held += f"; samples of {_count(info['waiting'], 'job')} wait for `joblens db compact`"
-    running = info["running"]
-    if isinstance(running, list) and running:
-        held += f"; {len(running)} running: {', '.join(map(str, running[:5]))}"
-    return "\n".join([*wrap("", str(info["about"])), *wrap("", held)]) + "\n"
+    size = render_bytes(info.bytes)
+    held = f"{_count(info.jobs, 'job')}, {_count(info.files, 'file')} of samples, {size}"
+    if info.waiting:
+        held += f"; samples of {_count(info.waiting, 'job')} wait for `joblens db compact`"
+    if info.running:
+        held += f"; {len(info.running)} running: {', '.join(info.running[:5])}"
+    return "\n".join([*wrap("", info.about), *wrap("", held)]) + "\n"
 
 
-def _count(number: object, what: str) -> str:
+def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")

@@ -39,9 +39,8 @@ def never_started(job: BatchJob) -> bool:
 
 def facts_of(job: BatchJob, interval: float = INTERVAL) -> JobFacts:
     """Return the facts at the start."""
-    found: dict[str, Any] = {name: getattr(job, name) for name in _KEPT}
     return JobFacts(
-        **{name: _storable(value) for name, value in found.items()},
+        **{name: _storable(getattr(job, name)) for name in _KEPT},
         id=storable(job.id),
         source=job.scheduler,
         node=job.nodes[0] if job.nodes else "",

@@ -90,7 +90,7 @@ def find_breaks(
     return found
 
 
-def _where(span: Span) -> tuple[str, dict[str, Any]]:
+def _where(span: Span) -> tuple[str, dict[str, object]]:
     """A condition, and the values in it."""
     nodes = {f"node{number}": node for number, node in enumerate(span.nodes)}
     text = "time BETWEEN make_timestamp_ns($first) AND make_timestamp_ns($last) AND "
