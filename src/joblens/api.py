@@ -222,8 +222,8 @@ class Store:
         How many files went in.
         """
         from joblens.store import records
-        from joblens.store.cleanup import remove_leftovers
         from joblens.store.lake.compact import compact
+        from joblens.store.maintenance import remove_leftovers
         from joblens.store.pending import settle_all
 
         remove_leftovers(self.home)
@@ -235,7 +235,7 @@ class Store:
 
     def check(self, progress: Progress | None = None) -> int:
         """Read every file and set damaged ones aside; `problems` reports them. Return the number of files."""
-        from joblens.store.check import check_lake, check_records
+        from joblens.store.maintenance import check_lake, check_records
 
         count = check_lake(self._lake, progress)
         self._problems += check_records(self.home)
@@ -244,7 +244,7 @@ class Store:
 
     def retain(self, days: int) -> int:
         """Removes what is older than so many days."""
-        from joblens.store.retain import retain
+        from joblens.store.maintenance import retain
 
         if days < 1:
             raise UsageError(f"at least one day has to stay, and not {days}")

@@ -25,8 +25,8 @@ from joblens.store.lake.folder import list_folder, remove_replaced, render_manif
 from joblens.store.lake.lake import Lake, as_table
 from joblens.store.lake.tiers import FAN_IN
 from joblens.store.lake.watermarks import Arrivals
+from joblens.store.maintenance import retain
 from joblens.store.reader import LakeReader, Span
-from joblens.store.retain import retain
 from waiting import wait_for
 
 from .made import LOAD, SECOND, START, encode, write_segment

@@ -60,7 +60,7 @@ def test_an_id_that_is_taken(stand: Stand) -> None:
 def test_store_cannot_be_made(stand: Stand) -> None:
     """A folder in which nobody can make another."""
     stand.environment["JOBLENS_HOME"] = "/proc/joblens"
-    assert "not monitored: the store /proc/joblens cannot be made" in sentence_of(stand)
+    assert "not monitored: cannot create the store /proc/joblens" in sentence_of(stand)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from damage import damage_file
-from joblens.store.check import check_lake
 from joblens.store.lake.damage import load_gaps
 from joblens.store.lake.lake import Lake
+from joblens.store.maintenance import check_lake
 from joblens.wire.batch import decode
 from waiting import wait_for
 

@@ -27,7 +27,7 @@ from joblens.hub.sinks.remote_write import RemoteWriteSink
 from joblens.hub.sinks.remote_write import Server as Writer
 from joblens.hub.sinks.write_request import Series, _label
 from joblens.hub.sinks.write_request import encode as encode_series
-from joblens.jobs.from_tsdb import Told, summarise_elsewhere, told_by_series
+from joblens.jobs.from_tsdb import JobInputs, inputs_from_series, summarise_from_server
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.store.reader import Span
@@ -189,8 +189,8 @@ def check_node(server: Server) -> None:
         "interval": 1.0,
         "cores": float(cores),
     }
-    record, _ = summarise_elsewhere(
-        server, Told(facts_from(facts), end_from({"start": start, "end": end, "state": "COMPLETED"}))
+    record, _ = summarise_from_server(
+        server, JobInputs(facts_from(facts), end_from({"start": start, "end": end, "state": "COMPLETED"}))
     )
     assert 0 < record["used"]["cores_mean"] <= cores * 1.1
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
@@ -202,7 +202,7 @@ def check_node(server: Server) -> None:
     ]
     assert "node_exporter" in render_report(record, Style())
     with pytest.raises(JoblensError, match="has no samples of job 17 or of its nodes"):
-        summarise_elsewhere(server, Told(facts_from({**facts, "nodes": ["c2"]}), None))
+        summarise_from_server(server, JobInputs(facts_from({**facts, "nodes": ["c2"]}), None))
 
 
 Value = Callable[[int], float]
@@ -269,8 +269,8 @@ def test_dcgm_exporter(tmp_path: Path) -> None:
             "interval": 1.0,
             "cores": 16.0,
         }
-        record, _ = summarise_elsewhere(
-            server, Told(facts_from(facts), end_from({"start": start, "end": start + 600, "state": "X"}))
+        record, _ = summarise_from_server(
+            server, JobInputs(facts_from(facts), end_from({"start": start, "end": start + 600, "state": "X"}))
         )
         server.close()
     assert record["used"]["cores_mean"] == pytest.approx(6.0, rel=0.02)
@@ -312,8 +312,8 @@ def test_omnistat(tmp_path: Path) -> None:
             write_series(found, start, of_omnistat(host))
         server = Server(found.url, found.token_file)
         wait_for("series", lambda: server.instant('rmsjob_info{instance="c2"}', start + 600))
-        told = told_by_series(server, "99")
-        record, _ = summarise_elsewhere(server, told)
+        told = inputs_from_series(server, "99")
+        record, _ = summarise_from_server(server, told)
         server.close()
     assert (told.facts["user"], told.facts["partition"], told.facts["nodes"]) == (
         "userB",
@@ -354,8 +354,9 @@ def test_series_that_make_no_sense(answers: list[list[Any]]) -> None:
     server._send = send  # type: ignore[method-assign]
     facts = {"id": "17", "nodes": ["c1"], "node": "c1", "start": 1e9, "interval": 1.0, "cores": 2.0}
     with suppress(JoblensError):
-        summarise_elsewhere(
-            server, Told(facts_from(facts), end_from({"start": 1e9, "end": 1e9 + 60, "state": "COMPLETED"}))
+        summarise_from_server(
+            server,
+            JobInputs(facts_from(facts), end_from({"start": 1e9, "end": 1e9 + 60, "state": "COMPLETED"})),
         )
     with suppress(JoblensError, LookupError):
-        summarise_elsewhere(server, told_by_series(server, "4242"))
+        summarise_from_server(server, inputs_from_series(server, "4242"))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from joblens.store import enums
-from joblens.store.lake import lake
+from joblens.store.lake import compact, lake
 from joblens.store.lake.compact import compact_folder
 from joblens.store.lake.lake import Lake, as_table, literal
 
@@ -21,8 +20,8 @@ CELLS = """SELECT make_timestamp_ns(i * 1000000000) AS time, 'fox' AS cluster, '
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four files, each of which has nodes of its own and all devices."""
-    monkeypatch.setattr(enums, "_LEAST_ROWS", 100)
-    monkeypatch.setattr(enums, "_MOST_TEXTS", MANY // 2)
+    monkeypatch.setattr(compact, "_LEAST_ROWS", 100)
+    monkeypatch.setattr(compact, "_MOST_TEXTS", MANY // 2)
     monkeypatch.setattr(lake, "_GROUP_VALUES", 1)  # so that row groups are as small as can be
     found = tmp_path / "set=net" / "date=2026-11-17"
     found.mkdir(parents=True)

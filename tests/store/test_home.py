@@ -124,7 +124,7 @@ def test_a_local_folder_that_is_not_ours(trick: str, tmp_path: Path, monkeypatch
     store = Store(home)
     assert [job["id"] for job in store.jobs()] == ["j1"]
     (problem,) = store.problems
-    assert problem.startswith(str(folder))
+    assert str(folder) in problem
     assert "in memory only" in store.info().about
 
 
@@ -150,7 +150,7 @@ def test_odd_paths(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["caf\udce9", "a\0b", "x" * 5000])
 def test_paths_that_cannot_be(name: str, tmp_path: Path) -> None:
     """A path that is no text, or no path, is one sentence."""
-    with pytest.raises(OutsideError, match=r"^the store "):
+    with pytest.raises(OutsideError, match=r"^cannot use the store "):
         make_home(find_home(str(tmp_path / name)))
 
 
@@ -166,7 +166,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_in_its_place(tmp_path: Path) -> None:
     """A file where the store should be is one sentence."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutsideError, match="cannot be made"):
+    with pytest.raises(OutsideError, match="cannot create"):
         new_home(tmp_path / "file")
 
 

@@ -20,8 +20,8 @@ from joblens.store.lake.columns import TIME, Table, check, tables
 from joblens.store.lake.compact import compact, compact_folder
 from joblens.store.lake.folder import JobFile, job_file, list_folder, parse_manifest, remove_replaced
 from joblens.store.lake.lake import Lake, select_text, text_column
+from joblens.store.maintenance import retain
 from joblens.store.reader import LakeReader, Span
-from joblens.store.retain import retain
 
 from .made import (
     START,

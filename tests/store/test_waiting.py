@@ -16,7 +16,7 @@ from joblens.store import pending as waiting
 from joblens.store.home import Home
 from joblens.store.lake.compact import compact
 from joblens.store.lake.lake import Lake
-from joblens.store.retain import retain
+from joblens.store.maintenance import retain
 from waiting import wait_for
 
 from .conftest import run_joblens

@@ -1,4 +1,4 @@
-"""`joblens job --store`: the report from a server that speaks PromQL, or from a folder that one has left."""
+"""`joblens job --store`: the report from a server that speaks PromQL, or from its data folder."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from joblens.core.errors import JoblensError, UsageError
 if TYPE_CHECKING:
     from joblens.api import Store
     from joblens.core.config import Settings
-    from joblens.jobs.from_tsdb import Told
+    from joblens.jobs.from_tsdb import JobInputs
     from joblens.record.report import JobRecord
     from joblens.schedulers.facts import BatchJob
     from joblens.store.tsdb.promql import Server
 
-CONFIGURED = "tsdb"  # the server that the settings name
+CONFIGURED = "tsdb"  # the server in the settings
 _SCHEDULER_SECONDS = 10.0
 
 
-def report_elsewhere(
+def report_from_tsdb(
     options: argparse.Namespace, store: Store, live: BatchJob | None, where: str, run: int | None = None
 ) -> JobRecord:
-    """Report the running job, or this run of the stored ones. Raises JoblensError."""
+    """Report the running job, or a run of a stored one. Raises JoblensError."""
     from joblens.analysis.window_report import find_part, summarise_part
-    from joblens.jobs.from_tsdb import summarise_elsewhere
+    from joblens.jobs.from_tsdb import summarise_from_server
 
     with _open(where) as server:
-        record, reader = summarise_elsewhere(server, _told(options.id, store, live, server, run))
+        record, reader = summarise_from_server(server, _inputs(options.id, store, live, server, run))
         part = find_part(record, options.between, options.step, options.first, options.last)
         return record if part is None else summarise_part(record, reader, part)
 
 
 def configured() -> str:
-    """The server that the settings name, if they do."""
+    """Return the URL of the server in the settings, or an empty string."""
     return _settings().tsdb.url
 
 
-def _told(name: str, store: Store, live: BatchJob | None, server: Server, run: int | None) -> Told:
-    """Find the inputs of the summary in the store, else in the batch system, else in the series."""
-    from joblens.jobs.from_tsdb import told_by_record, told_by_scheduler, told_by_series
+def _inputs(name: str, store: Store, live: BatchJob | None, server: Server, run: int | None) -> JobInputs:
+    """Take start and end from the store, else from the batch system, else from the series."""
+    from joblens.jobs.from_tsdb import inputs_from_record, inputs_from_scheduler, inputs_from_series
 
     if live is not None and live.start is not None:
-        return told_by_scheduler(live)
+        return inputs_from_scheduler(live)
     with suppress(LookupError):
-        return told_by_record(store.job(name, run))
+        return inputs_from_record(store.job(name, run))
     job = _ask_slurm(name)
     if job is not None and job.start is not None:
-        return told_by_scheduler(job)
+        return inputs_from_scheduler(job)
     try:
-        return told_by_series(server, name)
+        return inputs_from_series(server, name)
     except LookupError as error:
         raise JoblensError(str(error.args[0])) from None
 
@@ -82,8 +82,8 @@ def _open(where: str) -> Iterator[Server]:
     chosen = settings.tsdb
     url = chosen.url if where == CONFIGURED else where
     if not url:
-        raise UsageError("no setting tsdb.url names a server; --store URL does")
-    known = url.rstrip("/") == chosen.url.rstrip("/")  # a token goes to the server that it is for
+        raise UsageError("the setting tsdb.url is empty; set it, or pass --store URL")
+    known = url.rstrip("/") == chosen.url.rstrip("/")  # the token is sent to no other server
     server = Server(url, chosen.token_file if known else "", chosen.ca_file if known else "")
     try:
         yield server
@@ -93,7 +93,7 @@ def _open(where: str) -> Iterator[Server]:
 
 @contextmanager
 def _started(data: Path, settings: Settings) -> Iterator[Server]:
-    """A server on a folder that one has left."""
+    """Start a server on an existing data folder."""
     from joblens.store.tsdb.promql import Server
     from joblens.usermode.local_server import LocalServer, kind_of
 

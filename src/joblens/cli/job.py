@@ -113,9 +113,9 @@ def _report(options: argparse.Namespace, store: Store, found: list[BatchJob], ru
             where = CONFIGURED
         else:
             return _part(options, store, record)
-    from joblens.cli.from_tsdb import report_elsewhere
+    from joblens.cli.from_tsdb import report_from_tsdb
 
-    return report_elsewhere(options, store, live, where, number)
+    return report_from_tsdb(options, store, live, where, number)
 
 
 def _part(options: argparse.Namespace, store: Store, record: JobRecord) -> JobRecord:

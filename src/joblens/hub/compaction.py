@@ -18,11 +18,11 @@ from pathlib import Path
 
 from joblens.core.errors import sentence
 from joblens.hub.sink import end_with_the_hub, log
-from joblens.store.cleanup import remove_leftovers
 from joblens.store.home import find_home, make_home
 from joblens.store.lake.compact import MEMORY, compact_small
 from joblens.store.lake.lake import Lake
 from joblens.store.lake.tiers import FAN_IN, MOST_AT_ONCE
+from joblens.store.maintenance import remove_leftovers
 
 _LOWEST_PRIORITY = 19
 ENOUGH_GROUPS = FAN_IN  # that the sink has stored: then there are as many files of each set to merge

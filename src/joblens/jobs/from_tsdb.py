@@ -1,4 +1,4 @@
-"""The report of a job from a PromQL server, whatever wrote its samples."""
+"""Summary of a job from a server that speaks PromQL, with samples of joblens or of other exporters."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from joblens.store.tsdb.exporters import ABOUT, ExporterReader
 from joblens.store.tsdb.promql import PromSeries, Server, duration, equals
 from joblens.store.tsdb.reader import TsdbReader
 
-SCAN_SECONDS = 30 * 86_400.0  # in which an unknown job is searched
+SCAN_SECONDS = 30 * 86_400.0  # before now, in which an unknown job is searched
 _STEPS, _FINER = 1000, 96  # a duration is in whole milliseconds: 27 s
 _INFO = ("joblens_job_info", "rmsjob_info")  # ours, and Omnistat's
 
 
-class Told(NamedTuple):
-    """Inputs of a summary."""
+class JobInputs(NamedTuple):
+    """Start and end of a job, as the inputs of its summary."""
 
     facts: JobFacts
     end: JobEnd | None
@@ -36,21 +36,21 @@ class Told(NamedTuple):
         return Span(self.facts.id, start, max(finish, start) + 1.0, self.facts.cluster)
 
 
-def told_by_scheduler(job: BatchJob) -> Told:
-    return Told(facts_of(job, INTERVAL), end_of(job, []) if job.end is not None else None)
+def inputs_from_scheduler(job: BatchJob) -> JobInputs:
+    return JobInputs(facts_of(job, INTERVAL), end_of(job, []) if job.end is not None else None)
 
 
-def told_by_record(record: JobRecord) -> Told:
-    """Keep the data of accounting; the server has samples only."""
+def inputs_from_record(record: JobRecord) -> JobInputs:
+    """Keep the totals of accounting: a server has only samples."""
     facts, end = inputs_of(record)
     facts.time_limit_seconds = record.asked.time_seconds
     used = record.used
     end.totals = Totals(used.user_seconds, used.system_seconds, used.cpu_seconds_exact)
-    return Told(facts, end)
+    return JobInputs(facts, end)
 
 
-def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> Told:
-    """From the labels that a job has, and from when it was first and last seen. LookupError if never."""
+def inputs_from_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> JobInputs:
+    """Find labels, first and last sample of a job. Raises LookupError if it has none."""
     id, _, cluster = name.partition("@")
     now, step = time.time(), seconds / _STEPS
     matchers = ",".join([equals("jobid", id), *([equals("cluster", cluster)] if cluster else [])])
@@ -59,12 +59,12 @@ def told_by_series(server: Server, name: str, seconds: float = SCAN_SECONDS) -> 
         coarse = [one for one in server.range(scan, now - seconds, now + step, step) if one.times]
         if coarse:
             newest = max(coarse, key=lambda one: one.times[-1])
-            return _looked_at(server, info, newest, matchers, step)
+            return _inputs_of_run(server, info, newest, matchers, step)
     raise LookupError(f"{server.name} has no job {id!r:.60} of the last {seconds / 86_400:g} days")
 
 
-def _looked_at(server: Server, info: str, newest: PromSeries, matchers: str, step: float) -> Told:
-    """Find the limits of this run: one before it may have had the same id."""
+def _inputs_of_run(server: Server, info: str, newest: PromSeries, matchers: str, step: float) -> JobInputs:
+    """Consider only this run: an earlier job may have had the same ID."""
     cluster = newest.labels.get("cluster", "")
     first, last = _begin(newest.times, step), newest.times[-1]
     if cluster and "cluster=" not in matchers:
@@ -94,7 +94,7 @@ def _looked_at(server: Server, info: str, newest: PromSeries, matchers: str, ste
         tags={},
     )
     runs = time.time() - end < 3 * max(interval, 5.0)
-    return Told(facts, None if runs else JobEnd(start=start, end=end, state="ENDED"))
+    return JobInputs(facts, None if runs else JobEnd(start=start, end=end, state="ENDED"))
 
 
 def _begin(times: list[float], step: float) -> float:
@@ -110,33 +110,35 @@ def _begin(times: list[float], step: float) -> float:
 def _edge(
     server: Server, selected: str, moment: float, step: float, which: Callable[[Iterable[float]], float]
 ) -> float:
-    """Find the first or last sample of the interval that ends then, in two steps to read few samples."""
+    """Find the first or last sample in the step that ends then, in two queries that return few samples."""
     fine = step / _FINER
-    there = f"count(last_over_time({selected}[{duration(fine)}]))"
-    found = [one for one in server.range(there, moment - step + fine, moment, fine) if one.times]
+    present = f"count(last_over_time({selected}[{duration(fine)}]))"
+    found = [one for one in server.range(present, moment - step + fine, moment, fine) if one.times]
     if not found:
         return moment
     near = which(which(one.times) for one in found)
-    looks = [one for one in server.timestamps(f"{selected}[{duration(fine + 0.001)}]", near) if one.times]
-    return which(which(one.times) for one in looks) if looks else near
+    samples = [one for one in server.timestamps(f"{selected}[{duration(fine + 0.001)}]", near) if one.times]
+    return which(which(one.times) for one in samples) if samples else near
 
 
 def _node(labels: Mapping[str, str]) -> str:
     return labels.get("node", "") or labels.get("instance", "").partition(":")[0]
 
 
-def summarise_elsewhere(server: Server, told: Told) -> tuple[JobRecord, Reader]:
-    """Use the samples of joblens, else those of other exporters of its nodes."""
+def summarise_from_server(server: Server, inputs: JobInputs) -> tuple[JobRecord, Reader]:
+    """Use series of joblens, else of other exporters on the job's nodes."""
     reader: Reader = TsdbReader(server)
-    nodes = [node for node in told.facts.nodes or [told.facts.node] if node]
+    nodes = [node for node in inputs.facts.nodes or [inputs.facts.node] if node]
     exporters: ExporterReader | None = None
-    # Agents without a configured cluster report another name: then it is the one with that id.
-    if not any(reader.looks(span, "job") for span in (told.span, told.span._replace(cluster=""))):
+    # Agents without a cluster in their settings send another name: then the job ID alone decides.
+    if not any(reader.looks(span, "job") for span in (inputs.span, inputs.span._replace(cluster=""))):
         reader = exporters = ExporterReader(server, nodes)
-        if not nodes or not reader.looks(told.span, "job"):
-            raise JoblensError(f"{server.name} has no samples of job {told.facts.id} or of its nodes")
-        told = Told(told.facts.replace(nodes=nodes, interval=exporters.scrape_interval or INTERVAL), told.end)
-    record = summarise(told.facts, told.end, reader)
+        if not nodes or not reader.looks(inputs.span, "job"):
+            raise JoblensError(f"{server.name} has no samples of job {inputs.facts.id} or of its nodes")
+        inputs = JobInputs(
+            inputs.facts.replace(nodes=nodes, interval=exporters.scrape_interval or INTERVAL), inputs.end
+        )
+    record = summarise(inputs.facts, inputs.end, reader)
     if exporters is not None:
         record.data.problems.append(ABOUT.format(" and ".join(exporters.exporters)))
     return record, reader

@@ -1,4 +1,4 @@
-"""Where the store is, and what kind of file system it lies on."""
+"""The location of the store, and the type of its file system."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
 
-# File systems of one machine, on which SQLite's locks and shared memory work. Any other may be shared by
-# several machines (nfs, lustre, gpfs, beegfs, cephfs, dvs, …) or be a program's (fuse), and is taken so.
+# Local file systems, on which SQLite's locks and shared memory work. Any other is treated as shared between
+# machines (nfs, lustre, gpfs, beegfs, cephfs, dvs, …, and fuse).
 _LOCAL = frozenset(
     "bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs msdos nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs "
     "ubifs vfat xfs zfs".split()
@@ -30,7 +30,7 @@ class Home(NamedTuple):
 
     @property
     def waiting(self) -> Path:
-        """Made when the first job waits."""
+        """Jobs with a record whose samples are not in the lake yet."""
         return self.path / "waiting"
 
     @property
@@ -47,7 +47,7 @@ class Home(NamedTuple):
 
     @property
     def catalog(self) -> Path:
-        """On a shared file system the index is this machine's own, and lies where its locks work."""
+        """The index. On a shared file system each machine has its own, on a local file system."""
         if not self.shared:
             return self.path / "catalog.sqlite"
         name = _digest(os.fsencode(self.path))[:16]
@@ -56,45 +56,45 @@ class Home(NamedTuple):
     def describe(self) -> str:
         if not self.shared:
             return (
-                f"The store {self.path} is on {self.filesystem}, a file system of this machine; "
-                "the catalog lies beside the data."
+                f"The store {self.path} is on {self.filesystem}, a local file system. "
+                "The catalog is beside the data."
             )
         return (
-            f"The store {self.path} is on {self.filesystem}, which several machines may share. The data lies "
-            "there and can be written from all of them at once; nothing relies on its locks. "
-            f"The catalog, made from the data, is this machine's own: {_or_why_not(self)}."
+            f"The store {self.path} is on {self.filesystem}, which several machines may share. "
+            "All of them can write to it at the same time; nothing relies on its locks. "
+            f"Each machine has its own catalog, built from the data: {_catalog_path(self)}."
         )
 
 
-def _or_why_not(home: Home) -> str:
+def _catalog_path(home: Home) -> str:
     try:
         return str(home.catalog)
     except OutsideError as error:
-        return f"it is in memory only, because {error}"
+        return f"in memory only, because {error}"
 
 
 def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None = None) -> Home:
-    """Return the store at this path, else at JOBLENS_HOME, else in the user's data folder."""
+    """Return the home at a path, by default JOBLENS_HOME or the user's data folder."""
     path = Path(chosen or os.environ.get("JOBLENS_HOME") or _data_folder() / "joblens").absolute()
     try:
         str(path).encode()
-        path.exists()  # an automounter mounts it now, if that is what is there
+        path.exists()  # triggers an automounter
         real = Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise OutsideError(f"the store {str(path)!r} cannot be used: {why}") from None
+        raise OutsideError(f"cannot use the store {str(path)!r}: {why}") from None
     kind = filesystem_of(real, _read_mounts() if mounts is None else mounts)
     return Home(path, kind, kind not in _LOCAL)
 
 
 def make_home(home: Home) -> Home:
-    """With its folders, readable by its owner only."""
+    """Create its folders, readable by the owner only."""
     try:
         home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (home.incoming, home.lake, home.records):
             folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise OutsideError(f"the store {home.path} cannot be made") from error
+        raise OutsideError(f"cannot create the store {home.path}") from error
     return home
 
 
@@ -104,12 +104,14 @@ def _data_folder() -> Path:
         return Path(given)
     try:
         return Path.home() / ".local" / "share"
-    except RuntimeError:  # neither HOME nor the list of users has one
-        raise OutsideError("this user has no home folder; say in JOBLENS_HOME where the store is") from None
+    except RuntimeError:  # neither HOME nor the user database has it
+        raise OutsideError(
+            "this user has no home folder; set JOBLENS_HOME to the folder of the store"
+        ) from None
 
 
 def local_folder() -> Path:
-    """Return a folder on this machine that only this user can write to."""
+    """Return a local folder that only this user can write to."""
     import tempfile
 
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -119,10 +121,10 @@ def local_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        raise OutsideError(f"{folder} cannot be made: {error.strerror}") from None
-    # A link has the mode 0777, so that one that somebody else has put there is refused too.
+        raise OutsideError(f"cannot create {folder}: {error.strerror}") from None
+    # A symbolic link has mode 0777, so one that another user created is rejected too.
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise OutsideError(f"{folder} is not this user's alone, so it is not used")
+        raise OutsideError(f"{folder} is accessible to other users, and is not used")
     return folder
 
 
@@ -134,7 +136,7 @@ def _read_mounts() -> str:
 
 
 def filesystem_of(path: Path, mounts: str) -> str:
-    """The type of the file system that holds the path: the last of the longest mount points wins."""
+    """Return the file system type of the longest mount point above the path; of equal ones the last."""
     best, kind = -1, "unknown"
     for line in mounts.split("\n"):
         fields = line.split(" ")
@@ -148,11 +150,11 @@ def filesystem_of(path: Path, mounts: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A file name for any text, and no two texts have the same.
+    """Return a unique file name for a text.
 
-    Letters, digits, `_` and `-` stay, all else is written as %XX; of a long text the beginning and a digest.
+    Letters, digits, `_` and `-` are kept, other bytes become %XX. A long text is cut and has a digest.
     """
-    # Not surrogateescape: it writes some texts as the same bytes.
+    # Not surrogateescape: it encodes different texts as the same bytes.
     data = text.encode("utf-8", "surrogatepass")
     name = "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in data)
     if 0 < len(name) <= _LONGEST_NAME:
@@ -161,6 +163,6 @@ def safe_name(text: str) -> str:
 
 
 def _digest(data: bytes) -> str:
-    import hashlib  # takes a while to load, and few need it
+    import hashlib  # slow to load, and rarely needed
 
     return hashlib.sha256(data).hexdigest()

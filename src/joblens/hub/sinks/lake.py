@@ -24,7 +24,7 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.columns import TIME, Table, identifier, in_base_units, storable, stored_name
 from joblens.store.lake.folder import HUB, JobFile
 from joblens.store.lake.lake import Lake, select_text, text_column
-from joblens.store.retain import retain
+from joblens.store.maintenance import retain
 
 if TYPE_CHECKING:
     import numpy

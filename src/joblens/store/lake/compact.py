@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
 from joblens.core.files import now_at, publish_once, unfinished_name
-from joblens.store.enums import Enums, make_enums
+from joblens.store.lake.columns import identifier
 from joblens.store.lake.damage import set_aside
 from joblens.store.lake.folder import (
     GRACE_SECONDS,
@@ -26,7 +27,7 @@ from joblens.store.lake.folder import (
     remove_replaced,
     render_manifest,
 )
-from joblens.store.lake.lake import Files, Lake, as_table, group_rows
+from joblens.store.lake.lake import Files, Lake, as_table, group_rows, width
 from joblens.store.lake.ranges import Range, find_ranges, is_divisible
 from joblens.store.lake.tiers import choose, choose_full
 
@@ -36,6 +37,9 @@ MEMORY = "128MB"  # for DuckDB; the process takes some 100 MB more
 MERGE_VALUES = 16 << 20
 _QUIET_SECONDS = 3600.0  # a day that is over and got nothing for so long is taken for complete
 _FORGOTTEN_SECONDS = 3 * 86_400.0  # the hub does not look again at folders that are as old
+_LEAST_ROWS = 100_000  # with fewer, sorting text takes less time than finding its distinct values
+_MOST_TEXTS = 10_000  # distinct values of a column: each row group has a list of them
+_SELECTED_BY = frozenset(("cluster", "jobid", "step", "node"))  # columns by which readers select row groups
 
 
 def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress | None = None) -> int:
@@ -220,3 +224,41 @@ def _publish(listing: Listing, files: list[Path], made: Mapping[Path, Extent]) -
     except OSError as error:
         Path(unfinished).unlink(missing_ok=True)
         raise OutsideError(f"{folder} cannot be compacted") from error
+
+
+class Enums(NamedTuple):
+    """The columns of a SELECT, as SQL, before and after rows are sorted."""
+
+    before: str = "*"
+    after: str = "*"
+
+
+def make_enums(lake: Lake, files: list[Path], schema: Mapping[str, str], values: int) -> Enums:
+    """Make text columns ENUMs while rows are sorted: integers are compared and moved instead of text.
+
+    In the file a column stays an ENUM, which is smaller, unless readers select row groups by it: the
+    statistics of a row group say nothing about the values of an ENUM. Raises duckdb.Error.
+    """
+    texts = [name for name, kind in schema.items() if kind == "VARCHAR"]
+    rows = values // width(schema)
+    if not texts or rows < _LEAST_ROWS:
+        return Enums()
+    table = as_table(files)
+    counted = ", ".join(f"approx_count_distinct({identifier(name)})" for name in texts)
+    (counts,) = lake.connection.execute(f"SELECT {counted} FROM {table}").fetchall()
+    before, after = [], []
+    for number, (name, count) in enumerate(zip(texts, counts)):
+        if not 0 < count <= _MOST_TEXTS:
+            continue
+        column, kind = identifier(name), f"merged{number}"
+        distinct = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IS NOT NULL ORDER BY 1"
+        lake.connection.execute(f"DROP TYPE IF EXISTS {kind}")
+        lake.connection.execute(f"CREATE TYPE {kind} AS ENUM ({distinct})")
+        before.append(f"{column}::{kind} AS {column}")
+        if name in _SELECTED_BY and count > 1 and rows > group_rows(schema):
+            after.append(f"{column}::VARCHAR AS {column}")
+    return Enums(_replace(before), _replace(after))
+
+
+def _replace(columns: list[str]) -> str:
+    return f"* REPLACE ({', '.join(columns)})" if columns else "*"

@@ -180,7 +180,7 @@ class ExporterSeries(JobSeries):
         return [_counted(one, source) for one in found]
 
     def _scrape_interval(self, exporter: str, span: Span) -> float:
-        """Return the seconds between two scrapes, 0 if there are no samples of these nodes."""
+        """Return the seconds between two scrapes, or 0 if these nodes have no samples."""
         if exporter not in self.scrape_intervals:
             probe = {_NODE_EXPORTER: "node_load1", _DCGM: "DCGM_FI_DEV_GPU_UTIL"}.get(exporter)
             names = [probe] if probe else ["rocm_utilization_percentage", "omnistat_mem_total_bytes"]
