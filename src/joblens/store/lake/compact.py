@@ -29,7 +29,7 @@ from joblens.store.lake.folder import (
 )
 from joblens.store.lake.lake import Files, Lake, as_table, group_rows, width
 from joblens.store.lake.ranges import Range, find_ranges, is_divisible
-from joblens.store.lake.tiers import choose, choose_full
+from joblens.store.lake.tiers import MOST_AT_ONCE, choose, choose_large, fill
 
 Progress = Callable[[int, int], None]
 Wanted = Callable[[Path], bool]
@@ -101,11 +101,10 @@ def _compact_listed(lake: Lake, folder: Path, wanted: Callable[[], Wanted], all_
         files = [path for path in listing.files if chosen(path) and not _is_range(listing, path)]
         known = _sizes(lake, listing, files, known) if len(files) > 1 else {}
         paths, sizes = list(known), list(known.values())
-        merges = [(group, False) for group in choose(sizes, MERGE_VALUES, all_tiers)]
-        merges += [(group, True) for group in choose_full(sizes, MERGE_VALUES, all_tiers)]
         merged = 0
-        for group, full in merges:
-            merged += _merge(lake, folder, {paths[at]: sizes[at] for at in group}, full)
+        for choice in (choose, choose_large):
+            for group in choice(sizes, MERGE_VALUES, all_tiers):
+                merged += _merge(lake, folder, {paths[at]: sizes[at] for at in group})
         if not merged:
             return done
         done += merged
@@ -138,11 +137,10 @@ def _set_damaged_aside(lake: Lake, files: list[Path]) -> list[Path]:
     return [path for path in files if path not in found.damaged and path not in found.unreadable]
 
 
-def _merge(lake: Lake, folder: Path, chosen: Mapping[Path, int], full: bool) -> int:
-    """How many files went in: none if another has merged some of them meanwhile.
+def _merge(lake: Lake, folder: Path, chosen: Mapping[Path, int]) -> int:
+    """Merge files, given with their values: by job and node into several if they cannot be sorted at once.
 
-    `chosen`: these files, with their values. `full`: into several files, as they have more values than can be
-    sorted at once.
+    Return how many files were replaced: none if another compactor has merged some of them meanwhile.
     """
     import duckdb
 
@@ -150,23 +148,33 @@ def _merge(lake: Lake, folder: Path, chosen: Mapping[Path, int], full: bool) -> 
     listing, files = list_folder(folder), list(chosen)
     if not set(files) <= set(listing.files):
         return 0
-    if full and not is_divisible(lake.schema(files)):  # before all of them is read, in every cycle
-        return 0
+    several = sum(chosen.values()) > MERGE_VALUES
+    if several and not is_divisible(lake.schema(files)):
+        return _merge_undivided(lake, folder, chosen)
     files = _set_damaged_aside(lake, files)
 
     def put_together(sound: list[Path]) -> int:
         if len(sound) < 2:
             return 0
         try:
-            ranges = find_ranges(lake, sound, MERGE_VALUES * 3 // 4) if full else [Range()]
+            ranges = find_ranges(lake, sound, MERGE_VALUES * 3 // 4) if several else [Range()]
             enums = make_enums(lake, sound, lake.schema(sound), sum(chosen.values())) if ranges else Enums()
             return _put_together(lake, listing, sound, ranges, enums, began) if ranges else 0
-        except duckdb.OutOfMemoryException:  # of sets with thousands of columns
-            lake.report(f"{folder}: files are not merged, as that takes more than {lake.memory} of memory")
+        except duckdb.OutOfMemoryException:  # sets with thousands of columns
+            lake.report(f"{folder}: files are not merged: that takes more than {lake.memory} of memory")
             return 0
 
-    # Those of which another has removed some are not listed again.
+    # Files that another compactor has removed are not listed again.
     return lake.attempt(Files(files, lambda: Files([])), put_together, 0, lake.read_through)
+
+
+def _merge_undivided(lake: Lake, folder: Path, chosen: Mapping[Path, int]) -> int:
+    """Merge rows without job and node into files that can each be sorted at once."""
+    files, sizes = list(chosen), list(chosen.values())
+    groups = fill(sizes, range(len(sizes)), MERGE_VALUES, MOST_AT_ONCE)
+    return sum(
+        _merge(lake, folder, {files[at]: sizes[at] for at in group}) for group in groups if len(group) > 1
+    )
 
 
 def _put_together(
