@@ -78,8 +78,8 @@ class Counting(Lake):
     most = 0.0
     seconds = 0.0  # that counting has taken
 
-    def copy(self, source: str, columns: Iterable[str], path: Path, *more: Any) -> None:
-        super().copy(source, columns, path, *more)
+    def copy(self, source: str, columns: Iterable[str], path: Path, *more: Any, **values: Any) -> None:
+        super().copy(source, columns, path, *more, **values)
         begin = time.process_time()
         self.written += path.stat().st_size
         if columns:  # of a segment there are none to sort by

@@ -23,7 +23,7 @@ from joblens.store.lake import folder as folder_module
 from joblens.store.lake.compact import compact, compact_small
 from joblens.store.lake.folder import list_folder, remove_replaced, render_manifest
 from joblens.store.lake.lake import Lake, as_table
-from joblens.store.lake.tiers import FAN_IN
+from joblens.store.lake.tiers import FAN_IN, MOST_AT_ONCE
 from joblens.store.lake.watermarks import Arrivals
 from joblens.store.maintenance import retain
 from joblens.store.reader import LakeReader, Span
@@ -158,6 +158,37 @@ def test_full_files_are_distributed_by_node(
         assert file in made
         span = Span("17", START / 1e9, START / 1e9 + 1000, nodes=(node,))
         assert len(LakeReader(sink.lake).looks(span, "load")["lab", node]) == segments // nodes
+
+
+def test_large_files_are_rewritten_once(
+    sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen segments exceed one merge here: they are not merged first, but distributed by node at once."""
+    monkeypatch.setattr(compact_module, "MERGE_VALUES", 200)
+    for number in range(1, MOST_AT_ONCE + 1):
+        store(sink, tmp_path, number, f"n{number % 32:02}")
+        if number == MOST_AT_ONCE - 1:
+            assert compact_small(sink.lake) == 0
+    assert compact_small(sink.lake) == MOST_AT_ONCE
+    assert Lineage(sink.home.lake / DAY).look() == 1
+    extents = list_folder(sink.home.lake / DAY).extents.values()
+    assert all(it is not None and it.nodes is not None for it in extents)
+    assert times(sink.lake) == expected(MOST_AT_ONCE)
+
+
+def test_large_files_without_a_node(sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cannot be distributed: they are merged as far as can be sorted at once, then left alone."""
+    monkeypatch.setattr(compact_module, "MERGE_VALUES", 100)
+    for number in range(1, MOST_AT_ONCE + 1):
+        store(sink, tmp_path, number)
+    for path in sink.lake.files("load"):
+        sink.lake.copy(f"(SELECT * EXCLUDE (node) FROM {as_table([path])})", (), path)
+    assert compact_small(sink.lake) >= MOST_AT_ONCE - 1
+    sizes = [it.values for it in list_folder(sink.home.lake / DAY).extents.values() if it]
+    assert len(sizes) < MOST_AT_ONCE / 4
+    assert max(sizes) <= 100
+    assert times(sink.lake) == expected(MOST_AT_ONCE)
+    assert compact(sink.lake, set) == 0
 
 
 def test_full_files_of_one_node_are_distributed_by_time(

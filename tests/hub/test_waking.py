@@ -139,3 +139,36 @@ def test_the_journal_is_cleaned_when_something_has_changed(tmp_path: Path) -> No
         (folder / "00000001").touch()
         begin = 10.0 if folder == journal else 20.0
         assert [changes.is_due(begin + second) for second in (0.0, 1.0, 2.0)] == [True, True, False]
+
+
+def test_a_hurry_that_the_pipe_has_no_room_for() -> None:
+    """The hub does not wait for a sink that does not read: it sends the last request once there is room."""
+    child, last = Child("sink x", "none", {}), 30_000
+    program = "import time; time.sleep(1000)"
+    child.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    try:
+        for segment in range(1, last + 1):
+            child.hurry(segment)
+        assert read_in_its_place(child.process.pid)[-1] < last
+        child.look(0.0, print)
+        assert read_in_its_place(child.process.pid) == [last]
+        child.look(0.0, print)
+        assert read_in_its_place(child.process.pid) == []
+    finally:
+        child.process.kill()
+        child.process.wait()
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+
+
+def read_in_its_place(pid: int) -> list[int]:
+    """What a process would read from its input now."""
+    file = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
+    data = b""
+    try:
+        while True:
+            data += os.read(file, 1 << 16)
+    except BlockingIOError:
+        return [int(line) for line in data.split()]
+    finally:
+        os.close(file)

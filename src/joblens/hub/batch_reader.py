@@ -108,7 +108,9 @@ class Checker:
         _check_sets(entries)
         filled = [entry for entry in entries if entry.description.keys]
         for entry in filled:
-            self.check(entry, cluster, node)
+            named = entry.description.named
+            if named is None or (self.own_rows_only and named is not _NOT_NAMED):
+                self.check(entry, cluster, node)
         return Unread(record.received_ns, cluster, node, filled, record.place)
 
     def check(self, entry: Columns | Packed, cluster: str, node: str) -> None:
@@ -118,8 +120,9 @@ class Checker:
         if description.named is None:
             check([Sample(0, Rows(schema, description.keys, []))])
             _check_names(schema)
-            description.named = _named(schema, description.keys)
-        if self.own_rows_only and description.named != _NOT_NAMED:
+            named = _named(schema, description.keys)
+            description.named = _NOT_NAMED if named == _NOT_NAMED else named
+        if self.own_rows_only and description.named is not _NOT_NAMED:
             _check_own(schema.set, cluster, node, description.named)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import zlib
 from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from joblens.core.errors import MalformedError
 from joblens.core.model import Column, Key, Schema
 from joblens.hub.cache import ByteCache
-from joblens.wire.frame import LARGEST, WRONG, inflate, split
+from joblens.wire.frame import LARGEST, MAGIC, WRONG, inflate
 
 if TYPE_CHECKING:
     import numpy
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
 _WORD = 8
-_SIZES = struct.Struct("<III")
+_LENGTH, _SIZES = struct.Struct("<I"), struct.Struct("<III")
 _LARGEST_DESCRIPTION = 1 << 25
 _AT_ONCE = 1 << 16  # numbers that are decoded together
 _LARGEST_READ = 1 << 26  # bytes of all rows of a batch, once they are read: a usual one has some KB
@@ -110,25 +111,43 @@ def _decode(entries: list[Packed]) -> list[Columns]:
     return [found[place] for place in range(len(entries))]
 
 
-def _unpack(message: bytes) -> list[Packed]:
-    sections = split(message)
+def _split(message: bytes) -> list[bytes]:
+    """As joblens.wire.frame.split, inlined: it is done for every section of every batch."""
+    if not message.startswith(MAGIC):
+        raise ValueError("bad magic: not a joblens batch")
+    sections, at, end, length = [], len(MAGIC), len(message), _LENGTH.unpack_from
+    while at < end:
+        begin = at + _LENGTH.size
+        at = begin + length(message, at)[0]
+        sections.append(message[begin:at])
+    if at != end:
+        raise ValueError("truncated")
     if len(sections) % 2 == 0:
         raise ValueError("the header or a section is missing")
+    return sections
+
+
+def _unpack(message: bytes) -> list[Packed]:
+    sections = _split(message)
     found, room = [], LARGEST
     size_read = 0  # what does not change is not in the message once per tick
+    known, sizes, decompressor = descriptions.get, _SIZES.unpack_from, zlib.decompressobj
     for described, packed in zip(sections[1::2], sections[2::2]):
         room = max(room, 1)
-        description = _describe(described, min(room, _LARGEST_DESCRIPTION))
-        plain = inflate(packed, room)
+        description = known(described) or _describe(described, min(room, _LARGEST_DESCRIPTION))
+        inflater = decompressor()
+        plain = inflater.decompress(packed, room)
+        if not inflater.eof or inflater.unused_data:
+            raise ValueError("a section is cut off or too large")
         room -= len(plain)
-        ticks, size, moving = _SIZES.unpack_from(plain)
+        ticks, size, moving = sizes(plain)
         if (
             size != description.width
             or ticks < 1
             or moving > size
             or len(plain) != _SIZES.size + _WORD * (moving * ticks + ticks + size)
         ):
-            raise ValueError("the numbers do not fit what they are said to be")
+            raise ValueError("the numbers do not match their description")
         size_read += description.row_bytes * ticks
         if size_read > _LARGEST_READ:
             raise ValueError("it has more numbers, or longer texts in more rows, than a batch can have")
@@ -142,17 +161,15 @@ descriptions: ByteCache[bytes, Description] = ByteCache(32 << 20)
 
 
 def _describe(packed: bytes, room: int) -> Description:
-    found = descriptions.get(packed)
-    if found is None:
-        text = inflate(packed, room)
-        entry = json.loads(text)
-        columns = tuple([Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"]])
-        schema = Schema(str(entry["set"]), tuple(map(str, entry["labels"])), columns)
-        keys = tuple(map(tuple, entry["keys"]))
-        if not {str, int}.issuperset(map(type, chain.from_iterable(keys))):
-            raise ValueError("a part of a key is neither text nor a number")
-        found = Description(schema, keys, packed, len(text))
-        descriptions.put(packed, found, found.size)
+    text = inflate(packed, room)
+    entry = json.loads(text)
+    columns = tuple([Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"]])
+    schema = Schema(str(entry["set"]), tuple(map(str, entry["labels"])), columns)
+    keys = tuple(map(tuple, entry["keys"]))
+    if not {str, int}.issuperset(map(type, chain.from_iterable(keys))):
+        raise ValueError("a part of a key is neither text nor a number")
+    found = Description(schema, keys, packed, len(text))
+    descriptions.put(packed, found, found.size)
     return found
 
 
@@ -236,28 +253,34 @@ def _portions(entries: list[Packed], ticks: int) -> Iterator[tuple[int, int]]:
 
 
 def _planes(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers]:
-    """The two parts of all entries, each as one array of words."""
-    first: list[list[bytes]] = [[] for _ in range(_WORD)]
-    later: list[list[bytes]] = [[] for _ in range(_WORD)]
-    for entry in entries:
-        data, length = entry.data, entry.moving + ticks + entry.size
-        at = _SIZES.size
-        for plane in first:
-            plane.append(data[at : at + length])
-            at += length
-        length = entry.moving * (ticks - 1)
-        if length:
-            for plane in later:
-                plane.append(data[at : at + length])
-                at += length
-    joined = (b"".join([b"".join(plane) for plane in planes]) for planes in (first, later))
-    return _unshuffle(next(joined)), _unshuffle(next(joined))
+    """The two parts of all entries, each as one array of words.
 
-
-def _unshuffle(data: bytes) -> Numbers:
-    """Bytes of equal weight stand together; here each word's own do again."""
+    Entries in which as many values change have the same layout: these are read together.
+    """
     import numpy
 
-    planes = numpy.frombuffer(data, dtype=numpy.uint8).reshape(_WORD, -1)
-    words: Numbers = planes.T.copy().view("<i8")[:, 0]
+    alike: dict[tuple[int, int], list[int]] = {}
+    for place, entry in enumerate(entries):
+        alike.setdefault((entry.moving, entry.description.width), []).append(place)
+    first: list[Any] = [None] * len(entries)
+    later: list[Any] = [None] * len(entries)
+    for (moving, width), places in alike.items():
+        data = numpy.frombuffer(b"".join([entries[place].data for place in places]), dtype=numpy.uint8)
+        lengths = moving + ticks + width, moving * (ticks - 1)
+        rows = data.reshape(len(places), -1)[:, _SIZES.size :]
+        begin = 0
+        for words, length in zip((first, later), lengths):
+            end = begin + length * _WORD
+            for place, own in zip(places, _unshuffle(rows[:, begin:end], length)):
+                words[place] = own
+            begin = end
+    return numpy.concatenate(first), numpy.concatenate(later)
+
+
+def _unshuffle(rows: Any, length: int) -> Numbers:
+    """Bytes of equal weight are stored together; return the words, [row, word]."""
+    import numpy
+
+    planes = rows.reshape(len(rows), _WORD, length)
+    words: Numbers = numpy.ascontiguousarray(planes.transpose(0, 2, 1)).view("<i8")[:, :, 0]
     return words if sys.byteorder == "little" else words.astype(numpy.int64)

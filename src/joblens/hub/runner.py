@@ -7,6 +7,7 @@ How long segments are kept for sinks is joblens.hub.retention's.
 from __future__ import annotations
 
 import json
+import math
 import select
 import subprocess
 import sys
@@ -114,6 +115,7 @@ class Child:
         self.not_before = 0.0
         self.wait = _SHORTEST_WAIT
         self._hurries = False
+        self._unsent: float = 0  # up to which segment it is to hurry, if the pipe was full
 
     def look(self, now: float, log: Log) -> None:
         if self.process is not None:
@@ -122,6 +124,7 @@ class Child:
                 self._has_ended(code, now, log)
         if self.process is None and now >= self.not_before:
             self._start(now, log)
+        self._send_hurry()
 
     def _start(self, now: float, log: Log) -> None:
         self.since = now
@@ -148,19 +151,31 @@ class Child:
                 self.process.stdin.flush()
 
     def hurry(self, through: int | None = None) -> None:
-        """Make it store what it has, or all up to a segment, without waiting for more."""
+        """Ask it to store all segments, or those up to one, without waiting for more.
+
+        If it does not read its input, the request is sent later: the hub must not block on a stopped process.
+        """
         self._hurries = self._hurries or through is None
-        self._write(b"\n" if through is None else b"%d\n" % through)
+        self._unsent = max(self._unsent, math.inf if through is None else through)
+        self._send_hurry()
+
+    def _send_hurry(self) -> None:
+        if self._unsent and self._accepts_input():
+            through, self._unsent = self._unsent, 0
+            self._write(b"\n" if through == math.inf else b"%d\n" % through)
 
     def wake(self) -> None:
-        """Announce a sealed segment, unless its pipe is full: the hub must not block on a stopped process."""
+        """Report a sealed segment, unless the pipe is full: then there is more to read already."""
+        if self._accepts_input():
+            self._write(SEALED + b"\n")
+
+    def _accepts_input(self) -> bool:
         pipe = self.process.stdin if self.process is not None else None
         if pipe is None or pipe.closed:
-            return
-        free = select.poll()
-        free.register(pipe, select.POLLOUT)
-        if free.poll(0):
-            self._write(SEALED + b"\n")
+            return False
+        writable = select.poll()
+        writable.register(pipe, select.POLLOUT)
+        return bool(writable.poll(0))
 
     def _has_ended(self, code: int, now: float, log: Log) -> None:
         self._close()

@@ -47,6 +47,7 @@ _ENTRY_BYTES, _WORD, _CELL_BYTES = 300, 8, 12
 _RETAIN_SECONDS = 3600.0
 # Stored last: joblens.store.lake.watermarks takes all that a node sent with these as stored.
 _LAST = ("job", "load")
+_WHOSE = ("cluster", "jobid", "node")  # columns that every file has
 _Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
 
@@ -97,7 +98,7 @@ class _Entry(NamedTuple):
 
 
 class _Pending:
-    """What will be one file of a set: by what can be decoded together and put into the same columns."""
+    """What becomes one file of a set: by what can be decoded together and put into the same columns."""
 
     def __init__(self) -> None:
         self.kinds: dict[_Kind, list[_Entry]] = {}
@@ -108,11 +109,16 @@ class _Pending:
     def is_full(self) -> bool:
         return self.decoded > _SET_BYTES or len(self.kinds) >= _MOST_KINDS
 
-    def add(self, entry: _Entry) -> None:
+    def add(self, entry: _Entry) -> int:
+        """Return by how many bytes this grows."""
         description, ticks, _, data = entry.packed
         if not description.layout:
             prepare(description)
-        self.kinds.setdefault((description.layout, ticks), []).append(entry)
+        kind = description.layout, ticks
+        if kind in self.kinds:
+            self.kinds[kind].append(entry)
+        else:
+            self.kinds[kind] = [entry]
         size = len(data) + _ENTRY_BYTES
         if description.source not in self._described:
             self._described.add(description.source)
@@ -120,6 +126,43 @@ class _Pending:
         self.bytes += size
         cells = len(description.keys) * len(description.schema.labels)
         self.decoded += (description.width * _WORD + cells * _CELL_BYTES) * ticks + description.text_bytes
+        return size
+
+
+class _Waiting:
+    """What waits to be written, by set."""
+
+    def __init__(self) -> None:
+        self.sets: dict[str, _Pending] = {}
+        self.bytes = 0
+
+    def add(self, batch: Unread) -> bool:
+        """Return whether something is to be written now."""
+        received_ns, cluster, node, entries, _ = batch
+        full = False
+        for packed in entries:
+            name = packed.description.schema.set
+            pending = self.sets.get(name)
+            if pending is None:
+                pending = self.sets[name] = _Pending()
+            self.bytes += pending.add(_Entry(received_ns, cluster, node, packed))
+            full = full or pending.is_full
+        return full or self.bytes > _PENDING_BYTES
+
+    def full(self) -> tuple[str, ...]:
+        """Return the sets that are to be written now, in order."""
+        full = {name for name, pending in self.sets.items() if pending.is_full}
+        total = sum(pending.bytes for name, pending in self.sets.items() if name not in full)
+        while total > _PENDING_BYTES:
+            largest = max(self.sets.keys() - full, key=lambda it: (self.sets[it].bytes, it))
+            full.add(largest)
+            total -= self.sets[largest].bytes
+        return tuple(sorted(self.sets if full & {*_LAST} else full, key=_in_order))
+
+    def pop(self, name: str) -> _Pending:
+        pending = self.sets.pop(name)
+        self.bytes -= pending.bytes
+        return pending
 
 
 class LakeSink:
@@ -156,27 +199,27 @@ class LakeSink:
 
     def _files(self, group: Group, left: LeftOut) -> Iterator[tuple[int, str, _Pending]]:
         """In bounded memory: of each set its first, second, … file, all that came before `_LAST`."""
-        sets: dict[str, _Pending] = {}
+        waiting = _Waiting()
         numbers: Counter[str] = Counter()
         plan = FilePlan(self.home.path / "hubs" / f"{self.hub}.files", group)
 
         def close(names: Iterable[str]) -> Iterator[tuple[int, str, _Pending]]:
             for name in names:
-                if name in sets:
-                    yield numbers[name], name, sets.pop(name)
+                if name in waiting.sets:
+                    yield numbers[name], name, waiting.pop(name)
                 numbers[name] += 1
 
         for segment in group.segments:
             for batch in self._checker.unread(segment, left):
                 for end in plan.due(segment.number, batch.place):
                     yield from close(end.sets)
-                _add(sets, batch)
-                if not plan.is_settled and (full := _full(sets)):
+                if waiting.add(batch) and not plan.is_settled:
+                    full = waiting.full()
                     plan.add(End(segment.number, batch.place, full))
                     yield from close(full)
         for end in plan.due(group.last + 1, 0):
             yield from close(end.sets)
-        yield from close(sorted(sets, key=_in_order))
+        yield from close(sorted(waiting.sets, key=_in_order))
 
     def _save(
         self, group: Group, number: int, set_name: str, kinds: dict[_Kind, list[_Entry]], left: LeftOut
@@ -197,23 +240,6 @@ class LakeSink:
             tables = [_table(schema, found, texts) for schema, found in parts]
             self.lake.save_tables(set_name, date, name, tables, ordered=True, texts=texts)
         return taken
-
-
-def _add(sets: dict[str, _Pending], batch: Unread) -> None:
-    for packed in batch.entries:
-        pending = sets.setdefault(packed.description.schema.set, _Pending())
-        pending.add(_Entry(batch.received_ns, batch.cluster, batch.node, packed))
-
-
-def _full(sets: dict[str, _Pending]) -> tuple[str, ...]:
-    """The sets that are to be written now, in order."""
-    full = {name for name, pending in sets.items() if pending.is_full}
-    total = sum(pending.bytes for name, pending in sets.items() if name not in full)
-    while total > _PENDING_BYTES:
-        largest = max(sets.keys() - full, key=lambda it: (sets[it].bytes, it))
-        full.add(largest)
-        total -= sets[largest].bytes
-    return tuple(sorted(sets if full & {*_LAST} else full, key=_in_order))
 
 
 def _in_order(set_name: str) -> tuple[bool, str]:
@@ -251,12 +277,18 @@ def _read(
     heights = numpy.array([len(entry.packed.description.keys) for entry in entries])
     repeats = heights * ticks
     labels = {
-        name: numpy.repeat(numpy.array([texts[name][cell] for cell in cells], dtype=numpy.int32), repeats)
-        for name, cells in _whose(entries).items()
+        name: numpy.repeat(_senders(entries, name, texts[name]), repeats)
+        for name in _WHOSE
         if name not in schema.labels
     }
+    descriptions = [entry.packed.description for entry in entries]
     for part, name in enumerate(schema.labels):
-        labels[name] = numpy.repeat(numpy.concatenate(_cells(entries, part, name, texts)), ticks)
+        cells = _cells(descriptions, part, name, texts)
+        if name in ("cluster", "node") and "" in texts.get(name, ()):
+            # A process that belongs to no job does not name its node: it is the sender's.
+            own = numpy.repeat(_senders(entries, name, texts[name]), heights)
+            cells = numpy.where(cells == texts[name][""], own, cells)
+        labels[name] = numpy.repeat(cells, ticks)
     by_row = numpy.repeat(times, heights, axis=0).reshape(-1)
     rows = _Rows(by_row, labels, values)
     if all_near and not wrong:
@@ -268,34 +300,28 @@ def _read(
     return _choose(rows, numpy.repeat(sound, heights, axis=0).reshape(-1)), int(repeats[wrong].sum())
 
 
-def _cells(entries: list[_Entry], part: int, name: str, texts: Mapping[str, _Places]) -> list[Cells]:
-    """One column of all keys. Processes of no job do not say where they are: on the node that sends them."""
+def _cells(descriptions: list[Description], part: int, name: str, texts: Mapping[str, _Places]) -> Cells:
+    """Return one label of the rows of all entries. Most entries have the description of another."""
     import numpy
 
-    found: list[Cells] = []
     known: dict[int, Cells] = {}
-    for entry in entries:
-        column = entry.packed.description.parts[part]
-        if not isinstance(column, _Texts):
-            found.append(column)
-            continue
-        cells = known.get(id(column))
-        if cells is None:
-            places = [texts[name][text] for text in column.different]
-            cells = known[id(column)] = numpy.array(places, dtype=numpy.int32)[column.places]
-        if name in ("cluster", "node") and "" in column.different:
-            own = texts[name][storable(entry.node if name == "node" else entry.cluster)]
-            cells = numpy.where(cells == texts[name][""], numpy.int32(own), cells)
-        found.append(cells)
-    return found
+    for description in {id(it): it for it in descriptions}.values():
+        column = description.parts[part]
+        if isinstance(column, _Texts):
+            places = numpy.array([texts[name][text] for text in column.different], dtype=numpy.int32)
+            column = places[column.places]
+        known[id(description)] = column
+    return numpy.concatenate([known[id(description)] for description in descriptions])
 
 
-def _whose(entries: list[_Entry]) -> dict[str, list[str]]:
-    return {
-        "cluster": [storable(entry.cluster) for entry in entries],
-        "jobid": [""] * len(entries),
-        "node": [storable(entry.node) for entry in entries],
-    }
+def _senders(entries: list[_Entry], name: str, texts: _Places) -> Cells:
+    """Return cluster, job or node of each entry, for rows that do not name it."""
+    import numpy
+
+    if name == "jobid":
+        return numpy.full(len(entries), texts[""], dtype=numpy.int32)
+    column = [it.node if name == "node" else it.cluster for it in entries]
+    return numpy.array([texts[storable(cell)] for cell in column], dtype=numpy.int32)
 
 
 def _choose(rows: _Rows, chosen: Cells) -> _Rows:

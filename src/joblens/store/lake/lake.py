@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 # USE_TMP_FILE: the name to write to is not the final one already. DICTIONARY_SIZE_LIMIT: values that differ
 # little from row to row are smaller as differences than as numbers into a dictionary (bench/README.md).
+# WRITE_BLOOM_FILTER: only columns with a dictionary would have one, and their statistics say as much.
 _FORMAT = (
     "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, DICTIONARY_SIZE_LIMIT 1, USE_TMP_FILE false, "
-    + PLACEHOLDER
+    "WRITE_BLOOM_FILTER false, " + PLACEHOLDER
 )
 # Files up to this size are checked when they are read for the first time: some 4 ms. Larger ones are checked
 # when they are compacted, and by `joblens db check`.
@@ -155,10 +156,10 @@ class Lake:
         ordered: bool = False,
         texts: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """As one file. `ordered`: the rows of one thing are together already, and in order of time.
+        """Write one file. `ordered`: the rows of one thing are together already, in order of time.
 
-        `texts`: the different cells of columns of which parts have places only, see `select_text`. Where
-        there are many rows this takes a fifth of the time that text does, and less memory.
+        `texts`: the distinct cells of columns that parts give as places only, see `select_text`. With many
+        rows this takes a fifth of the time that text does, and less memory.
         """
         import duckdb
 
@@ -168,40 +169,38 @@ class Lake:
         for number, part in enumerate(parts):
             self.connection.register(f"part{number}", part.columns)
         rows = sum(len(part.columns[TIME]) for part in parts)
-        beside = self._register_texts(texts, rows >= _MANY_ROWS) if texts else ""
-        queries = [f"SELECT {part.select} FROM part{number}{beside}" for number, part in enumerate(parts)]
+        lists, selects = self._text_lists(texts or {}, rows >= _MANY_ROWS), [part.select for part in parts]
+        for column, (typed, _) in lists.items():
+            selects = [select.replace(_text_list(column), typed) for select in selects]
+        queries = [f"SELECT {select} FROM part{number}" for number, select in enumerate(selects)]
+        values = {f"text{number}": cells for number, (_, cells) in enumerate(lists.values())}
         there = set() if ordered else {"jobid", "node", TIME}.union(*(part.labels for part in parts))
         try:
-            self.copy(f"({' UNION ALL BY NAME '.join(queries)})", there, path)
+            self.copy(f"({' UNION ALL BY NAME '.join(queries)})", there, path, values=values)
         except (duckdb.Error, OSError) as error:
             raise OutsideError(f"{path} cannot be written: {self._reason(error)}") from None
         finally:
             for number in range(len(parts)):
                 self.connection.unregister(f"part{number}")
-            for number in range(len(texts or ())):
-                self.connection.unregister(f"text{number}")
 
-    def _register_texts(self, texts: Mapping[str, Collection[str]], many: bool) -> str:
-        """What a query has beside its table: one row with all of them, as lists."""
-        import numpy
+    def _text_lists(
+        self, texts: Mapping[str, Collection[str]], many: bool
+    ) -> dict[str, tuple[str, list[str]]]:
+        """Return the distinct texts of each column that has several, and the list of them as SQL.
 
-        lists = []
-        several = [(name, found) for name, found in texts.items() if _only(found) is None]
-        if not several:
-            return ""
-        for number, (name, different) in enumerate(several):
-            found = numpy.array([*different], dtype=object)
-            columns = {"place": numpy.arange(len(found), dtype=numpy.int32), "cell": found}
-            self.connection.register(f"text{number}", columns)
-            cell = "cell"
-            if many:  # Parquet then has numbers into a list that is there already, and no text is compared
-                self.connection.execute(f"DROP TYPE IF EXISTS kind{number}")
-                self.connection.execute(
-                    f"CREATE TYPE kind{number} AS ENUM (SELECT cell FROM text{number} ORDER BY place)"
-                )
-                cell = f"cell::kind{number}"
-            lists.append(f"(SELECT list({cell} ORDER BY place) FROM text{number}) AS {_text_list(name)}")
-        return f", (SELECT {', '.join(lists)}) texts"
+        `many` rows: as ENUMs, so that Parquet gets numbers into a list that is there already.
+        """
+        found: dict[str, tuple[str, list[str]]] = {}
+        for name, distinct in texts.items():
+            if distinct and _only(distinct) is None:
+                number, cells, kind = len(found), [*distinct], "VARCHAR"
+                if many:
+                    kind = f"kind{number}"
+                    self.connection.execute(f"DROP TYPE IF EXISTS {kind}")
+                    create = f"CREATE TYPE {kind} AS ENUM (SELECT unnest($cells))"
+                    self.connection.execute(create, {"cells": cells})
+                found[name] = f"($text{number}::{kind}[])", cells
+        return found
 
     def _make_folder(self, folder: Path) -> Path:
         if not folder.is_dir():
@@ -217,10 +216,11 @@ class Lake:
         path: Path,
         group_rows: int = _LARGEST_GROUP,
         selected: str = "*",
+        values: Mapping[str, Any] | None = None,
     ) -> None:
-        """Rows into a file, which is there with all of them or not at all. Raises duckdb.Error or OSError.
+        """Write rows to a file, which then has all of them or does not exist. Raises duckdb.Error or OSError.
 
-        `selected`: what of them, once they are sorted, as SQL.
+        `selected`: the columns of the sorted rows, as SQL. `values`: parameters of the query.
         """
         order = ", ".join(identifier(column) for column in _ORDER if column in columns)
         unfinished = unfinished_name(str(path))
@@ -228,7 +228,7 @@ class Lake:
             query = f"SELECT * FROM {source}" + (f" ORDER BY {order}" if order else "")
             query = query if selected == "*" else f"SELECT {selected} FROM ({query})"
             how = f"{_FORMAT}, ROW_GROUP_SIZE {group_rows}"
-            self.connection.execute(f"COPY ({query}) TO {literal(unfinished)} ({how})")
+            self.connection.execute(f"COPY ({query}) TO {literal(unfinished)} ({how})", values or {})
             add_checksum(unfinished)
             publish(unfinished, str(path))
         except BaseException:

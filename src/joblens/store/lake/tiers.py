@@ -1,10 +1,11 @@
 """Choose which files of a folder are merged next: by size tiers, as in a log-structured merge tree.
 
-The tier of a file is the logarithm of its values to the base FAN_IN. FAN_IN files of one tier are merged into one
-file of a higher tier. Files from the size of which FAN_IN exceed one merge are large: many of them are distributed at
-once over files that each hold a range of jobs and nodes over the whole time, and are never merged again. A row is
-rewritten at most once per tier, and where the sink writes large files only once. Size is counted in values, not
-bytes: files that compress well would stay in their tier and be rewritten by every merge.
+The tier of a file is the logarithm of its values to the base FAN_IN. FAN_IN files of one tier are merged
+into one file of a higher tier. A file is large if FAN_IN of its size exceed one merge. Many large files are
+distributed at once over files that each hold a range of jobs and nodes over the whole time, and are not
+merged again. So a row is rewritten at most once per tier, and only once where the sink writes large files.
+Size is counted in values, not bytes: files that compress well would stay in their tier and be rewritten by
+every merge.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def is_large(values: int, largest: int) -> bool:
 def choose(sizes: Sequence[int], largest: int, all_tiers: bool = False) -> list[list[int]]:
     """Return the merges of small files to do now, as positions in `sizes`: the values of each file, by age.
 
-    No merge has more than `largest` values. `all_tiers`: merge files of different tiers, and fewer than FAN_IN.
+    No merge has more than `largest` values. `all_tiers`: of different tiers too, and fewer than FAN_IN.
     """
     tiers: dict[int, list[int]] = {}
     for position, count in enumerate(sizes):
