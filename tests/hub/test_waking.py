@@ -143,7 +143,7 @@ def test_the_journal_is_cleaned_when_something_has_changed(tmp_path: Path) -> No
 
 def test_a_hurry_that_the_pipe_has_no_room_for() -> None:
     """The hub does not wait for a sink that does not read: it sends the last request once there is room."""
-    child, last = Child("sink x", "none", {}), 30_000
+    child, last = Child("sink x", "none", SinkTask("x", "", "", "lake", {})), 30_000
     program = "import time; time.sleep(1000)"
     child.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     try:
