@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from joblens.agent.gaps import Gaps
 from joblens.agent.spool import KILLED, PUT_BACK, WENT_DOWN, Last, Lock, Spool
 from joblens.core.errors import ConfigError, MalformedError
-from joblens.core.model import GAUGE, NO_KEY, Column, Rows, Sample, Schema
+from joblens.core.model import GAUGE, NO_KEY, Column, Gap, Rows, Sample, Schema
 from joblens.wire.batch import Batch, decode
 from joblens.wire.frame import check_whole, read_header
-from joblens.wire.header import Gap
 
 SCHEMA = Schema("made", (), (Column("x", GAUGE, "a value"),))
 MIB = 1 << 20

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.cli import hub_client as pages
-from joblens.cli import ls, main
+from joblens.cli import hub_client, ls, main
 from joblens.cli.ls import parse_page, render, select
 from services.running import free_port, run_joblens, running_agent
 
@@ -254,8 +253,8 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     hub, agent = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     assert main(["ls", "--agent", agent]) == 3
     assert capsys.readouterr().err == f"joblens: cannot reach joblens agent at {agent}: Connection refused\n"
-    monkeypatch.setattr(pages, "HUB", hub)
-    monkeypatch.setattr(pages, "AGENT", agent)
+    monkeypatch.setattr(hub_client, "HUB", hub)
+    monkeypatch.setattr(hub_client, "AGENT", agent)
     assert main(["ls"]) == 3
     assert capsys.readouterr().err == (
         f"joblens: cannot reach joblens hub at {hub}: Connection refused; "
@@ -316,8 +315,8 @@ def test_the_token_of_this_machines_own(tmp_path: Path, monkeypatch: pytest.Monk
 
     def given(*words: str) -> list[str | None]:
         parser = argparse.ArgumentParser()
-        pages.add_arguments(parser)
-        return [place.token_file for place in pages.find_places(parser.parse_args(words))]
+        hub_client.add_arguments(parser)
+        return [place.token_file for place in hub_client.find_places(parser.parse_args(words))]
 
     assert given() == [str(tmp_path / "hub"), str(tmp_path / "agent")]
     assert given("[::1]:9478") == [str(tmp_path / "hub")]

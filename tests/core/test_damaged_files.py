@@ -15,8 +15,8 @@ from joblens.agent.spool import DAMAGED, Spool
 from joblens.core.config_files import load_layer
 from joblens.core.errors import ConfigError
 from joblens.core.json_file import load_json, parse_json, read_file
+from joblens.core.model import Gap
 from joblens.core.toml import parse_simple_toml, parse_toml
-from joblens.wire.header import Gap
 from services.running import Agent
 from small_hub import small_hub
 from waiting import wait_for

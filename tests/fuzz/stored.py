@@ -13,6 +13,7 @@ from joblens.agent.gaps import Gaps
 from joblens.agent.spool import Last, Lock, Spool
 from joblens.core.errors import MalformedError
 from joblens.core.json_file import render_json
+from joblens.core.model import Gap
 from joblens.core.process import parse_ready
 from joblens.hub.batch_reader import Checker, LeftOut
 from joblens.hub.clocks import Clocks as HubClocks
@@ -59,7 +60,6 @@ from joblens.usermode.agent_group import AgentGroup, parse_end
 from joblens.usermode.launch import Launch
 from joblens.usermode.session import list_sessions, load_session
 from joblens.usermode.state import parse_state
-from joblens.wire.header import Gap
 from store.made import begin_job, finish, make_end, make_facts, new_home, store_job
 from store.test_reports import RECORDS
 

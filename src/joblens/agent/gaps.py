@@ -10,7 +10,7 @@ from typing import Any, List, Tuple
 from joblens.core.errors import sentence
 from joblens.core.files import write_quickly
 from joblens.core.json_file import load_json
-from joblens.wire.header import Gap
+from joblens.core.model import Gap
 
 _MOST = 100  # each header contains all of them
 _LARGEST = 1 << 20  # bytes of the file

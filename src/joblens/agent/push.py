@@ -18,7 +18,7 @@ from joblens.core.config import Settings
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Rows, Sample, Schema
 from joblens.wire.batch import Batch
-from joblens.wire.header import VERSION
+from joblens.wire.frame import VERSION
 
 PUSH = Schema(
     "push",

@@ -23,8 +23,8 @@ from joblens.agent.gaps import Gaps
 from joblens.core.errors import ConfigError, MalformedError, sentence
 from joblens.core.files import UNFINISHED, list_names, write_quickly
 from joblens.core.json_file import parse_json
+from joblens.core.model import Gap
 from joblens.wire.frame import check_whole, read_header
-from joblens.wire.header import Gap
 
 _NAME = re.compile(r"([0-9]{6})-([0-9]{15})\.batch")
 _BLOCK = 4096  # smallest allocation of a file system

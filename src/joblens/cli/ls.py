@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from joblens.cli import hub_client as pages
+from joblens.cli import hub_client
 from joblens.cli.table import plain, render_table, write
 from joblens.core import csv_cells
 from joblens.core.units import render_bytes, render_seconds
@@ -79,7 +79,7 @@ class Listing(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pages.add_arguments(parser)
+    hub_client.add_arguments(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show every column")
     parser.add_argument("--node", metavar="PATTERN", help="only nodes that match, with * and ?")
     parser.add_argument("--job", metavar="PATTERN", help="only jobs that match, and the sets of their nodes")
@@ -90,11 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    place, found = pages.ask_first(pages.find_places(options), "/sets")
+    place, found = hub_client.ask_first(hub_client.find_places(options), "/sets")
     try:
         text = show(select(parse_page(found), options.node, options.job, options.user), options)
     except WRONG:
-        raise pages.other_answer(place, "unexpected content of /sets") from None
+        raise hub_client.other_answer(place, "unexpected content of /sets") from None
     write(text)
     return 0
 

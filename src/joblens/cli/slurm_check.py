@@ -17,7 +17,7 @@ import msgspec
 
 from joblens.agent.scan_trigger import trigger_path
 from joblens.agent.sender import Target, first_line
-from joblens.cli import hub_client as pages
+from joblens.cli import hub_client
 from joblens.cli.agent import HUB, hub_url
 from joblens.core.config import PushSettings, Settings, split_url
 from joblens.core.errors import JoblensError, printable, sentence
@@ -214,11 +214,11 @@ def _agent(node: Node) -> Iterator[Finding]:
         yield Finding("agent", os.access(program, os.X_OK), f"started by the prolog: {node.agent}", do)
         return
     listen = node.settings.listen
-    place = pages.Place(
-        "joblens agent", listen, pages.parse_address(listen), node.settings.token_file or None
+    place = hub_client.Place(
+        "joblens agent", listen, hub_client.parse_address(listen), node.settings.token_file or None
     )
     try:
-        page = msgspec.convert(pages.ask(place, "/sets"), StatusPage)
+        page = msgspec.convert(hub_client.ask(place, "/sets"), StatusPage)
         yield Finding("agent", True, f"responds at {listen}")
         yield _collectors(page)
     except (JoblensError, OSError, msgspec.ValidationError) as error:

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from joblens.analysis.live import Live
-from joblens.cli import hub_client as pages
+from joblens.cli import hub_client
 from joblens.cli.table import room, write
 from joblens.core.errors import JoblensError, UsageError, sentence
 from joblens.reports.panel import Look
@@ -33,7 +33,7 @@ _PANELS = {BOTH: NODES, NODES: JOBS, JOBS: BOTH}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pages.add_arguments(parser)
+    hub_client.add_arguments(parser)
     parser.add_argument(
         "--interval", type=float, default=2.0, metavar="S", help="seconds between two updates (default 2)"
     )
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if not 0.1 <= options.interval <= 3600:
         raise UsageError(f"--interval is {options.interval:g}; it can be 0.1 to 3600 s")
-    place, page = pages.ask_first(pages.find_places(options), "/now")
+    place, page = hub_client.ask_first(hub_client.find_places(options), "/now")
     live = Live()
     _take(live, place, page)
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -59,19 +59,19 @@ def run(options: argparse.Namespace) -> int:
     return _watch(live, place, options)
 
 
-def _take(live: Live, place: pages.Place, page: Any) -> None:
+def _take(live: Live, place: hub_client.Place, page: Any) -> None:
     try:
         live.take(page)
     except _WRONG:
-        raise pages.other_answer(place, "unexpected content of /now") from None
+        raise hub_client.other_answer(place, "unexpected content of /now") from None
 
 
-def _print(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
+def _print(live: Live, place: hub_client.Place, options: argparse.Namespace) -> int:
     """Print as soon as there are rates, or after a timeout."""
     end = time.monotonic() + _TIMEOUT
     while live.nodes() and not live.has_rates and time.monotonic() < end:
         time.sleep(min(options.interval, 1.0))
-        _take(live, place, pages.ask(place, "/now"))
+        _take(live, place, hub_client.ask(place, "/now"))
     view = _first_view(live, place, options)
     if options.json:
         nodes, jobs = choose(view)
@@ -82,7 +82,7 @@ def _print(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
     return 0
 
 
-def _first_view(live: Live, place: pages.Place, options: argparse.Namespace) -> View:
+def _first_view(live: Live, place: hub_client.Place, options: argparse.Namespace) -> View:
     name = f"{place.what.removeprefix('joblens').strip()} {place.name}".strip()
     return View(
         name,
@@ -95,7 +95,7 @@ def _first_view(live: Live, place: pages.Place, options: argparse.Namespace) -> 
     )
 
 
-def _watch(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
+def _watch(live: Live, place: hub_client.Place, options: argparse.Namespace) -> int:
     from joblens.cli.screen import Screen
 
     look = Look(colors="NO_COLOR" not in os.environ, blocks=knows_blocks(sys.stdout))
@@ -116,7 +116,7 @@ def _watch(live: Live, place: pages.Place, options: argparse.Namespace) -> int:
 class _Asking(threading.Thread):
     """Polls the page in a thread, so that keys do not wait for a response."""
 
-    def __init__(self, place: pages.Place, screen: Screen, interval: float) -> None:
+    def __init__(self, place: hub_client.Place, screen: Screen, interval: float) -> None:
         super().__init__(daemon=True)  # a pending request does not delay quitting
         self._place, self._screen, self.interval = place, screen, interval
         self._answers: list[Any] = []
@@ -125,7 +125,7 @@ class _Asking(threading.Thread):
         while True:
             time.sleep(self.interval)
             try:
-                answer: Any = pages.ask(self._place, "/now")
+                answer: Any = hub_client.ask(self._place, "/now")
             except (JoblensError, OSError) as error:
                 answer = error
             self._answers.append(answer)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.cli import hub_client as pages
+from joblens.cli import hub_client
 from joblens.cli.daemon import add_ready_fd, announce
 from joblens.cli.hub import load_hub
 from joblens.cli.processes import Daemon, Daemons
@@ -46,8 +46,8 @@ class Running(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = "address on which the {} listens (default %(default)s)"
-    parser.add_argument("--listen", default=pages.AGENT, metavar="HOST:PORT", help=where.format("agent"))
-    parser.add_argument("--hub-listen", default=pages.HUB, metavar="HOST:PORT", help=where.format("hub"))
+    parser.add_argument("--listen", default=hub_client.AGENT, metavar="HOST:PORT", help=where.format("agent"))
+    parser.add_argument("--hub-listen", default=hub_client.HUB, metavar="HOST:PORT", help=where.format("hub"))
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between two ticks (default 1)")
     parser.add_argument("--config", metavar="F", help="TOML file with the settings of both")
     parser.add_argument("--home", metavar="DIR", help="the store (default JOBLENS_HOME and the like)")

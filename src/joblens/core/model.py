@@ -1,4 +1,4 @@
-"""The vocabulary: columns, schemas, rows, samples, jobs.
+"""The vocabulary: columns, schemas, rows, samples, jobs, gaps.
 
 Every value on a node is a 64-bit integer exactly as the kernel gave it. Its column defines the conversion to
 base units (`value * factor / divisor`), so that counters stay raw until they are read.
@@ -88,6 +88,17 @@ class Owner(NamedTuple):
     job: Job
     step: str
     node: str
+
+
+class Gap(NamedTuple):
+    """Batches that a node had to drop, and the time range of their samples."""
+
+    first: int  # sequence numbers of the batches
+    last: int
+    from_ns: int  # of their samples, 0 if unknown
+    to_ns: int
+    why: str
+    boot: str  # may be an earlier boot than that of the batch that reports it
 
 
 NO_KEY: Tuple[Key, ...] = ((),)  # the keys of a set that has one row and no labels

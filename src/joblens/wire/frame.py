@@ -12,6 +12,7 @@ from typing import Any, Dict, List
 from joblens.core.errors import MalformedError
 
 MAGIC = b"JLB1"
+VERSION = 1  # of the header
 LARGEST = 1 << 28  # bytes of a batch when it is inflated
 LARGEST_HEADER = 1 << 20  # accepted by a hub
 _LEVEL, _WINDOW, _MEMORY = 1, 13, 5

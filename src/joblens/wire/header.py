@@ -10,9 +10,10 @@ import math
 from typing import Any, Dict, List, Optional
 
 from joblens.core.errors import MalformedError
+from joblens.core.model import Gap
 from joblens.core.named_tuple import NamedTuple
+from joblens.wire.frame import VERSION
 
-VERSION = 1
 _MOST_SETS = 100_000
 _MOST_JOBS = 100_000
 _MOST_GAPS = 1000
@@ -47,17 +48,6 @@ class NodeJob(NamedTuple):
     node: str
     user: str
     uid: int  # -1 if unknown
-
-
-class Gap(NamedTuple):
-    """Batches that a node had to drop, and the time range of their samples."""
-
-    first: int  # sequence numbers of the batches
-    last: int
-    from_ns: int  # of their samples, 0 if unknown
-    to_ns: int
-    why: str
-    boot: str  # may be an earlier boot than that of the batch that reports it
 
 
 class Header(NamedTuple):
