@@ -128,6 +128,4 @@ def read(pid: int, name: str) -> bytes:
 def find_ports(mode: UserMode, user: str, job: str) -> list[int]:
     """Of the hub and of the first node's agent."""
     log = mode.log(user, job)
-    return [
-        int(port) for port in re.findall(rf"(?:{HEAD}: .* metrics|takes batches) at http://[\d.]+:(\d+)", log)
-    ]
+    return [int(port) for port in re.findall(rf"(?:{HEAD}: agent| hub) ready at http://[\d.]+:(\d+)", log)]
