@@ -120,7 +120,7 @@ def test_a_listener_that_fails_rests(loop: Loop, monkeypatch: pytest.MonkeyPatch
     assert b"200 OK" in loop.ask(client)
 
 
-def test_one_holder_keeps_nobody_out(loop: Loop) -> None:
+def test_one_holder_does_not_block_others(loop: Loop) -> None:
     """However many connections it opens, also from several holders: the heaviest loses one of its own."""
     monitor = [loop.connect(999) for _ in range(2)]
     for number in range(400):
@@ -140,7 +140,7 @@ def test_holders_without_end(loop: Loop) -> None:
     assert b"200 OK" in loop.ask(loop.connect(999_999))
 
 
-def test_who_asks_too_much_waits(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_share(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is answered later, and others meanwhile."""
     greedy, other = loop.connect(1000), loop.connect(999)
     share = loop.server._shares[1000]
@@ -158,7 +158,7 @@ def test_who_asks_too_much_waits(loop: Loop, monkeypatch: pytest.MonkeyPatch) ->
     assert b"200 OK" in receive(further)
 
 
-def test_a_connection_comes_when_its_holder_wakes(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_at_the_end_of_a_rest(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is over, and what has rested is not yet read from again."""
     greedy = loop.connect(1000)
     share = loop.server._shares[1000]
@@ -177,7 +177,8 @@ def test_a_connection_comes_when_its_holder_wakes(loop: Loop, monkeypatch: pytes
 
 
 def test_slow_readers_hold_a_bounded_amount(loop: Loop) -> None:
-    """Of pages that are each another one: the oldest are given up, the newest is served whole."""
+    """Connections with the oldest of many different pages are closed; the newest page is served
+    completely."""
     size = http._MOST_UNSENT // 4
     loop.answer = lambda request: Response(200, "text/plain", os.urandom(16) * (size // 16))
     slow = [loop.connect() for _ in range(8)]
@@ -195,7 +196,8 @@ def test_slow_readers_hold_a_bounded_amount(loop: Loop) -> None:
 
 
 def test_requests_and_answers_that_do_not_end(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a request, or an answer that nobody fetches, is given up, though something comes now and then."""
+    """A partial request, or an answer that is not received, times out even if some bytes arrive now and
+    then."""
     half, idle = loop.connect(), loop.connect()
     assert loop.ask(half, b"GET / HT") == b"nothing"
     monkeypatch.setattr(http, "_LONGEST_EXCHANGE", -1.0)
@@ -216,7 +218,7 @@ def test_requests_and_answers_that_do_not_end(loop: Loop, monkeypatch: pytest.Mo
         ("::", "127.3.2.1", "127.0.0.1"),
     ],
 )
-def test_who_is_at_the_other_end(listens: str, source: str, target: str) -> None:
+def test_peer(listens: str, source: str, target: str) -> None:
     """On this machine a user, by TCP as well, from whichever address; who has closed is of loopback."""
     family = socket.AF_INET6 if ":" in listens else socket.AF_INET
     try:
@@ -233,14 +235,14 @@ def test_who_is_at_the_other_end(listens: str, source: str, target: str) -> None
     peers.close()
 
 
-def test_who_is_at_the_other_end_without_tcp() -> None:
+def test_peer_without_tcp() -> None:
     peers = Peers()
     one, other = socket.socketpair()
     with one, other:
         assert peers.holder(one) == os.geteuid()
 
 
-def test_a_listener_is_nobodys_other_end() -> None:
+def test_listener_is_not_a_peer() -> None:
     """The kernel names one at the same port where it finds no connection."""
     peers = Peers()
     with socket.create_server(("127.0.0.1", 0)) as listener:

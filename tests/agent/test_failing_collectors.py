@@ -24,7 +24,7 @@ def test_a_failing_collector_shows_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_another_one_now(tmp_path: Path) -> None:
-    """A collector that begins anew reads the file that is there, and not one that was kept open."""
+    """A collector that starts over reads the current file, not one that was kept open."""
     sampler = Sampler(Host(make_machine(tmp_path)), Settings(), lambda words: None)
     file = Path(sampler.host.root) / "proc/loadavg"
     text = file.read_bytes()
@@ -37,7 +37,7 @@ def test_a_file_that_is_another_one_now(tmp_path: Path) -> None:
 
 
 def test_jobs_are_not_shown_while_processes_cannot_be_read(tmp_path: Path) -> None:
-    """What is known from processes is gone with them, and comes back whole; cgroups tell what they told."""
+    """Values from processes vanish and return completely; those from cgroups stay."""
     root = Path(make_machine(tmp_path))
     (root / "proc/4000/cgroup").write_bytes(b"0::/\n")
     sampler = Sampler(Host(str(root)), Settings(), lambda words: None)
@@ -53,8 +53,8 @@ def test_jobs_are_not_shown_while_processes_cannot_be_read(tmp_path: Path) -> No
 
 
 def test_attribution_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in attribution is told like a collector's; the figures of the node and of its processes go on,
-    as nobody's, and the jobs are back when it is over."""
+    """A failure of attribution is reported like a collector's; samples of the node and its processes
+    continue without jobs, which return once it works again."""
     log: list[str] = []
     sampler = Sampler(Host(make_machine(tmp_path)), Settings(), log.append)
     shown, owned, errors = [], [], []

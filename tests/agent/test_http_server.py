@@ -22,8 +22,8 @@ def test_requests() -> None:
         ("HTTP/1.0", "Connection: keep-alive", True),
     ],
 )
-def test_who_ends_the_connection(line: str, header: str, keep: bool) -> None:
-    """HTTP/1.1 keeps it unless told otherwise; an older client waits for its end."""
+def test_keep_alive(line: str, header: str, keep: bool) -> None:
+    """HTTP/1.1 keeps the connection by default; an older client waits for its end."""
     found = parse_request(f"GET / {line}\r\n{header}\r\n\r\n".encode())
     assert found is not None
     assert found.keep is keep

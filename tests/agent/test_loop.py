@@ -71,19 +71,19 @@ def test_process_metrics_on_request(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_another_agent_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried for every few seconds, and not at each tick: to look whose it is takes time."""
+    """The mark socket is retried every few seconds, not at each tick: checking its owner takes time."""
     tried: list[int] = []
     monkeypatch.setattr(MarkSocket, "open", lambda self: tried.append(1))
     agent = Agent(Host(make_machine(tmp_path)), Settings(), print)
     events = agent._events = Events(print)
     agent._server = Server(events, ("127.0.0.1", 0), agent.answer)
-    knock = ScanTrigger(events, trigger_path(agent.settings.attribution.job_files))
+    trigger = ScanTrigger(events, trigger_path(agent.settings.attribution.job_files))
     agent.mark_socket = MarkSocket(events, agent.sampler, lambda: False)
     for _ in range(100):
-        agent._watch(knock)
+        agent._watch(trigger)
     assert len(tried) == 1
     agent._watch_again = 0.0  # later
-    agent._watch(knock)
+    agent._watch(trigger)
     assert len(tried) == 2
     agent._server.close()
     events.close()

@@ -80,7 +80,7 @@ class Stage:
         return int(head.split()[1]), text.strip()
 
     def rows(self, set_name: str) -> list[tuple[Any, ...]]:
-        """What the hub got: keys, and values behind them."""
+        """Rows that the hub received: keys and values."""
         found = [post.samples for post in self.hub.stored_once()]
         return [
             (*sample.rows.keys[0], *sample.rows.values)
@@ -143,7 +143,7 @@ def test_marks_of_a_job(tmp_path: Path) -> None:
 
 
 def test_the_last_one_is_not_lost(tmp_path: Path) -> None:
-    """Told between the last tick and the end."""
+    """A mark between the last tick and the end is sent."""
     with staged(tmp_path, interval=600) as (stage, agent):
         stage.begin()
         assert stage.post("/mark", b'{"text": "last", "job": "42"}')[0] == 200
@@ -152,7 +152,7 @@ def test_the_last_one_is_not_lost(tmp_path: Path) -> None:
         assert [key[4] for key in stage.rows("mark")] == ["last"]
 
 
-def test_whose_job_it_is(stage: Stage) -> None:
+def test_job_of_a_mark(stage: Stage) -> None:
     """By the kernel's word, and not by the message's."""
     stage.begin()
     wait_for("the job", lambda: stage.post("/mark", b'{"text": "x"}')[0] == 200)
@@ -174,7 +174,7 @@ def is_marked(stage: Stage, job: str) -> bool:
 
 
 def test_several_jobs(stage: Stage) -> None:
-    """Who comes from none of them must say which."""
+    """A process outside of all of them must name one."""
     with sleeping() as one, sleeping() as other:
         for job, pid in (("42", one), ("43", other)):
             stage.begin(job, pid=pid)
@@ -185,7 +185,7 @@ def test_several_jobs(stage: Stage) -> None:
 
 
 def test_an_agent_of_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has not been seen by it yet is of that job."""
+    """A process that was not scanned yet belongs to that job."""
     monkeypatch.setenv("JOBLENS_JOB", "43")
     with staged(tmp_path) as (stage, _), sleeping() as one, sleeping() as other:
         for job, pid in (("42", one), ("43", other)):
@@ -218,7 +218,7 @@ def test_what_is_not_taken(stage: Stage, path: str, body: bytes, status: int) ->
 
 
 def test_too_many(stage: Stage) -> None:
-    """They are refused, and that is told to the hub."""
+    """They are refused, and the number is reported to the hub."""
     stage.begin()
     body = json.dumps({"foms": [{"name": f"n{n}", "value": n} for n in range(32)]}).encode()
     wait_for("the job", lambda: stage.post("/fom", body)[0] == 200)
@@ -239,8 +239,8 @@ def test_too_many(stage: Stage) -> None:
     assert refused[0][6] > 0
 
 
-def test_nobody_there(tmp_path: Path) -> None:
-    """A script goes on, and is told why; only where it wants it does it fail."""
+def test_no_agent(tmp_path: Path) -> None:
+    """A script continues with a message; it fails only on request."""
     stage = Stage(tmp_path, None, f"joblens-test-{os.urandom(6).hex()}")  # type: ignore[arg-type]
     for words, code in ((("mark", "x"), 0), (("mark", "--strict", "x"), 3), (("fom", "x=1"), 0)):
         ended = stage.joblens(*words)
@@ -250,8 +250,8 @@ def test_nobody_there(tmp_path: Path) -> None:
         assert stage.joblens(*wrong).returncode == 2
 
 
-def test_anothers_socket_is_not_trusted(tmp_path: Path) -> None:
-    """Anybody can take a name: what is told goes only to root's agents and one's own."""
+def test_socket_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+    """Any user can take the name: marks are sent only to root's agent and the user's own."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     name = f"joblens-test-{os.urandom(6).hex()}"
@@ -271,9 +271,7 @@ def test_anothers_socket_is_not_trusted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_anothers_socket_is_not_in_the_way(
-    listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_taken_by_another_user(listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent whose name another user has taken is found under another one."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")

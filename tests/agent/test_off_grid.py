@@ -66,7 +66,7 @@ def test_first_and_last() -> None:
 
 
 def test_the_end_is_seen_before_the_next_tick_that_reads_jobs() -> None:
-    """Its last row does not wait for that: whoever sums up the job may not wait so long."""
+    """The last row is released at once: the job may be finalized before the next tick that reads jobs."""
     machine = Machine()
     machine.tick(a=1, b=1)
     machine.scan(a=2, b=2)
@@ -76,7 +76,7 @@ def test_the_end_is_seen_before_the_next_tick_that_reads_jobs() -> None:
 
 
 def test_a_tick_that_sees_less() -> None:
-    """Of processes that were not read at the tick nothing is known there: what was read before is kept."""
+    """Processes that were not read at the tick are unknown there: earlier values are kept."""
     machine = Machine()
     machine.tick(a=1)
     machine.scan(a=7)
@@ -85,7 +85,7 @@ def test_a_tick_that_sees_less() -> None:
 
 
 def test_there_is_no_next_tick() -> None:
-    """All that is held is stored when the agent ends."""
+    """All held rows are stored when the agent ends."""
     machine = Machine()
     machine.tick(a=1)
     machine.scan(a=2)

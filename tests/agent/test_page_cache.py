@@ -24,7 +24,7 @@ class Source:
 
 
 def test_once_per_tick() -> None:
-    """Whoever asks again before the next tick gets the same bytes; a page is never older than a second."""
+    """Requests before the next tick get the same bytes; a page is never older than a second."""
     source = Source()
     first = source.ask(1)
     assert all(source.ask(1) is first for _ in range(1000))

@@ -301,9 +301,9 @@ def test_all_are_refused(tmp_path: Path, hub: SmallHub, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 426, 302])
-def test_somebody_must_do_something(tmp_path: Path, hub: SmallHub, status: int) -> None:
-    """Said once, kept, and tried again slowly; new settings are tried at once. So is 400 of what is no hub,
-    such as a proxy that was spoken to without TLS, and 413 of one with a limit of its own."""
+def test_errors_that_need_an_administrator(tmp_path: Path, hub: SmallHub, status: int) -> None:
+    """Logged once, kept, and retried slowly; new settings are tried at once. The same for 400 and 413 of
+    a server that is not a hub, such as a proxy."""
     hub.otherwise = answer(status, "no", Location="http://127.0.0.1:1/")
     with running_node(tmp_path, hub.url) as node:
         node.sample(3)
@@ -322,7 +322,7 @@ def test_somebody_must_do_something(tmp_path: Path, hub: SmallHub, status: int) 
 
 
 def test_another_name(tmp_path: Path, hub: SmallHub) -> None:
-    """What a node made under a name that it may no longer use does not hold up the rest."""
+    """Batches made under a name that the node may no longer use do not block the others."""
     with running_node(tmp_path, f"http://127.0.0.1:{free_port()}") as node:
         node.sample(3)
         old = node.own()["spool_batches"]
@@ -372,8 +372,8 @@ def test_any_answer_is_one_or_none(body: bytes) -> None:
     assert not sender.acknowledges(body, 1 << 70)
 
 
-def test_a_token_that_is_not_given_at_once(tmp_path: Path, hub: SmallHub) -> None:
-    """A hub that has no time for it is asked again soon, and what it said is told."""
+def test_busy_hub_gives_the_token_later(tmp_path: Path, hub: SmallHub) -> None:
+    """A busy hub is asked again soon, and its message is logged."""
     hub.gets.extend([503, 429])
     with running_node(tmp_path, hub.url) as node:
         node.sample(1)
@@ -565,7 +565,7 @@ def test_munge_that_fails(
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a private authority, for 127.0.0.1, with its key."""
+    """A certificate of a private authority for 127.0.0.1, with its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     path = tmp_path_factory.mktemp("tls") / "hub.pem"
@@ -590,8 +590,8 @@ def test_tls(tmp_path: Path, certificate: Path) -> None:
         assert len({post.client for post in hub.stored}) == 1
 
 
-def test_tls_of_a_stranger(tmp_path: Path, certificate: Path) -> None:
-    """A server whose certificate nobody vouches for gets nothing."""
+def test_untrusted_certificate(tmp_path: Path, certificate: Path) -> None:
+    """A server with an untrusted certificate receives nothing."""
     with small_hub(certificate=certificate) as hub:
         with running_node(tmp_path, hub.url) as node:
             node.sample(2)
@@ -616,8 +616,8 @@ def test_plain_text_to_a_tls_port_and_the_other_way(tmp_path: Path, certificate:
     assert len(hub.stored) >= 1
 
 
-def test_a_hub_that_comes_late(tmp_path: Path) -> None:
-    """What was sampled before is there, in order; samples that were in memory too, when the agent ended."""
+def test_hub_starts_later(tmp_path: Path) -> None:
+    """Earlier samples arrive in order, including those in memory when the agent ended."""
     port = free_port()
     with running_node(tmp_path, f"http://127.0.0.1:{port}") as node:
         node.sample(20)
@@ -634,9 +634,9 @@ def test_a_hub_that_comes_late(tmp_path: Path) -> None:
         )
 
 
-def test_put_back_to_a_snapshot(tmp_path: Path) -> None:
-    """A real hub tells that it has numbers that this agent has not given: what is made then is not taken for
-    repeats, and the one by which it was noticed is a gap."""
+def test_machine_restored_from_a_snapshot(tmp_path: Path) -> None:
+    """A real hub reports numbers that this agent has not used: later batches are not taken for
+    duplicates, and the one that revealed it is a gap."""
     with running_hub(tmp_path / "hub") as hub:
         with running_node(tmp_path, f"http://127.0.0.1:{hub.port}") as node:
             node.sample(3)

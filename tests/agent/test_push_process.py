@@ -92,7 +92,7 @@ def test_killed_again_and_again(tmp_path: Path, hub: SmallHub) -> None:
     assert times == sorted(times)
     gaps = {tuple(gap) for post in posts for gap in post.header["gaps"]}
     assert {why for *_, why, _ in gaps} == {"the agent was killed"}
-    assert len(gaps) == 6  # one for each kill, told in one form
+    assert len(gaps) == 6  # one per kill, reported in one form
     numbers = {number for _, number in found}
     # One that was killed before it had a batch of its own has lost what it sampled since its start.
     known = {post.header["to_ns"] for post in posts} | {end for _, _, _, end, _, _ in gaps}
@@ -129,7 +129,7 @@ def test_sigterm_while_the_hub_hangs(tmp_path: Path, hub: SmallHub) -> None:
 
 
 def test_a_hub_that_hangs_takes_no_memory(tmp_path: Path, hub: SmallHub) -> None:
-    """Batches wait on the disk, within its bound; sampling goes on; what had to go is told when it can be."""
+    """Batches stay on disk within its bound; sampling continues; dropped batches are reported later."""
     hub.otherwise = hang
     text = config(tmp_path, hub.url, period=0.05, more="spool_bytes = 500_000")
     with running_agent(tmp_path, text) as started:

@@ -1,4 +1,4 @@
-"""The pipe by which hooks ask for a look, and the agent that answers."""
+"""The pipe by which hooks trigger a scan, and the agent that answers."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def on_disk(folder: Path) -> int:
 
 
 def test_in_order(tmp_path: Path) -> None:
-    """What was put in first comes out first; what is acknowledged is gone, and its room too."""
+    """First in, first out; acknowledged batches and their space are freed."""
     with opened(tmp_path / "s") as spool:
         made = put(spool, 3)
         assert (spool.batches, len(list((tmp_path / "s").glob("*.batch")))) == (3, 3)
@@ -95,7 +95,7 @@ def test_taken_again_until_something_became_of_it(tmp_path: Path) -> None:
 
 
 def test_left_by_a_crash(tmp_path: Path) -> None:
-    """What was put in is there for the next agent, before its own. Unfinished files are gone."""
+    """Batches are kept for the next agent, before its own. Unfinished files are removed."""
     folder = tmp_path / "s"
     with opened(folder) as spool:
         made = put(spool, 3)
@@ -111,8 +111,8 @@ def test_left_by_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["all", "lock", "nothing"])
 def test_numbers_never_go_back(tmp_path: Path, left: str) -> None:
-    """Agents that are killed and started anew, with their spool, with an empty one, or without: each begins
-    above all that those before have given."""
+    """Agents that are killed and restarted with their spool, an empty one or none: each starts above all
+    numbers used before."""
     folder = tmp_path / "s"
     last = 0
     for _ in range(20):
@@ -127,7 +127,7 @@ def test_numbers_never_go_back(tmp_path: Path, left: str) -> None:
 
 
 def test_an_earlier_boot_comes_first(tmp_path: Path) -> None:
-    """What is left of it keeps its boot and its numbers, which may be higher than those of this one."""
+    """Its batches keep their boot and numbers, which may be higher than those of this boot."""
     folder = tmp_path / "s"
     with opened(folder, "b1") as spool:
         spool._last = 10**12
@@ -186,14 +186,14 @@ def test_less_room_at_the_next_start(tmp_path: Path) -> None:
         assert sorted(gap.why for gap in recorded(folder)) == ["spool full", KILLED]
 
 
-def test_a_gap_is_told_until_it_is_acknowledged(tmp_path: Path) -> None:
+def test_gap_is_reported_until_acknowledged(tmp_path: Path) -> None:
     """Also by the next agent after a crash, and not after it was acknowledged."""
     folder = tmp_path / "s"
     with opened(folder, most=65_536) as spool:
         put(spool, 12, size=10_000)
         assert len(spool.gaps) == 1
     with opened(folder) as spool:  # and of how that one ended
-        before = put(spool)  # the first one of this agent tells of it, and so do all that follow
+        before = put(spool)  # the first batch of this agent reports it, and so do all that follow
         put(spool, 2)
         spool.close()
         told = {}
@@ -209,7 +209,7 @@ def test_a_gap_is_told_until_it_is_acknowledged(tmp_path: Path) -> None:
 
 
 def test_killed(tmp_path: Path) -> None:
-    """What was in memory is a gap: from the last sample that was kept until the next agent, told at once."""
+    """What was in memory is a gap from the last sample kept until the next agent, reported at once."""
     folder = tmp_path / "s"
     with opened(folder) as spool:
         made = put(spool, 3)
@@ -267,7 +267,7 @@ def test_killed_before_it_was_noted(tmp_path: Path) -> None:
 
 
 def test_closed_while_the_disk_took_nothing(tmp_path: Path) -> None:
-    """What then was in memory only is lost too, and the next agent says so."""
+    """Batches that were only in memory are lost too, and the next agent reports it."""
     folder = tmp_path / "s"
     with opened(folder) as spool:
         (kept,) = put(spool)
@@ -296,7 +296,7 @@ def test_any_lock_file(tmp_path_factory: pytest.TempPathFactory, data: bytes) ->
     lock.close()
 
 
-def test_put_back_to_a_snapshot(tmp_path: Path) -> None:
+def test_machine_restored_from_a_snapshot(tmp_path: Path) -> None:
     """The hub has numbers that this agent has not given: what waits is a gap, and what is made from now on is
     of another beginning, also for the next agent. What the hub had not had before is as good as any."""
     folder = tmp_path / "s"
@@ -327,7 +327,7 @@ def test_put_back_to_a_snapshot(tmp_path: Path) -> None:
         assert spool.boot == "b2"
 
 
-def test_a_repeat_is_no_snapshot(tmp_path: Path) -> None:
+def test_duplicate_is_not_a_snapshot(tmp_path: Path) -> None:
     """The hub has had it because its answer was lost: its highest number is one that was given."""
     with opened(tmp_path / "s") as spool:
         made = put(spool, 3)
@@ -341,14 +341,14 @@ def gap(first: int, last: int, boot: str = "b1", why: str = "full") -> Gap:
     return Gap(first, last, first * 10, last * 10, why, boot)
 
 
-def test_gaps_that_touch_are_one_and_told_when_they_end(tmp_path: Path) -> None:
-    """A gap that grows is not told yet, so that a hub hears of it in one form only."""
+def test_adjacent_gaps_are_merged_and_reported_at_their_end(tmp_path: Path) -> None:
+    """A growing gap is not reported yet, so that a hub receives it in one form only."""
     gaps = Gaps(str(tmp_path / "g"))
     for number in range(1, 50):
         gaps.add(gap(number, number))
         assert gaps.carry(100 + number) == []
     assert [gaps.carry(200 + number) for number in range(3)] == [[], [], [gap(1, 49)]]
-    gaps.add(gap(50, 50))  # it has been told: another one
+    gaps.add(gap(50, 50))  # that one was reported: a new gap
     assert gaps.carry(203) == [gap(1, 49)]
     gaps.acknowledge(201)
     assert len(gaps) == 2
@@ -380,7 +380,7 @@ def test_very_many_gaps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[[1,2]]", '[["a",1,2,3,4,5]]', "null", "[" * 100_000])
 def test_a_damaged_file_of_gaps(tmp_path: Path, text: str) -> None:
-    """A power failure can leave anything: it is no reason not to start."""
+    """A power failure can leave anything: the agent starts nevertheless."""
     (tmp_path / "g").write_text(text)
     assert len(Gaps(str(tmp_path / "g"))) == 0
 
@@ -431,7 +431,7 @@ def test_sent_from_memory(tmp_path: Path) -> None:
 
 
 def test_a_small_disk(tmp_path: Path) -> None:
-    """The same with a file system that is full, and then has room again."""
+    """A real file system that is full, and then has space again."""
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
@@ -457,7 +457,7 @@ def test_a_small_disk(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_removed(tmp_path: Path) -> None:
-    """Whoever removes it while the agent runs loses what was there, which is recorded, and no more."""
+    """Removing it while the agent runs loses what was there, which is recorded, and nothing else."""
     folder = tmp_path / "s"
     with opened(folder) as spool:
         gone = put(spool)
@@ -475,7 +475,7 @@ def test_the_folder_is_removed(tmp_path: Path) -> None:
         assert spool.bytes == 0
 
 
-def test_the_folder_becomes_anybodys(tmp_path: Path) -> None:
+def test_folder_becomes_writable_by_others(tmp_path: Path) -> None:
     """One that was removed, and is not ours now, is not written to: what comes then waits in memory."""
     folder = tmp_path / "s"
     with opened(folder) as spool:
@@ -490,14 +490,14 @@ def test_the_folder_becomes_anybodys(tmp_path: Path) -> None:
 
 
 def test_one_agent_per_spool(tmp_path: Path) -> None:
-    """A second one is told so; a killed one does not hold the folder."""
+    """A second one gets an error; a killed one does not hold the lock."""
     with opened(tmp_path / "s"), pytest.raises(ConfigError, match="another agent uses this spool"):
         Spool(str(tmp_path / "s"), MIB, "b1")
     with opened(tmp_path / "s"):
         pass
 
 
-def test_nobody_else_may_write_there(tmp_path: Path) -> None:
+def test_folder_writable_by_others(tmp_path: Path) -> None:
     """The folder is made for the agent alone; one that others can write to is refused."""
     with opened(tmp_path / "a/b/s"):
         assert (tmp_path / "a/b/s").stat().st_mode & 0o777 == 0o700
@@ -551,7 +551,7 @@ def test_a_batch_that_is_damaged_while_it_waits(
 
 
 def test_a_damaged_batch_of_an_earlier_agent(tmp_path: Path) -> None:
-    """What a power failure left behind is not sent, and the others are."""
+    """A batch damaged by a power failure is not sent, and the others are."""
     folder = tmp_path / "s"
     with opened(folder) as spool:
         put(spool, 3)
@@ -610,7 +610,7 @@ def test_what_is_cut_off_is_noticed(length: int) -> None:
 
 
 def boundaries() -> list[bytes]:
-    """A message that ends with a section is one, of fewer entries; only its length tells."""
+    """Prefixes of a message that end with a section are valid but for their length."""
     found, at = [], 4
     while at < len(WHOLE):
         at += 4 + int.from_bytes(WHOLE[at : at + 4], "little")

@@ -1,4 +1,4 @@
-"""Whose is a GPU."""
+"""Which job a GPU belongs to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOUNT = b"cgroup /sys/fs/cgroup/devices cgroup rw,devices 0 0\n"
 
 
 def card(number: int, vendor: str = "nvidia", parent: str = "", **values: int) -> tuple[Key, list[int]]:
-    """Of 40 GiB that does nothing and draws 100 W, and all who use it can be seen. None: unknown."""
+    """A GPU of 40 GiB that is idle and draws 100 W, with all processes visible. None: unknown."""
     known = {
         "up": 1, "processes": 0, "busy_ratio": 0, "memory_used_bytes": GIB, "memory_total_bytes": 40 * GIB,
         "power_watts": 100_000_000, **values,
@@ -70,7 +70,7 @@ def share(
 
 
 def nobody(pid: int) -> None:
-    """Of no pid is the job known."""
+    """No pid belongs to a job."""
 
 
 def told(rows: Rows) -> dict[tuple[Any, Any], dict[str, Any]]:
@@ -86,7 +86,7 @@ def told(rows: Rows) -> dict[tuple[Any, Any], dict[str, Any]]:
 
 
 def test_a_job_that_uses_one_of_four() -> None:
-    """The three that it was given and does not use are told with no process on them."""
+    """The three assigned but unused ones have rows with no process."""
     given = {ALICE: Given(frozenset(("0", "1", "2", "3")), "file")}
     found = told(share(gpus(90, 0, 0, 0), uses(("GPU-0", 7, 5 * GIB, 88)), {7: ALICE}.get, given))
     assert [key[1] for key in found] == ["0", "1", "2", "3"]
@@ -97,7 +97,7 @@ def test_a_job_that_uses_one_of_four() -> None:
 
 
 def test_two_jobs_on_one_card() -> None:
-    """Each has what its own processes have; power is nobody's, as nobody knows."""
+    """Each has the values of its own processes; power is attributed to neither."""
     use = uses(("GPU-0", 7, 5 * GIB, 60), ("GPU-0", 8, 2 * GIB, 20), ("GPU-0", 9, GIB, 10))
     found = told(share(gpus(90), use, {7: ALICE, 8: BOB, 9: BOB}.get, {}))
     assert found["42", "0"] == {
@@ -108,8 +108,8 @@ def test_two_jobs_on_one_card() -> None:
     assert "busy_seconds" not in found["42", "0"]
 
 
-def test_somebody_on_a_card_that_was_given_to_another() -> None:
-    """Both are told, each with how it is known."""
+def test_process_on_a_gpu_assigned_to_another_job() -> None:
+    """Both have rows, each with how it is known."""
     found = told(
         share(
             gpus(90), uses(("GPU-0", 8, GIB, 90)), {8: BOB}.get, {ALICE: Given(frozenset(("GPU-0",)), "file")}
@@ -121,7 +121,7 @@ def test_somebody_on_a_card_that_was_given_to_another() -> None:
 
 
 def test_nobody() -> None:
-    """A card on which only processes of no job run is no job's."""
+    """A GPU with only unattributed processes belongs to no job."""
     assert share(gpus(90, 0), uses(("GPU-0", 8, GIB, 90)), nobody, {}).keys == ()
 
 
@@ -151,7 +151,7 @@ def test_two_vendors() -> None:
     ],
 )
 def test_processes_that_cannot_be_seen(cards: Rows, sees: bool, processes: int | None) -> None:
-    """That a job has no process on a card is said only where one would have been seen."""
+    """Zero processes are reported only if one would have been visible."""
     found = told(share(cards, uses(), nobody, {ALICE: Given(frozenset(("0",)), "file")}, sees))
     assert found["42", "0"].get("processes") == processes
 
@@ -174,14 +174,14 @@ INSTANCES = rows(
     ],
 )
 def test_instances(given: Given, expected: set[str]) -> None:
-    """A card that is divided is held by nobody: its parts are, and its power and energy are no job's."""
+    """A GPU in MIG mode belongs to no job, but its instances do; its power and energy are unattributed."""
     found = told(share(INSTANCES, uses(), nobody, {ALICE: given}))
     assert {index for _, index in found} == expected
     assert not any({"power_watts", "energy_joules"} & it.keys() for it in found.values())
 
 
 def shared(shares: GpuShares, energy: int, use: Rows, how: str = "environment") -> dict[str, Any]:
-    """What job 42 has of one card whose counter shows so much energy; pid 7 is its own."""
+    """Return job 42's share of one GPU with this energy counter; pid 7 is its own."""
     given = {ALICE: Given(frozenset(("GPU-0",)), how)}
     cards = rows(card(0, busy_ratio=9000, energy_joules=energy))
     found = told(shares.share(cards, use, {7: ALICE}.get, given, lambda job: True))
@@ -197,8 +197,8 @@ def test_energy_is_counted_once() -> None:
     assert found == [0, 100, 130, None, None, 130, 140]
 
 
-def test_a_screen_is_no_competitor() -> None:
-    """Who has the card open and does nothing there takes nothing from the job, nor does a daemon."""
+def test_idle_process_of_another_user() -> None:
+    """An idle process with the GPU open, such as a desktop or daemon, takes nothing from the job."""
     quiet = uses(("GPU-0", 7, 1, 50), ("GPU-0", 8, 1, 0))
     working = uses(("GPU-0", 7, 1, 50), ("GPU-0", 8, 1, 40))
     unknown = uses(("GPU-0", 7, 1, ABSENT), ("GPU-0", 8, 5 * GIB, ABSENT))
@@ -213,7 +213,7 @@ def test_a_screen_is_no_competitor() -> None:
 
 
 def test_time_of_processes_that_ended() -> None:
-    """Where only processes tell how long they ran: the sum goes on though one of them has gone."""
+    """If only processes report busy time, the sum continues after one of them has ended."""
     shares = GpuShares()
     steps = [
         uses(("GPU-0", 7, 1, ABSENT), ("GPU-0", 9, 1, ABSENT), seconds=100),
@@ -230,7 +230,7 @@ def test_time_of_processes_that_ended() -> None:
 
 
 def test_device_lists() -> None:
-    """What can be read and written; a group that may open everything says nothing."""
+    """Devices with read and write access; a cgroup that may open all has no list."""
     some = b"c 1:3 rwm\nc 195:0 rw\nc 195:1 r\nb 8:0 rwm\nc 195:255 rwm\n"
     assert parse_devices(some) == frozenset(("1:3", "195:0", "195:255"))
     assert parse_devices(b"a *:* rwm\n") is None
@@ -293,7 +293,7 @@ def test_a_list_that_is_made_later(tmp_path: Path) -> None:
 
 
 def test_process_that_is_new_on_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose it is is found out at once, though processes are read only every five seconds."""
+    """Its owner is determined at once, although processes are read only every five seconds."""
     uses: list[Use] = []
     device = Device("GPU-0", "0", "", "195:0", "nvidia", "A100", "", {"up": 1, "processes": 1})
     vendor = ("nvidia", lambda host: lambda: Reading([device], uses))
@@ -315,7 +315,7 @@ def test_process_that_is_new_on_a_card(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("cards")
 def test_by_job_file(tmp_path: Path) -> None:
-    """A file gives card 1 to a job that has no process at all: it is told, until the file is gone."""
+    """A file assigns GPU 1 to a job without processes: it has a row until the file is gone."""
     sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)
     folder = Path(sampler.host.root) / "run/joblens/jobs"
     folder.mkdir(parents=True, exist_ok=True)

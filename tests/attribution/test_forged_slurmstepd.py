@@ -38,14 +38,14 @@ int main(void) {
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes need root"),
-    pytest.mark.alone,  # beside the slurmd of other tests, a slurmstepd without a socket is nobody's
+    pytest.mark.alone,  # beside the slurmd of other tests, a slurmstepd without a socket is unattributed
 ]
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """That the user can get to."""
+    """A folder that the user can access."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -92,7 +92,7 @@ def sample(host: Host, log: list[str] | None = None) -> dict[int, str]:
 
 
 def jobs_of(pid: int, log: list[str] | None = None) -> list[str]:
-    """Of the process and its children, as root's agent sees it."""
+    """Return the jobs of the process and its children, as root's agent sees them."""
     found = sample(Host(), log)
     return [found[it] for it in (pid, *map(int, children(pid)))]
 
@@ -121,7 +121,7 @@ def test_a_hard_link_to_a_setuid_program(folder: Path, program: Path, start: Sta
 
 @pytest.mark.parametrize("change", ["owner", "mode", "none"])
 def test_a_program_that_others_can_change(folder: Path, program: Path, start: Start, change: str) -> None:
-    """Root's own file that nobody else can write to is what Slurm's is; what comes from it is the job's."""
+    """Root's own file that only root can write counts as Slurm's; its descendants belong to the job."""
     path = program.rename(folder / "slurmstepd-wlm")
     link = folder / "slurmstepd"
     link.symlink_to(path)
@@ -153,8 +153,8 @@ def test_the_same_number_with_another_title(folder: Path, program: Path, start: 
     assert stepds.trust(key._replace(command="slurmstepd: [99.0]")) == FORGED
 
 
-def test_an_ordinary_user_believes_only_what_concerns_them(folder: Path, program: Path, start: Start) -> None:
-    """Who may not see what root's processes execute is told of the own jobs only."""
+def test_unprivileged_agent_trusts_its_own_users_jobs(folder: Path, program: Path, start: Start) -> None:
+    """An unprivileged agent, which cannot verify root's processes, sees its own user's jobs only."""
 
     class Blind(Host):
         def __init__(self, uid: int) -> None:
@@ -213,14 +213,14 @@ def test_recordings_say_which_programs_run(folder: Path, program: Path, start: S
     ],
 )
 def test_which_programs_are_slurms(path: str, uid: int, mode: int, right: bool) -> None:
-    """Named so, root's, changed by nobody else, and giving nobody rights; and the reason is one line."""
+    """Named so, owned and writable by root only, and not setuid; the reason is one line."""
     why = why_forged(Program(path, uid, mode))
     assert (why == "") == right
     assert "\n" not in why
 
 
 def test_nothing_is_left(folder: Path, program: Path, start: Start) -> None:
-    """What is known of a slurmstepd goes with it."""
+    """State about a slurmstepd is removed when it ends."""
     process = start(program.rename(folder / "slurmstepd"))
     log: list[str] = []
     sampler = Sampler(Host(), Settings(), log.append)

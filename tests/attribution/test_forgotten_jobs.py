@@ -58,7 +58,7 @@ def test_a_file_alone(tmp_path: Path) -> None:
     assert sampler.attribution.forgotten == {"7"}
     other = Sampler(host, Settings(attribution=AttributionSettings(job_files="/jobs")), print)
     assert jobs(other.sample_jobs(0)) == {"42"}
-    prolog(tmp_path, "7", host.now)  # the number has come round
+    prolog(tmp_path, "7", host.now)  # the id is reused
     assert jobs(sampler.sample_jobs(0)) == {"42", "7"}
 
 

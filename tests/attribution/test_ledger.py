@@ -24,7 +24,7 @@ def process(
 
 
 def test_a_child_that_was_waited_for_counts_once() -> None:
-    """The parent inherits what the child used, also what it used after the last look."""
+    """The parent accumulates the child's usage, also what it used after the last scan."""
     ledger = Ledger()
     assert ledger.update([process(1, 0, 10), process(2, 1, 50)]).user == 60 * TICK
     assert ledger.update([process(1, 0, 10, inherited=70)]).user == 80 * TICK
@@ -40,14 +40,14 @@ def test_what_was_used_before_the_group_began_is_not_its_own() -> None:
     assert ledger.update([process(2, 0, 503, inherited=9050, written=75)]).user == 53 * TICK
 
 
-def test_children_that_no_look_has_seen_count() -> None:
-    """Children that come and go between two looks are in what their parent inherits."""
+def test_children_that_were_never_scanned_count() -> None:
+    """Children that start and end between two scans are in what their parent accumulated."""
     ledger = Ledger()
     ledger.update([process(1, 0, 10)])
     assert ledger.update([process(1, 0, 10, inherited=500)]).user == 510 * TICK
 
 
-def test_a_child_that_nobody_waited_for_counts() -> None:
+def test_child_without_a_waiting_parent_counts() -> None:
     """A parent that ignores SIGCHLD inherits nothing: the child's last known figures stay."""
     ledger = Ledger()
     ledger.update([process(1, 0, 10), process(2, 1, 50)])
@@ -72,8 +72,8 @@ def test_parent_and_child_end_together() -> None:
     assert ledger.update([process(1, 0, 5, inherited=10)]).user == 35 * TICK
 
 
-def test_a_pid_that_comes_round_again_is_another_process() -> None:
-    """The same pid with another start is a new process; the old one's figures stay."""
+def test_reused_pid_is_another_process() -> None:
+    """A pid with another start is a new process; the usage of the old one stays."""
     ledger = Ledger()
     ledger.update([process(7, 0, 100)])
     key, values = process(7, 0, 3)
@@ -114,7 +114,7 @@ def test_totals_never_go_back(looks: list[dict[int, tuple[int, int, int]]]) -> N
     st.lists(st.booleans(), min_size=30),
 )
 def test_a_simulated_kernel(runs: list[tuple[int, int]], looks: list[bool]) -> None:
-    """Children of one parent that waits for all: at each look the total is exactly what was used."""
+    """Children of one parent that waits for all: at each scan the total is exactly what was used."""
     ledger = Ledger()
     living: dict[int, int] = {}
     inherited = truth = 0

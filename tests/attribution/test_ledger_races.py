@@ -1,4 +1,4 @@
-"""Processes that end while they are being looked at: a scan takes time, and the kernel does not wait."""
+"""Processes that end during a scan, which takes time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Kernel:
         self.own[pid] = self.inherited[pid] = 0
 
     def end(self, which: int) -> None:
-        """Of one that has no children left, but never of the root."""
+        """End a process without children, but never the root."""
         pid = self._pick(which)
         if pid == ROOT or any(self.parent[it] == pid for it in self.own):
             return
@@ -49,7 +49,7 @@ class Kernel:
 
 
 class Scan:
-    """One look at all processes, parents first, that goes on by one process at a time."""
+    """One scan of all processes, parents first, one process at a time."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -72,7 +72,7 @@ BETWEEN_TWO = [("fork", 0), ("run", 1), ("read", 0), ("read", 0), ("read", 0), (
 @example(BETWEEN_TWO)
 @settings(max_examples=300)
 def test_nothing_counts_twice(events: list[tuple[str, int]]) -> None:
-    """No look finds more than was used, whatever ends in the middle of it; a quiet look finds all of it."""
+    """No scan finds more than was used, whatever ends during it; a quiet scan finds all of it."""
     kernel, ledger = Kernel(), Ledger()
     scan = Scan(kernel)
     for event, which in events:
@@ -93,7 +93,7 @@ def test_nothing_counts_twice(events: list[tuple[str, int]]) -> None:
 @example([("fork", 0), ("run", 1), ("read", 0), ("read", 0), ("read", 0), ("end", 1)], [0, 0, 1] * 20)
 @settings(max_examples=300)
 def test_nothing_counts_in_two_jobs(events: list[tuple[str, int]], jobs: list[int]) -> None:
-    """What a process has used is its job's, also when a parent inherits it that is another job's."""
+    """Usage of a process belongs to its job, also when a parent in another job accumulates it."""
     kernel, foreign_usage = Kernel(), ForeignUsage()
     ledgers = {("", str(job), "", ""): Ledger() for job in range(3)}
     scan = Scan(kernel)
@@ -122,7 +122,7 @@ def test_nothing_counts_in_two_jobs(events: list[tuple[str, int]], jobs: list[in
 
 
 def test_a_process_on_its_way_out_hides_its_io() -> None:
-    """What was known of a zombie's I/O stays, until a parent inherits it; only root is told more."""
+    """A zombie's last known I/O stays until a parent accumulates it; only root can read it."""
     hidden = [PROCESS.position(name) for name in ("rss_bytes", "read_chars_bytes", "written_bytes")]
 
     def process(pid: int, parent: int, wrote: int) -> tuple[ProcessKey, list[int]]:

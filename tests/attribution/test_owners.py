@@ -47,14 +47,14 @@ def ids(found: list[Owner | None]) -> list[str]:
 
 
 def test_the_cgroup_comes_first(tmp_path: Path) -> None:
-    """What root put into a scheduler's cgroup is that job's, whatever else claims it."""
+    """A process in a scheduler's cgroup belongs to that job, whatever else claims it."""
     job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10})
     found = owners(tmp_path).of_processes([key(10, cgroup="/slurm/uid_1000/job_42/step_0")])
     assert [(o.job.id, o.step, o.job.source) for o in found if o] == [("42", "0", "slurm")]
 
 
 def test_the_same_question_has_the_same_answer_until_a_file_changes(tmp_path: Path) -> None:
-    """The list itself, so that nobody need compare; and at once another when a job begins or ends."""
+    """One list object, so that no comparison is needed; a new one when a job begins or ends."""
     them, keys = owners(tmp_path), [key(10), key(20)]
     first = them.of_processes(keys)
     assert ids(first) == ["s10", "s20"]
@@ -89,7 +89,7 @@ def test_a_job_file_by_session_or_user(tmp_path: Path) -> None:
 
 
 def test_a_users_job_ends_with_its_file(tmp_path: Path) -> None:
-    """What the user had running before the job, and has still, does not keep the job alive."""
+    """Processes that ran before the job and still run do not keep the job alive."""
     job_file(tmp_path, "a.json", {"id": "8", "uid": 1000})
     them = owners(tmp_path)
     assert ids(them.of_processes([key(10), key(11, 10, uid=0)])) == ["8", "8"]
@@ -97,7 +97,7 @@ def test_a_users_job_ends_with_its_file(tmp_path: Path) -> None:
     assert ids(them.of_processes([key(10), key(11, 10, uid=0)])) == ["s10", ""]
 
 
-def test_a_pid_that_comes_round_again_is_not_the_job(tmp_path: Path) -> None:
+def test_reused_pid_is_not_the_job(tmp_path: Path) -> None:
     """With `pid_start`, another process under the old number is not taken for the job."""
     job_file(tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10, "pid_start": 1000})
     assert ids(owners(tmp_path).of_processes([key(10)])) == ["7"]
@@ -105,7 +105,7 @@ def test_a_pid_that_comes_round_again_is_not_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["writable file", "writable folder", "link", "stranger"])
-def test_job_files_that_anybody_could_write_are_not_believed(tmp_path: Path, how: str) -> None:
+def test_untrusted_job_files(tmp_path: Path, how: str) -> None:
     """A file or folder that others can write to, or a link, is reported and not used."""
     job_file(
         tmp_path, "a.json", {"id": "7", "uid": 1000, "pid": 10}, 0o666 if how == "writable file" else 0o644
@@ -135,7 +135,7 @@ def test_slurm_without_cgroups(tmp_path: Path) -> None:
 
 
 def test_slurmstepd_without_title(tmp_path: Path) -> None:
-    """What comes from it is some job's, and is not taken for a job of its own until its title tells which."""
+    """Its descendants are not inferred as a job until its title says which job they belong to."""
     them = owners(tmp_path)
     early = key(10, uid=0, name="slurmstepd", command="/usr/sbin/slurmstepd")
     assert them.of_processes([early, key(11, 10), key(12, 11)]) == [None, None, None]
@@ -143,8 +143,8 @@ def test_slurmstepd_without_title(tmp_path: Path) -> None:
     assert ids(them.of_processes([titled, key(11, 10), key(12, 11)])) == ["42", "42", "42"]
 
 
-def test_flux_is_believed_only_under_its_own_user(tmp_path: Path) -> None:
-    """A user can make a unit of any name below the own service manager: that is no Flux job."""
+def test_flux_jobs_only_under_its_own_user(tmp_path: Path) -> None:
+    """Users can make units of any name below their own service manager: these are not Flux jobs."""
     path = "/user.slice/user-{0}.slice/user@{0}.service/imp-shell-0-fPY66.service"
     (tmp_path / "etc").mkdir()
     them = owners(tmp_path)
@@ -166,7 +166,7 @@ def test_jobs_that_come_and_go_leave_no_memory_behind(tmp_path: Path) -> None:
 
 
 def test_inference(tmp_path: Path) -> None:
-    """Below a terminal the process group, elsewhere the session; the system's users are nobody's."""
+    """The process group on a terminal, the session elsewhere; system users are unattributed."""
     found = owners(tmp_path).of_processes(
         [
             key(10, group=10, session=5, terminal=34816),
@@ -224,7 +224,7 @@ class Counting(Host):
         return super().stat(path)
 
 
-def test_job_files_that_stay_are_seldom_looked_at(tmp_path: Path) -> None:
+def test_unchanged_job_files_are_rarely_checked(tmp_path: Path) -> None:
     """One that comes or goes is seen at once, and one that is written to in place soon."""
     for number in range(3):
         job_file(tmp_path, f"{number}.json", {"id": str(number), "uid": 1000})
@@ -261,8 +261,8 @@ class Removing(Host):
         return found
 
 
-def test_a_folder_that_goes_while_it_is_looked_at(tmp_path: Path) -> None:
-    """There is no job file then, and that is all."""
+def test_folder_removed_while_it_is_read(tmp_path: Path) -> None:
+    """Without the folder there are no job files."""
     job_file(tmp_path, "a.json", {"id": "8", "uid": 1000})
     files = JobFiles(Removing(str(tmp_path)), "jobs")
     assert (files.load(), files.problems) == ([], {})
@@ -277,7 +277,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
 
 
 def test_more_job_files_than_are_read(tmp_path: Path) -> None:
-    """That there are others is reported once."""
+    """The excess is reported once."""
     for number in range(4098):
         job_file(tmp_path, f"{number:04}.json", {"id": "8", "uid": 1000})
     files = JobFiles(Host(str(tmp_path)), "jobs")
@@ -292,7 +292,7 @@ def test_any_job_file(data: bytes) -> None:
         assert parse_job_file(data).id
 
 
-def test_what_slurm_told_of_a_job(tmp_path: Path) -> None:
+def test_facts_of_slurms_prolog(tmp_path: Path) -> None:
     """Its file says when it started, on which node and cluster; its processes are known by slurmstepd."""
     facts = {"source": "slurm", "id": "42", "uid": 1000, "start": 5, "cluster": "hen", "node": "c1"}
     job_file(tmp_path, "slurm-42.json", facts)
@@ -311,8 +311,8 @@ def test_what_slurm_told_of_a_job(tmp_path: Path) -> None:
     assert them.declared == []
 
 
-def test_a_requeued_job_starts_anew(tmp_path: Path) -> None:
-    """The same id with another start: also where its cgroup has the same name."""
+def test_requeued_job_is_another_job(tmp_path: Path) -> None:
+    """One id with another start, also if its cgroup has the same name."""
     path = "/slurm/uid_1000/job_42/step_0"
     them = owners(tmp_path)
     for start in (5, 6):
@@ -372,7 +372,7 @@ def test_several_slurmd_on_one_machine(tmp_path: Path) -> None:
 
 
 def test_a_slurmstepd_that_has_no_socket_yet(tmp_path: Path) -> None:
-    """It is nobody's until it has one; one that gets none counts once, for the first node that is known."""
+    """It is unattributed until it has one; without one it counts once, for the first known node."""
     host = Shared(make_machine(tmp_path), {10: ["/spool/c2/c2_42.0"]}, {})
     them = Owners(host, SETTINGS, "fox", "node1")
     keys = [*SLURMDS, stepd(10), stepd(20), key(21, 20)]
@@ -384,16 +384,15 @@ def test_a_slurmstepd_that_has_no_socket_yet(tmp_path: Path) -> None:
 
 
 def test_a_machine_with_one_slurmd(tmp_path: Path) -> None:
-    """There the node is the machine, and nobody looks at sockets."""
+    """The node is the machine, and sockets are not read."""
     them = Owners(Shared(make_machine(tmp_path), {}, {}), SETTINGS, "fox", "node1")
     assert nodes(them.of_processes([*SLURMDS[1:], stepd(10), key(11, 10)]))[2:] == ["node1", "node1"]
 
 
 @pytest.mark.parametrize("only", ["c1", "c2", "c3"])
 def test_only_one_node_of_a_machine(tmp_path: Path, only: str) -> None:
-    """As user mode's agents count, which see what their own tasks were started with, and no sockets.
-
-    A step whose task has no environment cannot be told apart: one of the agents counts it, and no other."""
+    """As in user mode, whose agents see the environment of their own tasks but no sockets. A step whose
+    task has no environment cannot be distinguished: exactly one of the agents counts it."""
     own = os.geteuid()
     tasks = {11: "c1", 21: "c2", 31: "c3", 51: "c0"}
     host = Shared(make_machine(tmp_path), {}, tasks)
@@ -418,6 +417,6 @@ def test_groups_of_only_one_node(tmp_path: Path) -> None:
     "title", ["[92228476968.batch]", "[0.batch]", "[x.batch]", "[12.batch]lurmd", "[12.ba"]
 )
 def test_titles_that_are_half_written(title: str) -> None:
-    """What stands in it belongs to no job that Slurm could have."""
+    """Such a title names no job that Slurm could have."""
     assert parse_title(f"slurmstepd: {title}") is None
     assert parse_title("slurmstepd: [4294967294.extern]") == ("4294967294", "extern")

@@ -56,8 +56,8 @@ def test_forms(path: str, found: PathJob) -> None:
         "/slurmfake/uid_1/job_1",
     ],
 )
-def test_what_is_no_job_or_forged(path: str) -> None:
-    """Groups that no scheduler made, and those that a user can make, are nobody's."""
+def test_paths_without_a_job(path: str) -> None:
+    """Cgroups that no scheduler made, or that a user can make, are unattributed."""
     assert parse_job_path(path) is None
 
 

@@ -30,7 +30,7 @@ def job_values(rows: Rows) -> dict[str, int]:
 
 
 def test_memory_from_the_cgroup_and_the_rest_from_processes(tmp_path: Path) -> None:
-    """What the group tells is taken from it: anonymous and shared, no cache. CPU and I/O it does not tell."""
+    """Anonymous and shared memory without cache come from the cgroup, CPU and I/O from processes."""
     sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)
     found = {sample.rows.schema.set: sample.rows for sample in sampler.sample(0)}
     job = job_values(found["job"])
@@ -61,7 +61,7 @@ def test_cpu_and_io_from_the_cgroup(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_is_absent(tmp_path: Path) -> None:
-    """At a tick without process scan the job's row has what its cgroup tells, and no stale figures."""
+    """At a tick without a process scan the job's row has the cgroup's values, and no stale ones."""
     sampler = Sampler(Host(make_machine(tmp_path)), Settings(), print)
     sampler.sample(0)
     found = {sample.rows.schema.set: sample.rows for sample in sampler.sample(1)}
@@ -128,7 +128,7 @@ def test_counting_shares_is_not_repeated_at_once(tmp_path: Path) -> None:
     for pid in (1, 2):
         (tmp_path / f"proc/{pid}/smaps_rollup").write_bytes(ROLLUP.replace(b"1000 kB", b"2150 kB"))
     assert measure(4600) == 2 * 2300 * 1024  # the share of a half, of twice the RSS
-    assert measure(4600) == 2 * 2300 * 1024  # counted anew: 2150 + 150 of 4600
+    assert measure(4600) == 2 * 2300 * 1024  # measured again: 2150 + 150 of 4600
 
 
 class Counting(Host):
@@ -263,7 +263,7 @@ def test_a_group_without_processes_brings_one_scan_forward_and_no_more(tmp_path:
 
 
 def test_a_shell_does_not_have_what_its_commands_used(tmp_path: Path) -> None:
-    """They are jobs of their own. What was used behind the last look is in no other account, and stays."""
+    """They are jobs of their own. Usage after the last scan is in no other account, and stays."""
 
     def stat(pid: int, parent: int, user: int, inherited: int) -> bytes:
         return b"%d (a) S %d %d 5000 34816 -1 0 0 0 0 0 %d 0 %d " % (pid, parent, pid, user, inherited) + (

@@ -27,12 +27,12 @@ Total 12291
 
 
 def test_blkio_adds_devices() -> None:
-    """Reads and writes of all devices together; the other lines tell the same bytes again."""
+    """Reads and writes of all devices are summed; the other lines repeat the same bytes."""
     assert parse_blkio(WITH_DEVICES) == (4097, 8194)
 
 
 def test_blkio_without_a_device_is_unknown() -> None:
-    """A new kernel prints a total of 0 where it counts nothing: that is no figure."""
+    """A new kernel prints a total of 0 where it counts nothing: unknown, not 0."""
     assert parse_blkio(b"Total 0\n") is None
     assert parse_blkio(b"") is None
 
@@ -79,8 +79,8 @@ def test_kills_are_counted_below(tmp_path: Path, peak: int, kills: int) -> None:
 
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "with another job"])
 def test_limits_around_a_job_without_a_group(tmp_path: Path, others: bool) -> None:
-    """A job that only a file tells of, as in user mode: what the groups around it count from then on.
-    Where there is another job, it can have been that."""
+    """A job declared by a file, as in user mode, has the increase of the counters of cgroups around it,
+    unless there is another job, which may have caused it."""
     tree = tmp_path / "node"
     shutil.copytree(Path(__file__).parents[1] / "nodes" / "job-file", tree)
     for name in () if others else ("8.json", "9.json"):

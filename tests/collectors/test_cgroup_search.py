@@ -94,7 +94,7 @@ def test_flux_has_another_user(tmp_path: Path) -> None:
     ],
 )
 def test_more_groups_than_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
-    """Whoever made them: the others are counted, and that is in the log once."""
+    """The others are counted, and the warning is logged once."""
     monkeypatch.setattr(MODULE, "_MOST_GROUPS", 10)
     log: list[str] = []
     groups = [f"{TOP}/{pattern.format(111 + it)}" for it in range(15)]
@@ -120,7 +120,7 @@ def test_jobs_come_before_their_steps(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [key[0] for key in groups.keys] == ["/" + job.removeprefix(TOP + "/") for job in jobs]
 
 
-def test_more_folders_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_folders_than_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, a reading ends."""
     monkeypatch.setattr(MODULE, "_MOST_FOLDERS", 20)
     root = make_tree(tmp_path, *(f"{TOP}/slurm/uid_{number}/job_{number}" for number in range(50)))
@@ -149,15 +149,15 @@ def test_folders_that_belong_to_a_user(tmp_path: Path) -> None:
     assert reading.warning == expected
 
 
-def test_who_the_user_is(tmp_path: Path) -> None:
-    """From /etc/passwd, or from whoever else knows users here; -1 for nobody."""
+def test_uid_of_a_user(tmp_path: Path) -> None:
+    """From /etc/passwd or the name service switch; -1 if unknown."""
     assert Host(make_tree(tmp_path)).uid_of("flux") == 765
     assert Host(make_tree(tmp_path)).uid_of("root") == -1
     assert (Host().uid_of("root"), Host().uid_of("no such user")) == (0, -1)
 
 
-def test_nobody_knows_users_here() -> None:
-    """Who is only known to a directory server is found there, and one that hangs holds nobody up."""
+def test_users_of_a_directory_server() -> None:
+    """A user of a directory server is found there, and a server that hangs does not block."""
     code = """
 import pwd, time
 from joblens.core.host import Host

@@ -169,7 +169,7 @@ def test_disk(tmp_path: Path) -> None:
 
 
 def test_disk_of_an_old_kernel(tmp_path: Path) -> None:
-    """Before Linux 4.18 there are no discards, and the columns are not there."""
+    """Before Linux 4.18 the columns of discards are missing."""
     lines = [b" ".join(line.split()[:14]) for line in DISKSTATS.splitlines()]
     (disk,) = read("disk", tmp_path, {"proc/diskstats": b"\n".join(lines) + b"\n"})
     assert disk.schema.columns[-1].name == "queue_seconds"
@@ -259,7 +259,7 @@ def test_a_process_that_gives_itself_a_title(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("looks", [1, 2, 3, 20])
 def test_slurmstepd_is_read_until_it_has_its_title(tmp_path: Path, looks: int) -> None:
-    """However many looks came before it: the next one shows it."""
+    """However many scans preceded the title: the next one shows it."""
     stat = b"4000 " + PROCESS_STAT.replace(b"(a) R (b\n)", b"(slurmstepd)")
     changes: dict[str, bytes | None] = {
         "proc/4000/stat": stat,
@@ -318,7 +318,7 @@ def _open_files(reading: Any) -> list[list[str]]:
     ],
 )
 def test_files_stay_open_as_far_as_they_may(tmp_path: Path, allowed: int, files: list[list[str]]) -> None:
-    """Those that are read least are closed first; kernel threads have none, and take nobody's place."""
+    """Those that are read least are closed first; kernel threads have none, and do not count."""
     reading: Any = OPEN["processes"](_machine_with_many(tmp_path, 10, 30))
     reading._table.most_kept = allowed
     rows = [reading()[0] for _ in range(3)]
@@ -374,8 +374,8 @@ class _Reads(Host):
         return super().open(path)
 
 
-def test_kernel_threads_are_seldom_looked_at(tmp_path: Path) -> None:
-    """Of many, a few at each scan: whether their pid is another's by now."""
+def test_kernel_threads_are_rarely_read(tmp_path: Path) -> None:
+    """A few at each scan are checked for a reused pid."""
     _machine_with_many(tmp_path, 1, 128)
     host = _Reads(str(tmp_path))
     reading = OPEN["processes"](host)
@@ -408,8 +408,8 @@ def test_without_those_of_others(tmp_path: Path) -> None:
         assert sorted(key[0] for key in processes.keys) == [4001, 4003, 4004, 4006, 4007]
 
 
-def test_a_task_that_comes_late(tmp_path: Path) -> None:
-    """Its slurmstepd was there long before it, and was nobody's."""
+def test_task_started_later(tmp_path: Path) -> None:
+    """Its slurmstepd started long before it, and was not sampled."""
     own, other = os.geteuid(), os.geteuid() + 1
     step = {**_process(4000, other, "a"), **_process(4002, other, "slurmstepd")}
     reading = OPEN["processes"](Host(make_machine(tmp_path, step)), others=False)
@@ -419,7 +419,7 @@ def test_a_task_that_comes_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("looks", [1, 2, 20])
-def test_one_that_becomes_ours(tmp_path: Path, looks: int) -> None:
+def test_process_that_changes_its_user(tmp_path: Path, looks: int) -> None:
     """At once if it has just been started, as a scheduler does as root, and else at some time."""
     own, other = os.geteuid(), os.geteuid() + 1
     reading = OPEN["processes"](Host(make_machine(tmp_path, _process(4000, other, "a"))), others=False)
@@ -431,7 +431,7 @@ def test_one_that_becomes_ours(tmp_path: Path, looks: int) -> None:
 
 
 def test_others_of_this_machine() -> None:
-    """We ourselves are among ours, and nobody else is."""
+    """This process is sampled, and no other user's."""
     host = Host()
     (all_,), (ours,) = OPEN["processes"](host)(), OPEN["processes"](host, others=False)()
     uid, name = PROCESS.labels.index("uid"), PROCESS.labels.index("name")
@@ -443,7 +443,7 @@ Names = list[str]
 
 
 class _UnlistedHost(Host):
-    """Its /proc shows nobody who came after the first list, as if it were never listed again."""
+    """A host whose /proc lists no process that started after the first listing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -483,7 +483,7 @@ def test_a_thread_is_no_process() -> None:
 
 @pytest.mark.parametrize("others", [True, False])
 def test_parents_are_read_before_their_children(tmp_path: Path, others: bool) -> None:
-    """Also when numbers have come round, from the second look on: else what a child leaves counts twice."""
+    """Also when pids have wrapped around, from the second scan on: else a child's usage counts twice."""
     machine: dict[str, bytes | None] = {"proc/4000/stat": None}
     began = {32000: 100, 31000: 200, 300: 300, 20: 400}
     for pid, start in began.items():
@@ -497,7 +497,7 @@ def test_parents_are_read_before_their_children(tmp_path: Path, others: bool) ->
     assert reading()[0].keys is rows.keys
 
 
-def test_without_what_comes_from_a_process(tmp_path: Path) -> None:
+def test_without_descendants_of_a_process(tmp_path: Path) -> None:
     """Nor that itself, whichever of them comes first, or later."""
     own = os.geteuid()
     changes = {
@@ -546,13 +546,13 @@ USED = b" 50 25 10 5 20 0 7 0 12345 1000 2000 "  # time on a core, threads, page
     ],
 )
 def test_how_often_a_status_is_read(tmp_path: Path, used: bytes, at_once: bool) -> None:
-    """At once when memory or threads are others than before, and else at every fifth look."""
+    """At once when memory or threads have changed, else at every fifth scan."""
     name, place = b"nonvoluntary_ctxt_switches:\t", PROCESS.position("involuntary_switches")
     reading = OPEN["processes"](Host(make_machine(tmp_path)))
     for _ in range(40):  # until it is settled
         reading()
     seen = []
-    for number in range(100, 120):  # it is switched between any two looks
+    for number in range(100, 120):  # it is switched between any two scans
         status = PROCESS_STATUS.replace(name + b"7", name + str(number).encode())
         stat = b"4000 " + PROCESS_STAT.replace(USED, used)
         make_machine(tmp_path, {"proc/4000/stat": stat, "proc/4000/status": status})
@@ -578,7 +578,7 @@ def test_threads_on_request(tmp_path: Path) -> None:
 
 
 def test_shares_on_request(tmp_path: Path) -> None:
-    """The proportional share and its parts; what an older kernel does not tell is absent."""
+    """The proportional set size and its parts; those that an older kernel lacks are absent."""
     rollup = b"55a0-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9000 kB\nPss: 4500 kB\nPss_Anon: 4000 kB\nCut"
     _, shares = read("processes", tmp_path, {"proc/4000/smaps_rollup": rollup}, pss=True)
     assert shares.keys == ((4000, 12345),)
@@ -588,7 +588,7 @@ def test_shares_on_request(tmp_path: Path) -> None:
 
 
 def test_shares_of_this_machine() -> None:
-    """Our own share is what the kernel tells, as far as it stands still meanwhile."""
+    """Our own values are the kernel's, as far as they do not change meanwhile."""
     _, shares = OPEN["processes"](Host(), pss=True)()
     own = [number for number, key in enumerate(shares.keys) if key[0] == os.getpid()]
     if not own:
@@ -607,7 +607,7 @@ def test_a_cgroup_hierarchy_that_is_mounted_later(tmp_path: Path) -> None:
 
 
 def test_cgroups_of_one_job(tmp_path: Path) -> None:
-    """Those of a name and below it; where there are none of that name, all."""
+    """Those of a name and below it; if there are none of that name, all."""
     names = [name for name in FILES if "/job_42/" in name]
     changes: dict[str, bytes | None] = {name.replace("job_42", "job_421"): FILES[name] for name in names}
     both = {("/slurm/uid_1000/job_42",), ("/slurm/uid_1000/job_421",)}
@@ -617,7 +617,7 @@ def test_cgroups_of_one_job(tmp_path: Path) -> None:
 
 
 def test_cgroups(tmp_path: Path) -> None:
-    """What the job's group tells; what its controllers do not tell is unknown, "no limit" too."""
+    """Values of the job's cgroup; those of missing controllers are unknown, as is "no limit"."""
     (groups,) = read("cgroups", tmp_path)
     key = ("/slurm/uid_1000/job_42",)
     assert groups.keys == (key,)

@@ -45,7 +45,7 @@ def zone(folder: str, name: str, value: int, span: int = SPAN) -> dict[str, str 
 
 
 def cray(generation: int) -> dict[str, str | int]:
-    """Files of one moment, all of which tell which one it was."""
+    """Files of one update, each with its timestamp."""
     values: dict[str, str | int] = {f"{CRAY}/freshness": generation}
     for part in ("", "cpu_", "memory_", "accel0_"):
         values[f"{CRAY}/{part}energy"] = f"{generation} J 1700000000000000 us"
@@ -71,7 +71,7 @@ def part_of(rows: Rows) -> dict[str, str]:
 
 
 def test_rapl_by_hand() -> None:
-    """Microjoules are joules, the second view of a package is left out, memory is no part of its package."""
+    """Microjoules are joules, a duplicate of a package is left out, DRAM is not part of its package."""
     rows = read(Host(str(NODES / "energy-rapl")))
     assert value(rows, "energy_joules", "intel-rapl:0") == 120_000_500_000 / 1e6
     assert value(rows, "energy_joules", "intel-rapl:0:1") == 8_000_250_000 / 1e6
@@ -99,7 +99,7 @@ def test_cray_by_hand() -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    """A machine without any meter has nothing to read, which is no failure."""
+    """A machine without a meter has nothing to read, which is not a failure."""
     with pytest.raises(FileNotFoundError):
         energy(Host(str(tmp_path)))()
 
@@ -107,8 +107,8 @@ def test_nothing_there(tmp_path: Path) -> None:
 # Wrap-around
 
 
-def test_wraps_are_made_good(tmp_path: Path) -> None:
-    """A counter that has come round three times shows what one with more bits would."""
+def test_wrap_around_is_corrected(tmp_path: Path) -> None:
+    """A counter that has wrapped around three times shows what a wider one would."""
     reading = energy(plant(tmp_path, zone("intel-rapl:0", "package-0", SPAN - 1000)))
     shown = [reading()[0].values[1]]
     for raw in (500, SPAN - 10, 20, 30, SPAN - 5, 0):
@@ -143,8 +143,8 @@ def test_what_was_used_is_what_is_counted(span: int, parts: list[float], start: 
         before = after
 
 
-def test_set_back_is_no_wrap(tmp_path: Path) -> None:
-    """Who writes 0 into the counter, or wakes the machine up, has not used a whole round."""
+def test_reset_is_not_a_wrap_around(tmp_path: Path) -> None:
+    """Resetting the counter, or resuming the machine, does not count as a wrap-around."""
     reading = energy(plant(tmp_path, zone("intel-rapl:0", "package-0", SPAN // 4)))
     reading()
     (tmp_path / RAPL / "intel-rapl:0/energy_uj").write_text("7\n")
@@ -152,7 +152,7 @@ def test_set_back_is_no_wrap(tmp_path: Path) -> None:
 
 
 def test_without_a_range_the_counter_is_raw() -> None:
-    """Where the kernel does not tell the range nothing is made up."""
+    """If the kernel does not report the range, nothing is added."""
     counter = Counter(Host("/nonexistent"), "energy_uj", ABSENT)
     assert [counter.add(raw) for raw in (5, 9, 2, ABSENT, 3)] == [5, 9, 2, ABSENT, 3]
 
@@ -197,7 +197,7 @@ class OthersHost(Host):
 
 @pytest.mark.parametrize(("node", "column"), [("energy-rapl", "energy_joules"), ("cray", "power_watts")])
 def test_only_root_may_read(node: str, column: str) -> None:
-    """What this user may not see is there, absent and marked as such; no reading fails."""
+    """Unreadable values are absent and marked as unreadable; no reading fails."""
     log: list[str] = []
     sampler = Sampler(OthersHost(str(NODES / node)), Settings(), log.append)
     for tick in range(3):
@@ -224,7 +224,7 @@ def test_mmio_alone(tmp_path: Path) -> None:
 
 
 def test_two_drivers_for_one_package(tmp_path: Path) -> None:
-    """The same package twice among the others is one package."""
+    """A package that two drivers expose counts once."""
     files = {
         **zone("intel-rapl:0", "package-0-die-0", 5),
         **zone("intel-rapl:1", "package-0-die-1", 6),
@@ -295,14 +295,14 @@ def test_grace_hopper(tmp_path: Path) -> None:
 
 
 def test_grace_alone(tmp_path: Path) -> None:
-    """Without a GPU there is no module, and a lone named meter is not the node's."""
+    """Without a GPU there is no module meter, and a single labelled meter is not the node's."""
     rows = read(plant(tmp_path, grace(0, "Grace Power Socket 0", 200)))
     assert rows.keys == (("acpi", "package", "hwmon0:power1", ""),)
     assert node_energy(rows, "power_watts") == NodeEnergy((0,), "CPU", False)
 
 
 class RenewedHost(Host):
-    """Whose meters are renewed while they are being read, so many times."""
+    """A host whose meters are updated while they are read, a given number of times."""
 
     def __init__(self, root: Path, times: int) -> None:
         super().__init__(str(root))
@@ -324,8 +324,8 @@ def test_freshness_changes_in_mid_read(tmp_path: Path) -> None:
     assert {value(rows, "power_watts", str(key[2])) for key in rows.keys} == {2}
 
 
-def test_freshness_never_rests(tmp_path: Path) -> None:
-    """On a machine that is too slow for that, the last reading counts and nobody waits for ever."""
+def test_files_updated_at_every_reading(tmp_path: Path) -> None:
+    """On a machine that is too slow, the last reading is used after a few attempts."""
     plant(tmp_path, cray(1))
     rows = read(RenewedHost(tmp_path, times=1000))
     assert {value(rows, "energy_joules", str(key[2])) for key in rows.keys} == {3, 4}
@@ -458,8 +458,8 @@ def test_share_by_hand() -> None:
     assert gpus.how.startswith("that of the job's own accelerators, ")
 
 
-def test_share_without_ground() -> None:
-    """Nobody was busy: nothing is said, unless somebody held accelerators."""
+def test_share_without_cpu_time() -> None:
+    """Without CPU time of any job the result is None, unless the job held accelerators."""
     assert share(1000, 0, 0) is None
     held = share(1000, 0, 0, accelerator_joules=300, job_accelerator_joules=200)
     assert held == (200, "that of the job's own accelerators")

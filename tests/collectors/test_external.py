@@ -86,7 +86,7 @@ def started() -> Iterator[Callable[..., Script]]:
 
 
 def outcome(script: Script) -> Rows:
-    """Of its next run; each look returns at once."""
+    """Return the result of its next run; each poll returns at once."""
     end = time.monotonic() + PATIENCE
     while (found := script.read()) is None:
         assert time.monotonic() < end
@@ -116,7 +116,7 @@ def cells(text: str) -> dict[tuple[str, ...], dict[str, int | None]]:
 
 
 def test_plain_lines() -> None:
-    """`name value`: millionths, bytes as they are, and unknown what is no number or too large."""
+    """`name value`: millionths, bytes as they are, and absent if not a number or too large."""
     text = (
         "temperature 21.5\nfree_bytes 20000000000000\nodd NaN\nlarge 1e13\nsmall -0.0000014\nx_bytes 1.6e3\n"
     )
@@ -224,7 +224,7 @@ def test_the_example_in_the_documents() -> None:
 
 
 def test_a_run(make: Make, started: Callable[..., Script]) -> None:
-    """The first look starts it, a later one takes what it printed; schema and keys stay the same objects."""
+    """The first poll starts it, a later one takes its output; schema and keys stay the same objects."""
     script = started(make("echo temperature 20\necho 'watts{room=\"a\"} 3'\n"))
     assert script.read() is None
     first, second = outcome(script), outcome(script)
@@ -294,7 +294,7 @@ def lives(pid: int) -> bool:
 
 
 def test_the_time_limit(make: Make, started: Callable[..., Script], shared: Path) -> None:
-    """What does not end is killed with all that it started, and nobody else is."""
+    """A script that hangs is killed with all that it started, and no other process is."""
     bystander = subprocess.Popen(["sleep", "1000"])
     script = started(make(f"sleep 1000 &\necho $! > {shared}/child\nwait\n"))
     try:
@@ -332,7 +332,7 @@ def test_it_is_ended_with_the_agent(make: Make, started: Callable[..., Script], 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 def test_others_can_write_it(make: Make, started: Callable[..., Script], mode: int) -> None:
-    """What others could change is not run."""
+    """A script that other users could change is not run."""
     path = make("echo a 1\n", mode=mode)
     with pytest.raises(OutsideError, match=r"script is not run: it is writable by others"):
         outcome(started(path))
@@ -355,7 +355,7 @@ def test_others_can_replace_it(make: Make, started: Callable[..., Script], place
 
 @pytest.mark.skipif(not ROOT, reason="only root can give files away")
 def test_it_belongs_to_another(make: Make, started: Callable[..., Script]) -> None:
-    """Who owns it can change it."""
+    """Its owner can change it."""
     path = make("echo a 1\n")
     os.chown(path, 12345, 0)
     with pytest.raises(OutsideError, match="it belongs to another user"):
@@ -381,8 +381,8 @@ def test_it_cannot_be_run(
         outcome(started(place / name if name else place))
 
 
-def test_far_away(tmp_path: Path) -> None:
-    """What lies on a server is not touched, for that can hang; the root file system is taken as it is."""
+def test_remote_file_systems(tmp_path: Path) -> None:
+    """A remote file is not touched, as that can hang; the root file system is exempt."""
     mounts = parse_mount_types(
         b"server:/ / nfs4 rw 0 0\n/dev/sda /data ext4 rw 0 0\ns:/opt /opt/far\\040away nfs rw 0 0\nbad\n"
     )
@@ -398,7 +398,7 @@ def test_far_away(tmp_path: Path) -> None:
 
 
 def test_interpreters(tmp_path: Path) -> None:
-    """The first line of a script names another file, which is looked at too."""
+    """The interpreter in the first line of a script is checked too."""
     path = tmp_path / "x"
     for text, found in (
         (b"#! /usr/bin/env -S x\n", "/usr/bin/env"),
@@ -418,8 +418,8 @@ def test_any_mounts(data: bytes) -> None:
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can be somebody else")
-def test_as_whom(make: Make, started: Callable[..., Script], tmp_path: Path) -> None:
-    """Nobody, or whom the settings name, without root's groups; root only if that is said."""
+def test_identity(make: Make, started: Callable[..., Script], tmp_path: Path) -> None:
+    """As nobody, or the user in the settings, without root's groups; as root only on request."""
     path = make("echo uid $(id -u)\necho gid $(id -g)\necho groups $(id -G | wc -w)\n")
     nobody = [int(number) * 1_000_000 for number in _passwd("nobody")]
     assert outcome(started(path)).values == [*nobody, 1_000_000]
@@ -516,14 +516,14 @@ def test_looking_once(make: Make, tmp_path: Path) -> None:
 
 
 def test_nothing_is_run_of_a_recording(make: Make, tmp_path: Path) -> None:
-    """Who looks at a recording of another machine starts nothing on this one."""
+    """Reading a recording of another machine starts nothing on this one."""
     settings = Settings(external={"x": ExternalSettings((str(make("echo a 1")),))})
     sampler = Sampler(Host(str(tmp_path)), settings, lambda message: None)
     assert not [it for it in sampler.running if it.name.startswith("external")]
 
 
 def test_signals_of_children_are_not_ignored(make: Make, started: Callable[..., Script]) -> None:
-    """Who starts the agent can have told the kernel to forget how children end."""
+    """The agent's parent may have set SIGCHLD to be ignored."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with pytest.raises(OutsideError, match="exit code 3"):
@@ -533,7 +533,7 @@ def test_signals_of_children_are_not_ignored(make: Make, started: Callable[..., 
 
 
 def test_the_agent_goes_on_and_ends_it(make: Make, shared: Path, tmp_path: Path) -> None:
-    """A script that does not end keeps nobody waiting; it is ended with the agent, and by new settings."""
+    """A script that hangs does not block; it is killed with the agent, and by new settings."""
     script = make(f"echo $$ > {shared}/$1.new\nmv {shared}/$1.new {shared}/$1\nexec sleep 1000\n")
     config = tmp_path / "agent.toml"
     text = 'interval = 0.1\nlisten = "127.0.0.1:0"\n[external.x]\ntimeout = 3600\ncommand = ["{}", "{}"]\n'

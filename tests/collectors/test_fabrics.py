@@ -70,7 +70,7 @@ def test_roce_by_hand() -> None:
 
 
 def test_counters_of_32_bits() -> None:
-    """The 64-bit counter is taken where there is one. A full one of 32 bits tells nothing of traffic."""
+    """The 64-bit counter is used if there is one. A saturated 32-bit one is absent."""
     (rows,) = infiniband(Host(str(NODES / "fabrics")))()
     assert value(rows, "received_bytes", "mlx4_0", "1") == 5_000_000_000 * 4
     assert value(rows, "sent_bytes", "mlx4_0", "1") is None
@@ -91,7 +91,7 @@ def test_an_adapter_goes_away_and_comes_back(fabrics: Path) -> None:
 
 
 class StubbornHost(Host):
-    """Whose driver refuses some counters."""
+    """A host whose driver refuses some counters."""
 
     def read(self, path: str) -> bytes:
         if path.endswith(("port_rcv_data", "rate", "hni_sts_rx_ok_octets")):
@@ -100,7 +100,7 @@ class StubbornHost(Host):
 
 
 def test_refused_counters_are_absent() -> None:
-    """What the driver does not tell is absent, the rest is there, and nothing fails."""
+    """Counters that the driver refuses are absent, the others are read, and nothing fails."""
     (rows,) = infiniband(StubbornHost(str(NODES / "fabrics")))()
     assert value(rows, "received_bytes", "mlx5_0") is None
     assert value(rows, "rate_bytes_per_second", "mlx5_0") is None
@@ -116,8 +116,8 @@ class FullHost(Host):
 
 
 @pytest.mark.parametrize(("collector", "node"), [(infiniband, "fabrics"), (slingshot, "cray")])
-def test_our_own_trouble_is_told(collector: Callable[[Host], Callable[[], object]], node: str) -> None:
-    """That we have too many files open is no property of the adapter."""
+def test_agents_own_errors_are_raised(collector: Callable[[Host], Callable[[], object]], node: str) -> None:
+    """Too many open files is an error of the agent, not of the adapter."""
     with pytest.raises(OSError, match="open files"):
         collector(FullHost(str(NODES / node)))()
 
@@ -145,7 +145,7 @@ def test_slingshot_without_telemetry(cray: Path) -> None:
 
 @pytest.mark.parametrize("collector", [infiniband, slingshot])
 def test_nothing_there(collector: Callable[[Host], Callable[[], object]], tmp_path: Path) -> None:
-    """No folder, or an empty one: there is no such adapter, which is no failure."""
+    """No folder, or an empty one: no such adapter, which is not a failure."""
     with pytest.raises(FileNotFoundError):
         collector(Host(str(tmp_path)))()
     for folder in ("infiniband", "cxi"):

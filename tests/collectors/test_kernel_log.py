@@ -46,7 +46,7 @@ def append(folder: Path, *lines: str) -> None:
 
 
 def test_the_tree_is_counted() -> None:
-    """Counted on paper: 500 to 529 without 503 to 509, and what is no event is not taken for one."""
+    """Counted by hand: 500 to 529 without 503 to 509, and other records are not events."""
     log, counts = kernel_log(Host(str(TREE)))()
     assert log.values == [30 - 7, 7]
     assert dict(zip(counts.keys, counts.values)) == {
@@ -68,7 +68,7 @@ def test_the_tree_is_counted() -> None:
 
 
 def test_events_have_time_process_and_cgroup() -> None:
-    """A kill is told once, with the cgroup from the record before it; a name cannot make it another's."""
+    """A kill is reported once, with the cgroup from the preceding record; a process name cannot change it."""
     log = KernelLog(Host(str(TREE)))
     log.read_events()
     found = {event.kind: event for event in log.take()}
@@ -153,7 +153,7 @@ def test_what_drivers_say(text: str, kind: str, device: str, pid: int) -> None:
     ],
 )
 def test_what_is_no_event(text: str) -> None:
-    """The same words in another place are not taken for it."""
+    """Equal words in another position are not an event."""
     assert find_event(Record(1, 0, text, "")) is None
 
 
@@ -195,8 +195,8 @@ def test_only_what_is_new_and_what_was_lost(tmp_path: Path) -> None:
     assert counts.keys is keys
 
 
-def test_times_are_those_of_the_look(tmp_path: Path) -> None:
-    """The kernel's clock may drift: what is new came between the last look and this one."""
+def test_times_of_a_drifting_clock(tmp_path: Path) -> None:
+    """The kernel's clock may drift: new records are from between the last reading and this one."""
     clock = iter([1000, 2000])
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_text("")
@@ -209,7 +209,7 @@ def test_times_are_those_of_the_look(tmp_path: Path) -> None:
 
 
 def test_beginning_at_the_end(tmp_path: Path) -> None:
-    """Who looks at one job has no use for what was before."""
+    """A reader for one job starts at the end of the log."""
     log_of(tmp_path, "6,7,1,-;eth0: Link is Down")
     log = KernelLog(Host(str(tmp_path)), only_new=True)
     append(tmp_path, "6,8,1,-;eth1: Link is Down")
@@ -218,7 +218,7 @@ def test_beginning_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_flood_is_bounded(tmp_path: Path) -> None:
-    """Events that nobody takes give way, and devices without end are counted without their names."""
+    """Events that are not taken are dropped, and further devices are counted without their names."""
     log = log_of(tmp_path, *(f"6,{n},1,-;eth{n}: Link is Down" for n in range(3000)))
     log.read_events()
     assert sum(log.counts.values()) == 3000
@@ -235,7 +235,7 @@ def test_what_may_not_be_read_is_absent(tmp_path: Path) -> None:
 
 
 def test_without_permission(tmp_path: Path) -> None:
-    """What most users see: absent, and only who asks for the collector is told why."""
+    """Without the capability it is absent, and only root is warned."""
     log_of(tmp_path)
     (tmp_path / "dev/kmsg").chmod(0)
     with suppress(PermissionError):
@@ -252,7 +252,7 @@ def test_without_permission(tmp_path: Path) -> None:
 
 
 def test_a_recording_keeps_events_only(tmp_path: Path) -> None:
-    """What stands in a kernel's log beside events is nobody's business; the count of records stays."""
+    """Other records are redacted in a recording; the count of records stays."""
     lines = ["6,1,1,-;Command line: secret=1", "6,2,1,-;eth0: Link is Down", " DEVICE=n3", "12,4,1,-;secret"]
     lines += ["5,5,1,-;nfs: server secret.example not responding, still trying"]
     machine = make_machine(tmp_path / "machine", {"dev/kmsg": "\n".join([*lines, ""]).encode()})
@@ -291,8 +291,8 @@ def readable_log() -> KernelLog:
         pytest.skip(f"the kernel's log cannot be read here: {error.strerror}")
 
 
-def test_the_real_log_tells_programs_from_the_kernel() -> None:
-    """What root writes there is read as a record and believed by nobody."""
+def test_records_of_programs_in_the_real_log() -> None:
+    """A record written by root is read but does not count as an event."""
     log = readable_log()
     mark = f"joblens test {uuid.uuid4()}"
     try:

@@ -96,7 +96,7 @@ def test_lustre_only_for_root() -> None:
 
 
 def test_no_lustre_for_a_user(tmp_path: Path) -> None:
-    """That a user may not look into debugfs does not mean that there is Lustre in it."""
+    """An inaccessible debugfs does not imply that Lustre is in it."""
     with pytest.raises(FileNotFoundError):
         lustre(OthersHost(str(tmp_path)))()
 
@@ -139,7 +139,7 @@ def test_time_below_zero_is_absent() -> None:
 
 
 def test_each_mount_once() -> None:
-    """A bind mount has the same counters again; operations that nobody used have no row."""
+    """A bind mount has the same counters again; unused operations have no row."""
     mounts, operations = nfs(Host(str(NODE)))()
     assert mounts.keys == (("/home", "server:/export1"), ("/data/with space", "server:/export2"))
     assert operations.keys == (
@@ -155,7 +155,7 @@ def test_each_mount_once() -> None:
     [(rb"/a\040b", "/a b"), (rb"/a\134040", "/a\\040"), (rb"/tab\011x", "/tab\tx"), (b"/\xff", "/\ufffd")],
 )
 def test_names_from_outside(escaped: bytes, name: str) -> None:
-    """See fstab(5); what is no UTF-8 is shown as such."""
+    """Escapes as in fstab(5); invalid UTF-8 is replaced."""
     (mount,) = parse_mountstats(b"device server:/e mounted on %s with fstype nfs4 statvers=1.1\n" % escaped)
     assert mount.mount == name
     assert set(mount.values) == {ABSENT}
@@ -186,7 +186,7 @@ def test_no_nfs(tmp_path: Path) -> None:
         nfs(Host(str(tmp_path)))()
 
 
-def test_recorded_mounts_name_nobody(tree: Path, tmp_path: Path) -> None:
+def test_recorded_mounts_have_no_user_names(tree: Path, tmp_path: Path) -> None:
     """Servers, addresses, makers and people are not in a recording, and counters are."""
     head = b"device nas7.example.org:/vol/carol mounted on /home/carol with fstype nfs4 statvers=1.1\n"
     options = b"\topts:\trw,vers=4.2,clientaddr=10.1.2.3,addr=fd00::7\n"

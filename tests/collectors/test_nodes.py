@@ -51,7 +51,7 @@ class Node(NamedTuple):
     log: list[str]
 
     def value(self, series: str, **labels: str) -> float:
-        """Of the one series with that name and these labels among its own."""
+        """Return the value of the one series with that name and these labels among its own."""
         found = self.find(series, **labels)
         assert len(found) == 1, f"{series} {labels}: {len(found)} lines"
         return float(found[0].rpartition(" ")[2])
@@ -90,7 +90,7 @@ def look(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Node]:
 
 
 def copy_with_modes(tree: Path, folder: Path) -> Path:
-    """Job files count only if nobody else can write them; git keeps neither owner nor mode."""
+    """Job files count only if other users cannot write them; git keeps neither owner nor mode."""
     copy = shutil.copytree(tree, folder, dirs_exist_ok=True)
     for path in (copy / "run").rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -99,7 +99,7 @@ def copy_with_modes(tree: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden(name: str, look: Callable[[str], Node], update_golden: bool) -> None:
-    """All that is printed of a node is what was printed when somebody last looked and agreed."""
+    """The exposition of a node equals the reviewed golden file."""
     golden = NODES / f"{name}.prom"
     if update_golden:
         golden.write_text(look(name).text)
@@ -133,7 +133,7 @@ def test_provenance(name: str) -> None:
 
 
 def test_slurm_cgroup_v1(look: Callable[[str], Node]) -> None:
-    """CPU time is cpuacct.usage, memory is rss and shmem of the whole group, and steps are told apart."""
+    """CPU time is cpuacct.usage, memory is rss and shmem of the whole group, and steps are separate."""
     node = look("slurm-cgroup-v1")
     assert node.value("joblens_job_cpu_seconds_total", jobid="4242") == 611_000_000_000 / 1e9
     assert node.value("joblens_job_memory_bytes", jobid="4242") == (2_100_000 + 65_536) * KIB
@@ -170,7 +170,7 @@ def test_slurm_cgroup_v2(look: Callable[[str], Node]) -> None:
 
 
 def test_slurm_sluid(look: Callable[[str], Node]) -> None:
-    """From Slurm 26.05 on a job can be told by its SLUID."""
+    """From Slurm 26.05 on a job can be identified by its SLUID."""
     node = look("slurm-sluid")
     assert node.value("joblens_job_cpu_seconds_total", jobid="s5K1KKYAYG5D00") == 105_150_000 / 1e6
     assert node.value("joblens_step_memory_bytes", step="0") == (202_000 + 0) * KIB
@@ -240,12 +240,12 @@ def test_container(look: Callable[[str], Node]) -> None:
     assert node.value("joblens_job_memory_bytes", jobid="5") == 52_000 * KIB
     assert node.value("joblens_job_processes", jobid="5") == len([40, 44])
     assert not node.find("joblens_job_memory_limit_bytes")  # about 2^63 stands for none
-    assert len(node.find("joblens_disk_reads_total")) == 2  # without /sys a partition cannot be told
+    assert len(node.find("joblens_disk_reads_total")) == 2  # without /sys partitions cannot be recognized
     assert node.owners() == {40: "5/batch@node1", 44: "5/batch@node1", 60: "g60/@node1"}
 
 
 def test_container_namespace(look: Callable[[str], Node]) -> None:
-    """Who came from outside has no session here and is a job of its own; memory is the sum of shares."""
+    """A process from outside has no session here and is a job of its own; memory is the sum of shares."""
     node = look("container-namespace")
     assert node.owners() == {1: "s1/@node1", 8: "s1/@node1", 15: "s15/@node1"}
     assert node.value("joblens_job_memory_bytes", jobid="s1") == (100 + (70_000 - 80 // 2)) * KIB
@@ -256,7 +256,7 @@ def test_container_namespace(look: Callable[[str], Node]) -> None:
 
 
 def test_old_kernel(look: Callable[[str], Node]) -> None:
-    """What Linux 3.10 does not tell is left out and not zero; what it tells otherwise is taken from there."""
+    """Values that Linux 3.10 lacks are absent, not zero; some are read from another file."""
     node = look("old-kernel")
     assert node.value("joblens_job_user_seconds_total", jobid="77") == 20_005 / 100
     assert node.value("joblens_job_cpu_seconds_total", jobid="77") == 207_130_000_000 / 1e9
@@ -341,7 +341,7 @@ def test_plain(look: Callable[[str], Node]) -> None:
     assert node.value("joblens_job_cpu_seconds_total", jobid="g25") == (50 + 154) / 100
     assert node.value("joblens_job_memory_bytes", jobid="s16") == 23_288 * KIB
     assert node.value("joblens_job_processes", jobid="g26") == len([26, 27])
-    assert node.value("joblens_process_rss_anon_bytes", pid="20", jobid="") == 108 * KIB  # nobody
+    assert node.value("joblens_process_rss_anon_bytes", pid="20", jobid="") == 108 * KIB  # unattributed
 
 
 class SwitchedOffHost(Host):
@@ -351,8 +351,8 @@ class SwitchedOffHost(Host):
         return super().read(path)
 
 
-def test_pressure_switched_off() -> None:
-    """A kernel with /proc/pressure that was started without psi=1 has nothing to tell, and nothing fails."""
+def test_pressure_disabled() -> None:
+    """A kernel with /proc/pressure but without psi=1 has no pressure, and nothing fails."""
     node = look_at(NODES / "slurm-cgroup-v2", Settings(), SwitchedOffHost)
     assert node.log == [
         "pressure: not on this machine: proc/pressure/cpu: disabled: boot the kernel with psi=1"

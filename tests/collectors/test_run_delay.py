@@ -25,7 +25,7 @@ TWO_THREADS = (
 
 
 def kernel_says(pid: int) -> int:
-    """Of all threads, in nanoseconds."""
+    """Return the sum over all threads in nanoseconds."""
     texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(text.split()[1]) for text in texts)
 
@@ -63,7 +63,7 @@ def tree(root: Path, delays: dict[int, int]) -> Host:
 
 
 def test_threads_come_and_go(tmp_path: Path) -> None:
-    """What a thread had waited stays when it ends, and the first thread counts once when others join it."""
+    """The delay of a thread stays when it ends, and the first thread counts once when others start."""
     delay = RunDelay()
     assert delay.read(tree(tmp_path, {7: 100}), "proc/7", 1, keep=False) == 100
     assert delay.read(tree(tmp_path, {7: 100, 8: 20}), "proc/7", 2, keep=False) == 120
@@ -72,7 +72,7 @@ def test_threads_come_and_go(tmp_path: Path) -> None:
 
 
 def test_very_many_threads(tmp_path: Path) -> None:
-    """Of more than are read the others are estimated; when they end, the counter does not go back."""
+    """Beyond the limit the total is extrapolated; when threads end, the counter does not decrease."""
     delay = RunDelay()
     many = tree(tmp_path, dict.fromkeys(range(7, 407), 10))
     assert delay.read(many, "proc/7", 400, keep=False) == 4000

@@ -51,7 +51,7 @@ def test_answer_in_time() -> None:
 
 
 def test_late_answer() -> None:
-    """Whoever asks meanwhile does not ask again, and gets it when it is there."""
+    """A caller during a pending call does not start another one, and gets the answer once it is there."""
     slow = Slow()
     ask = TimedReader(slow, 0.05)
     for _ in range(5):
@@ -71,7 +71,7 @@ def given(ask: Callable[[], int]) -> list[int]:
 
 
 def test_answer_from_another_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that took very long is thrown away, and asked for anew."""
+    """An answer that took very long is discarded and requested again."""
     monkeypatch.setattr(patience, "_STALE_SECONDS", 0.0)
     slow = Slow()
     ask = TimedReader(slow, 0.05)
@@ -83,7 +83,7 @@ def test_answer_from_another_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found > [1]
 
 
-def test_trouble_is_told() -> None:
+def test_errors_are_reported() -> None:
     def fail() -> None:
         raise ValueError("no")
 
@@ -94,7 +94,7 @@ def test_trouble_is_told() -> None:
 
 
 def test_thread_ends_with_it() -> None:
-    """Whoever is forgotten leaves no thread behind."""
+    """A reader that is garbage-collected leaves no thread behind."""
     before = threading.active_count()
     for _ in range(20):
         assert TimedReader(lambda: 1, LONG)() == 1
@@ -103,7 +103,7 @@ def test_thread_ends_with_it() -> None:
 
 
 def test_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent tells that it does not answer and goes on with the others; one thread waits, however long."""
+    """The agent reports that it does not answer and continues with the others; only one thread waits."""
     monkeypatch.setattr(patience, "_SECONDS", 0.05)
     may = threading.Event()
 

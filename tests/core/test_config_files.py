@@ -106,7 +106,7 @@ def test_the_default_file_is_the_defaults() -> None:
 
 
 def test_init_and_show(tmp_path: Path) -> None:
-    """What `init` writes counts from then on, and `show` tells where each value is from."""
+    """What `init` writes takes effect, and `show` prints the source of each value."""
     home = {"HOME": str(tmp_path)}
     path = tmp_path / ".config" / "joblens" / "joblens.toml"
     assert joblens("config", "init", env=home).returncode == 0
@@ -173,7 +173,7 @@ _TREES = st.recursive(
 
 
 @given(st.lists(_TREES, max_size=4))
-def test_the_last_word_counts(trees: list[dict[str, Any]]) -> None:
+def test_last_option_counts(trees: list[dict[str, Any]]) -> None:
     """Each value in force is that of the last file which says something about it."""
     layers = [Layer(str(number), tree) for number, tree in enumerate(trees)]
     merged, where = dict(flatten(merge(layers))), origins(layers)

@@ -83,7 +83,7 @@ def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of agent and hub: a name from outside is in one line, and of bounded length."""
+    """Names from outside are on one line and of bounded length in the logs of agent and hub."""
     log("hub", f"set {HOSTILE}\nsecond: {'x' * 100_000}")
     said = capsys.readouterr().err
     assert said.startswith("joblens hub: set =HYPERLINK(A1)?[2J??second: x")

@@ -118,7 +118,7 @@ def test_another_thing_in_its_place(tmp_path: Path, how: str) -> None:
 
 
 def test_a_damaged_note(tmp_path: Path) -> None:
-    """What the agent before has noted of its end: that it is not known is a gap as well."""
+    """If the previous agent's progress is unknown, that is a gap as well."""
     folder = tmp_path / "spool"
     folder.mkdir(mode=0o700)
     (folder / "lock").write_bytes(b'{"boot": "b1", "sequence": 1e999, "to_ns": 1, "ended": true}'.ljust(512))
@@ -129,7 +129,7 @@ def test_a_damaged_note(tmp_path: Path) -> None:
 
 
 def test_an_agent_starts(tmp_path: Path) -> None:
-    """It says so once, tells the hub, and goes on."""
+    """It logs it once, reports it to the hub, and continues."""
     folder = tmp_path / "spool"
     folder.mkdir(mode=0o700)
     (folder / "gaps.json").write_bytes(b'[[1e999, 2, 3, 4, "x", "b1"]]')
@@ -189,7 +189,7 @@ def test_settings_that_are_no_file(tmp_path: Path, how: str) -> None:
 
 
 def test_settings_from_a_shell() -> None:
-    """`--config <(…)` is a pipe that somebody writes to; /dev/null is no settings."""
+    """`--config <(…)` is a pipe that a process writes to; /dev/null has no settings."""
     reader, writer = os.pipe()
     os.write(writer, b"interval = 2.0")
     os.close(writer)

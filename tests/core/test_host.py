@@ -39,7 +39,7 @@ def test_files_of_a_folder_that_is_gone_are_closed(tmp_path: Path) -> None:
 
 
 def test_a_host_that_is_dropped_leaves_no_file_open(tmp_path: Path) -> None:
-    """Who looks at many machines, one after the other, does not run out of descriptors."""
+    """Reading many machines, one after the other, does not exhaust file descriptors."""
     (tmp_path / "x").write_bytes(b"1")
     before = len(os.listdir("/proc/self/fd"))
     Host(str(tmp_path)).read("x")
@@ -47,7 +47,7 @@ def test_a_host_that_is_dropped_leaves_no_file_open(tmp_path: Path) -> None:
 
 
 def test_a_recording_has_its_own_clock_and_names(tmp_path: Path) -> None:
-    """What cannot be a file comes from facts.json; users come from the recorded passwd."""
+    """What is not a file comes from facts.json; users come from the recorded passwd."""
     host = Host(make_machine(tmp_path))
     assert host.now_ns() == 1700001000000000000
     assert host.name() == "node1"

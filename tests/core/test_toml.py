@@ -59,7 +59,7 @@ def test_never_reads_what_tomllib_does_not(text: str) -> None:
     ],
 )
 def test_errors_name_the_line(text: str, line: int) -> None:
-    """What is not understood is refused, with its line."""
+    """A syntax error is refused with its line."""
     with pytest.raises(ConfigError) as caught:
         parse_simple_toml(text, "settings.toml")
     assert str(caught.value).startswith(f"settings.toml:{line}: ")

@@ -60,7 +60,7 @@ def as_data(rows: Rows) -> list[dict[str, Any]]:
 
 
 def alive() -> int:
-    """What the stand-in has given out and not got back."""
+    """Return how many objects of the stand-in are allocated and not freed."""
     try:
         return int(ctypes.CDLL("libnvidia-ml.so.1").standin_alive())
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""NVIDIA's library and program as stand-ins: built with the C compiler, told what to answer by a file."""
+"""Stand-ins of NVIDIA's library and program: built with the C compiler, answering as a file says."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def halves() -> dict[str, Any]:
 
 
 class Driver:
-    """The file that tells the stand-in what to answer. Written as a whole: nobody reads half of it."""
+    """The file that configures the stand-in's answers. It is replaced atomically."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -84,7 +84,7 @@ def test_by_hand() -> None:
 
 
 def test_the_process() -> None:
-    """KFD's figure holds where the driver's is smaller; a child with the same open file is no second user."""
+    """KFD's value holds if the driver's is smaller; a child with the same open file does not count again."""
     uses = open_amd(Host(str(NODE)))().uses
     assert uses == [(SECOND, 2060, {"memory_bytes": 19_900_000_000, "busy_seconds": 63 * 10**9})]
 
@@ -120,20 +120,20 @@ def test_a_card_is_taken_away(tree: Path) -> None:
     (tree / DRM / "card2").rename(tree / "aside")
     assert [card.values["up"] for card in read().devices] == [1, 0, 1, 1]
     assert [card.key for card in read().devices] == keys
-    assert read().uses == []  # whose card it was nobody can say
+    assert read().uses == []  # unknown without the card
     (tree / "aside").rename(tree / DRM / "card2")
     assert [card.values["up"] for card in read().devices] == [1, 1, 1, 1]
 
 
 def test_all_cards_are_gone(tree: Path) -> None:
-    """A driver that was unloaded: all are down, which is told."""
+    """After the driver was unloaded, all GPUs are down, which is reported."""
     read = open_amd(Host(str(tree)))
     read()
     shutil.rmtree(tree / DRM)
     assert [card.values for card in read().devices] == [{"up": 0}] * 4
 
 
-def test_the_driver_comes_later(tree: Path, tmp_path: Path) -> None:
+def test_driver_loaded_later(tree: Path, tmp_path: Path) -> None:
     """Without a card there is nothing to read; the collector asks again now and then."""
     (tree / DRM).rename(tmp_path / "drm")
     read = gpus(Host(str(tree)))
@@ -150,7 +150,7 @@ def test_the_driver_comes_later(tree: Path, tmp_path: Path) -> None:
 
 
 def test_a_card_that_sleeps_is_not_woken(tree: Path) -> None:
-    """Of a card that its driver has switched off only that is read; it is up."""
+    """Of a suspended GPU only its power state is read; it is up."""
     (tree / DRM / "card2/device/power/runtime_status").write_text("suspended\n")
     assert by_uuid(open_amd(Host(str(tree)))().devices)[SECOND].values == {"up": 1, "processes": 1}
 
@@ -192,8 +192,8 @@ def test_schema_and_keys_stay_the_same_objects() -> None:
         assert one.keys is other.keys
 
 
-def test_what_a_card_does_not_tell_is_absent(tree: Path) -> None:
-    """Without sensors there are no zeroes."""
+def test_missing_sensors_are_absent(tree: Path) -> None:
+    """Missing sensors are absent, not zero."""
     shutil.rmtree(tree / DRM / "card2/device/hwmon")
     (tree / DRM / "card2/device/gpu_metrics").unlink()
     (tree / DRM / "card2/device/mem_busy_percent").write_text("")
@@ -206,7 +206,7 @@ def test_what_a_card_does_not_tell_is_absent(tree: Path) -> None:
 
 
 def test_a_file_that_is_no_number(tree: Path) -> None:
-    """The vendor's trouble is told with the file's name."""
+    """The vendor's error has the file's name."""
     (tree / DRM / "card2/device/gpu_busy_percent").write_text("busy\n")
     _, _, driver = gpus(Host(str(tree)))()
     ((vendor, error),) = driver.keys
@@ -230,7 +230,7 @@ def test_levels() -> None:
 
 
 def test_fan(tree: Path) -> None:
-    """Of the highest speed."""
+    """The ratio is relative to the highest speed."""
     hwmon = tree / DRM / "card2/device/hwmon/hwmon5"
     (hwmon / "fan1_input").write_text("825\n")
     (hwmon / "fan1_max").write_text("3300\n")
@@ -301,7 +301,7 @@ def test_gpu_metrics_of_other_versions() -> None:
         ((10, 5, 5, 5, 5, 5), (20, 5, 6, 5, 5, 5), (1, 0)),
         ((10, 5, 5, 5, 5, 5), (20, 5, 5, 5, 5, 9), (0, 1)),
         ((2**32 - 5, 0, 2**32 - 1, 0, 0, 0), (5, 0, 3, 0, 0, 0), (None, 0)),  # all ones: the card has none
-        ((2**32 - 5, 0, 2**32 - 2, 0, 0, 0), (5, 0, 3, 0, 0, 0), (1, 0)),  # came round
+        ((2**32 - 5, 0, 2**32 - 2, 0, 0, 0), (5, 0, 3, 0, 0, 0), (1, 0)),  # wrapped around
         ((1000, 9, 9, 9, 9, 9), (10, 0, 0, 0, 0, 0), (None, None)),  # reset
         ((10, 5, 5, 5, 5, 5), (10, 5, 5, 5, 5, 5), (None, None)),  # not counted on
     ],
@@ -343,7 +343,7 @@ def test_garbage(data: bytes) -> None:
 
 @given(st.sampled_from([3, 4, 5, 6, 7, 8, 9]), st.binary(max_size=2100), st.integers(0, 2000))
 def test_garbage_with_a_header(minor: int, data: bytes, size: int) -> None:
-    """What is taken from it are numbers that fit into 64 bits."""
+    """All values read from it fit into 64 bits."""
     try:
         found = parse_gpu_metrics("f", struct.pack("<HBB", size, 1, minor) + data)
     except MalformedError:

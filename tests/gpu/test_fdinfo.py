@@ -1,4 +1,4 @@
-"""Who uses a card: what an open file of it says, and how its users are found without looking at all files."""
+"""Which processes use a GPU: parsing fdinfo, and finding users without reading all open files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_amd() -> None:
-    """Memory of the card and not of the host; all engines; the capacity of one is no time."""
+    """Memory of the GPU, not of the host; all engines; the capacity of one is not a time."""
     found = parse_fdinfo(
         client(
             41,
@@ -92,7 +92,7 @@ def test_xe() -> None:
     )
     assert found is not None
     assert found.memory == 3 << 20
-    assert found.cycles == {"ccs": (28_257_900, 7_655_183_225, 4)}  # of rcs the clock is not told
+    assert found.cycles == {"ccs": (28_257_900, 7_655_183_225, 4)}  # the clock of rcs is missing
 
 
 def test_other_files_are_none() -> None:
@@ -129,7 +129,7 @@ def test_a_client_is_counted_once(machine: Machine) -> None:
 
 
 def test_busy_time_never_goes_back(machine: Machine) -> None:
-    """A driver may tell less for a moment, and a client that is closed keeps what it has used."""
+    """A driver may report less for a moment, and a closed client keeps its time."""
     seen = []
     for seconds in (10, 8, 12):
         machine.open(20, 5, client(7, compute(seconds)))
@@ -151,7 +151,7 @@ def test_busy_part_by_the_cards_clock(machine: Machine) -> None:
 
 
 def test_a_process_opens_the_card_later(machine: Machine) -> None:
-    """One that had no card when it was first looked at is found when its turn comes."""
+    """A process that opens a GPU after its first scan is found when its turn comes."""
     for pid in range(100, 150):
         machine.open(pid, 0)
     assert machine.clients.read() == {}
@@ -175,7 +175,7 @@ def test_new_processes_come_first(machine: Machine) -> None:
 
 
 def test_work_is_bounded(machine: Machine) -> None:
-    """A reading looks at a few hundred open files, however many there are, and each has its turn."""
+    """A reading scans a few hundred open files, however many there are, and each has its turn."""
     for pid in range(100, 1100):
         for fd in range(4):
             machine.open(pid, fd)
@@ -192,7 +192,7 @@ def test_work_is_bounded(machine: Machine) -> None:
 
 
 def test_wanted_processes_are_found_at_once(machine: Machine) -> None:
-    """One that KFD names is looked at whatever else waits; one that is gone is no trouble."""
+    """One that KFD reports is scanned before all others; an ended one is not an error."""
     for pid in range(100, 1100):
         for fd in range(4):
             machine.open(pid, fd)
@@ -202,7 +202,7 @@ def test_wanted_processes_are_found_at_once(machine: Machine) -> None:
 
 
 def test_ended_processes_are_forgotten(machine: Machine) -> None:
-    """The number of a process comes round: its time is not the next one's."""
+    """A pid is reused: the new process does not have the old one's time."""
     machine.open(20, 5, client(7, compute(10)))
     machine.clients.read()
     machine.close(20, 5)
@@ -214,7 +214,7 @@ def test_ended_processes_are_forgotten(machine: Machine) -> None:
 
 
 def test_on_this_machine() -> None:
-    """The real /proc is read, and processes of others are no trouble."""
+    """The real /proc is read, and other users' processes are not an error."""
     found = Clients(Host("/"), ("amdgpu",)).read([os.getpid(), 1])
     assert all(
         pid > 0 and values.keys() <= {"memory_bytes", "busy_seconds"} for (_, pid), values in found.items()
@@ -222,7 +222,7 @@ def test_on_this_machine() -> None:
 
 
 def test_a_process_with_very_many_files(machine: Machine) -> None:
-    """The card is among those that it opened first; the others are not looked at."""
+    """The GPU is among the first opened files; the others are not read."""
     machine.open(10, 7, client(1, compute(3)))
     for fd in range(100, 2600):
         machine.open(10, fd)
@@ -231,7 +231,7 @@ def test_a_process_with_very_many_files(machine: Machine) -> None:
 
 
 def test_files_that_need_not_be_listed() -> None:
-    """Where the kernel counts them (Linux 6.2), the numbers of those that are looked at are known."""
+    """If the kernel counts them (Linux 6.2), the descriptors to read are known without listing."""
     with ExitStack() as stack:
         for _ in range(30):
             stack.enter_context(open(os.devnull))

@@ -140,7 +140,7 @@ def test_two_vendors_in_one_node(tree: Path) -> None:
     assert drivers.values == [0, 1]
 
 
-def test_energy_that_begins_anew(tree: Path) -> None:
+def test_energy_counter_reset(tree: Path) -> None:
     """A counter is handed on as it is: who makes rates of it knows what to do with a reset."""
     read = open_intel(Host(str(tree)))
     read()

@@ -59,7 +59,7 @@ def test_by_hand() -> None:
 
 
 def test_rails_and_zones() -> None:
-    """Those that are connected, and not the regulator that says 100 °C always."""
+    """Connected rails and zones, without the regulator that always reports 100 °C."""
     rails, zones = open_jetson(Host(str(NODE)))().extras
     assert {key[0]: value for key, value in zip(rails.keys, rails.values, strict=True)} == {
         "VDD_GPU_SOC": 19_104 * 640,
@@ -111,7 +111,7 @@ def test_the_gpu_does_not_answer(tree: Path) -> None:
 
 
 def test_a_jetson_nano(tree: Path) -> None:
-    """With JetPack 4 the load is elsewhere, and NVIDIA's own driver tells the power of rails in mW."""
+    """With JetPack 4 the load is elsewhere, and NVIDIA's own driver reports the power of rails in mW."""
     shutil.rmtree(tree / "sys/class/devfreq")
     shutil.rmtree(tree / "sys/class/hwmon")
     (tree / "sys/devices/gpu.0").mkdir(parents=True)

@@ -124,7 +124,7 @@ def test_one_of_four_is_used(library: Path, driver: Driver) -> None:
 
 
 def test_processes_over_time(library: Path, driver: Driver) -> None:
-    """What a process used is told once: without news it is not known."""
+    """Utilization of a process is reported once: without a new sample it is unknown."""
     driver.says(cards(1), card(0, **BUSY))
     with reading(environment(library, driver.path)) as reader:
         assert reader.sets()["gpu_process"][0]["busy_ratio"] == 0.85
@@ -163,7 +163,7 @@ def test_what_hardly_changes(library: Path, driver: Driver) -> None:
 
 
 def test_driver_that_hangs(library: Path, driver: Driver) -> None:
-    """Nobody waits for it but one thread, and other vendors go on; when it answers, all is as before."""
+    """Only one thread waits for it, and other vendors continue; when it answers, all is as before."""
     tree = Path(__file__).parent.parent / "nodes" / "amd-gpus"
     driver.says(cards(2), card(1, **BUSY))
     with reading(environment(library, driver.path), amd=str(tree), timeout=2) as reader:
@@ -239,7 +239,7 @@ def test_same_objects_while_nothing_changes(library: Path, driver: Driver) -> No
     ],
 )
 def test_not_supported(library: Path, driver: Driver, key: str, columns: set[str]) -> None:
-    """What one card does not tell is absent there; all else goes on, also of other cards."""
+    """What one GPU does not support is absent there; all else continues, also on other GPUs."""
     driver.says(cards(2), card(0, **BUSY), card(1, **BUSY))
     with reading(environment(library, driver.path)) as reader:
         whole = reader.gpus()
@@ -253,7 +253,7 @@ def test_not_supported(library: Path, driver: Driver, key: str, columns: set[str
 
 
 def test_figures_that_are_none(library: Path, driver: Driver) -> None:
-    """All bits set is NVML's way to say that there is no figure."""
+    """NVML sets all bits of a value that is not available."""
     none = {
         "field__138": (1 << 64) - 1,
         "field__82": (1 << 32) - 1,
@@ -273,7 +273,7 @@ def test_lost_card(library: Path, driver: Driver) -> None:
     with reading(environment(library, driver.path)) as reader:
         assert len(reader.sets()["gpu_process"]) == 2
         driver.says(cards(4), card(1, **BUSY), {"1.error": 15})
-        for _ in range(5):  # NVML is opened anew meanwhile, more than once
+        for _ in range(5):  # NVML is opened again meanwhile, more than once
             sets = reader.sets()
             assert [row["up"] for row in sets["gpu"]] == [1, 0, 1, 1]
             assert {"gpu": uuid(1), "bus": "0000:19:00.0", "up": 0}.items() <= sets["gpu"][1].items()
@@ -290,7 +290,7 @@ def test_lost_card(library: Path, driver: Driver) -> None:
         assert len(sets["gpu_process"]) == 2
 
 
-def test_lost_card_that_is_counted_no_more(library: Path, driver: Driver) -> None:
+def test_lost_card_that_is_no_longer_counted(library: Path, driver: Driver) -> None:
     """After a reset the driver finds three of four: the fourth keeps its row."""
     driver.says(cards(4))
     with reading(environment(library, driver.path)) as reader:
@@ -302,7 +302,7 @@ def test_lost_card_that_is_counted_no_more(library: Path, driver: Driver) -> Non
 
 
 def test_card_lost_from_the_start(library: Path, driver: Driver) -> None:
-    """One that has never told its UUID has a row by its index, until it tells."""
+    """A GPU whose UUID was never read has a row by its index, until it is."""
     driver.says(cards(2), {"1.error": 15})
     with reading(environment(library, driver.path)) as reader:
         assert [(row["gpu"], row["up"]) for row in reader.gpus()] == [(uuid(0), 1), ("unknown-1", 0)]
@@ -322,7 +322,7 @@ def test_card_that_answers_nothing(library: Path, driver: Driver) -> None:
 
 
 def test_driver_reset(library: Path, driver: Driver) -> None:
-    """While the driver is away all rows are down; when it is back NVML is opened anew, and nothing leaks."""
+    """Without the driver all rows are down; afterwards NVML is opened again, and nothing leaks."""
     busy = card(0, gpm=1, gpm__2=50, events=1, **BUSY)
     driver.says(cards(2), busy)
     with reading(environment(library, driver.path)) as reader:
@@ -435,13 +435,13 @@ def test_activity(library: Path, driver: Driver) -> None:
             "fp32_active_ratio": 0.03,
         }
     ]
-    assert sets["gpu"][1]["busy_ratio"] == 0  # what NVML tells itself stands
+    assert sets["gpu"][1]["busy_ratio"] == 0  # NVML's own value takes precedence
     assert sets["gpu"][1]["bus_transmit_bytes_per_second"] == 100 * MIB
     assert sets["gpu"][1]["bus_receive_bytes_per_second"] == MIB // 2
 
 
 def test_xid(library: Path, driver: Driver) -> None:
-    """Errors that the driver tells are counted per card, and stay counted when NVML is opened anew."""
+    """Xid errors are counted per GPU, and stay counted when NVML is opened again."""
     two = card(0, events=1), card(1, events=1)
     driver.says(cards(3), *two)
     with reading(environment(library, driver.path)) as reader:
@@ -460,7 +460,7 @@ def test_xid(library: Path, driver: Driver) -> None:
 
 
 def test_bus_on_request(library: Path, driver: Driver) -> None:
-    """Cards without GPM make whoever asks for PCIe wait: they are asked only if the setting says so."""
+    """GPUs without GPM block while PCIe throughput is queried: only on request."""
     driver.says(cards(1), card(0, bus_transmit=3_058_000, bus_receive=310_000))
     with reading(environment(library, driver.path)) as reader:
         assert "bus_transmit_bytes_per_second" not in reader.gpus()[0]
@@ -471,7 +471,7 @@ def test_bus_on_request(library: Path, driver: Driver) -> None:
 
 
 def test_old_library(driver: Driver, tmp_path: Path) -> None:
-    """Functions that an old library lacks: what older ones tell is used, the rest is absent."""
+    """If an old library lacks functions, older ones are used; the rest is absent."""
     old = build(tmp_path / "old", "-DOLD")
     driver.says(cards(2), MIG, card(1, gpm=1, gpm__2=50, events=1, **BUSY))
     with reading(environment(old, driver.path)) as reader:
@@ -488,14 +488,14 @@ def test_old_library(driver: Driver, tmp_path: Path) -> None:
 
 
 def test_no_driver_behind_the_library(library: Path, driver: Driver) -> None:
-    """As in an image that was made for nodes with cards: there is nothing to tell."""
+    """As in an image made for nodes with GPUs: the collector is absent."""
     driver.is_gone()
     with reading(environment(library, driver.path)) as reader:
         assert "nvidia" not in [row["vendor"] for row in reader.read().get("sets", {}).get("gpu_driver", [])]
 
 
-def test_library_that_comes_later(library: Path, driver: Driver, tmp_path: Path) -> None:
-    """The agent need not be started again when a driver is installed: it looks again now and then."""
+def test_library_installed_later(library: Path, driver: Driver, tmp_path: Path) -> None:
+    """A driver that is installed later is found without restarting the agent."""
     empty = tmp_path / "later"
     empty.mkdir()
     driver.says(cards(1))
@@ -526,7 +526,7 @@ def test_two_vendors(library: Path, driver: Driver) -> None:
 
 
 def test_agent_shows_it(library: Path, driver: Driver) -> None:
-    """The agent as it is started on a node, with the driver's library where the loader looks for it."""
+    """The agent as started on a node, with the driver's library on the loader's path."""
     driver.says(cards(4), card(2, **BUSY), card(3, events=1), {"xid": ["1 3 79"]})
     command = [sys.executable, "-m", "joblens", "agent", "--once"]
     env = environment(library, driver.path)

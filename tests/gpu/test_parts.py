@@ -49,7 +49,7 @@ def test_device_from_anything(
         (0x0, 0, 0, 0),
         (0x1, 0, 0, 0),  # idle
         (0x4, 1, 0, 0),  # software power cap
-        (0x8, 0, 0, 1),  # hardware slowdown, and no word why
+        (0x8, 0, 0, 1),  # hardware slowdown without a reason
         (0x8 | 0x80, 1, 0, 0),  # hardware slowdown by the power brake
         (0x8 | 0x40, 0, 1, 0),  # by heat
         (0x20, 0, 1, 0),
@@ -75,7 +75,7 @@ class Binding:
         raise self.NVMLError
 
 
-def test_what_is_not_there_is_asked_once() -> None:
+def test_missing_function_is_called_once() -> None:
     """A function that the library or the binding lacks will not come: it is not asked for each time."""
     binding = Binding()
     nvml = Nvml(binding)

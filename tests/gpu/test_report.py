@@ -1,4 +1,4 @@
-"""What is told of a job with GPUs: `joblens run` with the driver's stand-in below it."""
+"""The report of a job with GPUs: `joblens run` with the stand-in of the driver."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_job(library: Path, folder: Path, given: str, *words: str) -> Told:
 
 @pytest.fixture(scope="module")
 def told(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """Of a job that was given four cards and uses the third."""
+    """The outcome of a job with four assigned GPUs that uses the third."""
     return run_job(library, tmp_path_factory.mktemp("report"), "0,1,2,3", "2", "4")
 
 
@@ -109,7 +109,7 @@ def test_screen(told: Told) -> None:
 
 
 def test_parts_of_a_card(library: Path, tmp_path: Path) -> None:
-    """Of a card in two parts (MIG), both given, one is used: the other was held for nothing."""
+    """Of two assigned MIG instances one is used: the other was allocated but idle."""
     given = ",".join(f"MIG-0000000{part}" for part in range(2))  # UUIDs may be cut short
     told = run_job(library, tmp_path, given, "mig")
     assert [(gpu["gpu"][:12], gpu["used"]) for gpu in told.record["gpus"]] == [
@@ -120,6 +120,6 @@ def test_parts_of_a_card(library: Path, tmp_path: Path) -> None:
     assert told.record["asked"]["gpu_memory_bytes"] == 2 * 40 * GIB
     assert told.record["findings"][0]["rule"] == "GPUs held idle"
     assert "GPU 0:0 was held and no process used it" in told.record["findings"][0]["evidence"]
-    assert told.record["gpus"][1]["busy_mean"] is None  # nobody tells it of parts without GPM
+    assert told.record["gpus"][1]["busy_mean"] is None  # instances without GPM do not report it
     (line,) = [line for line in told.screen.splitlines() if line.startswith(" GPU 0:1")]
     assert line.endswith("5 GiB")

@@ -141,7 +141,7 @@ TEXT = HEAD + FIRST + SECOND
 
 
 def test_values() -> None:
-    """Two cards, by hand: what is not told, not supported or without its unit is absent."""
+    """Two GPUs, by hand: what is missing, unsupported or without its unit is absent."""
     found = parse_smi(TEXT)
     first = found.devices[0]
     assert first[:7] == (uuid(0), "0", "0000:18:00.0", "195:3", "nvidia", "NVIDIA L40S", "")
@@ -218,7 +218,7 @@ def test_capture() -> None:
 
 
 def test_processes_of_others() -> None:
-    """Where pids are others than the driver's, and where it does not tell them, how many is not known."""
+    """In another pid namespace, or if the driver does not list them, the number of processes is unknown."""
     found = without_processes(parse_smi(TEXT))
     assert found.uses == []
     assert not any("processes" in device.values for device in found.devices)
@@ -309,7 +309,7 @@ def words(tmp_path: Path) -> Path:
 
 
 def test_without_the_library(tmp_path: Path, words: Path) -> None:
-    """Where there is no NVML but nvidia-smi answers, its words are used until there are newer ones."""
+    """Without NVML the output of nvidia-smi is used until there is a newer one."""
     programs = program(tmp_path / "bin", f'echo x >> {tmp_path}/runs; [ "$*" = -q ] && cat {words}')
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -330,7 +330,7 @@ def test_without_the_library(tmp_path: Path, words: Path) -> None:
 
 
 def test_program_that_fails_later(tmp_path: Path, words: Path) -> None:
-    """Its trouble is told in its own words, and the rows are down."""
+    """Its error is reported with its message, and the rows are down."""
     good = f"cat {words} || {{ echo; echo 'Unable to determine the device handle'; exit 15; }}"
     programs = program(tmp_path / "bin", good)
     with reading(environment(programs, tmp_path / "none", programs)) as reader:
@@ -345,7 +345,7 @@ def test_program_that_fails_later(tmp_path: Path, words: Path) -> None:
 
 
 def test_program_without_a_driver(tmp_path: Path) -> None:
-    """Then there are no cards, and nothing is told of them."""
+    """Without GPUs there are no rows and no error."""
     programs = program(tmp_path / "bin", "echo 'NVIDIA-SMI has failed'; exit 9")
     with reading(environment(programs, tmp_path / "none", programs)) as reader:
         for _ in range(3):
@@ -353,7 +353,7 @@ def test_program_without_a_driver(tmp_path: Path) -> None:
 
 
 def test_program_that_is_killed(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes too long is ended and told, also the first time; the next may do better."""
+    """A program that hangs is killed and reported, also the first time; the next may succeed."""
     hang = f"[ -e {words} ] && exec cat {words}; exec sleep 1000"
     monkeypatch.setenv("PATH", f"{program(tmp_path / 'bin', hang)}:{os.environ['PATH']}")
     monkeypatch.setattr(gpu_smi, "_LONGEST", 0.0)
@@ -384,7 +384,7 @@ def test_program_that_hangs(tmp_path: Path) -> None:
             assert not [row for row in reader.read()["sets"]["gpu"] if row["vendor"] == "nvidia"]
     pid = int((tmp_path / "pid").read_text())
     end = time.monotonic() + 60
-    while is_alive(pid):  # whoever started it takes it along
+    while is_alive(pid):  # killed by the process that started it
         assert time.monotonic() < end
         time.sleep(0.02)
 

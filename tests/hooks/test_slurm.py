@@ -39,7 +39,7 @@ SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
 
 
 class Hooks:
-    """In a folder that all may look into, as Slurm's users must."""
+    """Hooks in a folder that all users can read, as Slurm requires."""
 
     def __init__(self, top: Path) -> None:
         self.top, self.run_folder = top, top / "run"
@@ -118,7 +118,7 @@ def test_the_file_of_an_older_prolog(hooks: Hooks) -> None:
     assert hooks.files() == ["jobs"]
 
 
-def test_slurm_tells_when_the_job_started(hooks: Hooks) -> None:
+def test_start_of_the_job_from_slurm(hooks: Hooks) -> None:
     """Where it does, that counts, and not the file's own time."""
     hooks.run("prolog", {**PLAIN, "SLURM_JOB_START_TIME": "1794775948"})
     (job,) = JobFiles(Host("/"), str(hooks.run_folder / "jobs")).load()
@@ -154,7 +154,7 @@ def test_hostile_values(hooks: Hooks, name: str, value: str) -> None:
     )
 )
 def test_any_values(told: dict[str, str]) -> None:
-    """The same with whatever comes to mind, and with some that are not set at all."""
+    """With arbitrary values, some of them unset."""
     with tempfile.TemporaryDirectory() as top:
         hooks = Hooks(Path(top))
         hooks.run("prolog", told)
@@ -183,7 +183,7 @@ def test_no_folder(hooks: Hooks, name: str) -> None:
 @pytest.mark.parametrize("name", SLURM)
 @pytest.mark.parametrize("what", ["nobody reads", "full", "file", "folder", "link to nowhere", "forbidden"])
 def test_the_pipe(hooks: Hooks, name: str, what: str) -> None:
-    """Nobody reads it, it is full, or is no pipe: no hook waits for it, and none makes a file of it."""
+    """Without a reader, full, or not a pipe: hooks neither block nor create a file."""
     (hooks.run_folder / "jobs").mkdir(parents=True)
     look, held = hooks.run_folder / "look", -1
     if what in ("nobody reads", "full", "forbidden"):
@@ -224,7 +224,7 @@ def in_small_memory(options: str, script: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize("options", ["size=16k", "nr_inodes=5"])
 def test_no_room(hooks: Hooks, options: str) -> None:
-    """Where memory is full there is no job file, also no half one, and the hook ends with 0."""
+    """If memory is full there is no job file, not even a partial one, and the hook exits with 0."""
     hooks.run_folder = Path("/proc/self/cwd/run")
     hooks.write()
     found = in_small_memory(
@@ -240,7 +240,7 @@ def test_no_room(hooks: Hooks, options: str) -> None:
 
 
 def test_a_task_is_the_users(hooks: Hooks) -> None:
-    """The hooks around a task run as the job's user, who may knock, and no more."""
+    """The hooks around a task run as the job's user, who may trigger a scan but nothing else."""
     if os.geteuid() != 0:
         pytest.skip("only root can be somebody else")
     (hooks.run_folder / "jobs").mkdir(parents=True)
@@ -274,7 +274,7 @@ def test_the_prolog_starts_an_agent(hooks: Hooks) -> None:
     """In a session of its own, once, and again when it is gone; it holds nothing of the prolog's."""
     hooks.write(agent=f"/bin/sh -c 'echo $$ >>{hooks.top}/started; exec sleep 60'")
     try:
-        hooks.run("prolog", start_new_session=True)  # it would wait for whoever holds its streams
+        hooks.run("prolog", start_new_session=True)  # it would wait for processes that hold its streams
         wait_for("an agent", lambda: len(started(hooks)) == 1)
         (pid,) = started(hooks)
         assert os.getsid(pid) == os.getpgid(pid)

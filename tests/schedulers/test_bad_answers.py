@@ -116,7 +116,7 @@ def test_too_deep(parse: Parse, text: str) -> None:
         parse("[" * 100_000)
 
 
-def test_the_rest_is_there() -> None:
+def test_other_fields_are_kept() -> None:
     """These parsers do find jobs in these texts, so that the above says something."""
     assert {name: len(parse(text).jobs) for name, (parse, text) in TEXTS.items()} == {
         "squeue": 9,

@@ -64,7 +64,7 @@ def values(**more: str) -> dict[str, str]:
 
 @names
 def test_squeue_and_sacct(name: str) -> None:
-    """As joblens asks them: a mark between fields leaves no doubt, and names are told as they are."""
+    """As joblens queries them: a random mark separates fields, and names are unchanged."""
     found = values(Name=name, WorkDir=name, Command=name)
     text = "\n".join(MARK.join([*(found.get(field, "") for field in FIELDS), ""]) for _ in range(2))
     told = parse_squeue(text, MARK)
@@ -95,7 +95,7 @@ def test_json(name: str) -> None:
 
 @names
 def test_scontrol(name: str) -> None:
-    """Nothing is quoted there. What could be forged is unknown; a line can even look like another job's."""
+    """Nothing is quoted there. What could be forged is unknown; a line may have the form of another job's."""
     text = (
         f"JobId=42 JobName={name} UserId=alice(1000) JobState=COMPLETED StartTime=1000 EndTime=1060 "
         f"NodeList=c1 ExitCode=0:0 Comment={name} WorkDir={name}\n"

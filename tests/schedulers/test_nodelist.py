@@ -106,7 +106,7 @@ def test_garbage(text: str) -> None:
 
 @given(st.lists(st.text()))
 def test_no_names(names: list[str]) -> None:
-    """What cannot be a name is not written."""
+    """Invalid names are refused."""
     try:
         text = compress(names)
     except MalformedError:

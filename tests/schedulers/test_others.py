@@ -91,7 +91,7 @@ def test_flux_ends() -> None:
 
 
 def test_flux_waits() -> None:
-    """With why, where Flux tells that."""
+    """With the reason, if Flux reports one."""
     waits = [flux_job(name) for name in ("waits", "held", "depends")]
     assert [(job.state, job.reason, job.start) for job in waits] == [
         ("PENDING", "", None),
@@ -102,7 +102,7 @@ def test_flux_waits() -> None:
 
 
 def test_flux_gpus() -> None:
-    """As sched-simple tells them, on how many nodes whatever."""
+    """As sched-simple reports them, on any number of nodes."""
     assert flux_job("gpu").allocated.gpus == 1
     job = '{"id": 1, "t_run": 1, "annotations": {"sched": {"resource_summary": "%s"}}}'
     summary = "rank[0-1]/core[0-3],gpu[0-2] rank2/core0 rank3/core0,gpu7"
@@ -167,7 +167,7 @@ def test_pbs() -> None:
 
 
 def test_pbs_waits() -> None:
-    """With why, where PBS tells that."""
+    """With the reason, if PBS reports one."""
     waits = [job for job in pbs_jobs(QUEUED).values() if job.state == "PENDING"]
     assert {(job.name, job.reason) for job in waits} == {
         ("big", "Not Running: Not enough free nodes available"),
@@ -214,7 +214,7 @@ def test_pbs_arrays() -> None:
 
 
 def test_pbs_of_other_versions() -> None:
-    """Names that look like numbers stand as such, GPUs, no time of the end, and what is no job at all."""
+    """Names in the form of numbers, GPUs, a missing end, and entries that are not jobs."""
     told = parse_pbs(OTHER_PBS)
     assert told.skipped == 1
     (job,) = told.jobs

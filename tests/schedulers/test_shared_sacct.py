@@ -1,4 +1,4 @@
-"""What sacct and scontrol answered on a production cluster: data that is not part of this repository."""
+"""Output of sacct and scontrol on a production cluster: data that is not part of this repository."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_scontrol(name: str) -> None:
 
 
 def test_node_lists() -> None:
-    """Those of a whole cluster, there and back."""
+    """Node lists of a whole cluster, parsed and rendered."""
     lists = [line.split("|")[0] for line in (SHARED / "node_output.txt").read_text().splitlines()]
     assert [compress(expand(text)) for text in lists] == lists
 

@@ -59,7 +59,7 @@ def test_live(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mark_of_its_own(here: Path) -> None:
-    """Nobody can know it beforehand."""
+    """It cannot be predicted."""
     slurm = Slurm()
     slurm.live()
     slurm.live()
@@ -103,7 +103,7 @@ def test_job(here: Path) -> None:
 
 @pytest.mark.parametrize("id", ["", "21.batch", "--me", "21,22", "21;id", "22_[1-2]", "../21", "x"])
 def test_no_job_id(here: Path, id: str) -> None:
-    """What is no id of one job is nobody's, and no command sees it."""
+    """A text that is not the id of one job yields None without running a command."""
     assert Slurm().job(id) is None
     assert not (here / "asked").exists()
 

@@ -1,4 +1,4 @@
-"""What Slurm 22.05 answered on a real cluster, in each of its ways of telling."""
+"""Recorded output of Slurm 22.05 on a real cluster, in all its formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def accounted() -> ParseResult:
 
 
 def test_squeue() -> None:
-    """A job on three nodes that runs, as squeue told it."""
+    """A running job on three nodes, from squeue."""
     told = parse_squeue(recorded("squeue.txt"), MARK)
     assert (len(told.jobs), told.skipped) == (9, 0)
     tres = "cpu=3,mem=600M,node=3,billing=3,gres/gpu=3,gres/gpu:a100=3"
@@ -57,7 +57,7 @@ def test_squeue() -> None:
 
 
 def test_squeue_waiting() -> None:
-    """What waits has no start, though Slurm guesses one, and has asked for what it will get."""
+    """A pending job has no start, although Slurm estimates one, and its request is what it will get."""
     jobs = by_id(parse_squeue(recorded("squeue.txt"), MARK))
     wide = jobs["29"]
     assert (wide.state, wide.reason, wide.start, wide.end, wide.nodes) == (
@@ -86,7 +86,7 @@ def test_squeue_ids() -> None:
 
 
 def test_sacct() -> None:
-    """The same job after its end, with steps, totals and its exit code."""
+    """That job after its end, with steps, totals and its exit code."""
     told = accounted()
     assert (len(told.jobs), told.skipped) == (16, 0)
     job = by_id(told)["21"]
@@ -151,7 +151,7 @@ def test_sacct_by_header() -> None:
 
 
 def test_sacct_older() -> None:
-    """Before 21.08 memory is told per core or per node. `-X` has no steps and so no times of the CPU."""
+    """Before 21.08 memory is reported per core or per node. `-X` has no steps and so no CPU times."""
     text = (
         "JobID|JobIDRaw|State|ReqCPUS|ReqNodes|ReqMem|ReqGRES|UserCPU|AllocCPUS|NNodes|Start|End|JobName\n"
         "7|7|COMPLETED|8|2|4000Mc|gpu:2|00:00:00|8|2|1700000000|1700000009|a|b|c\n"
@@ -167,7 +167,7 @@ def test_sacct_older() -> None:
 
 
 def test_sacct_delimiter_in_a_name() -> None:
-    """Where the name stands in the middle, the other columns tell how far it goes."""
+    """If the name is in the middle, the other columns determine where it ends."""
     text = "JobID|JobName|WorkDir|State|Start\n7|a|b|/x|COMPLETED|1700000000\n7.0|p|q|/x|FAILED|1700000000\n"
     (job,) = parse_sacct(text).jobs
     assert (job.name, job.folder, job.state, job.steps[0].name) == ("a|b", "/x", "COMPLETED", "p|q")
@@ -207,7 +207,7 @@ def test_scontrol(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scontrol_forged() -> None:
-    """A name or comment that writes fields of its own makes these unknown, and nobody else's."""
+    """A name or comment that contains field names makes these unknown, and none of another job."""
     jobs = by_id(parse_scontrol(recorded("scontrol.txt")))
     for id in ("23", "24"):
         assert (jobs[id].user, jobs[id].uid, jobs[id].state) == ("", None, "")
@@ -216,7 +216,7 @@ def test_scontrol_forged() -> None:
 
 
 def test_squeue_json() -> None:
-    """Tells what the text tells, and what was asked for besides."""
+    """Equal to the text output, and additionally what was requested."""
     jobs, text = (
         by_id(parse_squeue_json(recorded("squeue.json"))),
         by_id(parse_squeue(recorded("squeue.txt"), MARK)),
@@ -229,7 +229,7 @@ def test_squeue_json() -> None:
 
 
 def test_sacct_json() -> None:
-    """Tells what the text tells, but for exit codes, which 22.05 gets wrong."""
+    """Equal to the text output, except exit codes, which are wrong in 22.05."""
     jobs, text = by_id(parse_sacct_json(recorded("sacct.json"))), by_id(accounted())
     assert set(jobs) == {"21", "22_1", "24", "25+1", "27", "28", "35"}
     for shown, job in jobs.items():
@@ -252,7 +252,7 @@ def test_sacct_json() -> None:
             [step.memory_peak_bytes or 0 for step in other.steps], rel=0.01
         )
     assert (jobs["28"].exit_code, jobs["28"].signal) == (0, 9)
-    assert jobs["24"].exit_code is None  # told to be 0
+    assert jobs["24"].exit_code is None  # 0 in JSON
     assert jobs["21"].user_seconds == pytest.approx(0.055, abs=0.002)
 
 

@@ -1,4 +1,4 @@
-"""What newer versions of Slurm answered on a real cluster: the same jobs in each, told in each way it has."""
+"""Recorded output of newer versions of Slurm on a real cluster: equal jobs in all formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ every_version = pytest.mark.parametrize("version", NEWER)
 
 
 def columns(version: str) -> list[str]:
-    """That this sacct has of those that joblens knows. `Restarts` came with 24.11."""
+    """Return the columns that this sacct has. `Restarts` was added in 24.11."""
     return columns_of("reason workdir submitline reqnodes".split() + ["restarts"] * (version >= "24.11"))
 
 
@@ -116,7 +116,7 @@ def test_both_ways(version: str) -> None:
 
 @every_version
 def test_squeue_json(version: str) -> None:
-    """Tells what the text tells, and what was asked for besides."""
+    """Equal to the text output, and additionally what was requested."""
     told = parse_squeue_json(recorded("squeue.json", version))
     jobs, text = by_id(told), by_id(squeue(version))
     assert (set(jobs), told.skipped) == (
@@ -132,7 +132,7 @@ def test_squeue_json(version: str) -> None:
 
 @every_version
 def test_scontrol(version: str) -> None:
-    """Tells what JSON tells, but for fields that a job's name has written once more."""
+    """Equal to JSON, except for fields that a job's name repeats."""
     jobs = by_id(parse_scontrol(recorded("scontrol_oneline.txt", version), "testcl"))
     told = by_id(parse_squeue_json(recorded("squeue.json", version)))
     for shown in set(told) - {"3", "13_[0,2,4,6,8]"}:
@@ -144,7 +144,7 @@ def test_scontrol(version: str) -> None:
 
 @every_version
 def test_sacct_json(version: str) -> None:
-    """Tells what the text tells, with microseconds and the name of who cancelled it."""
+    """Equal to the text output, with microseconds and the name of the user who cancelled it."""
     told = parse_sacct_json(recorded("sacct.json", version))
     text = {(job.id, job.submit): job for job in sacct(version).jobs}
     assert [job.shown_id for job in sorted(told.jobs, key=lambda job: (int(job.id), job.submit))] == [

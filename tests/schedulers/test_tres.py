@@ -46,7 +46,7 @@ def test_memory(text: str, memory: Memory | None) -> None:
 
 
 def test_memory_in_bytes() -> None:
-    """What the largest task had: with a letter, or in the unit that is given."""
+    """The peak of the largest task: with a letter, or in the given unit."""
     found = [parse_memory(text, unit=1) for text in ("4640K", "4.50M", "123")]
     assert found == [Memory(4640 << 10), Memory(9 << 19), Memory(123)]
 
@@ -91,7 +91,7 @@ def test_gpus_asked(text: str, count: int | None) -> None:
 
 @given(COUNTS, MEMORY)
 def test_there_and_back(counts: dict[str, int], memory: dict[str, int]) -> None:
-    """What is written is read back the same."""
+    """Rendered amounts are parsed to equal ones."""
     assert parse_tres(render_tres(counts | memory)) == counts | memory
 
 

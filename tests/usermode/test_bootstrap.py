@@ -182,7 +182,7 @@ def test_a_folder_of_that_name_is_there(tmp_path: Path) -> None:
         assert b"File exists" in process.stderr.read()
 
 
-def test_whose_job_it_is(tmp_path: Path) -> None:
+def test_job_of_a_mark(tmp_path: Path) -> None:
     """Without a scheduler, all processes of the user are the job."""
     payload = make_payload(tmp_path)._replace(job=JobFile("r7", "", start=1_700_000_000))
     with started(payload) as process:
