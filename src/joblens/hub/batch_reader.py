@@ -1,4 +1,4 @@
-"""The batches of a segment as sinks take them: those that can be stored, with a word about the others."""
+"""The batches of a segment as sinks take them: those that can be stored, and why others cannot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOT_NAMED = frozenset((("", ""),))  # cluster and node of rows that do not say 
 
 
 class LeftOut:
-    """What of a segment cannot be stored, and why."""
+    """Batches and rows of a segment that cannot be stored, and the reasons."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []  # one for each batch
@@ -53,11 +53,11 @@ class Received(NamedTuple):
     cluster: str
     node: str
     jobs: tuple[NodeJob, ...]
-    columns: list[Columns]  # also those without rows: that there is none is told too
+    columns: list[Columns]  # also of sets without rows: that is information too
 
 
 class Unread(NamedTuple):
-    """The same before its numbers are read, for those who read many at once: see `timely`."""
+    """A batch whose numbers are not decoded yet, for sinks that decode many at once: see `timely`."""
 
     received_ns: int
     cluster: str
@@ -74,7 +74,7 @@ class Checker:
     own_rows_only = False
 
     def batches(self, segment: Segment, left: LeftOut) -> Iterator[Received]:
-        """In their order. Those that cannot be stored are left out, which is told in `left`."""
+        """Yield batches in order. Those that cannot be stored are added to `left`."""
         return self._each(segment, left, lambda record: self._received(record, left))
 
     def unread(self, segment: Segment, left: LeftOut) -> Iterator[Unread]:
@@ -135,7 +135,7 @@ def _check_own(name: str, cluster: str, node: str, named: frozenset[tuple[str, s
 
 
 def choose_timely(entry: Columns, received_ns: int) -> tuple[Columns, int]:
-    """Those of its ticks that are near enough to its arrival, and how many rows are not."""
+    """Return the ticks whose time is near the arrival of the batch, and the number of other rows."""
     fine = timely(entry.times.reshape(1, -1), [received_ns])[0]
     if fine.all():
         return entry, 0
@@ -144,7 +144,7 @@ def choose_timely(entry: Columns, received_ns: int) -> tuple[Columns, int]:
 
 
 def timely(times: Numbers, received_ns: list[int]) -> numpy.ndarray[Any, Any]:
-    """Of times as [entry, tick] those that are near enough to the arrival of their batch."""
+    """Return which times, as [entry, tick], are near the arrival of their batch."""
     import numpy
 
     arrived = numpy.array([min(it, LATEST_NS) for it in received_ns]).reshape(-1, 1)
@@ -161,7 +161,7 @@ def _check_sets(entries: list[Columns] | list[Packed]) -> None:
 
 
 def _check_names(schema: Schema) -> None:
-    """What says whose a row is must be among its labels, or it comes from the header."""
+    """Raise MalformedError if a column names the owner of a row: that must be a label, or in the header."""
     columns = {stored_name(column).lower() for column in schema.columns}
     others = {name.lower() for name in schema.labels} - set(schema.labels)
     if WHOSE & (columns | others) or len(schema.columns) + len(schema.labels) > _MOST_COLUMNS:
@@ -169,7 +169,7 @@ def _check_names(schema: Schema) -> None:
 
 
 def is_own(cluster: str, node: str, named_cluster: str, named_node: str) -> bool:
-    """What is not named is the sender's."""
+    """Return whether rows belong to the sender: those that name no cluster or node do."""
     return named_cluster in ("", cluster) and named_node in ("", node)
 
 

@@ -27,10 +27,10 @@ _SHORT = ("segment", "rows", "values", "dropped", "crc")
 
 
 def load_cursor(path: Path) -> Cursor:
-    """Raises MalformedError: to begin anew without being asked would store everything twice.
+    """Read a cursor. Raises MalformedError if it is damaged: starting from 0 would store everything twice.
 
-    The first versions wrote no checksum. A cursor that no journal can have come to is refused too: what comes
-    until it is reached would be skipped.
+    The first versions wrote no checksum. A cursor beyond the end of the journal is rejected too: new segments
+    would be skipped until it is reached.
     """
     try:
         found = parse_json(read_small(str(path)))

@@ -29,9 +29,9 @@ _PLACE = 4  # bytes of a label in a row
 
 
 class Description:
-    """What the numbers of an entry are. Batches that describe them with the same bytes share one object.
+    """Schema and keys of an entry. Batches that describe them with the same bytes share one object.
 
-    What sinks derive from it is kept in it, and is freed with it.
+    Sinks keep derived data in it, which is freed with it.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Columns(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The same before its numbers are read."""
+    """An entry whose numbers are not decoded yet."""
 
     description: Description
     ticks: int
@@ -187,11 +187,11 @@ def _decode_numbers(entries: list[Packed], ticks: int) -> Iterator[Columns]:
 
 
 def decode_together(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers, list[int]]:
-    """Of entries that all have so many ticks: times as [entry, tick], values as [value, tick].
+    """Decode entries with the same number of ticks: times as [entry, tick], values as [value, tick].
 
-    The values of all entries follow each other, key by key. Also tells which entries, by their place in the
-    list, make no sense: their values are not to be used. Work is done for all together, as what NumPy does
-    with few numbers costs many times what the numbers do.
+    The values of all entries follow each other, key by key. Also return the positions of malformed entries,
+    whose values are undefined. All entries are decoded together: a NumPy call costs far more than a few
+    numbers.
     """
     import numpy
 

@@ -1,8 +1,8 @@
-"""What the hub has acknowledged: appended to a segment, and on the disk before anybody is told.
+"""The journal: batches are appended to a segment and synced before they are acknowledged.
 
-A thread writes all that waits at once and asks the disk once for all of it, so that the more wait, the less
-each costs. A segment that is large or old enough is sealed: it gets another name, and sinks read it. Its
-index has the heads of what was acknowledged, so that what a disk loses of it can be named.
+One thread writes all waiting batches with one sync (group commit), so the cost per batch falls with the
+load. A segment that is large or old enough is sealed, that is renamed, and then read by the sinks. Its
+index has the heads of the acknowledged batches, so that those on damaged parts of the disk can be named.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def _end_segment(segment: Segment, log: Log) -> bool:
     if found.torn < len(data):
         log(
             f"{name}: the last {len(data) - found.torn} bytes were being written when the hub ended, "
-            "and nobody was told that they are stored: they are cut off"
+            "and were not acknowledged: they are cut off"
         )
     if not found.torn and not found.lost:
         segment.path.unlink()

@@ -1,7 +1,7 @@
-"""What every node did in its last batch, for a live view (`joblens top`).
+"""The last batch of every node, for a live view (`joblens top`).
 
-A node's last batch is kept as it came, and read when somebody asks. Where these would take too much memory,
-only the parts that such a view needs are kept.
+It is kept as received and decoded on request. Where that would take too much memory, only the sets that
+such a view shows are kept.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Now:
         self.last, self._described = b"", False
 
     def describe(self, anew: bool) -> list[LiveSet]:
-        """Return the first and last tick of each set; the previous ones if there is no time to decode."""
+        """Return the first and last tick of each set, of the last batch if `anew` is set."""
         if anew and not self._described:
             picked = self.last if self.picker is None else self.picker.pick(self.last)
             self._described, self._sets = True, describe(picked)

@@ -257,7 +257,7 @@ class Runner:
     def follow(
         self, scheduler: str, options: JobsSettings, sinks: Mapping[str, tuple[str, dict[str, Any]]]
     ) -> None:
-        """Follow a scheduler, with the store of the lake. Without a lake there are no samples to wait for."""
+        """Follow a scheduler, with the store of the lake; without a lake records do not wait for samples."""
         lakes = [found for kind, found in sinks.values() if kind == "lake"]
         if scheduler == INFERRED:
             options = options._replace(cluster="")

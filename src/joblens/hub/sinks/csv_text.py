@@ -2,7 +2,7 @@
 
 Columns are `time,cluster,jobid,node`, the other labels, and the numbers in base units. Time is in seconds
 since 1970, unknown is empty. A line is always one row: characters that are not printable are written as in C,
-so that no name can look like a row or a header, and `'` stands before what a spreadsheet would compute.
+so that no name can be taken for a row or a header, and `'` stands before what a spreadsheet would compute.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Text(NamedTuple):
 
 
 def lines_of(batch: Received, sets: frozenset[str] = frozenset()) -> Iterator[Text]:
-    """Rows that say whose they are go to that job, rows of nobody to none; the node's to all jobs there.
+    """Yield the rows of jobs, and those of the node for every job there. Others are left out.
 
-    Raises MalformedError before the first, if that would be too much.
+    Raises MalformedError before the first if that would be too many.
     """
     _check_copies(batch)
     present = _Presence(batch)
@@ -64,7 +64,7 @@ def _check_copies(batch: Received) -> None:
 
 
 class _Presence:
-    """Which jobs were on the node when: as the set `job` has told last, and else as the header says."""
+    """Which jobs were on the node at which time: by the set `job`, or without it by the header."""
 
     def __init__(self, batch: Received) -> None:
         self.node, self.cluster = batch.node, batch.cluster

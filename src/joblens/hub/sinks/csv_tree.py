@@ -1,9 +1,9 @@
 """A tree of CSV files, `ROOT/USER/JOB/NODE/SET.csv`, that only the job's owner can read.
 
-A segment is appended to many files. So that a crash in between does no harm, the length that a file had
-before is written to the undo file first; whoever comes next cuts the files back and takes the segment again.
-Users can do as they like with their own folders. What goes wrong there concerns that user only: the rows are
-dropped, counted and reported (joblens.hub.sinks.losses), and those of others go on.
+A segment is appended to many files. The previous length of each file is written to the undo file first;
+after a crash the files are truncated to it and the segment is stored again. Users control their own
+folders. An error below one affects that user only: the rows are dropped, counted and reported
+(joblens.hub.sinks.losses).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class KafkaSink:
         return self._producer
 
     def recover(self, done: int) -> None:
-        """Connect anew. The progress is read from Kafka, where it is never behind `done`."""
+        """Reconnect. The progress is read from Kafka, where it is never behind `done`."""
         if self._producer is not None:
             self._producer.purge()
             self._producer = None

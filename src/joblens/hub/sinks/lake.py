@@ -57,7 +57,7 @@ def open_sink(place: Place, options: Mapping[str, Any]) -> LakeSink:
 
 
 def prepare(description: Description) -> None:
-    """Its keys as columns, and what tells which others can be in the same columns. Done once."""
+    """Convert its keys to columns, and compute the layout that entries in the same columns share. Once."""
     schema, keys = description.schema, description.keys
     columns = [_column(cells) for cells in zip(*keys)]
     kinds = [type(column).__name__ for column in columns]
@@ -98,7 +98,7 @@ class _Entry(NamedTuple):
 
 
 class _Pending:
-    """What becomes one file of a set: by what can be decoded together and put into the same columns."""
+    """Entries of one file of a set, grouped by what can be decoded together."""
 
     def __init__(self) -> None:
         self.kinds: dict[_Kind, list[_Entry]] = {}
@@ -130,7 +130,7 @@ class _Pending:
 
 
 class _Waiting:
-    """What waits to be written, by set."""
+    """Entries that are not written yet, by set."""
 
     def __init__(self) -> None:
         self.sets: dict[str, _Pending] = {}
@@ -266,7 +266,7 @@ class _Rows(NamedTuple):
 def _read(
     entries: list[_Entry], ticks: int, texts: Mapping[str, _Places], left: LeftOut
 ) -> tuple[_Rows, int]:
-    """All that is sound, and how many rows are not. Rows with a time far from their arrival go to `left`."""
+    """Return the rows, and the number of malformed ones. Rows far from their arrival go to `left`."""
     import numpy
 
     times, values, wrong = decode_columns_together([entry.packed for entry in entries], ticks)

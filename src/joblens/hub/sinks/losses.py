@@ -1,7 +1,7 @@
-"""Rows of users that a sink has dropped: whose, of which job, why, and the times of the first and last.
+"""Rows of users that a sink has dropped: user, job, reason, and the times of the first and the last row.
 
-One entry per user and job for as long as it goes on, in a JSON file of bounded size. It goes on until nothing
-was dropped for a while, and the sentence about it stays the same, so that nobody can fill the log.
+A JSON file of bounded size with one entry per user and job. An entry ends when nothing was dropped for a
+while. Its message stays the same until then, so that no user can fill the log.
 """
 
 from __future__ import annotations

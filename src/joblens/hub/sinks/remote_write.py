@@ -1,8 +1,8 @@
 """Prometheus remote write 1.0: to Prometheus, VictoriaMetrics, Mimir, Thanos and others.
 
-A request has the samples of one node, so that one node's trouble is not another's. In which requests a
-segment goes out is decided by what is in it alone. So after a crash it is known which of them have been
-answered, and at most the one under way is sent again.
+A request has the samples of one node, so that a rejected request affects no other node. The requests of a
+segment are determined by its content. So after a crash the answered ones are known, and at most one is sent
+again.
 """
 
 from __future__ import annotations

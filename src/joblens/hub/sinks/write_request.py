@@ -85,10 +85,10 @@ def _series_label(schema: Schema, column: Column) -> bytes:
 
 
 def _labels(cluster: str, node: str, schema: Schema, key: Key) -> tuple[bytes, bytes]:
-    """As Prometheus would have them had it scraped the node: `instance` is who told, `job` is joblens.
+    """Return the labels that sort before the name of the series, and those after it.
 
-    Rows of no job do not say where they are: on the node that tells of them. Those that come before the name
-    of the series in order, and those behind.
+    They are what Prometheus would store had it scraped the node: `instance` is the sender, `job` is joblens.
+    Rows without a node are the sender's.
     """
     told = {name: text for name, text in zip(schema.labels, map(str, key)) if text}
     named = {"cluster": cluster, "node": node, **told, "instance": node, "job": "joblens"}

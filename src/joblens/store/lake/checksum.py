@@ -17,7 +17,7 @@ PLACEHOLDER = f"KV_METADATA {{{_NAME.decode()}: '{_ZEROS.decode()}'}}"
 # A value follows its name as a field of type binary and its length: Thrift's compact protocol.
 _BEFORE = _NAME + b"\x18" + bytes([len(_ZEROS)])
 _END = b"PAR1"
-_TAIL = 1 << 16  # bytes in which it is looked for: behind it there are a few for each column
+_TAIL = 1 << 16  # bytes that are searched for it: only some bytes per column follow it
 _CHUNK = 1 << 20
 
 

@@ -31,7 +31,7 @@ def check(samples: Iterable[Sample]) -> None:
     seen: dict[int, Rows] = {}
     for time_ns, rows in samples:
         if not 0 <= time_ns < LATEST_NS:
-            raise MalformedError(rows.schema.set, f"{time_ns} ns is no time")
+            raise MalformedError(rows.schema.set, f"{time_ns} ns is not a valid time")
         if seen.setdefault(id(rows.keys), rows) is rows:
             _check_schema(rows.schema)
             _check_keys(rows)
@@ -62,7 +62,9 @@ def _check_keys(rows: Rows) -> None:
         if type(part) is not str and not (type(part) is int and -_WORD <= part < _WORD)
     ]
     if wrong:
-        raise MalformedError(rows.schema.set, f"{wrong[0]!r:.60} is no part of a key")
+        raise MalformedError(
+            rows.schema.set, f"{wrong[0]!r:.60} is neither text nor a 64-bit integer in a key"
+        )
 
 
 def tables(samples: Iterable[Sample], job: str, node: str) -> list[Table]:

@@ -36,17 +36,17 @@ Wanted = Callable[[Path], bool]
 MEMORY = "128MB"  # for DuckDB; the process takes some 100 MB more
 MERGE_VALUES = 16 << 20
 _QUIET_SECONDS = 3600.0  # a day that is over and got nothing for so long is taken for complete
-_FORGOTTEN_SECONDS = 3 * 86_400.0  # the hub does not look again at folders that are as old
+_FORGOTTEN_SECONDS = 3 * 86_400.0  # folders that are older are not compacted by the hub
 _LEAST_ROWS = 100_000  # with fewer, sorting text takes less time than finding its distinct values
 _MOST_TEXTS = 10_000  # distinct values of a column: each row group has a list of them
 _SELECTED_BY = frozenset(("cluster", "jobid", "step", "node"))  # columns by which readers select row groups
 
 
 def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress | None = None) -> int:
-    """Merges the files of each day into few, and returns how many went in. Readers do not notice.
+    """Merge the files of each day into few, and return how many were replaced. Readers are not affected.
 
-    Those of unfinished jobs, by their safe names, stay: they may be written anew. They are asked for after
-    the files were listed, so that no job can have begun in between.
+    Files of unfinished jobs, given by their safe names, are kept: they may be rewritten. `unfinished` is
+    called after the files were listed, so that no job can start in between.
     """
     done = 0
     folders = sorted(lake.path.glob("set=*/date=*"))
@@ -62,7 +62,7 @@ def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress |
 
 
 def compact_small(lake: Lake) -> int:
-    """Of the files that a hub writes: by size tiers, and a day that is over into as few as possible."""
+    """Merge the files that a hub writes: by size tiers, and those of a past day into as few as possible."""
     done = 0
     now = now_at(str(lake.path))
     today = time.strftime("%Y-%m-%d", time.gmtime())
@@ -77,7 +77,7 @@ def compact_small(lake: Lake) -> int:
 
 
 def _is_of_hub(path: Path) -> bool:
-    """Or made of such: no job's own, which may be written anew."""
+    """Also if it was merged from such files. A file of one job is not: it may be rewritten."""
     found = job_file(path.name)
     return found is None or found.job.startswith(HUB)
 
@@ -126,9 +126,9 @@ def _sizes(lake: Lake, listing: Listing, files: list[Path], known: Mapping[Path,
 
 
 def _set_damaged_aside(lake: Lake, files: list[Path]) -> list[Path]:
-    """Before they are written anew: a new file would have a right checksum over wrong numbers.
+    """Check files before they are merged: a new file would have a valid checksum over wrong numbers.
 
-    What cannot be read now stays as it is, for a later cycle.
+    Return those that are sound. Files that cannot be read now are kept for a later cycle.
     """
     found = lake.check(files)
     for path, why in found.damaged.items():
@@ -210,7 +210,7 @@ def _put_together(
 
 
 def _are_there(paths: Iterable[Path]) -> bool:
-    """Opened: unlike stat(2), that asks a file server anew. Raises OSError if it cannot be told."""
+    """Open them: unlike stat(2), that is not answered from an NFS cache. Raises OSError if that fails."""
     try:
         for path in paths:
             path.open("rb").close()

@@ -60,7 +60,7 @@ def set_aside(lake: Lake, path: Path, why: str) -> None:
 
 
 def load_gaps(home: Path) -> list[dict[str, Any]]:
-    """What was lost in this way, each file once. A line that a crash cut off is left out."""
+    """Return what was lost in damaged files, each file once. A truncated line is skipped."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     with suppress(FileNotFoundError):
         for line in (home / GAPS).read_bytes().splitlines():
@@ -74,7 +74,7 @@ def load_gaps(home: Path) -> list[dict[str, Any]]:
 def _link(path: Path, kept: Path) -> None:
     try:
         os.link(path, kept)
-    except FileExistsError:  # another was at it, or a crash came between
+    except FileExistsError:  # by another process, or before a crash
         return
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):

@@ -6,17 +6,18 @@
     NUMBER.manifest                {"file": …, "replaces": […], "values": …, "first": …, "last": …}
                                    or {"files": {NAME: {"values": …, …}, …}, "replaces": […]}
 
-Of the files with the same JOB.FIRST one counts: each of them was made anew from all batches from FIRST on,
-so the one that goes furthest has the others in it. What a manifest replaces does not count, from the
-moment at which the manifest has its name. Only one writer can get a name, and it has seen all manifests
-before it: so they never contradict each other, however many hosts compact at once.
+Of the files with the same JOB.FIRST one counts: each was written from all batches from FIRST on, so the one
+with the highest LAST contains the others. Files that a manifest replaces do not count from the moment at
+which the manifest has its name. Only one writer can get a name, and it has read all earlier manifests: so
+they never contradict each other, however many hosts compact at the same time.
 
-Files are removed as soon as they are replaced. A reader that has listed them before does not find them any
-more and lists again. Manifests stay for an hour: a slow writer may store a job's batches once more, and a
-reader that takes less time to list a folder sees the manifest of whatever is removed meanwhile.
+Files are removed as soon as they are replaced. A reader that has listed them before gets ENOENT and lists
+again. Manifests are kept for an hour: a slow writer may store a job's batches again, and a reader that
+lists a folder in less time sees the manifest of every file that is removed meanwhile.
 
-A hub that was killed takes the segment again that it had begun, maybe hours later. So each manifest names the
-files of the last segment of every hub that any before it has replaced, though they may be gone by then.
+A hub that was killed stores its last segment again, possibly hours later. So each manifest also names the
+files of the last segment of every hub that earlier manifests have replaced, though they may be removed
+already.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class JobFile(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What is in a file. Times are in nanoseconds since 1970."""
+    """Size and bounds of a file. Times are in nanoseconds since 1970."""
 
     values: int  # as many as its rows have room for; a text counts for several
     first: int
@@ -79,7 +80,7 @@ class Manifest(NamedTuple):
 
 
 class Listing(NamedTuple):
-    files: list[Path]  # that count, by age as far as names tell it
+    files: list[Path]  # that count, by age as far as their names give it
     next_manifest: str
     problems: list[str]
     may_come_again: list[str]  # what a hub may write once more, though it is replaced
@@ -212,9 +213,9 @@ def _is_replaceable(name: object) -> bool:
 
 
 def remove_replaced(folder: Path, now: float) -> None:
-    """What is replaced, and what a crash has left behind long enough ago. `now` is the file system's.
+    """Remove replaced files, and old files of a crashed writer. `now` is the file system's time.
 
-    Nothing that is replaced by a file that is not there: its manifest may be about to be taken back.
+    Files whose replacement is missing are kept: its manifest may be about to be withdrawn.
     """
     names = list_names(str(folder))
     manifests, problems = _load_manifests(folder, names)
@@ -241,7 +242,7 @@ def remove_replaced(folder: Path, now: float) -> None:
 
 
 def _remove_manifests(folder: Path, useless: list[Manifest]) -> None:
-    """Of files that are gone: as long as a replaced file is there, it must be known as such."""
+    """Remove manifests all of whose replaced files are removed: the others are still needed."""
     if useless:
         sync_folder(str(folder / "x"))
     for manifest in useless:

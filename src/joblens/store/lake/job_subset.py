@@ -1,6 +1,6 @@
-"""Of the lake what some jobs need: a set that is asked for is read once for all, into one small file.
+"""The part of the lake that some jobs need: each set is read once for all of them, into one small file.
 
-A summary asks for a dozen sets, and most of the time goes into finding its rows among those of all others.
+A summary reads a dozen sets, and most of its time is spent on finding its rows among those of other jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joblens.store.lake.lake import Files, Lake, as_table, literal, reason
 from joblens.store.lake.watermarks import short
 from joblens.store.reader import LOOKS_AROUND, Span
 
-_FEWEST = 5  # distances between looks, fewer do not tell their usual length
+_FEWEST = 5  # intervals: of fewer the median says little
 _SAMPLE = {"time": "TIMESTAMP_NS", "jobid": "VARCHAR", "node": "VARCHAR"}
 
 
@@ -103,7 +103,7 @@ class JobSubset(Lake):
         return True
 
     def intervals(self) -> dict[str, float]:
-        """By job, how far apart two looks usually are, in seconds."""
+        """Return the usual sampling interval of each job, in seconds."""
         rows = self.query(
             self.files("job"),
             _SAMPLE,

@@ -101,7 +101,7 @@ def _without(files: list[Path], left_out: Mapping[Path, str]) -> list[Path]:
 
 
 def _is_there(path: Path) -> bool:
-    """Opened: unlike stat(2), that asks a file server anew."""
+    """Open it: unlike stat(2), that is not answered from an NFS cache."""
     try:
         with path.open("rb"):
             return True
@@ -245,10 +245,10 @@ class Lake:
         times: tuple[int, int] | None = None,
         nodes: tuple[str, ...] = (),
     ) -> Files:
-        """Of these dates, each sample in one of them only.
+        """Return the files of these dates that count: each sample is in one of them only.
 
-        Those that can have samples of one job and in these nanoseconds since 1970. If nodes are given, also
-        samples of these nodes that are of no job.
+        `job`, `times` (nanoseconds since 1970): only files that can have samples of these. `nodes`: also
+        files with samples of these nodes that belong to no job.
         """
         found: list[Path] = []
         for folder in sorted((self.path / f"set={safe_name(set_name)}").glob("date=*")):
@@ -292,9 +292,9 @@ class Lake:
         otherwise: Answer,
         alone: Callable[[list[Path]], Any] | None = None,
     ) -> Answer:
-        """With the files, or if that fails with those that go `alone`. Of damaged ones it is told.
+        """Run a query on the files. If it fails, repeat it with those that can be read `alone`.
 
-        Files that were replaced since they were listed are listed again.
+        Damaged files are reported. Files that were replaced since they were listed are listed again.
         """
         files = self._without_damaged(files)
         if not files:
@@ -368,7 +368,7 @@ class Lake:
                     found.damaged[path] = known[1]
             except (FileNotFoundError, PermissionError):
                 continue
-            except OSError as error:  # a file server that is away, too many open files, no memory
+            except OSError as error:  # an unreachable file server, too many open files, no memory
                 found.unreadable[path] = os.strerror(error.errno) if error.errno else str(error)
         return found
 
@@ -419,7 +419,7 @@ def text_column(name: str) -> str:
 
 
 def select_text(name: str, different: Collection[str]) -> str:
-    """What a table has places of, among these texts."""
+    """Return the SQL of a column that a table gives as places among these texts."""
     only = _only(different)
     return f"{_text_list(name)}[{identifier(text_column(name))} + 1]" if only is None else literal(only)
 
@@ -437,7 +437,7 @@ def _text_list(name: str) -> str:
 
 
 def reason(text: str) -> str:
-    """Of what DuckDB says, which can be an error in an error and name our file once more."""
+    """Return the message of a DuckDB error, which can be nested JSON and repeat the name of the file."""
     for inner in re.findall(r'"exception_message":("(?:[^"\\]|\\.)*")', text):
         text = json.loads(inner, strict=False)
     return re.sub(r'^.*\bfile "[^"]*": ', "", " ".join(text.partition("\n")[0].split()))[:200]
@@ -464,7 +464,7 @@ def _any_within(names: tuple[str, ...], bounds: tuple[str, str] | None) -> bool:
 
 
 def width(schema: Mapping[str, str]) -> int:
-    """Of a row, in numbers that take as much memory."""
+    """Return the memory of a row, in numbers."""
     return sum(_TEXT_VALUES if kind == "VARCHAR" else 1 for kind in schema.values()) or 1
 
 
@@ -479,7 +479,7 @@ def as_table(files: list[Path]) -> str:
 
 
 def _typed(files: list[Path], columns: Mapping[str, str], known: Mapping[str, str]) -> str:
-    """Columns that were renamed, retyped or came later are no error: what is not there is NULL."""
+    """Return the files as a table with these columns: NULL where a file lacks one or has another type."""
     there = {name.lower() for name in known}
     selected = (
         f"TRY_CAST({identifier(name) if name.lower() in there else 'NULL'} AS {kind}) AS {identifier(name)}"

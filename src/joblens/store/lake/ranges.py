@@ -18,7 +18,7 @@ _SECOND = 10**9  # in nanoseconds
 
 
 class Range(NamedTuple):
-    """Rows whose key lies between two others, both included; all rows if there are no columns."""
+    """Rows with keys between two bounds, both included; all rows if there are no columns."""
 
     columns: tuple[str, ...] = ()  # as SQL
     least: Key = ()
@@ -30,7 +30,7 @@ class Range(NamedTuple):
     def of(self, table: str) -> str:
         if not self.columns:
             return table
-        # First what statistics of row groups can tell, so that others are not read.
+        # First conditions that row group statistics can answer, so that other row groups are not read.
         conditions = []
         for column, least, most in zip(self.columns, self.least, self.most):
             conditions.append(f"{column} BETWEEN {literal(least)} AND {literal(most)}")

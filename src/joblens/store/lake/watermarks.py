@@ -10,8 +10,8 @@ from typing import Any
 from joblens.store.lake.folder import HUB, job_file, list_folder
 from joblens.store.lake.lake import Files, Lake
 
-_SETS = {"load": "''", "job": "coalesce(jobid, '')"}  # one has a row per look at the node, one per job
-_CONDITIONS = {"load": "coalesce(jobid, '') = ''", "job": "true"}  # `joblens run` says whose its looks are
+_SETS = {"load": "''", "job": "coalesce(jobid, '')"}  # a row per sample of the node, and a row per job
+_CONDITIONS = {"load": "coalesce(jobid, '') = ''", "job": "true"}  # samples of `joblens run` name their job
 _COLUMNS = {"time": "TIMESTAMP_NS", "node": "VARCHAR", "jobid": "VARCHAR"}
 _BEFORE = 3600.0  # seconds
 _JOB_KEPT = 2 * 3600.0
@@ -41,7 +41,7 @@ class Unread:
             return False
         if self._changed.get(folder) == changed:
             return False
-        # A folder's time is coarse: one that changed just now is looked at again.
+        # The time of a folder is coarse: one that changed just now is read again.
         settled = time.time_ns() - changed > 3 * 10**9
         self._changed[folder] = changed if settled else 0
         return True
@@ -80,7 +80,7 @@ class Arrivals:
         self._jobs: dict[tuple[str, str], float] = {}
 
     def of_node(self, node: str) -> float:
-        """0 if nothing has come."""
+        """Return 0 if the lake has no sample of it."""
         return self._nodes.get(short(node), 0.0)
 
     def of_job(self, job: str, node: str) -> float:
