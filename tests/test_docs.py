@@ -105,6 +105,30 @@ def test_commands_are_found() -> None:
     assert commands(text) == [["ls", "-v"], ["run", "--", "a"], ["jobs"]]
 
 
+# What a page quotes of the output, and the part of it that is a literal in the code.
+QUOTED = {
+    "delivery.md": ("spool full", "lost from the spool", "the agent was killed", "the node went down"),
+    "deploy.md": ("responds at", "is reachable, at", "the hub accepts batches of node"),
+    "devices.md": (": syntax error: ",),
+    "hub.md": ("totals from accounting", "; accounting has"),
+    "importing.md": ("bad line", "not ended yet"),
+    "quickstart.md": ("joblens up --stop ends both", "may use"),
+    "settings.md": (" has this name but is not Slurm's",),
+    "store.md": ("The catalog is beside the data.",),
+    "usermode.md": ("Prometheus cannot scrape", "user mode of job", "no exact totals"),
+}
+
+
+def test_quoted_output_is_printed() -> None:
+    """A message that a page quotes is in the code, in the same words."""
+    source = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    for name, texts in QUOTED.items():
+        page = " ".join((TOP / "docs" / name).read_text().split())
+        for text in texts:
+            assert text.strip() in page, f"{name} does not quote {text!r}"
+            assert text in source, f"{name} quotes {text!r}, which the code does not print"
+
+
 def test_settings_example_is_complete() -> None:
     """The commented example in docs/settings.md is read without error and names every setting."""
     from joblens.core.config import AttributionSettings, Settings, parse_settings
