@@ -78,7 +78,7 @@ class Samples:
     def sample_times(self, span: Span) -> list[float]:
         return self.times
 
-    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+    def times_by_node(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
         return {("n", "n"): self.times}
 
     def breaks(

@@ -157,7 +157,7 @@ def test_full_files_are_distributed_by_node(
         (file,) = sink.lake.files("load", job="17", nodes=(node,))
         assert file in made
         span = Span("17", START / 1e9, START / 1e9 + 1000, nodes=(node,))
-        assert len(LakeReader(sink.lake).looks(span, "load")["lab", node]) == segments // nodes
+        assert len(LakeReader(sink.lake).times_by_node(span, "load")["lab", node]) == segments // nodes
 
 
 def test_large_files_are_rewritten_once(

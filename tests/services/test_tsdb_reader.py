@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,6 +173,8 @@ def alike(one: Any, other: Any, where: str = "") -> None:
     if isinstance(one, float) or isinstance(other, float):
         assert one is not None and other is not None, where  # noqa: PT018
         assert math.isclose(one, other, rel_tol=1e-3, abs_tol=0.002), f"{where}: {one} and {other}"
+    elif isinstance(one, msgspec.Struct):
+        alike(msgspec.structs.asdict(one), msgspec.structs.asdict(other), where)
     elif isinstance(one, dict):
         assert one.keys() == other.keys(), where
         for name in one:
@@ -202,13 +205,13 @@ def test_the_same_answers(stored: Stored) -> None:
         asked_all = (of_nodes, "job", ("threads",), points)
         alike(stored.server.series(*asked_all), stored.lake.series(*asked_all))
     for set_name, which in (("job", span), ("load", of_nodes)):
-        alike(stored.server.looks(which, set_name), stored.lake.looks(which, set_name))
+        alike(stored.server.times_by_node(which, set_name), stored.lake.times_by_node(which, set_name))
     counters = ("cpu_seconds", "read_bytes")
     found = stored.server.breaks(span, "job", counters, 1.5)
     alike(found, stored.lake.breaks(span, "job", counters, 1.5))
     assert {node: len(some) for node, some in found.items()} == {"c2": 1, "c3": 1}
     assert {"cpu_seconds", "threads"} <= set(stored.server.measured(span, "job"))
-    assert stored.server.looks(span, "nonsense") == {}
+    assert stored.server.times_by_node(span, "nonsense") == {}
     assert stored.server.series(span._replace(job="none"), "job", ("threads",), 7).times == []
 
 
@@ -239,7 +242,7 @@ def test_the_same_report(stored: Stored) -> None:
 def test_the_same_report_of_many_samples(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put together by the server: within one sample of what the lake has."""
     monkeypatch.setattr(tsdb_series, "MOST_RAW", 0)
-    monkeypatch.setattr(tsdb, "MOST_LOOKS", 100)
+    monkeypatch.setattr(tsdb, "MOST_TIMES", 100)
     found, wanted = stored.record(stored.server), stored.record(stored.lake)
     assert abs(found["used"]["cpu_seconds"] - wanted["used"]["cpu_seconds"]) <= 3.5
     assert abs(found["used"]["cores_mean"] - wanted["used"]["cores_mean"]) <= 3.5 / SECONDS
@@ -250,7 +253,7 @@ def test_points_of_the_server_are_those_of_the_lake(stored: Stored, monkeypatch:
     """Where looks are known, each point has the same samples and the same time."""
     monkeypatch.setattr(tsdb_series, "MOST_RAW", 0)
     reader = stored.server
-    reader.looks(stored.span, "job")
+    reader.times_by_node(stored.span, "job")
     for points in (6, 20):
         asked = (stored.span, "job", ("node",), ("cpu_seconds", "memory_bytes", "threads"), points)
         found, wanted = reader.split(*asked), stored.lake.split(*asked)

@@ -81,7 +81,7 @@ def answers(reader: Reader, span: Span, points: int) -> dict[str, Any]:
             found[f"{name} by {labels}"] = reader.split(span, name, labels, measured, points)
         for only in ({"device": "sda"}, {"node": "c1", "kind": ""}):
             found[f"{name} of {only}"] = reader.split(span, name, ("cluster",), measured, points, only)
-        found[f"looks at {name}"] = reader.looks(span, name)
+        found[f"looks at {name}"] = reader.times_by_node(span, name)
         found[f"breaks of {name}"] = reader.breaks(span, name, ("cpu_seconds", "v", "nonsense"), 9.0)
     return found
 

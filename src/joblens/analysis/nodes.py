@@ -74,7 +74,7 @@ def find_nodes(
     reader: Reader, span: Span, finish: float, names: Sequence[str], interval: float, most: int
 ) -> Whole:
     """Read the job's run in this span on these nodes. `most` is the maximum number of points."""
-    jobs = _of_its_cluster(reader.looks(span, "job"), span.cluster, names)
+    jobs = _of_its_cluster(reader.times_by_node(span, "job"), span.cluster, names)
     span = span._replace(cluster=span.cluster if any(cluster == span.cluster for cluster, _ in jobs) else "")
     seen = {node: times for (_, node), times in jobs.items()}
     nodes = list(dict.fromkeys([*_as_seen(names, seen), *seen]))
@@ -117,7 +117,7 @@ def _as_seen(names: Sequence[str], seen: Iterable[str]) -> list[str]:
 
 def _heartbeats(reader: Reader, span: Span, nodes: Sequence[str]) -> dict[str, list[float]]:
     around = span._replace(nodes=tuple(nodes), cluster="")
-    found = reader.looks(around, _HEARTBEAT) if nodes else {}
+    found = reader.times_by_node(around, _HEARTBEAT) if nodes else {}
     return {node: times for (cluster, node), times in found.items() if cluster in ("", span.cluster)} or {
         node: times for (_, node), times in found.items()
     }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from joblens.record.report import ProcessUse
-from joblens.store.reader import LOOKS_AROUND, Reader, Span
+from joblens.store.reader import SPAN_MARGIN, Reader, Span
 
 _MOST = 200
 _DAEMON = "slurmstepd"  # which ends after the job
@@ -31,7 +31,7 @@ def used_since_seen(reader: Reader, span: Span, first_looks: Sequence[float]) ->
 
 def _exactly(span: Span) -> Span:
     """Undo the margin that readers add before and after."""
-    return span._replace(start=span.start + LOOKS_AROUND, end=span.end - LOOKS_AROUND)
+    return span._replace(start=span.start + SPAN_MARGIN, end=span.end - SPAN_MARGIN)
 
 
 def _without(found: list[ProcessUse], before: list[ProcessUse]) -> list[ProcessUse]:

@@ -231,7 +231,7 @@ def _on_nodes(
     finish = max(float(end.end), start) if end else 4e9
     span = Span(facts.id, start, finish + 1.0, facts.cluster)
     if end is None:
-        looks = (times[-1] for times in reader.looks(span, "job").values() if times)
+        looks = (times[-1] for times in reader.times_by_node(span, "job").values() if times)
         finish = max(start, float(facts.known_until or 0.0), *looks)
     return find_nodes(
         reader, span._replace(end=finish + 1.0), finish, facts.nodes or [], facts.interval, most

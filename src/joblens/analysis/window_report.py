@@ -105,7 +105,7 @@ def parse_moment(text: str, start: float) -> float:
 def summarise_part(record: JobRecord, reader: Reader, part: Part) -> JobRecord:
     """Summarise this part alone; `cut` describes it. Raises JoblensError without samples."""
     start, end = _ends(record)
-    if not reader.looks(Span(record.job.id, start - 1, end + 1), "job"):
+    if not reader.times_by_node(Span(record.job.id, start - 1, end + 1), "job"):
         raise JoblensError(
             f"no samples of job {record.job.id} are stored, and a report of a part of it needs them"
         )

@@ -131,9 +131,9 @@ def summarise_from_server(server: Server, inputs: JobInputs) -> tuple[JobRecord,
     nodes = [node for node in inputs.facts.nodes or [inputs.facts.node] if node]
     exporters: ExporterReader | None = None
     # Agents without a cluster in their settings send another name: then the job ID alone decides.
-    if not any(reader.looks(span, "job") for span in (inputs.span, inputs.span._replace(cluster=""))):
+    if not any(reader.times_by_node(span, "job") for span in (inputs.span, inputs.span._replace(cluster=""))):
         reader = exporters = ExporterReader(server, nodes)
-        if not nodes or not reader.looks(inputs.span, "job"):
+        if not nodes or not reader.times_by_node(inputs.span, "job"):
             raise JoblensError(f"{server.name} has no samples of job {inputs.facts.id} or of its nodes")
         inputs = JobInputs(
             inputs.facts.replace(nodes=nodes, interval=exporters.scrape_interval or INTERVAL), inputs.end

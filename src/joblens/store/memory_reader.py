@@ -14,8 +14,8 @@ from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import storable, stored_name
 from joblens.store.reader import (
     KEYS,
-    LOOKS_AROUND,
     NO_LABELS,
+    SPAN_MARGIN,
     WAITING_FOR_DISK,
     Break,
     Series,
@@ -111,7 +111,7 @@ class SamplesReader:
         return tuple(name for name in self._columns(span, set_name) if name not in KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
-        around = span._replace(start=span.start - LOOKS_AROUND, end=span.end + LOOKS_AROUND)
+        around = span._replace(start=span.start - SPAN_MARGIN, end=span.end + SPAN_MARGIN)
         found: dict[tuple[int, int, str], _Use] = {}
         for sample in self._within(around, "process"):
             layout = _Layout(sample.rows.schema, self._node)
@@ -128,7 +128,7 @@ class SamplesReader:
     def sample_times(self, span: Span) -> list[float]:
         return sorted({sample.time_ns / 1e9 for sample in self._within(span, "job")})
 
-    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+    def times_by_node(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
         found: dict[tuple[str, ...], set[float]] = {}
         for time_ns, rows in self._within(span, set_name):
             for key in self._split(rows, ("cluster", "node")):

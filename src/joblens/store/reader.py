@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The columns that name what was measured, and the numbers among those that only describe it.
 KEYS = frozenset("time pid start parent group session terminal uid tid state".split())
 NO_LABELS: Mapping[str, str] = {}
-LOOKS_AROUND = 60.0  # seconds: the last sample follows the end
+SPAN_MARGIN = 60.0  # seconds: the last sample follows the end
 WAITING_FOR_DISK = 68  # the letter D of proc_pid_stat(5)
 _NUMBERS = ("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT", "INTEGER", "FLOAT")
 _SAMPLE = {"time": "TIMESTAMP_NS"} | dict.fromkeys(("cluster", "jobid", "node"), "VARCHAR")
@@ -137,8 +137,8 @@ class Reader(Protocol):
 
     def sample_times(self, span: Span) -> list[float]: ...
 
-    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
-        """By cluster and node, when there was a row of the set."""
+    def times_by_node(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+        """Return the times of rows of the set, by cluster and node."""
 
     def breaks(
         self, span: Span, set_name: str, counters: Sequence[str], longest: float
@@ -211,7 +211,7 @@ class LakeReader:
         return tuple(n for n, kind in known.items() if kind.startswith(_NUMBERS) and n not in KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
-        around = span._replace(start=span.start - LOOKS_AROUND, end=span.end + LOOKS_AROUND)
+        around = span._replace(start=span.start - SPAN_MARGIN, end=span.end + SPAN_MARGIN)
         where, values = _where(around)
         rows = self.lake.query(
             self._files("process", around),
@@ -238,7 +238,7 @@ class LakeReader:
         )
         return [float(row[0]) for row in rows]
 
-    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+    def times_by_node(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
         where, values = _where(span)
         rows = self.lake.query(
             self._files(set_name, span),

@@ -215,7 +215,7 @@ def _make_record(session: Session, job: BatchJob) -> JobRecord:
 
 def _last_sample(reader: LakeReader, job: BatchJob) -> float:
     span = Span(job.id, job.start or 0.0, 4e9, job.cluster)
-    return max((times[-1] for times in reader.looks(span, "job").values() if times), default=0.0)
+    return max((times[-1] for times in reader.times_by_node(span, "job").values() if times), default=0.0)
 
 
 # What is missing
@@ -225,7 +225,7 @@ def _silent_hosts(session: Session, reader: LakeReader, job: BatchJob) -> list[s
     """Find hosts without a known failure whose last sample is much older than the end."""
     until = min(session.state.stopped or 4e9, job.end or 4e9)
     longest = max(5 * session.state.interval, _SILENT_HOST_SECONDS)
-    looks = reader.looks(Span(job.id, job.start or 0.0, (job.end or 4e9) + 60.0, job.cluster), "job")
+    looks = reader.times_by_node(Span(job.id, job.start or 0.0, (job.end or 4e9) + 60.0, job.cluster), "job")
     found = []
     for host, known in session.state.hosts.items():
         times = looks.get((job.cluster, host))

@@ -16,7 +16,7 @@ from joblens.store.home import safe_name
 from joblens.store.lake.folder import HUB, JobFile
 from joblens.store.lake.lake import Files, Lake, as_table, literal, reason
 from joblens.store.lake.watermarks import short
-from joblens.store.reader import LOOKS_AROUND, Span
+from joblens.store.reader import SPAN_MARGIN, Span
 
 _FEWEST = 5  # intervals: of fewer the median says little
 _SAMPLE = {"time": "TIMESTAMP_NS", "jobid": "VARCHAR", "node": "VARCHAR"}
@@ -35,7 +35,7 @@ class JobSubset(Lake):
         self._whole, self._folder, self._jobs = lake, folder, jobs
         self._made: dict[str, list[Path]] = {}
         first, last = min(job.span.start for job in jobs), max(job.span.end for job in jobs)
-        self._around = Span("", first - LOOKS_AROUND, last + LOOKS_AROUND)
+        self._around = Span("", first - SPAN_MARGIN, last + SPAN_MARGIN)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         self._name_jobs()
@@ -54,7 +54,7 @@ class JobSubset(Lake):
         )
         rows = []
         for span, nodes in self._jobs:
-            times = span._replace(start=span.start - LOOKS_AROUND, end=span.end + LOOKS_AROUND).nanoseconds()
+            times = span._replace(start=span.start - SPAN_MARGIN, end=span.end + SPAN_MARGIN).nanoseconds()
             rows += [(span.job, short(node), times["first"], times["last"]) for node in nodes or ("",)]
         for row in rows:
             self.connection.execute(

@@ -13,13 +13,13 @@ from operator import sub
 from time import time as wall_clock
 
 from joblens.record.report import ProcessUse
-from joblens.store.reader import KEYS, LOOKS_AROUND, NO_LABELS, Break, Series, Span, find_breaks
+from joblens.store.reader import KEYS, NO_LABELS, SPAN_MARGIN, Break, Series, Span, find_breaks
 from joblens.store.tsdb.processes import find_processes
 from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, Query, Server, duration, one_of, union
 from joblens.store.tsdb.resample import Grid, as_series, make_grid, resample
 from joblens.store.tsdb.series import JobSeries, equal, window
 
-MOST_LOOKS = 400_000
+MOST_TIMES = 400_000
 _NOTHING = Series([], {}, {}, {})
 _Parts = tuple[dict[str, list[float | None]], ...]  # last, mean and peak
 
@@ -28,7 +28,7 @@ class TsdbReader:
     def __init__(self, server: Server, known: JobSeries | None = None) -> None:
         self.server = server
         self._series = known or JobSeries(server)
-        self._looks: dict[tuple[Span, str], dict[tuple[str, str], list[float]]] = {}
+        self._times: dict[tuple[Span, str], dict[tuple[str, str], list[float]]] = {}
 
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
         return self.split(span, set_name, (), columns, points).get((), _NOTHING)
@@ -53,9 +53,9 @@ class TsdbReader:
             return self._resample(span, labels, chosen, width, only)
         grid = make_grid(span.start, span.end, max(width, 2 * amount.distance))
         groups = self._aggregate(span, labels, chosen, grid, only)
-        looks = self._looks_by_node(span, set_name) if tuple(labels) == ("node",) else {}
+        cached = self._cached_times(span, set_name) if tuple(labels) == ("node",) else {}
         return {
-            key: as_series(parts, grid.ends(looks.get(key, []), span.end), chosen)
+            key: as_series(parts, grid.ends(cached.get(key, []), span.end), chosen)
             for key, parts in sorted(groups.items())
         }
 
@@ -64,27 +64,27 @@ class TsdbReader:
 
     def processes(self, span: Span) -> list[ProcessUse]:
         known = self._series.names(_until_now(span), "process")
-        around = span._replace(start=span.start - LOOKS_AROUND, end=span.end + LOOKS_AROUND)
+        around = span._replace(start=span.start - SPAN_MARGIN, end=span.end + SPAN_MARGIN)
         return find_processes(self._series, _until_now(around), known)
 
     def sample_times(self, span: Span) -> list[float]:
-        return sorted({time for times in self.looks(span, "job").values() for time in times})
+        return sorted({time for times in self.times_by_node(span, "job").values() for time in times})
 
-    def looks(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
+    def times_by_node(self, span: Span, set_name: str) -> dict[tuple[str, str], list[float]]:
         span = _until_now(span)
         key = span, set_name
-        if key not in self._looks:
+        if key not in self._times:
             known = self._series.names(span, set_name)
-            self._looks[key] = self._find_looks(span, list(known.values())) if known else {}
-        return self._looks[key]
+            self._times[key] = self._find_times(span, list(known.values())) if known else {}
+        return self._times[key]
 
-    def _find_looks(self, span: Span, names: list[str]) -> dict[tuple[str, str], list[float]]:
+    def _find_times(self, span: Span, names: list[str]) -> dict[tuple[str, str], list[float]]:
         name = self._series.fullest(span, names)
         amount = self._series.amount(span, name)
-        if amount.samples <= MOST_LOOKS:
+        if amount.samples <= MOST_TIMES:
             raw = self._series.timestamps(span, name)
         else:
-            step = max((span.end - span.start) * amount.series / MOST_LOOKS, 2 * amount.distance)
+            step = max((span.end - span.start) * amount.series / MOST_TIMES, 2 * amount.distance)
             selected = self._series.select(span, name)
             grouped = f"count by (cluster, node) (last_over_time({selected}[{duration(step)}]))"
             raw = self.server.range(grouped, span.start + step, span.end + step, step)
@@ -94,10 +94,10 @@ class TsdbReader:
             found.setdefault(key, set()).update(one.times)
         return {key: sorted(times) for key, times in sorted(found.items())}
 
-    def _looks_by_node(self, span: Span, set_name: str) -> dict[tuple[str, ...], list[float]]:
+    def _cached_times(self, span: Span, set_name: str) -> dict[tuple[str, ...], list[float]]:
         """Return cached sample times. With them, a point has the time of its last sample."""
         found: dict[tuple[str, ...], list[float]] = {}
-        for (_, node), times in self._looks.get((span, set_name), {}).items():
+        for (_, node), times in self._times.get((span, set_name), {}).items():
             found[node,] = sorted({*times, *found[node,]}) if (node,) in found else times
         return found
 
@@ -125,10 +125,10 @@ class TsdbReader:
 
     def _broken(self, span: Span, set_name: str, names: list[str], longest: float) -> list[str]:
         """Return the nodes with a gap or a counter reset."""
-        looks = self.looks(span, set_name)
+        times_of = self.times_by_node(span, set_name)
         nodes = {
             node
-            for (_, node), times in looks.items()
+            for (_, node), times in times_of.items()
             if max(map(sub, times[1:], times), default=0.0) > longest
         }
         resets = {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from joblens.store.reader import LOOKS_AROUND, NO_LABELS, Span
+from joblens.store.reader import NO_LABELS, SPAN_MARGIN, Span
 from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, Server, duration, equals, one_of, union
 
 # Sets whose names begin with that of another: `joblens_job_gpu_busy` is none of `job`.
@@ -40,7 +40,7 @@ class JobSeries:
 
     def names(self, span: Span, set_name: str) -> dict[str, str]:
         """Return the series name of each column that the set has around that time, in all clusters."""
-        first, last = math.floor(span.start - LOOKS_AROUND), math.ceil(span.end + LOOKS_AROUND)
+        first, last = math.floor(span.start - SPAN_MARGIN), math.ceil(span.end + SPAN_MARGIN)
         key = span._replace(start=first, end=last, cluster="")
         if key not in self._known:
             selector = f'{{__name__=~"joblens_.+",{",".join(_matchers(key))}}}'
