@@ -60,13 +60,16 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_architecture_shows_the_order_of_the_packages() -> None:
-    """The picture has the rows of tests/test_structure.py, and the table has every package."""
+    """The picture has the rows of tests/test_structure.py, the table every package, and all modules exist."""
     text = (TOP / "docs" / "architecture.md").read_text()
     picture = text.split("```")[1].strip().splitlines()
     rows = [re.split(r"\s{2,}", line.strip())[0].split(" · ") for line in picture]
     assert rows == [list(row) for row in FLOW]
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert packages <= set(re.findall(r"`(\w+)/`", text))
+    named = [name for name in re.findall(r"`([\w/]+\.py)`", text) if not name.startswith("tests/")]
+    assert named
+    assert [name for name in named if not (SOURCE / name).is_file()] == []
 
 
 def test_every_command_has_help_with_an_example() -> None:
