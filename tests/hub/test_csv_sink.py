@@ -615,7 +615,7 @@ def test_rows_of_other_nodes(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Non
     assert tree.names() == {"alice/17/n1"}
     assert len(tree.rows("alice", "17", "n1", "load.csv")) == 2
     words = "job: node n1 of cluster lab sends rows of n2 of lab; hub.other_nodes would let it"
-    assert taken.problems == (f"{words}; a batch is left out",)
+    assert taken.problems == (f"{words}; batch skipped",)
 
 
 def test_rows_of_another_cluster(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,7 +629,7 @@ def test_rows_of_another_cluster(tree: Tree, monkeypatch: pytest.MonkeyPatch) ->
     assert tree.names() == {"alice/17/n1"}
     assert {row["cluster"] for row in tree.rows("alice", "17", "n1", "job.csv")} == {"lab"}
     words = "job: node n1 of cluster lab sends rows of n1 of wolf; hub.other_nodes would let it"
-    assert taken.problems == (f"{words}; a batch is left out",)
+    assert taken.problems == (f"{words}; batch skipped",)
 
 
 def test_a_root_is_needed(tmp_path: Path) -> None:

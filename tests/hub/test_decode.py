@@ -113,5 +113,5 @@ def test_many_small_parts_that_become_large() -> None:
     message = batch.encode({"node": "n1"})
     end = len(MAGIC) + 4 + int.from_bytes(message[len(MAGIC) :][:4], "little")
     assert len(unpack(message[:end] + message[end:] * 2)) == 2
-    with pytest.raises(MalformedError, match="more numbers"):
+    with pytest.raises(MalformedError, match="too many numbers"):
         unpack(message[:end] + message[end:] * 40)  # 8 MB each

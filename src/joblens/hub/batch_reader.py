@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 # its spool reaches; with a clock that is wrong by more, each row could be of a day of its own in the lake.
 OLDEST_DAYS, NEWEST_DAYS = 31, 1
 DAY_NS = 86_400 * 10**9
-_CLOCK_SET_NS = 1_672_531_200 * 10**9  # 2023: a hub whose clock says an earlier time cannot judge others
+_CLOCK_SET_NS = 1_672_531_200 * 10**9  # 2023: a hub with an earlier time has a wrong clock itself
 _MOST_DAYS = 4  # on which the ticks of one entry can lie: midnight, and a clock that was set
 _MOST_SETS = 256  # in one batch
 WHOSE = frozenset(("cluster", "jobid", "step", "node"))
 _MOST_COLUMNS = 4000
-_NOT_NAMED = frozenset((("", ""),))  # cluster and node of rows that do not say whose they are
+_NOT_NAMED = frozenset((("", ""),))  # cluster and node of rows that do not name them
 
 
 class LeftOut:
@@ -45,7 +45,7 @@ class LeftOut:
         try:
             yield
         except MalformedError as error:
-            self.problems.append(f"{error}; a batch is left out")
+            self.problems.append(f"{error}; batch skipped")
 
 
 class Received(NamedTuple):
@@ -70,7 +70,7 @@ Taken = TypeVar("Taken")
 
 
 class Checker:
-    # Set where nodes prove who they are: then rows of a node are taken from that node only.
+    # If nodes are authenticated, rows of a node are accepted from that node only.
     own_rows_only = False
 
     def batches(self, segment: Segment, left: LeftOut) -> Iterator[Received]:
@@ -114,7 +114,7 @@ class Checker:
         return Unread(record.received_ns, cluster, node, filled, record.place)
 
     def check(self, entry: Columns | Packed, cluster: str, node: str) -> None:
-        """Raises MalformedError if it cannot be stored, or is not that node's."""
+        """Raises MalformedError if an entry cannot be stored, or has rows of other nodes."""
         description = entry.description
         schema = description.schema
         if description.named is None:
@@ -165,7 +165,7 @@ def _check_names(schema: Schema) -> None:
     columns = {stored_name(column).lower() for column in schema.columns}
     others = {name.lower() for name in schema.labels} - set(schema.labels)
     if WHOSE & (columns | others) or len(schema.columns) + len(schema.labels) > _MOST_COLUMNS:
-        raise MalformedError(schema.set, "its columns are too many, or named as what says whose a row is")
+        raise MalformedError(schema.set, "too many columns, or one named cluster, jobid, step or node")
 
 
 def is_own(cluster: str, node: str, named_cluster: str, named_node: str) -> bool:
@@ -174,7 +174,7 @@ def is_own(cluster: str, node: str, named_cluster: str, named_node: str) -> bool
 
 
 def _named(schema: Schema, keys: tuple[Key, ...]) -> frozenset[tuple[str, str]]:
-    """Cluster and node that the rows name, "" where they do not."""
+    """Return the clusters and nodes that the rows name, "" if they do not."""
     places = [schema.labels.index(name) if name in schema.labels else -1 for name in ("cluster", "node")]
     cluster, node = places
     return frozenset(

@@ -1,4 +1,4 @@
-"""Batches as arrays: what joblens.wire.batch writes, read by the thousand (docs/formats.md)."""
+"""Batches as arrays: a decoder for many batches of joblens.wire.batch at once (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORD = 8
 _LENGTH, _SIZES = struct.Struct("<I"), struct.Struct("<III")
 _LARGEST_DESCRIPTION = 1 << 25
 _AT_ONCE = 1 << 16  # numbers that are decoded together
-_LARGEST_READ = 1 << 26  # bytes of all rows of a batch, once they are read: a usual one has some KB
+_LARGEST_READ = 1 << 26  # bytes of all decoded rows of a batch; usually some KB
 _PLACE = 4  # bytes of a label in a row
 
 
@@ -86,7 +86,7 @@ class Packed(NamedTuple):
 
 
 def decode_columns(message: bytes) -> list[Columns]:
-    """The numbers of a batch. Raises MalformedError, whatever the message is."""
+    """Decode the numbers of a batch. Raises MalformedError for any invalid message."""
     try:
         return _decode(_unpack(message))
     except WRONG as error:
@@ -94,7 +94,7 @@ def decode_columns(message: bytes) -> list[Columns]:
 
 
 def unpack(message: bytes) -> list[Packed]:
-    """The numbers of a batch as they were sent. Raises MalformedError, whatever the message is."""
+    """Return the entries of a batch, not decoded. Raises MalformedError for any invalid message."""
     try:
         return _unpack(message)
     except WRONG as error:
@@ -130,7 +130,7 @@ def _split(message: bytes) -> list[bytes]:
 def _unpack(message: bytes) -> list[Packed]:
     sections = _split(message)
     found, room = [], LARGEST
-    size_read = 0  # what does not change is not in the message once per tick
+    size_read = 0  # constant values are in the message only once
     known, sizes, decompressor = descriptions.get, _SIZES.unpack_from, zlib.decompressobj
     for described, packed in zip(sections[1::2], sections[2::2]):
         room = max(room, 1)
@@ -138,7 +138,7 @@ def _unpack(message: bytes) -> list[Packed]:
         inflater = decompressor()
         plain = inflater.decompress(packed, room)
         if not inflater.eof or inflater.unused_data:
-            raise ValueError("a section is cut off or too large")
+            raise ValueError("a section is truncated or too large")
         room -= len(plain)
         ticks, size, moving = sizes(plain)
         if (
@@ -150,7 +150,7 @@ def _unpack(message: bytes) -> list[Packed]:
             raise ValueError("the numbers do not match their description")
         size_read += description.row_bytes * ticks
         if size_read > _LARGEST_READ:
-            raise ValueError("it has more numbers, or longer texts in more rows, than a batch can have")
+            raise ValueError("too many numbers, or too much text in its rows")
         found.append(Packed(description, ticks, moving, plain))
     return found
 
@@ -167,7 +167,7 @@ def _describe(packed: bytes, room: int) -> Description:
     schema = Schema(str(entry["set"]), tuple(map(str, entry["labels"])), columns)
     keys = tuple(map(tuple, entry["keys"]))
     if not {str, int}.issuperset(map(type, chain.from_iterable(keys))):
-        raise ValueError("a part of a key is neither text nor a number")
+        raise ValueError("a part of a key is neither a string nor an integer")
     found = Description(schema, keys, packed, len(text))
     descriptions.put(packed, found, found.size)
     return found
@@ -176,7 +176,7 @@ def _describe(packed: bytes, room: int) -> Description:
 def _decode_numbers(entries: list[Packed], ticks: int) -> Iterator[Columns]:
     times, values, wrong = decode_together(entries, ticks)
     if wrong:
-        raise ValueError("a place outside the row")
+        raise ValueError("a position is outside the row")
     at = 0
     for number, entry in enumerate(entries):
         description = entry.description
@@ -241,7 +241,7 @@ def decode_columns_together(entries: list[Packed], ticks: int) -> tuple[Numbers,
 
 
 def _portions(entries: list[Packed], ticks: int) -> Iterator[tuple[int, int]]:
-    """From where to where, so that each has about _AT_ONCE numbers."""
+    """Yield slices of about _AT_ONCE numbers."""
     begin = numbers = 0
     for place, entry in enumerate(entries, 1):
         numbers += entry.description.width * ticks

@@ -105,8 +105,8 @@ def _ends(columns: Columns) -> list[int]:
 
 
 def describe(picked: bytes) -> list[LiveSet]:
-    """The first and the last tick of each set. Nothing if it cannot be read, or is none of ours: the page is
-    of all nodes."""
+    """Return the first and last tick of each set, nothing if the batch is malformed: the page is of all
+    nodes."""
     try:
         return _describe(decode_columns(picked))
     except (MalformedError, ArithmeticError, *WRONG):

@@ -1,7 +1,6 @@
-"""Each sink in a process of its own, and one that follows a scheduler: started, watched, ended with the hub.
+"""Starts, restarts and ends the processes of the hub: one per sink, and one that follows a scheduler.
 
-Such a process ends when its input ends, which happens at the latest with this process, whatever ends it.
-How long segments are kept for sinks is joblens.hub.retention's.
+A process exits when its input ends, which is at the latest when the hub exits for any reason.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A sink at work, in a process of its own: `python -m joblens.hub.sink`, started by joblens.hub.runner.
+"""The process of a sink: `python -m joblens.hub.sink`, started by joblens.hub.runner.
 
-It takes sealed segments in their order and keeps, once a segment is stored, its number as its cursor. After
-a crash the segment after the cursor is taken again, so taking one again must come to the same. Sinks that
-would rather write much at once get several segments together (joblens.hub.groups).
+It stores sealed segments in order; the number of the last stored one is its cursor. After a crash the segment
+after the cursor is stored again, so storing must be idempotent. Sinks that write better in larger units get
+several segments together (joblens.hub.groups).
 
     cursors/NAME.json   {"segment": 7, "rows": …, "values": …, "dropped": …}   what is stored, and how much
-    cursors/NAME.lock   held by the process, so that there are never two
-    sinks/NAME.json     how it is doing, for people; of no use to the sink itself
+    cursors/NAME.lock   held by the process: there is never a second one
+    sinks/NAME.json     status, for people and metrics
 """
 
 from __future__ import annotations

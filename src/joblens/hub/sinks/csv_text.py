@@ -60,7 +60,7 @@ def _check_copies(batch: Received) -> None:
         elif entry.schema.set == "job":
             jobs = max(jobs, len(entry.keys))
     if node_bytes * (jobs + len(batch.jobs)) > _MOST_COPIED:
-        raise MalformedError("batch", f"its jobs are too many for so many rows of node {batch.node}")
+        raise MalformedError("batch", f"too many jobs for the number of rows of node {batch.node}")
 
 
 class _Presence:

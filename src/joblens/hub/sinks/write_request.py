@@ -90,8 +90,8 @@ def _labels(cluster: str, node: str, schema: Schema, key: Key) -> tuple[bytes, b
     They are what Prometheus would store had it scraped the node: `instance` is the sender, `job` is joblens.
     Rows without a node are the sender's.
     """
-    told = {name: text for name, text in zip(schema.labels, map(str, key)) if text}
-    named = {"cluster": cluster, "node": node, **told, "instance": node, "job": "joblens"}
+    given = {name: text for name, text in zip(schema.labels, map(str, key)) if text}
+    named = {"cluster": cluster, "node": node, **given, "instance": node, "job": "joblens"}
     found = [(name, _label(name, storable(value))) for name, value in sorted(named.items()) if value]
     before = b"".join(label for name, label in found if name < "__name__")
     return before, b"".join(label for name, label in found if name > "__name__")
