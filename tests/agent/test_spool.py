@@ -404,13 +404,13 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
         made = put(spool)
         with no_room():
             held = put(spool, 3, size=MIB)
-            assert spool.trouble.startswith(str(folder))
+            assert spool.disk_error.startswith(str(folder))
             lost = put(spool, 3, size=3 * MIB)
             assert sum(len(data) for data in spool._held.values()) <= 4 * MIB
             assert (spool.dropped, spool.batches) == (3, 4)
             assert not list(folder.glob("*.tmp"))
         made += held + put(spool)
-        assert (spool.trouble, spool._held) == ("", {})
+        assert (spool.disk_error, spool._held) == ("", {})
         ((first, last, *_),) = json.loads((folder / "gaps.json").read_text())
         assert [first, last] == [lost[0], lost[-1]]
     with opened(folder, most=64 * MIB) as spool:
@@ -442,7 +442,7 @@ def test_a_small_disk(tmp_path: Path) -> None:
             made = put(spool, 20, size=100_000)
             while spool.dropped < 2:
                 made += put(spool, size=100_000)
-            assert "No space left on device" in spool.trouble
+            assert "No space left on device" in spool.disk_error
             kept = made[: -spool.dropped]
             item = spool.take()
             assert item is not None
@@ -485,7 +485,7 @@ def test_folder_becomes_writable_by_others(tmp_path: Path) -> None:
         tmp_path.chmod(0o777)
         folder.symlink_to("nowhere/at/all")
         made = put(spool, 2)
-        assert spool.trouble.startswith(f"{folder}: ")
+        assert spool.disk_error.startswith(f"{folder}: ")
         assert drain(spool) == [("b1", sequence) for sequence in made]
 
 

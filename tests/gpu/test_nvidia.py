@@ -298,7 +298,7 @@ def test_lost_card_that_is_no_longer_counted(library: Path, driver: Driver) -> N
         driver.says(cards(3))
         sets = reader.sets()
         assert [row["up"] for row in sets["gpu"]] == [1, 1, 1, 0]
-        assert sets["gpu_driver"][0]["error"] == f"{uuid(3)}: it is not there any more"
+        assert sets["gpu_driver"][0]["error"] == f"{uuid(3)}: no longer present"
 
 
 def test_card_lost_from_the_start(library: Path, driver: Driver) -> None:

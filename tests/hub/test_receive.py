@@ -537,7 +537,7 @@ def test_notes_forget() -> None:
             for number in range(1100):
                 for _ in range(2):
                     notes.say(f"{minute} {number}", "x")
-    assert len(notes._meanwhile) <= 1001
+    assert len(notes._repeats) <= 1001
 
 
 def test_places() -> None:

@@ -1,1 +1,1 @@
-"""The agent: samples a node on a fixed grid, says whose each figure is, and shows it to Prometheus."""
+"""The agent: samples a node on a fixed grid, attributes the samples to jobs, serves and sends them."""

@@ -58,7 +58,7 @@ class Pusher:
         target = self._target()
         self.spool = self._open_spool()
         self._sender = Sender(self.spool, target, log)
-        self._trouble = ""
+        self._disk_error = ""
         self._begin()
         self._sender.start()
 
@@ -184,15 +184,15 @@ class Pusher:
         self._report()
 
     def _report(self) -> None:
-        trouble = self.spool.trouble
-        if trouble and trouble != self._trouble:
-            self._log(f"push: batches cannot be stored: {trouble}")
-        self._trouble = trouble
+        error = self.spool.disk_error
+        if error and error != self._disk_error:
+            self._log(f"push: batches cannot be stored: {error}")
+        self._disk_error = error
 
     def own(self) -> List[Rows]:
         """Return the sets `push` and `push_error`."""
         spool, progress = self.spool, self._sender.progress
-        errors = [error for error in (progress.error, spool.trouble) if error]
+        errors = [error for error in (progress.error, spool.disk_error) if error]
         values = [
             int(not progress.error),
             progress.sent,

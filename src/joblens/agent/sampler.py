@@ -321,17 +321,17 @@ class Sampler:
 
     def _health(self) -> Rows:
         """Without absent optional hardware, which an alert on failing collectors would match."""
-        here = [it for it in self.running if it.present or not it.collector.optional or self._trouble(it)]
+        here = [it for it in self.running if it.present or not it.collector.optional or self._reason(it)]
         parts = [*here, self.jobs]
         keys = tuple((part.name,) for part in parts)
         return Rows(HEALTH, keys, [value for part in parts for value in part.values()])
 
     def _failing(self) -> Rows:
-        parts = [(part.name, self._trouble(part)) for part in [*self.running, self.jobs]]
+        parts = [(part.name, self._reason(part)) for part in [*self.running, self.jobs]]
         keys = tuple(part for part in parts if part[1])
         return Rows(FAILING, keys, [1] * len(keys))
 
-    def _trouble(self, part: Health) -> str:
+    def _reason(self, part: Health) -> str:
         """Return why it is failing or incomplete; an unprivileged agent is expected to lack capabilities."""
         return part.error or (part.warning if self.host.uid == 0 else "")
 

@@ -131,7 +131,7 @@ class Spool:
         self._sums: Dict[Item, int] = {}  # CRC-32 of batches that this process wrote
         self._closed = False
         self.bytes = self.batches = self.dropped = self.refused = 0
-        self.trouble = ""  # last error of the disk
+        self.disk_error = ""  # last error of the disk
         self.gaps = Gaps(f"{folder}/gaps.json")
         # With a damaged list of gaps or a damaged lock file, earlier losses are unknown.
         self.damage = "; ".join(filter(None, (self.gaps.damage, self._lock.damage)))
@@ -232,13 +232,13 @@ class Spool:
             return "larger than the spool"
         try:
             self._write(item, message)
-            self.trouble = ""
+            self.disk_error = ""
         except (OSError, ConfigError) as error:
             # Without the file's name, which would make each error a new one.
-            words = error.strerror if isinstance(error, OSError) else error.what
-            self.trouble = f"{self.folder}: {words or sentence(error)}"
+            reason = error.strerror if isinstance(error, OSError) else error.what
+            self.disk_error = f"{self.folder}: {reason or sentence(error)}"
             if sum(map(len, self._held.values())) + len(message) > _MOST_HELD:
-                return words or "not written"
+                return reason or "not written"
             self._held[item] = message
         return ""
 

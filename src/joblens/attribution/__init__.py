@@ -1,1 +1,1 @@
-"""Which job does a process or cgroup belong to, and what has each job used so far?"""
+"""The job that a process, cgroup or GPU belongs to, and the usage of each job so far."""

@@ -1,1 +1,1 @@
-"""One source of the kernel's is one file here, and one line in `table.py`."""
+"""One file per source of the kernel, and one line each in `table.py`."""

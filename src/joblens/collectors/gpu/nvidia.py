@@ -139,11 +139,11 @@ class _Nvidia:
             if self.is_open:
                 return self._read()
         except (DriverGoneError, NoNvmlError, FileNotFoundError) as error:
-            self._trouble(sentence(error))
+            self._back_off(sentence(error))
             self._close()
         return Reading([down(it) for card in self.known.values() for it in card], [], (), self.error)
 
-    def _trouble(self, error: str) -> None:
+    def _back_off(self, error: str) -> None:
         if not self.error or self.wait <= 0:
             self.pause = min(self.pause * 2, _LONGEST_WAIT) if self.error else 1
             self.wait = self.pause
@@ -179,7 +179,7 @@ class _Nvidia:
                 lost = f"{uuid}: {sentence(error)}"
         missing = self.known.keys() - found.keys()
         if missing:
-            self._trouble(lost or f"{min(missing)}: no longer present")
+            self._back_off(lost or f"{min(missing)}: no longer present")
         else:
             self.error = ""
         return self._as_reading(found)
