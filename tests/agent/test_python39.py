@@ -30,20 +30,37 @@ def is_python39(path: str) -> bool:
     return subprocess.run([path, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def run_once(python: str, config: Path) -> str:
-    command = [python, "-m", "joblens", "agent", "--once", "--config", str(config)]
+def run_joblens(python: str, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [python, "-m", "joblens", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def run_once(python: str, config: Path) -> str:
+    ended = run_joblens(python, "agent", "--once", "--config", str(config))
     said = [line for line in ended.stderr.splitlines() if "not on this machine" not in line]
     assert (said, ended.returncode) == ([], 0)
     return ended.stdout
 
 
-def test_the_same_page(tmp_path: Path) -> None:
-    """Python 3.9 finds the same families, of the same types, as the Python of the tests."""
-    old = find_python39()
-    if old is None:
+@pytest.fixture(scope="module")
+def old() -> str:
+    found = find_python39()
+    if found is None:
         pytest.skip("there is no Python 3.9 on PATH or in ~/.pyenv/versions")
+    return found
+
+
+@pytest.mark.parametrize("command", ["run", "top", "usermode"])
+def test_commands_that_need_more(old: str, command: str) -> None:
+    """One sentence says which Python is needed."""
+    ended = run_joblens(old, command)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"joblens: joblens {command} needs Python 3.11 or newer, not 3.9\n"
+
+
+def test_the_same_page(old: str, tmp_path: Path) -> None:
+    """Python 3.9 finds the same families, of the same types, as the Python of the tests."""
     config = tmp_path / "joblens.toml"
     config.write_text(CONFIG)
     # Without those of jobs: another one may come or go between the two.

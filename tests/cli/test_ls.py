@@ -170,7 +170,7 @@ def test_what_a_hub_tells() -> None:
     assert lines[1].split() == "c1 load 7 +1 alice +1 6 500 ms 10 µs live".split()
     assert lines[2].split() == "c2 memory 7 alice 6 500 ms 10 µs late".split()
     assert lines[3].split() == "c1 cpu - - 6 500 ms 10 µs gone".split()
-    assert lines[5].split() == ["job", "user", "nodes", "which"]
+    assert lines[5].split() == ["job", "user", "nodes", "names"]
     assert lines[6].split() == ["7", "alice", "2", "c1-0", "c2"]
     assert all(len(line) <= 80 for line in lines)
 

@@ -49,6 +49,7 @@ example:
   joblens run -- make -j4
   joblens agent --once | grep joblens_job_"""
 _QUICK = ("run", "jobs", "job", "mark", "fom")
+_ON_NODES = ("agent", "slurm", "config", "mark", "fom", "prometheus-config", "record")  # Python 3.9
 _WITH_AN_END = ("duckdb", "numpy")
 _QUICK_GARBAGE = 100_000  # new objects between two garbage collections
 
@@ -108,6 +109,10 @@ def _flush(code: int) -> int:
 def main(arguments: Optional[List[str]] = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     called = next((word for word in words if not word.startswith("-")), "")
+    if called and called not in _ON_NODES and sys.version_info < (3, 11):
+        version = ".".join(map(str, sys.version_info[:2]))
+        print(f"joblens: joblens {called} needs Python 3.11 or newer, not {version}", file=sys.stderr)
+        return 2
     # The list of all commands is only needed for `joblens --help`.
     listed = [entry for entry in COMMANDS if words[:1] == [entry[0]]]
     parser = build_parser([called], listed or COMMANDS)

@@ -226,7 +226,7 @@ def _render_job_nodes(jobs: list[JobStatus]) -> list[str]:
         (job, users[cluster, job] or "?", str(len(found)), " ".join(found))
         for (cluster, job), found in nodes.items()
     ]
-    return render_table(("job", "user", "nodes", "which"), rows, left=(0, 1, 3), shrink=3)
+    return render_table(("job", "user", "nodes", "names"), rows, left=(0, 1, 3), shrink=3)
 
 
 def _render_clocks(clocks: list[ClockChange]) -> list[str]:
