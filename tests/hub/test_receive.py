@@ -187,7 +187,7 @@ def test_sections_that_do_not_fill_it(hub: Hub, sender: Sender) -> None:
         answer = sender.send(wrong)
         assert answer == (400, "batch: the section lengths do not add up to its size\n", None)
         assert sender.send(make_batch(2)).status == 200
-    assert hub.said()[0].startswith("joblens hub: 127.0.0.1: 400: batch: its sections")
+    assert hub.said()[0].startswith("joblens hub: 127.0.0.1: 400: batch: the section lengths")
 
 
 def test_garbage_is_cut_off(hub: Hub) -> None:
