@@ -291,5 +291,5 @@ def test_times_outside_the_calendar(home: Home) -> None:
     batch.add([Sample(-(10**18), make_samples(facts, 1)[0].rows)])
     write_whole(str(folder / "00000003.batch"), batch.encode({"sequence": 3, "id": "j1"}))
     (problem,) = Store(home).job("j1")["data"]["problems"]
-    assert "is no time" in problem
+    assert "is not a valid time" in problem
     assert rows_by_batch(home) == {"j1": whole(2)}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.made import encode, write_segment
-from joblens.analysis.marks import Told, find_foms, find_marks, pair
+from joblens.analysis.marks import MarkEvent, find_foms, find_marks, pair
 from joblens.core.errors import MalformedError
 from joblens.core.model import Rows, Sample
 from joblens.hub.sinks.lake import LakeSink
@@ -259,7 +259,7 @@ def test_a_name_is_described_once() -> None:
 # Put together
 
 told = st.builds(
-    Told,
+    MarkEvent,
     st.integers(0, 20).map(float),
     st.sampled_from(["start", "stop", "moment"]),
     st.sampled_from(["a", "b"]),
@@ -268,7 +268,7 @@ told = st.builds(
 
 
 @given(st.sets(told))
-def test_pairs(marks: set[Told]) -> None:
+def test_pairs(marks: set[MarkEvent]) -> None:
     """Each start is one stretch; each stop ends one or is told; none ends before it began, nor elsewhere."""
     found, stray = pair(marks)
     kinds = [mark.kind for mark in marks]
@@ -285,10 +285,10 @@ def test_pairs(marks: set[Told]) -> None:
 
 
 def test_nested_and_unfinished() -> None:
-    marks = [Told(1, "start", "a", ""), Told(2, "start", "a", ""), Told(3, "stop", "a", "")]
-    found, stray = pair([*marks, Told(4, "stop", "b", ""), Told(2, "moment", "m", "")])
+    marks = [MarkEvent(1, "start", "a", ""), MarkEvent(2, "start", "a", ""), MarkEvent(3, "stop", "a", "")]
+    found, stray = pair([*marks, MarkEvent(4, "stop", "b", ""), MarkEvent(2, "moment", "m", "")])
     assert [(it.text, it.start, it.end) for it in found] == [("a", 1, None), ("a", 2, 3), ("m", 2, 2)]
-    assert stray == [Told(4, "stop", "b", "")]
+    assert stray == [MarkEvent(4, "stop", "b", "")]
 
 
 def samples() -> list[Sample]:

@@ -77,8 +77,8 @@ def make_gpu_points(series: Series, longest: float) -> list[GpuPoint]:
     found = []
     for n in range(1, len(times)):
         if times[n] - times[n - 1] <= longest:
-            told = ratio[n] if ratio[n] is not None else rate[n - 1]
-            busy = None if told is None else min(told, 1.0)
+            load = ratio[n] if ratio[n] is not None else rate[n - 1]
+            busy = None if load is None else min(load, 1.0)
             found.append(GpuPoint(times[n - 1], times[n], processes[n], busy, memory[n], power[n]))
     return found
 

@@ -56,7 +56,7 @@ class JobNow(NamedTuple):
     processes: float | None
 
 
-class _Look(NamedTuple):
+class _SetSample(NamedTuple):
     time_ns: int
     cores: int | None
     rows: dict[Key, Figures]  # by labels
@@ -65,31 +65,31 @@ class _Look(NamedTuple):
 class _Node:
     def __init__(self) -> None:
         self.state, self.age = "", 0.0
-        self.looks: dict[str, list[_Look]] = {}  # by set, the newest last
+        self.samples: dict[str, list[_SetSample]] = {}  # by set, the newest last
 
-    def add(self, name: str, look: _Look) -> None:
-        looks = [it for it in self.looks.get(name, []) if it.time_ns != look.time_ns]
-        self.looks[name] = sorted([*looks, look], key=lambda it: it.time_ns)
+    def add(self, name: str, sample: _SetSample) -> None:
+        samples = [it for it in self.samples.get(name, []) if it.time_ns != sample.time_ns]
+        self.samples[name] = sorted([*samples, sample], key=lambda it: it.time_ns)
 
     def forget_after(self, newest: dict[str, int]) -> None:
         """Drop samples that are newer than the newest: they precede a step of the node's clock."""
         for name, time_ns in newest.items():
-            kept = [it for it in self.looks[name] if it.time_ns <= time_ns]
-            self.looks[name] = kept[-_REMEMBERED:]
+            kept = [it for it in self.samples[name] if it.time_ns <= time_ns]
+            self.samples[name] = kept[-_REMEMBERED:]
 
-    def latest(self, name: str) -> _Look | None:
-        looks = self.looks.get(name)
-        return looks[-1] if looks else None
+    def latest(self, name: str) -> _SetSample | None:
+        samples = self.samples.get(name)
+        return samples[-1] if samples else None
 
     def value(self, name: str, key: Key, column: str) -> float | None:
-        look = self.latest(name)
-        return None if look is None else look.rows.get(key, {}).get(column)
+        sample = self.latest(name)
+        return None if sample is None else sample.rows.get(key, {}).get(column)
 
     def rate(self, name: str, key: Key, column: str) -> float | None:
-        looks = self.looks.get(name) or []
-        for before in reversed(looks[:-1]):
-            if looks[-1].time_ns - before.time_ns >= _SHORTEST * _NS:
-                pair = before, looks[-1]
+        samples = self.samples.get(name) or []
+        for before in reversed(samples[:-1]):
+            if samples[-1].time_ns - before.time_ns >= _SHORTEST * _NS:
+                pair = before, samples[-1]
                 first, last = (it.rows.get(key, {}).get(column) for it in pair)
                 if first is not None and last is not None and last < first:
                     return None  # it restarted: its values need not be of the same moment
@@ -113,12 +113,12 @@ class Live:
             node.state, node.age = str(found["state"]), _finite(found["age_seconds"]) or 0.0
             kept = {str(item["set"]) for item in found["sets"]}
             if kept:  # a set that is no longer sent is unknown
-                node.looks = {name: looks for name, looks in node.looks.items() if name in kept}
+                node.samples = {name: samples for name, samples in node.samples.items() if name in kept}
             newest: dict[str, int] = {}
             for item in found["sets"]:
-                look = _look(item)
-                newest[str(item["set"])] = max(newest.get(str(item["set"]), 0), look.time_ns)
-                node.add(str(item["set"]), look)
+                sample = _parse_sample(item)
+                newest[str(item["set"])] = max(newest.get(str(item["set"]), 0), sample.time_ns)
+                node.add(str(item["set"]), sample)
             node.forget_after(newest)
         self._nodes = there
 
@@ -132,8 +132,8 @@ class Live:
     def jobs(self) -> list[JobNow]:
         parts: dict[tuple[str, str], list[tuple[_Node, Key]]] = {}
         for node in self._nodes.values():
-            look = node.latest("job")
-            for key in look.rows if look else ():
+            sample = node.latest("job")
+            for key in sample.rows if sample else ():
                 parts.setdefault((str(key[0]), str(key[1])), []).append((node, key))
         users = self._users()
         return [_job_now(name, users.get(name, ""), found) for name, found in parts.items()]
@@ -141,13 +141,13 @@ class Live:
     def _users(self) -> dict[tuple[str, str], str]:
         found = {}
         for node in self._nodes.values():
-            look = node.latest("job_info")
-            for cluster, job, _, user, *_ in look.rows if look else ():
+            sample = node.latest("job_info")
+            for cluster, job, _, user, *_ in sample.rows if sample else ():
                 found[str(cluster), str(job)] = str(user)
         return found
 
 
-def _look(item: Mapping[str, Any]) -> _Look:
+def _parse_sample(item: Mapping[str, Any]) -> _SetSample:
     labels, columns = [str(it) for it in item["labels"]], [str(it) for it in item["columns"]]
     rows: dict[Key, Figures] = {}
     for row in item["rows"]:
@@ -155,7 +155,7 @@ def _look(item: Mapping[str, Any]) -> _Look:
             raise ValueError("a row has not as many parts as are named")
         rows[tuple(map(str, row[: len(labels)]))] = dict(zip(columns, map(_finite, row[len(labels) :])))
     cores = item.get("cores")
-    return _Look(int(item["time_ns"]), cores if type(cores) is int else None, rows)
+    return _SetSample(int(item["time_ns"]), cores if type(cores) is int else None, rows)
 
 
 def _finite(value: Any) -> float | None:
@@ -193,16 +193,18 @@ def _node_now(cluster: str, name: str, node: _Node) -> NodeNow:
 
 
 def _busy(node: _Node) -> float | None:
-    look = node.latest("cpu")
-    columns = look.rows.get(("total",), {}) if look else {}
+    sample = node.latest("cpu")
+    columns = sample.rows.get(("total",), {}) if sample else {}
     known = [column for column, value in columns.items() if value is not None]
     parts = [node.rate("cpu", ("total",), column) for column in known]
     return None if None in parts else _add(parts)  # the sum of some would be too little
 
 
 def _sum_of(node: _Node, name: str, column: str, counts: Callable[[str], bool]) -> float | None:
-    look = node.latest(name)
-    return _add(node.rate(name, key, column) for key in (look.rows if look else ()) if counts(str(key[0])))
+    sample = node.latest(name)
+    return _add(
+        node.rate(name, key, column) for key in (sample.rows if sample else ()) if counts(str(key[0]))
+    )
 
 
 def _is_disk(name: str) -> bool:
@@ -215,8 +217,8 @@ def _is_cable(name: str) -> bool:
 
 def _cards(node: _Node) -> list[Figures]:
     """Whole ones: `parent` is the last of the labels, and names the card that an instance is a part of."""
-    look = node.latest("gpu")
-    return [figures for key, figures in look.rows.items() if not key[-1]] if look else []
+    sample = node.latest("gpu")
+    return [figures for key, figures in sample.rows.items() if not key[-1]] if sample else []
 
 
 def _job_now(name: tuple[str, str], user: str, parts: list[tuple[_Node, Key]]) -> JobNow:
@@ -244,8 +246,8 @@ def _job_now(name: tuple[str, str], user: str, parts: list[tuple[_Node, Key]]) -
 
 
 def _gpus_of(node: _Node, job: Key) -> list[Figures]:
-    look = node.latest("job_gpu")
-    return [figures for key, figures in look.rows.items() if key[:3] == job[:3]] if look else []
+    sample = node.latest("job_gpu")
+    return [figures for key, figures in sample.rows.items() if key[:3] == job[:3]] if sample else []
 
 
 def _add(values: Iterable[float | None]) -> float | None:

@@ -12,12 +12,12 @@ from joblens.wire.marks import MOMENT, START, STOP
 _POINTS = 10**9  # so many that each is a point of its own
 _MOST_MARKS, _MOST_FOMS = 1000, 100
 _MOST_SERIES = 120
-_MOST_TOLD = 3  # stops without a start
-_LONGEST_TOLD = 60
+_MOST_STRAY = 3  # stops without a start
+_LONGEST_TEXT = 60
 _ORDER = {START: 0, MOMENT: 1, STOP: 2}
 
 
-class Told(NamedTuple):
+class MarkEvent(NamedTuple):
     time: float
     kind: str
     text: str
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 
 def find_marks(reader: Reader, span: Span) -> tuple[list[Mark], list[str]]:
     """In the order in which they began, and what is wrong with them in sentences."""
-    told: set[Told] = set()
+    events: set[MarkEvent] = set()
     refused = 0.0
     found = reader.split(span, "mark", ("node", "kind", "text"), ("time_seconds", "refused"), _POINTS)
     for (node, kind, text), series in found.items():
@@ -34,13 +34,15 @@ def find_marks(reader: Reader, span: Span) -> tuple[list[Mark], list[str]]:
         if kind in _ORDER:
             # Not when it was seen: who scrapes sees it often, and late.
             times = {time for time in series.last.get("time_seconds") or [] if time is not None}
-            told |= {Told(time, kind, text, node) for time in times if span.start - 1 <= time <= span.end}
-    stretches, stray = pair(told)
+            events |= {
+                MarkEvent(time, kind, text, node) for time in times if span.start - 1 <= time <= span.end
+            }
+    stretches, stray = pair(events)
     problems = [
-        f"mark {mark.text[:_LONGEST_TOLD]!r} was stopped and never started" for mark in stray[:_MOST_TOLD]
+        f"mark {mark.text[:_LONGEST_TEXT]!r} was stopped and never started" for mark in stray[:_MOST_STRAY]
     ]
-    if len(stray) > _MOST_TOLD:
-        problems.append(f"{len(stray) - _MOST_TOLD} more marks were stopped and never started")
+    if len(stray) > _MOST_STRAY:
+        problems.append(f"{len(stray) - _MOST_STRAY} more marks were stopped and never started")
     if refused:
         problems.append(f"{refused:.0f} marks or figures of merit were refused: they were too many")
     if len(stretches) > _MOST_MARKS:
@@ -48,12 +50,12 @@ def find_marks(reader: Reader, span: Span) -> tuple[list[Mark], list[str]]:
     return stretches[:_MOST_MARKS], problems
 
 
-def pair(told: Iterable[Told]) -> tuple[list[Mark], list[Told]]:
+def pair(events: Iterable[MarkEvent]) -> tuple[list[Mark], list[MarkEvent]]:
     """Each stop ends what was last started under that name on that node. Also those that end nothing."""
     found: list[Mark] = []
-    stray: list[Told] = []
+    stray: list[MarkEvent] = []
     open_ones: dict[tuple[str, str], list[int]] = {}
-    for mark in sorted(told, key=lambda it: (it.time, _ORDER[it.kind], it.text, it.node)):
+    for mark in sorted(events, key=lambda it: (it.time, _ORDER[it.kind], it.text, it.node)):
         waiting = open_ones.setdefault((mark.node, mark.text), [])
         if mark.kind == STOP and not waiting:
             stray.append(mark)
@@ -88,10 +90,10 @@ def _points(series: Series) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     before: tuple[float | None, float | None] = (None, None)
     values = series.last.get("value") or []
-    for time, value, told in zip(series.times, values, series.last.get("told") or [None] * len(values)):
-        if value is not None and (value, told) != before:
+    for time, value, number in zip(series.times, values, series.last.get("told") or [None] * len(values)):
+        if value is not None and (value, number) != before:
             found.append((time, value))
-            before = value, told
+            before = value, number
     return found
 
 

@@ -25,7 +25,7 @@ _RATES = ("cores", "system", "read", "written", "delayed", "blocked")
 _HEARTBEAT = "load"  # a set that an agent samples at every tick, with or without jobs
 _FEW = 0.1  # so many of the nodes may be unknown for a sum over all of them
 _FEWEST_BEATS = 3  # that show that the job was absent all the time
-_ENOUGH_LOOKS = 1000  # to know how far they lie apart
+_ENOUGH_TIMES = 1000  # to know how far they lie apart
 Stretch = tuple[float, float, float | None]
 
 
@@ -35,7 +35,7 @@ class NodeSeries(NamedTuple):
     node: str
     series: Series  # counters without resets
     points: list[Point]
-    looks: list[float]  # at the job, or at the node when nothing of the job was there
+    times: list[float]  # at the job, or at the node when nothing of the job was there
     gaps: list[tuple[float, float]]
 
     def total(self, name: str) -> float | None:
@@ -64,7 +64,7 @@ class Whole(NamedTuple):
     span: Span
     finish: float  # of the job; the last sample follows it
     nodes: list[NodeSeries]
-    looks: list[float]
+    times: list[float]
     series: Series
     points: list[Point]
     gaps: list[tuple[float, float]]
@@ -90,10 +90,10 @@ def find_nodes(
         )
         for node in nodes
     ]  # fmt: skip
-    looks = sorted({look for node in found for look in node.looks})
-    holes = gaps(looks, span.start, finish, max(3 * interval, 0.5))
+    times = sorted({time for node in found for time in node.times})
+    holes = gaps(times, span.start, finish, max(3 * interval, 0.5))
     series, points = _together(found, span.start, finish, max(interval, (finish - span.start) / most))
-    return Whole(span, finish, found, looks, series, points, holes)
+    return Whole(span, finish, found, times, series, points, holes)
 
 
 def _of_its_cluster(
@@ -125,7 +125,7 @@ def _heartbeats(reader: Reader, span: Span, nodes: Sequence[str]) -> dict[str, l
 
 def _typical(times: Sequence[float]) -> float:
     """Return the median; importing `statistics` takes longer than reading the samples of a job."""
-    some = times[:_ENOUGH_LOOKS]
+    some = times[:_ENOUGH_TIMES]
     apart = sorted(map(sub, some[1:], some))
     return (apart[(len(apart) - 1) // 2] + apart[len(apart) // 2]) / 2 if apart else 0.0
 
@@ -142,25 +142,25 @@ def _node(
     between: float,
     most: int,
 ) -> NodeSeries:
-    looks = sorted({*seen, *beats})
-    holes = gaps(looks, start, finish, max(3 * between, 0.5))
+    times = sorted({*seen, *beats})
+    holes = gaps(times, start, finish, max(3 * between, 0.5))
     if not seen and (len(beats) < _FEWEST_BEATS or _seconds(holes) > _FEW * (finish - start)):
         return NodeSeries(
-            node, Series([], {}, {}, {}), [], looks, holes
+            node, Series([], {}, {}, {}), [], times, holes
         )  # a sample or two do not show that there was no job
-    idle = _idle_looks(seen, beats, start, 1.5 * between)
+    idle = _idle_times(seen, beats, start, 1.5 * between)
     known = _continued(series or Series([], {}, {}, {}), breaks, idle)
     width = max((finish - start) / most, between)
     filled = _with_idle(known, _thinned(idle, width), breaks)
     points = make_points(start, finish, filled, longest)
-    return NodeSeries(node, filled, points, looks, holes)
+    return NodeSeries(node, filled, points, times, holes)
 
 
 def _seconds(holes: list[tuple[float, float]]) -> float:
     return sum(last - first for first, last in holes)
 
 
-def _idle_looks(seen: list[float], beats: list[float], start: float, longest: float) -> list[float]:
+def _idle_times(seen: list[float], beats: list[float], start: float, longest: float) -> list[float]:
     """Return samples of the node without the job. The first sample of a job follows its start."""
     edges = [start, *seen, float("inf")]
     found = []

@@ -47,13 +47,13 @@ def summarise(
     A batch job is read on all of its `nodes`, a job of `joblens run` on one. With a `part` the record covers
     only that time: its job starts and ends with it.
     """
-    seen = _collect(facts, end, reader, part)
-    whole, start, span, finish = seen.whole, seen.start, seen.whole.span, seen.whole.finish
+    samples = _collect(facts, end, reader, part)
+    whole, start, span, finish = samples.whole, samples.start, samples.whole.span, samples.whole.finish
     totals = (end.totals if end and not part else None) or Totals()
     # An inferred job leaves no process behind: it ends with its last process.
     has_end = end is not None and not part and facts.source != "inferred"
     job, asked = _job(facts, end, start, finish), _asked(facts)
-    used = _used(seen, totals, reader, facts)
+    used = _used(samples, totals, reader, facts)
     gpus = find_gpus(reader, span, _POINTS, longest_stretch(facts.interval, finish - start, _POINTS))
     if gpus:
         asked.gpus = asked.gpus or sum(gpu.held for gpu in gpus) or None
@@ -80,14 +80,14 @@ def summarise(
         used.cpu_seconds,
         facts.carbon_grams_per_kwh,
         exclusive=_has_node_alone(facts, view),
-        around=seen.around,
+        around=samples.around,
     )
     data = Data(
-        samples=_whole(_sum_known(node.samples for node in nodes)) or 0 if facts.nodes else len(whole.looks),
+        samples=_whole(_sum_known(node.samples for node in nodes)) or 0 if facts.nodes else len(whole.times),
         expected_samples=_whole(_sum_known(node.expected_samples for node in nodes)),
         interval_seconds=facts.interval,
         exact=end is not None and not part and (totals.is_known or not facts.nodes),
-        problems=[*((end.problems if end else None) or []), *seen.problems],
+        problems=[*((end.problems if end else None) or []), *samples.problems],
         node_cores=facts.node_cores,
         carbon_grams_per_kwh=facts.carbon_grams_per_kwh,
     )
@@ -100,12 +100,12 @@ def summarise(
         nodes=nodes,
         steps=steps,
         timeline=whole.points,
-        processes=choose_processes(seen.processes, finish if has_end else None),
+        processes=choose_processes(samples.processes, finish if has_end else None),
         gpus=gpus,
         energy=energy,
-        traffic=find_traffic(reader, seen.around),
+        traffic=find_traffic(reader, samples.around),
         events=events,
-        marks=seen.marks,
+        marks=samples.marks,
         foms=find_foms(reader, span),
         gaps=[Gap(*gap) for gap in whole.gaps],
         data=data,
@@ -121,7 +121,7 @@ def _oom_kills(facts: JobFacts, job: Job, used: Used, events: list[Event], kille
     return kills or (None if used.oom_kills is None else 0)
 
 
-class _Seen(NamedTuple):
+class _Samples(NamedTuple):
     """Samples of a job, or of the requested part of it."""
 
     start: float
@@ -132,7 +132,9 @@ class _Seen(NamedTuple):
     problems: list[str]
 
 
-def _collect(facts: JobFacts, end: JobEnd | None, reader: Reader, part: tuple[float, float] | None) -> _Seen:
+def _collect(
+    facts: JobFacts, end: JobEnd | None, reader: Reader, part: tuple[float, float] | None
+) -> _Samples:
     job_start = start = float((end or facts).start or facts.submit or 0.0)
     most = _POINTS if part is None else _enough(start, end, part)
     whole = (_on_nodes if facts.nodes else _on_one)(facts, end, reader, start, most)
@@ -144,7 +146,7 @@ def _collect(facts: JobFacts, end: JobEnd | None, reader: Reader, part: tuple[fl
     if part is not None:
         processes = used_between(reader, span, job_start)
     elif facts.source == "usermode":
-        processes = used_since_seen(reader, span, [node.looks[0] for node in whole.nodes if node.looks])
+        processes = used_since_seen(reader, span, [node.times[0] for node in whole.nodes if node.times])
     else:
         processes = reader.processes(span)
     around = span
@@ -153,12 +155,12 @@ def _collect(facts: JobFacts, end: JobEnd | None, reader: Reader, part: tuple[fl
         processes = [it for it in processes if it.last >= start and it.first <= span.end]
     if facts.source == "inferred":  # the same session number can be another job's on another node
         processes = [it for it in processes if it.node in around.nodes]
-    return _Seen(start, whole, processes, around, marks, problems)
+    return _Samples(start, whole, processes, around, marks, problems)
 
 
-def _used(seen: _Seen, totals: Totals, reader: Reader, facts: JobFacts) -> Used:
-    whole = seen.whole
-    duration = max(whole.finish - seen.start, 0.0)
+def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) -> Used:
+    whole = samples.whole
+    duration = max(whole.finish - samples.start, 0.0)
     exact = totals.is_known and _is_sampled(whole, duration)
     shares_quota = facts.source in ("run", "inferred", "usermode")
     used = find_used(
@@ -166,17 +168,17 @@ def _used(seen: _Seen, totals: Totals, reader: Reader, facts: JobFacts) -> Used:
         totals,
         whole.series,
         whole.points,
-        seen.processes,
+        samples.processes,
         exact,
         float(facts.cores or 0.0) if shares_quota else None,
         facts.interval,
         whole.finish,
     )
     _raise_memory(used, whole.nodes)
-    used.node_idle_cores = find_idle_cores(reader, seen.around)
-    used.forks = find_forks(reader, seen.around)
+    used.node_idle_cores = find_idle_cores(reader, samples.around)
+    used.forks = find_forks(reader, samples.around)
     moved = (used.read_bytes or 0.0) + (used.written_bytes or 0.0)
-    used.device = find_device(reader, seen.around, moved) if used.blocked_share else ""
+    used.device = find_device(reader, samples.around, moved) if used.blocked_share else ""
     return used
 
 
@@ -185,7 +187,7 @@ def _is_whole(part: tuple[float, float], end: JobEnd | None) -> bool:
 
 
 def _is_sampled(whole: Whole, duration: float) -> bool:
-    """For most of the time: else what no process is known to have used was not short-lived, but not seen."""
+    """Whether most of the time was sampled: else usage without a process was missed, not short-lived."""
     known = sum(point.seconds for point in whole.points if point.cores is not None)
     return known >= _MUCH_SAMPLED * duration
 
@@ -210,14 +212,14 @@ def _on_one(
     most: int,
 ) -> Whole:
     """Read a job of `joblens run`, on the node where it was started."""
-    looked = reader.sample_times(Span(facts.id, start - 60, float(end.end) + 60 if end else 4e9))
-    finish = float(end.end) if end else (looked or [float(facts.known_until or start)])[-1]
+    times = reader.sample_times(Span(facts.id, start - 60, float(end.end) + 60 if end else 4e9))
+    finish = float(end.end) if end else (times or [float(facts.known_until or start)])[-1]
     span = Span(facts.id, start, max(finish, start) + 1.0)
     series = reader.series(span, "job", _JOB_COLUMNS, most)
     points = make_points(start, finish, series, longest_stretch(facts.interval, finish - start, most))
-    holes = gaps(looked, start, finish, max(3 * facts.interval, 0.5))
-    only = NodeSeries(facts.node, series, points, looked, holes)
-    return Whole(span, finish, [only], looked, series, points, holes)
+    holes = gaps(times, start, finish, max(3 * facts.interval, 0.5))
+    only = NodeSeries(facts.node, series, points, times, holes)
+    return Whole(span, finish, [only], times, series, points, holes)
 
 
 def _on_nodes(
@@ -231,8 +233,8 @@ def _on_nodes(
     finish = max(float(end.end), start) if end else 4e9
     span = Span(facts.id, start, finish + 1.0, facts.cluster)
     if end is None:
-        looks = (times[-1] for times in reader.times_by_node(span, "job").values() if times)
-        finish = max(start, float(facts.known_until or 0.0), *looks)
+        last = (times[-1] for times in reader.times_by_node(span, "job").values() if times)
+        finish = max(start, float(facts.known_until or 0.0), *last)
     return find_nodes(
         reader, span._replace(end=finish + 1.0), finish, facts.nodes or [], facts.interval, most
     )
@@ -271,19 +273,19 @@ def _nodes(whole: Whole, start: float, finish: float, facts: JobFacts) -> list[N
     if names == []:  # it had none, or they are unknown
         return []
     if not names or interval <= 0:
-        return [node.use(finish - start, len(node.looks), None) for node in whole.nodes]
-    early = max(whole.looks[0] - interval - start, 0.0) if whole.looks else 0.0
+        return [node.use(finish - start, len(node.times), None) for node in whole.nodes]
+    early = max(whole.times[0] - interval - start, 0.0) if whole.times else 0.0
     if facts.source != "inferred" or early > _ROUNDED:
         early = 0.0
     first, last = math.floor((start + early) / interval), math.floor(finish / interval)
     expected = max(last - first, 1)
 
-    def ticks(looks: list[float]) -> int:
-        """A job that is shorter than the time between two is seen once."""
-        found = len({tick for look in looks if first < (tick := int(look / interval + 0.5)) <= last})
-        return min(found or int(bool(looks)), expected)
+    def ticks(times: list[float]) -> int:
+        """A job that is shorter than the interval is sampled once."""
+        found = len({tick for time in times if first < (tick := int(time / interval + 0.5)) <= last})
+        return min(found or int(bool(times)), expected)
 
-    return [node.use(finish - start, ticks(node.looks), expected) for node in whole.nodes]
+    return [node.use(finish - start, ticks(node.times), expected) for node in whole.nodes]
 
 
 def _was_killed(job: Job) -> bool:

@@ -243,9 +243,9 @@ class Follower:
         self._asked = now
         since = min(self._next, now - OVERLAP)
         until = min(now, since + WINDOW)
-        told = self._ask(lambda: self.scheduler.ended(since, until))
-        self._take(told, now)
-        again = {identity(job) for job in told}
+        reported = self._ask(lambda: self.scheduler.ended(since, until))
+        self._take(reported, now)
+        again = {identity(job) for job in reported}
         self.done = {key: digest for key, digest in self.done.items() if key in again}
         self._next = until
         if now - self._asked_back >= LOOK_BACK_EVERY:
@@ -266,9 +266,9 @@ class Follower:
             first, self._back = self._back, self._back + WINDOW
         self._take(self._ask(lambda: self.scheduler.ended(first, first + WINDOW)), now)
 
-    def _take(self, told: Sequence[BatchJob], now: float) -> None:
+    def _take(self, reported: Sequence[BatchJob], now: float) -> None:
         """Return the jobs that have no record yet, or of which accounting has new data."""
-        ended = {identity(job): job for job in told if job.end is not None}
+        ended = {identity(job): job for job in reported if job.end is not None}
         self._are_told(ended.values())
         unknown = [key for key in ended if key not in self.done and key not in self.waiting]
         written = self.catalog.written(unknown)
@@ -375,19 +375,21 @@ class Follower:
 
     def _problems(self, job: BatchJob, missing: tuple[str, ...]) -> tuple[str, ...]:
         end = float(job.end or 0.0)
-        said = [] if never_started(job) else [self.clocks.say(node, start_of(job), end) for node in job.nodes]
-        wrong = [words for words in said if words]
+        sentences = (
+            [] if never_started(job) else [self.clocks.say(node, start_of(job), end) for node in job.nodes]
+        )
+        wrong = [words for words in sentences if words]
         more = (
             (f"of {len(wrong) - _NAMED} more nodes the clock was wrong too",) if len(wrong) > _NAMED else ()
         )
-        return (*self._say_missing(job, missing), *wrong[:_NAMED], *more)
+        return (*self._describe_missing(job, missing), *wrong[:_NAMED], *more)
 
-    def _say_missing(self, job: BatchJob, missing: tuple[str, ...]) -> tuple[str, ...]:
-        said = [self._say_node(job, node) for node in missing[:_NAMED]]
+    def _describe_missing(self, job: BatchJob, missing: tuple[str, ...]) -> tuple[str, ...]:
+        sentences = [self._describe_node(job, node) for node in missing[:_NAMED]]
         more = len(missing) - _NAMED
-        return (*said, f"samples of {more} more nodes are missing") if more > 0 else tuple(said)
+        return (*sentences, f"samples of {more} more nodes are missing") if more > 0 else tuple(sentences)
 
-    def _say_node(self, job: BatchJob, node: str) -> str:
+    def _describe_node(self, job: BatchJob, node: str) -> str:
         last = max(self.newest.of_node(node), self.newest.of_job(job.id, node))
         if last <= start_of(job):
             return f"no samples of node {node}"

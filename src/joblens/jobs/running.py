@@ -56,18 +56,18 @@ def summarise_running(found: ingest.Incoming) -> JobRecord:
     from joblens.analysis.summary import summarise
     from joblens.store.memory_reader import SamplesReader
 
-    said: list[str] = []
-    reader = SamplesReader(_load(found, said), found.facts.id, found.facts.node)
+    problems: list[str] = []
+    reader = SamplesReader(_load(found, problems), found.facts.id, found.facts.node)
     record = summarise(found.facts.replace(state=STATE, known_until=time.time()), None, reader)
-    record.data.problems += said
+    record.data.problems += problems
     return record
 
 
-def _load(found: ingest.Incoming, said: list[str]) -> list[Sample]:
+def _load(found: ingest.Incoming, problems: list[str]) -> list[Sample]:
     loaded: list[Sample] = []
     values = 0
     try:
-        for samples in _batches(found, said):
+        for samples in _batches(found, problems):
             loaded += samples
             values += sum(len(sample.rows.values) for sample in samples)
             if values > _MOST_VALUES:
@@ -80,6 +80,6 @@ def _load(found: ingest.Incoming, said: list[str]) -> list[Sample]:
     return loaded
 
 
-def _batches(found: ingest.Incoming, said: list[str]) -> Iterator[list[Sample]]:
-    for _, samples in ingest.read_batches(found, said, lambda path: "it is left out"):
+def _batches(found: ingest.Incoming, problems: list[str]) -> Iterator[list[Sample]]:
+    for _, samples in ingest.read_batches(found, problems, lambda path: "it is left out"):
         yield samples

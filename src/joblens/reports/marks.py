@@ -39,8 +39,8 @@ def render_marks(record: JobRecord, style: Style) -> list[str]:
     lines += _flow(words, " " * TITLE, style.width)
     more = len(named) - len(letters)
     if more or hidden:
-        told = f"and {more} more" if more else f"{hidden} of them have no room here"
-        lines.append(" " * TITLE + style(f"{told}, see --json", "dim"))
+        rest = f"and {more} more" if more else f"{hidden} of them have no room here"
+        lines.append(" " * TITLE + style(f"{rest}, see --json", "dim"))
     return lines
 
 

@@ -111,9 +111,11 @@ def _runs(record: JobRecord, width: int) -> list[str]:
         return []
     clusters = len({run.cluster for run in runs}) > 1
     nearest = sorted(others, key=lambda run: abs(run.run - this))[:_MOST_RUNS]
-    said = [_run(run, clusters) for run in sorted(nearest, key=lambda run: run.run)]
-    more = [f"and {len(others) - len(said)} more"] if len(others) > len(said) else []
-    return wrap("", f"run {this} of {len(runs)} with this id; the others: {', '.join([*said, *more])}", width)
+    shown = [_run(run, clusters) for run in sorted(nearest, key=lambda run: run.run)]
+    more = [f"and {len(others) - len(shown)} more"] if len(others) > len(shown) else []
+    return wrap(
+        "", f"run {this} of {len(runs)} with this id; the others: {', '.join([*shown, *more])}", width
+    )
 
 
 def _array(record: JobRecord, width: int) -> list[str]:
@@ -122,8 +124,8 @@ def _array(record: JobRecord, width: int) -> list[str]:
     if count < 2:
         return []
     whole = plain(job.array_job, 40)
-    said = f"task {plain(job.array_task, 40)} of array {whole}, of which {count} tasks have begun"
-    return wrap("", f"{said}; all of them: joblens jobs --array {whole}", width)
+    shown = f"task {plain(job.array_task, 40)} of array {whole}, of which {count} tasks have begun"
+    return wrap("", f"{shown}; all of them: joblens jobs --array {whole}", width)
 
 
 def _run(run: Run, with_cluster: bool) -> str:
@@ -353,10 +355,10 @@ def _processes(record: JobRecord, style: Style) -> list[str]:
     rows = render_tree(record.processes, style.width, unsampled if is_much else 0.0)
     if not rows:
         return []
-    told = [f"{used.processes or len(rows)} sampled"]
+    notes = [f"{used.processes or len(rows)} sampled"]
     if is_much and used.forks:
-        told.append(f"{used.forks:,} created on the node meanwhile")
-    first, *more = wrap("Processes".ljust(len(_UNDER)), ", ".join(told), style.width)
+        notes.append(f"{used.forks:,} created on the node meanwhile")
+    first, *more = wrap("Processes".ljust(len(_UNDER)), ", ".join(notes), style.width)
     return [style("Processes", "bold") + first.removeprefix("Processes"), *more, *rows]
 
 
@@ -366,8 +368,8 @@ def _traffic(record: JobRecord, style: Style) -> list[str]:
     lines = []
     for it in found[:_MOST_TRAFFIC]:
         errors = f", {it.errors:.0f} errors" if it.errors else ""
-        told = f"in {render_bytes(it.in_bytes)}, out {render_bytes(it.out_bytes)}{errors}"
-        lines += wrap(" ", f"{it.kind} {it.name}: {told}", style.width)
+        notes = f"in {render_bytes(it.in_bytes)}, out {render_bytes(it.out_bytes)}{errors}"
+        lines += wrap(" ", f"{it.kind} {it.name}: {notes}", style.width)
     if len(found) > _MOST_TRAFFIC:
         lines.append(f" and {len(found) - _MOST_TRAFFIC} more, see --json")
     return [style("Node", "bold") + "         what all jobs on it carried meanwhile", *lines] if lines else []
@@ -380,17 +382,17 @@ def _data(record: JobRecord, style: Style) -> list[str]:
     first, *lines = wrap("Data".ljust(len(_UNDER)), ", ".join(_amounts(record)), style.width)
     lines = [style("Data", "bold") + first.removeprefix("Data"), *lines]
     when = [_when(gap, record.job) for gap in gaps[:_MOST_GAPS]]
-    told = [f"nothing is known of {it}" for it in when if it != _WHOLE]  # that is shown already
-    told += [f"and of {len(gaps) - _MOST_GAPS} more, see --json"] if len(gaps) > _MOST_GAPS else []
-    told += _unknown_nodes(record)
+    notes = [f"nothing is known of {it}" for it in when if it != _WHOLE]  # that is shown already
+    notes += [f"and of {len(gaps) - _MOST_GAPS} more, see --json"] if len(gaps) > _MOST_GAPS else []
+    notes += _unknown_nodes(record)
     if record.energy:
-        told.append(f"energy: {record.energy.how}")
+        notes.append(f"energy: {record.energy.how}")
     source = record.used.memory_from
     if source == "samples" and record.used.memory_peak_bytes is not None:
-        told.append("memory peak: sampled")
+        notes.append("memory peak: sampled")
     elif source and record.used.memory_peak_bytes is not None:
-        told.append(f"memory peak: {_MEMORY_OF_A_PART.get(source, source)}")
-    for text in told:
+        notes.append(f"memory peak: {_MEMORY_OF_A_PART.get(source, source)}")
+    for text in notes:
         lines += wrap(_UNDER, text, style.width)
     for problem in data.problems or []:
         lines += [style(line, "yellow") for line in wrap(_UNDER, problem, style.width)]
@@ -436,11 +438,11 @@ def _unknown_nodes(record: JobRecord) -> list[str]:
     if len(nodes) < 2 or record.gaps:
         return []
     dark = [node.node for node in nodes if not node.samples]
-    told = [f"nothing is known of {name_nodes(dark)}"] if dark else []
+    notes = [f"nothing is known of {name_nodes(dark)}"] if dark else []
     partly = [(node.node, gap) for node in nodes if node.samples for gap in node.gaps]
-    told += [f"nothing is known of {node} in {_when(gap, record.job)}" for node, gap in partly[:_MOST_GAPS]]
+    notes += [f"nothing is known of {node} in {_when(gap, record.job)}" for node, gap in partly[:_MOST_GAPS]]
     more = len(partly) - _MOST_GAPS
-    return told + ([f"and of {more} more, see --json"] if more > 0 else [])
+    return notes + ([f"and of {more} more, see --json"] if more > 0 else [])
 
 
 def _counted(count: int, what: str) -> str:

@@ -175,10 +175,10 @@ def save_samples(
     lake: Lake, found: Incoming, progress: Callable[[int, int], None] | None = None
 ) -> list[str]:
     """Into the lake, in chunks. What cannot be read is said, and put into the folder `damaged`."""
-    said: list[str] = []
+    problems: list[str] = []
     chunk: dict[int, list[Sample]] = {}
     values = 0
-    for sequence, samples in read_batches(found, said, _put_aside, progress):
+    for sequence, samples in read_batches(found, problems, _put_aside, progress):
         chunk[sequence] = samples
         values += _count(samples)
         if values >= _CHUNK_VALUES:
@@ -186,14 +186,14 @@ def save_samples(
             chunk, values = {}, 0
     if chunk:
         lake.save(found.facts.id, found.facts.node, chunk)
-    return said
+    return problems
 
 
-def load_short(found: Incoming, said: list[str]) -> list[Sample] | None:
+def load_short(found: Incoming, problems: list[str]) -> list[Sample] | None:
     """All samples of a job, or None if these are many."""
     loaded: list[Sample] = []
     values = 0
-    for _, samples in read_batches(found, said, _put_aside):
+    for _, samples in read_batches(found, problems, _put_aside):
         values += _count(samples)
         if values > _SHORT_VALUES:
             return None
@@ -203,7 +203,7 @@ def load_short(found: Incoming, said: list[str]) -> list[Sample] | None:
 
 def read_batches(
     found: Incoming,
-    said: list[str],
+    problems: list[str],
     damaged: Callable[[Path], str],
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[int, list[Sample]]]:
@@ -218,7 +218,7 @@ def read_batches(
         try:
             batch = _load_batch(path, found.facts.id)
         except MalformedError as error:
-            said.append(f"{path}: {error}; {damaged(path)}")
+            problems.append(f"{path}: {error}; {damaged(path)}")
         except FileNotFoundError:
             raise GoneError from None
         else:

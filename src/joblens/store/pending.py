@@ -48,17 +48,17 @@ def let_wait(home: Home, found: ingest.Incoming) -> bool:
 
 def find_reader(home: Home, lake: Lake, job: str, start: float) -> LakeReader | SamplesReader:
     """For the samples of a job that began then, wherever they are."""
-    said: list[str] = []
+    problems: list[str] = []
     samples: list[Sample] = []
     try:
         found = ingest.load_job(home.waiting / safe_name(job))
         if found is None or (found.end or found.facts).start != start:
             return LakeReader(lake)
-        for _, batch in ingest.read_batches(found, said, lambda path: "it is left out"):
+        for _, batch in ingest.read_batches(found, problems, lambda path: "it is left out"):
             samples += batch
     except (ingest.GoneError, MalformedError):  # ingest.problems reports damaged facts
         return LakeReader(lake)
-    lake.report(*said)
+    lake.report(*problems)
     return SamplesReader(samples, job, found.facts.node)
 
 
@@ -68,24 +68,24 @@ def settle(lake: Lake, folder: Path) -> list[str]:
     if found is None:  # another was faster
         return []
     try:
-        said = ingest.save_samples(lake, found)
+        problems = ingest.save_samples(lake, found)
     except ingest.GoneError:
         return []
     ingest.remove(folder)
-    return said
+    return problems
 
 
 def settle_all(home: Home, lake: Lake) -> list[str]:
     """Store the samples of all. A job that fails stays pending, and is reported."""
-    said: list[str] = []
+    problems: list[str] = []
     for folder in ingest.folders(home.waiting):
         try:
-            said += settle(lake, folder)
+            problems += settle(lake, folder)
         except MalformedError:  # ingest.problems reports its facts
             continue
         except (OutsideError, OSError) as error:
-            said.append(f"{folder}: its samples stay there: {sentence(error)}")
-    return said
+            problems.append(f"{folder}: its samples stay there: {sentence(error)}")
+    return problems
 
 
 def many_wait(home: Home) -> bool:

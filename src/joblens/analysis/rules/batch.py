@@ -88,12 +88,12 @@ def node_failed(view: View) -> Finding | None:
     if view.job.state not in NODE_FAILED:
         return None
     reason = view.job.reason
-    told = f" ({reason})" if reason and reason != "None" else ""
+    detail = f" ({reason})" if reason and reason != "None" else ""
     return Finding(
         "node failed",
         view.job.start,
         view.job.last,
-        f"a node failed after {render_seconds(view.duration)}{told}",
+        f"a node failed after {render_seconds(view.duration)}{detail}",
         "nothing in the job itself: submit it again (with --requeue Slurm does that by itself)",
         1.0,
     )

@@ -23,7 +23,7 @@ class Cut:
             whole.span._replace(start=self.start, end=self.end),
             self.end,
             nodes,
-            self._looks(whole.looks),
+            self._times(whole.times),
             series,
             self._points(whole.points),
             self._gaps(whole.gaps),
@@ -31,12 +31,12 @@ class Cut:
 
     def _node(self, node: NodeSeries) -> NodeSeries:
         return NodeSeries(
-            node.node, self._series(node.series), self._points(node.points), self._looks(node.looks),
+            node.node, self._series(node.series), self._points(node.points), self._times(node.times),
             self._gaps(node.gaps),
         )  # fmt: skip
 
-    def _looks(self, looks: list[float]) -> list[float]:
-        return [look for look in looks if self.start <= look <= self.end]
+    def _times(self, times: list[float]) -> list[float]:
+        return [time for time in times if self.start <= time <= self.end]
 
     def _gaps(self, gaps: list[tuple[float, float]]) -> list[tuple[float, float]]:
         cut = [(max(first, self.start), min(last, self.end)) for first, last in gaps]
