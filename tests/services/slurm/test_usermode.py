@@ -126,8 +126,8 @@ def test_ended_in_many_ways(lab: Lab, mode: UserMode) -> None:
         assert [node["samples"] > 1 for node in record["nodes"]] == [True] * it.nodes, mode.log(it.user, job)
         problems = " ".join(record["data"]["problems"])
         assert it.says in problems, (name, problems)
-        in_time = name not in (CANCEL, LIMIT) or OUTSIDE not in problems  # Slurm kills after KillWait
-        assert it.says or not problems or not in_time, (name, problems)
+        # A busy machine may need longer than KillWait; then Slurm kills it, and the report says so.
+        assert it.says or not problems or problems.startswith(OUTSIDE), (name, problems)
         assert record["marks"] == []
         assert {path.name for path in mode.folder(it.user, job).iterdir()} == LEFT
 
