@@ -345,7 +345,7 @@ def test_keys_that_are_none(tmp_path: Path) -> None:
         read_key(str(write_secret(tmp_path / "short", b"secret\n")))
     path = write_secret(tmp_path / "open", KEY)
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others can read"):
+    with pytest.raises(ConfigError, match="readable by others"):
         read_key(str(path))
 
 
@@ -389,7 +389,7 @@ def test_a_key_of_its_own(tmp_path: Path) -> None:
         ({"timeout": 0}, "hub.timeout is 0.0, it can be 0.1 to"),
         ({"timeout": float("nan")}, "hub.timeout is nan"),
         ({"batch_bytes": 1 << 40}, "hub.batch_bytes is 1099511627776, it can be"),
-        ({"munge": 1}, "hub.munge is 1, where a value such as False"),
+        ({"munge": 1}, "hub.munge is 1, expected a value such as False"),
         ({"sinks": {"lake": 3}}, "hub.sinks.lake is 3, expected a table"),
         (3, "hub is 3, expected a table"),
     ],
