@@ -132,27 +132,27 @@ def _store(home: Home, facts: RunFacts, folder: Path, ended: Ended, quiet: bool)
 
 
 def _complete(home: Home, facts: RunFacts, folder: Path, ended: Ended, quiet: bool) -> None:
-    from joblens.record.fields import read
     from joblens.record.job import JobFacts
     from joblens.store.ingest import Incoming, finish, take_back
 
-    found = take_back(Incoming(folder, read(facts._asdict(), JobFacts), describe_end(ended)))
+    found = take_back(Incoming(folder, JobFacts(**facts._asdict()), describe_end(ended)))
     if found.end is not None:
         finish(found.folder, found.end)
     _report(home, found, quiet)
 
 
 def describe_end(ended: Ended) -> JobEnd:
-    from joblens.record.fields import read
-    from joblens.record.job import JobEnd, Totals
+    from joblens.record.job import IoTotals, JobEnd, Totals
 
     signal = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
+    totals = Totals(**ended.totals._asdict())
+    totals.io = IoTotals(**ended.totals.io) if ended.totals.io else None
     return JobEnd(
         start=ended.start,
         end=ended.end,
         exit_code=128 + signal if signal else os.WEXITSTATUS(ended.status),
         signal=signal,
-        totals=read(ended.totals._asdict(), Totals),
+        totals=totals,
         problems=ended.problems,
     )
 
