@@ -14,9 +14,11 @@ from hub.made import Running, encode, node_samples, seconds, write_segment
 from hub.sending import make_batch, make_header
 from joblens.agent.http_server import body_length, parse_request
 from joblens.agent.sender import _retry_after, acknowledges, highest_of
-from joblens.cli import ls
+from joblens.analysis.live import Live
+from joblens.cli import ls, top
 from joblens.core.config import Url
 from joblens.core.errors import JoblensError, MalformedError
+from joblens.core.json_file import parse_json
 from joblens.hub.auth import parse_unmunge, read_claim, read_payload
 from joblens.hub.batch_reader import Checker, LeftOut
 from joblens.hub.decode import decode_columns, unpack
@@ -300,7 +302,7 @@ def _series() -> list[bytes]:
 
 def status_page(data: bytes) -> None:
     """What `joblens ls` reads, of any server."""
-    page = ls.parse_page(json.loads(data))
+    page = ls.parse_page(parse_json(data))
     assert all(line.isprintable() for line in ls.render(page, verbose=True))
     ls.render_csv(page)
 
@@ -311,6 +313,24 @@ _PAGE = (
     b'"duration_seconds": 0.01, "state": "live"}], "jobs": [{"cluster": "fox", "jobid": "7", "node": "c1", '
     b'"user": "alice", "uid": 1, "sent_by": ["fox", "c1"]}], "clocks": [{"kind": "clock", "time": 1.0, '
     b'"cluster": "fox", "node": "c1", "offset_seconds": 9.0, "wrong": true}]}'
+)
+
+
+def live_page(data: bytes) -> None:
+    """What `joblens top` reads, of any server, twice: rates need two pages."""
+    page, live = parse_json(data), Live()
+    for _ in range(2):
+        live.take(page)
+        found = live.nodes(), live.jobs()
+    assert found is not None
+
+
+_LIVE = (
+    b'{"nodes": [{"cluster": "fox", "node": "c1", "state": "live", "age_seconds": 0.5, "sets": [{'
+    b'"set": "cpu", "time_ns": 1000000000, "cores": 2, "labels": ["cpu"], "columns": ["user_seconds", '
+    b'"idle_seconds"], '
+    b'"rows": [["0", 1.5, null], ["1", 2, 3]]}, {"set": "job", "time_ns": 3000000000, "labels": ["cluster", '
+    b'"jobid", "node"], "columns": ["cpu_seconds"], "rows": [["fox", "7", "c1", 4.5]]}]}]}'
 )
 
 TARGETS = (
@@ -333,5 +353,6 @@ TARGETS = (
     Target("kafka-message", kafka_message, _batches),
     Target("promql", promql, _series),
     Target("status-page", status_page, lambda: [_PAGE], ls.WRONG),
+    Target("live-page", live_page, lambda: [_LIVE], top.WRONG),
     Target("tsdb-report", tsdb_report, _series),
 )

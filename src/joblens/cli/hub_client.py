@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from joblens.cli.settings import load_agent
 from joblens.core.config import Settings, Url, split_address, split_url
 from joblens.core.config_files import load_layers
 from joblens.core.errors import JoblensError, ServerError, UsageError, sentence
+from joblens.core.json_file import parse_json
 from joblens.hub.settings import is_loopback
 
 AGENT = Settings().listen
@@ -58,11 +58,11 @@ def _own_up() -> dict[str, str]:
     from joblens.store.home import find_home
 
     try:
-        found = json.loads((find_home().path / "up" / "up.json").read_bytes())
+        found = parse_json((find_home().path / "up" / "up.json").read_bytes())
         if found["host"] != os.uname().nodename:
             return {}
         return {"hub": str(found["hub"]), "agent": str(found["agent"]).removesuffix("/metrics")}
-    except (JoblensError, OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (JoblensError, OSError, ValueError, KeyError, TypeError):
         return {}
 
 
@@ -130,8 +130,8 @@ def ask(place: Place, path: str) -> Any:
             raise UsageError(f"{place.name}: {words or answer.status}")
         if answer.status != 200:
             raise other_answer(place, f"HTTP status {answer.status} {answer.reason}".rstrip())
-        return json.loads(body)
-    except (ValueError, RecursionError):
+        return parse_json(body)
+    except ValueError:
         raise other_answer(place, "invalid JSON") from None
     except BadStatusLine:
         raise other_answer(place, "not HTTP, or HTTPS is required") from None

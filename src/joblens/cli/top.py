@@ -25,7 +25,7 @@ EXAMPLE = """example:
   joblens top --sort memory --filter alice
   joblens top --once --json c1:9477"""
 
-_WRONG = (ValueError, LookupError, TypeError, AttributeError)
+WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _INTERVALS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _TIMEOUT = 30.0  # seconds to wait for two samples
 _SORT_KEYS = {"c": "cpu", "m": "memory", "i": "io", "g": "gpu", "n": "name"}
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 def _take(live: Live, place: hub_client.Place, page: Any) -> None:
     try:
         live.take(page)
-    except _WRONG:
+    except WRONG:
         raise hub_client.other_answer(place, "unexpected content of /now") from None
 
 
@@ -144,7 +144,7 @@ def _news(asking: _Asking, live: Live, view: View | None) -> View | None:
             continue
         try:
             live.take(answer)
-        except _WRONG as error:
+        except WRONG as error:
             view = view._replace(trouble=sentence(error)) if view else None
             continue
         if view and not view.paused:
