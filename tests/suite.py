@@ -11,6 +11,7 @@ python tests/suite.py [--workers 5] [--fast] [PYTEST OPTION…]
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import subprocess
@@ -41,6 +42,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=5, help="tests at a time in the second stage")
     parser.add_argument("--fast", action="store_true", help="only the first stage")
     options, words = parser.parse_known_args()
+    # Tests start joblens hundreds of times; without bytecode each of them would compile it.
+    compileall.compile_dir(TOP / "src", quiet=1)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(Path(folder), options.workers, words)
         failed = suite.run_fast() or (not options.fast and suite.run_real())
