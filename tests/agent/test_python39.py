@@ -69,3 +69,23 @@ def test_the_same_page(old: str, tmp_path: Path) -> None:
     assert pages[0] == pages[1]
     assert "# TYPE joblens_memory_mem_total_bytes gauge" in pages[0]
     assert not [line for line in pages[0] if "joblens_load" in line]
+
+
+@pytest.mark.parametrize(
+    "command", ["agent", "slurm", "config", "mark", "fom", "prometheus-config", "record"]
+)
+def test_commands_without_packages(command: str) -> None:
+    """Nodes that run joblens from a folder have the standard library only; -S leaves out site-packages."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    words = [sys.executable, "-S", "-m", "joblens", command, "--help"]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_slurm_check_without_packages() -> None:
+    """It imports what it needs only when it is called."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    words = [sys.executable, "-S", "-m", "joblens", "slurm", "check"]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert "hub" in ended.stdout

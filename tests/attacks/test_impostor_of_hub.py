@@ -163,7 +163,7 @@ def test_at_the_port_of_a_hub_that_is_down(tmp_path: Path) -> None:
             wait_for("some tries", lambda: node.own()["failures"] >= 3)
             assert node.own()["spool_batches"] == 3
             assert "POST" not in asked.read_text()
-        (line,) = (line for line in node.said if "token rejected" in line)
+        (line,) = (line for line in node.said if "token not used" in line)
         assert f"belongs to uid {impostor.USER}; set push.token_file, or push.hub_uid" in line
         with running_hub(tmp_path / "hub", port=port) as hub:
             node.wait_until_empty()

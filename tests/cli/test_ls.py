@@ -110,7 +110,8 @@ def test_a_server_without_such_a_page(capsys: pytest.CaptureFixture[str], status
         assert main(["ls", address]) == 3
         assert main(["top", "--once", address]) == 3
     said = capsys.readouterr()
-    start = f"joblens: {address} is not a joblens hub or agent: HTTP status {status}"
+    what = "" if status >= 500 else " is not a joblens hub or agent"
+    start = f"joblens: {address}{what}: HTTP status {status}"
     assert [line.startswith(start) for line in said.err.splitlines()] == [True, True]
 
 

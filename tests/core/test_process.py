@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from joblens.core.process import Child, ProcessId, Ready, dispatch, identify, parse_ready
+from joblens.core.process import Child, ProcessId, Ready, dispatch, how_ended, identify, parse_ready
 from waiting import wait_for
 
 ANNOUNCE = """\
@@ -79,3 +79,11 @@ def test_other_lines_are_not_announcements() -> None:
         '{"ready": 1, "address": 2, "pid": []}',
     ):
         assert parse_ready(line) is None
+
+
+def test_every_signal_has_a_name_or_number() -> None:
+    """Most real-time signals have no name."""
+    ends = {code: how_ended(code) for code in range(-64, 3)}
+    assert ends[-9] == "was ended by SIGKILL"
+    assert ends[-35] == "was ended by signal 35"
+    assert ends[2] == "ended with 2"

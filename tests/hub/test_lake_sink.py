@@ -311,6 +311,41 @@ def _times(lake: Lake, paths: list[Path]) -> list[tuple[Any, ...]]:
     return lake.query(paths, {"time": "TIMESTAMP_NS"}, "SELECT time FROM {lake}")
 
 
+def ext(time_ns: int, labels: tuple[str, ...], *keys: tuple[str | int, ...]) -> Sample:
+    schema = Schema("ext", labels, (Column("size", GAUGE, ""),))
+    return Sample(time_ns, Rows(schema, keys, [7] * len(keys)))
+
+
+@pytest.mark.parametrize("days", [400, 1])
+def test_labels_of_other_days(sink: LakeSink, tmp_path: Path, days: int) -> None:
+    """A label whose rows are far from their arrival, or on another day only, keeps no other from its file."""
+    before = START - days * 86_400 * SECOND
+    samples = [
+        ext(before, ("host", "foo"), ("h", "a"), ("h", "b")),
+        ext(START, ("host",), ("h1",), ("h2",)),
+    ]
+    taken = sink.take(write_segment(tmp_path, 1, [encode("n1", 1, samples), encode("n2", 1, samples)]))
+    assert taken.rows == (8 if days == 1 else 4)
+    assert len(rows(sink.lake, "ext", "time", "node", "size")) == taken.rows
+
+
+def test_text_that_could_be_a_part_of_the_query(sink: LakeSink, tmp_path: Path) -> None:
+    """What a column has as its only text is stored as it is."""
+    texts = ['"texts node"', "$text0", "($text0::VARCHAR[])"]
+    for number, text in enumerate(texts, 1):
+        samples = [ext(START + number * SECOND, ("step",), (text,))]
+        batches = [encode(node, number, samples) for node in ("n1", "n2")]
+        sink.take(write_segment(tmp_path, number, batches))
+    assert {step for (step,) in rows(sink.lake, "ext", "step")} == set(texts)
+
+
+def test_integers_for_names_of_nodes(sink: LakeSink, tmp_path: Path) -> None:
+    """A node label of integers is not taken for places of texts."""
+    samples = [ext(START, ("node", "pid"), (0, 7), (5, 8)), ext(START, ("node",), ("",), ("x",))]
+    sink.take(write_segment(tmp_path, 1, [encode("n1", 1, samples)]))
+    assert sorted({node for (node,) in rows(sink.lake, "ext", "node")}) == ["0", "5", "n1", "x"]
+
+
 def test_other_columns_side_by_side(sink: LakeSink, tmp_path: Path) -> None:
     """A node whose kernel has other columns in the same set is stored beside the others."""
     newer = Schema("load", (), (Column("load1", GAUGE, "", 1, 1000), Column("new", COUNTER, "")))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,7 +272,7 @@ NAMED_PARTS = [
     ({"job": {"start": -1}}, "job.start: Expected `int` >= 0"),
     ({"nodes": [{}, {"node": 7}]}, "nodes[0]: Object missing required field `node`"),
     ({"nodes": [{"node": "c1", "gaps": [{"from": 1, "to": []}]}]}, "nodes[0].gaps[0].to: Expected "),
-    ({"verdict": None}, "verdict: Expected `str`, got `null`"),
+    ({"verdict": 5}, "verdict: Expected `str`, got `int`"),
     ({"job": 7}, "job: Expected `object`, got `int`"),
 ]
 
@@ -289,3 +290,59 @@ def test_the_part_is_named(record: dict[str, Any], change: dict[str, Any], why: 
         records.parse_record("r.json", render_json({**record, **parts}))
     assert str(caught.value).startswith("r.json: not a job's record (job j1): " + why) or "job" in change
     assert why in str(caught.value)
+
+
+def test_unknown_parts_that_python_cannot_read(record: dict[str, Any], tmp_path: Path) -> None:
+    """A part of a later version, nested deep or with a number of 5,000 digits: one sentence, and compaction
+    leaves the file as it is."""
+    text = render_json(record)[:-1]
+    with pytest.raises(MalformedError, match="not a job's record"):
+        records.parse_record("r.json", text + b', "later": ' + b"[" * 3000 + b"]" * 3000 + b"}")
+    long = text + b', "later": 1' + b"0" * 5000 + b"}"
+    with pytest.raises(MalformedError, match="record of job j1"):
+        records.parse_record("r.json", long).to_dict()
+    folder = tmp_path / DAY
+    folder.mkdir()
+    for number in (1, 2):
+        (folder / f"j1.{number}.json").write_bytes(long)
+    assert records.compact_day(tmp_path, DAY) == 0
+    assert sorted(path.read_bytes() for path in folder.iterdir()) == [long, long]
+
+
+def test_a_damaged_version_is_damage(record: dict[str, Any]) -> None:
+    """Only a record whose checksum is right can be of a newer joblens."""
+    sealed = records._seal(render_json({**record, "version": 1}))
+    with pytest.raises(MalformedError, match="checksum mismatch"):
+        records.parse_record("r.json", sealed.replace(b'"version": 1', b'"version": 3'))
+    with pytest.raises(MalformedError, match="newer joblens"):
+        records.parse_record("r.json", records._seal(render_json({**record, "version": 3})))
+
+
+def test_null_is_unknown(record: dict[str, Any]) -> None:
+    """As in records of earlier versions, for any part but those that identify a job."""
+    for name in record.keys() - {"version", "written", "job", "verdict"}:
+        for parse in (records.parse_record, records.parse_head):
+            found = parse("r.json", render_json({**record, name: None}))
+            assert found.job.id == "j1", name
+    with pytest.raises(MalformedError):
+        records.parse_record("r.json", render_json({**record, "job": None}))
+
+
+def test_heads_in_any_order(record: dict[str, Any]) -> None:
+    """Parts that stand behind the long ones count."""
+    names = ["version", "job", *[name for name in record if name not in PARTS], "used", "written", "verdict"]
+    found = records.parse_head("r.json", render_json({name: record[name] for name in names}))
+    assert (found.used.cpu_seconds, found.written) == (record["used"]["cpu_seconds"], 5)
+
+
+def test_records_as_mappings(record: dict[str, Any]) -> None:
+    """Scripts that used the record as a dictionary go on; what a whole record does not have is not in it."""
+    found = records.parse_record("r.json", render_json(record))
+    assert ("used" in found, "cut" in found, "nope" in found) == (True, False, False)
+    assert found.get("cut", 7) == found.get("nope", 7) == 7
+    assert dict(found.job)["id"] == "j1"
+    assert set(found) >= set(PARTS)
+    found.job.tags = {"z": "1"}
+    assert found.to_dict()["job"]["tags"] == {"z": "1"}
+    with pytest.raises(KeyError):
+        found["nope"]

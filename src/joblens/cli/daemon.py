@@ -21,14 +21,14 @@ def add_ready_fd(parser: argparse.ArgumentParser) -> None:
 def announce(who: str, what: str, address: str, fd: Optional[int]) -> None:
     """Say where a daemon listens: to the process that has started it with --ready-fd (joblens.core.process),
     else in the log."""
-    if fd is None:
-        log(who, f"{what} {address}")
-        return
-    import json
+    if fd is not None:
+        import json
 
-    line = json.dumps({"ready": who, "address": address, "pid": os.getpid()}) + "\n"
-    with suppress(OSError):  # it may have closed its end
-        os.write(fd, line.encode())
+        line = json.dumps({"ready": who, "address": address, "pid": os.getpid()}) + "\n"
+        with suppress(OSError):  # it may have closed its end, or never opened it
+            os.write(fd, line.encode())
+            return
+    log(who, f"{what} {address}")
 
 
 def allow_open_files() -> None:

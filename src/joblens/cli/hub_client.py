@@ -128,6 +128,8 @@ def ask(place: Place, path: str) -> Any:
         if answer.status in _NOT_ALLOWED:
             words = body[:1000].decode("utf-8", "replace").strip().partition("\n")[0]
             raise UsageError(f"{place.name}: {words or answer.status}")
+        if answer.status >= 500:
+            raise ServerError(f"{place.name}: HTTP status {answer.status} {answer.reason}".rstrip())
         if answer.status != 200:
             raise other_answer(place, f"HTTP status {answer.status} {answer.reason}".rstrip())
         return parse_json(body)
@@ -135,7 +137,9 @@ def ask(place: Place, path: str) -> Any:
         raise other_answer(place, "invalid JSON") from None
     except BadStatusLine:
         raise other_answer(place, "not HTTP, or HTTPS is required") from None
-    except (OSError, HTTPException) as error:
+    except OSError as error:
+        raise ServerError(f"{place.name}: {sentence(error)}") from None
+    except HTTPException as error:
         raise other_answer(place, sentence(error)) from None
     finally:
         connection.close()

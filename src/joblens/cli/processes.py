@@ -97,16 +97,21 @@ class Daemons:
         """Start each when the one before is ready. Raises OutsideError if one is not."""
         for daemon in self.daemons:
             self._held = held = list[str]()
-            daemon.start(self._selector, self._hear)
-            end = time.monotonic() + _START
-            while not daemon.address and not self.signals:
-                dispatch(self._selector, 0.2)
-                daemon.note_ready()
-                if (not daemon.address and daemon.note_end()) or time.monotonic() > end:
-                    raise OutsideError(f"the {daemon.name} did not start: {_last(held)}")
-            self._held = None
+            try:
+                self._start(daemon, held)
+            finally:
+                self._held = None
             for line in held:
                 self._say(line)
+
+    def _start(self, daemon: Daemon, held: list[str]) -> None:
+        daemon.start(self._selector, self._hear)
+        end = time.monotonic() + _START
+        while not daemon.address and not self.signals:
+            dispatch(self._selector, 0.2)
+            daemon.note_ready()
+            if (not daemon.address and daemon.note_end()) or time.monotonic() > end:
+                raise OutsideError(f"the {daemon.name} did not start: {_last(held)}")
 
     def watch(self) -> None:
         """Restart daemons that die, until a signal arrives."""

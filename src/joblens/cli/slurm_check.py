@@ -11,9 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from pathlib import Path
-from typing import NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from joblens.agent.scan_trigger import trigger_path
 from joblens.agent.sender import Target, first_line
@@ -23,7 +21,6 @@ from joblens.core.config import PushSettings, Settings, split_url
 from joblens.core.errors import JoblensError, printable, sentence
 from joblens.core.host import Host
 from joblens.hooks import SLURM
-from joblens.hub.status import StatusPage
 from joblens.reports import width as screen
 
 _SECONDS = 10.0
@@ -218,10 +215,10 @@ def _agent(node: Node) -> Iterator[Finding]:
         "joblens agent", listen, hub_client.parse_address(listen), node.settings.token_file or None
     )
     try:
-        page = msgspec.convert(hub_client.ask(place, "/sets"), StatusPage)
+        errors = parse_errors(hub_client.ask(place, "/sets"))
         yield Finding("agent", True, f"responds at {listen}")
-        yield _collectors(page)
-    except (JoblensError, OSError, msgspec.ValidationError) as error:
+        yield _collectors(errors)
+    except (JoblensError, OSError, LookupError, TypeError, AttributeError) as error:
         yield Finding("agent", False, sentence(error), "systemctl enable --now joblens-agent")
     pipe = trigger_path(node.settings.attribution.job_files)
     right = os.path.exists(pipe) and stat.S_ISFIFO(os.stat(pipe).st_mode)
@@ -230,9 +227,12 @@ def _agent(node: Node) -> Iterator[Finding]:
     )
 
 
-def _collectors(page: StatusPage) -> Finding:
-    """Return the collectors' errors that the agent reports."""
-    wrong = {it.collector or it.set: it.error for it in page.sets if it.error}
+def parse_errors(page: Any) -> dict[str, str]:
+    """Return the errors that an agent reports, by collector. Nodes may lack msgspec, and so its types."""
+    return {str(it.get("collector") or it["set"]): str(it["error"]) for it in page["sets"] if it.get("error")}
+
+
+def _collectors(wrong: dict[str, str]) -> Finding:
     said = screen.plain("; ".join(f"{name}: {error}" for name, error in wrong.items()), _LONGEST)
     do = "for capabilities, see CapabilityBoundingSet in deploy/systemd/joblens-agent.service"
     return Finding("collectors", not wrong, said or "no errors", do)

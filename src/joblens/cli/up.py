@@ -32,6 +32,7 @@ EXAMPLE = """example:
 _PERIOD = 2.0  # seconds between batches: cheap on one machine, and samples are soon visible
 _STOP_SECONDS = 60.0
 _START_SECONDS = 180.0  # longer than the daemons may take
+_END_SECONDS = 10.0
 
 
 class Running(NamedTuple):
@@ -138,6 +139,7 @@ def _detach(options: argparse.Namespace, folder: Path) -> int:
             command = [sys.executable, "-m", "joblens", "up", *_words(options)]
             child = Child(command, log=log, announces=True, cwd=None)
         if child.wait_until_ready(_START_SECONDS) is None:
+            child.end(_END_SECONDS)
             lines = (folder / "log").read_text(errors="replace").strip().splitlines()
             last = lines[-1].removeprefix("joblens: ") if lines else "no output"
             raise OutsideError(f"joblens up did not start: {last}")

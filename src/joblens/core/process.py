@@ -223,7 +223,12 @@ def dispatch(selector: selectors.BaseSelector, seconds: float) -> None:
 
 
 def how_ended(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    if code >= 0:
+        return f"ended with {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was ended by signal {-code}"
 
 
 def _die_with(parent: int) -> Callable[[], None]:

@@ -114,6 +114,7 @@ class Child:
         self.not_before = 0.0
         self.wait = _SHORTEST_WAIT
         self._hurries = False
+        self._sending = threading.Lock()  # of the thread that watches, and the one that stops
         self._unsent: float = 0  # up to which segment it is to hurry, if the pipe was full
 
     def look(self, now: float, log: Log) -> None:
@@ -155,13 +156,15 @@ class Child:
         If it does not read its input, the request is sent later: the hub must not block on a stopped process.
         """
         self._hurries = self._hurries or through is None
-        self._unsent = max(self._unsent, math.inf if through is None else through)
+        with self._sending:
+            self._unsent = max(self._unsent, math.inf if through is None else through)
         self._send_hurry()
 
     def _send_hurry(self) -> None:
-        if self._unsent and self._accepts_input():
-            through, self._unsent = self._unsent, 0
-            self._write(b"\n" if through == math.inf else b"%d\n" % through)
+        with self._sending:
+            if self._unsent and self._accepts_input():
+                through, self._unsent = self._unsent, 0
+                self._write(b"\n" if through == math.inf else b"%d\n" % through)
 
     def wake(self) -> None:
         """Report a sealed segment, unless the pipe is full: then there is more to read already."""

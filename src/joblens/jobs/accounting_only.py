@@ -12,7 +12,7 @@ from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home
 from joblens.store.records import save_records
 
-_NOT_TOLD = "accounting has not reported its end; it was last seen running at that time"
+_NOT_TOLD = "accounting has not reported its end; the end shown is when it was last seen running"
 
 
 def make_provisional(job: BatchJob, problems: tuple[str, ...] = ()) -> JobRecord:

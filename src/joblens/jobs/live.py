@@ -119,11 +119,11 @@ def _load(path: Path) -> Live:
 def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
     """Yield the lists of all followers that write to this store, the newest first. Each job is in one of
     them. Jobs of a cluster that another follower has reported much later are left out."""
-    from joblens.jobs.facts import identity
-
     known: set[Identity] = set()
     clusters: dict[str, float] = {}  # with the time of their last report
     for found in sorted(_each(home, problems), key=lambda it: it.time, reverse=True):
+        from joblens.jobs.facts import identity
+
         newer = {name for name, when in clusters.items() if when - found.time > OLD_SECONDS}
         jobs, ended = (
             tuple(job for job in some if job.cluster not in newer and identity(job) not in known)
@@ -274,6 +274,7 @@ def _row(job: BatchJob, now: float) -> JobRow:
         nodes=name_nodes(job.nodes),
         partition=job.partition,
         account=job.account,
+        tags={},
     )
 
 

@@ -2,7 +2,7 @@
 
 # Without postponed annotations: msgspec would compile each of them once more.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Self, TypeVar, cast
 
 import msgspec
@@ -12,7 +12,7 @@ _LATEST = 253_402_300_800  # the year 10000, which no calendar here can show
 _LARGEST = 2**63 - 1
 
 Whole = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
-Real = int | float
+Real = Whole | float
 Amount = Annotated[int, Meta(ge=0, le=_LARGEST)] | Annotated[float, Meta(ge=0, lt=2.0**63)]
 Moment = Annotated[int, Meta(ge=0, lt=_LATEST)] | Annotated[float, Meta(ge=0, lt=float(_LATEST))]
 
@@ -54,6 +54,26 @@ class _Fields:
             return getattr(self, this.__struct_fields__[this.__struct_encode_fields__.index(name)])
         except ValueError:
             raise KeyError(name) from None
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the fields in JSON."""
+        this: Any = self
+        names = zip(this.__struct_fields__, this.__struct_encode_fields__)
+        return tuple(key for name, key in names if getattr(self, name) is not msgspec.UNSET)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field by its name in JSON, or the default if there is none."""
+        try:
+            found = self[name]
+        except KeyError:
+            return default
+        return default if found is msgspec.UNSET else found
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON has it."""

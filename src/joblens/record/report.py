@@ -6,12 +6,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType, field
 
+from joblens.core.errors import MalformedError
 from joblens.record.fields import Amount, Moment, Part, Real, Value, Whole, about
 from joblens.record.job import Step
 
 VERSION = 1
 HELD = ("file", "cgroup", "environment")  # ways in which a GPU is given to a job exclusively
 _ENDS = {"start": "from", "end": "to"}
+_FREE = ("tags", "environment")  # whose keys are no fields
 
 
 class Job(Part, kw_only=True):
@@ -406,10 +408,19 @@ class JobRecord(Head, kw_only=True, dict=True):
     array_tasks: Annotated[int | UnsetType, about("tasks of its array that have started; the same")] = UNSET
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, with what a later version has stored and this one does not know."""
+        """Return plain data, with what a later version has stored and this one does not know.
+
+        Raises MalformedError if that is no JSON that Python can read.
+        """
         found = super().to_dict()
         stored = self.__dict__.get("stored")
-        return found if stored is None else _over(json.loads(stored.decode("utf-8", "replace")), found)
+        if stored is None:
+            return found
+        try:
+            merged: dict[str, Any] = _over(json.loads(stored.decode("utf-8", "replace")), found)
+            return merged
+        except (ValueError, RecursionError) as error:  # in a part that has no type here
+            raise MalformedError(f"record of job {self.job.id}", f"{error!s:.100}") from None
 
     def keep(self, stored: bytes) -> None:
         """Remember the JSON that it was read from, for the parts of it that have no type here."""
@@ -424,14 +435,16 @@ def is_newer(data: bytes) -> bool:
     """Whether a later version of joblens has written it, so that it need not be what this one expects."""
     try:
         return msgspec.json.decode(data, type=_Version).version > VERSION
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
 def _over(before: Any, now: Any) -> Any:
     """Return what was stored, with the values that are known here in place of it."""
     if isinstance(before, dict) and isinstance(now, dict):
-        return before | {name: _over(before.get(name), value) for name, value in now.items()}
+        return before | {
+            name: value if name in _FREE else _over(before.get(name), value) for name, value in now.items()
+        }
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         return [_over(*pair) for pair in zip(before, now)]
     return now

@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 def check_lake(lake: Lake, progress: Progress | None = None) -> int:
-    """Read every file and set damaged ones aside, see `lake.problems`. Return how many are intact."""
+    """Read every file and set damaged ones aside, see `lake.problems`. Return how many were read."""
     count = 0
     folders = sorted(lake.path.glob("set=*/date=*"))
     for number, folder in enumerate(folders, 1):
@@ -60,8 +60,10 @@ def _check_records(home: Home, day: str, name: str) -> list[str]:
     jobs = sorted(_readable_jobs(path) - {f"job {record.job.id}" for record in intact})
     home.damaged.mkdir(mode=0o700, exist_ok=True)
     record_gap(home.path, {"kind": "record", "date": day, "file": name, "jobs": jobs, "why": problems[0]})
-    if intact:
+    try:
         records.save_records(home.records, intact)
+    except MalformedError as error:  # an intact one with a part that cannot be rewritten
+        return [*problems, str(error)]
     os.replace(path, kept)
     return [f"{problem}; it is kept as {kept}" for problem in problems]
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # a listing that finds no new record does not load them
 
 LARGEST = 1 << 26  # bytes
 _LONG_PARTS = b', "findings": ['
+_HEAD = (b'"version": ', b'"written": ', b'"asked": ', b'"used": ', b'"verdict": ')
 _Kind = TypeVar("_Kind", bound="Head")
 _SEAL = b', "crc32": "%08x"}'
 _SEALED = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
@@ -181,22 +182,31 @@ def _parse(path: str, data: bytes, parse: Callable[[bytes], _Kind]) -> _Kind:
 
     if len(data) > LARGEST:
         raise MalformedError(path, "not a job's record: it is too large")
+    intact = False
     try:
         data = _unseal(data)
+        intact = True
         try:
             found = checked(lambda: parse(data))
-        except ValueError:
-            if b"\\ud" not in data.lower():
+        except ValueError as error:
+            if b"\\ud" not in data.lower() and "null" not in str(error):
                 raise
-            # Half a letter, which no output could write.
-            found = checked(lambda: parse(render_json(parse_json(data))))
+            # Half a letter, which no output could write, or null for what is unknown.
+            found = checked(lambda: parse(render_json(_known(parse_json(data)))))
         if found.version <= VERSION:
             return found
     except (ValueError, RecursionError) as error:
-        if not is_newer(data):
+        if not intact or not is_newer(data):
             whose = f" ({job})" if (job := job_named(data)) else ""
             raise MalformedError(path, f"not a job's record{whose}: {error!s:.200}") from None
     raise MalformedError(path, "written by a newer joblens; update this one")
+
+
+def _known(plain: object) -> object:
+    """Return JSON without the keys whose value is null."""
+    if isinstance(plain, dict):
+        return {name: _known(value) for name, value in plain.items() if value is not None}
+    return [_known(value) for value in plain] if isinstance(plain, list) else plain
 
 
 def _parse_whole(data: bytes) -> JobRecord:
@@ -216,7 +226,7 @@ def _parse_head(data: bytes) -> Head:
     from joblens.record.report import parse_head
 
     cut = data.find(_LONG_PARTS)
-    if cut > 0 and data.rstrip().endswith(b"}"):
+    if cut > 0 and data.rstrip().endswith(b"}") and all(name in data[:cut] for name in _HEAD):
         with suppress(ValueError):
             return parse_head(data[:cut] + b"}")
     return parse_head(data)
@@ -254,7 +264,7 @@ def _append(path: Path, file: BinaryIO) -> bool:
     problems: list[str] = []
     try:
         lines = [_render(record, 0) + b"\n" for record in load_records(path, problems)]
-    except FileNotFoundError:  # another has compacted it
+    except (FileNotFoundError, MalformedError):  # another has compacted it, or it cannot be rewritten
         return False
     if not problems:
         file.writelines(lines)

@@ -178,7 +178,10 @@ def find_running(home: Home) -> list[BatchJob]:
 def _known(session: Session) -> BatchJob:
     """Return the facts as reported at the start, or since."""
     with suppress(OSError, ValueError):
-        session.state.facts = parse_json((session.folder / "facts.json").read_bytes())
+        plain = parse_json((session.folder / "facts.json").read_bytes())
+        found = read(plain, BatchJob)
+        session.state.facts = plain
+        return found
     return read(session.state.facts, BatchJob)
 
 

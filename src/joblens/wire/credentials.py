@@ -68,10 +68,10 @@ class Proof:
 
     def _check_holder(self, uid: Optional[int]) -> None:
         if uid is None:
-            raise ServerError("token rejected: the hub's user is unknown; set push.token_file")
+            raise ServerError("token not used: the hub's user is unknown; set push.token_file")
         if uid not in (0, os.geteuid(), self._settings.hub_uid):
             do = f"set push.token_file, or push.hub_uid = {uid} if that is the hub's user"
-            raise ServerError(f"token rejected: the process at that port belongs to uid {uid}; {do}")
+            raise ServerError(f"token not used: the process at that port belongs to uid {uid}; {do}")
 
     def has_answered(self, request: Mapping[str, str], answer: Answer) -> bool:
         """Verify that the response to a signed request is signed with the same secret."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
-from joblens.core.model import ABSENT, Key, Schema
+from joblens.core.model import ABSENT, Column, Key, Number, Schema
 from joblens.core.named_tuple import NamedTuple
 
 WANTED: Dict[str, Sequence[str]] = {
@@ -24,6 +24,9 @@ WANTED: Dict[str, Sequence[str]] = {
     "job_info": ("",),
     "job_gpu": ("busy_ratio", "memory_used_bytes"),
 }  # fmt: skip
+
+
+_LARGEST = 1 << 63
 
 
 class LiveSet(NamedTuple):
@@ -43,6 +46,12 @@ class LiveSet(NamedTuple):
         return found
 
 
+def _figure(column: Column, value: int) -> Optional[Number]:
+    """Return it in base units, None if it is unknown or no reader could parse it."""
+    found = None if value == ABSENT else column.in_base_units(value)
+    return None if found is None or abs(found) > _LARGEST else found
+
+
 def describe_set(
     time_ns: int, schema: Schema, keys: Sequence[Key], values: Sequence[int]
 ) -> Optional[LiveSet]:
@@ -57,8 +66,7 @@ def describe_set(
         if schema.set == "cpu" and key != ("total",):
             continue
         row = [values[number * width + place] for place, _ in places]
-        figures = [None if it == ABSENT else column.in_base_units(it) for it, (_, column) in zip(row, places)]
-        rows.append([*key, *figures])
+        rows.append([*key, *(_figure(column, it) for it, (_, column) in zip(row, places))])
     names = [column.name for _, column in places]
     cores = len(keys) - 1 if schema.set == "cpu" else None
     return LiveSet(schema.set, time_ns, schema.labels, names, rows, cores)

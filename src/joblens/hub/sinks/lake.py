@@ -284,7 +284,8 @@ def _read(
     descriptions = [entry.packed.description for entry in entries]
     for part, name in enumerate(schema.labels):
         cells = _cells(descriptions, part, name, texts)
-        if name in ("cluster", "node") and "" in texts.get(name, ()):
+        is_text = cells.dtype == numpy.int32
+        if is_text and name in ("cluster", "node") and "" in texts.get(name, ()):
             # A process that belongs to no job does not name its node: it is the sender's.
             own = numpy.repeat(_senders(entries, name, texts[name]), heights)
             cells = numpy.where(cells == texts[name][""], own, cells)

@@ -40,7 +40,11 @@ class JobRow(NamedTuple):
 
     def __getitem__(self, name: Any) -> Any:
         """Also by name, as scripts that use `job["id"]` do."""
-        return getattr(self, name) if isinstance(name, str) else tuple.__getitem__(self, name)
+        if not isinstance(name, str):
+            return tuple.__getitem__(self, name)
+        if name not in self._fields:
+            raise KeyError(name)
+        return getattr(self, name)
 
 
 COLUMNS = JobRow._fields[:-1]
