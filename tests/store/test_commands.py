@@ -277,8 +277,9 @@ def row(**others: Any) -> JobRow:
 @pytest.mark.parametrize(
     "others", [{}, {"state": "FAILED", "exit_code": 137}, {"name": "n" * 300}, {"name": "文" * 90}]
 )
-def test_tables_fit_the_screen(others: dict[str, Any]) -> None:
+def test_tables_fit_the_screen(others: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The listing of one user's jobs is at most 80 columns wide: the name gives way."""
+    monkeypatch.setenv("COLUMNS", "80")
     for line in render([row(**others), row()]):
         assert display_width(line) <= 80, line
 

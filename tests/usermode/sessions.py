@@ -108,12 +108,17 @@ class Place:
     def wait_until_nothing_runs(self) -> None:
         """And no socket without a file is left."""
         wait_for("the end of all processes", lambda: not self.pids())
-        sockets = Path("/proc/net/unix").read_text()
         jobs = [
             json.loads(it.read_bytes())["allocation"]["job"]
             for it in self.home.glob("usermode/*/session.json")
         ]
-        assert not [job for job in jobs if f"@joblens-agent-{os.getuid()}-{job}" in sockets]
+        names = [f"@joblens-agent-{os.getuid()}-{job}" for job in jobs]
+        wait_for("the end of all sockets", lambda: not self._open_sockets(names))
+
+    @staticmethod
+    def _open_sockets(names: list[str]) -> list[str]:
+        sockets = Path("/proc/net/unix").read_text()
+        return [name for name in names if name in sockets]
 
     def left(self) -> set[str]:
         """Names of files that a session has left."""

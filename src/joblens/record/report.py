@@ -377,7 +377,7 @@ class Head(Part, kw_only=True):
     """The parts of a record that a listing needs; they come first."""
 
     version: Annotated[int, about("version of the format")] = VERSION
-    written: Annotated[Whole, about("when it was stored, in nanoseconds since 1970; 0 if it is not")] = 0
+    written: Annotated[Whole, about("when it was stored, in nanoseconds since 1970; absent if it is not")] = 0
     job: Annotated[Job, about("which job it is")]
     asked: Annotated[Asked, about("what it was allowed to use")] = field(default_factory=Asked)
     used: Annotated[Used, about("what it has used")] = field(default_factory=Used)
@@ -413,6 +413,8 @@ class JobRecord(Head, kw_only=True, dict=True):
         Raises MalformedError if that is no JSON that Python can read.
         """
         found = super().to_dict()
+        if not self.written:
+            del found["written"]
         stored = self.__dict__.get("stored")
         if stored is None:
             return found

@@ -73,7 +73,8 @@ def _many_name() -> str:
 
 def _render(record: JobRecord, now: int) -> bytes:
     """A record that says by itself when it was written keeps that."""
-    return _seal(render_json({**record.to_dict(), "written": record.written or now}))
+    plain = record.to_dict()
+    return _seal(render_json({"version": plain["version"], "written": record.written or now, **plain}))
 
 
 def _seal(data: bytes) -> bytes:
