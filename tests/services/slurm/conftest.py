@@ -8,7 +8,6 @@ import pytest
 from .lab import Lab, why_no_lab
 from .watch import Watch
 
-
 # Of the clusters without cgroups, about half by duration.
 SECOND = {"test_usermode_stores", "test_guide", "test_many", "test_hostile"}
 
