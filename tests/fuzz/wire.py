@@ -15,7 +15,7 @@ from hub.sending import make_batch, make_header
 from joblens.agent.http_server import body_length, parse_request
 from joblens.agent.sender import _retry_after, acknowledges, highest_of
 from joblens.analysis.live import Live
-from joblens.cli import ls, top
+from joblens.cli import ls, slurm_check, top
 from joblens.core.config import Url
 from joblens.core.errors import JoblensError, MalformedError
 from joblens.core.json_file import parse_json
@@ -301,8 +301,10 @@ def _series() -> list[bytes]:
 
 
 def status_page(data: bytes) -> None:
-    """What `joblens ls` reads, of any server."""
-    page = ls.parse_page(parse_json(data))
+    """What `joblens ls` and `joblens slurm check` read, of any server."""
+    plain = parse_json(data)
+    page = ls.parse_page(plain)
+    slurm_check.parse_errors(plain)
     assert all(line.isprintable() for line in ls.render(page, verbose=True))
     ls.render_csv(page)
 
