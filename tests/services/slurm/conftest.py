@@ -8,15 +8,11 @@ import pytest
 from .lab import Lab, why_no_lab
 from .watch import Watch
 
-# Of the clusters without cgroups, about half by duration.
-SECOND = {"test_usermode_stores", "test_guide", "test_many", "test_hostile"}
-
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """No more than three clusters at once: one of those that make cgroups, and two of the others."""
+    """No more than two clusters at once: one of those that make cgroups, and one of the others."""
     if item.get_closest_marker("xdist_group") is None:
-        group = "slurm2" if item.path.stem in SECOND else "slurm"
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group("slurm"))
 
 
 @pytest.fixture(scope="module")
