@@ -126,7 +126,7 @@ def test_killed_at_any_moment(tmp_path: Path, stack: ExitStack) -> None:
 
 @contextmanager
 def running(home: Path, sinks: dict[str, dict[str, Any]], said: list[str]) -> Iterator[Runner]:
-    runner = make_runner(HubSettings(sinks=sinks), home, said.append)
+    runner = make_runner(HubSettings(sinks=sinks, segment_seconds=1.0), home, said.append)
     runner.start()
     try:
         yield runner

@@ -24,6 +24,7 @@ from waiting import wait_for
 
 HOST = socket.gethostname()
 # Seconds between two looks for the hub, and for last words.
+assert all(text in BOOTSTRAP for text in ("[], 10)", "time.sleep(30)", "wait_readable(0, 300)"))
 QUICK = BOOTSTRAP.replace("[], 10)", "[], 0.1)").replace("time.sleep(30)", "time.sleep(5)")
 DEAF = """
 import signal, sys, time
@@ -162,14 +163,18 @@ def test_it_does_not_outlive_the_hub(tmp_path: Path) -> None:
 
 def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
     """For an agent that never comes: there is no hub any more, or nothing at all comes."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-    for code, hub in ((QUICK, place), (QUICK.replace("comes(0, 300)", "comes(0, 0.2)"), "")):
-        words = [sys.executable, "-c", code, hub]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.wait() == 1
-            assert process.stderr is not None
-            assert process.stderr.read() == b"joblens: the agent was not received in time\n"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nothing listens there, and no other test can
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        for code, hub in (
+            (QUICK, place),
+            (QUICK.replace("wait_readable(0, 300)", "wait_readable(0, 0.2)"), ""),
+        ):
+            words = [sys.executable, "-c", code, hub]
+            with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+                assert process.wait() == 1
+                assert process.stderr is not None
+                assert process.stderr.read() == b"joblens: the agent was not received in time\n"
 
 
 def test_a_folder_of_that_name_is_there(tmp_path: Path) -> None:
