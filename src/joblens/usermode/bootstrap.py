@@ -3,7 +3,7 @@ input, so that nothing of joblens has to be installed there and nothing is left 
 
 `PYTHON_FINDER` is for sh, `BOOTSTRAP` for the Python that it finds, from 3.9 on. The input is one line of
 JSON followed by the agent as one file (joblens.usermode.pack). Then it stays open: when it ends the agent
-ends, so that none outlives whoever started it. That end may never come, though: a srun that is killed, or
+ends, so that none outlives its parent. That end may never come, though: a srun that is killed, or
 gives up because of another node, leaves its tasks with an input that stays open, and while the prolog of one
 node runs slurmctld signals no step. So the bootstrap also checks that the hub is there, at all times.
 """
