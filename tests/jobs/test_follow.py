@@ -20,6 +20,7 @@ from joblens.hub.settings import JobsSettings
 from joblens.jobs import follow
 from joblens.jobs.live import add_live, find_live, summarise_live
 from joblens.store.catalog.listing import JobFilter, JobRow
+from joblens.store.catalog.scope import Scope
 
 from .made import Site
 
@@ -301,6 +302,11 @@ def test_live_jobs_are_shown(tmp_path: Path) -> None:
     assert find_live(site.home, f"{first}@fox", []) == [found]
     assert find_live(site.home, f"{first}@bear", []) == []
     assert find_live(site.home, "999", []) == []
+    own, other = (Scope(False, frozenset({name}), frozenset()) for name in ("alice", "bob"))
+    assert len(add_live(site.home, JobFilter(), [], [], scope=own)) == 1
+    assert find_live(site.home, first, [], own) == [found]
+    assert add_live(site.home, JobFilter(), [], [], scope=other) == []
+    assert find_live(site.home, first, [], other) == []
     record = summarise_live(site.home, found)
     assert (record["job"]["state"], record["job"]["id"]) == ("RUNNING", first)
 

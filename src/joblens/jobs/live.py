@@ -21,6 +21,7 @@ from joblens.core.json_file import parse_json
 from joblens.schedulers.slurm.fields import ENDED
 from joblens.store.catalog.index import Identity, Run
 from joblens.store.catalog.listing import SORTS, JobFilter, JobRow, name_nodes
+from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home, safe_name
 
 if TYPE_CHECKING:  # a listing without live jobs does not load them
@@ -168,11 +169,16 @@ def add_live(
     problems: list[str],
     now: float | None = None,
     more: Iterable[BatchJob] = (),
+    scope: Scope = ALL,
 ) -> list[JobRow]:
     """Add running and just ended jobs to the stored ones, or pending ones if requested, and sort all.
     `more`: running jobs without a follower."""
     now = time.time() if now is None else now
-    found = [*_started_here(home, wanted, now), *_followed(home, wanted, stored, problems, now, more)]
+    found = [
+        row
+        for row in (*_started_here(home, wanted, now), *_followed(home, wanted, stored, problems, now, more))
+        if scope.allows(row.user, row.account)
+    ]
     if not found:
         return stored
     value = attrgetter(SORTS[wanted.sort])
@@ -278,13 +284,14 @@ def _row(job: BatchJob, now: float) -> JobRow:
     )
 
 
-def find_live(home: Home, name: str, problems: list[str]) -> list[BatchJob]:
+def find_live(home: Home, name: str, problems: list[str], scope: Scope = ALL) -> list[BatchJob]:
     """By the number under which it runs, or as people write it; also ID@CLUSTER. The newest is the last.
 
     There are several where one that was put back into the queue has no record of its first run yet.
     """
     id, _, cluster = name.partition("@")
-    jobs = (job for live in load_all(home, problems) for job in (*live.jobs, *live.ended))
+    every = (job for live in load_all(home, problems) for job in (*live.jobs, *live.ended))
+    jobs = (job for job in every if scope.allows(job.user, job.account))
     found = [job for job in jobs if id and _has_id(job, id) and cluster in ("", job.cluster)]
     return sorted(found, key=lambda job: job.start or 0.0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ from joblens.core.errors import OutsideError, sentence
 from joblens.store import records
 from joblens.store.catalog.listing import COLUMNS, JobFilter, JobRow, name_nodes, select
 from joblens.store.catalog.schema import MIGRATIONS
+from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home
 from joblens.store.lake.columns import storable
 
@@ -62,12 +63,19 @@ class _NewerError(Exception):
 
 
 _DIGITS = "0123456789"
+_IDENTITY = "cluster, id, start"
+_IS_IDENTITY = f"({_IDENTITY}) = (?, ?, ?)"
 
 
-def _begins(column: str) -> str:
+def _begins_with(text: str) -> tuple[str, list[str]]:
     """A number goes on with no further digit: that would be another number."""
-    whole = f"NOT (:number AND substr({column}, :next, 1) GLOB '[0-9]')"
-    return f"({column} > :id AND {column} < :end AND {whole})"
+    further = text[0] in _DIGITS and text[-1] in _DIGITS
+    conditions, values = [], []
+    for column in ("id", "shown_id"):
+        whole = f" AND NOT substr({column}, {len(text) + 1}, 1) GLOB '[0-9]'" if further else ""
+        conditions.append(f"({column} > ? AND {column} < ?{whole})")
+        values += [text, text + "\U0010ffff"]
+    return f"({conditions[0]} OR ({conditions[1]} AND shown_id != id))", values
 
 
 class Catalog:
@@ -79,11 +87,11 @@ class Catalog:
     def close(self) -> None:
         self.database.close()
 
-    # Asking
+    # Asking. Each question is restricted to a scope: jobs outside of it do not exist for it.
 
-    def jobs(self, wanted: JobFilter) -> list[JobRow]:
-        chosen, values = select(wanted)
-        rows = self._ask(f"SELECT {_NAMES} FROM jobs {chosen}", values)
+    def jobs(self, wanted: JobFilter, scope: Scope = ALL) -> list[JobRow]:
+        condition, order, values = select(wanted)
+        rows = self._select(_NAMES, condition, values, order, scope)
         tags = self._tags() if rows else {}
         return [JobRow._make((*row, tags.get(row[:3], {}))) for row in rows]
 
@@ -94,81 +102,83 @@ class Catalog:
             found.setdefault((cluster, id, start), {})[name] = value
         return found
 
-    def count(self) -> int:
-        return int(self._ask("SELECT count(*) FROM jobs")[0][0])
+    def count(self, scope: Scope = ALL) -> int:
+        return int(self._select("count(*)", "", (), "", scope)[0][0])
 
-    def find(self, text: str) -> list[tuple[str, str, float]]:
+    def find(self, text: str, scope: Scope = ALL) -> list[Identity]:
         """Jobs with that id, or else whose id begins so, the newest first; `last` is the newest of all.
 
         An id can be written as the scheduler shows it, 4200_7 and 4300+1, and with its cluster: 4242@lab.
         4242 is the beginning of 4242_7 and of 4242.server, and not of 42420.
         """
         newest = "ORDER BY start DESC, id DESC LIMIT"
-        identity = "SELECT cluster, id, start FROM jobs"
         if text == "last":
-            return self._ask(f"{identity} {newest} 1")
-        found = self._with_id(text)[-1:]
+            return self._select(_IDENTITY, "", (), f"{newest} 1", scope)
+        found = self._with_id(text, scope)[-1:]
         if found or not text:
             return [(run.cluster, run.id, run.start) for run in found]
-        wanted = storable(text)
-        begins = f"({_begins('id')} OR ({_begins('shown_id')} AND shown_id != id))"
-        is_number = wanted[0] in _DIGITS and wanted[-1] in _DIGITS
-        values = {"id": wanted, "end": wanted + "\U0010ffff", "next": len(wanted) + 1, "number": is_number}
-        return self._ask(f"{identity} WHERE {begins} {newest} 20", values)
+        condition, values = _begins_with(storable(text))
+        return self._select(_IDENTITY, condition, values, f"{newest} 20", scope)
 
-    def name_of(self, identity: Identity) -> str:
-        found = self._ask("SELECT shown_id FROM jobs WHERE (cluster, id, start) = (?, ?, ?)", identity)
+    def name_of(self, identity: Identity, scope: Scope = ALL) -> str:
+        found = self._select("shown_id", _IS_IDENTITY, identity, "", scope)
         return str(found[0][0]) if found else identity[1]
 
-    def runs(self, text: str) -> list[Run]:
+    def runs(self, text: str, scope: Scope = ALL) -> list[Run]:
         """All with the id of the job that is meant, the oldest first; nothing if it could be several jobs."""
-        found = self._with_id(text)
-        if not found and len(meant := self.find(text)) == 1:
+        found = self._with_id(text, scope)
+        if not found and len(meant := self.find(text, scope)) == 1:
             cluster, id, _ = meant[0]
-            found = self._with_id(f"{id}@{cluster}")
+            found = self._with_id(f"{id}@{cluster}", scope)
         return found
 
-    def _with_id(self, text: str) -> list[Run]:
+    def _with_id(self, text: str, scope: Scope) -> list[Run]:
         """Return the runs with this id: jobs are requeued, ids are reused, and clusters have their own."""
-        columns = 'SELECT cluster, id, start, "end", state FROM jobs'
+        columns, oldest = f'{_IDENTITY}, "end", state', "ORDER BY start, id"
         # A separate index serves this condition: most jobs have only one id.
-        either = "(id = :id OR (shown_id = :id AND shown_id != id))"
-        oldest = "ORDER BY start, id"
-        found = self._ask(f"{columns} WHERE {either} {oldest}", {"id": storable(text)})
+        either = "(id = ? OR (shown_id = ? AND shown_id != id))"
+        found = self._select(columns, either, [storable(text)] * 2, oldest, scope)
         name, at, cluster = text.rpartition("@")
         if not found and at:
-            values = {"id": storable(name), "cluster": storable(cluster)}
-            found = self._ask(f"{columns} WHERE {either} AND cluster = :cluster {oldest}", values)
+            values = [storable(name), storable(name), storable(cluster)]
+            found = self._select(columns, f"{either} AND cluster = ?", values, oldest, scope)
         return [Run(*row) for row in found]
 
-    def written(self, identities: Iterable[Identity]) -> dict[Identity, int]:
+    def written(self, identities: Iterable[Identity], scope: Scope = ALL) -> dict[Identity, int]:
         """Return when their records were written, for those that are known."""
         self._ask("SELECT 1")  # indexes new records
-        query = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
+        allowed, more = scope.condition()
+        query = f"SELECT written FROM jobs WHERE {_IS_IDENTITY} AND {allowed}"
         found: dict[Identity, int] = {}
         for identity in identities:
-            row = self.database.execute(query, identity).fetchone()
+            row = self.database.execute(query, [*identity, *more]).fetchone()
             if row:
                 found[identity] = int(row[0])
         return found
 
-    def report(self, identity: Identity) -> JobRecord:
+    def report(self, identity: Identity, scope: Scope = ALL) -> JobRecord:
         """All of it, from its record. LookupError if somebody has just removed that."""
         for _ in range(_ATTEMPTS):
-            found = self._ask(
-                "SELECT day, file, place FROM jobs WHERE (cluster, id, start) = (?, ?, ?)", identity
-            )
+            found = self._select("day, file, place", _IS_IDENTITY, identity, "", scope)
             if not found:
                 break
             ((day, name, place),) = found
             try:
                 record = records.load_record(self.home.records / day / name, place)
-                if _identity(record) == identity:
+                if _identity(record) == identity and scope.allows(record.job.user, record.job.account):
                     return record
             except FileNotFoundError:  # compacted since
                 pass
             self._forget(day)
         raise LookupError(f"the record of job {identity[1]} is not there any more")
+
+    def _select(
+        self, columns: str, condition: str, values: Sequence[Any], order: str, scope: Scope
+    ) -> list[Any]:
+        allowed, more = scope.condition()
+        conditions = " AND ".join(filter(None, (condition, "" if scope.everything else allowed)))
+        where = f"WHERE {conditions}" if conditions else ""
+        return self._ask(f"SELECT {columns} FROM jobs {where} {order}", [*values, *more])
 
     def _forget(self, day: str) -> None:
         """Delete a day from the index, so that its records are read again."""
@@ -178,7 +188,7 @@ class Catalog:
         except sqlite3.Error:  # it cannot be written
             self.database = self._opened(":memory:")
 
-    def _ask(self, query: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+    def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
             self._refresh(self.database)
             return self.database.execute(query, values).fetchall()

@@ -52,6 +52,7 @@ SORTS = {
     "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
     "user": "user", "name": "name",
 }  # fmt: skip
+_MOST = 1 << 31  # of a limit; SQLite has 63 bits
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -114,8 +115,8 @@ def name_nodes(names: Iterable[str]) -> str:
         return ",".join(found)
 
 
-def select(wanted: JobFilter) -> tuple[str, list[Any]]:
-    """Return the SQL that follows FROM jobs, and its values."""
+def select(wanted: JobFilter) -> tuple[str, str, list[Any]]:
+    """Return the condition, the order, and the values of the condition."""
     if wanted.sort not in SORTS:
         raise UsageError(f"jobs can be sorted by {', '.join(SORTS)}, and not by {wanted.sort!r}")
     conditions: list[str] = []
@@ -148,8 +149,8 @@ def select(wanted: JobFilter) -> tuple[str, list[Any]]:
     # Downwards they are last anyway; with the words, SQLite would not see that an index has that order.
     nulls = " NULLS LAST" if upwards else ""
     order = f"{column} {'ASC' if upwards else 'DESC'}{nulls}, start DESC, id DESC"
-    values.append(wanted.limit if wanted.limit > 0 else -1)
-    return f"WHERE {' AND '.join(conditions) or '1'} ORDER BY {order} LIMIT ?", values
+    limit = f" LIMIT {min(wanted.limit, _MOST):d}" if wanted.limit > 0 else ""
+    return " AND ".join(conditions), f"ORDER BY {order}{limit}", values
 
 
 def parse_time(text: str | float | None) -> float | None:
