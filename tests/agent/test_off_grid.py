@@ -65,6 +65,15 @@ def test_first_and_last() -> None:
     assert machine.tick(a=1) == []
 
 
+def test_a_job_that_only_one_scan_sees() -> None:
+    """Its row is stored once."""
+    machine = Machine()
+    machine.tick(a=1)
+    assert machine.scan(a=1, b=2) == [(2, "b", 2)]
+    assert machine.tick(a=1) == []
+    assert rows(machine.off_grid.release()) == []
+
+
 def test_the_end_is_seen_before_the_next_tick_that_reads_jobs() -> None:
     """The last row is released at once: the job may be finalized before the next tick that reads jobs."""
     machine = Machine()

@@ -28,7 +28,7 @@ class _Set:
         for number, key in enumerate(rows.keys):
             self.held[key] = _Held(sample.time_ns, rows.row(number))
         new = self.current.difference(before) if rows.keys is not before else set()
-        return self._samples([key for key in rows.keys if key in new])
+        return self._release([key for key in rows.keys if key in new])
 
     def pass_tick(self, rows: Rows) -> List[Sample]:
         """Return the last rows of jobs that the tick did not see. Those with fewer values stay held."""
@@ -41,23 +41,17 @@ class _Set:
 
     def release(self, living: Set[Key]) -> List[Sample]:
         """Return and forget all held rows but these."""
-        ended = [key for key in self.held if key not in living]
-        found = self._samples(ended)
-        for key in ended:
-            del self.held[key]
-        return found
+        return self._release([key for key in self.held if key not in living])
 
-    def _samples(self, keys: List[Key]) -> List[Sample]:
-        by_time: Dict[int, List[Key]] = {}
+    def _release(self, keys: List[Key]) -> List[Sample]:
+        by_time: Dict[int, Dict[Key, List[int]]] = {}
         for key in keys:
-            by_time.setdefault(self.held[key].time_ns, []).append(key)
+            held = self.held.pop(key)
+            by_time.setdefault(held.time_ns, {})[key] = held.values
         return [
-            Sample(time_ns, Rows(self.schema, tuple(some), self._values(some)))
+            Sample(time_ns, Rows(self.schema, tuple(some), [it for values in some.values() for it in values]))
             for time_ns, some in sorted(by_time.items())
         ]
-
-    def _values(self, keys: List[Key]) -> List[int]:
-        return [value for key in keys for value in self.held[key].values]
 
 
 class OffGrid:

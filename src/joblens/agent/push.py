@@ -44,6 +44,8 @@ PUSH_ERROR = Schema(
 
 _MOST_VALUES = 200_000  # in memory
 _MOST_ENTRIES = 2000  # sections of a batch, each with its own description, such as marks
+_MOST_USERS = 4096  # jobs whose users are remembered
+_OF_JOBS = ("job", "step", "mark", "fom")  # sets that can have rows of jobs that have ended
 _LAST_SECONDS = 2.0  # for sending what is left when the agent stops
 JobName = Tuple[Any, ...]
 
@@ -59,6 +61,7 @@ class Pusher:
         self.spool = self._open_spool()
         self._sender = Sender(self.spool, target, log)
         self._disk_error = ""
+        self._users: Dict[JobName, List[Any]] = {}  # jobs as last described, also those that have ended
         self._begin()
         self._sender.start()
 
@@ -128,6 +131,7 @@ class Pusher:
             self._from_ns = self._from_ns or samples[0].time_ns
             self._to_ns = samples[0].time_ns
         self._update_jobs()
+        self._add_ended(samples)
         turn = (tick - self._phase) // self._every
         if turn != self._turn or self._values >= _MOST_VALUES or len(self._batch) >= _MOST_ENTRIES:
             first, self._turn = self._turn < 0, turn
@@ -143,7 +147,18 @@ class Pusher:
 
     def _add_jobs(self) -> None:
         for cluster, job, node, user, uid, *_ in self._sampler.infos().keys:
-            self._jobs[cluster, job, node] = [cluster, job, node, user, uid]
+            self._users[cluster, job, node] = self._jobs[cluster, job, node] = [cluster, job, node, user, uid]
+        while len(self._users) > _MOST_USERS:
+            del self._users[next(iter(self._users))]
+
+    def _add_ended(self, samples: List[Sample]) -> None:
+        """Add jobs that are no longer known: a held row is stored after its job's end."""
+        for _, rows in samples:
+            if rows.schema.set in _OF_JOBS:
+                node = rows.schema.labels.index("node")
+                for name in {(key[0], key[1], key[node]) for key in rows.keys} - self._jobs.keys():
+                    if name in self._users:
+                        self._jobs[name] = self._users[name]
 
     def _describe_sets(self) -> List[List[Any]]:
         interval = self._settings.interval
