@@ -173,7 +173,7 @@ def test_what_a_report_from_a_server_loads() -> None:
         "concurrent.futures",
     )
     code = (
-        "import sys, joblens.api, joblens.cli.job, joblens.cli.from_tsdb, joblens.jobs.from_tsdb\n"
+        "import sys, joblens.api.store, joblens.cli.job, joblens.api.from_tsdb, joblens.jobs.from_tsdb\n"
         f"print(*sys.modules.keys() & {set(dear)!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,9 +11,7 @@ from joblens.core.errors import UsageError
 from joblens.core.units import render_bytes, render_cores, render_exit, render_seconds
 
 if TYPE_CHECKING:
-    from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.listing import JobRow
-    from joblens.store.home import Home
 
 EXAMPLE = """example:
   joblens jobs
@@ -64,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.api import Store
-    from joblens.jobs.live import add_live
+    from joblens.api.lookup import list_jobs
+    from joblens.api.store import Store
     from joblens.store.catalog.listing import JobFilter, parse_time
 
     if options.limit < 0:
@@ -88,10 +86,9 @@ def run(options: argparse.Namespace) -> int:
     )
     problems: list[str] = []
     with Store(progress=progress("days of records")) as store:
-        listed = add_live(store.home, wanted, store.jobs(wanted), problems, more=_sessions(store.home))
-        empty = not listed and not store.jobs(limit=1)
+        found = list_jobs(store, wanted, problems)
+        empty = not found and not store.jobs(limit=1)
         warn(store.problems + problems)
-    found = [it._replace(start=None) if _never_started(it) else it for it in listed]
     if options.json:
         write(json.dumps([it._asdict() for it in found], indent=2) + "\n")
     elif options.csv:
@@ -110,15 +107,6 @@ def _tags(texts: list[str]) -> tuple[tuple[str, str], ...]:
     from joblens.run.facts import parse_tags
 
     return tuple(parse_tags(texts).items())
-
-
-def _sessions(home: Home) -> list[BatchJob]:
-    """Jobs whose user mode runs now."""
-    if not (home.path / "usermode").is_dir():
-        return []
-    from joblens.usermode.finish import find_running
-
-    return find_running(home)
 
 
 def render_csv(found: list[JobRow]) -> str:
@@ -161,14 +149,11 @@ def _known(value: Any, show: Any) -> str:
     return "-" if value is None else str(show(value))
 
 
-def _never_started(job: JobRow) -> bool:
-    """In the store it is known by its end."""
-    return not job.node and not job.duration_seconds
-
-
 def _took(job: JobRow) -> str:
     """Nothing of a job that was never given a node."""
-    return "-" if _never_started(job) else _known(job.duration_seconds, render_seconds)
+    from joblens.api.source import never_started
+
+    return "-" if never_started(job) else _known(job.duration_seconds, render_seconds)
 
 
 def _state(job: JobRow) -> str:

@@ -1,33 +1,29 @@
-"""The Python interface: `joblens.open()` gives jobs, series and processes.
-
-docs/api.md shows how it is used.
-"""
+"""A store on this machine: jobs, series and processes, and its maintenance."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from joblens.api.source import JobSource, not_found
 from joblens.core.errors import UsageError
 from joblens.core.named_tuple import NamedTuple
 from joblens.store import ingest
 from joblens.store.catalog.index import Catalog, Run, choose_run
 from joblens.store.catalog.listing import JobFilter, JobRow, make_filter, unknown
+from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
-    import pandas
-
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import LakeReader, Reader, Series, Span
 
 Progress = Callable[[int, int], None]
-_JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes")
 
 
 class StoreInfo(NamedTuple):
@@ -45,52 +41,62 @@ class StoreInfo(NamedTuple):
     problems: list[str]
 
 
-class Store:
-    """A store, as `joblens.open` returns it. `problems` lists what went wrong, a sentence each."""
+class Store(JobSource):
+    """A store, as `joblens.open` returns it. Jobs outside of its scope do not exist for whoever reads it."""
 
     def __init__(
-        self, path: str | os.PathLike[str] | Home | None = None, progress: Progress | None = None
+        self,
+        path: str | os.PathLike[str] | Home | None = None,
+        progress: Progress | None = None,
+        scope: Scope = ALL,
+        read_only: bool = False,
     ) -> None:
-        self.home = make_home(path if isinstance(path, Home) else find_home(path))
-        self._problems = _recover(self.home) + ingest.problems(self.home)
+        """`read_only` completes no job whose joblens was killed, and makes no folder."""
+        home = path if isinstance(path, Home) else find_home(path)
+        self.home = home if read_only else make_home(home)
+        self.scope, self.read_only = scope, read_only
+        self._problems = [*([] if read_only else _recover(home)), *ingest.problems(home)]
         self._catalog = Catalog(self.home, progress)
         self._lake = Lake(self.home.lake)
 
     @property
     def problems(self) -> list[str]:
+        """Paths and ids in them are for those only who may see everything."""
+        if not self.scope.everything:
+            return []
         return self._problems + self._catalog.problems + self._lake.problems
 
+    def seen_by(self, scope: Scope) -> Store:
+        """Return the same store as someone with this scope sees it. Only one of them is to be closed."""
+        view = copy(self)
+        view.scope = scope
+        return view
+
     def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
-        """Jobs, the newest first unless sorted otherwise; filters as those of `joblens jobs`."""
-        return self._catalog.jobs(wanted or make_filter(**filters))
+        return self._catalog.jobs(wanted or make_filter(**filters), self.scope)
 
     def job(self, name: str, run: int | None = None) -> JobRecord:
-        """Return the record of a job, by its id, a prefix of it, or `last`. Raises LookupError.
-
-        If an id has several runs it is the newest, or the one with the number `run`, counted from 1.
-        """
-        found = self._catalog.find(name)
+        found = self._catalog.find(name, self.scope)
         if not found:
             running = self._running(name)
             if running is not None:
                 return running
             raise LookupError(self._why_unknown(name))
         if len(found) > 1:
-            some = ", ".join(map(self._catalog.name_of, found[:5])) + (", …" if len(found) > 5 else "")
+            names = [self._catalog.name_of(it, self.scope) for it in found[:5]]
+            some = ", ".join(names) + (", …" if len(found) > 5 else "")
             raise LookupError(f"several jobs begin with {name!r}: {some}")
         if run is None:
-            return self._catalog.report(found[0])
+            return self._catalog.report(found[0], self.scope)
         chosen = choose_run(self.runs(name), run)
-        return self._catalog.report((chosen.cluster, chosen.id, chosen.start))
+        return self._catalog.report((chosen.cluster, chosen.id, chosen.start), self.scope)
 
     def runs(self, name: str) -> list[Run]:
-        """Return cluster, id, start, end and state of each run, the oldest first.
-
-        Jobs are requeued, ids are reused, and clusters have their own.
-        """
-        return self._catalog.runs(name)
+        return self._catalog.runs(name, self.scope)
 
     def _why_unknown(self, name: str) -> str:
+        if not self.scope.everything:
+            return not_found(name)
         if name == "last":
             return f"no job is stored in {self.home.path} yet; begin with: joblens run -- CMD"
         under_way = [found for found in self.running() if name and found.startswith(name)]
@@ -104,17 +110,19 @@ class Store:
             return None
         from joblens.jobs.running import find_running, summarise_running
 
-        found = [it for it in find_running(self.home) if it.facts.id.startswith(name)]
+        found = [it for it in find_running(self.home) if self._sees(it) and it.facts.id.startswith(name)]
         return summarise_running(found[-1]) if found else None
 
     def running(self) -> list[str]:
         """Return the ids of jobs that have not ended, or are not finalised yet."""
-        return sorted(found.facts.id for found in ingest.list_incoming(self.home))
+        return sorted(found.facts.id for found in ingest.list_incoming(self.home) if self._sees(found))
+
+    def _sees(self, found: ingest.Incoming) -> bool:
+        return self.scope.allows(found.facts.user, found.facts.account)
 
     def series(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
     ) -> Series:
-        """The samples of a set over the job's time, as at most so many points."""
         span, reader, chosen = self._chosen(name, set_name, columns)
         return reader.series(span, set_name, chosen, points)
 
@@ -126,14 +134,18 @@ class Store:
         columns: tuple[str, ...] = (),
         points: int = 1000,
     ) -> dict[tuple[str, ...], Series]:
-        """Return one series for each combination of these labels, as strings: `("pid",)` of `process`."""
         span, reader, chosen = self._chosen(name, set_name, columns)
         return reader.split(span, set_name, labels, chosen, points)
 
     def sets(self, name: str) -> tuple[str, ...]:
-        """Return the sets with samples, of this job or of any."""
         span = self._span(name)
         return self._reader(span.job, span.start).sets()
+
+    def columns(self, name: str) -> dict[str, tuple[str, ...]]:
+        span = self._span(name)
+        reader = self._reader(span.job, span.start)
+        found = {it: reader.measured(span, it) for it in reader.sets()}
+        return {it: columns for it, columns in found.items() if columns}
 
     def _chosen(
         self, name: str, set_name: str, columns: tuple[str, ...]
@@ -152,7 +164,6 @@ class Store:
         return span, reader, columns or known
 
     def processes(self, name: str) -> list[ProcessUse]:
-        """Every process that sampling saw."""
         span = self._span(name)
         return self._reader(span.job, span.start).processes(span)
 
@@ -168,51 +179,22 @@ class Store:
     def _span(self, name: str) -> Span:
         from joblens.store.reader import Span
 
+        live = self._live_span(name)
+        if live is not None:
+            return live
         job = self.job(name).job
-        return Span(job.id, job.start, max(job.last, job.start) + 1.0)
+        # Two clusters can have jobs of the same id at the same time.
+        return Span(job.id, job.start, max(job.last, job.start) + 1.0, job.cluster if job.nodes else "")
 
-    # As DataFrames
+    def _live_span(self, name: str) -> Span | None:
+        """Of a job of a batch system that runs now."""
+        from joblens.jobs.live import find_live, runs
+        from joblens.store.reader import Span
 
-    def jobs_frame(self, wanted: JobFilter | None = None, **filters: Any) -> pandas.DataFrame:
-        """The jobs, with their times as such, and what is not known as NaN."""
-        rows = [row._asdict() for row in self.jobs(wanted, **filters)]
-        return _frame(rows, JobRow._fields, ("start", "end"), _JOB_NUMBERS)
-
-    def series_frame(
-        self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
-    ) -> pandas.DataFrame:
-        """By time: each column as it stood at the end of its point."""
-        pd = _pandas()
-        series = self.series(name, set_name, columns, points)
-        index = pd.to_datetime(pd.Series(series.times, dtype="float64"), unit="s", utc=True)
-        return pd.DataFrame(series.last, index=pd.DatetimeIndex(index, name="time"), dtype="float64")
-
-    def split_frame(
-        self,
-        name: str,
-        set_name: str,
-        labels: tuple[str, ...],
-        columns: tuple[str, ...] = (),
-        points: int = 1000,
-    ) -> pandas.DataFrame:
-        """One row for each moment and combination of labels; numbers as in `series_frame`."""
-        split = self.split(name, set_name, labels, columns, points)
-        rows = [
-            {**dict(zip(labels, key)), "time": time, **{it: values[n] for it, values in series.last.items()}}
-            for key, series in split.items()
-            for n, time in enumerate(series.times)
-        ]
-        measured = tuple(dict.fromkeys(it for series in split.values() for it in series.last)) or columns
-        return _frame(rows, ("time", *labels, *measured), ("time",), measured)
-
-    def processes_frame(self, name: str) -> pandas.DataFrame:
-        """Every process that sampling saw; `first` and `last` are when it was sampled."""
-        from joblens.record.report import ProcessUse
-
-        columns = ProcessUse.__struct_fields__[: ProcessUse.__struct_fields__.index("cpu_seconds")]
-        rows = [process.to_dict() for process in self.processes(name)]
-        numbers = [it for it in columns if it not in ("name", "command", "node", "first", "last")]
-        return _frame(rows, columns, ("first", "last"), numbers)
+        found = [job for job in find_live(self.home, name, [], self.scope) if runs(job) and job.end is None]
+        if not found:
+            return None
+        return Span(found[-1].id, found[-1].start or 0.0, time.time() + 1.0, found[-1].cluster)
 
     # Maintenance
 
@@ -261,7 +243,7 @@ class Store:
             filesystem=self.home.filesystem,
             shared=self.home.shared,
             about=self.home.describe(),
-            jobs=self._catalog.count(),
+            jobs=self._catalog.count(self.scope),
             running=self.running(),
             waiting=len(ingest.folders(self.home.waiting)),
             files=len(sizes),
@@ -272,28 +254,6 @@ class Store:
     def close(self) -> None:
         self._catalog.close()
 
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _frame(
-    rows: Sequence[Mapping[str, object]], columns: Sequence[str], times: Sequence[str], numbers: Sequence[str]
-) -> pandas.DataFrame:
-    """Times as timestamps; numbers as integers where all are known and whole, else as floats with NaN."""
-    pd = _pandas()
-    frame = pd.DataFrame(rows, columns=list(columns))
-    for name in times:
-        frame[name] = pd.to_datetime(frame[name].astype("float64"), unit="s", utc=True)
-    for name in numbers:
-        found = pd.to_numeric(frame[name], errors="coerce")
-        frame[name] = found if len(frame) else found.astype("float64")
-    return frame
-
 
 def _recover(home: Home) -> list[str]:
     """Analysis is loaded only if there is a job to complete: a listing takes half as long without it."""
@@ -302,11 +262,3 @@ def _recover(home: Home) -> list[str]:
     from joblens.jobs.complete import recover
 
     return recover(home)
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise ImportError("DataFrames need pandas, which is not installed: pip install pandas") from None
-    return pandas

@@ -1,9 +1,7 @@
-"""`joblens job --store`: the report from a server that speaks PromQL, or from its data folder."""
+"""The report from a server that speaks PromQL, or from its data folder: `joblens job --store`."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,10 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joblens.api.source import not_found
 from joblens.core.errors import JoblensError, UsageError
 
 if TYPE_CHECKING:
-    from joblens.api import Store
+    from joblens.api.source import JobQuery
+    from joblens.api.store import Store
     from joblens.core.config import Settings
     from joblens.jobs.from_tsdb import JobInputs
     from joblens.record.report import JobRecord
@@ -26,21 +26,19 @@ _SCHEDULER_SECONDS = 10.0
 
 
 def report_from_tsdb(
-    options: argparse.Namespace, store: Store, live: BatchJob | None, where: str, run: int | None = None
+    settings: Settings, where: str, query: JobQuery, store: Store, live: BatchJob | None, run: int | None
 ) -> JobRecord:
     """Report the running job, or a run of a stored one. Raises JoblensError."""
     from joblens.analysis.window_report import find_part, summarise_part
     from joblens.jobs.from_tsdb import summarise_from_server
 
-    with _open(where) as server:
-        record, reader = summarise_from_server(server, _inputs(options.id, store, live, server, run))
-        part = find_part(record, options.between, options.step, options.first, options.last)
+    with _open(settings, where) as server:
+        inputs = _inputs(query.id, store, live, server, run)
+        if not store.scope.allows(inputs.facts.user, inputs.facts.account):
+            raise JoblensError(not_found(query.id))
+        record, reader = summarise_from_server(server, inputs)
+        part = find_part(record, query.between, query.step, query.first, query.last)
         return record if part is None else summarise_part(record, reader, part)
-
-
-def configured() -> str:
-    """Return the URL of the server in the settings, or an empty string."""
-    return _settings().tsdb.url
 
 
 def _inputs(name: str, store: Store, live: BatchJob | None, server: Server, run: int | None) -> JobInputs:
@@ -71,10 +69,9 @@ def _ask_slurm(name: str) -> BatchJob | None:
 
 
 @contextmanager
-def _open(where: str) -> Iterator[Server]:
+def _open(settings: Settings, where: str) -> Iterator[Server]:
     from joblens.store.tsdb.promql import Server
 
-    settings = _settings()
     if "://" not in where and where != CONFIGURED:
         with _started(Path(where), settings) as server:
             yield server
@@ -108,10 +105,3 @@ def _started(data: Path, settings: Settings) -> Iterator[Server]:
             server.close()
         finally:
             local.stop()
-
-
-def _settings() -> Settings:
-    from joblens.cli.settings import load_agent
-    from joblens.core.config_files import load_layers
-
-    return load_agent(load_layers(None, os.environ))

@@ -1,0 +1,68 @@
+"""Jobs, series and processes as DataFrames of pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from joblens.store.catalog.listing import JobRow
+
+if TYPE_CHECKING:
+    import pandas
+
+    from joblens.record.report import ProcessUse
+    from joblens.store.reader import Series
+
+_JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes")
+
+
+def frame_of_jobs(jobs: Sequence[JobRow]) -> pandas.DataFrame:
+    return _frame([row._asdict() for row in jobs], JobRow._fields, ("start", "end"), _JOB_NUMBERS)
+
+
+def frame_of_series(series: Series) -> pandas.DataFrame:
+    pd = _pandas()
+    index = pd.to_datetime(pd.Series(series.times, dtype="float64"), unit="s", utc=True)
+    return pd.DataFrame(series.last, index=pd.DatetimeIndex(index, name="time"), dtype="float64")
+
+
+def frame_of_split(
+    split: Mapping[tuple[str, ...], Series], labels: tuple[str, ...], columns: tuple[str, ...]
+) -> pandas.DataFrame:
+    rows = [
+        {**dict(zip(labels, key)), "time": time, **{it: values[n] for it, values in series.last.items()}}
+        for key, series in split.items()
+        for n, time in enumerate(series.times)
+    ]
+    measured = tuple(dict.fromkeys(it for series in split.values() for it in series.last)) or columns
+    return _frame(rows, ("time", *labels, *measured), ("time",), measured)
+
+
+def frame_of_processes(processes: Sequence[ProcessUse]) -> pandas.DataFrame:
+    from joblens.record.report import ProcessUse
+
+    columns = ProcessUse.__struct_fields__[: ProcessUse.__struct_fields__.index("cpu_seconds")]
+    numbers = [it for it in columns if it not in ("name", "command", "node", "first", "last")]
+    return _frame([process.to_dict() for process in processes], columns, ("first", "last"), numbers)
+
+
+def _frame(
+    rows: Sequence[Mapping[str, object]], columns: Sequence[str], times: Sequence[str], numbers: Sequence[str]
+) -> pandas.DataFrame:
+    """Times as timestamps; numbers as integers where all are known and whole, else as floats with NaN."""
+    pd = _pandas()
+    frame = pd.DataFrame(rows, columns=list(columns))
+    for name in times:
+        frame[name] = pd.to_datetime(frame[name].astype("float64"), unit="s", utc=True)
+    for name in numbers:
+        found = pd.to_numeric(frame[name], errors="coerce")
+        frame[name] = found if len(frame) else found.astype("float64")
+    return frame
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("DataFrames need pandas, which is not installed: pip install pandas") from None
+    return pandas

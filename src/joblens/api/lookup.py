@@ -1,0 +1,143 @@
+"""Jobs that are stored, wait, run or have just ended, as the command line and the service show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from joblens.api.source import JobQuery, never_started
+from joblens.jobs.live import add_live, add_runs, find_live, has_run, summarise_live
+from joblens.store.catalog.index import Run, choose_run
+from joblens.store.catalog.listing import JobFilter, JobRow
+
+if TYPE_CHECKING:
+    from joblens.api.store import Store
+    from joblens.core.config import Settings
+    from joblens.record.report import JobRecord
+    from joblens.schedulers.facts import BatchJob
+    from joblens.store.home import Home
+
+
+class Tsdb(NamedTuple):
+    """A server that speaks PromQL: for jobs without a record, or `only` that one."""
+
+    settings: Callable[[], Settings]  # loaded when it is needed
+    where: str = ""  # its URL, its data folder, or `tsdb`, the one of the settings
+    only: bool = False
+
+
+def list_jobs(store: Store, wanted: JobFilter, problems: list[str]) -> list[JobRow]:
+    """Return stored and live jobs in the store's scope. A job that never started has no start."""
+    rows = add_live(
+        store.home, wanted, store.jobs(wanted), problems, more=_sessions(store.home), scope=store.scope
+    )
+    return [it._replace(start=None) if never_started(it) else it for it in rows]
+
+
+def _sessions(home: Home) -> list[BatchJob]:
+    """Jobs whose user mode runs now."""
+    if not (home.path / "usermode").is_dir():
+        return []
+    from joblens.usermode.finish import find_running
+
+    return find_running(home)
+
+
+def find_report(
+    store: Store,
+    query: JobQuery,
+    problems: list[str],
+    tsdb: Tsdb | None = None,
+    session: BatchJob | None = None,
+) -> JobRecord:
+    """Return the record of a run or of a part of it. Raises LookupError if there is no such job.
+
+    `session`: the job, if its user mode runs now.
+    """
+    found = [session] if session else find_live(store.home, query.id, problems, store.scope)
+    runs = add_runs(store.runs(query.id), found)
+    record = _report(store, query, found, runs, tsdb)
+    _count_tasks(record, store)
+    _number(record, runs)
+    return record
+
+
+def plain_report(record: JobRecord) -> dict[str, Any]:
+    """As JSON has it. In the store a job that never started is known by its end."""
+    plain = record.to_dict()
+    if record.job.never_started:
+        plain["job"]["start"] = None
+    return plain
+
+
+def _report(
+    store: Store, query: JobQuery, found: list[BatchJob], runs: list[Run], tsdb: Tsdb | None
+) -> JobRecord:
+    live, number = _meant(store, query, found, runs)
+    if tsdb is None or not tsdb.only:
+        try:
+            return _part(store, query, _find(store, query, live, number))
+        except LookupError:
+            if live is not None:
+                raise LookupError(f"job {live.shown_id} waits: {live.state} {live.reason}".rstrip()) from None
+            if tsdb is None or query.id == "last" or not tsdb.settings().tsdb.url:
+                raise
+    from joblens.api.from_tsdb import CONFIGURED, report_from_tsdb
+
+    return report_from_tsdb(tsdb.settings(), tsdb.where or CONFIGURED, query, store, live, number)
+
+
+def _part(store: Store, query: JobQuery, record: JobRecord) -> JobRecord:
+    """The whole record unless a part is asked for: to show what is stored needs no analysis."""
+    if not query.is_part:
+        return record
+    from joblens.analysis.window_report import find_part, summarise_part
+
+    part = find_part(record, query.between, query.step, query.first, query.last)
+    return record if part is None else summarise_part(record, store.reader(record), part)
+
+
+def _meant(
+    store: Store, query: JobQuery, found: list[BatchJob], runs: list[Run]
+) -> tuple[BatchJob | None, int | None]:
+    """One that runs or has no record yet, or the number of a stored one; neither is the newest stored."""
+    from joblens.jobs.facts import identity
+
+    if query.run is None:
+        return (found[-1] if found else None), None
+    chosen, stored = choose_run(runs, query.run), store.runs(query.id)
+    if chosen in stored:
+        return None, stored.index(chosen) + 1
+    return next(job for job in found if identity(job) == chosen[:3]), None
+
+
+def _find(store: Store, query: JobQuery, live: BatchJob | None, number: int | None) -> JobRecord:
+    """LookupError if there is none. Of one that has just ended the record may be there already."""
+    if live is None or not has_run(live):
+        return store.job(query.id, number)
+    if live.end is not None and query.run is None:
+        with suppress(LookupError):
+            record = store.job(query.id)
+            if record.job.start >= (live.start or 0.0):
+                return record
+    return summarise_live(store.home, live)
+
+
+def _count_tasks(record: JobRecord, store: Store) -> None:
+    """How many the array has of which it is one; nothing of others. Those that wait are not counted."""
+    job = record.job
+    if job.array_job:
+        wanted = JobFilter(user=job.user, cluster=job.cluster, array=job.array_job, limit=0)
+        # Problems with the list of running jobs are reported already.
+        rows = add_live(store.home, wanted, store.jobs(wanted), [], scope=store.scope)
+        record.array_tasks = len({row.shown_id for row in rows})
+
+
+def _number(record: JobRecord, runs: list[Run]) -> None:
+    """Which of the runs it is, and all of them: ids are reused, and jobs are requeued."""
+    from joblens.record.report import Run
+
+    this = (record.job.cluster, record.job.id, record.job.start)
+    record.run = next((number for number, run in enumerate(runs, 1) if run[:3] == this), None)
+    record.runs = [Run(number, *run) for number, run in enumerate(runs, 1)]

@@ -1,0 +1,143 @@
+"""What jobs are read from: a store on this machine, or a service on another one. Both have these methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from joblens.core.named_tuple import NamedTuple
+
+if TYPE_CHECKING:
+    import pandas
+
+    from joblens.record.report import JobRecord, ProcessUse
+    from joblens.store.catalog.index import Run
+    from joblens.store.catalog.listing import JobFilter, JobRow
+    from joblens.store.reader import Series
+
+
+class JobQuery(NamedTuple):
+    """Which run of which job is meant, and which part of it; the texts are those of the command line."""
+
+    id: str
+    run: int | None = None
+    between: str | None = None
+    step: str | None = None
+    first: str | None = None
+    last: str | None = None
+
+    @property
+    def is_part(self) -> bool:
+        return {self.between, self.step, self.first, self.last} != {None}
+
+
+def not_found(name: str) -> str:
+    """One sentence for a job that does not exist and for one of someone else."""
+    return f"job {name:.100}: not found, or not yours"
+
+
+def never_started(job: JobRow) -> bool:
+    """In the store it is known by its end."""
+    return not job.node and not job.duration_seconds
+
+
+class JobSource(ABC):
+    """`problems` lists what went wrong, a sentence each."""
+
+    @property
+    @abstractmethod
+    def problems(self) -> list[str]: ...
+
+    @abstractmethod
+    def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
+        """Jobs, the newest first unless sorted otherwise; filters as those of `joblens jobs`."""
+
+    @abstractmethod
+    def job(self, name: str, run: int | None = None) -> JobRecord:
+        """Return the record of a job, by its id, a prefix of it, or `last`. Raises LookupError.
+
+        If an id has several runs it is the newest, or the one with the number `run`, counted from 1.
+        """
+
+    @abstractmethod
+    def runs(self, name: str) -> list[Run]:
+        """Return cluster, id, start, end and state of each run, the oldest first.
+
+        Jobs are requeued, ids are reused, and clusters have their own.
+        """
+
+    @abstractmethod
+    def series(
+        self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
+    ) -> Series:
+        """The samples of a set over the job's time, as at most so many points."""
+
+    @abstractmethod
+    def split(
+        self,
+        name: str,
+        set_name: str,
+        labels: tuple[str, ...],
+        columns: tuple[str, ...] = (),
+        points: int = 1000,
+    ) -> dict[tuple[str, ...], Series]:
+        """Return one series for each combination of these labels, as strings: `("pid",)` of `process`."""
+
+    @abstractmethod
+    def sets(self, name: str) -> tuple[str, ...]:
+        """Return the sets with samples, of this job or of any."""
+
+    @abstractmethod
+    def columns(self, name: str) -> dict[str, tuple[str, ...]]:
+        """Return the columns with numbers, by set, of those sets that have samples of this job."""
+
+    @abstractmethod
+    def processes(self, name: str) -> list[ProcessUse]:
+        """Every process that sampling saw."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    # As DataFrames
+
+    def jobs_frame(self, wanted: JobFilter | None = None, **filters: Any) -> pandas.DataFrame:
+        """The jobs, with their times as such, and what is not known as NaN."""
+        from joblens.api.frames import frame_of_jobs
+
+        return frame_of_jobs(self.jobs(wanted, **filters))
+
+    def series_frame(
+        self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
+    ) -> pandas.DataFrame:
+        """By time: each column as it stood at the end of its point."""
+        from joblens.api.frames import frame_of_series
+
+        return frame_of_series(self.series(name, set_name, columns, points))
+
+    def split_frame(
+        self,
+        name: str,
+        set_name: str,
+        labels: tuple[str, ...],
+        columns: tuple[str, ...] = (),
+        points: int = 1000,
+    ) -> pandas.DataFrame:
+        """One row for each moment and combination of labels; numbers as in `series_frame`."""
+        from joblens.api.frames import frame_of_split
+
+        return frame_of_split(self.split(name, set_name, labels, columns, points), labels, columns)
+
+    def processes_frame(self, name: str) -> pandas.DataFrame:
+        """Every process that sampling saw; `first` and `last` are when it was sampled."""
+        from joblens.api.frames import frame_of_processes
+
+        return frame_of_processes(self.processes(name))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
