@@ -17,6 +17,7 @@ FLOW = (
     ("core", "hooks", "record"),
     ("wire",),
     ("collectors",),
+    ("capture",),
     ("schedulers", "attribution"),
     ("agent",),
     ("store",),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import imported, machine, scheduler, stored, wire
+from . import capture, imported, machine, scheduler, stored, wire
 
 TARGETS = {
     target.name: target
-    for module in (wire, machine, scheduler, stored, imported)
+    for module in (wire, machine, scheduler, stored, imported, capture)
     for target in module.TARGETS
 }

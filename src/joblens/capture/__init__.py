@@ -1,0 +1,1 @@
+"""Exact records of processes and threads at their end."""

@@ -1,0 +1,51 @@
+"""The preloaded library: where it is, how it is built, and the environment of a captured command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Dict, Mapping, Optional
+
+FOLDER = "JOBLENS_CAPTURE"  # names the folder of the records to the library
+_HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCE = os.path.join(_HERE, "preload.c")
+LIBRARY = os.path.join(_HERE, "libjoblens-capture.so")
+# Two segments instead of four: fewer calls of mmap(2) at the start of each program. What compilers of some
+# distributions add by default needs symbols that not every libc has.
+_FLAGS = (
+    "-std=gnu11 -O2 -fPIC -shared -s -Wall -Wextra -fvisibility=hidden -fno-strict-aliasing "
+    "-fno-stack-protector -U_FORTIFY_SOURCE -Wl,-O1,--hash-style=gnu,-z,noseparate-code,-z,norelro"
+).split()
+_BUILD_SECONDS = 120
+
+
+def build_library(target: str = LIBRARY, compiler: str = "") -> str:
+    """Compile it, and return why that is impossible, or "". The file is replaced atomically."""
+    partial = f"{target}.{os.getpid()}"
+    command = [compiler or os.environ.get("CC", "cc"), *_FLAGS, "-o", partial, SOURCE]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_SECONDS)
+        if result.returncode == 0:
+            os.replace(partial, target)
+            return ""
+        output = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
+        return f"{command[0]} failed: {output[0]}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]} cannot be run: {error}"
+
+
+def find_library() -> Optional[str]:
+    return LIBRARY if os.access(LIBRARY, os.R_OK) else None
+
+
+def capture_environment(given: Mapping[bytes, bytes], folder: str, library: str) -> Dict[bytes, bytes]:
+    """Return what to add to an environment. A library that is preloaded already stays, and comes first."""
+    before = given.get(b"LD_PRELOAD", b"")
+    path = os.fsencode(library)
+    listed = before if path in before.replace(b":", b" ").split() else before + b":" * bool(before) + path
+    return {b"LD_PRELOAD": listed, FOLDER.encode(): os.fsencode(os.path.realpath(folder))}
+
+
+def is_preloadable(library: str) -> bool:
+    """Whether ld.so(8) can be given the path: it splits the list at blanks and colons."""
+    return not any(character in library for character in " :\t\n$")

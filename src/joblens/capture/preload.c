@@ -1,0 +1,920 @@
+/* Preloaded into the programs of a job: appends a record of their start and end to the file of the node.
+ *
+ * It must not change what a program does, prints or returns. So it makes its own system calls (they do not
+ * touch errno, and neither the program nor another preloaded library sees them), allocates nothing, keeps no
+ * file open, and builds each record on the stack: a child of vfork(2), which shares the memory of its parent,
+ * and a signal handler may run any of the functions that may be called there. Symbols that not every libc has
+ * are weak, because a library with a missing symbol would end the program.
+ *
+ * joblens.capture.records reads the file and documents its format.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define WEAK __attribute__((weak))
+#define ABSENT UINT64_MAX
+#define MAGIC 0x31434c4au /* JLC1 */
+#define HEADER 12
+#define LARGEST 4096 /* one write of this size to a local file is not interleaved with others */
+#define SMALL 512
+#define LARGEST_FILE (512L << 20) /* a job that starts millions of processes must not fill the disk */
+#define LIMIT_MARGIN (64 << 10)
+#define MOST_THREADS 4096
+#define MOST_ARGUMENTS 2048
+#define SLOTS 128
+
+extern char **environ;
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) WEAK;
+extern int on_exit(void (*)(int, void *), void *) WEAK;
+extern const char *gnu_get_libc_version(void) WEAK;
+extern int pthread_key_create(pthread_key_t *, void (*)(void *)) WEAK;
+extern int pthread_setspecific(pthread_key_t, const void *) WEAK;
+
+static int active;
+static char file_path[1024];
+static pid_t self;
+static uint64_t self_ticks; /* start of the process in clock ticks since boot, as in /proc/PID/stat */
+static long start_peak; /* of memory in KiB, which the kernel has taken over from before exec(2) */
+static int held = -1; /* the file, held open by a program that is about to become another user */
+static uint64_t threads_created, threads_ended, ended_delay, ended_slices;
+static pthread_key_t thread_key;
+static int has_thread_key;
+static __thread uint64_t thread_start __attribute__((tls_model("initial-exec")));
+
+/* System calls: the result, or -errno. */
+
+#if defined(__x86_64__)
+static long call(long n, long a, long b, long c, long d) {
+  long result;
+  register long r10 __asm__("r10") = d;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
+  return result;
+}
+#elif defined(__aarch64__)
+static long call(long n, long a, long b, long c, long d) {
+  register long x8 __asm__("x8") = n;
+  register long x0 __asm__("x0") = a;
+  register long x1 __asm__("x1") = b;
+  register long x2 __asm__("x2") = c;
+  register long x3 __asm__("x3") = d;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+  return x0;
+}
+#else
+#error "capture supports x86-64 and AArch64"
+#endif
+
+#define CALL(number, a, b, c, d) call(number, (long)(a), (long)(b), (long)(c), (long)(d))
+
+static uint64_t clock_ns(clockid_t which) {
+  struct timespec now = {0, 0};
+  CALL(SYS_clock_gettime, which, &now, 0, 0);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static pid_t current_pid(void) { return (pid_t)CALL(SYS_getpid, 0, 0, 0, 0); }
+
+/* Text of a file in /proc, with a terminating zero; "" if it cannot be read. */
+static void slurp(const char *path, char *buffer, unsigned room) {
+  long count = -1, fd = CALL(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+  if (fd >= 0) {
+    count = CALL(SYS_read, fd, buffer, room - 1, 0);
+    CALL(SYS_close, fd, 0, 0, 0);
+  }
+  buffer[count > 0 ? count : 0] = 0;
+}
+
+/* The decimal numbers in a text, whatever stands between them; ABSENT for those that are missing. */
+static const char *parse_numbers(const char *text, uint64_t *numbers, int count) {
+  for (int n = 0; n < count; n++) {
+    while (*text && (*text < '0' || *text > '9')) text++;
+    numbers[n] = *text ? 0 : ABSENT;
+    while (*text >= '0' && *text <= '9') numbers[n] = numbers[n] * 10 + (uint64_t)(*text++ - '0');
+  }
+  return text;
+}
+
+/* Fields of /proc/PID/stat after the name, which may contain anything: numbers[0] is the parent. */
+static void read_stat(const char *path, uint64_t *numbers, int count) {
+  char text[SMALL];
+  slurp(path, text, sizeof text);
+  char *name_end = strrchr(text, ')');
+  parse_numbers(name_end ? name_end : "", numbers, count);
+}
+
+static uint64_t read_ticks(void) {
+  uint64_t fields[19];
+  read_stat("/proc/self/stat", fields, 19);
+  return fields[18] == ABSENT ? 0 : fields[18];
+}
+
+/* Records */
+
+struct record {
+  unsigned char *data;
+  unsigned size, room;
+};
+
+static void put(struct record *record, const void *bytes, unsigned count) {
+  if (record->size + count > record->room) count = record->room - record->size;
+  memcpy(record->data + record->size, bytes, count);
+  record->size += count;
+}
+
+static void put_number(struct record *record, uint64_t number) {
+  put(record, &number, sizeof number);
+  record->data[11]++;
+}
+
+static void put_text(struct record *record, const char *text, unsigned most) {
+  unsigned length = 0;
+  while (length < most && text[length]) length++;
+  put(record, text, length);
+  put(record, "", 1);
+}
+
+static void begin(struct record *record, unsigned char *buffer, unsigned room, char kind) {
+  record->data = buffer;
+  record->size = HEADER;
+  record->room = room;
+  memset(buffer, 0, HEADER);
+  buffer[10] = (unsigned char)kind;
+}
+
+/* All records begin with these. A child of vfork(2) finds the values of its parent in memory. */
+static void begin_process(struct record *record, unsigned char *buffer, unsigned room, char kind) {
+  pid_t pid = current_pid();
+  begin(record, buffer, room, kind);
+  put_number(record, clock_ns(CLOCK_REALTIME));
+  put_number(record, (uint64_t)pid);
+  put_number(record, pid == self ? self_ticks : read_ticks());
+  put_number(record, (uint64_t)CALL(SYS_getppid, 0, 0, 0, 0));
+}
+
+static uint32_t adler32(const unsigned char *data, unsigned size) {
+  uint32_t a = 1, b = 0;
+  for (unsigned n = 0; n < size; n++) { /* 4096 bytes of 255 do not overflow */
+    a += data[n];
+    b += a;
+  }
+  return (b % 65521u) << 16 | a % 65521u;
+}
+
+static int open_file(void) {
+  const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  return (int)CALL(SYS_openat, AT_FDCWD, file_path, flags, 0600);
+}
+
+/* Whether the program may write there: beyond its limit it would get SIGXFSZ. */
+static int has_room(int fd, unsigned size) {
+  struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
+  long end = CALL(SYS_lseek, fd, 0, SEEK_END, 0);
+  CALL(SYS_prlimit64, 0, RLIMIT_FSIZE, 0, &limit);
+  if (limit.rlim_cur != RLIM_INFINITY && (uint64_t)end + size + LIMIT_MARGIN > limit.rlim_cur) return 0;
+  return end >= 0 && end < LARGEST_FILE;
+}
+
+/* The program may have closed it, and another file may have its number now. */
+static int is_held(void) {
+  char link[32] = "/proc/self/fd/", target[sizeof file_path];
+  int n = 14, digits = 1;
+  if (held < 0) return 0;
+  for (int rest = held; rest >= 10; rest /= 10) digits++;
+  for (int rest = held, at = n + digits - 1; at >= n; at--, rest /= 10) link[at] = (char)('0' + rest % 10);
+  long length = CALL(SYS_readlinkat, AT_FDCWD, link, target, sizeof target - 1);
+  return length > 0 && !memcmp(target, file_path, (size_t)length) && !file_path[length];
+}
+
+static void append(struct record *record) {
+  uint32_t magic = MAGIC, sum;
+  uint16_t size = (uint16_t)record->size;
+  memcpy(record->data, &magic, 4);
+  memcpy(record->data + 8, &size, 2);
+  sum = adler32(record->data + 8, record->size - 8);
+  memcpy(record->data + 4, &sum, 4);
+  int fd = open_file(), own = fd >= 0;
+  if (!own && is_held()) fd = held;
+  if (fd < 0) return;
+  if (has_room(fd, record->size)) CALL(SYS_write, fd, record->data, record->size, 0);
+  if (own) CALL(SYS_close, fd, 0, 0, 0);
+}
+
+/* Usage */
+
+static void put_rusage(struct record *record, const struct rusage *usage) {
+  put_number(record, (uint64_t)usage->ru_utime.tv_sec * 1000000u + (uint64_t)usage->ru_utime.tv_usec);
+  put_number(record, (uint64_t)usage->ru_stime.tv_sec * 1000000u + (uint64_t)usage->ru_stime.tv_usec);
+  put_number(record, (uint64_t)usage->ru_maxrss);
+  put_number(record, (uint64_t)usage->ru_minflt);
+  put_number(record, (uint64_t)usage->ru_majflt);
+  put_number(record, (uint64_t)usage->ru_inblock);
+  put_number(record, (uint64_t)usage->ru_oublock);
+  put_number(record, (uint64_t)usage->ru_nvcsw);
+  put_number(record, (uint64_t)usage->ru_nivcsw);
+}
+
+static void put_io(struct record *record, const char *path) {
+  char text[SMALL];
+  uint64_t numbers[7];
+  slurp(path, text, sizeof text);
+  parse_numbers(text, numbers, 7);
+  for (int n = 0; n < 7; n++) put_number(record, numbers[n]);
+}
+
+/* Time on a core, time runnable without one, time slices. */
+static void read_schedstat(const char *path, uint64_t *numbers) {
+  char text[96];
+  slurp(path, text, sizeof text);
+  parse_numbers(text, numbers, 3);
+}
+
+static void add_known(uint64_t *sum, uint64_t value) {
+  if (value != ABSENT) __atomic_fetch_add(sum, value, __ATOMIC_RELAXED);
+}
+
+/* Threads */
+
+static void begin_thread_record(struct record *record, unsigned char *buffer, uint64_t tid, uint64_t start,
+                                int running) {
+  begin_process(record, buffer, SMALL, 'T');
+  put_number(record, tid);
+  put_number(record, start);
+  put_number(record, (uint64_t)running);
+}
+
+static void end_thread(void *value) {
+  unsigned char buffer[SMALL];
+  char name[17] = "";
+  struct record record;
+  struct rusage usage;
+  uint64_t sched[3];
+  (void)value;
+  if (!active) return;
+  memset(&usage, 0, sizeof usage);
+  begin_thread_record(&record, buffer, (uint64_t)CALL(SYS_gettid, 0, 0, 0, 0), thread_start, 0);
+  read_schedstat("/proc/thread-self/schedstat", sched);
+  CALL(SYS_getrusage, RUSAGE_THREAD, &usage, 0, 0);
+  put_number(&record, clock_ns(CLOCK_THREAD_CPUTIME_ID));
+  put_rusage(&record, &usage);
+  put_io(&record, "/proc/thread-self/io");
+  put_number(&record, sched[1]);
+  put_number(&record, sched[2]);
+  CALL(SYS_prctl, PR_GET_NAME, name, 0, 0);
+  put_text(&record, name, 16);
+  add_known(&ended_delay, sched[1]);
+  add_known(&ended_slices, sched[2]);
+  __atomic_fetch_add(&threads_ended, 1, __ATOMIC_RELAXED);
+  append(&record);
+}
+
+static void task_path(char *path, const char *tid, const char *file) {
+  strcpy(path, "/proc/self/task/");
+  strcat(path, tid);
+  strcat(path, file);
+}
+
+/* A thread that runs when the process ends. The kernel counts its CPU time by mode in clock ticks only. */
+static void note_running_thread(const char *tid, uint64_t *sums) {
+  unsigned char buffer[SMALL];
+  char path[64], text[32];
+  struct record record;
+  uint64_t id, stat[19], sched[3];
+  parse_numbers(tid, &id, 1);
+  task_path(path, tid, "/stat");
+  read_stat(path, stat, 19);
+  task_path(path, tid, "/schedstat");
+  read_schedstat(path, sched);
+  if (stat[18] == ABSENT) return; /* it has just ended, and has its own record */
+  begin_thread_record(&record, buffer, id, ABSENT, 1);
+  const uint64_t values[] = {sched[0], ABSENT, ABSENT, ABSENT, stat[6], stat[8], ABSENT, ABSENT, ABSENT, ABSENT};
+  for (unsigned n = 0; n < sizeof values / sizeof *values; n++) put_number(&record, values[n]);
+  task_path(path, tid, "/io");
+  put_io(&record, path);
+  put_number(&record, sched[1]);
+  put_number(&record, sched[2]);
+  task_path(path, tid, "/comm");
+  slurp(path, text, sizeof text);
+  char *line_end = strchr(text, '\n');
+  if (line_end) *line_end = 0;
+  put_text(&record, text, 16);
+  add_known(&sums[0], sched[1]);
+  add_known(&sums[1], sched[2]);
+  append(&record);
+}
+
+struct entry { /* getdents64(2) */
+  uint64_t inode;
+  int64_t offset;
+  uint16_t size;
+  uint8_t type;
+  char name[];
+};
+
+static void note_running_threads(uint64_t *sums) {
+  char entries[1024] __attribute__((aligned(8)));
+  long fd = CALL(SYS_openat, AT_FDCWD, "/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0), count;
+  int threads = 0;
+  if (fd < 0) return;
+  while ((count = CALL(SYS_getdents64, fd, entries, sizeof entries, 0)) > 0)
+    for (long at = 0; at < count; at += ((struct entry *)(entries + at))->size) {
+      const char *name = ((struct entry *)(entries + at))->name;
+      if (*name != '.' && threads++ < MOST_THREADS) note_running_thread(name, sums);
+    }
+  CALL(SYS_close, fd, 0, 0, 0);
+}
+
+/* Starts and ends of processes */
+
+/* The peak of the memory that this program has had itself. */
+static long read_peak(long otherwise) {
+  char text[2048];
+  uint64_t peak = ABSENT;
+  slurp("/proc/self/status", text, sizeof text);
+  const char *line = strstr(text, "VmHWM:");
+  if (line) parse_numbers(line, &peak, 1);
+  return peak == ABSENT ? otherwise : (long)peak;
+}
+
+static void note_end(char kind, uint64_t status) {
+  unsigned char buffer[SMALL];
+  struct record record;
+  struct rusage usage, children;
+  uint64_t sched[3], sums[2] = {0, 0};
+  int shared = current_pid() != self; /* a child of vfork(2) or of a system call */
+  memset(&usage, 0, sizeof usage);
+  memset(&children, 0, sizeof children);
+  if (threads_created && !shared)
+    note_running_threads(sums);
+  else {
+    read_schedstat("/proc/self/schedstat", sched);
+    add_known(&sums[0], sched[1]);
+    add_known(&sums[1], sched[2]);
+  }
+  begin_process(&record, buffer, sizeof buffer, kind);
+  put_number(&record, status);
+  put_number(&record, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+  CALL(SYS_getrusage, RUSAGE_SELF, &usage, 0, 0);
+  CALL(SYS_getrusage, RUSAGE_CHILDREN, &children, 0, 0);
+  if (!shared && usage.ru_maxrss <= start_peak) usage.ru_maxrss = read_peak(usage.ru_maxrss);
+  put_rusage(&record, &usage);
+  put_io(&record, "/proc/self/io");
+  put_number(&record, sums[0] + (shared ? 0 : ended_delay));
+  put_number(&record, sums[1] + (shared ? 0 : ended_slices));
+  put_number(&record, shared ? 0 : threads_created);
+  put_number(&record, (uint64_t)children.ru_utime.tv_sec * 1000000u + (uint64_t)children.ru_utime.tv_usec);
+  put_number(&record, (uint64_t)children.ru_stime.tv_sec * 1000000u + (uint64_t)children.ru_stime.tv_usec);
+  append(&record);
+}
+
+static void put_group(struct record *record) {
+  put_number(record, (uint64_t)CALL(SYS_getpgid, 0, 0, 0, 0));
+  put_number(record, (uint64_t)CALL(SYS_getsid, 0, 0, 0, 0));
+  put_number(record, (uint64_t)CALL(SYS_getuid, 0, 0, 0, 0));
+}
+
+static void note_fork(void) {
+  unsigned char buffer[SMALL];
+  struct record record;
+  if (!active) return;
+  self = current_pid();
+  self_ticks = read_ticks();
+  threads_created = threads_ended = ended_delay = ended_slices = 0;
+  start_peak = 0;
+  begin_process(&record, buffer, sizeof buffer, 'F');
+  put_group(&record);
+  append(&record);
+}
+
+/* Arguments, without what looks like a password, token or key. */
+
+static const char *const secret_words[] = {
+    "password",   "passwd",     "passphrase",  "secret",      "secrets",    "token",       "apikey",
+    "api_key",    "api-key",    "accesskey",   "access_key",  "access-key", "privatekey",  "private_key",
+    "private-key", "credential", "credentials", "authorization", "bearer",
+};
+
+static char lower(char c) { return c >= 'A' && c <= 'Z' ? (char)(c + 32) : c; }
+
+static int is_letter(char c) { return lower(c) >= 'a' && lower(c) <= 'z'; }
+
+static int is_name(char c) {
+  return is_letter(c) || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+}
+
+static int is_blank(char c) { return c == ' ' || c == '\t' || c == '\n'; }
+
+static int is_quote(char c) { return c == '"' || c == '\''; }
+
+/* The length of a secret's name at the text, up to the end of the name; 0 if there is none. */
+static unsigned secret_name(const char *text) {
+  char first = lower(*text);
+  if (first != 'p' && first != 's' && first != 't' && first != 'a' && first != 'c' && first != 'b') return 0;
+  for (unsigned n = 0; n < sizeof secret_words / sizeof *secret_words; n++) {
+    const char *word = secret_words[n];
+    unsigned length = 0;
+    while (word[length] && lower(text[length]) == word[length]) length++;
+    if (word[length] || is_letter(text[length])) continue; /* tokens and tokenizer are no secrets */
+    while (is_name(text[length])) length++;
+    return length;
+  }
+  return 0;
+}
+
+/* The length of `NAME=`, `NAME: Bearer ` and the like at the text, whose value follows; 0 if there is none. */
+static unsigned secret_head(const char *text, int option) {
+  unsigned length = secret_name(text), bearer = lower(*text) == 'b';
+  if (!length) return 0;
+  if (is_quote(text[length])) length++;
+  if (text[length] == '=' || text[length] == ':')
+    length++;
+  else if (!is_blank(text[length]) || !(option || bearer))
+    return 0;
+  while (is_blank(text[length]) || is_quote(text[length])) length++;
+  if (!strncasecmp(text + length, "bearer ", 7)) length += 7;
+  if (!strncasecmp(text + length, "basic ", 6)) length += 6;
+  return text[length] ? length : 0;
+}
+
+static unsigned value_length(const char *text) {
+  unsigned length = 0;
+  while (text[length] && !is_blank(text[length]) && !is_quote(text[length]) && !strchr("&;,", text[length])) length++;
+  return length;
+}
+
+/* In `://USER:PASSWORD@`, the length of the password at the text. */
+static unsigned password_length(const char *text) {
+  unsigned length = 0;
+  while (text[length] && !is_blank(text[length]) && text[length] != '/' && text[length] != '@') length++;
+  return text[length] == '@' ? length : 0;
+}
+
+/* Whether the next argument is a secret: `--password VALUE`. */
+static int put_argument(struct record *record, const char *text, unsigned most) {
+  int option = 0, in_user = 0, is_next = 0;
+  for (unsigned at = 0, taken = 0; text[at] && taken < most; taken++) {
+    unsigned head, hidden = 0;
+    if (text[at] == '-' && (!at || !is_name(text[at - 1]))) option = 1;
+    if (is_blank(text[at])) option = in_user = 0;
+    if ((head = secret_head(text + at, option))) {
+      put(record, text + at, head);
+      at += head;
+      hidden = value_length(text + at);
+    } else if (option && (head = secret_name(text + at)) && !text[at + head]) {
+      is_next = 1;
+    } else if (in_user && text[at] == ':' && (hidden = password_length(text + at + 1))) {
+      put(record, text + at++, 1);
+    }
+    if (hidden) {
+      put(record, "***", 3);
+      at += hidden;
+      continue;
+    }
+    in_user = (in_user || (at > 2 && !memcmp(text + at - 3, "://", 3))) && text[at] != '/' && text[at] != '@';
+    put(record, text + at++, 1);
+  }
+  put(record, "", 1);
+  return is_next;
+}
+
+static void put_arguments(struct record *record, char *const *arguments) {
+  int is_secret = 0;
+  unsigned first = record->size;
+  for (; arguments && *arguments && record->size - first < MOST_ARGUMENTS; arguments++) {
+    if (is_secret && **arguments != '-') {
+      put_text(record, "***", 3);
+      is_secret = 0;
+    } else
+      is_secret = put_argument(record, *arguments, MOST_ARGUMENTS - (record->size - first));
+  }
+}
+
+/* The program that a process becomes. An argument list of a child of vfork(2) stays out: it may be large. */
+static int note_exec(const char *path) {
+  unsigned char buffer[SMALL];
+  struct record record;
+  if (!active || !path) return 0;
+  if (strchr(path, '/') && CALL(SYS_faccessat, AT_FDCWD, path, X_OK, 0)) return 0; /* one of those in PATH */
+  begin_process(&record, buffer, sizeof buffer, 'X');
+  put_text(&record, path, 255);
+  append(&record);
+  return 1;
+}
+
+static void note_failed_exec(int noted) {
+  unsigned char buffer[SMALL];
+  struct record record;
+  if (!noted) return;
+  begin_process(&record, buffer, sizeof buffer, 'Y');
+  append(&record);
+}
+
+static void note_spawn(uint64_t before, pid_t child, const char *path, char *const *arguments) {
+  unsigned char buffer[LARGEST];
+  struct record record;
+  begin_process(&record, buffer, sizeof buffer, 'P');
+  put_number(&record, (uint64_t)child);
+  put_number(&record, before);
+  put_text(&record, path, 255);
+  put_arguments(&record, arguments);
+  append(&record);
+}
+
+static void note_wait(pid_t child, int status, const struct rusage *usage) {
+  unsigned char buffer[SMALL];
+  struct record record;
+  if (!active || !(WIFEXITED(status) || WIFSIGNALED(status))) return;
+  begin_process(&record, buffer, sizeof buffer, 'W');
+  put_number(&record, (uint64_t)child);
+  put_number(&record, (uint64_t)(unsigned)status);
+  if (usage) put_rusage(&record, usage);
+  append(&record);
+}
+
+/* The functions of libc that are wrapped. */
+
+/* Resolved at the start, because these may be called where dlsym(3) may not. */
+static pid_t (*real_wait4)(pid_t, int *, int, struct rusage *);
+static int (*real_waitid)(idtype_t, id_t, siginfo_t *, int);
+static int (*real_execvpe)(const char *, char *const *, char *const *);
+static int (*real_fexecve)(int, char *const *, char *const *);
+
+static void *resolve(void **pointer, const char *name) {
+  void *found = __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+  if (!found) {
+    int saved = errno;
+    found = dlsym(RTLD_NEXT, name);
+    errno = saved;
+    __atomic_store_n(pointer, found, __ATOMIC_RELEASE);
+  }
+  return found;
+}
+
+#define RESOLVE(pointer, name) ((__typeof__(pointer))resolve((void **)&pointer, name))
+
+static pid_t wait_for(pid_t pid, int *status, int options, struct rusage *usage) {
+  int found = 0;
+  struct rusage used;
+  memset(&used, 0, sizeof used);
+  pid_t child = RESOLVE(real_wait4, "wait4")(pid, &found, options, &used);
+  if (child > 0) {
+    if (status) *status = found;
+    if (usage) *usage = used;
+    note_wait(child, found, &used);
+  }
+  return child;
+}
+
+EXPORT pid_t wait(int *status) { return wait_for(-1, status, 0, 0); }
+EXPORT pid_t waitpid(pid_t pid, int *status, int options) { return wait_for(pid, status, options, 0); }
+EXPORT pid_t wait3(int *status, int options, struct rusage *usage) { return wait_for(-1, status, options, usage); }
+EXPORT pid_t wait4(pid_t pid, int *status, int options, struct rusage *usage) {
+  return wait_for(pid, status, options, usage);
+}
+
+EXPORT int waitid(idtype_t type, id_t id, siginfo_t *info, int options) {
+  int result = RESOLVE(real_waitid, "waitid")(type, id, info, options);
+  if (!result && info && info->si_pid && !(options & WNOWAIT)) {
+    if (info->si_code == CLD_EXITED) note_wait(info->si_pid, (info->si_status & 0xff) << 8, 0);
+    if (info->si_code == CLD_KILLED || info->si_code == CLD_DUMPED) note_wait(info->si_pid, info->si_status, 0);
+  }
+  return result;
+}
+
+static int fail(long result) {
+  errno = (int)-result;
+  return -1;
+}
+
+EXPORT int execve(const char *path, char *const *arguments, char *const *environment) {
+  int noted = note_exec(path);
+  long result = CALL(SYS_execve, path, arguments, environment, 0);
+  note_failed_exec(noted);
+  return fail(result);
+}
+
+EXPORT int execv(const char *path, char *const *arguments) { return execve(path, arguments, environ); }
+
+EXPORT int execvpe(const char *file, char *const *arguments, char *const *environment) {
+  int noted = note_exec(file), result = RESOLVE(real_execvpe, "execvpe")(file, arguments, environment);
+  note_failed_exec(noted);
+  return result;
+}
+
+EXPORT int execvp(const char *file, char *const *arguments) { return execvpe(file, arguments, environ); }
+
+EXPORT int fexecve(int fd, char *const *arguments, char *const *environment) {
+  int noted = note_exec(arguments[0]);
+  int result = RESOLVE(real_fexecve, "fexecve")(fd, arguments, environment);
+  note_failed_exec(noted);
+  return result;
+}
+
+static unsigned count_arguments(va_list list) {
+  unsigned count = 1;
+  va_list copy;
+  va_copy(copy, list);
+  while (va_arg(copy, char *)) count++;
+  va_end(copy);
+  return count;
+}
+
+/* The arguments of execl(3), and where they end. */
+#define TAKE_ARGUMENTS(first)                                                          \
+  va_list list;                                                                        \
+  va_start(list, first);                                                               \
+  unsigned count = count_arguments(list);                                              \
+  char *arguments[count + 1];                                                          \
+  arguments[0] = (char *)first;                                                        \
+  for (unsigned n = 1; n <= count; n++) arguments[n] = va_arg(list, char *)
+
+EXPORT int execl(const char *path, const char *first, ...) {
+  TAKE_ARGUMENTS(first);
+  va_end(list);
+  return execve(path, arguments, environ);
+}
+
+EXPORT int execlp(const char *file, const char *first, ...) {
+  TAKE_ARGUMENTS(first);
+  va_end(list);
+  return execvpe(file, arguments, environ);
+}
+
+EXPORT int execle(const char *path, const char *first, ...) {
+  TAKE_ARGUMENTS(first);
+  char *const *environment = va_arg(list, char *const *);
+  va_end(list);
+  return execve(path, arguments, environment);
+}
+
+typedef int spawn_function(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
+                           char *const *, char *const *);
+
+static int spawn_with(spawn_function *real, pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                      const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment) {
+  pid_t child = 0;
+  uint64_t before = active ? clock_ns(CLOCK_REALTIME) : 0;
+  int result = real(&child, path, actions, attributes, arguments, environment);
+  if (!result && pid) *pid = child;
+  if (!result && active) note_spawn(before, child, path, arguments);
+  return result;
+}
+
+EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment) {
+  static spawn_function *real;
+  return spawn_with(RESOLVE(real, "posix_spawn"), pid, path, actions, attributes, arguments, environment);
+}
+
+EXPORT int posix_spawnp(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                        const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment) {
+  static spawn_function *real;
+  return spawn_with(RESOLVE(real, "posix_spawnp"), pid, path, actions, attributes, arguments, environment);
+}
+
+static uint64_t wait_status(int code) { return (uint64_t)(code & 0xff) << 8; }
+
+EXPORT void _exit(int code) {
+  if (active) note_end('E', wait_status(code));
+  for (;;) CALL(SYS_exit_group, code, 0, 0, 0);
+}
+
+EXPORT void _Exit(int code) { _exit(code); }
+
+EXPORT void quick_exit(int code) {
+  static void (*real)(int) __attribute__((noreturn));
+  if (active) note_end('E', wait_status(code));
+  RESOLVE(real, "quick_exit")(code);
+  __builtin_unreachable();
+}
+
+EXPORT void abort(void) {
+  static void (*real)(void) __attribute__((noreturn));
+  if (active) note_end('E', 6);
+  RESOLVE(real, "abort")();
+  __builtin_unreachable();
+}
+
+/* A program that restricts its own system calls could be killed for ours: its record ends here. */
+EXPORT int prctl(int option, ...) {
+  static int (*real)(int, unsigned long, unsigned long, unsigned long, unsigned long);
+  unsigned long a[4];
+  va_list list;
+  va_start(list, option);
+  for (int n = 0; n < 4; n++) a[n] = va_arg(list, unsigned long);
+  va_end(list);
+  int restricts = active && current_pid() == self && (option == PR_SET_SECCOMP || option == PR_SET_NO_NEW_PRIVS);
+  if (restricts) note_end('L', ABSENT);
+  int result = RESOLVE(real, "prctl")(option, a[0], a[1], a[2], a[3]);
+  if (restricts && result != -1) active = 0;
+  return result;
+}
+
+/* As another user, the program cannot open the file any more. */
+static void hold(void) {
+  if (!active || held >= 0 || current_pid() != self || CALL(SYS_geteuid, 0, 0, 0, 0)) return;
+  int fd = open_file();
+  if (fd < 0) return;
+  long high = CALL(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 500, 0);
+  if (high >= 0) held = (int)high;
+  CALL(SYS_close, fd, 0, 0, 0);
+}
+
+EXPORT int setuid(uid_t user) {
+  static int (*real)(uid_t);
+  hold();
+  return RESOLVE(real, "setuid")(user);
+}
+
+EXPORT int seteuid(uid_t user) {
+  static int (*real)(uid_t);
+  hold();
+  return RESOLVE(real, "seteuid")(user);
+}
+
+EXPORT int setreuid(uid_t user, uid_t effective) {
+  static int (*real)(uid_t, uid_t);
+  hold();
+  return RESOLVE(real, "setreuid")(user, effective);
+}
+
+EXPORT int setresuid(uid_t user, uid_t effective, uid_t saved) {
+  static int (*real)(uid_t, uid_t, uid_t);
+  hold();
+  return RESOLVE(real, "setresuid")(user, effective, saved);
+}
+
+struct slot {
+  void *(*function)(void *);
+  void *argument;
+  int used;
+};
+
+static struct slot slots[SLOTS]; /* malloc(3) here and free(3) there would give the thread an arena */
+
+static struct slot *take_slot(void) {
+  for (int n = 0; n < SLOTS; n++) {
+    int unused = 0;
+    if (__atomic_compare_exchange_n(&slots[n].used, &unused, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+      return &slots[n];
+  }
+  return 0;
+}
+
+static void *run_thread(void *given) {
+  struct slot *slot = given, copy = *slot;
+  __atomic_store_n(&slot->used, 0, __ATOMIC_RELEASE);
+  thread_start = clock_ns(CLOCK_REALTIME);
+  pthread_setspecific(thread_key, slots);
+  return copy.function(copy.argument);
+}
+
+EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*function)(void *),
+                          void *argument) {
+  static int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+  struct slot *slot = 0;
+  if (!RESOLVE(real, "pthread_create")) { /* loaded later, outside of the global scope */
+    void *library = dlopen("libpthread.so.0", RTLD_LAZY);
+    if (library) real = (__typeof__(real))dlsym(library, "pthread_create");
+    if (!real) return EAGAIN;
+  }
+  if (active && has_thread_key) slot = take_slot();
+  __atomic_fetch_add(&threads_created, 1, __ATOMIC_RELAXED);
+  if (!slot) return real(thread, attributes, function, argument);
+  slot->function = function;
+  slot->argument = argument;
+  int result = real(thread, attributes, run_thread, slot);
+  if (result) __atomic_store_n(&slot->used, 0, __ATOMIC_RELEASE);
+  return result;
+}
+
+/* Start of the program */
+
+static const char *const variables[] = {"JOBLENS_CAPTURE=", "JOBLENS_PROCESS_TAGS=", "PAPIEX_TAGS=",
+                                        "SLURM_PROCID=",    "OMPI_COMM_WORLD_RANK=", "PMI_RANK=",
+                                        "PMIX_RANK=",       "FLUX_TASK_RANK=",       "SLURM_STEP_ID="};
+enum { CAPTURE, TAGS, PAPIEX, PROCID, OMPI, PMI, PMIX, FLUX, STEP, VARIABLES };
+
+static void find_variables(char *const *environment, const char **values) {
+  for (; environment && *environment; environment++) {
+    char first = **environment;
+    if (first != 'J' && first != 'P' && first != 'S' && first != 'O' && first != 'F') continue;
+    for (int n = 0; n < VARIABLES; n++) {
+      size_t length = strlen(variables[n]);
+      if (!values[n] && !strncmp(*environment, variables[n], length)) values[n] = *environment + length;
+    }
+  }
+}
+
+static int set_path(const char *folder) {
+  struct utsname names;
+  size_t length = strlen(folder);
+  memset(&names, 0, sizeof names);
+  CALL(SYS_uname, &names, 0, 0, 0);
+  if (*folder != '/' || length + sizeof names.nodename + 10 > sizeof file_path) return 0;
+  for (char *at = names.nodename; *at; at++)
+    if (*at == '/') *at = '_';
+  strcpy(file_path, folder);
+  strcat(file_path, "/");
+  strcat(file_path, names.nodename);
+  strcat(file_path, ".capture");
+  return 1;
+}
+
+static const char *first_known(const char **values, int from, int to) {
+  for (int n = from; n <= to; n++)
+    if (values[n]) return values[n];
+  return "";
+}
+
+static void put_link(struct record *record, const char *path) {
+  char target[SMALL];
+  long length = CALL(SYS_readlinkat, AT_FDCWD, path, target, sizeof target - 1);
+  target[length > 0 ? length : 0] = 0;
+  put_text(record, target, sizeof target);
+}
+
+static void put_cwd(struct record *record) {
+  char target[SMALL];
+  if (CALL(SYS_getcwd, target, sizeof target, 0, 0) <= 0) *target = 0;
+  put_text(record, target, sizeof target);
+}
+
+/* musl does not pass arguments to constructors. */
+static void put_own_arguments(struct record *record, char *const *arguments) {
+  char text[MOST_ARGUMENTS], *list[64];
+  if (arguments) {
+    put_arguments(record, arguments);
+    return;
+  }
+  memset(text, 0, sizeof text);
+  slurp("/proc/self/cmdline", text, sizeof text);
+  int count = 0;
+  for (char *at = text; at < text + sizeof text && *at && count < 63; at += strlen(at) + 1) list[count++] = at;
+  list[count] = 0;
+  put_arguments(record, list);
+}
+
+static void note_start(const char **values, char *const *arguments) {
+  unsigned char buffer[LARGEST];
+  struct record record;
+  struct rusage usage;
+  memset(&usage, 0, sizeof usage);
+  begin_process(&record, buffer, sizeof buffer, 'S');
+  put_group(&record);
+  put_number(&record, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+  CALL(SYS_getrusage, RUSAGE_SELF, &usage, 0, 0);
+  start_peak = usage.ru_maxrss;
+  put_rusage(&record, &usage);
+  put_link(&record, "/proc/self/exe");
+  put_cwd(&record);
+  put_text(&record, first_known(values, TAGS, PAPIEX), 400);
+  put_text(&record, first_known(values, PROCID, FLUX), 20);
+  put_text(&record, first_known(values, STEP, STEP), 40);
+  put_own_arguments(&record, arguments);
+  append(&record);
+}
+
+/* on_exit(3), and not a destructor: it is told the status, and runs after the destructors of all libraries. */
+static void note_exit(int status, void *unused) {
+  (void)unused;
+  if (active) note_end('E', wait_status(status));
+}
+
+__attribute__((constructor)) static void start(int count, char **arguments, char **environment) {
+  const char *values[VARIABLES] = {0};
+  int is_glibc = gnu_get_libc_version != 0;
+  (void)count;
+  RESOLVE(real_wait4, "wait4");
+  RESOLVE(real_waitid, "waitid");
+  RESOLVE(real_execvpe, "execvpe");
+  RESOLVE(real_fexecve, "fexecve");
+  find_variables(is_glibc ? environment : environ, values);
+  if (!values[CAPTURE] || !set_path(values[CAPTURE])) return;
+  self = current_pid();
+  self_ticks = read_ticks();
+  if (__register_atfork) __register_atfork(0, 0, note_fork, 0);
+  if (on_exit) on_exit(note_exit, 0);
+  if (pthread_key_create && pthread_setspecific) has_thread_key = !pthread_key_create(&thread_key, end_thread);
+  active = 1;
+  note_start(values, is_glibc ? arguments : 0);
+}
+
+__attribute__((destructor)) static void end(void) {
+  if (active && !on_exit) note_end('E', ABSENT);
+}

@@ -1,0 +1,248 @@
+"""From the records of a node to its processes and threads.
+
+A process has one row, whatever programs it has executed one after the other. Its usage comes from two
+sources: its own record, written as it ends, and the record of the parent that waited for it. The second one
+exists for static, setuid and killed programs too, and includes what the kernel does after the program's end;
+it also includes waited-for children, which are subtracted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from joblens.capture.records import (
+    END,
+    EXEC,
+    EXEC_FAILED,
+    FORK,
+    LAST,
+    SPAWN,
+    START,
+    THREAD,
+    WAIT,
+    Record,
+)
+
+_MOST_PID = 1 << 31
+_MOST = 1 << 62
+_TEXTS = 5  # of a start, before the arguments
+_NO_TEXTS = ("",) * _TEXTS
+
+
+class ProcessEnd(NamedTuple):
+    pid: int
+    start: int  # clock ticks since boot; 0 if unknown
+    parent: int
+    group: int
+    session: int
+    uid: int
+    name: str
+    command: str
+    executable: str
+    folder: str
+    tags: str
+    rank: str
+    step: str
+    exact: bool
+    images: int  # programs that it has executed
+    usage: dict[str, int]
+
+
+class ThreadEnd(NamedTuple):
+    pid: int
+    start: int
+    thread: int
+    name: str
+    usage: dict[str, int]
+
+
+class _Program(NamedTuple):
+    executable: str = ""
+    folder: str = ""
+    tags: str = ""
+    rank: str = ""
+    step: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+class _Process:
+    def __init__(self, pid: int, start: int, parent: int) -> None:
+        self.pid, self.start, self.parent = pid, start, parent
+        self.group = self.session = 0
+        self.uid = -1
+        self.program = _Program()
+        self.next_program = ""  # that it executes, if that is not captured
+        self.images = 0
+        self.captured = False
+        self.began: int | None = None
+        self.ended: int | None = None
+        self.end: dict[str, int] = {}
+        self.wait: dict[str, int] = {}
+        self.is_reaped = self.is_last = False
+        self.waited = {"user": 0, "system": 0}  # for children
+
+    def see(self, time: int) -> None:
+        self.began = time if self.began is None else min(self.began, time)
+
+    def has_started(self, record: Record) -> None:
+        self.captured = True
+        self.see(record.fields["time"])
+        self.parent = self.parent or record.fields.get("parent", 0)
+        self.group = record.fields.get("group", self.group)
+        self.session = record.fields.get("session", self.session)
+        self.uid = record.fields.get("uid", self.uid)
+
+    @property
+    def is_exact(self) -> bool:
+        return (bool(self.end) and not self.is_last) or "user" in self.wait
+
+    def describe(self) -> ProcessEnd:
+        program = self.program
+        if self.next_program:
+            program = program._replace(executable=self.next_program, arguments=(self.next_program,))
+        return ProcessEnd(
+            self.pid, self.start, self.parent, self.group, self.session, self.uid,
+            os.path.basename(program.executable) or "unknown", " ".join(program.arguments),
+            program.executable, program.folder, program.tags, program.rank, program.step,
+            self.is_exact, self.images, self._usage(),
+        )  # fmt: skip
+
+    def _usage(self) -> dict[str, int]:
+        found = {**{name: it for name, it in self.wait.items() if name not in ("child", "pid")}, **self.end}
+        if "user" in self.wait:
+            for name in ("user", "system"):
+                below = self.end.get(f"children_{name}", self.waited[name])
+                found[name] = max(self.wait[name] - below, self.end.get(name, 0))
+        if "status" in self.wait:
+            found["status"] = self.wait["status"]
+        times = {"began": self.began, "ended": self.ended}
+        return found | {name: time for name, time in times.items() if time is not None}
+
+
+class Merger:
+    """Takes the records of one node in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self._all: list[_Process] = []
+        self._by_pid: dict[int, _Process] = {}  # the last one with that pid
+        self.threads: list[ThreadEnd] = []
+
+    def take(self, records: Iterable[Record]) -> None:
+        for record in records:
+            fields = record.fields
+            if (
+                fields.get("pid", _MOST) < _MOST_PID
+                and max(fields.get("start", 0), fields.get("time", _MOST)) < _MOST
+            ):
+                _TAKE[record.kind](self, record)
+
+    def processes(self) -> list[ProcessEnd]:
+        _subtract_uncaptured(self._all)
+        return [process.describe() for process in self._all]
+
+    def _new(self, pid: int, start: int, parent: int) -> _Process:
+        process = _Process(pid, start, parent)
+        self._all.append(process)
+        self._by_pid[pid] = process
+        return process
+
+    def _find(self, record: Record) -> _Process:
+        """Return the process that wrote it."""
+        pid, start = record.fields["pid"], record.fields.get("start", 0)
+        known = self._by_pid.get(pid)
+        if known is None or (known.is_reaped and known.start != start):
+            return self._new(pid, start, record.fields.get("parent", 0))
+        if known.start and start and known.start != start:  # the pid is reused
+            return self._new(pid, start, record.fields.get("parent", 0))
+        known.start = known.start or start
+        return known
+
+    def _take_start(self, record: Record) -> None:
+        process = self._find(record)
+        executable, folder, tags, rank, step = [*record.texts, *_NO_TEXTS][:_TEXTS]
+        process.program = _Program(executable, folder, tags, rank, step, tuple(record.texts[_TEXTS:]))
+        process.next_program = ""
+        process.images += 1
+        process.has_started(record)
+
+    def _take_fork(self, record: Record) -> None:
+        parent = self._by_pid.get(record.fields.get("parent", 0))
+        process = self._find(record)
+        if parent is not None and not process.images:
+            process.program = parent.program
+        process.has_started(record)
+
+    def _take_exec(self, record: Record) -> None:
+        process = self._find(record)
+        process.see(record.fields["time"])
+        process.next_program = record.texts[0] if record.texts else ""
+
+    def _take_failed_exec(self, record: Record) -> None:
+        self._find(record).next_program = ""
+
+    def _take_spawn(self, record: Record) -> None:
+        """Its record may follow those of the child."""
+        fields = record.fields
+        child, before = fields.get("child", _MOST), fields.get("before", 0)
+        if child >= _MOST_PID:
+            return
+        process = self._by_pid.get(child)
+        if process is None or (process.is_reaped and (process.ended or 0) < before):
+            process = self._new(child, 0, fields["pid"])
+        if not process.program.executable:
+            path, *arguments = record.texts or [""]
+            process.program = process.program._replace(executable=path, arguments=tuple(arguments))
+        process.see(before)
+
+    def _take_wait(self, record: Record) -> None:
+        fields = record.fields
+        child = fields.get("child", _MOST)
+        if child >= _MOST_PID:
+            return
+        writer = self._find(record)
+        process = self._by_pid.get(child)
+        if process is None or process.is_reaped:  # killed before it could write, or a static program
+            process = self._new(child, 0, fields["pid"])
+            process.program = writer.program
+        process.wait, process.is_reaped, process.ended = fields, True, fields["time"]
+        for name in writer.waited:
+            writer.waited[name] += fields.get(name, 0)
+
+    def _take_end(self, record: Record) -> None:
+        process = self._find(record)
+        process.see(record.fields["time"])
+        process.end, process.is_last = record.fields, record.kind == LAST
+        if not process.is_reaped:
+            process.ended = None if process.is_last else record.fields["time"]
+
+    def _take_thread(self, record: Record) -> None:
+        fields, process = record.fields, self._find(record)
+        name = record.texts[0] if record.texts else ""
+        self.threads.append(
+            ThreadEnd(process.pid, process.start, min(fields.get("thread", 0), _MOST_PID), name, fields)
+        )
+
+
+_TAKE = {
+    START: Merger._take_start,
+    FORK: Merger._take_fork,
+    EXEC: Merger._take_exec,
+    EXEC_FAILED: Merger._take_failed_exec,
+    SPAWN: Merger._take_spawn,
+    WAIT: Merger._take_wait,
+    END: Merger._take_end,
+    LAST: Merger._take_end,
+    THREAD: Merger._take_thread,
+}
+
+
+def _subtract_uncaptured(processes: list[_Process]) -> None:
+    """Of a program without the library, for whose children no record says that it has waited for them."""
+    outside = {it.pid: it for it in processes if not it.captured and "user" in it.wait}
+    for process in processes:
+        parent = outside.get(process.parent)
+        if parent is not None and not process.wait and process.end:
+            for name in parent.waited:
+                parent.waited[name] += process.end.get(name, 0) + process.end.get(f"children_{name}", 0)

@@ -1,0 +1,107 @@
+"""The file that the preloaded library appends to: records of starts and ends, each written at once.
+
+A record is, in little endian:
+
+    magic      4 bytes   JLC1
+    checksum   4 bytes   Adler-32 of all that follows
+    size       2 bytes   of the whole record
+    kind       1 byte    see `FIELDS`
+    fields     1 byte    number of fields
+    fields     8 bytes each, unsigned; the largest number means unknown
+    texts      each ended by a zero byte
+
+A later version may add fields. A torn record is skipped; the next one begins at the next magic.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MAGIC = b"JLC1"
+UNKNOWN = (1 << 64) - 1
+_HEADER = struct.Struct("<4sIHcB")
+_LARGEST = 4096
+
+_PROCESS = ("time", "pid", "start", "parent")
+_RUSAGE = (
+    "user", "system", "peak_kib", "minor_faults", "major_faults", "blocks_in", "blocks_out",
+    "voluntary_switches", "involuntary_switches",
+)  # fmt: skip
+_IO = (
+    "read_chars", "written_chars", "read_calls", "write_calls", "read_bytes", "written_bytes",
+    "cancelled_bytes",
+)  # fmt: skip
+_USAGE = ("cpu", *_RUSAGE, *_IO, "run_delay", "slices")
+_END = (*_PROCESS, "status", *_USAGE, "threads", "children_user", "children_system")
+
+START, FORK, EXEC, EXEC_FAILED, SPAWN, WAIT, END, LAST, THREAD = "SFXYPWELT"
+FIELDS = {
+    START: (*_PROCESS, "group", "session", "uid", "cpu", *_RUSAGE),
+    FORK: (*_PROCESS, "group", "session", "uid"),
+    EXEC: _PROCESS,
+    EXEC_FAILED: _PROCESS,
+    SPAWN: (*_PROCESS, "child", "before"),
+    WAIT: (*_PROCESS, "child", "status", *_RUSAGE),
+    END: _END,
+    LAST: _END,  # the program restricts its system calls from now on
+    THREAD: (*_PROCESS, "thread", "thread_start", "running", *_USAGE),
+}
+
+
+class Record(NamedTuple):
+    kind: str
+    fields: dict[str, int]  # without those that are unknown
+    texts: list[str]
+
+
+class Damage(NamedTuple):
+    places: int
+    bytes: int
+
+
+def parse_records(data: bytes) -> tuple[list[Record], Damage]:
+    """Return the records in the order in which they were written, and how much of the file is none."""
+    found: list[Record] = []
+    places = lost = at = 0
+    while at < len(data):
+        record, size = _parse_one(data, at)
+        if record is None:
+            places += 1
+            lost += size
+        elif record.kind in FIELDS:
+            found.append(record)
+        at += size
+    return found, Damage(places, lost)
+
+
+def _parse_one(data: bytes, at: int) -> tuple[Record | None, int]:
+    """Return a record and its size, or None and the bytes to the next magic."""
+    if at + _HEADER.size <= len(data):
+        magic, checksum, size, kind, count = _HEADER.unpack_from(data, at)
+        first_text = _HEADER.size + 8 * count
+        whole = magic == MAGIC and first_text <= size <= min(_LARGEST, len(data) - at)
+        if whole and zlib.adler32(data[at + 8 : at + size]) == checksum:
+            return _make(kind, data, at, count, size), size
+    following = data.find(MAGIC, at + 1)
+    return None, (len(data) if following < 0 else following) - at
+
+
+def _make(kind: bytes, data: bytes, at: int, count: int, size: int) -> Record:
+    name = kind.decode("latin-1")
+    numbers = struct.unpack_from(f"<{count}Q", data, at + _HEADER.size)
+    fields = {key: number for key, number in zip(FIELDS.get(name, ()), numbers) if number != UNKNOWN}
+    return Record(name, fields, list(_texts(data[at + _HEADER.size + 8 * count : at + size])))
+
+
+def _texts(data: bytes) -> Iterator[str]:
+    for text in data.split(b"\0")[: data.count(b"\0")]:
+        yield text.decode("utf-8", "replace")
+
+
+def describe_damage(name: str, damage: Damage) -> list[str]:
+    if not damage.places:
+        return []
+    return [f"{name}: {damage.bytes} bytes in {damage.places} places are no whole records and were skipped"]

@@ -1,0 +1,292 @@
+"""The preloaded library in real programs: what it records, and that they do not notice it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capture.library import Captured, compile_program, library, run_captured
+from joblens.capture.library import LIBRARY, capture_environment, is_preloadable
+from joblens.capture.records import UNKNOWN
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+]
+
+_WAIT = "int s; while (wait(&s) > 0);"
+_BUSY = (
+    "static void busy(int ms){ struct timespec t; do clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);"
+    "while (t.tv_sec * 1000 + t.tv_nsec / 1000000 < ms); }\n"
+)
+_HEAD = (
+    "#include <pthread.h>\n#include <signal.h>\n#include <spawn.h>\n#include <stdio.h>\n#include <stdlib.h>\n"
+    "#include <string.h>\n#include <sys/prctl.h>\n#include <sys/resource.h>\n#include <sys/wait.h>\n"
+    "#include <time.h>\n#include <fcntl.h>\n#include <errno.h>\n#include <unistd.h>\nextern char **environ;\n"
+    + _BUSY
+)
+
+
+@pytest.fixture(scope="session")
+def preload(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return library(tmp_path_factory.mktemp("library"))
+
+
+def run_c(preload: str, folder: Path, body: str, *flags: str) -> Captured:
+    return run_captured(preload, folder, [compile_program(folder, _HEAD + body, *flags)])
+
+
+# Each prints something and ends in its own way: exit code, or signal as a negative number.
+PROGRAMS = {
+    "return": ('int main(){ printf("x"); return 3; }', 3),
+    "_exit": ('int main(){ write(1, "x", 1); _exit(4); }', 4),
+    "_Exit": ('int main(){ write(1, "x", 1); _Exit(5); }', 5),
+    "quick_exit": ('int main(){ write(1, "x", 1); quick_exit(6); }', 6),
+    "abort": ('int main(){ signal(SIGABRT, SIG_DFL); write(2, "x", 1); abort(); }', -signal.SIGABRT),
+    "exit in a handler": ("void f(int n){ _exit(7); } int main(){ signal(SIGALRM, f); raise(SIGALRM); }", 7),
+    "exit in a thread": (
+        "void *f(void *a){ exit(8); } int main(){ pthread_t t; pthread_create(&t, 0, f, 0); pause(); }",
+        8,
+    ),
+    "main thread ends first": (
+        ("void *f(void *a){ usleep(1000); puts(\"x\"); return 0; }"
+        "int main(){ pthread_t t; pthread_create(&t, 0, f, 0); pthread_exit(0); }"),
+        0,
+    ),
+    "cancelled thread": (
+        ("void *f(void *a){ pause(); return 0; } int main(){ pthread_t t; void *r;"
+        "pthread_create(&t, 0, f, 0); pthread_cancel(t); pthread_join(t, &r);"
+        "return r == PTHREAD_CANCELED ? 9 : 1; }"),
+        9,
+    ),
+    "closed files": ("int main(){ for (int n = 0; n < 1024; n++) close(n); return 10; }", 10),
+    "errno": (
+        ("int main(){ errno = 11; pid_t p = fork(); if (!p) _exit(errno); int s; waitpid(p, &s, 0);"
+        "return errno == 11 && WEXITSTATUS(s) == 11 ? 11 : 1; }"),
+        11,
+    ),
+    "failed exec": (
+        ('int main(){ char *a[] = {"x", 0}; execvp("/nonexistent", a); int e = errno; execve("/", a, a);'
+        "return e == ENOENT && errno == EACCES ? 12 : 1; }"),
+        12,
+    ),
+    "limited file size": (
+        "int main(){ struct rlimit l = {1, 1}; setrlimit(RLIMIT_FSIZE, &l); return 13; }", 13
+    ),
+    "strict seccomp": (
+        "#include <sys/syscall.h>\nint main(){ prctl(PR_SET_SECCOMP, 1, 0, 0, 0); syscall(SYS_exit, 14); }",
+        14,
+    ),
+    "no files left": (
+        "int main(){ struct rlimit l = {0, 0}; setrlimit(RLIMIT_NOFILE, &l); return 15; }", 15
+    ),
+    "vfork": (
+        ('int main(){ int x = 16; if (!vfork()) { char *a[] = {"true", 0}; execv("/bin/true", a); _exit(1); }'
+        "int s; wait(&s); if (!vfork()) _exit(2); wait(&s); return WEXITSTATUS(s) == 2 ? x : 1; }"),
+        16,
+    ),
+    "execl": (
+        'int main(){ char *e[] = {"A=17", 0}; execle("/bin/sh", "sh", "-c", "exit $A", (char *)0, e); }', 17
+    ),
+    "wait status and usage": (
+        ("int main(){ struct rusage u; int s; pid_t p = fork(); if (!p) { busy(20); raise(SIGKILL); }"
+        "if (wait4(p, &s, 0, &u) != p || !WIFSIGNALED(s) || u.ru_utime.tv_usec + u.ru_stime.tv_usec < 15000)"
+        "return 1; return wait(0) == -1 && errno == ECHILD ? 18 : 1; }"),
+        18,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_does_not_notice_it(name: str, preload: str, tmp_path: Path) -> None:
+    """Output and exit code are the same with the library, and its records are whole."""
+    source, code = PROGRAMS[name]
+    found = run_c(preload, tmp_path, source)
+    plain = subprocess.run([str(tmp_path / "program")], capture_output=True, check=False, cwd=tmp_path)
+    assert (plain.returncode, plain.stdout, plain.stderr) == (code, found.output, found.errors)
+    assert found.code == code
+    assert found.damage.places == 0
+    assert found.named("program") or name == "execl"
+
+
+@pytest.mark.parametrize("name", ["return", "_exit", "_Exit", "quick_exit", "abort", "exit in a thread"])
+def test_end_is_recorded(name: str, preload: str, tmp_path: Path) -> None:
+    """Each way to end leaves the status and the kernel's figures."""
+    source, code = PROGRAMS[name]
+    (found,) = run_c(preload, tmp_path, source).named("program")
+    assert found.usage["status"] == (-code if code < 0 else code << 8)
+    assert found.exact
+    assert found.usage["cpu"] > 0
+    assert found.usage["peak_kib"] > 100
+    assert found.usage["slices"] > 0
+    assert found.usage["ended"] > found.usage["began"]
+
+
+def test_killed_static_and_cleared_programs(preload: str, tmp_path: Path) -> None:
+    """Of programs that never see the library, the parent's record has status and CPU time, and a name."""
+    static = compile_program(tmp_path, _HEAD + "int main(){ busy(50); return 5; }", "-static")
+    found = run_captured(
+        preload, tmp_path, ["/bin/bash", "-c", f"{static}; env -i {static}; sleep 99 & kill -9 $!; wait; :"]
+    )
+    once, again = found.named("program")
+    for process in (once, again):
+        assert (process.exact, process.usage["status"]) == (True, 5 << 8)
+        assert 50_000 <= process.usage["user"] + process.usage["system"] < 500_000
+    killed = [it for it in found.processes if it.usage.get("status") == signal.SIGKILL]
+    assert [it.exact for it in killed] == [True]
+
+
+def test_cpu_time_adds_up_to_that_of_the_kernel(preload: str, tmp_path: Path) -> None:
+    """CPU time of all processes is that of the command by wait4(2), killed and static ones included."""
+    program = compile_program(
+        tmp_path,
+        _HEAD + "int main(int n, char **v){ for (int i = 0; i < 4; i++) { pid_t p = fork(); if (!p) {"
+        "busy(30); if (i % 2) raise(SIGKILL); if (i == 2) _exit(0); return 0; } }" + _WAIT + " busy(40); }",
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = run_captured(preload, tmp_path, ["/bin/sh", "-c", f"{program}; {program}; exit 0"])
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    whole = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    parts = sum(it.usage["user"] + it.usage["system"] for it in found.processes) / 1e6
+    assert len(found.processes) == 11
+    assert all(it.exact for it in found.processes)
+    assert parts == pytest.approx(whole, rel=0.01, abs=0.003)  # the command's own end has no parent here
+
+
+def test_threads(preload: str, tmp_path: Path) -> None:
+    """Threads that end, and those that run until the end of the process, have their own figures."""
+    found = run_c(
+        preload,
+        tmp_path,
+        "void *f(void *a){ busy((long)a); return 0; }"
+        'void *g(void *a){ prctl(PR_SET_NAME, "idle"); *(volatile int *)a = 1; pause(); return 0; }'
+        "int main(){ pthread_t t[64]; volatile int ready = 0; for (long n = 0; n < 63; n++)"
+        "pthread_create(t + n, 0, f, (void *)(n % 4)); for (int n = 0; n < 63; n++) pthread_join(t[n], 0);"
+        "pthread_create(t, 0, g, (void *)&ready); while (!ready); return 0; }",
+    )
+    ended = [it for it in found.threads if not it.usage["running"]]
+    running = [it for it in found.threads if it.usage["running"]]
+    assert len(ended) == 63
+    assert sorted(it.name for it in running) == ["idle", "program"]
+    assert len({it.thread for it in found.threads}) == 65
+    assert sum(it.usage["cpu"] >= 3_000_000 for it in ended) >= 15
+    (process,) = found.named("program")
+    assert process.usage["threads"] == 64
+    assert sum(it.usage["cpu"] for it in found.threads) <= process.usage["cpu"] * 1.01
+    assert process.usage["slices"] == pytest.approx(sum(it.usage["slices"] for it in found.threads), abs=20)
+
+
+def test_io_of_a_process(preload: str, tmp_path: Path) -> None:
+    """Characters and calls are counted by the kernel."""
+    found = run_c(
+        preload,
+        tmp_path,
+        'int main(){ static char b[100000]; int f = open("out", O_CREAT | O_RDWR, 0600);'
+        "for (int n = 0; n < 10; n++) write(f, b, sizeof b); return 0; }",
+    )
+    (process,) = found.named("program")
+    assert 1_000_000 <= process.usage["written_chars"] < 1_010_000
+    assert 10 <= process.usage["write_calls"] < 20
+
+
+def test_tags_rank_folder_and_parent(preload: str, tmp_path: Path) -> None:
+    """A start has the tags that hold then, rank and step, the working directory and the family."""
+    script = "/bin/true; export JOBLENS_PROCESS_TAGS=op:build; cd /; /bin/true; exit 0"
+    found = run_captured(preload, tmp_path, ["/bin/sh", "-c", script], SLURM_PROCID="3", SLURM_STEP_ID="1")
+    first, second = found.named("true")
+    (shell,) = [it for it in found.processes if it.parent == os.getpid()]
+    assert (first.tags, second.tags) == ("", "op:build")
+    assert (first.folder, second.folder) == (str(tmp_path), "/")
+    assert (first.rank, first.step) == ("3", "1")
+    assert (first.parent, second.parent) == (shell.pid, shell.pid)
+    assert first.uid == os.getuid()
+    assert first.session == os.getsid(0)
+
+
+def test_secrets_in_arguments_are_masked(preload: str, tmp_path: Path) -> None:
+    """Values of passwords, tokens and keys are not written; names that only look alike are kept."""
+    arguments = [
+        "--password=hunter2", "--api-key", "hunter2", "TOKEN=hunter2", "--tokenizer=fast", "--max-tokens",
+        "512", "https://me:hunter2@host/x?token=hunter2&y=1", "Authorization: Bearer hunter2",
+        '{"secret": "hunter2"}', "run --passwd hunter2 --verbose", "-v",
+    ]  # fmt: skip
+    found = run_captured(preload, tmp_path, ["/bin/true", *arguments])
+    data = b"".join(path.read_bytes() for path in (tmp_path / "records").iterdir())
+    assert b"hunter2" not in data
+    (process,) = found.named("true")
+    assert process.command == (
+        "/bin/true --password=*** --api-key *** TOKEN=*** --tokenizer=fast --max-tokens 512 "
+        'https://me:***@host/x?token=***&y=1 Authorization: Bearer *** {"secret": "***"} '
+        "run --passwd *** --verbose -v"
+    )
+
+
+def test_records_are_the_owners_only(preload: str, tmp_path: Path) -> None:
+    """The file can be read by its owner only, whatever the umask of the program is."""
+    run_captured(preload, tmp_path, ["/bin/sh", "-c", "umask 0; /bin/true"])
+    (path,) = (tmp_path / "records").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_long_arguments_fit(preload: str, tmp_path: Path) -> None:
+    """A command line of any length makes a record of at most 4 KiB."""
+    found = run_captured(preload, tmp_path, ["/bin/true", *(["x" * 5000] * 20)])
+    assert found.damage.places == 0
+    assert found.named("true")[0].command.startswith("/bin/true xxx")
+
+
+def test_library_that_is_preloaded_already_stays() -> None:
+    """Ours is added after theirs, once."""
+    first = capture_environment({b"LD_PRELOAD": b"/theirs.so"}, "/", LIBRARY)[b"LD_PRELOAD"]
+    assert first == b"/theirs.so:" + LIBRARY.encode()
+    assert capture_environment({b"LD_PRELOAD": first}, "/", LIBRARY)[b"LD_PRELOAD"] == first
+    assert not is_preloadable("/a b/x.so")
+
+
+def test_many_processes_at_once(preload: str, tmp_path: Path) -> None:
+    """Processes that write at the same time leave whole records, one file, and none is missing."""
+    script = "for i in $(seq 100); do (/bin/true; exit 0) & done; wait; exit 0"
+    found = run_captured(preload, tmp_path, ["/bin/bash", "-c", script])
+    assert found.damage.places == 0
+    assert len(list((tmp_path / "records").iterdir())) == 1
+    assert len(found.named("true")) == 100
+    assert len(found.processes) == 202  # bash, seq, and 100 subshells with one child each
+    assert all(it.exact for it in found.processes)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        (sys.executable, ["-c", ("import subprocess, threading; t = threading.Thread(target=print);"
+                          "t.start(); t.join(); print(subprocess.run(['true']).returncode)")]),
+        ("node", ["-e", "require('child_process').execSync('true'); console.log(7); process.exit(3)"]),
+        ("java", ["-version"]),
+    ],
+)  # fmt: skip
+def test_interpreters(program: str, arguments: list[str], preload: str, tmp_path: Path) -> None:
+    """Python, Node and Java behave as they do without the library; their children are recorded."""
+    path = shutil.which(program)
+    if path is None:
+        pytest.skip(f"{program} is not installed")
+    found = run_captured(preload, tmp_path, [path, *arguments])
+    plain = subprocess.run([path, *arguments], capture_output=True, check=False, cwd=tmp_path)
+    assert (found.code, found.output, found.errors) == (plain.returncode, plain.stdout, plain.stderr)
+    assert found.threads
+    assert all(it.exact for it in found.processes)
+    assert UNKNOWN not in [value for it in found.processes for value in it.usage.values()]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_program_that_becomes_another_user(preload: str, tmp_path: Path) -> None:
+    """A program that gives up root still writes its end, though it could not open the file any more."""
+    tmp_path.chmod(0o755)
+    found = run_c(preload, tmp_path, "int main(){ if (setgid(65534) || setuid(65534)) return 1; return 19; }")
+    (process,) = found.named("program")
+    assert (found.code, process.exact, process.usage["status"]) == (19, True, 19 << 8)
