@@ -34,7 +34,7 @@ DEAR = {"any_broker": "kafka", "scraped": "prometheus"}
 # A test is of the second stage if it is marked so, its folder is one of these, or its module uses one of
 # these modules: it waits for other processes, or needs a program, another user, a file system or a cgroup.
 REAL_FOLDERS = ("attacks", "run", "services")
-REAL_MODULES = {"waiting", "programs", "small_disk", "small_group", "small_hub"}
+REAL_MODULES = {"waiting", "programs", "small_disk", "small_group", "small_hub", "serve.serving"}
 
 
 def is_real(item: pytest.Item) -> bool:

@@ -26,6 +26,7 @@ FLOW = (
     ("jobs",),
     ("run", "hub", "usermode"),
     ("reports", "api", "machine_recording"),
+    ("serve",),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(FLOW) for name in names}

@@ -50,14 +50,16 @@ class Store(JobSource):
         progress: Progress | None = None,
         scope: Scope = ALL,
         read_only: bool = False,
+        memory: str = "2GB",
     ) -> None:
-        """`read_only` completes no job whose joblens was killed, and makes no folder."""
+        """`read_only` completes no job whose joblens was killed, and makes no folder. `memory`: the most that
+        reading samples may take."""
         home = path if isinstance(path, Home) else find_home(path)
         self.home = home if read_only else make_home(home)
         self.scope, self.read_only = scope, read_only
         self._problems = [*([] if read_only else _recover(home)), *ingest.problems(home)]
         self._catalog = Catalog(self.home, progress)
-        self._lake = Lake(self.home.lake)
+        self._lake = Lake(self.home.lake, memory)
 
     @property
     def problems(self) -> list[str]:

@@ -25,6 +25,7 @@ COMMANDS = (
     ("db", "maintain the store: info, compact, check, retain"),
     ("agent", "sample this node, serve metrics to Prometheus, send to a hub"),
     ("hub", "receive and store the samples of many nodes"),
+    ("serve", "answer everybody's questions about their own jobs, over a Unix socket or HTTPS"),
     ("slurm", "connect agents to Slurm: install the hooks, check a node"),
     ("ls", "list sampled sets and running jobs, of a hub's nodes or of one agent"),
     ("top", "show nodes and jobs live"),

@@ -112,7 +112,8 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     push = as_table(values.pop("push", {}), path, "push")
     usermode = as_table(values.pop("usermode", {}), path, "usermode")
     tsdb = as_table(values.pop("tsdb", {}), path, "tsdb")
-    as_table(values.pop("hub", {}), path, "hub")  # agent and hub may share a file; the hub parses its part
+    for table in ("hub", "serve"):  # may share the file; each parses its own part
+        as_table(values.pop(table, {}), path, table)
     defaults = Settings()._asdict()
     tables = ("collectors", "attribution", "external", "push", "usermode", "tsdb")
     check_names(values, [name for name in defaults if name not in tables], path)

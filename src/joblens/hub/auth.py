@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from joblens.core.errors import ConfigError, MalformedError, sentence
 from joblens.core.files import NO_ROOM, publish_once, unfinished_name
@@ -31,6 +32,7 @@ _PAUSE = 0.05  # seconds from a refused credential to the check of the next one 
 _MOST_CREDENTIALS = 20_000
 _MOST_SIGNERS = 20_000
 _LONGEST_CREDENTIAL = 8192
+_Decoded = TypeVar("_Decoded")
 _KEYS = "ENCODE_HOST,ENCODE_TIME,TTL,UID,LENGTH"
 
 
@@ -204,26 +206,18 @@ class MungeRules(NamedTuple):
     socket: str = ""
 
 
-class Munge:
-    """Valid credentials that munged has decoded. Each contains a key that only its sender knows: a captured
-    credential is useless without it."""
+class MungeQueue:
+    """Credentials that wait to be decoded by munged."""
 
-    def __init__(self, rules: MungeRules) -> None:
-        self._rules = rules
-        self._known: dict[str, Known] = {}  # by digest
+    def __init__(self, socket: str = "") -> None:
+        self._socket = socket
         self._turns: asyncio.Semaphore | None = None
         # By origin with a check in progress, or one that was refused a moment ago.
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
-    def recall(self, credential: str) -> Known | None:
-        """Return a credential that was decoded before: munged decodes each only once. Raises Refused."""
-        known = self._known.get(digest_of(credential.encode()))
-        if known is not None and time.time() > known.until:
-            raise _refuse("is expired")
-        return known
-
-    async def check(self, credential: str, place: str) -> Known:
-        """Decode a credential, which takes a process: one at a time for each origin. Raises Refused."""
+    async def decode(self, credential: str, place: str, parse: Callable[[int, bytes], _Decoded]) -> _Decoded:
+        """Decode a credential, which takes a process: one at a time for each origin. `parse` gets the exit
+        code of unmunge and its output. Raises Refused."""
         import asyncio
 
         if len(credential) > _LONGEST_CREDENTIAL:
@@ -235,8 +229,7 @@ class Munge:
                 self._turns = asyncio.Semaphore(_MOST_UNMUNGE)
             async with self._turns:
                 code, text = await self._unmunge(credential)
-            # It may have been sent twice, and munged decodes it only once.
-            return self.recall(credential) or self._learn(credential, code, text)
+            return parse(code, text)
         except Refused as refused:
             pause = _PAUSE if refused.status in (401, 403) else 0.0
             raise
@@ -278,6 +271,54 @@ class Munge:
                 return
         del self._waiting[place]
 
+    async def _unmunge(self, credential: str) -> tuple[int, bytes]:
+        """Return the exit code, which is munge's error number, and the output."""
+        import asyncio
+
+        command = ["unmunge", f"--keys={_KEYS}"]
+        if self._socket:
+            command.append(f"--socket={self._socket}")
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
+            )
+        except OSError:
+            raise Refused(503, "munge failed", "the hub cannot run unmunge", retry=10) from None
+        try:
+            async with asyncio.timeout(_UNMUNGE_SECONDS):
+                text, _ = await process.communicate(credential.encode("latin-1", "replace"))
+        except TimeoutError:
+            raise Refused(503, "munge failed", "munged does not respond", retry=10) from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        return process.returncode or 0, text
+
+
+class Munge:
+    """Valid credentials that munged has decoded. Each contains a key that only its sender knows: a captured
+    credential is useless without it."""
+
+    def __init__(self, rules: MungeRules) -> None:
+        self._rules, self._queue = rules, MungeQueue(rules.socket)
+        self._known: dict[str, Known] = {}  # by digest
+
+    def recall(self, credential: str) -> Known | None:
+        """Return a credential that was decoded before: munged decodes each only once. Raises Refused."""
+        known = self._known.get(digest_of(credential.encode()))
+        if known is not None and time.time() > known.until:
+            raise _refuse("is expired")
+        return known
+
+    async def check(self, credential: str, place: str) -> Known:
+        """Decode a credential, perhaps sent twice: munged decodes it only once. Raises Refused."""
+        return await self._queue.decode(
+            credential, place, lambda *found: self.recall(credential) or self._learn(credential, *found)
+        )
+
     def _learn(self, credential: str, code: int, text: bytes) -> Known:
         facts, payload = parse_unmunge(code, text)
         sender, secret = read_payload(payload)
@@ -309,32 +350,6 @@ class Munge:
                 f'hub.munge_hosts = ["{node}={facts.host}"] would allow it, or node = "{facts.host}" in the '
                 "settings of that machine",
             )
-
-    async def _unmunge(self, credential: str) -> tuple[int, bytes]:
-        """Return the exit code, which is munge's error number, and the output."""
-        import asyncio
-
-        command = ["unmunge", f"--keys={_KEYS}"]
-        if self._rules.socket:
-            command.append(f"--socket={self._rules.socket}")
-        pipe = asyncio.subprocess.PIPE
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
-            )
-        except OSError:
-            raise Refused(503, "munge failed", "the hub cannot run unmunge", retry=10) from None
-        try:
-            async with asyncio.timeout(_UNMUNGE_SECONDS):
-                text, _ = await process.communicate(credential.encode("latin-1", "replace"))
-        except TimeoutError:
-            raise Refused(503, "munge failed", "munged does not respond", retry=10) from None
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        return process.returncode or 0, text
 
 
 def _pop_any(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:

@@ -30,7 +30,7 @@ _IDLE = 300.0  # seconds until an idle connection is closed
 _MOST_DROPPED = 49_152  # bytes that are read and dropped after the last response, so that it arrives
 _LAST_SECONDS = 2.0  # for reading them
 BATCH_PATH, CHECK_PATH, TOKEN_PATH = "/v1/batch", "/v1/check", "/v1/token"
-_PASSED_ON = {b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip", b"origin", b"sec-fetch-site"}
+PASSED_ON = {b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip", b"origin", b"sec-fetch-site"}
 _PLAIN = "text/plain; charset=utf-8"
 _READERS = Sender("", "")  # all readers of pages
 
@@ -217,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
         """Return the uid of the sender, None for forwarded requests: those of a proxy, and those that a web
         page makes a browser send, which name a host (DNS rebinding)."""
         fields = request.fields
-        if fields.keys() & _PASSED_ON or not is_literal(fields.get(b"host", b"localhost")):
+        if fields.keys() & PASSED_ON or not is_literal(fields.get(b"host", b"localhost")):
             return None
         return self._peer_uid()
 

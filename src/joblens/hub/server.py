@@ -56,7 +56,7 @@ class Hub:
         self.settings, self.home, self.log = settings, home, log
         self._made_key = "" if settings.key_file else secrets.token_hex(32)  # until it is written to its file
         self.gate = make_gate(settings, home, self._made_key)
-        self._tls = load_tls(settings)
+        self._tls = load_tls(settings.certificate, settings.private_key)
         self._token = _read_token(settings.token_file)
         self.notes = LogLimiter(log)
         self.connections: set[Connection] = set()
@@ -318,15 +318,17 @@ def make_gate(settings: HubSettings, home: Path, made_key: str = "") -> Gate:
     return Gate(key, Munge(rules) if settings.munge else None)
 
 
-def load_tls(settings: HubSettings) -> ssl.SSLContext | None:
-    if not settings.certificate:
+def load_tls(certificate: str, private_key: str, table: str = "hub") -> ssl.SSLContext | None:
+    if not certificate:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(settings.certificate, settings.private_key)
+        context.load_cert_chain(certificate, private_key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot use hub.certificate and hub.private_key: {sentence(error)}") from None
+        raise ConfigError(
+            f"cannot use {table}.certificate and {table}.private_key: {sentence(error)}"
+        ) from None
     return context
 
 

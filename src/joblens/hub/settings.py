@@ -87,7 +87,7 @@ _MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.
 
 def parse_hub_settings(found: Mapping[str, Any], path: str) -> HubSettings:
     """Parse a file, which agent and hub of one machine can share: each reads its own part."""
-    check_names(found, (*Settings._fields, "hub"), path, "")
+    check_names(found, (*Settings._fields, "hub", "serve"), path, "")
     table = as_table(found.get("hub", {}), path, "hub")
     defaults = HubSettings()._asdict()
     check_names(table, defaults, path, "hub.")

@@ -23,6 +23,7 @@ class Home(NamedTuple):
     path: Path
     filesystem: str
     shared: bool
+    index_file: Path | None = None  # the catalog, where it is not at its usual place
 
     @property
     def incoming(self) -> Path:
@@ -48,6 +49,8 @@ class Home(NamedTuple):
     @property
     def catalog(self) -> Path:
         """The index. On a shared file system each machine has its own, on a local file system."""
+        if self.index_file is not None:
+            return self.index_file
         if not self.shared:
             return self.path / "catalog.sqlite"
         name = _digest(os.fsencode(self.path))[:16]

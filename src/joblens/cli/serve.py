@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joblens.cli.daemon import add_ready_fd, allow_open_files, announce, log
+from joblens.core.config_files import Layer, load_layers, merge
+from joblens.serve.settings import SOCKET, ServeSettings, parse_serve_settings
+
+if TYPE_CHECKING:
+    from joblens.serve.hub_pages import HubPages
+    from joblens.serve.service import Service
+    from joblens.store.home import Home
+
+EXAMPLE = """example:
+  joblens serve --home /var/lib/joblens-hub
+  joblens serve --socket ~/.joblens.sock --listen 127.0.0.1:9479
+  joblens serve --listen 0.0.0.0:9479 --config /etc/joblens/hub.toml"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--socket", metavar="PATH", help=f"Unix socket to listen on (default {SOCKET})")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="listen on TCP too; beyond loopback with TLS")
+    parser.add_argument("--home", metavar="DIR", help="the store (default JOBLENS_HOME and the like)")
+    parser.add_argument("--hub", metavar="URL", help="hub with the live figures (default: of this machine)")
+    parser.add_argument(
+        "--config",
+        metavar="F",
+        help="settings file (TOML) with a table [serve] (default: see `joblens config`)",
+    )
+    add_ready_fd(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    layers = load_layers(options.config, os.environ)
+    settings = load_serve(layers)
+    given = {name: getattr(options, name) for name in ("socket", "listen", "home", "hub")}
+    settings = settings._replace(**{name: value for name, value in given.items() if value is not None})
+    os.umask(0o077)
+    allow_open_files()
+    from joblens.serve.server import run_server
+
+    service = make_service(settings, layers)
+    run_server(service, lambda address: announce("serve", "answers at", address, options.ready_fd))
+    return 0
+
+
+def load_serve(layers: list[Layer]) -> ServeSettings:
+    """Merge the files. Each is validated on its own first, so that errors name its path."""
+    for layer in layers:
+        parse_serve_settings(layer.values, layer.path)
+    return parse_serve_settings(merge(layers), layers[-1].path if layers else "")
+
+
+def make_service(settings: ServeSettings, layers: list[Layer]) -> Service:
+    from joblens.api.lookup import Tsdb
+    from joblens.cli.settings import load_agent
+    from joblens.serve.service import Service
+    from joblens.store.home import find_home
+
+    home = find_home(settings.home or None)
+    state = find_state(settings, home)
+    service = Service(
+        settings, home._replace(index_file=state / "catalog.sqlite"), state, _pages(settings, layers), _log
+    )
+    service.tsdb = Tsdb(lambda: load_agent(layers))
+    return service
+
+
+def find_state(settings: ServeSettings, home: Home) -> Path:
+    """Return the folder of tokens, index and audit log, which is created for the service's user only."""
+    named = settings.state or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    state = Path(named).absolute() if named else home.path / "serve"
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return state
+
+
+def _pages(settings: ServeSettings, layers: list[Layer]) -> HubPages:
+    """By default those of the hub that this machine's settings describe."""
+    from joblens.cli.hub import load_hub
+    from joblens.core.config import Url, split_address, split_url
+    from joblens.serve.hub_pages import HubPages
+
+    if settings.hub:
+        return HubPages(
+            split_url(settings.hub, name="serve.hub"), settings.hub_token_file, settings.hub_ca_file
+        )
+    hub = load_hub(layers)
+    host, port = split_address(hub.listen)
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (nothing is bound)
+    token = settings.hub_token_file or (hub.token_file if os.access(hub.token_file, os.R_OK) else "")
+    return HubPages(Url(bool(hub.certificate), local, port, ""), token, settings.hub_ca_file)
+
+
+def _log(message: str) -> None:
+    log("serve", message)

@@ -1,0 +1,1 @@
+"""The read service: who is asking, what they may see, and the answers over HTTP."""

@@ -1,0 +1,164 @@
+"""HTTP connections of the service: their user, limits of number and time, and errors as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from joblens.core.log_limiter import LogLimiter
+from joblens.serve.errors import body_of
+from joblens.serve.identity import Peer
+from joblens.wire.peers import Holder, Peers, unix_peer
+
+LARGEST_HEAD = 16_384
+PEER = "peer"  # its name in the state of a request
+
+
+class Connections:
+    """All open connections, by user or network. Each of these can have a quarter of them."""
+
+    def __init__(self, most: int, timeout: float, log: Callable[[str], None]) -> None:
+        self.most, self.timeout = most, timeout
+        self.most_of_one = max(most // 4, 1)
+        self.notes = LogLimiter(log)
+        self.peers = Peers()
+        self._open: dict[Holder, dict[Connection, None]] = {}  # from old to new
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, connection: Connection, holder: Holder) -> bool:
+        """Make room by closing the oldest idle one of the same user, or of the one with the most. Return
+        False if there is none."""
+        own = self._open.setdefault(holder, {})
+        own[connection] = None
+        self._count += 1
+        if len(own) > self.most_of_one:
+            return self._close_idle(own, connection)
+        if self._count > self.most:
+            return self._close_idle(max(self._open.values(), key=len), connection)
+        return True
+
+    def remove(self, connection: Connection, holder: Holder) -> None:
+        own = self._open.get(holder, {})
+        if connection in own:
+            del own[connection]
+            self._count -= 1
+            if not own:
+                del self._open[holder]
+
+    def _close_idle(self, some: dict[Connection, None], new: Connection) -> bool:
+        for connection in some:
+            if connection is not new and connection.is_idle:
+                connection.end()
+                return True
+        return False
+
+
+class Connection(H11Protocol):
+    """One connection. Its user is read from the kernel when it begins, and is the same for all requests."""
+
+    def __init__(
+        self,
+        all: Connections,
+        config: Config,
+        state: ServerState,
+        app_state: dict[str, Any],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(config, state, app_state, loop)
+        self._all = all
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        channel = transport.get_extra_info("socket")
+        unix = channel.family == socket.AF_UNIX
+        self._holder: Holder = unix_peer(channel)[1] if unix else self._all.peers.holder(channel)
+        self.app_state = {**self.app_state, PEER: Peer(unix, self._holder)}
+        self._expect()
+        if not self._all.add(self, self._holder):
+            self._note("full", "limit of connections reached; further ones are closed")
+            self._refuse(503, "too many connections; retry later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        self._all.remove(self, self._holder)
+        super().connection_lost(exc)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def end(self) -> None:
+        """Close it at once, whatever the other side has not read."""
+        self._all.remove(self, self._holder)
+        self.transport.abort()
+
+    # Time limits: uvicorn's own begins again with each byte
+
+    def _expect(self) -> None:
+        """A request has to arrive in this time."""
+        self._cancel()
+        self._deadline = self.loop.call_later(self._all.timeout, self.end)
+
+    def _cancel(self) -> None:
+        for timer in (self._deadline, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._stalled = None
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if not self.is_idle and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def on_response_complete(self) -> None:
+        if not self.transport.is_closing():
+            self._expect()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self._all.timeout, self.end)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    # Errors
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for what is not HTTP. The error is reported before the request is known."""
+        self._note("not HTTP", "not a valid HTTP request; connection closed")
+        too_large = len(self.conn.trailing_data[0]) > LARGEST_HEAD
+        self._refuse(
+            431 if too_large else 400, "the request header is too large" if too_large else "not HTTP"
+        )
+
+    def _refuse(self, status: int, message: str) -> None:
+        if not self.is_idle:  # the answer to the request before it is on its way
+            self.end()
+            return
+        body = msgspec.json.encode(body_of(status, message))
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _note(self, topic: str, text: str) -> None:
+        place = self.app_state[PEER].place
+        self._all.notes.say(f"{place} {topic}", f"{place}: {text}")

@@ -1,0 +1,186 @@
+"""The server process: listeners, signals, start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import uvicorn
+
+from joblens.core.errors import ConfigError, OutsideError, sentence
+from joblens.hub.server import listen, load_tls, most_connections
+from joblens.serve.app import make_app
+from joblens.serve.protocol import LARGEST_HEAD, Connection, Connections
+from joblens.serve.service import Service
+from joblens.serve.settings import ServeSettings, check_safety
+
+_BACKLOG = 1024
+_HANDSHAKE_SECONDS = 10.0
+_END_SECONDS = 5  # for requests in progress at the end
+
+
+class Server(uvicorn.Server):
+    """Listens on a Unix socket, and on TCP if asked."""
+
+    def __init__(
+        self,
+        service: Service,
+        listeners: list[tuple[socket.socket, ssl.SSLContext | None]],
+        ready: Callable[[], None],
+    ) -> None:
+        settings = service.settings
+        config = uvicorn.Config(
+            make_app(service),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # what they say about the client is not believed
+            server_header=False,
+            h11_max_incomplete_event_size=LARGEST_HEAD,
+            timeout_keep_alive=int(min(settings.timeout, 15.0)) or 1,
+            timeout_graceful_shutdown=_END_SECONDS,
+        )
+        super().__init__(config)
+        self._service, self._listeners, self._ready = service, listeners, ready
+        self._connections = Connections(most_connections(settings.connections), settings.timeout, service.log)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on all sockets; uvicorn would use TLS on each or on none."""
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                lambda: Connection(self._connections, self.config, self.server_state, {}, loop),
+                sock=listener,
+                ssl=tls,
+                backlog=_BACKLOG,
+                ssl_handshake_timeout=_HANDSHAKE_SECONDS if tls else None,
+            )
+            for listener, tls in self._listeners
+        ]
+        self.started = True
+        self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End on SIGTERM and SIGINT by returning; uvicorn would kill the process with the signal."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reopen)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+    def _reopen(self) -> None:
+        try:
+            self._service.audit.reopen()
+        except OSError as error:
+            self._service.log(f"cannot open the audit log again: {sentence(error)}")
+
+
+def run_server(service: Service, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    settings = service.settings
+    check_safety(settings)
+    logging.getLogger("uvicorn.error").disabled = True  # each cause is logged once a minute instead
+    listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+    if settings.socket:
+        listeners.append((listen_unix(settings.socket), None))
+    if settings.listen:
+        listeners.append((listen(settings.listen), _tls(settings)))
+    if not listeners:
+        raise ConfigError(
+            "serve.socket and serve.listen are both empty: the service has nothing to listen on"
+        )
+    service.start()
+    own = _inode(settings.socket)
+    try:
+        asyncio.run(Server(service, listeners, lambda: ready(_address(settings, listeners))).serve())
+    finally:
+        service.close()
+        if own is not None and _inode(settings.socket) == own:  # another service may have replaced it
+            os.unlink(settings.socket)
+
+
+def _address(settings: ServeSettings, listeners: list[tuple[socket.socket, ssl.SSLContext | None]]) -> str:
+    if settings.socket:
+        return settings.socket
+    host, port = settings.listen.rpartition(":")[0], listeners[0][0].getsockname()[1]
+    return f"{'https' if settings.certificate else 'http'}://{host}:{port}"
+
+
+def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
+    return load_tls(settings.certificate, settings.private_key, "serve") if settings.certificate else None
+
+
+def listen_unix(path: str) -> socket.socket:
+    """Listen on a socket that all users can connect to. One that no process listens on is replaced.
+
+    Its folder must not be writable by others, who could put their own in its place. Raises OutsideError.
+    """
+    _check_folder(Path(path).parent)
+    unfinished = f"{path}.{os.getpid()}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        _check_free(path)
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        listener.bind(unfinished)
+        os.chmod(unfinished, 0o666)  # noqa: S103 (who connects is known by the kernel)
+        listener.listen(_BACKLOG)
+        os.rename(unfinished, path)
+    except OSError as error:
+        listener.close()
+        raise OutsideError(f"cannot listen on {path}: {sentence(error)}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise OutsideError(f"cannot listen in {folder}: {sentence(error)}") from None
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OutsideError(
+            f"other users can write to {folder}, and could replace the socket: use a folder of this user"
+        )
+
+
+def _check_free(path: str) -> None:
+    """Raises OutsideError if a process listens there, or it is not a socket."""
+    if not os.path.lexists(path):
+        return
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise OutsideError(f"{path} exists and is not a socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return
+        except OSError:  # its backlog is full
+            pass
+    raise OutsideError(f"another process listens on {path}")
+
+
+def _inode(path: str) -> int | None:
+    with suppress(OSError):
+        return os.lstat(path).st_ino
+    return None

@@ -1,0 +1,121 @@
+"""What all requests share, and the way of one request: identity, policy, turn, answer."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from joblens.api.lookup import Tsdb
+from joblens.api.store import Store
+from joblens.core.errors import JoblensError, OutsideError, ServerError, UsageError, sentence
+from joblens.core.log_limiter import LogLimiter
+from joblens.hub.auth import MungeQueue
+from joblens.serve.audit import Audit
+from joblens.serve.errors import ApiError
+from joblens.serve.hub_pages import HubPages
+from joblens.serve.identity import SOCKET, Identify, Identity
+from joblens.serve.openapi import describe
+from joblens.serve.policy import Policy, Viewer
+from joblens.serve.pool import StorePool, Turns
+from joblens.serve.requests import parse_id, parse_query, read_body
+from joblens.serve.responses import accepts_gzip, encode, refuse, respond, respond_once
+from joblens.serve.routes import ANYONE, JOBS, LIVE, ROUTES, TOKENS, Question, Route
+from joblens.serve.settings import ServeSettings
+from joblens.serve.tokens import Tokens
+from joblens.serve.views import View
+from joblens.store.catalog.scope import Scope
+from joblens.store.home import Home
+
+_NOBODY = Viewer("", -1, "", "", Scope(False, frozenset(), frozenset()))
+_ONLY_SOCKET = "tokens are managed through the Unix socket of the service only, as the user whose they are"
+
+
+class Service:
+    def __init__(
+        self, settings: ServeSettings, home: Home, state: Path, pages: HubPages, log: Callable[[str], None]
+    ) -> None:
+        self.settings, self.home, self.log = settings, home, log
+        self.tokens = Tokens(state / "tokens.json")
+        self.audit = Audit(Path(settings.audit_file) if settings.audit_file else state / "audit.log")
+        self.policy = Policy(settings)
+        self.pool = StorePool(home, settings.threads, log)
+        self.pages = pages
+        self.tsdb: Tsdb | None = None
+        self.description = describe(ROUTES)
+        self.notes = LogLimiter(log)
+        munge = MungeQueue(settings.munge_socket) if settings.munge else None
+        self._identify = Identify(self.tokens, munge)
+        self._turns = Turns(max(settings.threads // 2, 1), settings.requests_per_user)
+
+    async def answer(self, route: Route, request: Request) -> Response:
+        """Answer a request, also if it is refused or fails."""
+        try:
+            return await self._answer(route, request)
+        except Exception as error:  # one request must not end the service
+            return refuse(self._explain(route, error))
+
+    def _explain(self, route: Route, error: Exception) -> ApiError:
+        """Return what the client is told. The reason of a failure is in the log only."""
+        if isinstance(error, ApiError):
+            return error
+        if type(error) is LookupError:  # KeyError and IndexError are defects
+            return ApiError(404, str(error.args[0]))
+        if isinstance(error, ServerError):
+            return ApiError(502, sentence(error))
+        if isinstance(error, (OutsideError, OSError)):
+            self.notes.say(f"{route.path} {type(error).__name__}", f"{route.path}: {sentence(error)}")
+            return ApiError(503, "the store cannot be read; the log of the service says why")
+        if isinstance(error, JoblensError):
+            return ApiError(400 if error.exit_code == UsageError.exit_code else 404, str(error))
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        self.notes.say(f"{route.path} {where}", f"{route.path}: {type(error).__name__} at {where}: {error}")
+        return ApiError(500, "the service failed; its log says why")
+
+    async def _answer(self, route: Route, request: Request) -> Response:
+        viewer = _NOBODY if route.policy == ANYONE else await self._view(request)
+        if route.policy == TOKENS and viewer.how != SOCKET:
+            raise ApiError(403, _ONLY_SOCKET)
+        text = request.scope["query_string"].decode("latin-1")
+        query = parse_query(text, route.query)
+        id = parse_id(request.path_params["id"]) if "id" in request.path_params else ""
+        body = None if route.body is None else await read_body(request, route.body)
+        question = Question(self, viewer, query, id, text, body)
+        if route.policy == ANYONE:
+            return respond(encode(route.answer(question), accepts_gzip(request.headers)), request.headers)
+        async with self._turns.of(viewer.uid):
+            if route.method != "GET":
+                return respond_once(await self.pool.run_plain(lambda: route.answer(question)))
+            may_gzip = accepts_gzip(request.headers)
+            if route.policy in (JOBS, LIVE):
+                found = await self.pool.run(
+                    lambda store: encode(route.answer(question, self._bind(store, viewer)), may_gzip)
+                )
+            else:
+                found = await self.pool.run_plain(lambda: encode(route.answer(question), may_gzip))
+        return respond(found, request.headers)
+
+    def _bind(self, store: Store, viewer: Viewer) -> View:
+        return View(store, viewer, self.audit, self.pages, self.tsdb)
+
+    async def _view(self, request: Request) -> Viewer:
+        """Raises ApiError."""
+        identity: Identity = await self._identify(request.state.peer, request.headers)
+        if self.policy.is_known(identity.uid):
+            viewer = self.policy.view(identity)
+        else:
+            viewer = await self.pool.run_plain(lambda: self.policy.view(identity))
+        if viewer is None:
+            raise ApiError(401, "the user of this token no longer exists")
+        return viewer
+
+    def start(self) -> None:
+        self.pool.start()
+
+    def close(self) -> None:
+        self.pool.close()
+        self.audit.close()

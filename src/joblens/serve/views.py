@@ -1,0 +1,220 @@
+"""The store as one viewer sees it: every answer about jobs is made here, within the viewer's scope.
+
+A read of another person's job is written to the audit log before it is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from joblens.api.lookup import Tsdb, find_report, list_jobs, plain_report
+from joblens.api.source import JobQuery, not_found
+from joblens.api.store import Store
+from joblens.core.errors import UsageError
+from joblens.hub.status import StatusPage
+from joblens.jobs.live import find_live, load_all, runs
+from joblens.record.report import ProcessUse
+from joblens.run.facts import parse_tags
+from joblens.serve.audit import Audit
+from joblens.serve.cursor import parse_cursor, render_cursor
+from joblens.serve.errors import ApiError
+from joblens.serve.hub_pages import HubPages
+from joblens.serve.live import Allows, LiveJob, filter_now, filter_sets, jobs_now, list_nodes
+from joblens.serve.messages import (
+    MOST_POINTS,
+    JobItem,
+    JobsPage,
+    JobsQuery,
+    NodesPage,
+    ReportQuery,
+    SeriesItem,
+    SeriesPage,
+    SeriesQuery,
+)
+from joblens.serve.neighbours import had_nodes_alone, hide_neighbours, is_visible
+from joblens.serve.policy import Viewer
+from joblens.store.catalog.listing import JobFilter, parse_time, unknown
+from joblens.store.reader import Series
+
+_MOST_VALUES = 1_000_000  # in one answer
+_MOST_PROCESSES = 20_000
+_MOST_PROBLEMS = 20
+
+
+class Known(NamedTuple):
+    """What has to be known of a job before its samples are shown."""
+
+    name: str  # by which it is found again
+    alone: bool  # on its nodes
+
+
+class View:
+    def __init__(
+        self, store: Store, viewer: Viewer, audit: Audit, pages: HubPages, tsdb: Tsdb | None = None
+    ) -> None:
+        self._store, self._viewer, self._audit = store.seen_by(viewer.scope), viewer, audit
+        self._pages = pages
+        # What is known to a PromQL server only has no owner before it is read.
+        self._tsdb = tsdb if viewer.sees_all else None
+
+    def jobs(self, query: JobsQuery, text: str) -> JobsPage:
+        wanted, cursor, problems = make_filter(query), parse_cursor(query.cursor), list[str]()
+        found = list_jobs(self._store, cursor.apply(wanted), problems)
+        page = found[cursor.skip : cursor.skip + wanted.limit]
+        self._audit.note_listing(self._viewer, "/jobs", [row.user for row in page], text)
+        following = cursor.after(wanted, found)
+        return JobsPage(
+            [JobItem(*row) for row in page],
+            None if following is None else render_cursor(following),
+            self._problems(problems),
+        )
+
+    def _problems(self, found: list[str]) -> list[str]:
+        """Paths and ids in them are for those only who may see everything."""
+        if not self._viewer.sees_all:
+            return [problem for problem in found if problem.startswith("the list of pending")]
+        return list(dict.fromkeys([*self._store.problems, *found]))[:_MOST_PROBLEMS]
+
+    def report(self, id: str, query: ReportQuery) -> dict[str, Any]:
+        wanted = JobQuery(id, query.run, query.between, query.step, query.first, query.last)
+        record = find_report(self._store, wanted, [], self._tsdb)
+        self._admit(record.job.user, record.job.account, id, record.job.id, "/jobs/ID")
+        return plain_report(hide_neighbours(record, self._viewer, str(self._store.home.path)))
+
+    def columns(self, id: str) -> dict[str, tuple[str, ...]]:
+        job = self._know(id, "/jobs/ID/sets")
+        found = self._store.columns(job.name)
+        return {it: columns for it, columns in found.items() if is_visible(it, self._viewer, job.alone)}
+
+    def series(self, id: str, query: SeriesQuery) -> SeriesPage:
+        job = self._know(id, "/jobs/ID/series")
+        if not is_visible(query.set, self._viewer, job.alone):
+            raise unknown("set", query.set, [it for it in self._store.sets(job.name) if self._shows(it, job)])
+        columns, labels = _names(query.columns), _names(query.by)
+        if not labels:
+            found: dict[tuple[str, ...], Series] = {
+                (): self._store.series(job.name, query.set, columns, query.points)
+            }
+        else:
+            self._check_size(job, query, columns, labels)
+            found = self._store.split(job.name, query.set, labels, columns, query.points)
+        return SeriesPage([_item(labels, key, series) for key, series in found.items()])
+
+    def _shows(self, set_name: str, job: Known) -> bool:
+        return is_visible(set_name, self._viewer, job.alone)
+
+    def _check_size(
+        self, job: Known, query: SeriesQuery, columns: tuple[str, ...], labels: tuple[str, ...]
+    ) -> None:
+        """Raises ApiError if there would be too many values: one point of each series shows how many."""
+        few = self._store.split(job.name, query.set, labels, columns, 1)
+        width = max((len(series.last) for series in few.values()), default=0)
+        if len(few) * query.points * width > _MOST_VALUES:
+            most = max(min(_MOST_VALUES // max(len(few) * width, 1), MOST_POINTS), 1)
+            raise ApiError(
+                400,
+                f"{len(few)} series of {query.points} points are too many: ask for {most} points, or fewer "
+                "columns",
+            )
+
+    def processes(self, id: str) -> list[ProcessUse]:
+        """Of very many, those with the most CPU time."""
+        job = self._know(id, "/jobs/ID/processes")
+        found = self._store.processes(job.name)
+        if len(found) <= _MOST_PROCESSES:
+            return found
+        return sorted(found, key=_cpu_seconds, reverse=True)[:_MOST_PROCESSES]
+
+    # Live pages of the hub
+
+    def now(self) -> dict[str, Any]:
+        found = filter_now(self._pages.get("/now"), self._allows())
+        self._note_live("/now", jobs_now(found))
+        return found
+
+    def sets(self) -> StatusPage:
+        found = filter_sets(self._pages.get("/sets"), self._allows())
+        self._note_live("/sets", (LiveJob(it.cluster, it.jobid, it.user) for it in found.jobs))
+        return found
+
+    def nodes(self) -> NodesPage:
+        found = filter_now(self._pages.get("/now"), self._allows())
+        self._note_live("/nodes", jobs_now(found))
+        return NodesPage(list_nodes(found))
+
+    def _allows(self) -> Allows | None:
+        """Agents report the user of a job; its account is in the scheduler's list of running jobs."""
+        scope = self._viewer.scope
+        if scope.everything:
+            return None
+        accounts: dict[tuple[str, str], str | None] = {}
+        if scope.accounts:
+            for live in load_all(self._store.home, []):
+                accounts.update(((job.cluster, job.id), job.account) for job in live.jobs)
+        return lambda job: scope.allows(job.user, accounts.get((job.cluster, job.id)))
+
+    def _note_live(self, route: str, jobs: Iterable[LiveJob]) -> None:
+        self._audit.note_listing(self._viewer, route, [job.user for job in set(jobs)], "")
+
+    # Finding a job
+
+    def _know(self, id: str, route: str) -> Known:
+        """Find the job and log that it is read. Raises LookupError and ApiError."""
+        live = [job for job in find_live(self._store.home, id, [], self._viewer.scope) if runs(job)]
+        if live and live[-1].end is None:
+            self._admit(live[-1].user, live[-1].account, id, live[-1].id, route)
+            return Known(id, alone=False)
+        record = self._store.job(id)
+        self._admit(record.job.user, record.job.account, id, record.job.id, route)
+        return Known(id, had_nodes_alone(record))
+
+    def _admit(self, user: str | None, account: str | None, asked: str, id: str, route: str) -> None:
+        """Log that it is read. The store has answered within the scope already; this is the same policy once
+        more. Raises ApiError."""
+        if not self._viewer.scope.allows(user, account):
+            raise ApiError(404, not_found(asked))
+        self._audit.note_job(self._viewer, route, id, user)
+
+
+def make_filter(query: JobsQuery) -> JobFilter:
+    """Raises UsageError."""
+    return JobFilter(
+        query.user,
+        query.name,
+        None if query.state is None else query.state.upper(),
+        _time(query.since),
+        _time(query.until),
+        tuple(parse_tags(list(query.tag)).items()) if query.tag else (),
+        query.sort,
+        query.reverse,
+        query.limit,
+        query.cluster,
+        query.partition,
+        query.account,
+        query.node,
+        query.array,
+    )
+
+
+def _time(text: str | None) -> float | None:
+    """Also as seconds since 1970. Raises UsageError."""
+    try:
+        found = None if text is None else float(text)
+    except ValueError:
+        return parse_time(text)
+    if found is not None and not abs(found) < 1e12:
+        raise UsageError(f"{text!r:.60} is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d")
+    return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _item(labels: Sequence[str], key: Sequence[str], series: Series) -> SeriesItem:
+    return SeriesItem(dict(zip(labels, key)), series.times, series.last, series.mean, series.peak)
+
+
+def _cpu_seconds(process: ProcessUse) -> float:
+    return (process.user_seconds or 0.0) + (process.system_seconds or 0.0)

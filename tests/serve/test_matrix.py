@@ -1,0 +1,96 @@
+"""Every role, every route, and own, other and no jobs: status, bodies and counts give nothing away."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from joblens.serve.routes import JOBS, ROUTES
+
+from .serving import ADMIN, ALICE, BOB, MANAGER, OWNERS, SUPPORT, Served, serving
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as several users")
+
+SEEN = {ALICE: "1", BOB: "23", MANAGER: "3", SUPPORT: "123", ADMIN: "123", "mail": ""}
+ROLES = {ALICE: "user", BOB: "user", MANAGER: "manager", SUPPORT: "support", ADMIN: "admin", "mail": "user"}
+OF_ONE_JOB = [route.path for route in ROUTES if route.policy == JOBS and "{id}" in route.path]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as it:
+        yield it
+
+
+@pytest.mark.parametrize("user", SEEN)
+def test_who_is_asking(served: Served, user: str) -> None:
+    """The kernel says who, the settings say in which role."""
+    found = served.get("/me", user).json
+    assert (found["user"], found["role"], found["how"]) == (user, ROLES[user], "socket")
+    assert found["accounts"] == (["physics"] if user == MANAGER else [])
+
+
+@pytest.mark.parametrize("user", SEEN)
+def test_listing(served: Served, user: str) -> None:
+    """It has the jobs in the viewer's scope, whatever is asked for."""
+    for query in ("", "?user=daemon", "?limit=1", "?sort=user", "?node=c1", "?account=physics", "?name=*"):
+        found = served.get("/jobs" + query, user).json["jobs"]
+        assert {job["id"] for job in found} <= set(SEEN[user])
+    found = served.get("/jobs?limit=1000", user).json
+    assert sorted(job["id"] for job in found["jobs"]) == sorted(SEEN[user])
+    assert found["next"] is None
+
+
+@pytest.mark.parametrize("path", OF_ONE_JOB)
+@pytest.mark.parametrize("user", SEEN)
+def test_one_job(served: Served, user: str, path: str) -> None:
+    """The answers for another's job and for one that does not exist differ in nothing but the id."""
+    missing = served.get(path.replace("{id}", "9"), user)
+    assert missing.status == 404
+    for id in OWNERS:
+        found = served.get(path.replace("{id}", id), user)
+        if id in SEEN[user]:
+            assert found.status == (400 if path.endswith("series") else 200), found.body  # it has no samples
+            continue
+        assert found.status == 404
+        assert found.body == missing.body.replace(b"job 9:", f"job {id}:".encode())
+        changing = {"etag", "date"}
+        assert {k: v for k, v in found.fields.items() if k not in changing} == {
+            k: v for k, v in missing.fields.items() if k not in changing
+        }
+
+
+def test_last_is_the_viewers_own(served: Served) -> None:
+    """`last` is the newest of those that the viewer sees."""
+    found = {user: served.get("/jobs/last", user) for user in SEEN}
+    ids = {user: it.json["job"]["id"] if it.status == 200 else "" for user, it in found.items()}
+    assert ids == {ALICE: "1", BOB: "3", MANAGER: "3", SUPPORT: "3", ADMIN: "3", "mail": ""}
+    assert found["mail"].message == "job last: not found, or not yours"
+
+
+def test_a_user_without_a_name_sees_nothing(served: Served) -> None:
+    """A uid that the password database does not know has no jobs, also none without a user."""
+    assert served.get("/me", 3_000_000).json["user"] == ""
+    assert served.get("/jobs", 3_000_000).json["jobs"] == []
+    assert served.get("/jobs/1", 3_000_000).status == 404
+
+
+def test_reads_of_others_jobs_are_logged(served: Served) -> None:
+    """One line for each answer to staff that shows another person's job, and none for own jobs."""
+    before = len(served.audit())
+    for user in (ALICE, MANAGER, SUPPORT):
+        served.get("/jobs/3", user)
+        served.get("/jobs/9", user)
+    served.get("/jobs/1", ALICE)
+    served.get("/jobs?limit=2", ADMIN)
+    found = served.audit()[before:]
+    assert [(it["viewer"], it["route"], it.get("job"), it["owner"]) for it in found] == [
+        (MANAGER, "/jobs/ID", "3", BOB),
+        (SUPPORT, "/jobs/ID", "3", BOB),
+        (ADMIN, "/jobs", None, [BOB]),
+    ]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", it["time"]) for it in found)
+    assert (served.state / "audit.log").stat().st_mode & 0o777 == 0o600
