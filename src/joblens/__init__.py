@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
-    from joblens.api import Store
+    from joblens.api import MergedStore, RemoteStore, Store
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "open"]
 
 
-def open(path: Any = None) -> Store:
-    """The store at `path`, at JOBLENS_HOME, or at the user's own place; see joblens.api."""
-    from joblens.api import Store
+@overload
+def open(path: None = None, *, server: str, token_file: str = "", ca_file: str = "") -> RemoteStore: ...
 
-    return Store(path)
+
+@overload
+def open(path: Any) -> Store: ...
+
+
+@overload
+def open() -> Store | MergedStore: ...
+
+
+def open(path: Any = None, *, server: str = "", token_file: str = "", ca_file: str = "") -> Any:
+    """The store at `path`, or the service at `server`: a URL, or the path of its socket.
+
+    Without either, what the command line reads: the store of JOBLENS_HOME, or the user's own store together
+    with the service of the site, if there is one. See joblens.api.
+    """
+    from joblens.api.sources import choose, open_source
+
+    if path is not None and not server:
+        from joblens.api import Store
+
+        return Store(path)
+    return open_source(choose(path, server, token_file, ca_file))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from joblens.api.source import Listed
 from joblens.cli import jobs, ls
 from joblens.cli.daemon import log
 from joblens.core.csv_cells import quoted_cell, render_csv, safe_cell
@@ -66,7 +67,7 @@ SAFE = "'=HYPERLINK(A1)\\x1b[2J\\u202e"
 def test_jobs() -> None:
     """`joblens jobs --csv`."""
     job = JobRow("c", "1", None, name=HOSTILE, user="+u", exit_code=-9)
-    (row,) = csv.DictReader(io.StringIO(jobs.render_csv([job])), strict=True)
+    (row,) = csv.DictReader(io.StringIO(jobs.render_csv([Listed(job)])), strict=True)
     assert (row["name"], row["user"], row["exit_code"], row["node"]) == (SAFE, "'+u", "-9", "")
 
 

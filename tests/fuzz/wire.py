@@ -15,7 +15,12 @@ from hub.sending import make_batch, make_header
 from joblens.agent.http_server import body_length, parse_request
 from joblens.agent.sender import _retry_after, acknowledges, highest_of
 from joblens.analysis.live import Live
+from joblens.api import responses
+from joblens.api.connection import refusal
+from joblens.api.merged import merge
+from joblens.api.source import Listed
 from joblens.cli import ls, slurm_check, top
+from joblens.cli.jobs import render as render_jobs
 from joblens.core.config import Url
 from joblens.core.errors import JoblensError, MalformedError
 from joblens.core.json_file import parse_json
@@ -31,7 +36,10 @@ from joblens.hub.sinks.csv_tree import CsvSink
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.write_request import Namer, make_series
 from joblens.hub.sinks.write_request import encode as encode_series
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.run.mark_client import _read_answer
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import find_home, make_home
 from joblens.store.tsdb.promql import Server
 from joblens.wire.batch import decode
@@ -335,6 +343,44 @@ _LIVE = (
     b'"jobid", "node"], "columns": ["cpu_seconds"], "rows": [["fox", "7", "c1", 4.5]]}]}]}'
 )
 
+
+def service(data: bytes) -> None:
+    """What `joblens job` and `joblens jobs` get from a service, or from something else at its address."""
+    str(refusal("made", 404, data))
+    for parse in (responses.parse_sets, responses.parse_processes):
+        with suppress(ValueError):
+            parse(data)
+    with suppress(ValueError):
+        responses.parse_series(data, ("pid",))
+    with suppress(ValueError):
+        jobs = [Listed(job, "site") for job in responses.parse_jobs(data).jobs]
+        rows = merge(jobs, jobs, JobFilter(sort="cpu"))
+        json.dumps([row.job._asdict() for row in rows])
+        assert "\x1b" not in "".join(render_jobs(rows))
+    render_report(responses.parse_report("made", data), Style())
+
+
+_SERVED = [
+    (
+        b'{"jobs": [{"cluster": "c", "id": "1", "start": 1.5, "name": "n", "user": "u", "shown_id": "1", '
+        b'"exit_code": 3, "cpu_seconds": 2, "tags": {"a": "b"}}], "next": "x", "problems": ["p"]}'
+    ),
+    b'{"sets": {"cpu": ["user_seconds"]}}',
+    (
+        b'{"series": [{"labels": {"pid": "1"}, "times": [1, 2.5], "last": {"a": [1, null]}, '
+        b'"mean": {"a": [1, null]}, "peak": {"a": [1, null]}}]}'
+    ),
+    (
+        b'{"processes": [{"pid": 1, "start": 2, "parent": 0, "name": "a", "command": "b", "node": "c", '
+        b'"first": 1.0, "last": 2.0, "user_seconds": 1.0}]}'
+    ),
+    b'{"error": {"status": 404, "code": "not_found", "message": "job 1: not found, or not yours"}}',
+    (
+        b'{"version": 1, "job": {"id": "1", "cluster": "c", "user": "u", "name": "n", "start": null, '
+        b'"end": 5, "nodes": []}, "used": {}, "asked": {}, "verdict": ""}'
+    ),
+]
+
 TARGETS = (
     Target("batch-frame", batch_frame, _batches),
     Target("batch-header", batch_header, _headers),
@@ -354,6 +400,7 @@ TARGETS = (
     Target("marks", marks, lambda: _MARKS),
     Target("kafka-message", kafka_message, _batches),
     Target("promql", promql, _series),
+    Target("service", service, lambda: _SERVED, (LookupError, ValueError)),
     Target("status-page", status_page, lambda: [_PAGE], ls.WRONG),
     Target("live-page", live_page, lambda: [_LIVE], top.WRONG),
     Target("tsdb-report", tsdb_report, _series),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from joblens.api.source import Listed
 from joblens.cli import main
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
@@ -59,7 +60,7 @@ def test_how_it_is_told(tmp_path: Path) -> None:
     listed = {it.id: it for it in catalog.jobs(JobFilter())}
     reports = {id: catalog.report(("fox", id, it.start or 0.0)) for id, it in listed.items()}
     catalog.close()
-    lines = render(list(listed.values()))
+    lines = render([Listed(job) for job in listed.values()])
     for id in "678":
         record = reports[id]
         text = render_report(record, Style(False))

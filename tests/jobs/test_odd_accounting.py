@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from joblens.api.source import Listed
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
 from joblens.jobs.live import add_live, find_live, remove_expired, save_live, summarise_live
@@ -79,7 +80,7 @@ def shown(home: Home, id: str) -> str:
 def test_listing(home: Home) -> None:
     """What ended by a signal has no exit code of its own; one of less than a second took none."""
     found = listed(home)
-    lines = {line.split()[0]: line for line in render(list(found.values()))}
+    lines = {line.split()[0]: line for line in render([Listed(job) for job in found.values()])}
     assert lines["1"].endswith("  FAILED")
     assert lines["2"].endswith("  FAILED 3")
     assert "  0 s  " in lines["5"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from joblens.api.source import Listed
 from joblens.cli.jobs import render
 from joblens.core.errors import UsageError
 from joblens.reports.width import display_width
@@ -280,7 +281,7 @@ def row(**others: Any) -> JobRow:
 def test_tables_fit_the_screen(others: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The listing of one user's jobs is at most 80 columns wide: the name gives way."""
     monkeypatch.setenv("COLUMNS", "80")
-    for line in render([row(**others), row()]):
+    for line in render([Listed(row(**others)), Listed(row())]):
         assert display_width(line) <= 80, line
 
 

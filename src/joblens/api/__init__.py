@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from joblens.api.merged import MergedStore
+    from joblens.api.remote import RemoteStore
     from joblens.api.source import JobSource
     from joblens.api.store import Store, StoreInfo
 
-__all__ = ["JobSource", "Store", "StoreInfo"]
-_MODULES = {"JobSource": "source", "Store": "store", "StoreInfo": "store"}
+__all__ = ["JobSource", "MergedStore", "RemoteStore", "Store", "StoreInfo"]
+_MODULES = {
+    "JobSource": "source",
+    "MergedStore": "merged",
+    "RemoteStore": "remote",
+    "Store": "store",
+    "StoreInfo": "store",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -59,7 +59,7 @@ def find_report(
     runs = add_runs(store.runs(query.id), found)
     record = _report(store, query, found, runs, tsdb)
     _count_tasks(record, store)
-    _number(record, runs)
+    number_runs(record, runs)
     return record
 
 
@@ -134,7 +134,7 @@ def _count_tasks(record: JobRecord, store: Store) -> None:
         record.array_tasks = len({row.shown_id for row in rows})
 
 
-def _number(record: JobRecord, runs: list[Run]) -> None:
+def number_runs(record: JobRecord, runs: list[Run]) -> None:
     """Which of the runs it is, and all of them: ids are reused, and jobs are requeued."""
     from joblens.record.report import Run
 

@@ -11,7 +11,9 @@ from joblens.core.named_tuple import NamedTuple
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
+    from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.index import Run
     from joblens.store.catalog.listing import JobFilter, JobRow
     from joblens.store.reader import Series
@@ -32,6 +34,21 @@ class JobQuery(NamedTuple):
         return {self.between, self.step, self.first, self.last} != {None}
 
 
+class NotFoundError(LookupError):
+    """There is no such job, or it is someone else's."""
+
+
+class AmbiguousError(LookupError):
+    """Several jobs begin with that text."""
+
+
+class Listed(NamedTuple):
+    """A job in a listing of several sources."""
+
+    job: JobRow
+    origin: str = ""  # `own` or `site`, if both are listed
+
+
 def not_found(name: str) -> str:
     """One sentence for a job that does not exist and for one of someone else."""
     return f"job {name:.100}: not found, or not yours"
@@ -45,6 +62,8 @@ def never_started(job: JobRow) -> bool:
 class JobSource(ABC):
     """`problems` lists what went wrong, a sentence each."""
 
+    several = False  # whether jobs are from the user's own store and from a site
+
     @property
     @abstractmethod
     def problems(self) -> list[str]: ...
@@ -52,6 +71,20 @@ class JobSource(ABC):
     @abstractmethod
     def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
         """Jobs, the newest first unless sorted otherwise; filters as those of `joblens jobs`."""
+
+    @abstractmethod
+    def listed(self, wanted: JobFilter) -> list[Listed]:
+        """Return the same with running jobs, and pending ones if they are asked for."""
+
+    @abstractmethod
+    def find(
+        self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
+    ) -> JobRecord:
+        """Return the record, also of a running job or of a part of one. Raises LookupError.
+
+        Only a store on this machine uses `tsdb`, for jobs without a record there, and `session`, the job if
+        its user mode runs now.
+        """
 
     @abstractmethod
     def job(self, name: str, run: int | None = None) -> JobRecord:
@@ -86,7 +119,7 @@ class JobSource(ABC):
 
     @abstractmethod
     def sets(self, name: str) -> tuple[str, ...]:
-        """Return the sets with samples, of this job or of any."""
+        """Return the sets that have samples of this job."""
 
     @abstractmethod
     def columns(self, name: str) -> dict[str, tuple[str, ...]]:

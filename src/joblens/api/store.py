@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from joblens.api.source import JobSource, not_found
+from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError, not_found
 from joblens.core.errors import UsageError
 from joblens.core.named_tuple import NamedTuple
 from joblens.store import ingest
@@ -19,7 +19,9 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
+    from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
+    from joblens.schedulers.facts import BatchJob
     from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import LakeReader, Reader, Series, Span
 
@@ -77,17 +79,39 @@ class Store(JobSource):
     def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
         return self._catalog.jobs(wanted or make_filter(**filters), self.scope)
 
+    def listed(self, wanted: JobFilter) -> list[Listed]:
+        from joblens.api.lookup import list_jobs
+
+        problems: list[str] = []
+        found = [Listed(job) for job in list_jobs(self, wanted, problems)]
+        self.add_problems(problems)
+        return found
+
+    def find(
+        self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
+    ) -> JobRecord:
+        from joblens.api.lookup import find_report
+
+        problems: list[str] = []
+        try:
+            return find_report(self, query, problems, tsdb, session)
+        finally:
+            self.add_problems(problems)
+
+    def add_problems(self, problems: Iterable[str]) -> None:
+        self._problems = list(dict.fromkeys([*self._problems, *problems]))
+
     def job(self, name: str, run: int | None = None) -> JobRecord:
         found = self._catalog.find(name, self.scope)
         if not found:
             running = self._running(name)
             if running is not None:
                 return running
-            raise LookupError(self._why_unknown(name))
+            raise NotFoundError(self._why_unknown(name))
         if len(found) > 1:
             names = [self._catalog.name_of(it, self.scope) for it in found[:5]]
             some = ", ".join(names) + (", …" if len(found) > 5 else "")
-            raise LookupError(f"several jobs begin with {name!r}: {some}")
+            raise AmbiguousError(f"several jobs begin with {name!r}: {some}")
         if run is None:
             return self._catalog.report(found[0], self.scope)
         chosen = choose_run(self.runs(name), run)
@@ -140,8 +164,7 @@ class Store(JobSource):
         return reader.split(span, set_name, labels, chosen, points)
 
     def sets(self, name: str) -> tuple[str, ...]:
-        span = self._span(name)
-        return self._reader(span.job, span.start).sets()
+        return tuple(self.columns(name))
 
     def columns(self, name: str) -> dict[str, tuple[str, ...]]:
         span = self._span(name)

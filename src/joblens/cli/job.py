@@ -6,11 +6,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from joblens.cli.table import progress, warn, write
-from joblens.core.errors import JoblensError
+from joblens.cli import source as sources
+from joblens.cli.source import choose_source, open_chosen
+from joblens.cli.table import warn, write
+from joblens.core.errors import JoblensError, UsageError
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
+    from joblens.api.sources import Choice
     from joblens.core.config import Settings
     from joblens.schedulers.facts import BatchJob
 
@@ -20,6 +23,7 @@ EXAMPLE = """example:
   joblens job 4200_7
   joblens job 4242@cluster2
   joblens job 4242 --run 1
+  joblens job 4242 --server https://login.example.org:9480 --token-file ~/.joblens-token
   joblens job 4242 --store http://127.0.0.1:9090
   joblens job last --between "time steps"
   joblens job last --from +10m --to 13:02:30"""
@@ -45,24 +49,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store", metavar="WHERE",
         help="from a server that speaks PromQL: its URL, its data folder, or tsdb, the one of the settings",
     )  # fmt: skip
+    sources.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.api.lookup import find_report, plain_report
     from joblens.api.source import JobQuery
-    from joblens.api.store import Store
 
     query = JobQuery(options.id, options.number, options.between, options.step, options.first, options.last)
-    problems: list[str] = []
-    session = _settle(options.id)
-    with Store(progress=progress("days of records")) as store:
+    choice = choose_source(options)
+    if options.store is not None:  # a server of time series knows jobs, and not who may see them
+        choice = _without_service(choice)
+    session = _settle(options.id, choice.home) if choice.own else None
+    with open_chosen(choice) as source:
         try:
-            record = find_report(store, query, problems, _tsdb(options), session)
+            record = source.find(query, tsdb=_tsdb(options), session=session)
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
-            warn(store.problems + problems)
+            warn(source.problems)
     if options.json:
+        from joblens.api.lookup import plain_report
+
         write(json.dumps(plain_report(record), indent=2) + "\n")
     else:
         from joblens.reports.style import Style
@@ -70,6 +77,12 @@ def run(options: argparse.Namespace) -> int:
 
         write(render_report(record, Style.of(sys.stdout)))
     return 0
+
+
+def _without_service(choice: Choice) -> Choice:
+    if not choice.own:
+        raise UsageError("--store and --server are mutually exclusive")
+    return choice._replace(server=None)
 
 
 def _tsdb(options: argparse.Namespace) -> Tsdb:
@@ -85,11 +98,11 @@ def _settings() -> Settings:
     return load_agent(load_layers(None, os.environ))
 
 
-def _settle(name: str) -> BatchJob | None:
+def _settle(name: str, folder: str | None) -> BatchJob | None:
     """Return the facts of a job whose user mode runs; finalise one that has ended."""
     from joblens.store.home import find_home
 
-    home = find_home()
+    home = find_home(folder)
     if not (home.path / "usermode").is_dir():
         return None
     from joblens.usermode.finish import settle

@@ -4,20 +4,25 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from joblens.cli.table import progress, render_table, warn, write
+from joblens.cli import source as sources
+from joblens.cli.source import choose_source, open_chosen
+from joblens.cli.table import render_table, warn, write
 from joblens.core.errors import UsageError
 from joblens.core.units import render_bytes, render_cores, render_exit, render_seconds
 
 if TYPE_CHECKING:
+    from joblens.api.source import Listed
     from joblens.store.catalog.listing import JobRow
 
 EXAMPLE = """example:
   joblens jobs
   joblens jobs --name 'train*' --since 7d --sort cpu --limit 50
   joblens jobs --tag model:resnet --json
-  joblens jobs --partition gpu --state TIMEOUT --since 1d"""
+  joblens jobs --partition gpu --state TIMEOUT --since 1d
+  joblens jobs --server /run/joblens/serve.sock"""
 
 STATES = (
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
@@ -59,11 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON")
     form.add_argument("--csv", action="store_true", help="as CSV")
+    sources.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.api.lookup import list_jobs
-    from joblens.api.store import Store
     from joblens.store.catalog.listing import JobFilter, parse_time
 
     if options.limit < 0:
@@ -84,15 +88,15 @@ def run(options: argparse.Namespace) -> int:
         options.node,
         options.array,
     )
-    problems: list[str] = []
-    with Store(progress=progress("days of records")) as store:
-        found = list_jobs(store, wanted, problems)
-        empty = not found and not store.jobs(limit=1)
-        warn(store.problems + problems)
+    with open_chosen(choose_source(options)) as source:
+        found = source.listed(wanted)
+        empty = not found and not source.jobs(limit=1)
+        several = source.several
+        warn(source.problems)
     if options.json:
-        write(json.dumps([it._asdict() for it in found], indent=2) + "\n")
+        write(json.dumps([_plain(it, several) for it in found], indent=2) + "\n")
     elif options.csv:
-        write(render_csv(found))
+        write(render_csv(found, several))
     elif found:
         write("\n".join(render(found)) + "\n")
     else:
@@ -109,15 +113,22 @@ def _tags(texts: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(parse_tags(texts).items())
 
 
-def render_csv(found: list[JobRow]) -> str:
+def _plain(found: Listed, several: bool) -> dict[str, Any]:
+    return {**found.job._asdict(), **({"from": found.origin} if several else {})}
+
+
+def render_csv(found: Sequence[Listed], several: bool = False) -> str:
     from joblens.core import csv_cells
     from joblens.store.catalog.listing import COLUMNS
 
-    return csv_cells.render_csv(COLUMNS, (job[:-1] for job in found))
+    if not several:
+        return csv_cells.render_csv(COLUMNS, (it.job[:-1] for it in found))
+    return csv_cells.render_csv((*COLUMNS, "from"), ((*it.job[:-1], it.origin) for it in found))
 
 
-def render(found: list[JobRow]) -> list[str]:
-    users = len({job.user for job in found}) > 1
+def render(found: Sequence[Listed]) -> list[str]:
+    users = len({job.user for job, _ in found}) > 1
+    several = len({it.origin for it in found}) > 1
     rows = [
         (
             job.shown_id or job.id,
@@ -128,13 +139,17 @@ def render(found: list[JobRow]) -> list[str]:
             _cores(job),
             _known(job.memory_peak_bytes, render_bytes),
             _state(job),
+            *([origin] if several else []),
         )
-        for job in found
+        for job, origin in found
     ]
-    head = ("job", "start", *(["user"] if users else []), "name", "took", "CPU", "memory", "state")
+    users_head, several_head = ["user"] * users, ["from"] * several
+    head = ("job", "start", *users_head, "name", "took", "CPU", "memory", "state", *several_head)
     name = head.index("name")
-    drop = [head.index(title) for title in ("memory", "CPU", "start", "user", "took") if title in head]
-    return render_table(head, rows, left=(*range(name + 1), len(head) - 1), shrink=name, drop=drop)
+    names = ("memory", "CPU", "start", "user", "took", "from")
+    drop = [head.index(title) for title in names if title in head]
+    left = (*range(name + 1), *range(head.index("state"), len(head)))
+    return render_table(head, rows, left=left, shrink=name, drop=drop)
 
 
 def _when(moment: float | None) -> str:

@@ -75,6 +75,9 @@ class Settings(NamedTuple):
     cluster: str = ""  # "": the node's name
     node: str = ""  # "": the host's name
     process_metrics: bool = False
+    server: str = ""  # "": /run/joblens/serve.sock, if it exists
+    server_token_file: str = ""
+    server_ca_file: str = ""
     collectors: Mapping[str, CollectorSettings] = {}
     attribution: AttributionSettings = AttributionSettings()
     external: Mapping[str, ExternalSettings] = {}
@@ -85,12 +88,18 @@ class Settings(NamedTuple):
 
 class Url(NamedTuple):
     secure: bool
-    host: str
+    host: str  # or the path of a Unix socket
     port: int
     path: str  # without a trailing slash
 
     @property
+    def is_unix(self) -> bool:
+        return self.host.startswith("/")
+
+    @property
     def authority(self) -> str:
+        if self.is_unix:
+            return "localhost"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -135,6 +144,8 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     )
     _check_interval("interval", settings.interval, path)
     split_address(settings.listen, path)
+    if settings.server:
+        split_server(settings.server, path)
     return settings
 
 
@@ -153,6 +164,17 @@ def split_url(text: str, path: str = "", name: str = "push.url") -> Url:
     secure = match[1] == "https"
     port = int(match[4]) if match[4] else 443 if secure else 80
     return Url(secure, match[2] or match[3], port, (match[5] or "").rstrip("/"))
+
+
+def split_server(text: str, path: str = "", name: str = "server") -> Url:
+    """Parse the address of a service: a URL, or the path of its Unix socket."""
+    if text.startswith("/"):
+        return Url(False, text, 0, "")
+    if "://" not in text:
+        raise ConfigError(
+            f"{name} is {text!r:.100}, expected https://HOST:PORT or the path of a socket", path
+        )
+    return split_url(text, path, name)
 
 
 def _push(table: Dict[str, Any], path: str) -> PushSettings:

@@ -124,26 +124,31 @@ class Proof:
         self._stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _run_munge(self) -> str:
-        import subprocess
-
         secret = os.urandom(32).hex()
         user = self._settings.munge_uid
-        command = ["munge", f"--restrict-uid={os.geteuid() if user < 0 else user}"]
-        if self._settings.munge_socket:
-            command.append(f"--socket={self._settings.munge_socket}")
-        try:
-            payload = f"{self._cluster}\0{self._node}\0{secret}".encode()
-            # By standard input: an argument cannot contain NUL.
-            done = subprocess.run(
-                command, input=payload, capture_output=True, timeout=_MUNGE_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise OutsideError(f"munge did not answer within {_MUNGE_SECONDS:g} s") from None
-        if done.returncode:
-            first = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
-            raise OutsideError(f"munge made no credential: {first}" if first else "munge made no credential")
+        payload = f"{self._cluster}\0{self._node}\0{secret}".encode()
+        restricted = f"--restrict-uid={os.geteuid() if user < 0 else user}"
+        credential = make_credential(payload, self._settings.munge_socket, restricted)
         self._secret = secret.encode()
-        return done.stdout.decode("ascii", "replace").strip()
+        return credential
+
+
+def make_credential(payload: bytes, munge_socket: str = "", *options: str) -> str:
+    """Return a munge credential of this process' user. Raises OutsideError, or OSError without munge."""
+    import subprocess
+
+    command = ["munge", *options, *([f"--socket={munge_socket}"] if munge_socket else [])]
+    try:
+        # By standard input: an argument cannot contain NUL.
+        done = subprocess.run(
+            command, input=payload, capture_output=True, timeout=_MUNGE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OutsideError(f"munge did not answer within {_MUNGE_SECONDS:g} s") from None
+    if done.returncode:
+        first = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
+        raise OutsideError(f"munge made no credential: {first}" if first else "munge made no credential")
+    return done.stdout.decode("ascii", "replace").strip()
 
 
 def _is_here(host: str) -> bool:

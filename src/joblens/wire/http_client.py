@@ -29,8 +29,16 @@ class Answer(NamedTuple):
 
 
 class Client:
-    def __init__(self, url: Url, timeout: float, ca_file: str, most_body: int = _MOST_BODY) -> None:
+    def __init__(
+        self,
+        url: Url,
+        timeout: float,
+        ca_file: str,
+        most_body: int = _MOST_BODY,
+        connect_timeout: Optional[float] = None,
+    ) -> None:
         self.url, self._timeout, self._ca_file, self._most_body = url, timeout, ca_file, most_body
+        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._socket: Optional[socket.socket] = None
         self._rest = bytearray()  # received, not yet parsed
         self._end = 0.0
@@ -81,12 +89,10 @@ class Client:
 
     def _connect(self) -> socket.socket:
         url = self.url
+        connection = self._connect_unix() if url.is_unix else self._connect_tcp()
         try:
-            connection = socket.create_connection((url.host, url.port), self._timeout)
-        except UnicodeError:
-            raise ServerError(f"invalid host name {url.host!r}") from None
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not url.is_unix:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if url.secure:
                 import ssl
 
@@ -96,6 +102,22 @@ class Client:
             connection.close()
             raise
         self._socket, self._rest = connection, bytearray()
+        return connection
+
+    def _connect_tcp(self) -> socket.socket:
+        try:
+            return socket.create_connection((self.url.host, self.url.port), self._connect_timeout)
+        except UnicodeError:
+            raise ServerError(f"invalid host name {self.url.host!r}") from None
+
+    def _connect_unix(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(self._connect_timeout)
+            connection.connect(self.url.host)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _send(self, connection: socket.socket, message: bytes) -> None:

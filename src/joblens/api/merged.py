@@ -1,0 +1,258 @@
+"""The user's own store and the service of a site as one: each job once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from joblens.api.remote import RemoteStore
+from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError
+from joblens.core.errors import ServerError, sentence
+from joblens.store.catalog.index import Run, choose_run
+from joblens.store.catalog.listing import SORTS, JobFilter, JobRow, make_filter
+
+if TYPE_CHECKING:
+    from joblens.api.lookup import Tsdb
+    from joblens.api.store import Progress, Store, StoreInfo
+    from joblens.record.report import JobRecord, ProcessUse
+    from joblens.schedulers.facts import BatchJob
+    from joblens.store.home import Home
+    from joblens.store.reader import Series
+
+OWN, SITE = "own", "site"
+_Kind = TypeVar("_Kind")
+
+
+class MergedStore(JobSource):
+    """The user's own store, and what a site's service shows to this user. Maintenance is of the own one.
+
+    A service that does not answer is reported in `problems`; from then on only the own store is read.
+    """
+
+    several = True
+
+    def __init__(self, own: Store, site: RemoteStore) -> None:
+        self.own = own
+        self._site: RemoteStore | None = site
+        self._problems: list[str] = []
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self.own.problems, *self._problems, *(self._site.problems if self._site else [])]
+
+    def _ask(self, question: Callable[[RemoteStore], _Kind]) -> _Kind | None:
+        """Return what the service answers, None if it does not. Raises LookupError or UsageError."""
+        if self._site is None:
+            return None
+        try:
+            return question(self._site)
+        except (ServerError, OSError) as error:
+            self._problems += [*self._site.problems, f"{sentence(error)}; only your own store was read"]
+            self._site.close()
+            self._site = None
+            return None
+
+    # Listings
+
+    def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
+        chosen = wanted or make_filter(**filters)
+        own = [Listed(job) for job in self.own.jobs(chosen)]
+        there = self._ask(lambda site: site.listed(chosen)) or []
+        return [it.job for it in merge(own, there, chosen)]
+
+    def listed(self, wanted: JobFilter) -> list[Listed]:
+        return merge(self.own.listed(wanted), self._ask(lambda site: site.listed(wanted)) or [], wanted)
+
+    # One job
+
+    def job(self, name: str, run: int | None = None) -> JobRecord:
+        return self.find(JobQuery(name, run))
+
+    def find(
+        self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
+    ) -> JobRecord:
+        whole = query if query.run is None else JobQuery(query.id)
+        own = _attempt(lambda: self.own.find(whole, session=session))
+        there = _attempt(lambda: self._ask(lambda site: site.find(whole)))
+        if isinstance(own, LookupError) and (there is None or isinstance(there, LookupError)):
+            if not isinstance(own, NotFoundError):
+                raise own
+            if tsdb is not None and tsdb.settings().tsdb.url:
+                return self.own.find(query, tsdb=tsdb)
+            raise there or own
+        if query.run is None:
+            return _choose(query.id, own, there)
+        return self._find_run(query, own, there, session)
+
+    def _find_run(
+        self,
+        query: JobQuery,
+        own: JobRecord | LookupError,
+        there: JobRecord | LookupError | None,
+        session: BatchJob | None,
+    ) -> JobRecord:
+        """Count the runs of both sources together."""
+        known, theirs = _runs_of(own), _runs_of(there)
+        runs = _union(known, theirs)
+        chosen = choose_run(runs, query.run or 0)
+        record: JobRecord | None = None
+        if chosen in theirs:
+            numbered = query._replace(run=theirs.index(chosen) + 1)
+            record = self._ask(lambda site: site.find(numbered))
+        if record is None:
+            record = self.own.find(query._replace(run=_index(known, chosen) + 1), session=session)
+        _number(record, runs)
+        return record
+
+    def runs(self, name: str) -> list[Run]:
+        return _union(self.own.runs(name), self._ask(lambda site: site.runs(name)) or [])
+
+    # Samples, from the source that has the job
+
+    def series(
+        self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
+    ) -> Series:
+        return self._source(name).series(name, set_name, columns, points)
+
+    def split(
+        self,
+        name: str,
+        set_name: str,
+        labels: tuple[str, ...],
+        columns: tuple[str, ...] = (),
+        points: int = 1000,
+    ) -> dict[tuple[str, ...], Series]:
+        return self._source(name).split(name, set_name, labels, columns, points)
+
+    def sets(self, name: str) -> tuple[str, ...]:
+        return self._source(name).sets(name)
+
+    def columns(self, name: str) -> dict[str, tuple[str, ...]]:
+        return self._source(name).columns(name)
+
+    def processes(self, name: str) -> list[ProcessUse]:
+        return self._source(name).processes(name)
+
+    def _source(self, name: str) -> JobSource:
+        """Return the one whose record `job` returns."""
+        own = _attempt(lambda: self.own.find(JobQuery(name)))
+        there = _attempt(lambda: self._ask(lambda site: site.find(JobQuery(name))))
+        if there is None or isinstance(there, LookupError) or self._site is None:
+            return self.own
+        return self._site if _choose(name, own, there) is there else self.own
+
+    # Maintenance
+
+    @property
+    def home(self) -> Home:
+        return self.own.home
+
+    def running(self) -> list[str]:
+        return self.own.running()
+
+    def compact(self, progress: Progress | None = None) -> int:
+        return self.own.compact(progress)
+
+    def check(self, progress: Progress | None = None) -> int:
+        return self.own.check(progress)
+
+    def retain(self, days: int) -> int:
+        return self.own.retain(days)
+
+    def info(self) -> StoreInfo:
+        return self.own.info()
+
+    def close(self) -> None:
+        self.own.close()
+        if self._site is not None:
+            self._site.close()
+
+
+def merge(own: list[Listed], there: list[Listed], wanted: JobFilter) -> list[Listed]:
+    """Each job once, in the order that is asked for, and not more than that."""
+    found = {_identity(it.job): Listed(it.job, SITE) for it in there}
+    for it in own:
+        same = found.get(_identity(it.job))
+        if same is None or _is_better(it.job, same.job):
+            found[_identity(it.job)] = Listed(it.job, OWN)
+    return _ordered(list(found.values()), wanted)[: wanted.limit or None]
+
+
+def _identity(job: JobRow) -> tuple[str, str, float | None]:
+    return job.cluster, job.id, job.start
+
+
+def _is_better(own: JobRow, there: JobRow) -> bool:
+    """A site knows more of a batch job, unless it has only the accounting of it."""
+    return own.source == "run" or (there.processes is None and own.processes is not None)
+
+
+def _ordered(jobs: list[Listed], wanted: JobFilter) -> list[Listed]:
+    """As a store orders them; what has no value is last."""
+    value = attrgetter(f"job.{SORTS[wanted.sort]}")
+    upwards = (wanted.sort in ("user", "name")) != wanted.reverse
+    newest = sorted(jobs, key=lambda it: (it.job.start or 0.0, it.job.id), reverse=True)
+    known = [it for it in newest if value(it) is not None]
+    # Of equal values the newest is first in both directions: a reversed sort keeps their order, too.
+    return sorted(known, key=value, reverse=not upwards) + [it for it in newest if value(it) is None]
+
+
+def _attempt(find: Callable[[], _Kind]) -> _Kind | LookupError:
+    try:
+        return find()
+    except LookupError as error:
+        return error
+
+
+def _choose(name: str, own: JobRecord | LookupError, there: JobRecord | LookupError | None) -> JobRecord:
+    """Of two jobs the one with exactly that id, else the newest. At least one is a record."""
+    if there is None or isinstance(there, LookupError):
+        return _unless_ambiguous(name, own, there)
+    if isinstance(own, LookupError):
+        return _unless_ambiguous(name, there, own)
+    _number(own, runs := _union(_runs_of(own), _runs_of(there)))
+    _number(there, runs)
+    if _identity_of(own) == _identity_of(there):
+        better = own.job.source == "run" or (own.data.samples and not there.data.samples)
+        return own if better else there
+    return max(there, own, key=lambda it: (_is_exact(name, it), it.job.start))
+
+
+def _unless_ambiguous(
+    name: str, found: JobRecord | LookupError, other: JobRecord | LookupError | None
+) -> JobRecord:
+    if isinstance(found, LookupError):
+        raise found
+    if isinstance(other, AmbiguousError) and not _is_exact(name, found):
+        raise other
+    return found
+
+
+def _is_exact(name: str, record: JobRecord) -> bool:
+    return name.partition("@")[0] in (record.job.id, record.job.shown_id)
+
+
+def _identity_of(record: JobRecord) -> tuple[str, str, float]:
+    return record.job.cluster, record.job.id, record.job.start
+
+
+def _runs_of(record: JobRecord | LookupError | None) -> list[Run]:
+    if record is None or isinstance(record, LookupError) or not isinstance(record.runs, list):
+        return []
+    return [Run(it.cluster, it.id, it.start, it.end, it.state) for it in record.runs]
+
+
+def _union(own: list[Run], there: list[Run]) -> list[Run]:
+    found = {run[:3]: run for run in (*own, *there)}
+    return sorted(found.values(), key=lambda run: (run.start, run.id))
+
+
+def _index(runs: list[Run], wanted: Run) -> int:
+    return next(number for number, run in enumerate(runs) if run[:3] == wanted[:3])
+
+
+def _number(record: JobRecord, runs: list[Run]) -> None:
+    from joblens.api.lookup import number_runs
+
+    number_runs(record, runs)

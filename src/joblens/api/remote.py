@@ -1,0 +1,168 @@
+"""Jobs, series and processes from a service: the same methods as those of a store on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from joblens.api import responses
+from joblens.api.connection import Connection, Pairs, encode
+from joblens.api.source import JobQuery, JobSource, Listed, NotFoundError, not_found
+from joblens.core.errors import MalformedError, ServerError, UsageError, printable
+from joblens.store.catalog.listing import JobFilter, JobRow, make_filter
+
+if TYPE_CHECKING:
+    from joblens.api.lookup import Tsdb
+    from joblens.record.report import JobRecord, ProcessUse
+    from joblens.schedulers.facts import BatchJob
+    from joblens.store.catalog.index import Run
+    from joblens.store.reader import Series
+
+_MOST_ON_A_PAGE = 1000
+_MOST_PAGES = 10_000
+_Kind = TypeVar("_Kind")
+
+
+class RemoteStore(JobSource):
+    """A service, as `joblens.open(server=…)` returns it: what this user may see. For one thread."""
+
+    def __init__(self, address: str, token_file: str = "", ca_file: str = "") -> None:
+        self._connection = Connection(address, token_file, ca_file)
+        self._problems: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return self._connection.name
+
+    @property
+    def problems(self) -> list[str]:
+        return self._problems
+
+    def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
+        wanted = wanted or make_filter(**filters)
+        found: list[JobRow] = []
+        for page in self._pages(wanted):
+            found += page.jobs
+            self._report(page.problems)
+            if wanted.limit and len(found) >= wanted.limit:
+                return found[: wanted.limit]
+        return found
+
+    def _pages(self, wanted: JobFilter) -> Iterator[responses.Page]:
+        cursor: str | None = None
+        size = min(wanted.limit or _MOST_ON_A_PAGE, _MOST_ON_A_PAGE)
+        for _ in range(_MOST_PAGES):
+            page = self._get(
+                "/jobs", responses.parse_jobs, [*_query(wanted), ("limit", size), ("cursor", cursor)]
+            )
+            yield page
+            if page.next is None:
+                return
+            if not page.jobs or page.next == cursor:
+                break
+            cursor = page.next
+        raise self._malformed("the list of jobs has no end")
+
+    def _report(self, problems: list[str]) -> None:
+        words = [printable(it, 1000) for it in problems]
+        self._problems += [it for it in words if it not in self._problems]
+
+    def listed(self, wanted: JobFilter) -> list[Listed]:
+        return [Listed(job) for job in self.jobs(wanted)]
+
+    def job(self, name: str, run: int | None = None) -> JobRecord:
+        return self.find(JobQuery(name, run))
+
+    def find(
+        self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
+    ) -> JobRecord:
+        if not query.id:
+            raise NotFoundError(not_found(query.id))
+        pairs = zip(("run", "between", "step", "from", "to"), query[1:])
+        return self._get(_job(query.id), lambda data: responses.parse_report(self.name, data), list(pairs))
+
+    def runs(self, name: str) -> list[Run]:
+        from joblens.store.catalog.index import Run
+
+        try:
+            found = self.job(name).runs
+        except NotFoundError:
+            return []
+        if not isinstance(found, list):
+            return []
+        return [Run(it.cluster, it.id, it.start, it.end, it.state) for it in found]
+
+    def series(
+        self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
+    ) -> Series:
+        from joblens.store.reader import Series
+
+        found = self.split(name, set_name, (), columns, points)
+        return found.get((), Series([], {}, {}, {}))
+
+    def split(
+        self,
+        name: str,
+        set_name: str,
+        labels: tuple[str, ...],
+        columns: tuple[str, ...] = (),
+        points: int = 1000,
+    ) -> dict[tuple[str, ...], Series]:
+        if isinstance(columns, str) or isinstance(labels, str):
+            raise UsageError("columns and labels are tuples of names, and not a text")
+        query = [
+            ("set", set_name),
+            ("columns", ",".join(columns)),
+            ("by", ",".join(labels)),
+            ("points", points),
+        ]
+        return self._get(
+            _job(name) + "/series", lambda data: responses.parse_series(data, tuple(labels)), query
+        )
+
+    def sets(self, name: str) -> tuple[str, ...]:
+        return tuple(self.columns(name))
+
+    def columns(self, name: str) -> dict[str, tuple[str, ...]]:
+        return self._get(_job(name) + "/sets", responses.parse_sets)
+
+    def processes(self, name: str) -> list[ProcessUse]:
+        return self._get(_job(name) + "/processes", responses.parse_processes)
+
+    def page(self, path: str) -> Any:
+        """Return `/now`, `/sets` or `/me` as plain data."""
+        from joblens.core.json_file import parse_json
+
+        return self._get(path, parse_json)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _get(self, path: str, parse: Callable[[bytes], _Kind], query: Pairs = ()) -> _Kind:
+        data = self._connection.get(path, query)
+        try:
+            return parse(data)
+        except MalformedError as error:
+            raise self._malformed(error.what) from None
+        except (ValueError, RecursionError) as error:
+            raise self._malformed(str(error)) from None
+
+    def _malformed(self, what: str) -> ServerError:
+        return ServerError(f"{self.name} is not a joblens service, or of another version: {what:.200}")
+
+
+def _query(wanted: JobFilter) -> Pairs:
+    """A parameter that is not given has the service's default."""
+    for name, value in wanted._asdict().items():
+        if name == "tags":
+            yield from (("tag", f"{key}:{text}") for key, text in value)
+        elif name == "reverse":
+            yield (name, "true" if value else None)
+        elif name in ("since", "until"):
+            yield name, None if value is None else repr(float(value))
+        elif name != "limit":
+            yield name, value
+
+
+def _job(name: str) -> str:
+    return f"/jobs/{encode(name)}"

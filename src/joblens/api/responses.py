@@ -1,0 +1,148 @@
+"""Responses of a service, checked: nothing that a server sends may break a report. All raise ValueError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from joblens.core.json_file import parse_json, render_json
+from joblens.core.named_tuple import NamedTuple
+from joblens.store.catalog.listing import JobRow
+
+if TYPE_CHECKING:
+    from joblens.record.report import JobRecord, ProcessUse
+    from joblens.store.reader import Series
+
+_TEXTS = frozenset("cluster id name user node source state verdict shown_id nodes partition account".split())
+_REQUIRED = ("cluster", "id", "name", "user", "shown_id")  # which are texts in every row
+_MOST_PROBLEMS = 20
+_LATEST = 253_402_300_800  # the year 10000, which no calendar here can show
+
+
+class Page(NamedTuple):
+    """Some jobs, and the cursor of the next page if there is one."""
+
+    jobs: list[JobRow]
+    next: str | None
+    problems: list[str]
+
+
+def parse_jobs(data: bytes) -> Page:
+    plain = _object(data)
+    cursor = plain.get("next")
+    if cursor is not None and not isinstance(cursor, str):
+        raise ValueError("next: expected text")
+    rows = [_row(it) for it in _list(plain, "jobs")]
+    problems = [it for it in plain.get("problems") or [] if isinstance(it, str)]
+    return Page(rows, cursor or None, problems[:_MOST_PROBLEMS])
+
+
+def _row(plain: object) -> JobRow:
+    """Fields that this version does not know are left out."""
+    if not isinstance(plain, dict):
+        raise ValueError("a job: expected an object")
+    values = {name: plain[name] for name in JobRow._fields if name in plain}
+    for name, value in values.items():
+        if not _is_valid(name, value):
+            raise ValueError(f"{name} of a job: {value!r:.60} is not valid")
+    if any(not isinstance(values.get(name), str) for name in _REQUIRED):
+        raise ValueError("a job: cluster, id, name and user are texts")
+    return JobRow(**{"start": None, **values})
+
+
+def _is_valid(name: str, value: object) -> bool:
+    if name == "tags":
+        return isinstance(value, dict) and all(isinstance(it, str) for it in value.values())
+    if value is None:
+        return True
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if name == "exit_code":
+        return isinstance(value, int)
+    return 0 <= value < _LATEST if name in ("start", "end") else value >= 0
+
+
+def parse_report(name: str, data: bytes) -> JobRecord:
+    """Raises MalformedError. A job that never started has no start in JSON, and its end as start here."""
+    from joblens.store.records import parse_record
+
+    if b'"start":null' in data or b'"start": null' in data:
+        plain = _object(data)
+        job = plain.get("job")
+        if isinstance(job, dict) and job.get("start") is None:
+            job["start"] = job.get("end")
+            data = render_json(plain)
+    return parse_record(name, data)
+
+
+def parse_sets(data: bytes) -> dict[str, tuple[str, ...]]:
+    found = _object(data).get("sets")
+    if not isinstance(found, dict) or not all(
+        isinstance(columns, list) and all(isinstance(it, str) for it in columns) for columns in found.values()
+    ):
+        raise ValueError("sets: expected names of columns by set")
+    return {name: tuple(columns) for name, columns in found.items()}
+
+
+def parse_series(data: bytes, labels: tuple[str, ...]) -> dict[tuple[str, ...], Series]:
+    found: dict[tuple[str, ...], Series] = {}
+    for plain in _list(_object(data), "series"):
+        if not isinstance(plain, dict):
+            raise ValueError("a series: expected an object")
+        named = plain.get("labels")
+        key = (
+            tuple(named[it] for it in labels if isinstance(named.get(it), str))
+            if isinstance(named, dict)
+            else ()
+        )
+        if len(key) != len(labels):
+            raise ValueError("labels of a series: expected texts")
+        found[key] = _series(plain)
+    return found
+
+
+def _series(plain: Mapping[str, Any]) -> Series:
+    from joblens.store.reader import Series
+
+    times = _numbers(plain.get("times"), "times")
+    if None in times:
+        raise ValueError("times of a series: expected numbers")
+    columns = []
+    for name in ("last", "mean", "peak"):
+        by_column = plain.get(name)
+        if not isinstance(by_column, dict):
+            raise ValueError(f"{name} of a series: expected an object")
+        columns.append({it: _numbers(values, name, len(times)) for it, values in by_column.items()})
+    return Series(times, *columns)  # type: ignore[arg-type]  # there is no None among the times
+
+
+def _numbers(values: object, name: str, count: int | None = None) -> list[float | None]:
+    if not isinstance(values, list) or count not in (None, len(values)):
+        raise ValueError(f"{name} of a series: expected {'' if count is None else count} numbers")
+    for value in values:
+        if value is not None and type(value) not in (int, float):
+            raise ValueError(f"{name} of a series: {value!r:.60} is no number")
+    return values
+
+
+def parse_processes(data: bytes) -> list[ProcessUse]:
+    from joblens.record.fields import read
+    from joblens.record.report import ProcessUse
+
+    return read(_list(_object(data), "processes"), list[ProcessUse])
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    found = parse_json(data)
+    if not isinstance(found, dict):
+        raise ValueError("expected an object")
+    return found
+
+
+def _list(plain: Mapping[str, Any], name: str) -> list[Any]:
+    found = plain.get(name)
+    if not isinstance(found, list):
+        raise ValueError(f"{name}: expected a list")
+    return found
