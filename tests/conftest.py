@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -26,6 +27,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 TESTS = Path(__file__).parent
 _MANY_FILES = 200
+_CPU = pytest.StashKey[float]()  # at the test's previous report
 
 # Fixtures of a whole session that are dear: what uses one runs in one worker, so that it is made once.
 DEAR = {"any_broker": "kafka", "scraped": "prometheus"}
@@ -57,6 +59,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (is_alone(item), "slurm" not in item.nodeid))
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of all children that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(it.ru_utime + it.ru_stime for it in used)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Each report has the CPU time since the previous one of the same test."""
+    report = yield
+    now = cpu_seconds()
+    report.cpu_seconds = now - item.stash[_CPU]
+    item.stash[_CPU] = now
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Reports to tests/suite.py. Names lose their group, so that a test that failed can be named again."""
@@ -67,7 +85,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if path:
         why = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
         with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps([report.nodeid, report.outcome, report.duration, why]) + "\n")
+            line = [report.nodeid, report.outcome, report.duration, report.cpu_seconds, why]
+            file.write(json.dumps(line) + "\n")
 
 
 def is_alone(item: pytest.Item) -> bool:
@@ -79,6 +98,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """A test that is marked `alone` waits for the end of those in other workers, and they for its end."""
     with open(__file__, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)
+        item.stash[_CPU] = cpu_seconds()
         try:
             return (yield)
         finally:

@@ -4,8 +4,9 @@ python tests/suite.py [--workers 5] [--fast] [PYTEST OPTION…]
 
 1. The fast stage: no root, no server, no waiting for the clock. Whatever fails there has failed.
 2. The stage with real components, many at a time, and then those tests one by one that need the machine for
-   themselves. What fails runs once more, alone. A test that passes then is flaky: it is listed with both
-   outcomes, and more than three of them fail the run.
+   themselves. Each worker has a pid namespace where root can make one, so that agents which a test starts do
+   not sample the processes of other tests. What fails runs once more, alone. A test that passes then is
+   flaky: it is listed with both outcomes, and more than three of them fail the run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import compileall
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,15 +25,21 @@ from typing import NamedTuple
 
 TOP = Path(__file__).parents[1]
 MOST_FLAKY = 3
-SLOWEST = 20
+MOST = 20
 NO_TESTS = 5  # pytest's exit code where options leave none
 RESULTS = "JOBLENS_TEST_RESULTS"  # the file to which tests/conftest.py appends a line per test
+
+# The shell is the first process of the namespace: it adopts orphans, and waits for them.
+NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
 
 
 class Result(NamedTuple):
     test: str
     outcome: str  # passed, failed or skipped
     seconds: float
+    cpu_seconds: float = (
+        0.0  # of the test, with fixtures that it was the first to use, and its child processes
+    )
     why: str = ""  # it was skipped
 
 
@@ -67,18 +75,16 @@ class Suite:
 
     def run_real(self) -> bool:
         print("\nStage 2: with real components", flush=True)
-        code, results = self._pytest(
-            "-m", "real and not alone", "-n", str(self._workers), "--dist", "loadgroup"
-        )
+        code, results = self._pytest("-m", "real and not alone", *isolated(self._workers))
         print("\nThose that need the machine for themselves", flush=True)
-        last, others = self._pytest("-m", "alone")
+        last, others = self._pytest("-m", "alone", *isolated(1))
         code, results = max(code, last), results | others
         self._results |= results
         failed = [it.test for it in results.values() if it.outcome == "failed"]
         if code not in (0, 1) or not failed:
             return code != 0
         print("\nWhat failed beside others, once more and alone", flush=True)
-        _, again = self._pytest("--verbose", "-p", "no:randomly", *failed, selected=True)
+        _, again = self._pytest("--verbose", "-p", "no:randomly", *isolated(1), *failed, selected=True)
         self._flaky = [
             test for test in failed if again.get(test, Result(test, "failed", 0.0)).outcome == "passed"
         ]
@@ -102,9 +108,8 @@ class Suite:
 
     def print_summary(self) -> None:
         results = self._results.values()
-        print(f"\nThe {SLOWEST} slowest")
-        for it in sorted(results, key=lambda it: -it.seconds)[:SLOWEST]:
-            print(f"  {it.seconds:6.1f} s  {it.test}")
+        print_most("slowest", {it.test: it.seconds for it in results})
+        print_most("most expensive by CPU time", {it.test: it.cpu_seconds for it in results})
         skipped = Counter(it.why for it in results if it.outcome == "skipped")
         if skipped:
             print("\nSkipped")
@@ -118,10 +123,25 @@ class Suite:
         print("\n" + ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "skipped")))
 
 
+def isolated(workers: int) -> list[str]:
+    """Return the options for so many workers, each with processes and mounts of its own where that can be."""
+    tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode
+    python = "" if tried else f"//python={shlex.join([*NAMESPACE, sys.executable])}"
+    return ["--tx", f"{workers}*popen{python}", "--dist", "loadgroup"]
+
+
+def print_most(what: str, seconds: dict[str, float]) -> None:
+    print(f"\nThe {MOST} {what}, of {sum(seconds.values()) / 60:.1f} min")
+    for test in sorted(seconds, key=lambda it: -seconds[it])[:MOST]:
+        print(f"  {seconds[test]:6.1f} s  {test}")
+
+
 def combine(one: Result, other: Result) -> Result:
     """Setup, call and teardown of one test: the worst outcome counts."""
     worst = max(one, other, key=lambda it: ("passed", "skipped", "failed").index(it.outcome))
-    return worst._replace(seconds=one.seconds + other.seconds)
+    return worst._replace(
+        seconds=one.seconds + other.seconds, cpu_seconds=one.cpu_seconds + other.cpu_seconds
+    )
 
 
 if __name__ == "__main__":

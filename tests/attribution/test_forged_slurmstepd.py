@@ -36,10 +36,7 @@ int main(void) {
 }
 """
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes need root"),
-    pytest.mark.alone,  # beside the slurmd of other tests, a slurmstepd without a socket is unattributed
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes need root")
 Start = Callable[..., subprocess.Popen[bytes]]
 
 

@@ -46,7 +46,6 @@ print(*watch.problems, *batches.problems())
 """
 
 
-@pytest.mark.alone  # it looks at all processes of the machine
 def test_thousands_of_looks(tmp_path: Path) -> None:
     """Once all tables are filled, two thousand looks more take no further memory."""
     words = [sys.executable, "-c", LOOKS, str(tmp_path)]

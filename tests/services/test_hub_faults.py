@@ -28,10 +28,8 @@ from .kafka.broker import Broker, running_broker
 from .kafka.made import read_topic
 from .relay import let_reach
 
-# Alone: its agents are real ones, and see what other tests run on this machine.
-pytestmark = pytest.mark.alone
 RECORDED = Path(__file__).parent.parent / "nodes"
-FULL_SECONDS, OUTAGE_SECONDS = 5.0, 60.0
+FULL_SECONDS = 3.0
 _KAFKA = """
 [hub.sinks.kafka]
 brokers = "{address}"
@@ -184,7 +182,7 @@ def fill(path: Path) -> None:
                 size //= 2
 
 
-def test_a_minute_of_outages(cluster: Counted) -> None:
+def test_outages(cluster: Counted) -> None:
     """One node is cut off, the tree of CSV files is gone, Kafka is away: the rest goes on, all catch up."""
     cluster.start()
     wait_for("rows in every sink", lambda: all(map(cluster.segment, cluster.sinks)))
@@ -198,13 +196,12 @@ def test_a_minute_of_outages(cluster: Counted) -> None:
             cluster.network.plug("n3", "down")
         wait_for("trouble", lambda: cluster.sink("csv")["state"] == "failing")
         before = {name: cluster.segment(name) for name in cluster.sinks}
-        time.sleep(OUTAGE_SECONDS)
+        wait_for("segments in the lake", lambda: cluster.segment("lake") > before["lake"] + 10)
         assert cluster.sink("lake")["state"] == "working"
-        assert cluster.segment("lake") > before["lake"] + 3
         # The one before may just have come to its end.
         assert all(cluster.segment(name) <= before[name] + 1 for name in cluster.sinks if name != "lake")
         if cluster.network is not None:
-            assert len(cluster.nodes["n3"].spooled()) >= 10
+            wait_for("a spool that grows", lambda: len(cluster.nodes["n3"].spooled()) >= 10)
             assert all(len(cluster.nodes[name].spooled()) <= 2 for name in ("n1", "n2"))
     cluster.run_for(2)
     cluster.drain()
