@@ -38,6 +38,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_POST(self) -> None:
+        self.signed = True  # the answer to this request, if its turn does not choose otherwise
         turn = self.server.next_turn()
         if getattr(turn, "early", False):
             turn(self)
@@ -58,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: int, text: str, **fields: str) -> None:
         self.send_response(status)
-        if self.server.signs:
+        if self.signed:
             fields["X-Joblens-Answer"] = self.sign(status, text, fields.get("X_Joblens_Refused", ""))
         for name, value in fields.items():
             self.send_header(name.replace("_", "-"), value)
@@ -155,7 +156,6 @@ class SmallHub(ThreadingHTTPServer):
         self.path = "/v1/batch"
         self.secret = b"what only the nodes and their hub know"
         self.find_secret: Callable[[str], bytes] = lambda authorization: self.secret
-        self.signs = True  # its answers
         self.posts: list[Post] = []
         self.stored: list[Post] = []
         self.turns: deque[Turn] = deque()  # what to do with the next ones

@@ -12,12 +12,16 @@ Found = TypeVar("Found")
 
 
 def wait_for(what: str, look: Callable[[], Found]) -> Found:
-    """What `look` returns, as soon as that is something."""
+    """What `look` returns, as soon as that is something. The pause grows with the cost of `look`, such as a
+    command that takes a core for half a second, so that waiting does not slow down what is waited for."""
     end = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < end, f"{what} did not come: {found!r}"
-        time.sleep(0.02)
-    return found
+    while True:
+        begin = time.monotonic()
+        if found := look():
+            return found
+        now = time.monotonic()
+        assert now < end, f"{what} did not come: {found!r}"
+        time.sleep(min(max(0.02, 2 * (now - begin)), 2.0))
 
 
 def is_readable(fd: int, seconds: float) -> bool:

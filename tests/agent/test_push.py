@@ -253,9 +253,8 @@ def unsigned(turn: Turn) -> Turn:
     """As who does not know the secret answers."""
 
     def answer_unsigned(it: Any) -> None:
-        it.server.signs = False
+        it.signed = False
         turn(it)
-        it.server.signs = True
 
     return answer_unsigned
 

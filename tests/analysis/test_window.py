@@ -114,7 +114,7 @@ def test_any_moment(text: str) -> None:
         assert "is not a time" in found
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.floats(0, 59), st.floats(0, 59))
 def test_parts_add_up(one: float, other: float) -> None:
     """Wherever a job is cut, what its parts have used is what it has used."""

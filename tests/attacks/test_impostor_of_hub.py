@@ -56,7 +56,7 @@ def forged(status: int, text: str, mac: str = "", **fields: str) -> Turn:
     """With a MAC of the impostor's own making, or none."""
 
     def turn(it: Any) -> None:
-        it.server.signs = False
+        it.signed = False
         more = {"X_Joblens_Answer": mac or Signer(b"guessed").answer_mac(b"", status, "", text.encode())}
         it.answer(status, text, **fields, **({} if mac == "none" else more))
 
@@ -109,7 +109,7 @@ def test_forged_answers(tmp_path: Path, how: str) -> None:
         (line,) = node.said
         status = "400" if how == "malformed" else "413" if how == "too large" else "200"
         assert f"answers {status}, not signed with this node's secret: " in line
-        hub.signs, hub.otherwise = True, acknowledge
+        hub.otherwise = acknowledge
         node.wait_until_empty()
         assert node.own()["sent_batches"] == before + 3
     found = sequences(hub)
@@ -127,7 +127,7 @@ def test_a_forged_refusal_of_another_name(tmp_path: Path) -> None:
         with running_node(tmp_path, hub.url) as node:
             wait_for("some tries", lambda: node.own()["failures"] >= 3)
             assert node.own()["refused_batches"] == 0
-            hub.signs, hub.otherwise = True, answer(403, "not your name")
+            hub.otherwise = answer(403, "not your name")
             wait_for("its refusal", lambda: node.own()["refused_batches"] == 2)
 
 

@@ -70,7 +70,7 @@ BETWEEN_TWO = [("fork", 0), ("run", 1), ("read", 0), ("read", 0), ("read", 0), (
 
 @given(st.lists(EVENTS, max_size=60))
 @example(BETWEEN_TWO)
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_nothing_counts_twice(events: list[tuple[str, int]]) -> None:
     """No scan finds more than was used, whatever ends during it; a quiet scan finds all of it."""
     kernel, ledger = Kernel(), Ledger()
@@ -91,7 +91,7 @@ def test_nothing_counts_twice(events: list[tuple[str, int]]) -> None:
 
 @given(st.lists(EVENTS, max_size=60), st.lists(st.integers(0, 2), min_size=60))
 @example([("fork", 0), ("run", 1), ("read", 0), ("read", 0), ("read", 0), ("end", 1)], [0, 0, 1] * 20)
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_nothing_counts_in_two_jobs(events: list[tuple[str, int]], jobs: list[int]) -> None:
     """Usage of a process belongs to its job, also when a parent in another job accumulates it."""
     kernel, foreign_usage = Kernel(), ForeignUsage()

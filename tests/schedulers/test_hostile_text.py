@@ -6,13 +6,11 @@ A site can have had other limits, and texts can come from anywhere.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from joblens.cli import main
 from joblens.jobs.backfill import import_files
 from joblens.reports.width import display_width
 from joblens.schedulers.facts import BatchJob
@@ -20,7 +18,7 @@ from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_
 from joblens.schedulers.slurm.sacct import COLUMNS, parse_sacct
 from joblens.schedulers.slurm.scontrol import parse_scontrol
 from joblens.schedulers.slurm.squeue import FIELDS, parse_squeue
-from joblens.store.home import Home, find_home, make_home
+from joblens.store.home import find_home, make_home
 
 LONG = 10_000
 PIECES = (
@@ -116,33 +114,33 @@ def rows(name: str) -> list[str]:
 
 
 @names
-def test_from_a_file_to_the_screen(name: str, tmp_path: Path) -> None:
+def test_from_a_file_to_the_screen(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The jobs around it are there, files stay in their folder, and a listing has a line for each job."""
     home = make_home(find_home(tmp_path / "store"))
     (tmp_path / "past").write_text("\n".join([HEADER, *rows(name)]) + "\n", errors="replace")
     before = set(tmp_path.iterdir())
     import_files(home, [tmp_path / "past"], "fox")
+    for variable, value in (("JOBLENS_HOME", str(home.path)), ("TZ", "UTC"), ("COLUMNS", "100")):
+        monkeypatch.setenv(variable, value)
+
+    def ask(*words: str) -> str:
+        assert main(list(words)) == 0
+        return capsys.readouterr().out
+
     assert set(tmp_path.iterdir()) == before
-    listed = json.loads(ask(home, "jobs", "--json"))
+    listed = json.loads(ask("jobs", "--json"))
     called = {it["id"]: it["name"] for it in listed}
     assert (called["41"], called["44"]) == ("before", "behind")
     if name.isprintable() and "|" not in name:
         assert called["42"] == name
-    shown = ask(home, "jobs")
+    shown = ask("jobs")
     assert len(shown.splitlines()) == len(listed) + 1
     for it in listed:
-        shown += ask(home, "job", it["id"])
+        shown += ask("job", it["id"])
     assert all(display_width(line) <= 110 for line in shown.splitlines())
     assert not {letter for letter in shown if ord(letter) < 32} - {"\n"}
     assert "\u202e" not in shown
     for path in home.path.rglob("*"):
         assert path.name.isprintable()
-
-
-def ask(home: Home, *words: str) -> str:
-    variables = {**os.environ, "JOBLENS_HOME": str(home.path), "TZ": "UTC", "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, "-m", "joblens", *words], env=variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

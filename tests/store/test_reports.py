@@ -359,7 +359,7 @@ POINTS = st.builds(
     lambda start, length, value: Point(start, start + length, value),
     st.floats(0, 100),
     st.floats(0, 50, allow_subnormal=False),
-    st.one_of(st.none(), st.floats(0, 1e9)),
+    st.one_of(st.none(), st.floats(0, 1e9, allow_subnormal=False)),
 )
 
 

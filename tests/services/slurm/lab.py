@@ -6,17 +6,20 @@ of it is seen from outside, and nothing is left.
 
 from __future__ import annotations
 
+import atexit
 import grp
 import os
 import pwd
+import shutil
 import subprocess
 import tempfile
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from programs import need
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 from .machines import SWITCH, Machine, Result, connect, make_switch
 
@@ -139,6 +142,24 @@ def remove_groups() -> None:
     for top in find_groups():
         for folder, _, _ in os.walk(top, topdown=False):
             os.rmdir(folder)
+
+
+@cache
+def empty_database() -> Path:
+    """Make the files of a new database, once for all clusters of this process."""
+    folder = tempfile.mkdtemp(prefix="joblens-database-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder)
+    shutil.chown(folder, "mysql", "mysql")
+    words = [
+        "mariadb-install-db",
+        "--no-defaults",
+        f"--datadir={folder}",
+        "--user=mysql",
+        f"--tmpdir={folder}",
+    ]
+    words += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+    subprocess.run([*words, "--innodb-log-file-size=16M"], check=True, capture_output=True, timeout=PATIENCE)
+    return Path(folder)
 
 
 class Lab:
@@ -269,21 +290,14 @@ class Lab:
         self.login.run("munged", *words, "--num-threads=4", uid=user.pw_uid)
 
     def _start_database(self) -> None:
+        shutil.copytree(empty_database(), self.path("db"), dirs_exist_ok=True)
+        user = pwd.getpwnam("mysql")
+        for path in (self.path("db"), *self.path("db").rglob("*")):
+            os.chown(path, user.pw_uid, user.pw_gid)
         data = f"--datadir={self.folder}/db"
         # Names of its temporary files have its number in them, which in another lab another one has.
         temporary = f"{self.folder}/db-tmp"
         self.login.run("mkdir", "-m", "777", temporary)
-        how = (
-            f"--tmpdir={temporary}",
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-            "--skip-name-resolve",
-        )
-        self.login.run(
-            "mariadb-install-db", "--no-defaults", data, "--user=mysql", *how, "--innodb-log-file-size=16M"
-        )
-        user = pwd.getpwnam("mysql")
-        os.chown(self.path("db"), user.pw_uid, user.pw_gid)
         words = [f"--tmpdir={temporary}", *_MARIADB.format(folder=self.folder).split()]
         database = self.start(self.login, "mariadbd", "--no-defaults", data, *words)
         self.login.variables["MYSQL_UNIX_PORT"] = (

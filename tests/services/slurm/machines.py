@@ -21,9 +21,8 @@ _SLURM = os.environ.get("JOBLENS_SLURM_PREFIX", "")  # where another Slurm is th
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PATH = f"{_SLURM}/bin:{_SLURM}/sbin:{_PATH}" if _SLURM else _PATH
 _KINDS = ("--mount", "--net", "--uts", "--ipc", "--pid")
-# Orphans are this process's children, and are gone when they end because it ignores that.
-_FIRST = """hostname "$1" && mount -t tmpfs -o mode=755 none /run && echo here &&
-exec env --ignore-signal=CHLD cat"""
+# The shell is the first process: orphans are its children, and it waits for them while it waits for cat.
+_FIRST = """hostname "$1" && mount -t tmpfs -o mode=755 none /run && echo here && cat; exit 0"""
 
 
 class Result(NamedTuple):

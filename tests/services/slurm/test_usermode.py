@@ -98,7 +98,7 @@ def test_ended_in_many_ways(lab: Lab, mode: UserMode) -> None:
     """Six jobs of three users at once on one node, some on others too, none of which says stop: nobody is in
     another's way, and nobody gets at what is another's."""
     script = """joblens usermode start 2>said.$id
-        until [ -e over.$id ]; do perl -e '1 while (times)[0] < 0.2'; sleep 0.1; done
+        until [ -e over.$id ]; do perl -e '1 while (times)[0] < 0.02'; sleep 0.2; done
         exit 4"""
     jobs = {
         name: mode.submit(it.user, script, f"--nodelist={','.join(NODES[: it.nodes])}", "--mem=300M")

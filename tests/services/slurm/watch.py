@@ -53,7 +53,7 @@ compact_seconds = 5.0
 [hub.sinks.csv]
 root = "{folder}/csv"
 """
-POLL_SECONDS = 5.0
+POLL_SECONDS = 2.0
 
 
 class Watch:
