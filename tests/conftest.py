@@ -70,7 +70,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Each report has the CPU time since the previous one of the same test."""
     report = yield
     now = cpu_seconds()
-    report.cpu_seconds = now - item.stash[_CPU]
+    report.user_properties.append(("cpu_seconds", now - item.stash[_CPU]))
     item.stash[_CPU] = now
     return report
 
@@ -85,8 +85,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if path:
         why = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
         with open(path, "a", encoding="utf-8") as file:
-            line = [report.nodeid, report.outcome, report.duration, report.cpu_seconds, why]
-            file.write(json.dumps(line) + "\n")
+            cpu = dict(report.user_properties).get("cpu_seconds", 0.0)
+            file.write(json.dumps([report.nodeid, report.outcome, report.duration, cpu, why]) + "\n")
 
 
 def is_alone(item: pytest.Item) -> bool:

@@ -6,7 +6,7 @@ from waiting import wait_for
 
 from .lab import Lab
 from .test_scenario import finished
-from .watch import RESIDENT, Watch
+from .watch import POLL_SECONDS, RESIDENT, Watch
 
 NEVER = 3600.0
 
@@ -18,7 +18,7 @@ def test_record_without_waiting_for_the_next_turn(lab: Lab, watch: Watch) -> Non
         "etc/joblens.toml": {"period = 1.0": ""},
         "etc/hub.toml": {
             "segment_seconds = 1.0": f"segment_seconds = {NEVER}",
-            "poll_seconds = 5.0": f"poll_seconds = {NEVER}",
+            f"poll_seconds = {POLL_SECONDS}": f"poll_seconds = {NEVER}",
         },
     }.items():
         path = lab.path(name)
