@@ -11,7 +11,7 @@ from joblens.analysis.used import find_memory_peak
 from joblens.record.report import Gap, Point, ProcessUse
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
-from joblens.store.reader import NO_LABELS, Break, Series, Span
+from joblens.store.reader import NO_LABELS, Break, End, Series, Span
 from plain_records import summarise
 
 MIB = 1 << 20
@@ -71,6 +71,9 @@ class Samples:
 
     def processes(self, span: Span) -> list[ProcessUse]:
         return self.found
+
+    def ends(self, span: Span, kind: type[End]) -> list[End]:
+        return []
 
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
         return ()

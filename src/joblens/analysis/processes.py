@@ -103,7 +103,7 @@ def _described(process: ProcessUse, end: float | None, alike: list[ProcessUse]) 
     left = left and not is_own(process.command)
     return process.replace(
         cpu_seconds=_cpu(process),
-        exact=False,
+        exact=bool(process.exact),
         left_behind=left,
         alike=len(alike),
         alike_cpu_seconds=sum(map(_cpu, alike)),

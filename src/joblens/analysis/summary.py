@@ -7,7 +7,10 @@ import signal
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from joblens.analysis.demand import find_device, find_forks
+from msgspec import UNSET
+
+from joblens.analysis.demand import find_device, find_forks, find_unsampled
+from joblens.analysis.ended import count_processes, merge_ended
 from joblens.analysis.energy import find_energy
 from joblens.analysis.events import find_events
 from joblens.analysis.gpus import find_gpus, sum_up
@@ -23,6 +26,7 @@ from joblens.analysis.series.timeline import longest_stretch, make_points
 from joblens.analysis.series.window import Cut
 from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
+from joblens.record.ends import EndedProcess
 from joblens.record.job import JobEnd, JobFacts, Step, Totals
 from joblens.record.report import Asked, Data, Event, Gap, Job, JobRecord, Mark, NodeUse, ProcessUse, Used
 from joblens.store.reader import Reader, Span
@@ -90,6 +94,7 @@ def summarise(
         problems=[*((end.problems if end else None) or []), *samples.problems],
         node_cores=facts.node_cores,
         carbon_grams_per_kwh=facts.carbon_grams_per_kwh,
+        processes=count_processes(samples.merged, finish) if samples.is_captured else UNSET,
     )
     return JobRecord(
         job=job,
@@ -100,7 +105,7 @@ def summarise(
         nodes=nodes,
         steps=steps,
         timeline=whole.points,
-        processes=choose_processes(samples.processes, finish if has_end else None),
+        processes=choose_processes(samples.merged, finish if has_end else None),
         gpus=gpus,
         energy=energy,
         traffic=find_traffic(reader, samples.around),
@@ -127,9 +132,14 @@ class _Samples(NamedTuple):
     start: float
     whole: Whole
     processes: list[ProcessUse]
+    merged: list[ProcessUse]  # with those that capture recorded
     around: Span  # for all samples of its nodes
     marks: list[Mark]
     problems: list[str]
+
+    @property
+    def is_captured(self) -> bool:
+        return self.merged is not self.processes
 
 
 def _collect(
@@ -155,7 +165,9 @@ def _collect(
         processes = [it for it in processes if it.last >= start and it.first <= span.end]
     if facts.source == "inferred":  # the same session number can be another job's on another node
         processes = [it for it in processes if it.node in around.nodes]
-    return _Samples(start, whole, processes, around, marks, problems)
+    ended = reader.ends(span, EndedProcess) if part is None else []
+    merged = merge_ended(processes, ended) if ended else processes
+    return _Samples(start, whole, processes, merged, around, marks, problems)
 
 
 def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) -> Used:
@@ -174,6 +186,10 @@ def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) ->
         facts.interval,
         whole.finish,
     )
+    if samples.is_captured:
+        used.unsampled_seconds = find_unsampled(
+            used.cpu_seconds, exact, samples.merged, facts.interval, whole.finish
+        )
     _raise_memory(used, whole.nodes)
     used.node_idle_cores = find_idle_cores(reader, samples.around)
     used.forks = find_forks(reader, samples.around)

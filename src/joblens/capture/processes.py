@@ -201,14 +201,15 @@ class Merger:
         child = fields.get("child", _MOST)
         if child >= _MOST_PID:
             return
-        writer = self._find(record)
+        writer = self._find(record) if fields["pid"] else None  # joblens itself has no process here
         process = self._by_pid.get(child)
         if process is None or process.is_reaped:  # killed before it could write, or a static program
             process = self._new(child, 0, fields["pid"])
-            process.program = writer.program
+            process.program = writer.program if writer else _Program()
         process.wait, process.is_reaped, process.ended = fields, True, fields["time"]
-        for name in writer.waited:
-            writer.waited[name] += fields.get(name, 0)
+        if writer is not None:
+            for name in writer.waited:
+                writer.waited[name] += fields.get(name, 0)
 
     def _take_end(self, record: Record) -> None:
         process = self._find(record)

@@ -62,19 +62,27 @@ class Damage(NamedTuple):
     bytes: int
 
 
+class Records:
+    """The records of a file in the order in which they were written; then `damage` says what is none."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.damage = Damage(0, 0)
+
+    def __iter__(self) -> Iterator[Record]:
+        at = 0
+        while at < len(self._data):
+            record, size = _parse_one(self._data, at)
+            if record is None:
+                self.damage = Damage(self.damage.places + 1, self.damage.bytes + size)
+            elif record.kind in FIELDS:
+                yield record
+            at += size
+
+
 def parse_records(data: bytes) -> tuple[list[Record], Damage]:
-    """Return the records in the order in which they were written, and how much of the file is none."""
-    found: list[Record] = []
-    places = lost = at = 0
-    while at < len(data):
-        record, size = _parse_one(data, at)
-        if record is None:
-            places += 1
-            lost += size
-        elif record.kind in FIELDS:
-            found.append(record)
-        at += size
-    return found, Damage(places, lost)
+    records = Records(data)
+    return list(records), records.damage
 
 
 def _parse_one(data: bytes, at: int) -> tuple[Record | None, int]:

@@ -24,23 +24,29 @@ _TIMES = (
     Column("began_seconds", GAUGE, "start, since 1970", divisor=_NS),
     Column("ended_seconds", GAUGE, "end, since 1970", divisor=_NS),
 )
-_COMMON = (
-    _seconds("user", "user CPU time, without children", _US),
-    _seconds("system", "system CPU time, without children", _US),
-    _amount("minor_faults", "page faults without disk access"),
-    _amount("major_faults", "page faults with disk access"),
-    _amount("voluntary_switches", "voluntary context switches"),
-    _amount("involuntary_switches", "involuntary context switches"),
-    _amount("read_chars_bytes", "bytes read by system calls"),
-    _amount("written_chars_bytes", "bytes written by system calls"),
-    _amount("read_calls", "read system calls"),
-    _amount("write_calls", "write system calls"),
-    _amount("read_bytes", "bytes read from storage"),
-    _amount("written_bytes", "bytes written to storage"),
-    _amount("cancelled_write_bytes", "bytes whose write to storage was cancelled by truncation"),
-    _seconds("run_delay", "time runnable and waiting for a core", _NS),
-    _amount("time_slices", "number of times that it got a core"),
-)
+_CHILDREN = ", waited-for children included"
+
+
+def _common(of_io: str) -> tuple[Column, ...]:
+    return (
+        _seconds("user", "user CPU time, without children", _US),
+        _seconds("system", "system CPU time, without children", _US),
+        _amount("minor_faults", "page faults without disk access"),
+        _amount("major_faults", "page faults with disk access"),
+        _amount("voluntary_switches", "voluntary context switches"),
+        _amount("involuntary_switches", "involuntary context switches"),
+        _amount("read_chars_bytes", "bytes read by system calls" + of_io),
+        _amount("written_chars_bytes", "bytes written by system calls" + of_io),
+        _amount("read_calls", "read system calls" + of_io),
+        _amount("write_calls", "write system calls" + of_io),
+        _amount("read_bytes", "bytes read from storage" + of_io),
+        _amount("written_bytes", "bytes written to storage" + of_io),
+        _amount("cancelled_write_bytes", "bytes whose write to storage was cancelled by truncation" + of_io),
+        _seconds("run_delay", "time runnable and waiting for a core", _NS),
+        _amount("time_slices", "number of times that it got a core"),
+    )
+
+
 _KEYS = (
     "user", "system", "minor_faults", "major_faults", "voluntary_switches", "involuntary_switches",
     "read_chars", "written_chars", "read_calls", "write_calls", "read_bytes", "written_bytes",
@@ -60,7 +66,7 @@ PROCESS_END = Schema(
         Column("programs", GAUGE, "programs that it has executed one after the other"),
         Column("threads", GAUGE, "threads that it has created"),
         Column("memory_peak_bytes", GAUGE, "resident memory at most", factor=1024),
-        *_COMMON,
+        *_common(_CHILDREN),
     ),
 )  # fmt: skip
 THREAD_END = Schema(
@@ -70,7 +76,7 @@ THREAD_END = Schema(
         *_TIMES,
         Column("running", GAUGE, "1 if it ran until the end of its process"),
         _seconds("cpu", "time on a core", _NS),
-        *_COMMON,
+        *_common(""),
     ),
 )
 JobKey = tuple[str, str, str]  # cluster, job, node

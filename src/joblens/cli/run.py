@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from joblens.core.errors import UsageError, printable, sentence
 
 if TYPE_CHECKING:
+    from joblens.capture.session import Capture
     from joblens.record.job import JobEnd
     from joblens.run.facts import RunFacts
     from joblens.run.supervise import Ended
@@ -31,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (default 1)"
     )
+    parser.add_argument(
+        "--capture",
+        action="store_true",
+        help="also record every process and thread exactly, with a library that is preloaded into them",
+    )
     parser.add_argument("--quiet", action="store_true", help="store the job, print no report")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD", help="the command, after --")
 
@@ -49,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
     except Exception as error:  # the command runs in any case
         _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
-    return _run_watched(command, facts, folder, home, options.quiet)
+    capture = _prepare_capture(home, folder) if options.capture else None
+    return _run_watched(command, facts, folder, home, options.quiet, capture)
 
 
 def _prepare(
@@ -73,6 +80,26 @@ def _prepare(
     return facts, begin(home, facts._asdict()), home
 
 
+def _prepare_capture(home: Home, folder: Path) -> Capture | None:
+    """Return None, and say why, if processes cannot be captured. The command runs in any case."""
+    from joblens.capture.library import find_library, is_preloadable
+    from joblens.capture.session import Capture
+
+    library = find_library()
+    if library is None:
+        why = "the library is missing, because no C compiler was found when joblens was installed"
+    elif not is_preloadable(library):
+        why = f"the path of the library, {library}, has a character that LD_PRELOAD cannot contain"
+    elif home.shared:
+        why = f"the store is on {home.filesystem}, on which each record would take long; set JOBLENS_HOME"
+    else:
+        records = folder / "capture"
+        records.mkdir(mode=0o700)
+        return Capture(str(records), library)
+    _say(f"processes are not captured: {why}")
+    return None
+
+
 def _run_alone(command: list[str]) -> int:
     from joblens.run.spawn import NotStartedError, become
 
@@ -89,13 +116,15 @@ def _not_started(error: OSError) -> int:
     return 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
 
 
-def _run_watched(command: list[str], facts: RunFacts, folder: Path, home: Home, quiet: bool) -> int:
+def _run_watched(
+    command: list[str], facts: RunFacts, folder: Path, home: Home, quiet: bool, capture: Capture | None
+) -> int:
     from joblens.run.spawn import NoRoomError, NotStartedError
     from joblens.run.supervise import end_as, supervise
     from joblens.store.ingest import remove
 
     try:
-        ended = supervise(command, facts, str(folder), _load)
+        ended = supervise(command, facts, str(folder), _load, capture)
     except NotStartedError as error:
         remove(folder)
         return _not_started(error)

@@ -30,6 +30,10 @@ def complete(home: Home, found: ingest.Incoming, progress: Progress | None = Non
     """
     problems: list[str] = []
     job, node = found.facts.id, found.facts.node
+    if (found.folder / "capture").is_dir():
+        from joblens.jobs.captured import take_captured
+
+        problems += take_captured(found)
     try:
         short = ingest.load_short(found, problems)
         if not short:

@@ -342,6 +342,15 @@ class Fom(Part):
     series: Annotated[list[FomPoint], about("values over time, of many only some")] = []
 
 
+class ProcessCounts(Part):
+    """How complete the records of ended processes are."""
+
+    ended: Annotated[Whole, about("processes that ended")] = 0
+    exact: Annotated[Whole, about("of these, with the kernel's usage at their end")] = 0
+    sampled: Annotated[Whole, about("of these, with usage by samples only")] = 0
+    counted: Annotated[Whole, about("of these, only known to have existed")] = 0
+
+
 class Data(Part):
     """Sources of the record."""
 
@@ -352,6 +361,9 @@ class Data(Part):
     problems: Annotated[list[str], about("what is missing or went wrong, a sentence each")] = []
     node_cores: Annotated[Amount | None, about("cores of the node that `joblens run` ran on")] = None
     carbon_grams_per_kwh: Annotated[Amount | None, about("CO₂ that a kWh was taken to cause")] = None
+    processes: Annotated[
+        ProcessCounts | UnsetType, about("ended processes, with `joblens run --capture`; else absent")
+    ] = UNSET
 
 
 class Window(Part, rename=_ENDS):

@@ -13,7 +13,7 @@ from joblens.core.units import (
     render_load,
     render_seconds,
 )
-from joblens.record.report import Finding, Gap, Job, JobRecord, Run
+from joblens.record.report import Finding, Gap, Job, JobRecord, ProcessCounts, Run
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.nodes import render_nodes, render_state, render_steps
 from joblens.reports.style import WIDTH, Style
@@ -355,11 +355,19 @@ def _processes(record: JobRecord, style: Style) -> list[str]:
     rows = render_tree(record.processes, style.width, unsampled if is_much else 0.0)
     if not rows:
         return []
-    notes = [f"{used.processes or len(rows)} sampled"]
+    counts = record.data.processes
+    sampled = [f"{used.processes or len(rows)} sampled"]
+    notes = _completeness(counts) if isinstance(counts, ProcessCounts) else sampled
     if is_much and used.forks:
         notes.append(f"{used.forks:,} created on the node meanwhile")
     first, *more = wrap("Processes".ljust(len(_UNDER)), ", ".join(notes), style.width)
     return [style("Processes", "bold") + first.removeprefix("Processes"), *more, *rows]
+
+
+def _completeness(counts: ProcessCounts) -> list[str]:
+    notes = [f"{counts.ended:,} ended", f"{counts.exact:,} exact"]
+    notes += [f"{counts.sampled:,} sampled only"] if counts.sampled else []
+    return notes + ([f"{counts.counted:,} only known to have existed"] if counts.counted else [])
 
 
 def _traffic(record: JobRecord, style: Style) -> list[str]:

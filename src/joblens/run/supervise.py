@@ -20,6 +20,7 @@ from joblens.run.streams import foreground, release, set_foreground
 from joblens.run.usage import Inherited, Totals, difference, parse_own_io, read_inherited, read_io
 
 if TYPE_CHECKING:
+    from joblens.capture.session import Capture
     from joblens.run.facts import RunFacts
 
 
@@ -39,18 +40,24 @@ class Ended(NamedTuple):
 
 
 def supervise(
-    command: List[str], facts: RunFacts, folder: str, meanwhile: Callable[[], None] = lambda: None
+    command: List[str],
+    facts: RunFacts,
+    folder: str,
+    meanwhile: Callable[[], None] = lambda: None,
+    capture: Optional[Capture] = None,
 ) -> Ended:
     """Raises NotStartedError if the command cannot be run, and NoRoomError if not as a child of this process.
 
     `meanwhile` is called when the command has ended, while the last sample is taken.
     """
-    return _Supervisor(facts, folder, meanwhile).run(command)
+    return _Supervisor(facts, folder, meanwhile, capture).run(command)
 
 
 class _Supervisor:
-    def __init__(self, facts: RunFacts, folder: str, meanwhile: Callable[[], None]) -> None:
-        self.facts, self.folder, self.meanwhile = facts, folder, meanwhile
+    def __init__(
+        self, facts: RunFacts, folder: str, meanwhile: Callable[[], None], capture: Optional[Capture]
+    ) -> None:
+        self.facts, self.folder, self.meanwhile, self.capture = facts, folder, meanwhile, capture
         self.waited: Set[int] = {signal.SIGCHLD, *passed_signals()}
         self.child = 0
         self.status: Optional[int] = None
@@ -67,7 +74,7 @@ class _Supervisor:
         io_before = read_io()
         start = clock.now()
         try:
-            self.child = spawn(command, mask, {VARIABLE.encode(): os.fsencode(self.folder)})
+            self.child = spawn(command, mask, self._variables())
         except OSError:
             self._end_sampler(None)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -86,6 +93,10 @@ class _Supervisor:
         return Ended(
             self.status or 0, start, end, self.totals._replace(io=io), self.problems + _clock_problem(clock)
         )
+
+    def _variables(self) -> Dict[bytes, bytes]:
+        captured = self.capture.environment(os.environb) if self.capture else {}
+        return {VARIABLE.encode(): os.fsencode(self.folder), **captured}
 
     def _wait(self) -> None:
         while self.status is None:
@@ -140,6 +151,8 @@ class _Supervisor:
                 self._lose_sampler(status)
             else:
                 self.totals = self.totals.plus(usage)
+                if self.capture:
+                    self.capture.note_reaped(pid, status, usage)
                 if pid == self.child:
                     self.status = status
 

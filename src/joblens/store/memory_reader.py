@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joblens.core.model import ABSENT, Number, Rows, Sample, Schema
+from joblens.record.ends import SETS, TEXTS
 from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import storable, stored_name
 from joblens.store.reader import (
@@ -18,9 +19,11 @@ from joblens.store.reader import (
     SPAN_MARGIN,
     WAITING_FOR_DISK,
     Break,
+    End,
     Series,
     Span,
     find_breaks,
+    make_end,
 )
 
 _DAY_NS = 86_400 * 10**9
@@ -124,6 +127,15 @@ class SamplesReader:
                     use.take(sample.time_ns, layout, key, sample.rows.row(number))
         uses = sorted(found.items(), key=lambda item: (item[1].first, item[0]))
         return [use.plain(*identity) for identity, use in uses]
+
+    def ends(self, span: Span, kind: type[End]) -> list[End]:
+        found: list[End] = []
+        for sample in self._within(span._replace(end=span.end + SPAN_MARGIN), SETS[kind]):
+            layout = _Layout(sample.rows.schema, self._node)
+            for number, key in enumerate(sample.rows.keys):
+                cells = ((name, layout.cell(key, sample.rows.row(number), name)) for name in kind._fields)
+                found.append(make_end(kind, cells))
+        return sorted(found, key=lambda end: (end.began_seconds or 0, end.pid, end.start))
 
     def sample_times(self, span: Span) -> list[float]:
         return sorted({sample.time_ns / 1e9 for sample in self._within(span, "job")})
@@ -236,6 +248,12 @@ class _Layout:
     def text(self, key: tuple[Any, ...], name: str, otherwise: str) -> str:
         place = self._labels.get(name)
         return otherwise if place is None else str(key[place])
+
+    def cell(self, key: tuple[Any, ...], row: list[int], name: str) -> str | Number | None:
+        """Return a label or a value."""
+        if name not in self._labels:
+            return self.value(row, name)
+        return storable(self.text(key, name, "")) if name in TEXTS else self.number(key, name)
 
     def value(self, row: list[int], name: str) -> Number | None:
         place, column = self._columns.get(name, (0, None))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from joblens.core.named_tuple import NamedTuple
+from joblens.record.ends import SETS, TEXTS, EndedProcess, EndedThread
 from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import identifier
 
@@ -33,6 +34,9 @@ _PROCESS = _SAMPLE | dict.fromkeys(("name", "command"), "VARCHAR") | dict.fromke
     ),
     "BIGINT",
 ) | dict.fromkeys(("user_seconds", "system_seconds", "run_delay_seconds"), "DOUBLE")  # fmt: skip
+
+
+End = TypeVar("End", EndedProcess, EndedThread)
 
 
 class Span(NamedTuple):
@@ -116,6 +120,15 @@ def _make_series(rows: list[tuple[Any, ...]], names: list[str]) -> Series:
     return Series([float(row[0]) for row in rows], last, mean, peak)
 
 
+def _end_type(name: str) -> str:
+    return "VARCHAR" if name in TEXTS else "DOUBLE" if name.endswith("_seconds") else "BIGINT"
+
+
+def make_end(kind: type[End], cells: Iterable[tuple[str, Any]]) -> End:
+    """From columns by name; unknown ones keep their default."""
+    return kind(**{name: cell for name, cell in cells if cell is not None})
+
+
 class Reader(Protocol):
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
         """Over all that the set has a row for (devices, interfaces), added up."""
@@ -134,6 +147,9 @@ class Reader(Protocol):
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]: ...
 
     def processes(self, span: Span) -> list[ProcessUse]: ...
+
+    def ends(self, span: Span, kind: type[End]) -> list[End]:
+        """Return the processes or threads that capture recorded, in order of their start."""
 
     def sample_times(self, span: Span) -> list[float]: ...
 
@@ -227,6 +243,19 @@ class LakeReader:
             values,
         )
         return [ProcessUse(*row) for row in rows]
+
+    def ends(self, span: Span, kind: type[End]) -> list[End]:
+        around = span._replace(end=span.end + SPAN_MARGIN)
+        where, values = _where(around)
+        names = kind._fields
+        rows = self.lake.query(
+            self._files(SETS[kind], around),
+            _SAMPLE | {name: _end_type(name) for name in names},
+            f"SELECT {', '.join(map(identifier, names))} FROM {{lake}} WHERE {where} "
+            "ORDER BY began_seconds, pid, start",
+            values,
+        )
+        return [make_end(kind, zip(names, row)) for row in rows]
 
     def sample_times(self, span: Span) -> list[float]:
         where, values = _where(span)

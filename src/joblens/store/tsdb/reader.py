@@ -13,7 +13,7 @@ from operator import sub
 from time import time as wall_clock
 
 from joblens.record.report import ProcessUse
-from joblens.store.reader import KEYS, NO_LABELS, SPAN_MARGIN, Break, Series, Span, find_breaks
+from joblens.store.reader import KEYS, NO_LABELS, SPAN_MARGIN, Break, End, Series, Span, find_breaks
 from joblens.store.tsdb.processes import find_processes
 from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, Query, Server, duration, one_of, union
 from joblens.store.tsdb.resample import Grid, as_series, make_grid, resample
@@ -66,6 +66,10 @@ class TsdbReader:
         known = self._series.names(_until_now(span), "process")
         around = span._replace(start=span.start - SPAN_MARGIN, end=span.end + SPAN_MARGIN)
         return find_processes(self._series, _until_now(around), known)
+
+    def ends(self, span: Span, kind: type[End]) -> list[End]:
+        """Records of ends are no series: a server has none."""
+        return []
 
     def sample_times(self, span: Span) -> list[float]:
         return sorted({time for times in self.times_by_node(span, "job").values() for time in times})

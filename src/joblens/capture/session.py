@@ -1,0 +1,44 @@
+"""The capture of one command: its folder, its environment, and the children that joblens waits for."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import time
+import zlib
+from typing import Dict, Mapping
+
+from joblens.capture.library import capture_environment
+
+SUFFIX = ".capture"
+_NO_PROCESS = 0  # as pid, start and parent: joblens is no process of the job
+
+
+class Capture:
+    def __init__(self, folder: str, library: str) -> None:
+        self.folder, self.library = folder, library
+        self._file = os.path.join(folder, os.uname().nodename.replace("/", "_") + SUFFIX)
+
+    def environment(self, given: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
+        return capture_environment(given, self.folder, self.library)
+
+    def note_reaped(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
+        """Record a child as the library does in other parents. A failure loses this record only."""
+        numbers = (
+            time.time_ns(), _NO_PROCESS, _NO_PROCESS, _NO_PROCESS, pid, status, round(usage.ru_utime * 1e6),
+            round(usage.ru_stime * 1e6), usage.ru_maxrss, usage.ru_minflt, usage.ru_majflt, usage.ru_inblock,
+            usage.ru_oublock, usage.ru_nvcsw, usage.ru_nivcsw,
+        )  # fmt: skip
+        fields = struct.pack(f"<{len(numbers)}Q", *numbers)
+        rest = struct.pack("<HcB", 12 + len(fields), b"W", len(numbers)) + fields
+        try:
+            file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            os.write(file, b"JLC1" + struct.pack("<I", zlib.adler32(rest)) + rest)
+        except OSError:
+            return
+        finally:
+            os.close(file)

@@ -1,0 +1,73 @@
+"""Records of capture become batches of the job, as the samples are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from joblens.capture.processes import Merger, ProcessEnd, ThreadEnd
+from joblens.capture.records import Records, describe_damage
+from joblens.capture.session import SUFFIX
+from joblens.capture.sets import JobKey, process_rows, thread_rows
+from joblens.core.errors import sentence
+from joblens.core.files import write_whole
+from joblens.core.model import Rows, Sample
+from joblens.record.job import JobFacts
+from joblens.store.ingest import Incoming
+from joblens.wire.batch import Batch
+
+FOLDER = "capture"  # in that of the job
+# Repeated after a crash, the same batches are written again: their numbers follow those of all samples.
+_FIRST = 50_000_000
+_ROWS = 5000  # per batch
+_Row = TypeVar("_Row")
+
+
+def take_captured(found: Incoming) -> list[str]:
+    """Write the batches, then delete the records. Return the problems."""
+    folder = found.folder / FOLDER
+    if not folder.is_dir():
+        return []
+    end_ns = int((found.end.end if found.end else found.facts.start) * 1e9)
+    problems: list[str] = []
+    number = _FIRST
+    for path in sorted(folder.glob("*" + SUFFIX)):
+        for rows in _rows_of(path, found.facts, problems):
+            _write(found, number, Sample(end_ns, rows))
+            number += 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return problems
+
+
+def _rows_of(path: Path, facts: JobFacts, problems: list[str]) -> Iterator[Rows]:
+    name = path.name.removesuffix(SUFFIX)
+    job = (facts.cluster, facts.id, name)
+    try:
+        records = Records(path.read_bytes())
+    except OSError as error:
+        problems.append(f"the records of processes on {name} are lost: {sentence(error)}")
+        return
+    merger = Merger()
+    merger.take(records)
+    problems += describe_damage(f"capture on {name}", records.damage)
+    yield from _make_rows(job, merger.processes(), merger.threads)
+
+
+def _make_rows(job: JobKey, processes: list[ProcessEnd], threads: list[ThreadEnd]) -> Iterator[Rows]:
+    for some in _chunks(processes):
+        yield process_rows(job, some)
+    for few in _chunks(threads):
+        yield thread_rows(job, few)
+
+
+def _chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
+    return (rows[first : first + _ROWS] for first in range(0, len(rows), _ROWS))
+
+
+def _write(found: Incoming, number: int, sample: Sample) -> None:
+    facts, batch = found.facts, Batch()
+    batch.add([sample])
+    head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot, "id": facts.id}
+    write_whole(str(found.folder / f"{number:08d}.batch"), batch.encode({**head, "sequence": number}))
