@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.cli.hub import load_hub
 from joblens.cli.settings import load_agent
@@ -15,11 +16,15 @@ from joblens.core.errors import JoblensError, ServerError, UsageError, sentence
 from joblens.core.json_file import parse_json
 from joblens.hub.settings import is_loopback
 
+if TYPE_CHECKING:
+    from joblens.api.remote import RemoteStore
+
 AGENT = Settings().listen
 HUB = "127.0.0.1:9478"
 _TIMEOUT = 10.0
 _LARGEST = 1 << 28
 _NOT_ALLOWED = (401, 403)
+_NOWHERE = Url(False, "", 0, "")
 
 
 class Place(NamedTuple):
@@ -28,6 +33,8 @@ class Place(NamedTuple):
     url: Url
     token_file: str | None = None
     ca_file: str | None = None
+    service: RemoteStore | None = None  # which has the pages of its hub, as far as this user may see them
+    named: bool = False  # by the user: no other is tried
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("address", nargs="?", metavar="HOST:PORT", help="address of a hub or an agent")
     where.add_argument("--hub", metavar="URL", help=f"query this hub (default {HUB}, if it responds)")
     where.add_argument("--agent", metavar="URL", help=f"query this agent (default {AGENT})")
+    where.add_argument("--server", metavar="PATH|URL", help="query this service: its socket, or its URL")
     parser.add_argument("--token-file", metavar="F", help="file with the token for its pages")
     parser.add_argument("--ca-file", metavar="F", help="certificates of the CA, for https")
 
@@ -47,10 +55,33 @@ def find_places(options: argparse.Namespace) -> list[Place]:
         chosen = [("joblens agent", options.agent)]
     elif options.address:
         chosen = [("joblens", options.address)]
+    elif options.server:
+        return [_service(options)]
     else:
-        up = _own_up()
-        chosen = [("joblens hub", up.get("hub", HUB)), ("joblens agent", up.get("agent", AGENT))]
+        return _default_places(options)
     return [_place(what, name, options) for what, name in chosen]
+
+
+def _default_places(options: argparse.Namespace) -> list[Place]:
+    """The user's own `joblens up`, else the service of the site, and then hub and agent of this machine."""
+    up = _own_up()
+    chosen = [("joblens hub", up.get("hub", HUB)), ("joblens agent", up.get("agent", AGENT))]
+    found = [_place(what, name, options) for what, name in chosen]
+    with suppress(JoblensError):  # of its token file: then the others are tried
+        return found if up else [_service(options), *found]
+    return found
+
+
+def _service(options: argparse.Namespace) -> Place:
+    """Return the service that is named, or the one of the site. Raises JoblensError, also without one."""
+    from joblens.api.remote import RemoteStore
+    from joblens.api.sources import choose
+
+    chosen = choose(None, options.server, options.token_file, options.ca_file).server
+    if chosen is None:
+        raise UsageError("no service is known; name it with --server")
+    service = RemoteStore(chosen.address, chosen.token_file, chosen.ca_file)
+    return Place("joblens service", service.name, _NOWHERE, None, None, service, bool(options.server))
 
 
 def _own_up() -> dict[str, str]:
@@ -116,6 +147,8 @@ def other_answer(place: Place, what: str) -> ServerError:
 
 def ask(place: Place, path: str) -> Any:
     """Return a page as plain data. Raises UnreachableError, ServerError or UsageError."""
+    if place.service is not None:
+        return _ask_service(place, place.service, path)
     connection = _connect(place)
     try:
         try:
@@ -143,6 +176,17 @@ def ask(place: Place, path: str) -> Any:
         raise other_answer(place, sentence(error)) from None
     finally:
         connection.close()
+
+
+def _ask_service(place: Place, service: RemoteStore, path: str) -> Any:
+    try:
+        return service.page(path)
+    except ServerError as error:
+        raise error if place.named else UnreachableError(str(error)) from None
+    except LookupError:
+        raise ServerError(f"{place.name} has no page {path}: it is of an older version") from None
+    finally:
+        service.close()
 
 
 def _connect(place: Place) -> HTTPConnection:

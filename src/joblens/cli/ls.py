@@ -189,8 +189,9 @@ def render(found: Listing, verbose: bool = False) -> list[str]:
     rows = [[_CELLS[name](it) for name in names] for it in sets]
     left = [names.index(name) for name in _LEFT if name in names]
     shrink = names.index("job") if "job" in names and not verbose else None
-    lines += render_table(names, rows, left, shrink)
-    lines += ["", *_render_jobs([it.status for it in found.jobs], many=len(nodes) > 1)]
+    if sets:  # a service shows users only their jobs
+        lines += [*render_table(names, rows, left, shrink), ""]
+    lines += _render_jobs([it.status for it in found.jobs], many=len(nodes) > 1)
     return [*lines, "", *_render_clocks(found.clocks)] if verbose and found.clocks else lines
 
 
