@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.memory_reader import SamplesReader
-    from joblens.store.reader import LakeReader, Reader, Series, Span
+    from joblens.store.reader import End, LakeReader, Reader, Series, Span
 
 Progress = Callable[[int, int], None]
 
@@ -191,6 +191,14 @@ class Store(JobSource):
     def processes(self, name: str) -> list[ProcessUse]:
         span = self._span(name)
         return self._reader(span.job, span.start).processes(span)
+
+    def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
+        """Return the processes or threads of a job that capture recorded, in order of their start."""
+        from joblens.store.reader import Span
+
+        job = self.job(name, run).job
+        span = Span(job.id, job.start, job.last + 1.0, job.cluster if job.nodes else "")
+        return self._reader(job.id, job.start).ends(span, kind)
 
     def reader(self, record: JobRecord) -> Reader:
         """For the samples of a job, by its record."""

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from joblens.cli import job_ends
 from joblens.cli import source as sources
 from joblens.cli.source import choose_source, open_chosen
 from joblens.cli.table import warn, write
@@ -26,6 +27,7 @@ EXAMPLE = """example:
   joblens job 4242 --server https://login.example.org:9480 --token-file ~/.joblens-token
   joblens job 4242 --store http://127.0.0.1:9090
   joblens job last --between "time steps"
+  joblens job last --processes --sort memory --limit 5
   joblens job last --from +10m --to 13:02:30"""
 
 
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store", metavar="WHERE",
         help="from a server that speaks PromQL: its URL, its data folder, or tsdb, the one of the settings",
     )  # fmt: skip
+    job_ends.add_arguments(parser)
     sources.add_arguments(parser)
 
 
@@ -59,8 +62,13 @@ def run(options: argparse.Namespace) -> int:
     choice = choose_source(options)
     if options.store is not None:  # a server of time series knows jobs, and not who may see them
         choice = _without_service(choice)
+    view = job_ends.chosen_view(options)
     session = _settle(options.id, choice.home) if choice.own else None
     with open_chosen(choice) as source:
+        if view:
+            job_ends.show(view, source, options)
+            warn(source.problems)
+            return 0
         try:
             record = source.find(query, tsdb=_tsdb(options), session=session)
         except LookupError as error:

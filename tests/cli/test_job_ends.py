@@ -1,0 +1,119 @@
+"""`joblens job ID --processes` and its like, on a store with captured records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from capture.made import make_record
+from joblens.cli import entry
+from joblens.jobs.complete import complete
+from store.made import START, begin_job, end_job, finish, incoming, make_end, make_facts, new_home
+
+_NS = int(START * 1e9)
+
+
+def _start(pid: int, parent: int, tags: str = "") -> bytes:
+    texts = ("/bin/sh", "/", tags, "", "", "sh", f"job{pid}")
+    return make_record("S", *texts, time=_NS + pid, pid=pid, start=pid, parent=parent)
+
+
+def _end(pid: int, seconds: int, status: int = 0) -> bytes:
+    end = _NS + seconds * 10**9
+    return make_record(
+        "E", time=end, pid=pid, start=pid, status=status, user=seconds * 10**6, system=0, peak_kib=pid
+    )
+
+
+_RECORDS = b"".join(
+    [
+        _start(7, 1),
+        _start(8, 7, "op:a"),
+        _start(9, 8, "op:a"),
+        make_record("T", "worker", time=_NS + 5, pid=9, start=9, thread=10, running=0, cpu=2 * 10**9),
+        _end(9, 3, 256),
+        _end(8, 2),
+        _end(7, 5),
+    ]
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    store = new_home(tmp_path / "store")
+    facts, end = make_facts("a"), make_end(START)
+    folder = begin_job(store, facts, 1)
+    (folder / "capture").mkdir()
+    (folder / "capture" / "c1.capture").write_bytes(_RECORDS)
+    finish(folder, end)
+    complete(store, incoming(folder, facts, end))
+    end_job(store, "plain")
+    monkeypatch.setenv("JOBLENS_HOME", str(store.path))
+    return store.path
+
+
+def joblens(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["joblens", *words])
+    return entry()
+
+
+@pytest.mark.usefixtures("home")
+def test_processes_sorted_limited_and_filtered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one with most CPU time first; what is left out is stated; a filter selects by command."""
+    assert joblens(monkeypatch, "job", "a", "--processes", "--limit", "2") == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == ["pid", "7", "9"]
+    assert out.splitlines()[2].split()[-1] == "1"
+    assert err == "joblens: 2 of 3 are listed; --limit 0 lists all\n"
+    joblens(monkeypatch, "job", "a", "--processes", "--filter", "job8", "--json")
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["pid"], row["user_seconds"], row["memory_peak_bytes"], row["exact"]) == (8, 2.0, 8192, 1)
+
+
+@pytest.mark.usefixtures("home")
+def test_tree_threads_and_operations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each list has the same rows as CSV and as JSON."""
+    for view, expected in (("tree", 3), ("threads", 1), ("operations", 2)):
+        joblens(monkeypatch, "job", "a", f"--{view}", "--json")
+        plain = json.loads(capsys.readouterr().out)
+        joblens(monkeypatch, "job", "a", f"--{view}", "--csv")
+        rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        assert (len(plain), len(rows)) == (expected, expected)
+        assert list(rows[0]) == list(plain[0])
+    joblens(monkeypatch, "job", "a", "--tree")
+    assert [line.split("sh")[0].split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["7"], ["8", "·"], ["9", "·", "·"],
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["plain", "--processes"], 1, "job plain has no captured records: run it with joblens run --capture"),
+        (["a", "--csv"], 2, "--csv needs --processes"),
+        (["a", "--tree", "--sort", "cpu"], 2, "--sort does not apply"),
+        (["a", "--processes", "--limit", "-1"], 2, "--limit is -1"),
+        (["missing", "--threads"], 1, "there is no job 'missing'"),
+    ],
+)
+def test_errors_are_sentences(
+    words: list[str],
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What cannot be shown is one sentence with what to do, and nothing on stdout."""
+    assert joblens(monkeypatch, "job", *words) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
