@@ -72,7 +72,7 @@ TOP = Path(__file__).parent.parent
 SETTINGS = TOP / "src" / "joblens" / "default.toml"
 _SETTINGS_HEAD = """\
 # Settings of joblens. Commented lines are the defaults; to change one, remove the # and edit it.
-# docs/settings.md and docs/hub.md explain them; `joblens config show` prints the values in effect."""
+# docs/settings.md, hub.md and serve.md explain them; `joblens config show` prints the values in effect."""
 PAGE = Path(__file__).with_name("metrics.md")
 API = Path(__file__).with_name("api.md")
 _FIELDS = "<!-- fields, generated from src/joblens/record by `make docs` -->\n"
@@ -135,7 +135,7 @@ def _render_schema(schema: Schema) -> str:
 def render_settings() -> str:
     """Return every setting, commented out, with its default and meaning."""
     parts = [_SETTINGS_HEAD]
-    for name in ("settings.md", "hub.md"):
+    for name in ("settings.md", "hub.md", "serve.md"):
         (example, *_) = re.findall(r"```toml\n(.*?)```", (TOP / "docs" / name).read_text(), re.S)
         parts.append("\n".join(map(_comment, example.splitlines())))
     return "\n\n".join(parts) + "\n"

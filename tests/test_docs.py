@@ -111,11 +111,17 @@ def test_commands_are_found() -> None:
 # What a page quotes of the output, and the part of it that is a literal in the code.
 QUOTED = {
     "delivery.md": ("spool full", "lost from the spool", "the agent was killed", "the node went down"),
-    "deploy.md": ("responds at", "is reachable, at", "the hub accepts batches of node"),
+    "deploy.md": (
+        "responds at",
+        "is reachable, at",
+        "the hub accepts batches of node",
+        "sees only own jobs, of ",
+    ),
+    "serve.md": ("is valid until", "not found, or not yours", "answers at"),
     "devices.md": (": syntax error: ",),
     "hub.md": ("totals from accounting", "; accounting has"),
     "importing.md": ("bad line", "not ended yet"),
-    "quickstart.md": ("joblens up --stop ends both", "may use"),
+    "quickstart.md": ("joblens up --stop ends all", "may use"),
     "settings.md": (" has this name but is not Slurm's",),
     "store.md": ("The catalog is beside the data.",),
     "usermode.md": ("Prometheus cannot scrape", "user mode of job", "no exact totals"),

@@ -81,7 +81,7 @@ def test_make_run(tmp_path: Path) -> None:
     assert {"agent", "hub", "store", "report", "live", "stop"} <= {words[0] for words in lines}
     assert "sample" in found.stderr
     assert "COMPLETED" in found.stderr
-    assert (stopped.returncode, stopped.stderr) == (0, "agent and hub have ended\n")
+    assert (stopped.returncode, stopped.stderr) == (0, "agent, hub and service have ended\n")
     assert run("stop").stderr == "joblens up is not running here\n"
 
 

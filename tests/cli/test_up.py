@@ -152,7 +152,7 @@ def test_from_agent_to_lake(up: Any) -> None:
     it.process.send_signal(signal.SIGINT)
     assert it.end() == 0
     assert all(map(is_gone, below))
-    assert it.said().splitlines()[-1] == "joblens up: agent and hub have ended"
+    assert it.said().splitlines()[-1] == "joblens up: agent, hub and service have ended"
     reading = Lake(lake)
     query = f"SELECT count(*), count(DISTINCT time) FROM {as_table(reading.files('memory'))}"
     ((count, different),) = reading.connection.execute(query).fetchall()
@@ -219,7 +219,7 @@ def test_in_the_background(tmp_path: Path) -> None:
         below = all_below(pid)
     finally:
         stopped = joblens(environment, "up", "--stop")
-    assert (stopped.returncode, stopped.stderr) == (0, "agent and hub have ended\n")
+    assert (stopped.returncode, stopped.stderr) == (0, "agent, hub and service have ended\n")
     wait_for("the end of all", lambda: all(map(is_gone, [pid, *below])))
     assert joblens(environment, "up", "--stop").stderr == "joblens up is not running here\n"
 
@@ -243,7 +243,7 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path) -> None:
         words = [*JOBLENS, "up", "--listen", "127.0.0.1:0", "--hub-listen", "127.0.0.1:0"]
         os.execve(sys.executable, words, environment)  # noqa: S606
     seen = b""
-    while b"Ctrl-C ends both" not in seen:
+    while b"Ctrl-C ends all" not in seen:
         seen += os.read(fd, 4096)
     below = all_below(pid)
     os.write(fd, b"\x03")

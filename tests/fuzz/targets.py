@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import capture, imported, machine, scheduler, stored, wire
+from . import capture, imported, machine, scheduler, serve, stored, wire
 
 TARGETS = {
     target.name: target
-    for module in (wire, machine, scheduler, stored, imported, capture)
+    for module in (wire, machine, scheduler, stored, imported, capture, serve)
     for target in module.TARGETS
 }

@@ -86,8 +86,9 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def find_settings(named: str | None, environment: Mapping[str, str]) -> Iterator[Setting]:
-    """Yield all settings of agent and hub, validated. Raises ConfigError."""
+    """Yield all settings of agent, hub and service, validated. Raises ConfigError."""
     from joblens.cli.hub import load_hub
+    from joblens.cli.serve import load_serve
     from joblens.hub.settings import HubSettings
 
     layers = load_layers(named, environment)
@@ -97,6 +98,8 @@ def find_settings(named: str | None, environment: Mapping[str, str]) -> Iterator
     values |= {f"hub.{name}": getattr(hub, name) for name in HubSettings._fields if name not in _TABLES}
     for table in _TABLES:
         values |= dict(flatten(getattr(hub, table), f"hub.{table}."))
+    serve = load_serve(layers)._asdict()
+    values |= dict(flatten({**serve, "roles": serve["roles"]._asdict()}, "serve."))
     for name, value in values.items():
         yield Setting(name, value, where.get(name, "default"))
 

@@ -10,6 +10,7 @@ from joblens.core.config_files import Layer, load_layers, merge
 from joblens.serve.settings import SOCKET, ServeSettings, parse_serve_settings
 
 if TYPE_CHECKING:
+    from joblens.hub.settings import HubSettings
     from joblens.serve.hub_pages import HubPages
     from joblens.serve.service import Service
     from joblens.store.home import Home
@@ -83,15 +84,20 @@ def _pages(settings: ServeSettings, layers: list[Layer]) -> HubPages:
     from joblens.core.config import Url, split_address, split_url
     from joblens.serve.hub_pages import HubPages
 
-    if settings.hub:
-        return HubPages(
-            split_url(settings.hub, name="serve.hub"), settings.hub_token_file, settings.hub_ca_file
-        )
     hub = load_hub(layers)
+    token = _hub_token(settings, hub)
+    if settings.hub:
+        return HubPages(split_url(settings.hub, name="serve.hub"), token, settings.hub_ca_file)
     host, port = split_address(hub.listen)
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (nothing is bound)
-    token = settings.hub_token_file or (hub.token_file if os.access(hub.token_file, os.R_OK) else "")
     return HubPages(Url(bool(hub.certificate), local, port, ""), token, settings.hub_ca_file)
+
+
+def _hub_token(settings: ServeSettings, hub: HubSettings) -> str:
+    """Return the file of the token: the configured one, that which systemd passes, or the hub's own."""
+    passed = os.path.join(os.environ.get("CREDENTIALS_DIRECTORY", ""), "hub-token")
+    known = (settings.hub_token_file, passed, hub.token_file)
+    return next((path for path in known if path and os.access(path, os.R_OK)), settings.hub_token_file)
 
 
 def _log(message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shlex
 import socket
@@ -22,10 +23,13 @@ from joblens.core.errors import JoblensError, printable, sentence
 from joblens.core.host import Host
 from joblens.hooks import SLURM
 from joblens.reports import width as screen
+from joblens.wire.unix_http import UnixAnswer, ask_socket
 
 _SECONDS = 10.0
 _LONGEST = 500  # characters of an agent's errors
 _CHECK = "/v1/check"
+SERVICE = "/run/joblens/serve.sock"
+_ORDINARY = "nobody"
 
 
 class Finding(NamedTuple):
@@ -66,7 +70,7 @@ def findings(folder: str, config: str) -> Iterator[Finding]:
     slurm, finding = _ask_slurm()
     yield finding
     node = Node(slurm, folder, config, settings, _agent_command(Path(folder)))
-    parts: list[Callable[[Node], Iterator[Finding]]] = [_hooks, _folder, _agent, _hub]
+    parts: list[Callable[[Node], Iterator[Finding]]] = [_hooks, _folder, _agent, _hub, _service]
     for part in [*([_configured, _flags, _accounting, _cluster] if slurm else []), *parts]:
         yield from part(node)
 
@@ -298,3 +302,47 @@ def _accepted(push: PushSettings, settings: Settings) -> Finding:
         )
     said = f"{target.address}: status {answer.status}{first_line(answer)}"
     return Finding(what, False, said, do if answer.status in (401, 403) else "check the version of the hub")
+
+
+# The read service, if it is on this machine
+
+
+def _service(node: Node) -> Iterator[Finding]:
+    """Ask it as an ordinary user, which root can be for a moment."""
+    path = node.settings.server if node.settings.server.startswith("/") else SERVICE
+    if not os.path.exists(path) or os.geteuid() != 0:
+        return
+    do = "roles are in [serve.roles] and [serve.managers] of the service's settings"
+    try:
+        wrong, said = _others_jobs(path)
+    except (JoblensError, LookupError, TypeError) as error:
+        yield Finding("service", False, f"{path}: {sentence(error)}", "systemctl status joblens-serve")
+        return
+    yield Finding("service", not wrong, wrong or said, do)
+
+
+def _others_jobs(path: str) -> tuple[str, str]:
+    """Return what is wrong with what an ordinary user sees, or else what is right. Raises JoblensError."""
+    user = _ORDINARY
+    newest = _ask_as(path, 0, "/jobs?limit=1000").body["jobs"]
+    other = next((job for job in newest if job["user"] not in ("", user)), None)
+    uid = pwd.getpwnam(user).pw_uid
+    me = _ask_as(path, uid, "/me").body
+    if (me["user"], me["role"]) != (user, "user"):
+        return f"{path}: user {user} has the role {me['role']}", ""
+    seen = [job for job in _ask_as(path, uid, "/jobs?limit=1000").body["jobs"] if job["user"] != user]
+    if seen:
+        return f"{path}: user {user} sees job {seen[0]['id']} of {seen[0]['user']}", ""
+    if other is not None and _ask_as(path, uid, f"/jobs/{other['id']}").status != 404:
+        return f"{path}: user {user} can read job {other['id']} of {other['user']}", ""
+    return "", f"{path}: user {user} sees only own jobs, of {len(newest)} recent ones"
+
+
+def _ask_as(path: str, uid: int, target: str) -> UnixAnswer:
+    """The kernel takes the user of a connection from the effective user id at connect(2)."""
+    before = os.geteuid()
+    os.seteuid(uid)
+    try:
+        return ask_socket(path, "GET", "/api/v1" + target)
+    finally:
+        os.seteuid(before)

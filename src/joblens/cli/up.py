@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ _PERIOD = 2.0  # seconds between batches: cheap on one machine, and samples are 
 _STOP_SECONDS = 60.0
 _START_SECONDS = 180.0  # longer than the daemons may take
 _END_SECONDS = 10.0
+_LONGEST_SOCKET = 90  # bytes of its path, while it is created too
 
 
 class Running(NamedTuple):
@@ -43,6 +45,7 @@ class Running(NamedTuple):
     agent: str
     hub: str
     store: str
+    serve: str  # its socket
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", default=hub_client.AGENT, metavar="HOST:PORT", help=where.format("agent"))
     parser.add_argument("--hub-listen", default=hub_client.HUB, metavar="HOST:PORT", help=where.format("hub"))
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between two ticks (default 1)")
-    parser.add_argument("--config", metavar="F", help="TOML file with the settings of both")
+    parser.add_argument("--config", metavar="F", help="TOML file with the settings of all")
     parser.add_argument("--home", metavar="DIR", help="the store (default JOBLENS_HOME and the like)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--detach", action="store_true", help="run in the background")
-    how.add_argument("--stop", action="store_true", help="end the ones in the background or another terminal")
+    how.add_argument("--stop", action="store_true", help="end those in the background or another terminal")
     add_ready_fd(parser)
 
 
@@ -75,22 +78,24 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, home: Path, folder: Path) -> int:
     with _locked(folder):
-        hub, agent = make_daemons(options, home, folder)
-        with Daemons([hub, agent], _say) as daemons:
+        hub, agent, serve = make_daemons(options, home, folder)
+        with Daemons([hub, agent, serve], _say) as daemons:
             daemons.start()
             if not daemons.signals:
-                running = Running(os.getpid(), os.uname().nodename, agent.address, hub.address, str(home))
+                running = Running(
+                    os.getpid(), os.uname().nodename, agent.address, hub.address, str(home), serve.address
+                )
                 write_whole(str(folder / "up.json"), json.dumps(running._asdict()).encode())
                 if options.ready_fd is None:
-                    print(describe(running, "Ctrl-C ends both"), flush=True)
+                    print(describe(running, "Ctrl-C ends all"), flush=True)
                 else:
                     announce("up", "", hub.address, options.ready_fd)
                 daemons.watch()
-        _say("joblens up: agent and hub have ended")
+        _say("joblens up: agent, hub and service have ended")
     return 0
 
 
-def make_daemons(options: argparse.Namespace, home: Path, folder: Path) -> tuple[Daemon, Daemon]:
+def make_daemons(options: argparse.Namespace, home: Path, folder: Path) -> tuple[Daemon, Daemon, Daemon]:
     env = {"JOBLENS_HOME": str(home), "STATE_DIRECTORY": str(folder)}  # where the agent's spool is
 
     def hub_words() -> list[str]:
@@ -103,9 +108,22 @@ def make_daemons(options: argparse.Namespace, home: Path, folder: Path) -> tuple
         own = config or _own_config(folder)
         return ["agent", "--listen", listen, *interval, *own, "--push", hub.address]
 
+    def serve_words() -> list[str]:
+        return ["serve", "--socket", _socket(folder), "--home", str(home), "--hub", hub.address, *config]
+
     config = ["--config", options.config] if options.config else []
     hub, agent = Daemon("hub", hub_words, env), Daemon("agent", agent_words, env)
-    return hub, agent
+    return hub, agent, Daemon("serve", serve_words, {**env, "STATE_DIRECTORY": str(home / "serve")})
+
+
+def _socket(folder: Path) -> str:
+    """Return the path of the service's socket: in the folder, unless that is too long for one (unix(7))."""
+    path = str(folder / "serve.sock")
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return path
+    from joblens.store.home import local_folder
+
+    return str(local_folder() / f"serve-{zlib.crc32(os.fsencode(path)):08x}.sock")
 
 
 def _scheduler(config: str | None) -> list[str]:
@@ -128,6 +146,7 @@ def describe(running: Running, end: str) -> str:
         f"agent    {running.agent}\n"
         f"hub      {running.hub}\n"
         f"store    {running.store}\n"
+        f"service  {running.serve}\n"
         f"try      joblens ls, joblens top, joblens jobs; {end}"
     )
 
@@ -143,7 +162,7 @@ def _detach(options: argparse.Namespace, folder: Path) -> int:
             lines = (folder / "log").read_text(errors="replace").strip().splitlines()
             last = lines[-1].removeprefix("joblens: ") if lines else "no output"
             raise OutsideError(f"joblens up did not start: {last}")
-    print(describe(_find_running(folder), "joblens up --stop ends both"), flush=True)
+    print(describe(_find_running(folder), "joblens up --stop ends all"), flush=True)
     return 0
 
 
@@ -214,7 +233,10 @@ def _stop(folder: Path) -> int:
         if time.monotonic() > end:
             raise OutsideError(f"process {signalled} has not ended after {_STOP_SECONDS:g} s")
         time.sleep(0.05)
-    print("agent and hub have ended" if signalled else "joblens up is not running here", file=sys.stderr)
+    print(
+        "agent, hub and service have ended" if signalled else "joblens up is not running here",
+        file=sys.stderr,
+    )
     return 0
 
 

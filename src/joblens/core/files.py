@@ -4,10 +4,36 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import List
+from typing import List, Union
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 UNFINISHED = ".tmp"  # suffix of a file that is being written, or that a crash left behind
+
+
+def make_folder(path: Union[str, os.PathLike[str]]) -> None:
+    """Create a folder for its owner only; inside a folder that is shared with a group, for the group too.
+
+    Shared is what has the mode 2750 or more: there, new files and folders get the group.
+    """
+    parent = os.path.dirname(os.path.abspath(path))
+    os.makedirs(parent, exist_ok=True)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return
+    if is_shared(parent):
+        os.chmod(path, 0o2750)  # noqa: S103 (as the folder around it)
+
+
+def private_mode(path: Union[str, os.PathLike[str]]) -> int:
+    """Return the mode of a new file for its owner only; in a shared folder the group can read it."""
+    return 0o640 if is_shared(os.path.dirname(os.path.abspath(path))) else 0o600
+
+
+def is_shared(folder: Union[str, os.PathLike[str]]) -> bool:
+    return os.stat(folder).st_mode & 0o2050 == 0o2050
 
 
 def write_whole(path: str, data: bytes) -> None:
@@ -27,7 +53,7 @@ def write_quickly(path: str, data: bytes) -> None:
     detected when the file is read."""
     unfinished = path + UNFINISHED
     try:
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, private_mode(path))
         with open(fd, "wb") as file:
             file.write(data)
         os.rename(unfinished, path)

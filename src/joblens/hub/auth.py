@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from joblens.core.errors import ConfigError, MalformedError, sentence
-from joblens.core.files import NO_ROOM, publish_once, unfinished_name
+from joblens.core.files import NO_ROOM, make_folder, publish_once, unfinished_name
 from joblens.hub.responses import Refused
 from joblens.wire.mac import FIELD, MUNGE, SCHEME, Head, Signer, digest_of, is_same, make_token, parse_head
 
@@ -66,7 +66,7 @@ def own_key(home: Path, made: str = "") -> bytes:
     path = home / "key"
     if not path.exists():
         made = made or secrets.token_hex(32)
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(home)
         try:
             _write_key(path, made)
         except OSError as error:
@@ -215,7 +215,7 @@ class MungeQueue:
         # By origin with a check in progress, or one that was refused a moment ago.
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
-    async def decode(self, credential: str, place: str, parse: Callable[[int, bytes], _Decoded]) -> _Decoded:
+    async def ask(self, credential: str, place: str, parse: Callable[[int, bytes], _Decoded]) -> _Decoded:
         """Decode a credential, which takes a process: one at a time for each origin. `parse` gets the exit
         code of unmunge and its output. Raises Refused."""
         import asyncio
@@ -315,7 +315,7 @@ class Munge:
 
     async def check(self, credential: str, place: str) -> Known:
         """Decode a credential, perhaps sent twice: munged decodes it only once. Raises Refused."""
-        return await self._queue.decode(
+        return await self._queue.ask(
             credential, place, lambda *found: self.recall(credential) or self._learn(credential, *found)
         )
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from joblens.core.errors import MalformedError
-from joblens.core.files import list_names, write_whole
+from joblens.core.files import list_names, make_folder, write_whole
 from joblens.hub.segments import NUMBERED, index_folder
 
 
@@ -19,7 +19,7 @@ def load_identity(home: Path) -> str:
     """Return the identity, creating one if needed; see `keep_identity`. Raises MalformedError."""
     with suppress(OSError):
         for folder in (home, home / "cursors", home / "sinks"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder)
     if _begins_anew(home):
         for cursor in (home / "cursors").glob("*.json"):
             cursor.unlink()

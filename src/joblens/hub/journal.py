@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from joblens.core.errors import MalformedError, sentence
-from joblens.core.files import NO_ROOM, UNFINISHED, list_names, sync_folder, write_whole
+from joblens.core.files import (
+    NO_ROOM,
+    UNFINISHED,
+    list_names,
+    make_folder,
+    private_mode,
+    sync_folder,
+    write_whole,
+)
 from joblens.hub.damage import (
     acknowledged_size,
     check_segment,
@@ -173,15 +181,15 @@ class Journal:
 
     def _begin(self) -> None:
         for folder in (self.folder, index_folder(self.folder)):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder)
         if self._identity:
             keep_identity(self._home, self._identity)
         path = self.folder / f"{self.number:08d}.log"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(path, flags | os.O_EXCL, 0o600)
+        self._file = os.open(path, flags | os.O_EXCL, private_mode(path))
         self._size, self._since = 0, time.monotonic()
         with suppress(OSError):  # what was acknowledged is in the segment, whatever becomes of its index
-            self._index = os.open(index_path(path), flags | os.O_TRUNC, 0o600)
+            self._index = os.open(index_path(path), flags | os.O_TRUNC, private_mode(path))
         for name in (path, index_path(path)):
             sync_folder(str(name))
 
@@ -269,7 +277,7 @@ class Journal:
             self.seen.save(self._seen_path, self.number)
             target = self.folder / f"{self.number:08d}.sealed"
             if index:
-                index_folder(self.folder).mkdir(mode=0o700, exist_ok=True)
+                make_folder(index_folder(self.folder))
                 write_whole(str(index_path(target)), index)
             path.rename(target)
             sync_folder(str(target))
@@ -301,7 +309,7 @@ def recover(home: Path, log: Log) -> tuple[Seen, int]:
     """Recover after any end of the hub: return the known batches and the next segment's number."""
     folder = home / "journal"
     with suppress(OSError):  # a full disk: tried again for the first segment
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
     _remove_unfinished(home)
     seen = load_seen(home / "seen.json", log)
     names = list_names(str(folder))

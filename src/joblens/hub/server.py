@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblens.core.config import split_address
 from joblens.core.errors import ConfigError, OutsideError, ServerError, sentence
-from joblens.core.files import NO_ROOM
+from joblens.core.files import NO_ROOM, make_folder
 from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
 from joblens.hub.connection import Connection, Page
@@ -32,6 +32,7 @@ from joblens.hub.responses import Response, render_response
 from joblens.hub.retention import Changes, clean
 from joblens.hub.runner import Runner, make_runner
 from joblens.hub.settings import HubSettings, check_safety
+from joblens.hub.sharing import share_store
 from joblens.wire.peers import Peers
 
 if TYPE_CHECKING:
@@ -263,6 +264,8 @@ def most_connections(wanted: int) -> int:
 
 
 def run_hub(settings: HubSettings, home: Path, log: Log, ready: Callable[[int], None]) -> None:
+    if settings.group:
+        share_store(settings.group, home)
     hub = Hub(settings, home, log)
     with only_one(home):
         sys.setswitchinterval(_SWITCH)
@@ -273,7 +276,7 @@ def run_hub(settings: HubSettings, home: Path, log: Log, ready: Callable[[int], 
 def only_one(home: Path) -> Iterator[None]:
     """Lock the folder: two hubs would overwrite each other's files."""
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(home)
         try:
             file = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:

@@ -28,6 +28,7 @@ class JobsSettings(NamedTuple):
 class HubSettings(NamedTuple):
     listen: str = "127.0.0.1:9478"
     home: str = ""  # "": `hub` in the store
+    group: str = ""  # whose members can read the store and the journal, such as `joblens serve`; "": none
     # The secret from which nodes' tokens are derived; "": `key` in home, created at the first start
     key_file: str = ""
     munge: bool = False

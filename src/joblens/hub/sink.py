@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from joblens.core.errors import ConfigError, MalformedError, printable, sentence
-from joblens.core.files import UNFINISHED, unfinished_name
+from joblens.core.files import UNFINISHED, make_folder, unfinished_name
 from joblens.hub.batch_reader import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
 from joblens.hub.cursors import Cursor, Untimely, load_cursor, save_cursor
 from joblens.hub.damage import check_segment
@@ -344,7 +344,7 @@ def main() -> int:
     threading.Thread(target=end_with_the_hub, args=(hurry,), daemon=True).start()
     place = Place(task.name, Path(task.home), task.hub)
     for folder in (place.cursor.parent, place.folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
     lock = place.cursor.with_suffix(".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)  # the previous process may still be ending
     _clear(place)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import MalformedError
-from joblens.core.files import list_names, write_quickly
+from joblens.core.files import list_names, make_folder, write_quickly
 from joblens.core.json_file import parse_json
 from joblens.schedulers.slurm.fields import ENDED
 from joblens.store.catalog.index import Identity, Run
@@ -86,7 +86,7 @@ def save_live(
         "ended": [job.replace(steps=job.steps[:_MOST_STEPS]).to_dict() for job in ended],
     }
     path = _file(home, name)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    make_folder(path.parent)
     write_quickly(str(path), json.dumps(found).encode("utf-8", "replace"))
 
 

@@ -6,7 +6,9 @@ fallback from it to the user of the connection.
 
 from __future__ import annotations
 
+import hmac
 import time
+from hashlib import sha256
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
@@ -59,24 +61,43 @@ class Identity(NamedTuple):
     user: str = ""  # of a token, which is not valid for another user with the same uid
 
 
+class Proven:
+    """The munge credential that a connection has sent before. munged decodes each only once, so a captured
+    one is of no use on another connection."""
+
+    def __init__(self) -> None:
+        self._digest, self._identity, self._until = b"", Identity(-1, MUNGE), 0.0
+
+    def recall(self, credential: str, now: float) -> Identity | None:
+        same = hmac.compare_digest(_digest(credential), self._digest)
+        return self._identity if same and now < self._until else None
+
+    def keep(self, credential: str, identity: Identity, until: float) -> None:
+        self._digest, self._identity, self._until = _digest(credential), identity, until
+
+
+def _digest(credential: str) -> bytes:
+    return sha256(credential.encode("utf-8", "replace")).digest()
+
+
 class Identify:
     """Finds the user of a request."""
 
     def __init__(self, tokens: Tokens, munge: MungeQueue | None) -> None:
         self._tokens, self._munge = tokens, munge
 
-    async def __call__(self, peer: Peer, headers: Headers) -> Identity:
+    async def __call__(self, peer: Peer, headers: Headers, proven: Proven) -> Identity:
         """Raises ApiError."""
         given = headers.getlist("authorization")
         if len(given) > 1:
             raise ApiError(400, "there is more than one field Authorization")
         if given:
-            return await self._by_credential(given[0], peer)
+            return await self._by_credential(given[0], peer, proven)
         if peer.unix or peer.uid is not None:
             return _by_peer(peer, headers)
         raise ApiError(401, _HOW)
 
-    async def _by_credential(self, given: str, peer: Peer) -> Identity:
+    async def _by_credential(self, given: str, peer: Peer, proven: Proven) -> Identity:
         scheme, _, credential = given.partition(" ")
         if scheme.lower() == "bearer":
             token = self._tokens.check(credential.strip(), time.time())
@@ -87,7 +108,8 @@ class Identify:
             raise ApiError(401, "Authorization is Bearer TOKEN, or Munge CREDENTIAL")
         if self._munge is None:
             raise ApiError(401, "munge is not enabled for this service: set serve.munge there")
-        return await _by_munge(self._munge, credential.strip(), peer.place)
+        known = proven.recall(credential.strip(), time.time())
+        return known or await _by_munge(self._munge, credential.strip(), peer.place, proven)
 
 
 def _by_peer(peer: Peer, headers: Headers) -> Identity:
@@ -105,16 +127,18 @@ def _by_peer(peer: Peer, headers: Headers) -> Identity:
     return Identity(peer.uid, LOOPBACK)
 
 
-async def _by_munge(queue: MungeQueue, credential: str, place: str) -> Identity:
+async def _by_munge(queue: MungeQueue, credential: str, place: str, proven: Proven) -> Identity:
     try:
-        facts, payload = await queue.decode(credential, place, parse_unmunge)
+        facts, payload = await queue.ask(credential, place, parse_unmunge)
     except Refused as refused:
         raise ApiError(refused.status, _for_readers(refused.text), int(refused.retry)) from None
     if payload.strip() != PAYLOAD:
         raise ApiError(
             401, f"the munge credential is not for this service: make it with munge -s '{PAYLOAD.decode()}'"
         )
-    return Identity(facts.uid, MUNGE)
+    identity = Identity(facts.uid, MUNGE)
+    proven.keep(credential, identity, facts.until)
+    return identity
 
 
 def _for_readers(text: str) -> str:

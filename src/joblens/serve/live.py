@@ -12,6 +12,7 @@ from joblens.serve.messages import NodeItem
 
 Allows = Callable[["LiveJob"], bool]
 _OF_JOBS = ("job", "job_info", "job_gpu")
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 _OTHER = "the hub sends a page that this version does not understand"
 
 
@@ -23,10 +24,12 @@ class LiveJob(NamedTuple):
     user: str
 
 
-def jobs_now(page: Any) -> Iterator[LiveJob]:
-    """Yield the jobs of the page /now. Raises ServerError."""
-    for node in _nodes(page):
-        yield from _jobs_of(node)
+def jobs_now(page: Any) -> list[LiveJob]:
+    """Return the jobs of the page /now. Raises ServerError."""
+    try:
+        return [job for node in _nodes(page) for job in _jobs_of(node)]
+    except _MALFORMED:
+        raise ServerError(_OTHER) from None
 
 
 def _nodes(page: Any) -> list[dict[str, Any]]:
@@ -46,11 +49,15 @@ def _jobs_of(node: dict[str, Any]) -> Iterator[LiveJob]:
 
 
 def filter_now(page: Any, allows: Allows | None) -> dict[str, Any]:
-    """Return the page /now with the jobs that are allowed, on their nodes only; None: all of it."""
-    if allows is None:
-        return {"hub": True, "nodes": _nodes(page)}
-    found = [_filter_node(node, allows) for node in _nodes(page)]
-    return {"hub": True, "nodes": [node for node in found if node["sets"]]}
+    """Return the page /now with the jobs that are allowed, on their nodes only; None: all of it. Raises
+    ServerError."""
+    try:
+        if allows is None:
+            return {"hub": True, "nodes": _nodes(page)}
+        found = [_filter_node(node, allows) for node in _nodes(page)]
+        return {"hub": True, "nodes": [node for node in found if node["sets"]]}
+    except _MALFORMED:
+        raise ServerError(_OTHER) from None
 
 
 def _filter_node(node: dict[str, Any], allows: Allows) -> dict[str, Any]:
@@ -89,8 +96,11 @@ def _own_part(node: NodeStatus, jobs: list[JobStatus]) -> NodeStatus:
 
 
 def list_nodes(page: Any) -> list[NodeItem]:
-    """Return the nodes of the page /now, which is filtered already, with the sums over its jobs."""
-    return [_item(node) for node in _nodes(page)]
+    """Return the nodes of the page /now, filtered already, with sums over its jobs. Raises ServerError."""
+    try:
+        return [_item(node) for node in _nodes(page)]
+    except _MALFORMED:
+        raise ServerError(_OTHER) from None
 
 
 def _item(node: dict[str, Any]) -> NodeItem:

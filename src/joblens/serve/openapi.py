@@ -19,7 +19,7 @@ _FAILURES = {
     "401": "authentication failed",
     "403": "not allowed in this way",
     "404": "not found, or not yours",
-    "409": "a limit is reached",
+    "409": "several jobs are meant, or a limit is reached",
     "413": "the request is too large",
     "429": "too many requests at once",
     "500": "the service failed",

@@ -15,11 +15,11 @@ from uvicorn.server import ServerState
 
 from joblens.core.log_limiter import LogLimiter
 from joblens.serve.errors import body_of
-from joblens.serve.identity import Peer
+from joblens.serve.identity import Peer, Proven
 from joblens.wire.peers import Holder, Peers, unix_peer
 
 LARGEST_HEAD = 16_384
-PEER = "peer"  # its name in the state of a request
+PEER, PROVEN = "peer", "proven"  # names in the state of a request
 
 
 class Connections:
@@ -85,7 +85,7 @@ class Connection(H11Protocol):
         channel = transport.get_extra_info("socket")
         unix = channel.family == socket.AF_UNIX
         self._holder: Holder = unix_peer(channel)[1] if unix else self._all.peers.holder(channel)
-        self.app_state = {**self.app_state, PEER: Peer(unix, self._holder)}
+        self.app_state = {**self.app_state, PEER: Peer(unix, self._holder), PROVEN: Proven()}
         self._expect()
         if not self._all.add(self, self._holder):
             self._note("full", "limit of connections reached; further ones are closed")

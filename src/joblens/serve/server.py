@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from joblens.serve.service import Service
 from joblens.serve.settings import ServeSettings, check_safety
 
 _BACKLOG = 1024
+_FIRST_INHERITED = 3
 _HANDSHAKE_SECONDS = 10.0
 _END_SECONDS = 5  # for requests in progress at the end
 
@@ -100,7 +101,10 @@ def run_server(service: Service, ready: Callable[[str], None]) -> None:
     check_safety(settings)
     logging.getLogger("uvicorn.error").disabled = True  # each cause is logged once a minute instead
     listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
-    if settings.socket:
+    inherited = inherited_sockets(os.environ)
+    if inherited:
+        listeners += [(listener, None) for listener in inherited]
+    elif settings.socket:
         listeners.append((listen_unix(settings.socket), None))
     if settings.listen:
         listeners.append((listen(settings.listen), _tls(settings)))
@@ -109,7 +113,7 @@ def run_server(service: Service, ready: Callable[[str], None]) -> None:
             "serve.socket and serve.listen are both empty: the service has nothing to listen on"
         )
     service.start()
-    own = _inode(settings.socket)
+    own = None if inherited else _inode(settings.socket)
     try:
         asyncio.run(Server(service, listeners, lambda: ready(_address(settings, listeners))).serve())
     finally:
@@ -127,6 +131,20 @@ def _address(settings: ServeSettings, listeners: list[tuple[socket.socket, ssl.S
 
 def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
     return load_tls(settings.certificate, settings.private_key, "serve") if settings.certificate else None
+
+
+def inherited_sockets(environment: Mapping[str, str]) -> list[socket.socket]:
+    """Return the Unix sockets that systemd listens on: sd_listen_fds(3)."""
+    if environment.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    count = int(environment.get("LISTEN_FDS", "0"))
+    found = [socket.socket(fileno=_FIRST_INHERITED + number) for number in range(count)]
+    for listener in found:
+        if listener.family != socket.AF_UNIX:
+            raise ConfigError("systemd passes a socket that is not a Unix socket: use serve.listen for TCP")
+        listener.setblocking(False)
+        os.set_inheritable(listener.fileno(), False)
+    return found
 
 
 def listen_unix(path: str) -> socket.socket:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from joblens.api.lookup import Tsdb
+from joblens.api.source import AmbiguousError
 from joblens.api.store import Store
 from joblens.core.errors import JoblensError, OutsideError, ServerError, UsageError, sentence
 from joblens.core.log_limiter import LogLimiter
@@ -62,8 +63,10 @@ class Service:
         """Return what the client is told. The reason of a failure is in the log only."""
         if isinstance(error, ApiError):
             return error
-        if type(error) is LookupError:  # KeyError and IndexError are defects
-            return ApiError(404, str(error.args[0]))
+        if isinstance(error, LookupError) and not isinstance(
+            error, (KeyError, IndexError)
+        ):  # these are defects
+            return ApiError(409 if isinstance(error, AmbiguousError) else 404, str(error.args[0]))
         if isinstance(error, ServerError):
             return ApiError(502, sentence(error))
         if isinstance(error, (OutsideError, OSError)):
@@ -104,7 +107,7 @@ class Service:
 
     async def _view(self, request: Request) -> Viewer:
         """Raises ApiError."""
-        identity: Identity = await self._identify(request.state.peer, request.headers)
+        identity: Identity = await self._identify(request.state.peer, request.headers, request.state.proven)
         if self.policy.is_known(identity.uid):
             viewer = self.policy.view(identity)
         else:

@@ -43,8 +43,8 @@ class ServeSettings(NamedTuple):
     hub_token_file: str = ""
     hub_ca_file: str = ""
     connections: int = 4096
-    threads: int = 2  # that read the store
-    requests_per_user: int = 8  # at once
+    threads: int = 4  # that read the store
+    requests_per_user: int = 32  # in progress or waiting
     timeout: float = 30.0  # seconds in which a request must arrive, and an answer must be taken
     roles: RoleSettings = RoleSettings()
     managers: Mapping[str, tuple[str, ...]] = {}  # [serve.managers]: by account

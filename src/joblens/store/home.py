@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
+from joblens.core.files import make_folder
 
 # Local file systems, on which SQLite's locks and shared memory work. Any other is treated as shared between
 # machines (nfs, lustre, gpfs, beegfs, cephfs, dvs, …, and fuse).
@@ -93,9 +94,8 @@ def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None =
 def make_home(home: Home) -> Home:
     """Create its folders, readable by the owner only."""
     try:
-        home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (home.incoming, home.lake, home.records):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (home.path, home.incoming, home.lake, home.records):
+            make_folder(folder)
     except OSError as error:
         raise OutsideError(f"cannot create the store {home.path}") from error
     return home

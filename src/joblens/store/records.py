@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 from joblens.core.errors import MalformedError
-from joblens.core.files import publish, sync_folder, unfinished_name, write_whole
+from joblens.core.files import make_folder, publish, sync_folder, unfinished_name, write_whole
 from joblens.core.json_file import parse_json, render_json
 from joblens.store.home import safe_name
 
@@ -42,7 +42,7 @@ def save_record(folder: Path, record: JobRecord) -> Path:
     now = time.time_ns()
     day = folder / time.strftime("%Y-%m-%d", time.gmtime(record.job.start))
     if not day.is_dir():
-        day.mkdir(mode=0o700, exist_ok=True)
+        make_folder(day)
         sync_folder(str(day))
     path = day / f"{safe_name(record.job.id)}.{now}.json"
     write_whole(str(path), _render(record, now))
@@ -61,7 +61,7 @@ def save_records(folder: Path, many: Iterable[JobRecord]) -> int:
         line = _render(record, now) + b"\n"
         days.setdefault(day, []).append(line)
     for day, lines in sorted(days.items()):
-        (folder / day).mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder / day)
         write_whole(str(folder / day / _many_name()), b"".join(lines))
     sync_folder(str(folder / "x"))
     return sum(map(len, days.values()))
