@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sqlite3
@@ -11,7 +12,7 @@ from functools import cache
 from hub.made import fleet_segment, write_old
 from joblens.agent.gaps import Gaps
 from joblens.agent.spool import Last, Lock, Spool
-from joblens.core.errors import MalformedError
+from joblens.core.errors import MalformedError, UsageError
 from joblens.core.json_file import render_json
 from joblens.core.model import Gap
 from joblens.core.process import parse_ready
@@ -43,6 +44,7 @@ from joblens.run.clock import start_clock
 from joblens.run.mark_file import JobMarks
 from joblens.schedulers.facts import BatchJob
 from joblens.store import ingest
+from joblens.store.catalog.cursor import parse_cursor
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home
@@ -51,7 +53,7 @@ from joblens.store.lake.folder import list_folder
 from joblens.store.lake.lake import Lake
 from joblens.store.records import (
     compact_day,
-    load_heads,
+    load_listed,
     load_record,
     load_records,
     parse_record,
@@ -239,7 +241,7 @@ def records(data: bytes) -> None:
     path.write_bytes(data + b"\n" + _records()[0] + b"\n")
     (folder / "x.1.json").write_bytes(data)
     problems: list[str] = []
-    heads = list(load_heads(path, problems))
+    heads = list(load_listed(path, problems))
     assert heads
     assert len(list(load_records(path, problems))) <= len(heads)
     for place, _ in heads:
@@ -277,6 +279,23 @@ def catalog(data: bytes) -> None:
         assert found.count() == 2
     finally:
         found.close()
+
+
+def cursor(data: bytes) -> None:
+    """A page, or a UsageError."""
+    found = Catalog(_home())
+    try:
+        for sort in ("start", "user"):
+            with suppress(UsageError):
+                found.jobs(JobFilter(sort=sort, cursor=data.decode("latin-1")))
+    finally:
+        found.close()
+    with suppress(UsageError):
+        text = base64.urlsafe_b64encode(data).decode()
+        parse_cursor(JobFilter(cursor=text))
+
+
+_CURSOR = b'["start", false, 1.5, 1.5, "4242", "fox", 0.0]'
 
 
 @cache
@@ -403,6 +422,7 @@ TARGETS = (
     Target("record", record, _records),
     Target("records", records, _records),
     Target("catalog", catalog, _catalogs),
+    Target("cursor", cursor, lambda: [_CURSOR]),
     Target(
         "manifest",
         manifest,

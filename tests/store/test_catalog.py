@@ -13,8 +13,9 @@ from joblens.api import Store
 from joblens.core.errors import MalformedError, UsageError
 from joblens.store import records
 from joblens.store.catalog.index import Catalog, migrate
-from joblens.store.catalog.listing import JobFilter, select
-from joblens.store.catalog.schema import MIGRATIONS
+from joblens.store.catalog.listing import SORTS, JobFilter
+from joblens.store.catalog.plan import filter_terms, plan
+from joblens.store.catalog.schema import INDEXES, MIGRATIONS
 from joblens.store.home import Home, find_home, make_home
 
 from .made import START, store_job
@@ -93,21 +94,39 @@ def test_filters_and_orders(several: Home, filters: dict[str, Any], expected: li
     assert listed(several, **filters) == expected
 
 
-@pytest.mark.parametrize("sort", ["start", "cpu"])
-def test_the_largest_are_found_without_sorting(sort: str, home: Home) -> None:
-    """By an index. With conditions, by those: the few that meet them may be at the end of any order."""
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("sort", SORTS)
+def test_the_first_are_found_without_sorting(sort: str, reverse: bool) -> None:
+    """By an index of the order if every condition holds for very many jobs, else by that of a condition."""
     database = sqlite3.connect(":memory:", isolation_level=None)
     migrate(database)
+    for index in INDEXES.values():
+        database.execute(f"CREATE INDEX {index}")
 
-    def plan(**filters: Any) -> str:
-        condition, order, values = select(JobFilter(sort=sort, **filters))
-        query = f"EXPLAIN QUERY PLAN SELECT * FROM jobs WHERE {condition or 1} {order}"
-        return str([row[3] for row in database.execute(query, values)])
+    def explain(count: int, **filters: Any) -> str:
+        wanted = JobFilter(sort=sort, reverse=reverse, **filters)
+        return "".join(
+            row[3] + "; "
+            for query in plan(wanted, filter_terms(wanted), lambda *_: count)
+            for row in database.execute(
+                f"EXPLAIN QUERY PLAN SELECT * FROM jobs WHERE {query.condition or 1} {query.order}",
+                query.values,
+            )
+        )
 
-    assert f"USING INDEX jobs_by_{sort}" in plan()
-    assert "TEMP B-TREE FOR ORDER BY" not in plan()
-    assert "jobs_by_user (user=?)" in plan(user="alice")
-    assert "jobs_by_start (start>?)" in plan(since=START)
+    for filters in ({}, {"user": "alice"}, {"node": "c1", "tags": (("a", "b"),), "name": "x*"}):
+        found = explain(1 << 40, **filters)
+        assert f"jobs USING INDEX jobs_by_{sort}" in found or (sort == "start" and "jobs_by_user" in found)
+        assert "FOR ORDER BY" not in found, "at most the last terms are sorted, among equals"
+    for name, value in {
+        "user": "alice", "account": "a", "state": "FAILED", "partition": "p", "cluster": "c", "since": START,
+    }.items():  # fmt: skip
+        index = {"since": "start"}.get(name, name)
+        assert f"USING INDEX jobs_by_{index} (" in explain(7, **{name: value})
+    assert "job_nodes_by_node (node=?)" in explain(7, node="c1")
+    assert "tags_by_value (name=? AND value=?)" in explain(7, tags=(("a", "b"),))
+    assert "jobs_by_shown_id (shown_id>? AND shown_id<?)" in explain(7, array="4200")
+    assert "SCAN jobs;" not in explain(7, name="*x*")
 
 
 def test_unknown_order_is_one_sentence(home: Home) -> None:
@@ -311,7 +330,9 @@ def test_damage_that_only_a_report_would_show(home: Home) -> None:
 
 
 def schema(database: sqlite3.Connection) -> list[Any]:
-    return database.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+    return database.execute(
+        "SELECT type, name, replace(sql, 'IF NOT EXISTS ', '') FROM sqlite_master ORDER BY name"
+    ).fetchall()
 
 
 @pytest.mark.parametrize("version", range(len(MIGRATIONS) + 1))
@@ -338,8 +359,11 @@ def test_migrations(version: int, home: Home) -> None:
     assert listed(home) == ["j2", "j1"]
     with Store(home) as store:
         assert store.job("j1")["job"]["name"] == "made"
+        store._catalog.prepare()
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     migrate(fresh)
+    for index in INDEXES.values():
+        fresh.execute(f"CREATE INDEX IF NOT EXISTS {index}")
     assert schema(sqlite3.connect(home.catalog)) == schema(fresh)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from joblens.api import Store
 from joblens.core.errors import MalformedError
 from joblens.core.json_file import render_json
-from joblens.record.report import JobRecord
+from joblens.record.listed import ListedAsked, ListedJob, ListedUsed
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.reports.width import display_width
@@ -78,18 +78,19 @@ def test_any_value_anywhere(record: dict[str, Any], data: st.DataObject) -> None
         found = records.parse_record("r.json", text)
     except MalformedError:
         return
-    take(found)
+    take(text)
     for line in render_report(found, Style(False)).splitlines():
         assert display_width(line) <= 80, line
 
 
-def take(record: JobRecord) -> None:
+def take(text: bytes) -> None:
     """Into a catalog that lies in memory."""
-    from joblens.store.catalog import index as catalog
+    from joblens.store.catalog import writer
+    from joblens.store.catalog.index import migrate
 
     database = sqlite3.connect(":memory:", isolation_level=None)
-    catalog.migrate(database)
-    catalog._take(database, record, (DAY, "r.json", 0))
+    migrate(database)
+    writer.Writer(database).insert([writer.make_entry(records.parse_listed("r.json", text), 1, 0)])
     assert database.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
     database.close()
 
@@ -105,19 +106,27 @@ def test_heads(record: dict[str, Any], data: st.DataObject) -> None:
         whole = records.parse_record("r.json", text)
     except MalformedError:
         return
-    found = records.parse_head("r.json", text)
-    assert {name: found[name] for name in PARTS} == {name: whole[name] for name in PARTS}
+    for form in (text, records._seal(text), records._seal(text) + b"\n"):
+        assert shown(records.parse_listed("r.json", form)) == shown(whole)
+
+
+def shown(record: Any) -> list[Any]:
+    """Of either type, the fields that a listing shows."""
+    parts = [ListedJob, ListedAsked, ListedUsed]
+    pairs = zip((record.job, record.asked, record.used), parts)
+    figures = [getattr(part, name) for part, kind in pairs for name in kind.__struct_fields__]
+    return [record.version, record.written, record.verdict, *figures]
 
 
 def test_the_long_parts_are_not_read(record: dict[str, Any]) -> None:
     """For a listing; in whatever order the parts stand, it gets the same."""
     wrong = {**record, "timeline": "no list"}
-    head = records.parse_head("r.json", render_json(wrong))
-    assert head == records.parse_head("r.json", render_json(dict(sorted(wrong.items()))))
+    head = records.parse_listed("r.json", render_json(wrong))
+    assert head == records.parse_listed("r.json", render_json(dict(sorted(wrong.items()))))
     with pytest.raises(MalformedError, match="timeline: Expected `array`, got `str`"):
         records.parse_record("r.json", render_json(wrong))
     with pytest.raises(MalformedError):
-        records.parse_head("r.json", render_json(record)[:-2])
+        records.parse_listed("r.json", render_json(record)[:-2])
 
 
 @given(st.one_of(st.binary(), JSON.map(lambda value: json.dumps(value).encode())))
@@ -321,7 +330,7 @@ def test_a_damaged_version_is_damage(record: dict[str, Any]) -> None:
 def test_null_is_unknown(record: dict[str, Any]) -> None:
     """As in records of earlier versions, for any part but those that identify a job."""
     for name in record.keys() - {"version", "written", "job", "verdict"}:
-        for parse in (records.parse_record, records.parse_head):
+        for parse in (records.parse_record, records.parse_listed):
             found = parse("r.json", render_json({**record, name: None}))
             assert found.job.id == "j1", name
     with pytest.raises(MalformedError):
@@ -331,7 +340,7 @@ def test_null_is_unknown(record: dict[str, Any]) -> None:
 def test_heads_in_any_order(record: dict[str, Any]) -> None:
     """Parts that stand behind the long ones count."""
     names = ["version", "job", *[name for name in record if name not in PARTS], "used", "written", "verdict"]
-    found = records.parse_head("r.json", render_json({name: record[name] for name in names}))
+    found = records.parse_listed("r.json", render_json({name: record[name] for name in names}))
     assert (found.used.cpu_seconds, found.written) == (record["used"]["cpu_seconds"], 5)
 
 

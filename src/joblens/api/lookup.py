@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.api.source import JobQuery, never_started
 from joblens.jobs.live import add_live, add_runs, find_live, has_run, summarise_live
+from joblens.store.catalog.cursor import next_cursor
 from joblens.store.catalog.index import Run, choose_run
 from joblens.store.catalog.listing import JobFilter, JobRow
 
@@ -27,12 +29,22 @@ class Tsdb(NamedTuple):
     only: bool = False
 
 
+class Page(NamedTuple):
+    rows: list[JobRow]
+    next: str | None  # the cursor of the next page, if there may be one
+
+
 def list_jobs(store: Store, wanted: JobFilter, problems: list[str]) -> list[JobRow]:
     """Return stored and live jobs in the store's scope. A job that never started has no start."""
-    rows = add_live(
-        store.home, wanted, store.jobs(wanted), problems, more=_sessions(store.home), scope=store.scope
-    )
-    return [it._replace(start=None) if never_started(it) else it for it in rows]
+    return list_page(store, wanted, problems).rows
+
+
+def list_page(store: Store, wanted: JobFilter, problems: list[str]) -> Page:
+    """Return so many jobs, after the cursor if there is one."""
+    now = time.time()
+    rows = add_live(store.home, wanted, store.jobs(wanted), problems, now, _sessions(store.home), store.scope)
+    shown = [it._replace(start=None) if never_started(it) else it for it in rows]
+    return Page(shown, next_cursor(rows, wanted, now))
 
 
 def _sessions(home: Home) -> list[BatchJob]:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from joblens.record.job import JobEnd, JobFacts, Totals
 from joblens.schedulers.facts import BatchJob
-from joblens.store.catalog.index import Identity
+from joblens.store.catalog.listing import Identity
 from joblens.store.lake.columns import storable
 
 INTERVAL = 1.0  # seconds between two samples, where these do not say it

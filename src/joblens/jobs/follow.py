@@ -29,7 +29,8 @@ from joblens.jobs.inferred import Thresholds
 from joblens.jobs.live import load_live, remove_expired, runs, save_live
 from joblens.jobs.state import Gone, Late, State
 from joblens.schedulers.facts import BatchJob, Scheduler
-from joblens.store.catalog.index import Catalog, Identity
+from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import Identity
 from joblens.store.home import Home
 from joblens.store.lake.lake import Lake
 from joblens.store.lake.watermarks import Arrivals

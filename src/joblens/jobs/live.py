@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +18,9 @@ from joblens.core.errors import MalformedError
 from joblens.core.files import list_names, make_folder, write_quickly
 from joblens.core.json_file import parse_json
 from joblens.schedulers.slurm.fields import ENDED
-from joblens.store.catalog.index import Identity, Run
-from joblens.store.catalog.listing import SORTS, JobFilter, JobRow, name_nodes
+from joblens.store.catalog.cursor import is_after, parse_cursor, sort_rows
+from joblens.store.catalog.index import Run
+from joblens.store.catalog.listing import Identity, JobFilter, JobRow, name_nodes
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home, safe_name
 
@@ -173,20 +173,14 @@ def add_live(
 ) -> list[JobRow]:
     """Add running and just ended jobs to the stored ones, or pending ones if requested, and sort all.
     `more`: running jobs without a follower."""
-    now = time.time() if now is None else now
+    cursor = parse_cursor(wanted)
+    now = (cursor.now if cursor else 0.0) or (time.time() if now is None else now)
     found = [
         row
         for row in (*_started_here(home, wanted, now), *_followed(home, wanted, stored, problems, now, more))
-        if scope.allows(row.user, row.account)
+        if scope.allows(row.user, row.account) and (cursor is None or is_after(row, cursor, wanted))
     ]
-    if not found:
-        return stored
-    value = attrgetter(SORTS[wanted.sort])
-    upwards = (wanted.sort in ("user", "name")) != wanted.reverse
-    both = [*found, *stored]
-    ordered = sorted((it for it in both if value(it) is not None), key=value, reverse=not upwards)
-    rest = [it for it in both if value(it) is None]
-    return (ordered + rest)[: wanted.limit or None]
+    return sort_rows([*found, *stored], wanted)[: wanted.limit or None] if found else stored
 
 
 def _started_here(home: Home, wanted: JobFilter, now: float) -> list[JobRow]:

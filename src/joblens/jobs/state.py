@@ -24,7 +24,7 @@ from joblens.core.json_file import parse_json
 from joblens.jobs.facts import identity
 from joblens.record.fields import read
 from joblens.schedulers.facts import BatchJob
-from joblens.store.catalog.index import Identity
+from joblens.store.catalog.listing import Identity
 
 VERSION = 1
 MOST_GONE = 10_000

@@ -1,7 +1,7 @@
 """The record of a job: all that is known of it, as it is stored and as every report shows it."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType, field
@@ -14,6 +14,21 @@ VERSION = 1
 HELD = ("file", "cgroup", "environment")  # ways in which a GPU is given to a job exclusively
 _ENDS = {"start": "from", "end": "to"}
 _FREE = ("tags", "environment")  # whose keys are no fields
+
+
+class _Numbered(Protocol):
+    id: str
+    array_job: str | None
+    array_task: str | None
+    het_job: str | None
+    het_offset: str | None
+
+
+def shown_id(job: _Numbered) -> str:
+    """Return the id as people write it: 4242, 4200_7 of an array, 4300+1 of a heterogeneous job."""
+    if job.array_job and job.array_task:
+        return f"{job.array_job}_{job.array_task}"
+    return f"{job.het_job}+{job.het_offset}" if job.het_job and job.het_offset else job.id
 
 
 class Job(Part, kw_only=True):
@@ -72,9 +87,7 @@ class Job(Part, kw_only=True):
     @property
     def shown_id(self) -> str:
         """As people write it: 4242, 4200_7 of an array, 4300+1 of a heterogeneous job."""
-        if self.array_job and self.array_task:
-            return f"{self.array_job}_{self.array_task}"
-        return f"{self.het_job}+{self.het_offset}" if self.het_job and self.het_offset else self.id
+        return shown_id(self)
 
 
 class Asked(Part):
@@ -467,8 +480,3 @@ def _over(before: Any, now: Any) -> Any:
 def parse_record(data: bytes) -> JobRecord:
     """Raises msgspec.ValidationError for a missing or wrongly typed part, ValueError for malformed JSON."""
     return msgspec.json.decode(data, type=JobRecord)
-
-
-def parse_head(data: bytes) -> Head:
-    """Parse what a listing needs, and skip the rest."""
-    return msgspec.json.decode(data, type=Head)

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from joblens.core.errors import MalformedError
 from joblens.core.files import make_folder, publish, sync_folder, unfinished_name, write_whole
@@ -26,12 +26,13 @@ from joblens.core.json_file import parse_json, render_json
 from joblens.store.home import safe_name
 
 if TYPE_CHECKING:  # a listing that finds no new record does not load them
-    from joblens.record.report import Head, JobRecord
+    from joblens.record.listed import ListedRecord
+    from joblens.record.report import JobRecord
 
 LARGEST = 1 << 26  # bytes
+_BUFFER = 1 << 20
 _LONG_PARTS = b', "findings": ['
-_HEAD = (b'"version": ', b'"written": ', b'"asked": ', b'"used": ', b'"verdict": ')
-_Kind = TypeVar("_Kind", bound="Head")
+_Kind = TypeVar("_Kind", "JobRecord", "ListedRecord")
 _SEAL = b', "crc32": "%08x"}'
 _SEALED = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 _SEAL_BYTES = len(_SEAL % 0)
@@ -40,7 +41,7 @@ _ID = re.compile(rb'"id": "((?:[^"\\]|\\.){1,200})"')
 
 def save_record(folder: Path, record: JobRecord) -> Path:
     now = time.time_ns()
-    day = folder / time.strftime("%Y-%m-%d", time.gmtime(record.job.start))
+    day = folder / day_of(record.job.start)
     if not day.is_dir():
         make_folder(day)
         sync_folder(str(day))
@@ -57,7 +58,7 @@ def save_records(folder: Path, many: Iterable[JobRecord]) -> int:
     days: dict[str, list[bytes]] = {}
     now = time.time_ns()
     for record in many:
-        day = time.strftime("%Y-%m-%d", time.gmtime(record.job.start))
+        day = day_of(record.job.start)
         line = _render(record, now) + b"\n"
         days.setdefault(day, []).append(line)
     for day, lines in sorted(days.items()):
@@ -65,6 +66,11 @@ def save_records(folder: Path, many: Iterable[JobRecord]) -> int:
         write_whole(str(folder / day / _many_name()), b"".join(lines))
     sync_folder(str(folder / "x"))
     return sum(map(len, days.values()))
+
+
+def day_of(start: float) -> str:
+    """Return the name of the folder of a job that began then."""
+    return time.strftime("%Y-%m-%d", time.gmtime(start))
 
 
 def _many_name() -> str:
@@ -123,19 +129,28 @@ def list_records(folder: Path, day: str) -> list[str]:
         return []
 
 
-class Found(NamedTuple):
-    place: int  # in the file
-    head: Head
-
-
 def load_records(path: Path, problems: list[str]) -> Iterator[JobRecord]:
     """Yield all records of a file. What cannot be read is added to `problems`. Raises FileNotFoundError."""
-    return (record for _, record in _load(path, problems, parse_record))
+    for number, _, line in _lines(path, problems):
+        try:
+            yield parse_record(_where(path, number), line)
+        except MalformedError as error:
+            problems.append(str(error))
 
 
-def load_heads(path: Path, problems: list[str]) -> Iterator[Found]:
-    """Yield the heads of the records, with their places in the file."""
-    return (Found(*found) for found in _load(path, problems, parse_head))
+def load_listed(path: Path, problems: list[str]) -> Iterator[tuple[int, ListedRecord]]:
+    """Yield what a listing shows of the records, with their places in the file."""
+    from joblens.record.listed import parse_front
+
+    for number, place, line in _lines(path, problems):
+        found = _parse_front(line, parse_front)
+        if found is None:
+            try:
+                found = parse_listed(_where(path, number), line)
+            except MalformedError as error:
+                problems.append(str(error))
+                continue
+        yield place, found
 
 
 def load_record(path: Path, place: int) -> JobRecord:
@@ -145,26 +160,26 @@ def load_record(path: Path, place: int) -> JobRecord:
         return parse_record(str(path), file.readline(LARGEST + 1))
 
 
-def _load(
-    path: Path, problems: list[str], parse: Callable[[str, bytes], _Kind]
-) -> Iterator[tuple[int, _Kind]]:
+def _where(path: Path, number: int) -> str:
+    return f"{path}:{number}" if path.suffix == ".jsonl" else str(path)
+
+
+def _lines(path: Path, problems: list[str]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number, place and text of each line, or of all; what is too long is cut. FileNotFoundError."""
     one_each = path.suffix == ".jsonl"
-    with path.open("rb") as file:
-        number = place = 0
+    number = place = 0
+    with path.open("rb", buffering=_BUFFER if one_each else -1) as file:
         while line := file.readline(LARGEST + 1) if one_each else file.read(LARGEST + 1):
             number += 1
-            try:
-                yield place, parse(f"{path}:{number}" if one_each else str(path), line)
-            except MalformedError as error:
-                problems.append(str(error))
+            yield number, place, line
             place += len(line)
-            while len(line) > LARGEST and not line.endswith(b"\n"):  # the rest of what is too long
+            while len(line) > LARGEST and not line.endswith(b"\n"):
                 line = file.readline(LARGEST + 1)
                 place += len(line)
             if not one_each:
                 return
-        if number == 0:
-            problems.append(f"{path}: not a job's record: it is empty")
+    if number == 0:
+        problems.append(f"{path}: not a job's record: it is empty")
 
 
 def parse_record(path: str, data: bytes) -> JobRecord:
@@ -172,9 +187,27 @@ def parse_record(path: str, data: bytes) -> JobRecord:
     return _parse(path, data, _parse_whole)
 
 
-def parse_head(path: str, data: bytes) -> Head:
-    """Parse the parts that a listing needs; the others are neither read nor checked."""
-    return _parse(path, data, _parse_head)
+def parse_listed(path: str, data: bytes) -> ListedRecord:
+    """Parse the fields that a listing shows; the others are neither read nor checked."""
+    from joblens.record.listed import parse_front, parse_listed
+
+    return _parse_front(data, parse_front) or _parse(path, data, parse_listed)
+
+
+def _parse_front(data: bytes, parse: Callable[[bytes], ListedRecord]) -> ListedRecord | None:
+    """Parse only what precedes the long parts, if all is as this version writes it.
+
+    A quote inside a text has a backslash in front, so that the mark can only be the name of a part, or a name
+    further inside: then what is in front of it is not whole and cannot be read.
+    """
+    end = len(data) - data.endswith(b"\n")
+    seal = end - _SEAL_BYTES
+    cut = data.find(_LONG_PARTS, 0, max(seal, 0))
+    if cut < 0 or len(data) > LARGEST or data[seal:end] != _SEAL % zlib.crc32(memoryview(data)[:seal]):
+        return None
+    with suppress(ValueError):
+        return parse(data[:cut] + b"}")
+    return None
 
 
 def _parse(path: str, data: bytes, parse: Callable[[bytes], _Kind]) -> _Kind:
@@ -216,21 +249,6 @@ def _parse_whole(data: bytes) -> JobRecord:
     found = parse_record(data)
     found.keep(data)
     return found
-
-
-def _parse_head(data: bytes) -> Head:
-    """Parse only what precedes the long parts, if they are in the order of writing.
-
-    A quote inside a text has a backslash in front, so that the mark can only be the name of a part, or a name
-    further inside: then what is in front of it is not whole and cannot be read.
-    """
-    from joblens.record.report import parse_head
-
-    cut = data.find(_LONG_PARTS)
-    if cut > 0 and data.rstrip().endswith(b"}") and all(name in data[:cut] for name in _HEAD):
-        with suppress(ValueError):
-            return parse_head(data[:cut] + b"}")
-    return parse_head(data)
 
 
 def job_named(data: bytes) -> str:

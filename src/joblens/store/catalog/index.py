@@ -6,38 +6,41 @@ Where the file cannot be used, the same index is made in memory.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.core.errors import OutsideError, sentence
 from joblens.store import records
-from joblens.store.catalog.listing import COLUMNS, JobFilter, JobRow, name_nodes, select
-from joblens.store.catalog.schema import MIGRATIONS
+from joblens.store.catalog import writer
+from joblens.store.catalog.listing import Identity, JobFilter, JobRow
+from joblens.store.catalog.plan import Term, filter_terms, indexes, plan, prefix_term, scope_terms
+from joblens.store.catalog.schema import INDEXES, MIGRATIONS
 from joblens.store.catalog.scope import ALL, Scope
+from joblens.store.catalog.writer import NAMES
 from joblens.store.home import Home
 from joblens.store.lake.columns import storable
 
 if TYPE_CHECKING:
-    from joblens.record.report import Head, JobRecord
+    from joblens.record.report import JobRecord
 
-_NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
-_INSERT = (
-    f"REPLACE INTO jobs ({_NAMES}, on_nodes, written, day, file, place) "
-    f"VALUES ({', '.join('?' * (len(COLUMNS) + 5))})"
-)
 _PATIENCE_SECONDS = 10.0  # for another that is just taking records in
 # A folder's time is coarse, and a file server has its own clock: recent changes are read again.
 _FRESH_NS = 3_000_000_000
 _FRESH_SHARED_NS = 120_000_000_000
 _ATTEMPTS = 5  # to find a record that others compact meanwhile
 _ANEW = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # errors of what is in the file
-
-Identity = tuple[str, str, float]  # cluster, id and start
+_CHUNK = 10_000  # records that are held in memory before they are inserted
+# While very many records are indexed: larger steps, for all of it can be rebuilt.
+_BULK = ("cache_size = -65536", "wal_autocheckpoint = 16384")
+_USUAL = ("cache_size = -16384", "wal_autocheckpoint = 1000")
+_BULK_DAYS = 8
 
 
 class Run(NamedTuple):
@@ -64,18 +67,15 @@ class _NewerError(Exception):
 
 _DIGITS = "0123456789"
 _IDENTITY = "cluster, id, start"
+_FILE = ", ".join(f"(SELECT {it} FROM files WHERE files.number = file)" for it in ("day", "name"))
 _IS_IDENTITY = f"({_IDENTITY}) = (?, ?, ?)"
 
 
-def _begins_with(text: str) -> tuple[str, list[str]]:
+def _begins_with(text: str) -> Term:
     """A number goes on with no further digit: that would be another number."""
-    further = text[0] in _DIGITS and text[-1] in _DIGITS
-    conditions, values = [], []
-    for column in ("id", "shown_id"):
-        whole = f" AND NOT substr({column}, {len(text) + 1}, 1) GLOB '[0-9]'" if further else ""
-        conditions.append(f"({column} > ? AND {column} < ?{whole})")
-        values += [text, text + "\U0010ffff"]
-    return f"({conditions[0]} OR ({conditions[1]} AND shown_id != id))", values
+    is_number = text[0] in _DIGITS and text[-1] in _DIGITS
+    further = f" AND NOT substr({{0}}, {len(text) + 1}, 1) GLOB '[0-9]'"
+    return prefix_term(text, of_both=further if is_number else "")
 
 
 class Catalog:
@@ -90,17 +90,33 @@ class Catalog:
     # Asking. Each question is restricted to a scope: jobs outside of it do not exist for it.
 
     def jobs(self, wanted: JobFilter, scope: Scope = ALL) -> list[JobRow]:
-        condition, order, values = select(wanted)
-        rows = self._select(_NAMES, condition, values, order, scope)
-        tags = self._tags() if rows else {}
-        return [JobRow._make((*row, tags.get(row[:3], {}))) for row in rows]
+        """Return one page, or all if there is no limit. Raises UsageError."""
+        rows = self._page(f"{NAMES}, tags", wanted, filter_terms(wanted), scope)
+        return [JobRow._make((*row[:-1], json.loads(row[-1]) if row[-1] else {})) for row in rows]
 
-    def _tags(self) -> dict[Identity, dict[str, str]]:
-        """Return the tags of all jobs: few have any."""
-        found: dict[Identity, dict[str, str]] = {}
-        for cluster, id, start, name, value in self._ask("SELECT cluster, id, start, name, value FROM tags"):
-            found.setdefault((cluster, id, start), {})[name] = value
+    def _page(self, columns: str, wanted: JobFilter, terms: list[Term], scope: Scope) -> list[Any]:
+        def count(query: str, values: Sequence[Any]) -> int:
+            return int(self._ask(query, values)[0][0])
+
+        self._prepare(self.database, indexes(wanted, scope))
+        found: list[Any] = []
+        for query in plan(wanted, [*scope_terms(scope), *terms], count):
+            where = f"WHERE {query.condition}" if query.condition else ""
+            found += self._ask(f"SELECT {columns} FROM jobs {where} {query.order}", query.values)
+            if 0 < wanted.limit <= len(found):
+                return found[: wanted.limit]
         return found
+
+    def prepare(self) -> None:
+        """Create all indexes, so that no later question has to."""
+        self._prepare(self.database, set(INDEXES))
+
+    def _prepare(self, database: sqlite3.Connection, names: set[str]) -> None:
+        """Create indexes. Where that is impossible, questions are answered without, and take longer."""
+        for name in sorted((names & INDEXES.keys()) - self._indexes):
+            with suppress(sqlite3.OperationalError):
+                database.execute(f"CREATE INDEX IF NOT EXISTS {INDEXES[name]}")
+            self._indexes.add(name)
 
     def count(self, scope: Scope = ALL) -> int:
         return int(self._select("count(*)", "", (), "", scope)[0][0])
@@ -111,14 +127,12 @@ class Catalog:
         An id can be written as the scheduler shows it, 4200_7 and 4300+1, and with its cluster: 4242@lab.
         4242 is the beginning of 4242_7 and of 4242.server, and not of 42420.
         """
-        newest = "ORDER BY start DESC, id DESC LIMIT"
         if text == "last":
-            return self._select(_IDENTITY, "", (), f"{newest} 1", scope)
+            return self._page(_IDENTITY, JobFilter(limit=1), [], scope)
         found = self._with_id(text, scope)[-1:]
         if found or not text:
             return [(run.cluster, run.id, run.start) for run in found]
-        condition, values = _begins_with(storable(text))
-        return self._select(_IDENTITY, condition, values, f"{newest} 20", scope)
+        return self._page(_IDENTITY, JobFilter(limit=20), [_begins_with(storable(text))], scope)
 
     def name_of(self, identity: Identity, scope: Scope = ALL) -> str:
         found = self._select("shown_id", _IS_IDENTITY, identity, "", scope)
@@ -159,17 +173,17 @@ class Catalog:
     def report(self, identity: Identity, scope: Scope = ALL) -> JobRecord:
         """All of it, from its record. LookupError if somebody has just removed that."""
         for _ in range(_ATTEMPTS):
-            found = self._select("day, file, place", _IS_IDENTITY, identity, "", scope)
+            found = self._select(f"{_FILE}, place", _IS_IDENTITY, identity, "", scope)
             if not found:
                 break
             ((day, name, place),) = found
             try:
-                record = records.load_record(self.home.records / day / name, place)
+                record = records.load_record(self.home.records / str(day) / str(name), place)
                 if _identity(record) == identity and scope.allows(record.job.user, record.job.account):
                     return record
             except FileNotFoundError:  # compacted since
                 pass
-            self._forget(day)
+            self._forget(day or records.day_of(identity[2]))
         raise LookupError(f"the record of job {identity[1]} is not there any more")
 
     def _select(
@@ -184,7 +198,7 @@ class Catalog:
         """Delete a day from the index, so that its records are read again."""
         try:
             with _transaction(self.database):
-                _delete_day(self.database, day)
+                writer.delete_day(self.database, day)
         except sqlite3.Error:  # it cannot be written
             self.database = self._opened(":memory:")
 
@@ -212,7 +226,7 @@ class Catalog:
         """Compares it with the records, and rebuilds it if anything differs."""
         wanted = self._opened(":memory:")
         try:
-            if self._path and _contents(self.database) != _contents(wanted):
+            if self._path and not _is_same(self.database, wanted):
                 self.database.close()
                 self.database = self._reopen(sqlite3.DatabaseError("it differs from the records"))
         except sqlite3.Error as error:
@@ -251,6 +265,7 @@ class Catalog:
             with suppress(OSError):  # for its owner only; what SQLite puts beside it is as it is
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         database = sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
+        self._writer = writer.Writer(database)
         try:
             migrate(database)
             if path != ":memory:":
@@ -258,6 +273,8 @@ class Catalog:
                 # It can be rebuilt: it need only be consistent.
                 database.execute("PRAGMA synchronous = NORMAL")
             self._refresh(database)
+            self._indexes: set[str] = set()
+            self._prepare(database, {"start", "array"})
         except BaseException:
             database.close()
             raise
@@ -270,54 +287,74 @@ class Catalog:
         known = dict(database.execute("SELECT day, changed FROM days").fetchall())
         days = records.list_days(self.home.records)
         new = [(day, changed) for day, changed in days if known.get(day) != changed]
-        for number, (day, changed) in enumerate(new, 1):
-            self._take_day(database, day, changed, day in known)
-            if self._progress:
-                self._progress(number, len(new))
-        for gone in known.keys() - {day for day, _ in days}:
-            with _transaction(database):
-                _delete_day(database, gone)
-
-    def _take_day(self, database: sqlite3.Connection, day: str, changed: int, seen: bool) -> None:
-        done = {name for (name,) in database.execute("SELECT name FROM files WHERE day = ?", (day,))}
-        names = set(records.list_records(self.home.records, day))
-        settled = time.time_ns() - changed >= (_FRESH_SHARED_NS if self.home.shared else _FRESH_NS)
-        if done == names and seen and not settled:
+        gone = known.keys() - {day for day, _ in days}
+        if not new and not gone:
             return
-        with _transaction(database):
-            # What vanishes while it is read has been compacted: then there is another file that has it.
-            while new := sorted(names - done, key=_compacted_last):
-                taken = [name for name in new if self._take_file(database, day, name)]
-                database.executemany("INSERT OR IGNORE INTO files VALUES (?, ?)", [(day, n) for n in taken])
-                settled = settled and len(taken) == len(new)
-                done.update(new)
-                names = set(records.list_records(self.home.records, day))
-            gone = [(day, name) for name in done - names]
-            database.executemany("DELETE FROM files WHERE day = ? AND name = ?", gone)
-            database.execute("REPLACE INTO days VALUES (?, ?)", (day, changed if settled else 0))
+        with _bulk(database, len(new) > _BULK_DAYS), writer.transactions(database) as transactions:
+            for number, (day, changed) in enumerate(new, 1):
+                self._take_day(database, transactions, day, changed, day in known)
+                if self._progress:
+                    self._progress(number, len(new))
+            for day in gone:
+                transactions.begin()
+                writer.delete_day(database, day)
+
+    def _take_day(
+        self,
+        database: sqlite3.Connection,
+        transactions: writer.Transactions,
+        day: str,
+        changed: int,
+        seen: bool,
+    ) -> None:
+        settled = time.time_ns() - changed >= (_FRESH_SHARED_NS if self.home.shared else _FRESH_NS)
+        names = set(records.list_records(self.home.records, day))
+        if seen and not settled and writer.whole_files(database, day) == names:
+            return
+        transactions.begin()
+        done = writer.whole_files(database, day)  # another may have been faster
+        # What vanishes while it is read has been compacted: then there is another file that has it.
+        while new := sorted(names - done, key=_compacted_last):
+            whole = [self._take_file(database, day, name) for name in new]
+            settled = settled and all(whole)
+            done.update(new)
+            names = set(records.list_records(self.home.records, day))
+        writer.delete_files(database, day, names)
+        database.execute("REPLACE INTO days VALUES (?, ?)", (day, changed if settled else 0))
+        transactions.commit()
 
     def _take_file(self, database: sqlite3.Connection, day: str, name: str) -> bool:
         """Return False if it must be read again the next time."""
         problems: list[str] = []
+        number = writer.file_number(database, day, name)
         try:
-            for place, head in records.load_heads(self.home.records / day / name, problems):
-                _take(database, head, (day, name, place))
-        except OSError as error:
-            problems += [] if isinstance(error, FileNotFoundError) else [sentence(error)]
+            found = records.load_listed(self.home.records / day / name, problems)
+            entries = (writer.make_entry(record, number, place) for place, record in found)
+            while some := list(islice(entries, _CHUNK)):
+                self._writer.insert(some)
+            if not problems:
+                writer.mark_whole(database, number)
+        except FileNotFoundError:
             return False
-        finally:
-            self._report(*problems)
+        except OSError as error:
+            problems.append(sentence(error))
+        self._report(*problems)
         return not problems
 
     def _report(self, *problems: str) -> None:
         self.problems += [problem for problem in problems if problem not in self.problems]
 
 
-def _contents(database: sqlite3.Connection) -> list[list[Any]]:
-    """Return the columns of a listing; the file of a record may differ if there are several."""
-    jobs = f"SELECT {_NAMES}, on_nodes, written FROM jobs ORDER BY cluster, id, start"
-    tags = "SELECT * FROM tags ORDER BY cluster, id, start, name"
-    return [database.execute(query).fetchall() for query in (jobs, tags, "PRAGMA integrity_check")]
+def _is_same(one: sqlite3.Connection, other: sqlite3.Connection) -> bool:
+    """Compare what a listing shows; the file of a record may differ if there are several."""
+    jobs = f"SELECT {NAMES}, tags, written FROM jobs ORDER BY id, cluster, start"
+    linked = "SELECT cluster, id, start, {0}.* FROM {0} JOIN jobs ON number = job ORDER BY 2, 1, 3, 5"
+    queries = (jobs, linked.format("tags"), linked.format("job_nodes"), "PRAGMA integrity_check")
+    return all(
+        left[:3] + left[4:] == right[:3] + right[4:] if query.startswith("SELECT cluster") else left == right
+        for query in queries
+        for left, right in zip_longest(one.execute(query), other.execute(query), fillvalue=())
+    )
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
@@ -360,11 +397,25 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
     database.execute("COMMIT")
 
 
-def _delete_day(database: sqlite3.Connection, day: str) -> None:
-    identities = "SELECT cluster, id, start FROM jobs WHERE day = ?"
-    database.execute(f"DELETE FROM tags WHERE (cluster, id, start) IN ({identities})", (day,))
-    for table in ("jobs", "days", "files"):
-        database.execute(f"DELETE FROM {table} WHERE day = ?", (day,))
+@contextmanager
+def _bulk(database: sqlite3.Connection, large: bool) -> Iterator[None]:
+    """Set it up for very many rows. These have no cycles: the garbage collector would search in vain."""
+    if not large:
+        yield
+        return
+    import gc
+
+    enabled = gc.isenabled()
+    gc.disable()
+    for setting in _BULK:
+        database.execute(f"PRAGMA {setting}")
+    try:
+        yield
+    finally:
+        for setting in _USUAL:
+            database.execute(f"PRAGMA {setting}")
+        if enabled:
+            gc.enable()
 
 
 def _compacted_last(name: str) -> tuple[bool, str]:
@@ -372,41 +423,5 @@ def _compacted_last(name: str) -> tuple[bool, str]:
     return name.endswith(".jsonl"), name
 
 
-def _take(database: sqlite3.Connection, record: Head, where: tuple[str, str, int]) -> None:
-    """Unless a record of that job which was written later is there already."""
-    job, used, identity = record.job, record.used, _identity(record)
-    row = JobRow(
-        *identity,
-        job.end,
-        job.name,
-        job.user,
-        job.node,
-        job.source,
-        job.state,
-        job.exit_code,
-        used.duration_seconds,
-        used.cpu_seconds,
-        record.asked.cores,
-        used.memory_peak_bytes,
-        used.processes,
-        record.verdict,
-        job.shown_id,
-        name_nodes(job.nodes) if job.nodes else job.node,
-        job.partition,
-        job.account,
-    )
-    on_nodes = "\n".join(["", *(job.nodes or [job.node or ""]), ""])
-    newer = "SELECT written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
-    known = database.execute(newer, identity).fetchone()
-    if known and known[0] > record.written:
-        return
-    database.execute(_INSERT, [*row[:-1], on_nodes, record.written, *where])
-    if known:
-        database.execute("DELETE FROM tags WHERE (cluster, id, start) = (?, ?, ?)", identity)
-    if job.tags:
-        tags = [(*identity, name, value) for name, value in job.tags.items()]
-        database.executemany("INSERT INTO tags VALUES (?, ?, ?, ?, ?)", tags)
-
-
-def _identity(record: Head) -> Identity:
+def _identity(record: JobRecord) -> Identity:
     return record.job.cluster, record.job.id, record.job.start

@@ -1,4 +1,4 @@
-"""Which jobs are meant, and in which order: from a filter to SQL."""
+"""Which jobs are meant, in which order, and their rows in a listing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from joblens.core.errors import MalformedError, UsageError
 from joblens.core.named_tuple import NamedTuple
 from joblens.schedulers.nodelist import compress
-from joblens.store.lake.columns import storable
+
+Identity = tuple[str, str, float]  # cluster, id and start
 
 
 class JobRow(NamedTuple):
@@ -52,7 +53,6 @@ SORTS = {
     "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
     "user": "user", "name": "name",
 }  # fmt: skip
-_MOST = 1 << 31  # of a limit; SQLite has 63 bits
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -71,9 +71,10 @@ class JobFilter(NamedTuple):
     account: str | None = None
     node: str | None = None  # one of those that it ran on
     array: str | None = None  # whose tasks they are
+    cursor: str | None = None  # where the page before has ended
 
 
-_TEXTS = ("user", "name", "state", "sort", "cluster", "partition", "account", "node", "array")
+_TEXTS = ("user", "name", "state", "sort", "cluster", "partition", "account", "node", "array", "cursor")
 
 
 def make_filter(**filters: Any) -> JobFilter:
@@ -113,44 +114,6 @@ def name_nodes(names: Iterable[str]) -> str:
         return compress(found)
     except MalformedError:
         return ",".join(found)
-
-
-def select(wanted: JobFilter) -> tuple[str, str, list[Any]]:
-    """Return the condition, the order, and the values of the condition."""
-    if wanted.sort not in SORTS:
-        raise UsageError(f"jobs can be sorted by {', '.join(SORTS)}, and not by {wanted.sort!r}")
-    conditions: list[str] = []
-    values: list[Any] = []
-    for condition, value in (
-        ("user = ?", wanted.user),
-        ("name GLOB ?", None if wanted.name is None else wanted.name.replace("[", "[[]")),
-        ("state = ?", wanted.state),
-        ("start >= ?", wanted.since),
-        ("start <= ?", wanted.until),
-        ("cluster = ?", wanted.cluster),
-        ("partition = ?", wanted.partition),
-        ("account = ?", wanted.account),
-        ("instr(on_nodes, char(10) || ? || char(10))", wanted.node),
-        ("instr(shown_id, ?) = 1", None if wanted.array is None else f"{wanted.array}_"),
-    ):
-        if value is not None:
-            conditions.append(condition)
-            values.append(storable(value) if isinstance(value, str) else value)
-    for name, value in wanted.tags:
-        conditions.append(
-            "(cluster, id, start) IN (SELECT cluster, id, start FROM tags WHERE name = ? AND value = ?)"
-        )
-        values += [storable(name), storable(value)]
-    # The newest and the largest first; names from A to Z.
-    upwards = (wanted.sort in ("user", "name")) != wanted.reverse
-    # With conditions SQLite must not walk down an index of all jobs to find the few that meet them: a term
-    # with a plus does not use an index (https://www.sqlite.org/optoverview.html#uplus).
-    column = ("+" if conditions and wanted.sort == "cpu" else "") + SORTS[wanted.sort]
-    # Downwards they are last anyway; with the words, SQLite would not see that an index has that order.
-    nulls = " NULLS LAST" if upwards else ""
-    order = f"{column} {'ASC' if upwards else 'DESC'}{nulls}, start DESC, id DESC"
-    limit = f" LIMIT {min(wanted.limit, _MOST):d}" if wanted.limit > 0 else ""
-    return " AND ".join(conditions), f"ORDER BY {order}{limit}", values
 
 
 def parse_time(text: str | float | None) -> float | None:

@@ -71,4 +71,52 @@ MIGRATIONS = (
     """
     CREATE INDEX jobs_by_cpu ON jobs (cpu_seconds, start, id);
     """,
+    # Numbered jobs, so that tables of nodes and tags and all indexes are small. All are indexed again.
+    """
+    DROP TABLE jobs;
+    DROP TABLE tags;
+    DROP TABLE days;
+    DROP TABLE files;
+    CREATE TABLE jobs (
+        number INTEGER PRIMARY KEY, cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL,
+        user TEXT NOT NULL, account TEXT, state TEXT, partition TEXT, name TEXT NOT NULL,
+        duration_seconds REAL, cpu_seconds REAL, memory_peak_bytes INTEGER, shown_id TEXT NOT NULL,
+        "end" REAL, node TEXT, source TEXT, exit_code INTEGER, cores REAL, processes INTEGER,
+        verdict TEXT, nodes TEXT, tags TEXT, written INTEGER NOT NULL, file INTEGER NOT NULL,
+        place INTEGER NOT NULL
+    );
+    CREATE UNIQUE INDEX jobs_by_id ON jobs (id, cluster, start);
+    CREATE INDEX jobs_by_file ON jobs (file);
+    CREATE TABLE job_nodes (
+        job INTEGER NOT NULL, node TEXT NOT NULL, PRIMARY KEY (job, node)
+    ) WITHOUT ROWID;
+    CREATE TABLE tags (
+        job INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, name)
+    ) WITHOUT ROWID;
+    CREATE TABLE names (name TEXT PRIMARY KEY) WITHOUT ROWID;
+    CREATE TABLE days (day TEXT PRIMARY KEY, changed INTEGER NOT NULL);
+    CREATE TABLE files (
+        number INTEGER PRIMARY KEY, day TEXT NOT NULL, name TEXT NOT NULL,
+        whole INTEGER NOT NULL DEFAULT 0, UNIQUE (day, name)
+    );
+    """,
 )
+
+# By sort and filter. Each is created when it is first needed: to sort many rows once costs a fraction of
+# inserting each, and most stores never need all.
+INDEXES = {
+    "start": "jobs_by_start ON jobs (start)",
+    "array": "jobs_by_shown_id ON jobs (shown_id) WHERE shown_id != id",
+    "duration": "jobs_by_duration ON jobs (duration_seconds, start)",
+    "cpu": "jobs_by_cpu ON jobs (cpu_seconds, start)",
+    "memory": "jobs_by_memory ON jobs (memory_peak_bytes, start)",
+    "user": "jobs_by_user ON jobs (user, start DESC)",
+    "name": "jobs_by_name ON jobs (name, start DESC)",
+    "account": "jobs_by_account ON jobs (account, start)",
+    "state": "jobs_by_state ON jobs (state, start)",
+    "partition": "jobs_by_partition ON jobs (partition, start)",
+    "cluster": "jobs_by_cluster ON jobs (cluster, start)",
+    "node": "jobs_by_node ON jobs (node)",
+    "nodes": "job_nodes_by_node ON job_nodes (node)",
+    "tags": "tags_by_value ON tags (name, value)",
+}
