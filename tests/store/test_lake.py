@@ -461,15 +461,16 @@ def test_files_that_do_not_go_together(home: Home) -> None:
     assert lake.problems == []
 
 
+@pytest.mark.parametrize("times", [1, 10_000])
 @pytest.mark.parametrize("text", ["n1", "", 'it\'s "x" \\ %', "é", "a\0b", "line\nbreak"])
-def test_a_text_that_all_rows_have(tmp_path: Path, text: str) -> None:
-    """It stands in the query, beside columns whose texts differ, and is stored as it is."""
+def test_a_text_that_all_rows_have(tmp_path: Path, text: str, times: int) -> None:
+    """It is stored as it is, in few and in many rows, beside columns whose texts differ."""
     texts = {"node": [text], "device": ["sda", text]}
-    columns: dict[str, Any] = {TIME: numpy.array([1, 2, 3])}
-    columns[text_column("node")] = numpy.array([0, 0, 0], dtype=numpy.int32)
-    columns[text_column("device")] = numpy.array([1, 0, 1], dtype=numpy.int32)
-    selected = ", ".join(f"{select_text(name, found)} AS {name}" for name, found in texts.items())
+    columns: dict[str, Any] = {TIME: numpy.arange(3 * times)}
+    columns[text_column("node")] = numpy.tile(numpy.array([0, 0, 0], dtype=numpy.int32), times)
+    columns[text_column("device")] = numpy.tile(numpy.array([1, 0, 1], dtype=numpy.int32), times)
+    selected = ", ".join(f"{select_text(name)} AS {name}" for name in texts)
     table = Table(f"make_timestamp_ns({TIME}) AS {TIME}, {selected}", columns, ())
     lake = Lake(tmp_path)
     lake.save_tables("s", "2026-11-17", "hub~ab.1-1.parquet", [table], ordered=True, texts=texts)
-    assert stored(lake, "node, device") == [(text, text), (text, "sda"), (text, text)]
+    assert stored(lake, "node, device") == [(text, text), (text, "sda"), (text, text)] * times

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _WORD = 8
 _LENGTH, _SIZES = struct.Struct("<I"), struct.Struct("<III")
+_LENGTH_BYTES, _SIZES_BYTES = _LENGTH.size, _SIZES.size
 _LARGEST_DESCRIPTION = 1 << 25
 _AT_ONCE = 1 << 16  # numbers that are decoded together
 _LARGEST_READ = 1 << 26  # bytes of all decoded rows of a batch; usually some KB
@@ -35,7 +36,8 @@ class Description:
     """
 
     __slots__ = (
-        "keys", "layout", "named", "parts", "row_bytes", "schema", "size", "source", "text_bytes", "width",
+        "keys", "layout", "named", "parts", "row_bytes", "schema", "size", "source", "text_bytes",
+        "tick_bytes", "width",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +52,7 @@ class Description:
         self.named: frozenset[tuple[str, str]] | None = None
         self.layout = b""  # equal where rows fit into the same columns; empty until the lake needs it
         self.parts: list[Any] = []  # with it: the keys as NumPy arrays, one per label
+        self.tick_bytes = 0  # and the memory of the rows of one tick without text
         texts = chain((schema.set,), schema.labels, chain.from_iterable(schema.columns))
         # The arrays and what refers to an object are counted before they are made: some words each.
         self.size = sum(map(sys.getsizeof, chain((source,), texts, keys, chain.from_iterable(keys))))
@@ -79,10 +82,6 @@ class Packed(NamedTuple):
     ticks: int
     moving: int  # values that are not the same at all ticks
     data: bytes
-
-    @property
-    def size(self) -> int:
-        return self.description.width
 
 
 def decode_columns(message: bytes) -> list[Columns]:
@@ -117,7 +116,7 @@ def _split(message: bytes) -> list[bytes]:
         raise ValueError("bad magic: not a joblens batch")
     sections, at, end, length = [], len(MAGIC), len(message), _LENGTH.unpack_from
     while at < end:
-        begin = at + _LENGTH.size
+        begin = at + _LENGTH_BYTES
         at = begin + length(message, at)[0]
         sections.append(message[begin:at])
     if at != end:
@@ -131,27 +130,27 @@ def _unpack(message: bytes) -> list[Packed]:
     sections = _split(message)
     found, room = [], LARGEST
     size_read = 0  # constant values are in the message only once
-    known, sizes, decompressor = descriptions.get, _SIZES.unpack_from, zlib.decompressobj
+    known, sizes, decompressor, make = descriptions.get, _SIZES.unpack_from, zlib.decompressobj, Packed._make
     for described, packed in zip(sections[1::2], sections[2::2]):
-        room = max(room, 1)
-        description = known(described) or _describe(described, min(room, _LARGEST_DESCRIPTION))
+        description = known(described) or _describe(described, max(min(room, _LARGEST_DESCRIPTION), 1))
         inflater = decompressor()
         plain = inflater.decompress(packed, room)
         if not inflater.eof or inflater.unused_data:
             raise ValueError("a section is truncated or too large")
-        room -= len(plain)
+        length = len(plain)
+        room = room - length or 1
         ticks, size, moving = sizes(plain)
         if (
             size != description.width
             or ticks < 1
             or moving > size
-            or len(plain) != _SIZES.size + _WORD * (moving * ticks + ticks + size)
+            or length != _SIZES_BYTES + _WORD * (moving * ticks + ticks + size)
         ):
             raise ValueError("the numbers do not match their description")
         size_read += description.row_bytes * ticks
         if size_read > _LARGEST_READ:
             raise ValueError("too many numbers, or too much text in its rows")
-        found.append(Packed(description, ticks, moving, plain))
+        found.append(make((description, ticks, moving, plain)))
     return found
 
 
@@ -181,9 +180,9 @@ def _decode_numbers(entries: list[Packed], ticks: int) -> Iterator[Columns]:
     for number, entry in enumerate(entries):
         description = entry.description
         shape = len(description.keys), len(description.schema.columns), ticks
-        own = values[at : at + entry.size].reshape(shape)
+        own = values[at : at + description.width].reshape(shape)
         yield Columns(description, times[number], own.transpose(2, 0, 1))
-        at += entry.size
+        at += description.width
 
 
 def decode_together(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers, list[int]]:
@@ -195,9 +194,10 @@ def decode_together(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers
     """
     import numpy
 
-    moving = numpy.array([entry.moving for entry in entries], dtype=numpy.int64)
-    sizes = numpy.array([entry.size for entry in entries], dtype=numpy.int64)
-    first, later = _planes(entries, ticks)
+    widths = [entry[0].width for entry in entries]
+    moving = numpy.array([entry[2] for entry in entries], dtype=numpy.int64)
+    sizes = numpy.array(widths, dtype=numpy.int64)
+    first, later = _planes(entries, widths, ticks)
     # Each entry has the places of what moves, the times, and the first row.
     lengths = numpy.stack((moving, numpy.full(len(entries), ticks), sizes), axis=1).reshape(-1)
     parts = numpy.repeat(numpy.tile(numpy.arange(3, dtype=numpy.int8), len(entries)), lengths)
@@ -226,33 +226,33 @@ def decode_columns_together(entries: list[Packed], ticks: int) -> tuple[Numbers,
 
     width = len(entries[0].description.schema.columns)
     times = numpy.empty((len(entries), ticks), dtype=numpy.int64)
-    keys = sum(len(entry.description.keys) for entry in entries)
+    heights = [len(entry[0].keys) for entry in entries]
+    keys = sum(heights)
     values = numpy.empty((width, keys, ticks), dtype=numpy.int64)
     wrong: list[int] = []
     key = 0
-    for begin, end in _portions(entries, ticks):
-        some = entries[begin:end]
-        times[begin:end], found, some_wrong = decode_together(some, ticks)
-        after = key + sum(len(entry.description.keys) for entry in some)
+    for begin, end in _portions(heights, width * ticks):
+        times[begin:end], found, some_wrong = decode_together(entries[begin:end], ticks)
+        after = key + sum(heights[begin:end])
         values[:, key:after] = found.reshape(after - key, width, ticks).transpose(1, 0, 2)
         key = after
         wrong += [begin + place for place in some_wrong]
     return times, values.reshape(width, keys * ticks), wrong
 
 
-def _portions(entries: list[Packed], ticks: int) -> Iterator[tuple[int, int]]:
+def _portions(heights: list[int], per_key: int) -> Iterator[tuple[int, int]]:
     """Yield slices of about _AT_ONCE numbers."""
     begin = numbers = 0
-    for place, entry in enumerate(entries, 1):
-        numbers += entry.description.width * ticks
+    for place, height in enumerate(heights, 1):
+        numbers += height * per_key
         if numbers >= _AT_ONCE:
             yield begin, place
             begin, numbers = place, 0
-    if begin < len(entries):
-        yield begin, len(entries)
+    if begin < len(heights):
+        yield begin, len(heights)
 
 
-def _planes(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers]:
+def _planes(entries: list[Packed], widths: list[int], ticks: int) -> tuple[Numbers, Numbers]:
     """The two parts of all entries, each as one array of words.
 
     Entries in which as many values change have the same layout: these are read together.
@@ -260,12 +260,12 @@ def _planes(entries: list[Packed], ticks: int) -> tuple[Numbers, Numbers]:
     import numpy
 
     alike: dict[tuple[int, int], list[int]] = {}
-    for place, entry in enumerate(entries):
-        alike.setdefault((entry.moving, entry.description.width), []).append(place)
+    for place, (entry, width) in enumerate(zip(entries, widths)):
+        alike.setdefault((entry[2], width), []).append(place)
     first: list[Any] = [None] * len(entries)
     later: list[Any] = [None] * len(entries)
     for (moving, width), places in alike.items():
-        data = numpy.frombuffer(b"".join([entries[place].data for place in places]), dtype=numpy.uint8)
+        data = numpy.frombuffer(b"".join([entries[place][3] for place in places]), dtype=numpy.uint8)
         lengths = moving + ticks + width, moving * (ticks - 1)
         rows = data.reshape(len(places), -1)[:, _SIZES.size :]
         begin = 0

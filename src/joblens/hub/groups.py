@@ -23,6 +23,7 @@ from joblens.core.json_file import parse_json
 from joblens.hub.segments import Segment
 
 _MOST_BYTES = 256 << 20
+_ENOUGH_BYTES = 192 << 20  # that wait: larger groups would take no less time per row
 _MOST_SEGMENTS = 1000
 
 
@@ -56,10 +57,11 @@ class Groups:
             return begun._replace(segments=[it for it in waiting if it.number <= begun.last])
         now = time.monotonic()
         self._since = now if self._since is None else self._since
-        group = _bounded(waiting)
+        group, size = _bounded(waiting)
+        is_all = len(group) == len(waiting)
         if begun is None:  # a version that knew no groups may have begun with the first one
             group = waiting[:1]
-        elif len(group) == len(waiting) and not hurry and now - self._since < self._seconds:
+        elif is_all and size < _ENOUGH_BYTES and not hurry and now - self._since < self._seconds:
             return None
         self._begun, self._since = _group(group), None
         first, last = self._begun.first, self._begun.last
@@ -78,15 +80,17 @@ def _group(segments: list[Segment]) -> Group:
     return Group(segments[0].number, segments[-1].number, segments)
 
 
-def _bounded(waiting: list[Segment]) -> list[Segment]:
+def _bounded(waiting: list[Segment]) -> tuple[list[Segment], int]:
+    """Return the first segments, and their bytes."""
     group: list[Segment] = []
     total = 0
     for segment in waiting[:_MOST_SEGMENTS]:
-        total += segment.path.stat().st_size if segment.path.exists() else 0
-        if group and total > _MOST_BYTES:
+        size = segment.path.stat().st_size if segment.path.exists() else 0
+        if group and total + size > _MOST_BYTES:
             break
         group.append(segment)
-    return group
+        total += size
+    return group, total
 
 
 def load_group(path: Path, hub: str) -> Group | None:

@@ -34,9 +34,9 @@ _HOPELESS = 5  # failures in a row, or processes that died
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _GOOD_SECONDS = 60.0  # a process that lived as long is started again at once
 _LAST_SECONDS = 5.0
-# By a sink that would rather write much at once. A little more than two: a segment begins with a batch, some
-# time after the one before it was sealed, and the third would mostly come when the first was not waited for.
-_SEGMENTS_WAITED_FOR = 2.1
+# By a sink that would rather write much at once. A little more than nine: a segment begins with a batch, some
+# time after the one before it was sealed, and the tenth would mostly come when the first was not waited for.
+_SEGMENTS_WAITED_FOR = 9.1
 _LATEST_SECONDS = 86_400.0  # that a clock may have been ahead
 
 STATE = Schema(

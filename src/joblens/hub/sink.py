@@ -12,6 +12,7 @@ several segments together (joblens.hub.groups).
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import math
 import os
@@ -47,6 +48,7 @@ KINDS = {
 # Between two scans of the journal; the second if the hub announces new segments.
 _POLL_SECONDS, _WOKEN_POLL_SECONDS = 0.2, 2.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
+_COLLECTED = 100_000  # objects between two searches for cycles: a group of batches has none
 _PROBLEMS_KEPT = 10
 _MOST_NODES = 1000  # whose rows are counted one by one
 _OTHER_NODES = "", "other nodes"
@@ -350,6 +352,7 @@ def main() -> int:
     _clear(place)
     Checker.own_rows_only = task.own_rows_only
     sink: Sink = import_module(KINDS[task.type]).open_sink(place, task.options)
+    gc.set_threshold(_COLLECTED)
     poll = _WOKEN_POLL_SECONDS if task.is_woken else _POLL_SECONDS
     work = Work(place, task.type, sink, log, task.collect_seconds, hurry, poll)
     while True:

@@ -10,7 +10,7 @@ from joblens.usermode.state import SessionState
 PERIOD_SECONDS = 5.0  # of samples in one batch, which are lost with an agent that is killed
 _PROCESSES_SECONDS = 1.0  # the least, unless they are scraped: one sample scraped twice is a rate of 0
 _NODE_SECONDS = 5.0  # the same for node metrics that are expensive to read and that no report needs
-_SEGMENT_SECONDS = 10.0  # each is several files in the store, which may be on a shared file system
+_SEGMENT_SECONDS = 3.0  # ten are several files in the store, which may be on a shared file system
 
 _HUB = """[hub]
 listen = {listen}

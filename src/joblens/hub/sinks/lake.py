@@ -63,6 +63,8 @@ def prepare(description: Description) -> None:
     kinds = [type(column).__name__ for column in columns]
     described = repr((schema.labels, schema.columns, kinds)).encode()
     description.parts, description.layout = columns, blake2b(described, digest_size=16).digest()
+    cells = len(keys) * len(schema.labels)
+    description.tick_bytes = description.width * _WORD + cells * _CELL_BYTES
 
 
 class _Texts(NamedTuple):
@@ -90,11 +92,10 @@ class _Places(dict[str, int]):
         return place
 
 
-class _Entry(NamedTuple):
-    received_ns: int
-    cluster: str
-    node: str
-    packed: Packed
+# Plain tuples, as there is one for each section of each batch: time of arrival, cluster and node, which the
+# entries of a batch share, and the entry.
+_Sender = tuple[int, str, str]
+_Entry = tuple[_Sender, Packed]
 
 
 class _Pending:
@@ -103,7 +104,7 @@ class _Pending:
     def __init__(self) -> None:
         self.kinds: dict[_Kind, list[_Entry]] = {}
         self.bytes = self.decoded = 0  # in memory: as it waits, and its numbers once they are decoded
-        self._described: set[bytes] = set()
+        self._described: set[Description] = set()
 
     @property
     def is_full(self) -> bool:
@@ -111,21 +112,20 @@ class _Pending:
 
     def add(self, entry: _Entry) -> int:
         """Return by how many bytes this grows."""
-        description, ticks, _, data = entry.packed
+        description, ticks, _, data = entry[1]
         if not description.layout:
             prepare(description)
         kind = description.layout, ticks
-        if kind in self.kinds:
+        try:
             self.kinds[kind].append(entry)
-        else:
+        except KeyError:
             self.kinds[kind] = [entry]
         size = len(data) + _ENTRY_BYTES
-        if description.source not in self._described:
-            self._described.add(description.source)
+        if description not in self._described:
+            self._described.add(description)
             size += description.text_bytes * _PER_TEXT_BYTE
         self.bytes += size
-        cells = len(description.keys) * len(description.schema.labels)
-        self.decoded += (description.width * _WORD + cells * _CELL_BYTES) * ticks + description.text_bytes
+        self.decoded += description.tick_bytes * ticks + description.text_bytes
         return size
 
 
@@ -138,15 +138,15 @@ class _Waiting:
 
     def add(self, batch: Unread) -> bool:
         """Return whether something is to be written now."""
-        received_ns, cluster, node, entries, _ = batch
         full = False
-        for packed in entries:
-            name = packed.description.schema.set
-            pending = self.sets.get(name)
+        sender, sets = (batch.received_ns, batch.cluster, batch.node), self.sets
+        for packed in batch.entries:
+            name = packed[0].schema[0]
+            pending = sets.get(name)
             if pending is None:
-                pending = self.sets[name] = _Pending()
-            self.bytes += pending.add(_Entry(received_ns, cluster, node, packed))
-            full = full or pending.is_full
+                pending = sets[name] = _Pending()
+            self.bytes += pending.add((sender, packed))
+            full = full or pending.decoded > _SET_BYTES or len(pending.kinds) >= _MOST_KINDS
         return full or self.bytes > _PENDING_BYTES
 
     def full(self) -> tuple[str, ...]:
@@ -232,12 +232,12 @@ class LakeSink:
             problems = (f"{set_name}: numbers that make no sense are left out",) if dropped else ()
             taken = taken.plus(Taken(len(rows.times), rows.values.size, dropped, problems))
             for day, of_day in _days(rows):
-                schema = entries[0].packed.description.schema
+                schema = entries[0][1].description.schema
                 dates.setdefault(day, []).append((schema, of_day))
         for day, parts in sorted(dates.items()):
             date = time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
             name = file_name(self.hub, group, number)
-            tables = [_table(schema, found, texts) for schema, found in parts]
+            tables = [_table(schema, found) for schema, found in parts]
             self.lake.save_tables(set_name, date, name, tables, ordered=True, texts=texts)
         return taken
 
@@ -252,7 +252,7 @@ def file_name(hub: str, group: Group, number: int) -> str:
 
 
 def _by_node(entry: _Entry) -> tuple[str, str]:
-    return entry.cluster, entry.node
+    return entry[0][1:]
 
 
 class _Rows(NamedTuple):
@@ -269,19 +269,20 @@ def _read(
     """Return the rows, and the number of malformed ones. Rows far from their arrival go to `left`."""
     import numpy
 
-    times, values, wrong = decode_columns_together([entry.packed for entry in entries], ticks)
-    sound = timely(times, [entry.received_ns for entry in entries])
+    packed = [entry[1] for entry in entries]
+    times, values, wrong = decode_columns_together(packed, ticks)
+    sound = timely(times, [sender[0] for sender, _ in entries])
     sound[wrong] = True  # but for its numbers
     all_near = bool(sound.all())
-    schema = entries[0].packed.description.schema
-    heights = numpy.array([len(entry.packed.description.keys) for entry in entries])
+    descriptions = [it.description for it in packed]
+    schema = descriptions[0].schema
+    heights = numpy.array([len(it.keys) for it in descriptions])
     repeats = heights * ticks
     labels = {
         name: numpy.repeat(_senders(entries, name, texts[name]), repeats)
         for name in _WHOSE
         if name not in schema.labels
     }
-    descriptions = [entry.packed.description for entry in entries]
     for part, name in enumerate(schema.labels):
         cells = _cells(descriptions, part, name, texts)
         is_text = cells.dtype == numpy.int32
@@ -305,14 +306,16 @@ def _cells(descriptions: list[Description], part: int, name: str, texts: Mapping
     """Return one label of the rows of all entries. Most entries have the description of another."""
     import numpy
 
-    known: dict[int, Cells] = {}
-    for description in {id(it): it for it in descriptions}.values():
+    known: dict[Description, Cells] = {}
+    for description in dict.fromkeys(descriptions):
         column = description.parts[part]
         if isinstance(column, _Texts):
             places = numpy.array([texts[name][text] for text in column.different], dtype=numpy.int32)
             column = places[column.places]
-        known[id(description)] = column
-    return numpy.concatenate([known[id(description)] for description in descriptions])
+        known[description] = column
+    if len(known) == 1:
+        return numpy.tile(column, len(descriptions))
+    return numpy.concatenate([known[description] for description in descriptions])
 
 
 def _senders(entries: list[_Entry], name: str, texts: _Places) -> Cells:
@@ -321,8 +324,9 @@ def _senders(entries: list[_Entry], name: str, texts: _Places) -> Cells:
 
     if name == "jobid":
         return numpy.full(len(entries), texts[""], dtype=numpy.int32)
-    column = [it.node if name == "node" else it.cluster for it in entries]
-    return numpy.array([texts[storable(cell)] for cell in column], dtype=numpy.int32)
+    names = [it[0][2] for it in entries] if name == "node" else [it[0][1] for it in entries]
+    known = {cell: texts[storable(cell)] for cell in dict.fromkeys(names)}
+    return numpy.array([known[cell] for cell in names], dtype=numpy.int32)
 
 
 def _choose(rows: _Rows, chosen: Cells) -> _Rows:
@@ -333,21 +337,26 @@ def _choose(rows: _Rows, chosen: Cells) -> _Rows:
 def _days(rows: _Rows) -> Iterator[tuple[int, _Rows]]:
     import numpy
 
+    if not len(rows.times):
+        return
+    first, last = int(rows.times.min()) // DAY_NS, int(rows.times.max()) // DAY_NS
+    if first == last:
+        yield first, rows
+        return
     days = rows.times // DAY_NS
-    different = numpy.unique(days).tolist()
-    for day in different:
-        yield day, rows if len(different) == 1 else _choose(rows, days == day)
+    for day in numpy.unique(days).tolist():
+        yield day, _choose(rows, days == day)
 
 
-def _table(schema: Schema, rows: _Rows, texts: Mapping[str, _Places]) -> Table:
+def _table(schema: Schema, rows: _Rows) -> Table:
     import numpy
 
-    columns: dict[str, Any] = {TIME: rows.times}
-    selected = [f"make_timestamp_ns({TIME}) AS {TIME}"]
+    columns: dict[str, Any] = {TIME: rows.times.view("datetime64[ns]")}
+    selected = [TIME]
     for name, cells in rows.labels.items():
         if cells.dtype == numpy.int32:
             columns[text_column(name)] = cells
-            selected.append(f"{select_text(name, texts[name])} AS {identifier(name)}")
+            selected.append(f"{select_text(name)} AS {identifier(name)}")
         else:
             columns[name] = cells
             selected.append(identifier(name))

@@ -171,12 +171,12 @@ class Lake:
         rows = sum(len(part.columns[TIME]) for part in parts)
         selects = [part.select for part in parts]
         # DuckDB refuses parameters that a query does not use, as of a label that only other days have.
-        used = {name: it for name, it in (texts or {}).items() if _text_list(name) in "".join(selects)}
-        lists = self._text_lists(used, rows >= _MANY_ROWS)
-        for column, (typed, _) in lists.items():
-            selects = [select.replace(_text_list(column), typed) for select in selects]
+        used = {name: it for name, it in (texts or {}).items() if select_text(name) in "".join(selects)}
+        values: dict[str, list[str]] = {}
+        for column, distinct in used.items():
+            cell = self._text_cell(column, [*distinct], rows >= _MANY_ROWS, values)
+            selects = [select.replace(select_text(column), cell) for select in selects]
         queries = [f"SELECT {select} FROM part{number}" for number, select in enumerate(selects)]
-        values = {f"text{number}": cells for number, (_, cells) in enumerate(lists.values())}
         there = set() if ordered else {"jobid", "node", TIME}.union(*(part.labels for part in parts))
         try:
             self.copy(f"({' UNION ALL BY NAME '.join(queries)})", there, path, values=values)
@@ -186,24 +186,24 @@ class Lake:
             for number in range(len(parts)):
                 self.connection.unregister(f"part{number}")
 
-    def _text_lists(
-        self, texts: Mapping[str, Collection[str]], many: bool
-    ) -> dict[str, tuple[str, list[str]]]:
-        """Return the distinct texts of each column that has several, and the list of them as SQL.
+    def _text_cell(self, name: str, distinct: list[str], many: bool, values: dict[str, list[str]]) -> str:
+        """Return the SQL of a column of text. A list of distinct texts is added to `values`.
 
-        `many` rows: as ENUMs, so that Parquet gets numbers into a list that is there already.
+        `many` rows: as an ENUM, so that Parquet gets numbers into a list that is there already. Readers
+        select row groups by an empty text, which is that of rows without a job.
         """
-        found: dict[str, tuple[str, list[str]]] = {}
-        for name, distinct in texts.items():
-            if distinct and _only(distinct) is None:
-                number, cells, kind = len(found), [*distinct], "VARCHAR"
-                if many:
-                    kind = f"kind{number}"
-                    self.connection.execute(f"DROP TYPE IF EXISTS {kind}")
-                    create = f"CREATE TYPE {kind} AS ENUM (SELECT unnest($cells))"
-                    self.connection.execute(create, {"cells": cells})
-                found[name] = f"($text{number}::{kind}[])", cells
-        return found
+        only = distinct[0] if len(distinct) == 1 and distinct[0].isprintable() else None
+        if only == "" or (only is not None and not many):
+            return literal(only)
+        kind, parameter = "VARCHAR", f"text{len(values)}"
+        if many:
+            kind = f"kind_{parameter}"
+            self.connection.execute(f"DROP TYPE IF EXISTS {kind}")
+            create = f"CREATE TYPE {kind} AS ENUM (SELECT unnest($cells))"
+            self.connection.execute(create, {"cells": distinct})
+        values[parameter] = distinct
+        place = "1" if only is not None else f"{identifier(text_column(name))} + 1"
+        return f"(${parameter}::{kind}[])[{place}]"
 
     def _make_folder(self, folder: Path) -> Path:
         if not folder.is_dir():
@@ -421,22 +421,9 @@ def text_column(name: str) -> str:
     return f"text {name}"  # names have no blanks in them
 
 
-def select_text(name: str, different: Collection[str]) -> str:
-    """Return the SQL of a column that a table gives as places among these texts."""
-    only = _only(different)
-    return f"{_text_list(name)}[{identifier(text_column(name))} + 1]" if only is None else literal(only)
-
-
-def _only(different: Collection[str]) -> str | None:
-    """The text of all cells, if it can stand in a query: for most columns, and it takes far less time."""
-    if len(different) == 1:
-        (text,) = different
-        return text if text.isprintable() else None
-    return None
-
-
-def _text_list(name: str) -> str:
-    """Return what stands for the list in a query until it is run. No text in a query has such characters."""
+def select_text(name: str) -> str:
+    """Return what stands for such a column in a query until it is run. No text in a query has such
+    characters."""
     return f"\0{name}\0"
 
 
