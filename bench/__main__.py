@@ -13,6 +13,7 @@ from typing import Callable
 
 from bench.agent import measure_agent
 from bench.attacks import measure_attacks
+from bench.capture import measure_capture
 from bench.children import WrongError
 from bench.compaction import measure_compaction
 from bench.exporter import measure_exporter
@@ -40,6 +41,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "agent": measure_agent,
     "startup": measure_startup,
     "run": measure_run,
+    "capture": measure_capture,
     "store": measure_store,
     "reports": measure_reports,
     "gpus": measure_gpus,

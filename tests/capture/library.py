@@ -42,13 +42,17 @@ def compile_program(folder: Path, source: str, *flags: str) -> str:
     return target
 
 
-def run_captured(library: str, folder: Path, command: list[str], **more: str) -> Captured:
+def run_captured(
+    library: str, folder: Path, command: list[str], user: int | None = None, **more: str
+) -> Captured:
     """Run a command with the library and return what it left."""
     records = folder / "records"
     records.mkdir(exist_ok=True)
     given = {**os.environb, **{name.encode(): text.encode() for name, text in more.items()}}
     environment = {**given, **capture_environment(given, str(records), library)}
-    result = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=folder)
+    result = subprocess.run(
+        command, env=environment, capture_output=True, check=False, cwd=folder, user=user, group=user
+    )
     merger = Merger()
     data = b"".join(path.read_bytes() for path in records.glob("*.capture"))
     found, damage = parse_records(data)

@@ -261,6 +261,36 @@ def test_many_processes_at_once(preload: str, tmp_path: Path) -> None:
     assert all(it.exact for it in found.processes)
 
 
+def test_vfork_storm_and_double_fork(preload: str, tmp_path: Path) -> None:
+    """Children of vfork(2) and processes that nobody waits for have exact records, each one row."""
+    found = run_c(
+        preload,
+        tmp_path,
+        'int main(){ char *a[] = {"true", 0}; int s; for (int n = 0; n < 100; n++) { if (!vfork()) {'
+        'execv("/bin/true", a); _exit(1); } wait(&s); } pid_t p = fork(); if (!p) { if (!fork()) {'
+        "busy(5); exit(0); } _exit(0); } waitpid(p, &s, 0); return 0; }",
+    )
+    assert len(found.named("true")) == 100
+    assert len(found.processes) == 103
+    assert all(it.exact for it in found.processes)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a program of root")
+def test_setuid_program(preload: str, tmp_path: Path) -> None:
+    """A setuid program does not load the library; its parent's record has its status and CPU time."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    library = str(shutil.copy(preload, tmp_path))
+    program = compile_program(tmp_path, _HEAD + "int main(){ busy(30); return geteuid() ? 1 : 20; }")
+    Path(program).chmod(0o4755)
+    (tmp_path / "records").mkdir()
+    os.chown(tmp_path / "records", 65534, 65534)
+    found = run_captured(library, tmp_path, ["/bin/sh", "-c", f"{program}; exit $?"], user=65534)
+    (process,) = found.named("program")
+    assert (found.code, process.exact, process.usage["status"]) == (20, True, 20 << 8)
+    assert process.usage["user"] + process.usage["system"] >= 30_000
+
+
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
