@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from capture.made import make_record
+from joblens.capture.session import make_folder
 from joblens.jobs.captured import take_captured
 from joblens.jobs.complete import complete
 from joblens.record.ends import EndedProcess, EndedThread
@@ -76,3 +77,19 @@ def test_damaged_records_are_reported(tmp_path: Path) -> None:
     assert record.data.problems == [
         "capture on c1: 54 bytes in 1 places are no whole records and were skipped"
     ]
+
+
+def test_records_of_a_shared_store_are_on_the_node(tmp_path: Path) -> None:
+    """They are found through a link, and deleted with it. Where they are not, the record states that."""
+    home, found = _job(tmp_path / "store")
+    for path in (found.folder / "capture").iterdir():
+        path.unlink()
+    (found.folder / "capture").rmdir()
+    local = Path(make_folder(str(found.folder), is_shared=True))
+    (local / "c1.capture").write_bytes(_RECORDS)
+    assert take_captured(found) == []
+    assert not local.exists()
+    assert not (found.folder / "capture").is_symlink()
+    (found.folder / "capture").symlink_to(local)
+    record = complete(home, found)
+    assert record.data.problems == [f"the records of processes are lost: {local} is not there, or not ours"]

@@ -11,8 +11,31 @@ from typing import Dict, Mapping
 
 from joblens.capture.library import capture_environment
 
+FOLDER = "capture"  # in that of the job
 SUFFIX = ".capture"
 _NO_PROCESS = 0  # as pid, start and parent: joblens is no process of the job
+
+
+def make_folder(job: str, is_shared: bool) -> str:
+    """Create the folder of the records. In a shared store it is a link to a folder on this machine, because a
+    file server would make each record take long."""
+    link = os.path.join(job, FOLDER)
+    if not is_shared:
+        os.mkdir(link, 0o700)
+        return link
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="joblens-capture-")
+    os.symlink(folder, link)
+    return folder
+
+
+def remove_folder(link: str) -> None:
+    import shutil
+
+    shutil.rmtree(os.path.realpath(link), ignore_errors=True)
+    if os.path.islink(link):
+        os.unlink(link)
 
 
 class Capture:
@@ -22,6 +45,9 @@ class Capture:
 
     def environment(self, given: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
         return capture_environment(given, self.folder, self.library)
+
+    def remove(self) -> None:
+        remove_folder(self.folder)
 
     def note_reaped(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
         """Record a child as the library does in other parents. A failure loses this record only."""

@@ -83,19 +83,18 @@ def _prepare(
 def _prepare_capture(home: Home, folder: Path) -> Capture | None:
     """Return None, and say why, if processes cannot be captured. The command runs in any case."""
     from joblens.capture.library import find_library, is_preloadable
-    from joblens.capture.session import Capture
+    from joblens.capture.session import Capture, make_folder
 
     library = find_library()
     if library is None:
         why = "the library is missing, because no C compiler was found when joblens was installed"
     elif not is_preloadable(library):
         why = f"the path of the library, {library}, has a character that LD_PRELOAD cannot contain"
-    elif home.shared:
-        why = f"the store is on {home.filesystem}, on which each record would take long; set JOBLENS_HOME"
     else:
-        records = folder / "capture"
-        records.mkdir(mode=0o700)
-        return Capture(str(records), library)
+        try:
+            return Capture(make_folder(str(folder), home.shared), library)
+        except OSError as error:
+            why = sentence(error)
     _say(f"processes are not captured: {why}")
     return None
 
@@ -121,19 +120,27 @@ def _run_watched(
 ) -> int:
     from joblens.run.spawn import NoRoomError, NotStartedError
     from joblens.run.supervise import end_as, supervise
-    from joblens.store.ingest import remove
 
     try:
         ended = supervise(command, facts, str(folder), _load, capture)
     except NotStartedError as error:
-        remove(folder)
+        _discard(folder, capture)
         return _not_started(error)
     except NoRoomError as error:
-        remove(folder)
+        _discard(folder, capture)
         _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
     _store(home, facts, folder, ended, quiet)
     return end_as(ended.status)
+
+
+def _discard(folder: Path, capture: Capture | None) -> None:
+    """Remove what was prepared for a command that did not start."""
+    from joblens.store.ingest import remove
+
+    if capture:
+        capture.remove()
+    remove(folder)
 
 
 def _load() -> None:

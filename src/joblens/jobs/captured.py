@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from joblens.capture.processes import Merger, ProcessEnd, ThreadEnd
 from joblens.capture.records import Records, describe_damage
-from joblens.capture.session import SUFFIX
+from joblens.capture.session import FOLDER, SUFFIX, remove_folder
 from joblens.capture.sets import JobKey, process_rows, thread_rows
 from joblens.core.errors import sentence
 from joblens.core.files import write_whole
@@ -18,7 +18,6 @@ from joblens.record.job import JobFacts
 from joblens.store.ingest import Incoming
 from joblens.wire.batch import Batch
 
-FOLDER = "capture"  # in that of the job
 # Repeated after a crash, the same batches are written again: their numbers follow those of all samples.
 _FIRST = 50_000_000
 _ROWS = 5000  # per batch
@@ -28,8 +27,8 @@ _Row = TypeVar("_Row")
 def take_captured(found: Incoming) -> list[str]:
     """Write the batches, then delete the records. Return the problems."""
     folder = found.folder / FOLDER
-    if not folder.is_dir():
-        return []
+    if not _is_own(folder):
+        return [f"the records of processes are lost: {os.path.realpath(folder)} is not there, or not ours"]
     end_ns = int((found.end.end if found.end else found.facts.start) * 1e9)
     problems: list[str] = []
     number = _FIRST
@@ -37,8 +36,16 @@ def take_captured(found: Incoming) -> list[str]:
         for rows in _rows_of(path, found.facts, problems):
             _write(found, number, Sample(end_ns, rows))
             number += 1
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(str(folder))
     return problems
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is here: that of a shared store is a link to a folder of the node that the job ran on."""
+    try:
+        return folder.is_dir() and folder.stat().st_uid in (os.geteuid(), folder.lstat().st_uid)
+    except OSError:
+        return False
 
 
 def _rows_of(path: Path, facts: JobFacts, problems: list[str]) -> Iterator[Rows]:

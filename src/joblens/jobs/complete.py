@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ def complete(home: Home, found: ingest.Incoming, progress: Progress | None = Non
     """
     problems: list[str] = []
     job, node = found.facts.id, found.facts.node
-    if (found.folder / "capture").is_dir():
+    if os.path.lexists(found.folder / "capture"):
         from joblens.jobs.captured import take_captured
 
         problems += take_captured(found)
