@@ -22,6 +22,7 @@ from joblens.run.sampler import Sampler
 from joblens.store import ingest
 from joblens.store.home import find_home, make_home
 from joblens.store.lake.lake import Lake
+from joblens.store.location import begin
 from joblens.store.pending import settle
 from joblens.wire.batch import Batch
 
@@ -32,7 +33,7 @@ def store_one(clock: Clock) -> None:
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as path:
         home = make_home(find_home(path))
         facts = collect(Host(), ["true"], "", {}, 1.0)
-        folder = ingest.begin(home, facts._asdict())
+        folder = Path(begin(str(home.path), facts._asdict()))
         clock.time("two samples, written as a batch", lambda: _sample(facts, folder))
         found = ingest.Incoming(folder, read(facts._asdict(), JobFacts), read(_end(), JobEnd))
         record = clock.time("analysis, writing the record", lambda: complete(home, found))

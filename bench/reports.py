@@ -23,7 +23,7 @@ def measure_reports(pythons: list[Interpreter]) -> list[Section]:
     python = pythons[0]  # the one with duckdb
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as home:
         _run_job(python, home)
-        record = newest_record(home)
+        record = newest_record(python, home)
         print(f"bench: reports, {_JOBS} jobs", file=sys.stderr, flush=True)
         ids = make_history(Path(home), record, _JOBS)
         first = run_usage(joblens(python, "jobs"), JOBLENS_HOME=home)

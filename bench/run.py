@@ -33,7 +33,8 @@ def joblens(python: Interpreter, *words: str) -> list[str]:
     return [python.path, "-m", "joblens", *words]
 
 
-def newest_record(home: str) -> dict[str, Any]:
+def newest_record(python: Interpreter, home: str) -> dict[str, Any]:
+    run_usage(joblens(python, "jobs"), JOBLENS_HOME=home)  # analyses what `--quiet` has left for later
     paths = sorted(Path(home).glob("records/*/*.json"), key=lambda path: path.stat().st_mtime_ns)
     if not paths:
         raise BenchError("joblens run has stored no job")
@@ -78,7 +79,7 @@ def _measure_round(
         clean_project(folder)
         words = joblens(python, "run", *options, "--", *command) if watched else command
         found[watched] = run_usage(words, folder, JOBLENS_HOME=home)
-    record = newest_record(home)
+    record = newest_record(python, home)
     return Round(found[False], found[True], found[True].cpu - record["used"]["cpu_seconds_exact"], record)
 
 
@@ -110,7 +111,7 @@ def _measure_forks(python: Interpreter, home: str) -> Section:
         print(f"bench: run, {_FORKS} forks {number + 1}", file=sys.stderr, flush=True)
         rounds.append(_measure_round(python, _FORK_JOB, Path(home), home, number % 2 == 0, "--quiet"))
         usage = run_usage(joblens(python, "run", "--quiet", "--", "true"), JOBLENS_HOME=home)
-        begun.append(usage.cpu - newest_record(home)["used"]["cpu_seconds_exact"])
+        begun.append(usage.cpu - newest_record(python, home)["used"]["cpu_seconds_exact"])
     label, own = python.label, [each.own for each in rounds]
     used = [each.record["used"] for each in rounds]
     part = [100 * each.own / it["cpu_seconds_exact"] for each, it in zip(rounds, used)]
@@ -135,7 +136,9 @@ def _measure_fixed(python: Interpreter, home: str) -> Section:
     commands = {
         "bare": [python.path, "-c", "pass"],
         "run -- true": joblens(python, "run", "--", "true"),
+        "jobs": joblens(python, "jobs"),
         "run --quiet -- true": joblens(python, "run", "--quiet", "--", "true"),
+        "later, jobs, which analyses it": joblens(python, "jobs"),
     }
     found: dict[str, list[Usage]] = {name: [] for name in commands}
     steps: list[dict[str, float]] = []

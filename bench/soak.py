@@ -22,7 +22,7 @@ from bench.interpreters import Interpreter
 from bench.messages import Messages
 from bench.table import Line, Section, at_most
 from bench.timing import ratio, spread
-from joblens.attribution.sums import OWNED_PROCESS
+from joblens.attribution.account import OWNED_PROCESS
 from joblens.core.model import Rows, Sample
 from joblens.store.home import find_home
 from joblens.store.lake.lake import Lake

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Callable, TypeVar
 
 _Found = TypeVar("_Found")
-_BEFORE = ("joblens.cli.run", "joblens.run.supervise", "joblens.run.facts", "joblens.store.ingest")
+_BEFORE = ("joblens.cli.run", "joblens.run.supervise", "joblens.run.sampler", "joblens.store.location")
 _AFTER = ("joblens.jobs.complete", "joblens.reports.text")
 
 

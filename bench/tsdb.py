@@ -15,7 +15,7 @@ from bench.interpreters import Interpreter
 from bench.run import joblens
 from bench.table import Line, Section, at_most
 from joblens.analysis.summary import summarise
-from joblens.attribution.sums import INFO, JOB, OWNED_PROCESS
+from joblens.attribution.account import INFO, JOB, OWNED_PROCESS
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.load import SCHEMA as LOAD
 from joblens.core.config import UsermodeSettings

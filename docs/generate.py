@@ -12,8 +12,8 @@ from pathlib import Path
 from joblens.agent.loop import OWN
 from joblens.agent.push import PUSH, PUSH_ERROR
 from joblens.agent.sampler import FAILING, HEALTH
+from joblens.attribution.account import INFO, JOB, OWNED_PROCESS, STEP
 from joblens.attribution.gpu_shares import JOB_GPU, OWNED_GPU_PROCESS
-from joblens.attribution.sums import INFO, JOB, OWNED_PROCESS, STEP
 from joblens.collectors.cgroups import SCHEMA as CGROUP
 from joblens.collectors.cpu import KERNEL
 from joblens.collectors.cpu import SCHEMA as CPU

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from joblens.cli import COMMANDS, build_parser
+from joblens.cli import COMMANDS
+from joblens.cli.parser import build_parser
 from joblens.collectors.table import COLLECTORS
 from test_structure import FLOW, SOURCE
 

@@ -11,7 +11,7 @@ import pytest
 from collectors.test_nodes import NODES, copy_with_modes
 from joblens.agent.sampler import Sampler
 from joblens.analysis.energy import find_energy
-from joblens.attribution.sums import JOB
+from joblens.attribution.account import JOB
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.energy.reading import SCHEMA as ENERGY
 from joblens.core.config import CollectorSettings, Settings

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from joblens.analysis.window_report import Part, summarise_part
-from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.attribution.account import JOB, OWNED_PROCESS
 from joblens.collectors.cpu import KERNEL
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.disk import SCHEMA as DISK

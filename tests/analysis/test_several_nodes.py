@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hub.made import LOAD, encode, write_segment
 from joblens.analysis.nodes import highest, spread
-from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.attribution.account import JOB, OWNED_PROCESS
 from joblens.core.model import ABSENT, Rows, Sample
 from joblens.hub.sinks.lake import LakeSink
 from joblens.record.fields import Part, Value

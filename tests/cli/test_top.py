@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joblens.analysis.live import JobNow, Live, NodeNow
-from joblens.attribution.sums import INFO, JOB
+from joblens.attribution.account import INFO, JOB
 from joblens.cli.screen import Screen, split_keys
 from joblens.cli.top import press_all
 from joblens.collectors.cpu import SCHEMA as CPU

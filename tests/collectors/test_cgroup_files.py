@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from joblens.agent.sampler import Sampler
-from joblens.attribution.sums import JOB
+from joblens.attribution.account import JOB
 from joblens.collectors.cgroup_files import parse_blkio
 from joblens.core.config import AttributionSettings, Settings
 from joblens.core.host import Host

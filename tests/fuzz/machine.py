@@ -16,7 +16,7 @@ from joblens.attribution.devices import parse_devices
 from joblens.attribution.jobfiles import JobFiles, parse_job_file
 from joblens.attribution.paths import parse_job_path
 from joblens.attribution.slurmstepd import parse_title
-from joblens.collectors.cgroup_limits import read_limits
+from joblens.collectors.cgroup_limits import find_limits
 from joblens.collectors.external.text import parse_output
 from joblens.collectors.external.trust import parse_mount_types, read_interpreter
 from joblens.collectors.gpu.amd import parse_levels
@@ -170,7 +170,7 @@ def cgroup_limits(data: bytes) -> None:
     group = "sys/fs/cgroup/a/b"
     files = {f"{group}/{name}": data for name in ("cpu.max", "memory.max", "cpu.stat", "memory.events")}
     about = {"proc/self/mounts": b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "proc/self/cgroup": b"0::/a/b\n"}
-    read_limits(Tree(NODES / "plain", {**files, **about}))
+    find_limits(Tree(NODES / "plain", {**files, **about}))
 
 
 def inherited_usage(data: bytes) -> None:

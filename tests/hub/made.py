@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.attribution.account import JOB, OWNED_PROCESS
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Sample, Schema
 from joblens.hub.segments import Segment, pack_record
 from joblens.wire.batch import Batch

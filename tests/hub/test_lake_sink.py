@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joblens.attribution.sums import JOB
+from joblens.attribution.account import JOB
 from joblens.cli import main
 from joblens.core import files
 from joblens.core.errors import MalformedError

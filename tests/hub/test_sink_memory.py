@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joblens.attribution.sums import OWNED_PROCESS
+from joblens.attribution.account import OWNED_PROCESS
 from joblens.core.model import Key, Rows, Sample, Schema
 from joblens.hub import decode
 from joblens.hub.batch_reader import Checker

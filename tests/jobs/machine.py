@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hub.made import LOAD, SECOND, encode, write_segment
-from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.attribution.account import JOB, OWNED_PROCESS
 from joblens.collectors.cpu import KERNEL
 from joblens.collectors.process.collector import ProcessKey
 from joblens.core.model import ABSENT, NO_KEY, Key, Rows, Sample

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from joblens.collectors.cgroup_limits import read_limits
+from joblens.collectors.cgroup_limits import find_limits
 from joblens.core.errors import UsageError
 from joblens.core.host import Host
 from joblens.run.facts import collect, cores, memory, new_job_id, parse_tags
@@ -74,7 +74,7 @@ def test_each_controller_has_its_own_group(tmp_path: Path) -> None:
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert read_limits(Host(str(tmp_path))) == {"memory_limit_bytes": 65536}
+    assert find_limits(Host(str(tmp_path))).lowest == {"memory_limit_bytes": 65536}
 
 
 def test_without_limits(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from joblens.collectors.cgroup_limits import Limiting, find_limits
 from joblens.collectors.process.collector import PROCESS, ProcessKey, processes
 from joblens.core.files import sync_with_folders
 from joblens.core.host import Host
@@ -124,12 +125,13 @@ def test_who_writes_the_facts_out(stand: Stand, tmp_path: Path) -> None:
 def test_what_cannot_be_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nothing is sampled, which is said, and the command runs."""
 
-    def fail() -> None:
+    def fail(limiting: Limiting) -> None:
         raise ValueError("an odd cgroup")
 
     monkeypatch.setattr("joblens.run.sampler_process.read_before", fail)
     problems: list[str] = []
-    assert try_to_sample(collect(Host(), ["true"], "", {}, 1.0), "/", start_clock(), problems) is None
+    facts, limiting = collect(Host(), ["true"], "", {}, 1.0), find_limits(Host())
+    assert try_to_sample(facts, "/", start_clock(), limiting, problems) is None
     assert problems == ["nothing was sampled: an odd cgroup"]
 
 

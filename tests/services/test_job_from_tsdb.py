@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.made import encode, write_segment
-from joblens.attribution.sums import INFO, JOB
+from joblens.attribution.account import INFO, JOB
 from joblens.collectors.load import SCHEMA as LOAD
 from joblens.core.config import UsermodeSettings
 from joblens.core.errors import JoblensError

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.made import encode, write_segment
-from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.attribution.account import JOB, OWNED_PROCESS
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.load import SCHEMA as LOAD
 from joblens.core.errors import ConfigError, MalformedError, OutsideError, ServerError

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from joblens.agent.sampler import Sampler
-from joblens.attribution.sums import JOB
+from joblens.attribution.account import JOB
 from joblens.collectors.table import COLLECTORS
 from joblens.core.config import AttributionSettings, CollectorSettings, Settings
 from joblens.core.host import Host

@@ -8,16 +8,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.attribution.account import JOB, OWNED_PROCESS
 from joblens.core.files import write_whole
 from joblens.core.model import ABSENT, Rows, Sample
 from joblens.jobs.complete import complete
 from joblens.record.fields import read
 from joblens.record.job import JobEnd, JobFacts
 from joblens.record.report import JobRecord
-from joblens.store import ingest
-from joblens.store.home import Home, find_home, make_home, safe_name
+from joblens.store import ingest, location
+from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
+from joblens.store.location import safe_name
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.pending import find_reader, settle
 from joblens.store.reader import Span
@@ -85,8 +86,12 @@ def write_batch(folder: Path, facts: dict[str, Any], number: int, samples: Itera
     write_whole(str(folder / f"{number:08d}.batch"), batch.encode({**head, "sequence": number}))
 
 
+def begin(home: Home, facts: dict[str, Any]) -> Path:
+    return Path(location.begin(str(home.path), facts))
+
+
 def begin_job(home: Home, facts: dict[str, Any], batches: int = 2) -> Path:
-    folder = ingest.begin(home, facts)
+    folder = begin(home, facts)
     for number in range(1, batches + 1):
         write_batch(folder, facts, number, make_samples(facts, number))
     return folder
@@ -110,7 +115,7 @@ def end_job(home: Home, job: str, batches: int = 2, **others: Any) -> JobRecord:
 
 
 def finish(folder: Path, end: dict[str, Any]) -> None:
-    ingest.finish(folder, read(end, JobEnd))
+    location.finish(str(folder), read(end, JobEnd).to_dict())
 
 
 def incoming(folder: Path, facts: dict[str, Any], end: dict[str, Any] | None = None) -> ingest.Incoming:

@@ -13,13 +13,13 @@ import pytest
 from joblens.api import Store
 from joblens.core.errors import OutsideError, sentence
 from joblens.jobs.complete import complete
-from joblens.store import ingest
 from joblens.store.home import Home, find_home
 from small_disk import fill, mounted
 
 from .conftest import Joblens
 from .made import (
     all_files,
+    begin,
     begin_job,
     end_job,
     finish,
@@ -58,7 +58,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     assert "No space left on device" in said
     assert "\n" not in said
     with pytest.raises(OSError, match="No space left"):
-        ingest.begin(home, here("j3"))
+        begin(home, here("j3"))
     assert [name for name in all_files(home.path) if name.endswith(".tmp")] == []
     assert set(before) <= set(all_files(home.path))
     with Store(home) as store:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from joblens.api import Store
 from joblens.core.errors import OutsideError
-from joblens.store.home import Home, filesystem_of, find_home, local_folder, make_home, safe_name
+from joblens.store.home import Home, filesystem_of, find_home, local_folder, make_home
+from joblens.store.location import safe_name
 
 from .made import new_home, store_job
 

@@ -25,6 +25,7 @@ from joblens.wire.batch import Batch
 
 from .made import (
     START,
+    begin,
     begin_job,
     finish,
     grow_old,
@@ -121,6 +122,14 @@ def test_jobs_of_another_node(home: Home) -> None:
     assert [job["id"] for job in Store(home).jobs()] == ["there"]
     grow_old(home.incoming, 4 * 3600)
     assert [job["id"] for job in Store(home).jobs(sort="name")] == ["there", "seldom"]
+
+
+def test_ended_jobs_of_another_node(home: Home) -> None:
+    """Their records are made here soon after their end: their joblens may have left that to others."""
+    finish(begin_job(home, make_facts("ended", node="c2", boot="b2")), make_end())
+    assert Store(home).jobs() == []
+    grow_old(home.incoming, 10)
+    assert [job["id"] for job in Store(home).jobs()] == ["ended"]
 
 
 def test_two_who_recover_the_same_job(home: Home) -> None:
@@ -258,7 +267,7 @@ def test_any_end(value: Any, name: str | None) -> None:
 def test_an_id_that_is_no_text(home: Home) -> None:
     """A job cannot have it, which is one sentence before anything is written."""
     with pytest.raises(OutsideError, match="not UTF-8"):
-        ingest.begin(home, make_facts("\udce9"))
+        begin(home, make_facts("\udce9"))
     assert list(home.incoming.iterdir()) == []
 
 
@@ -269,7 +278,7 @@ def test_an_id_that_is_no_text(home: Home) -> None:
 def test_a_clock_that_jumps(jumps: tuple[int, ...], home: Home) -> None:
     """By years, there and back, during the job: it is stored with every sample, and shown."""
     facts = here("j1")
-    folder = ingest.begin(home, facts)
+    folder = begin(home, facts)
     for number, days in enumerate(jumps, 1):
         moved = {**facts, "start": START + days * 86_400}
         write_batch(folder, facts, number, reversed(make_samples(moved, number)))

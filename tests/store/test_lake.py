@@ -424,7 +424,7 @@ def test_any_manifest(data: bytes) -> None:
 @given(st.text(st.characters()), st.integers(0, 10**17), st.integers(0, 10**17))
 def test_names_of_files(job: str, first: int, last: int) -> None:
     """A name says which batches of which job are inside, and only names that say so count."""
-    from joblens.store.home import safe_name
+    from joblens.store.location import safe_name
 
     file = JobFile(safe_name(job), first, last)
     assert job_file(file.name) == file

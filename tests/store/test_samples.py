@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joblens.attribution.sums import JOB, OWNED_PROCESS
+from joblens.attribution.account import JOB, OWNED_PROCESS
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 from joblens.store.lake.columns import check
 from joblens.store.lake.lake import Lake

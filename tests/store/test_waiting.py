@@ -16,6 +16,7 @@ from joblens.store import pending as waiting
 from joblens.store.home import Home
 from joblens.store.lake.compact import compact
 from joblens.store.lake.lake import Lake
+from joblens.store.location import MOST_WAITING
 from joblens.store.maintenance import retain
 from waiting import wait_for
 
@@ -124,7 +125,7 @@ def test_many_that_wait(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_run_keeps_their_number_small(home: Home) -> None:
     """`joblens run` starts that at its end and does not wait for it: a batch that is a pipe stops it for as
     long as nobody writes. It holds no stream of the command, and only one does it at a time."""
-    for number in range(waiting._MOST):
+    for number in range(MOST_WAITING):
         (home.waiting / f"none{number}").mkdir(parents=True)
     end_job(home, "old")
     os.mkfifo(home.waiting / "old" / "00000003.batch")
@@ -148,10 +149,10 @@ def write_nothing(path: Path) -> bool:
     return True
 
 
-def test_one_at_a_time(home: Home) -> None:
+def testone_at_a_time(home: Home) -> None:
     """Who finds another at it leaves the jobs to that one."""
     end_job(home, "j1")
-    with waiting._one_at_a_time(home.waiting) as free:
+    with waiting.one_at_a_time(home.waiting) as free:
         assert free
         waiting.settle_some(home)
         assert names(home) == ["j1"]

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from typing import FrozenSet, NamedTuple, Optional, Set, Tuple
+from typing import FrozenSet, Optional, Set, Tuple
 
 from joblens.collectors.cgroup_files import parse_mounts
 from joblens.core.host import Host
+from joblens.core.named_tuple import NamedTuple
 
 JobName = Tuple[str, str, str]  # cluster, job and node
 

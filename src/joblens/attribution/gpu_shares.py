@@ -5,11 +5,12 @@ A GPU that was assigned to a job without a process on it is a row as well: it is
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from joblens.attribution.devices import Given, JobName
 from joblens.collectors.gpu.reading import GPU, GPU_PROCESS
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Rows, Schema
+from joblens.core.named_tuple import NamedTuple
 
 Sees = Callable[[JobName], bool]  # whether the open files of the job's processes are visible
 JOB_GPU = Schema(

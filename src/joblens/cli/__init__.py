@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import io
 import os
 import sys
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Container, Iterable, List, Optional, Tuple
+from typing import List, Optional
 
-from joblens import __version__
 from joblens.core.errors import JoblensError, OutsideError, sentence
 
 # Name and summary; the rest is in joblens.cli.<name>.
@@ -40,38 +38,10 @@ COMMANDS = (
     ("man", "print the manual page"),
 )
 # These need no clean-up at exit, unless one of these libraries is loaded.
-_EPILOG = """exit status:
-  0  success
-  1  the result is negative: not found, a check has failed
-  2  wrong usage or settings
-  3  a failure outside joblens: a server, a disk, a permission
-  joblens run exits with the status of its command.
-
-example:
-  joblens run -- make -j4
-  joblens agent --once | grep joblens_job_"""
 _QUICK = ("run", "jobs", "job", "mark", "fom")
 _ON_NODES = ("agent", "slurm", "config", "mark", "fom", "prometheus-config", "record")  # Python 3.9
 _WITH_AN_END = ("duckdb", "numpy")
 _QUICK_GARBAGE = 100_000  # new objects between two garbage collections
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal. By default argparse imports shutil for that: half a megabyte in an agent."""
-
-    def __init__(self, prog: str, **more: Any) -> None:
-        super().__init__(prog, **{"width": _width() - 2, **more})
-
-
-def _width() -> int:
-    try:
-        return int(os.environ.get("COLUMNS", "")) or 80
-    except ValueError:
-        pass
-    try:
-        return os.get_terminal_size(1).columns or 80
-    except OSError:  # no terminal
-        return 80
 
 
 def entry() -> int:
@@ -115,15 +85,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         version = ".".join(map(str, sys.version_info[:2]))
         print(f"joblens: joblens {called} needs Python 3.11 or newer, not {version}", file=sys.stderr)
         return 2
-    # The list of all commands is only needed for `joblens --help`.
-    listed = [entry for entry in COMMANDS if words[:1] == [entry[0]]]
-    parser = build_parser([called], listed or COMMANDS)
-    options = parser.parse_args(words)
-    if not hasattr(options, "run"):
-        parser.print_help()
-        return 2
     try:
-        return int(options.run(options))
+        return _run(words, called)
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -134,43 +97,18 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return 130
 
 
-def build_parser(
-    loaded: Container[str], listed: Iterable[Tuple[str, str]] = COMMANDS
-) -> argparse.ArgumentParser:
-    """Import only the named commands: the others have just their line in the help."""
-    parser = argparse.ArgumentParser(
-        prog="joblens",
-        description="See what a job really did, from one thread to the whole cluster.",
-        epilog=_EPILOG,
-        formatter_class=_Help,
-    )
-    parser.add_argument("--version", action="version", version=f"joblens {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, what in listed:
-        module = import_module(_module(name)) if name in loaded else None
-        command = commands.add_parser(
-            name,
-            help=what,
-            description=what[0].upper() + what[1:] + ".",
-            epilog=module.EXAMPLE if module else None,
-            formatter_class=_Help,
-        )
-        if module:
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
-            _add_examples(command, module.EXAMPLE)
-    return parser
+def _run(words: List[str], called: str) -> int:
+    if words[:1] == ["run"]:
+        code: Optional[int] = import_module("joblens.cli.run").run_quickly(words[1:])
+        if code is not None:
+            return code
+    from joblens.cli.parser import build_parser
 
-
-def _add_examples(command: argparse.ArgumentParser, example: str) -> None:
-    """Give each subcommand its lines of the command's example."""
-    for action in command._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, child in action.choices.items():
-                lines = [line for line in example.splitlines() if f"{command.prog} {name}" in line]
-                child.epilog, child.formatter_class = "\n".join(["example:", *lines]), _Help
-
-
-def _module(command: str) -> str:
-    name = command.replace("-", "_")
-    return "joblens.cli." + (name + "_" if name == "import" else name)  # which is a word of Python's
+    # The list of all commands is only needed for `joblens --help`.
+    listed = [entry for entry in COMMANDS if words[:1] == [entry[0]]]
+    parser = build_parser([called], listed or COMMANDS)
+    options = parser.parse_args(words)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 2
+    return int(options.run(options))

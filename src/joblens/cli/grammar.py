@@ -25,7 +25,8 @@ class Command(NamedTuple):
 
 def read_grammar() -> list[Command]:
     """Return joblens itself, then each command followed by its subcommands."""
-    from joblens.cli import COMMANDS, build_parser
+    from joblens.cli import COMMANDS
+    from joblens.cli.parser import build_parser
 
     return list(_walk(build_parser([name for name, _ in COMMANDS]), (), ""))
 

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joblens.core.errors import UsageError, printable, sentence
+from joblens.core.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
+    import argparse
+
     from joblens.capture.session import Capture
-    from joblens.record.job import JobEnd
+    from joblens.collectors.cgroup_limits import Limiting
     from joblens.run.facts import RunFacts
     from joblens.run.supervise import Ended
     from joblens.store.home import Home
@@ -24,9 +26,14 @@ EXAMPLE = """example:
   joblens run --name training --tag model:resnet -- python train.py"""
 
 _ATTEMPTS = 5  # to find an unused id
+# The record of a job that was this short and prints no report is made when it is first read, or with others:
+# to analyse it costs as much CPU time as to sample it.
+_SHORT_SECONDS = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from argparse import REMAINDER
+
     parser.add_argument("--name", default="", metavar="N", help="name of the job (default: the command's)")
     parser.add_argument("--tag", action="append", default=[], metavar="K:V", help="a tag; can be repeated")
     parser.add_argument(
@@ -38,53 +45,98 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also record every process and thread exactly, with a library that is preloaded into them",
     )
     parser.add_argument("--quiet", action="store_true", help="store the job, print no report")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD", help="the command, after --")
+    parser.add_argument("command", nargs=REMAINDER, metavar="CMD", help="the command, after --")
+
+
+class Job(NamedTuple):
+    """A job that is prepared."""
+
+    facts: RunFacts
+    store: str  # its folder
+    folder: str  # of the job in the store
+    limiting: Limiting
+    capture: Capture | None = None
 
 
 def run(options: argparse.Namespace) -> int:
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    found = options.command, options.name, options.tag, options.interval, options.quiet
+    return run_command(*found, capture=options.capture)
+
+
+def run_quickly(words: list[str]) -> int | None:
+    """Run a plain command line without argparse, which takes longer than the command's start; else None."""
+    found: dict[str, str] = {}
+    tags: list[str] = []
+    quiet, at = False, 0
+    while words[at : at + 1] and words[at].startswith("-") and words[at] != "--":
+        name, value = words[at], words[at + 1 : at + 2]
+        if name == "--quiet":
+            quiet, at = True, at + 1
+            continue
+        if name not in ("--name", "--tag", "--interval") or not value or value[0].startswith("-"):
+            return None
+        if name == "--tag":
+            tags.append(value[0])
+        found[name] = value[0]
+        at += 2
+    try:
+        interval = float(found.get("--interval", "1"))
+    except ValueError:
+        return None
+    if words[at:] in ([], ["--"]):
+        return None
+    return run_command(words[at:], found.get("--name", ""), tags, interval, quiet)
+
+
+def run_command(
+    command: list[str], name: str, tags: list[str], interval: float, quiet: bool, capture: bool = False
+) -> int:
+    command = command[1:] if command[:1] == ["--"] else command
     if not command:
         raise UsageError("no command given: joblens run -- CMD")
-    if not 0.01 <= options.interval <= 3600:
-        raise UsageError(f"--interval is {options.interval}; it must be 0.01 to 3600 seconds")
+    if not 0.01 <= interval <= 3600:
+        raise UsageError(f"--interval is {interval}; it must be 0.01 to 3600 seconds")
     from joblens.run.facts import parse_tags
 
-    tags = parse_tags(options.tag)
+    parsed = parse_tags(tags)
     try:
-        facts, folder, home = _prepare(command, options, tags)
+        job = _prepare(command, name, parsed, interval)
     except Exception as error:  # the command runs in any case
         _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
-    capture = _prepare_capture(home, folder) if options.capture else None
-    return _run_watched(command, facts, folder, home, options.quiet, capture)
+    if capture:
+        job = job._replace(capture=_prepare_capture(job))
+    return _run_watched(command, job, quiet)
 
 
-def _prepare(
-    command: list[str], options: argparse.Namespace, tags: dict[str, str]
-) -> tuple[RunFacts, Path, Home]:
+def _prepare(command: list[str], name: str, tags: dict[str, str], interval: float) -> Job:
+    from joblens.collectors.cgroup_limits import find_limits
     from joblens.core.host import Host
-    from joblens.core.procfs import read_stat
+    from joblens.core.procfs import read_pid_namespace, read_stat
     from joblens.run.facts import collect, new_job_id
-    from joblens.store.home import find_home, make_home
-    from joblens.store.ingest import begin, pid_namespace
+    from joblens.store.location import begin, locate, make_folders
 
-    home = make_home(find_home())
-    facts = collect(Host(), command, options.name, tags, options.interval)
+    store, host = locate(), Host()
+    make_folders(store)
+    limiting = find_limits(host)
+    facts = collect(host, command, name, tags, interval, limiting)
     supervisor = os.getpid(), read_stat("self").start
-    facts = facts._replace(supervisor=supervisor, pid_namespace=pid_namespace())
+    facts = facts._replace(supervisor=supervisor, pid_namespace=read_pid_namespace())
     for _ in range(_ATTEMPTS):
         try:
-            return facts, begin(home, facts._asdict()), home
+            return Job(facts, store, begin(store, facts._asdict()), limiting)
         except FileExistsError:  # of a job that began in the same second
             facts = facts._replace(id=new_job_id())
-    return facts, begin(home, facts._asdict()), home
+    return Job(facts, store, begin(store, facts._asdict()), limiting)
 
 
-def _prepare_capture(home: Home, folder: Path) -> Capture | None:
+def _prepare_capture(job: Job) -> Capture | None:
     """Return None, and say why, if processes cannot be captured. The command runs in any case."""
     from joblens.capture.library import find_library, is_preloadable
     from joblens.capture.session import Capture, make_folder
+    from joblens.store.home import find_home
 
+    home = find_home(job.store)
     library = find_library()
     if library is None:
         why = "the library is missing, because no C compiler was found when joblens was installed"
@@ -92,7 +144,7 @@ def _prepare_capture(home: Home, folder: Path) -> Capture | None:
         why = f"the path of the library, {library}, has a character that LD_PRELOAD cannot contain"
     else:
         try:
-            return Capture(make_folder(str(folder), home.shared), library)
+            return Capture(make_folder(job.folder, home.shared), library)
         except OSError as error:
             why = sentence(error)
     _say(f"processes are not captured: {why}")
@@ -115,82 +167,119 @@ def _not_started(error: OSError) -> int:
     return 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
 
 
-def _run_watched(
-    command: list[str], facts: RunFacts, folder: Path, home: Home, quiet: bool, capture: Capture | None
-) -> int:
+def _run_watched(command: list[str], job: Job, quiet: bool) -> int:
     from joblens.run.spawn import NoRoomError, NotStartedError
     from joblens.run.supervise import end_as, supervise
 
+    meanwhile = (lambda: None) if quiet else _load
     try:
-        ended = supervise(command, facts, str(folder), _load, capture)
+        ended = supervise(command, job.facts, job.folder, job.limiting, meanwhile, job.capture)
     except NotStartedError as error:
-        _discard(folder, capture)
+        _discard(job)
         return _not_started(error)
     except NoRoomError as error:
-        _discard(folder, capture)
+        _discard(job)
         _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
-    _store(home, facts, folder, ended, quiet)
+    _store(job, ended, quiet)
     return end_as(ended.status)
 
 
-def _discard(folder: Path, capture: Capture | None) -> None:
+def _discard(job: Job) -> None:
     """Remove what was prepared for a command that did not start."""
+    from pathlib import Path
+
     from joblens.store.ingest import remove
 
-    if capture:
-        capture.remove()
-    remove(folder)
+    if job.capture:
+        job.capture.remove()
+    remove(Path(job.folder))
 
 
 def _load() -> None:
-    """Import modules for the job's end while its last sample is taken. Failures show when they are used."""
+    """Import modules for the report while the last sample is taken. Failures show when they are used."""
     with suppress(Exception):
         for name in ("joblens.wire.batch", "joblens.jobs.complete", "joblens.reports.text"):
             import_module(name)
 
 
-def _store(home: Home, facts: RunFacts, folder: Path, ended: Ended, quiet: bool) -> None:
+def _store(job: Job, ended: Ended, quiet: bool) -> None:
     """The command has ended: nothing that fails here changes its exit code."""
-    from joblens.run.subprocess_guard import run_guarded
+    from joblens.run.subprocess_guard import run_guarded, run_interruptible
 
-    name = facts.id
-
-    def work() -> None:
-        try:
-            _complete(home, facts, folder, ended, quiet)
-        except BaseException as error:
-            _say(f"job {name} is not stored: {sentence(error)}; `joblens jobs` will try again")
-
-    ended_by = run_guarded(work)
+    short = quiet and ended.end - ended.start < _SHORT_SECONDS and os.path.exists(job.folder)
+    short = short and job.capture is None
+    how = f"job {job.facts.id} is not stored: {{}}; `joblens jobs` will try again"
+    if short:
+        ended_by = run_interruptible(lambda: _try(lambda: _finish(job, ended), how))
+    else:
+        ended_by = run_guarded(lambda: _try(lambda: _complete(job, ended, quiet), how))
     if ended_by:
-        _say(f"job {name} is not stored: signal {ended_by} ended that; `joblens jobs` will try again")
+        _say(how.format(f"signal {ended_by} ended that"))
 
 
-def _complete(home: Home, facts: RunFacts, folder: Path, ended: Ended, quiet: bool) -> None:
-    from joblens.record.job import JobFacts
-    from joblens.store.ingest import Incoming, finish, take_back
+def _try(work: Callable[[], None], how: str) -> None:
+    from joblens.run.subprocess_guard import InterruptedBySignal
 
-    found = take_back(Incoming(folder, JobFacts(**facts._asdict()), describe_end(ended)))
+    try:
+        work()
+    except InterruptedBySignal:
+        raise
+    except BaseException as error:
+        _say(how.format(sentence(error)))
+
+
+def _finish(job: Job, ended: Ended) -> None:
+    from joblens.store.location import finish, has_much_deferred
+
+    finish(job.folder, describe_end(ended))
+    if has_much_deferred(job.store):
+        from joblens.run.subprocess_guard import do_in_background
+
+        do_in_background(lambda: _complete_all(job.store))
+
+
+def _complete_all(store: str) -> None:
+    """Make the records of jobs that have ended, unless another process does that."""
+    from joblens.jobs.complete import recover
+    from joblens.store.home import find_home
+    from joblens.store.pending import many_wait, one_at_a_time, settle_some
+
+    home = find_home(store)
+    with one_at_a_time(home.incoming) as free:
+        if free:
+            recover(home)
+    if many_wait(home):
+        settle_some(home)
+
+
+def _complete(job: Job, ended: Ended, quiet: bool) -> None:
+    from pathlib import Path
+
+    from joblens.record.fields import read
+    from joblens.record.job import JobEnd, JobFacts
+    from joblens.store.home import find_home
+    from joblens.store.ingest import Incoming, take_back
+    from joblens.store.location import finish
+
+    facts, end = JobFacts(**job.facts._asdict()), read(describe_end(ended), JobEnd)
+    found = take_back(Incoming(Path(job.folder), facts, end))
     if found.end is not None:
-        finish(found.folder, found.end)
-    _report(home, found, quiet)
+        finish(job.folder, found.end.to_dict())
+    _report(find_home(job.store), found, quiet)
 
 
-def describe_end(ended: Ended) -> JobEnd:
-    from joblens.record.job import IoTotals, JobEnd, Totals
-
+def describe_end(ended: Ended) -> dict[str, object]:
+    """Return the fields of JobEnd."""
     signal = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
-    totals = Totals(**ended.totals._asdict())
-    totals.io = IoTotals(**ended.totals.io) if ended.totals.io else None
-    return JobEnd(
-        start=ended.start,
-        end=ended.end,
-        exit_code=128 + signal if signal else os.WEXITSTATUS(ended.status),
-        signal=signal,
-        totals=totals,
-        problems=ended.problems,
-    )
+    return {
+        "start": ended.start,
+        "end": ended.end,
+        "exit_code": 128 + signal if signal else os.WEXITSTATUS(ended.status),
+        "signal": signal,
+        "totals": ended.totals._asdict(),
+        "problems": ended.problems,
+    }
 
 
 def _report(home: Home, found: Incoming, quiet: bool) -> None:

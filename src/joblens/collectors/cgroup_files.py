@@ -132,6 +132,26 @@ def read_group(host: Host, mounts: Mounts, group: str) -> Dict[str, int]:
     return facts
 
 
+def read_cpu_limit(host: Host, mounts: Mounts, group: str) -> Optional[int]:
+    """Return the CPU quota of one cgroup in thousandths of a core; None without one."""
+    files = _files_of(host, mounts, group, "cpu")
+    words = [files.text(f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    return parse_quota(files.text("cpu.max").split()) or parse_quota(words)
+
+
+def read_memory_limit(host: Host, mounts: Mounts, group: str) -> Optional[int]:
+    """Return the memory limit of one cgroup in bytes; None without one."""
+    files = _files_of(host, mounts, group, "memory")
+    limit = parse_number(files.text("memory.max") or files.text("memory.limit_in_bytes"))
+    return limit if limit is not None and limit < _UNLIMITED else None
+
+
+def _files_of(host: Host, mounts: Mounts, group: str, controller: str) -> _Group:
+    """In a hybrid hierarchy v1 has the controllers."""
+    top = mounts.v1.get(controller) or mounts.v2
+    return _Group(host, {controller: f"{top}/{group}"} if top else {})
+
+
 def _read_v2(group: _Group) -> Dict[str, int]:
     facts = group.numbers(_V2)
     facts.update(parse_io_stat(group.text("io.stat")))

@@ -8,25 +8,54 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from joblens.collectors.cgroup_files import Mounts, parse_mounts, read_group
+from joblens.collectors.cgroup_files import (
+    Mounts,
+    parse_mounts,
+    read_cpu_limit,
+    read_group,
+    read_memory_limit,
+)
+from joblens.core.errors import MalformedError
 from joblens.core.host import Host
+from joblens.core.named_tuple import NamedTuple
 
 _COUNTED_BY = {"cpu_limit_cores": "throttled_seconds", "memory_limit_bytes": "oom_kills"}
-_CONTROLLERS = {"cpu_limit_cores": "cpu", "memory_limit_bytes": "memory"}
+_READ = {
+    "cpu_limit_cores": ("cpu", read_cpu_limit),
+    "memory_limit_bytes": ("memory", read_memory_limit),
+}
 
 
-def read_limits(host: Host) -> Dict[str, int]:
-    """Return the lowest limits of cores (in thousandths) and memory of our cgroup and its ancestors."""
-    return {name: lowest for name, (lowest, _) in _find(host, _read_mounts(host)).items()}
+class Limiting(NamedTuple):
+    """The cgroups that limit a process: the lowest limits of it and its ancestors."""
+
+    mounts: Mounts
+    lowest: Dict[str, int]  # `cpu_limit_cores` in thousandths, `memory_limit_bytes`
+    groups: Dict[str, str]  # by the same names
+
+
+def find_limits(host: Host, pid: str = "self") -> Limiting:
+    """A scheduler limits the job, not each leaf: so of each kind the lowest limit counts, and its cgroup."""
+    lowest: Dict[str, int] = {}
+    groups: Dict[str, str] = {}
+    mounts, paths = _read_mounts(host), _read_paths(host, pid)
+    for name, (controller, read) in _READ.items():
+        for group in _groups_of(paths, controller):
+            try:
+                limit = read(host, mounts, group)
+            except ValueError as error:  # more digits than int() accepts
+                raise MalformedError(group, str(error)) from None
+            if limit and (name not in lowest or limit < lowest[name]):
+                lowest[name], groups[name] = limit, group
+    return Limiting(mounts, lowest, groups)
 
 
 class Limits:
-    """Counters of the cgroups that limit a process, by default this one."""
+    """Counters of the cgroups that limit a process."""
 
-    def __init__(self, host: Host, pid: str = "self", first: Optional[Dict[str, int]] = None) -> None:
+    def __init__(self, host: Host, found: Limiting, first: Optional[Dict[str, int]] = None) -> None:
         """`first` are counters read earlier, to count from there."""
-        self._host, self._mounts = host, _read_mounts(host)
-        self._groups = {name: group for name, (_, group) in _find(host, self._mounts, pid).items()}
+        self._host, self._mounts, self._groups = host, found.mounts, found.groups
         self.first = self._read() if first is None else first
 
     @property
@@ -57,18 +86,6 @@ def _read_mounts(host: Host) -> Mounts:
         return parse_mounts(host.read_once("proc/self/mounts"))
     except OSError:
         return Mounts({}, None)
-
-
-def _find(host: Host, mounts: Mounts, pid: str = "self") -> Dict[str, Tuple[int, str]]:
-    """Return the lowest limit of each kind and its cgroup: a scheduler limits the job, not each leaf."""
-    found: Dict[str, Tuple[int, str]] = {}
-    paths = _read_paths(host, pid)
-    for name, controller in _CONTROLLERS.items():
-        for group in _groups_of(paths, controller):
-            limit: Optional[int] = read_group(host, mounts, group).get(name)
-            if limit and (name not in found or limit < found[name][0]):
-                found[name] = limit, group
-    return found
 
 
 def _read_paths(host: Host, pid: str) -> List[Tuple[List[str], str]]:

@@ -39,9 +39,9 @@ _MOST_EVENTS = 1000
 _MOST_KEYS = 500  # events of further devices are counted without the device
 _LONGEST_TEXT = 200
 
-_RECORD = re.compile(rb"(?m)^(\d{1,5}),(\d{1,18}),(\d{1,18}),[^;\n]*;([^\n]*)((?:\n [^\n]*)*)\n?")
-_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
-_DEVICE = re.compile(rb"\n DEVICE=\+pci:([0-9a-f:.]+)")
+_RECORD = rb"(?m)^(\d{1,5}),(\d{1,18}),(\d{1,18}),[^;\n]*;([^\n]*)((?:\n [^\n]*)*)\n?"
+_ESCAPE = rb"\\x([0-9a-f]{2})"
+_DEVICE = rb"\n DEVICE=\+pci:([0-9a-f:.]+)"
 _AMD = r"(?:amdgpu (?P<device>[0-9a-f:.]+): (?:amdgpu: )?|\[drm:amdgpu_\w+ \[amdgpu\]\] )(?:\*ERROR\* )? ?"
 # A record begins with the kernel's or driver's own text; names of processes come after it.
 _RULES = (
@@ -213,7 +213,7 @@ def _open(host: Host, at_end: bool) -> int:
 
 def parse_records(data: bytes) -> List[Record]:
     """Skip malformed records; if all are malformed, it is not a kernel log."""
-    found = [record for match in _RECORD.finditer(data) for record in [_record(match)]]
+    found = [record for match in re.finditer(_RECORD, data) for record in [_record(match)]]
     if data.strip() and not found:
         raise MalformedError(_PATH, f"not a record of the kernel's log: {data[:80]!r}")
     return found
@@ -221,13 +221,13 @@ def parse_records(data: bytes) -> List[Record]:
 
 def _record(match: re.Match[bytes]) -> Record:
     priority, sequence, time_us = (int(match[number]) for number in (1, 2, 3))
-    device = _DEVICE.search(match[5])
+    device = re.search(_DEVICE, match[5])
     text = _text(match[4]) if priority < 8 else ""
     return Record(sequence, time_us, text, device[1].decode() if device else "")
 
 
 def _text(data: bytes) -> str:
-    plain = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), data).decode("utf-8", "replace")
+    plain = re.sub(_ESCAPE, lambda match: bytes([int(match[1], 16)]), data).decode("utf-8", "replace")
     return "".join(letter if letter.isprintable() else "?" for letter in plain)
 
 
@@ -254,7 +254,7 @@ def _pid(digits: Optional[str]) -> int:
 
 def redact(data: bytes) -> bytes:
     """Remove the text of all records that make no event, so that a recording can be shared."""
-    return _RECORD.sub(_redacted, data)
+    return re.sub(_RECORD, _redacted, data)
 
 
 def _redacted(match: re.Match[bytes]) -> bytes:

@@ -22,14 +22,14 @@ def _need(host: Host, *paths: str) -> None:
 
 
 def lazy_gpus(host: Host, **options: Any) -> Read:
-    if not _may_have_gpus(host):
+    if not may_have_gpus(host):
         raise FileNotFoundError(2, "no GPU driver", host.root + "dev")
     from joblens.collectors.gpu.collector import gpus
 
     return gpus(host, **options)
 
 
-def _may_have_gpus(host: Host) -> bool:
+def may_have_gpus(host: Host) -> bool:
     if any(host.exists(path) for path in _GPU_FILES) or _has_card(host):
         return True
     return host.live and (_is_in("LD_LIBRARY_PATH", _LIBRARY) or _is_in("PATH", _PROGRAM))

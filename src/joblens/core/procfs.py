@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import List, Optional, Tuple, Union
 
 from joblens.core.errors import MalformedError
@@ -85,6 +86,14 @@ def find_start(pid: int) -> Optional[int]:
     """Return the start of a process in clock ticks since boot, None if there is no such process."""
     stat = find_stat(pid)
     return stat.start if stat else None
+
+
+def read_pid_namespace() -> str:
+    """Return the namespace in which pids are counted, for in a container they are others; "" if unknown."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def parse_status(data: bytes) -> Tuple[int, List[int]]:

@@ -22,7 +22,8 @@ from joblens.store.catalog.cursor import is_after, parse_cursor, sort_rows
 from joblens.store.catalog.index import Run
 from joblens.store.catalog.listing import Identity, JobFilter, JobRow, name_nodes
 from joblens.store.catalog.scope import ALL, Scope
-from joblens.store.home import Home, safe_name
+from joblens.store.home import Home
+from joblens.store.location import safe_name
 
 if TYPE_CHECKING:  # a listing without live jobs does not load them
     from joblens.record.report import JobRecord

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple, Optional
+from typing import Optional
+
+from joblens.core.named_tuple import NamedTuple
 
 _SMALLEST_JUMP = 2.0  # seconds
 

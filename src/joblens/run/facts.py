@@ -8,7 +8,7 @@ import time
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 from joblens import __version__
-from joblens.collectors.cgroup_limits import read_limits
+from joblens.collectors.cgroup_limits import Limiting, find_limits
 from joblens.core.errors import UsageError
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
@@ -87,7 +87,15 @@ def parse_tags(texts: List[str]) -> Dict[str, str]:
     return tags
 
 
-def collect(host: Host, command: List[str], name: str, tags: Dict[str, str], interval: float) -> RunFacts:
+def collect(
+    host: Host,
+    command: List[str],
+    name: str,
+    tags: Dict[str, str],
+    interval: float,
+    limiting: Optional[Limiting] = None,
+) -> RunFacts:
+    limiting = limiting or find_limits(host)
     uid = os.getuid()
     node = host.name()
     return RunFacts(
@@ -104,9 +112,9 @@ def collect(host: Host, command: List[str], name: str, tags: Dict[str, str], int
         tags=tags,
         start=time.time(),
         interval=interval,
-        cores=cores(host),
+        cores=cores(host, limiting),
         node_cores=os.cpu_count(),
-        memory=memory(host),
+        memory=memory(host, limiting),
         gpus=given_gpus(os.environ),
         carbon_grams_per_kwh=carbon(os.environ),
         environment={k: v for k, v in sorted(os.environ.items()) if k in _KEPT_VARIABLES},
@@ -131,16 +139,16 @@ def _folder() -> str:
         return ""
 
 
-def cores(host: Host) -> float:
+def cores(host: Host, limiting: Optional[Limiting] = None) -> float:
     """Return the cores that the command may use, by affinity and cgroup quota."""
     allowed = float(len(os.sched_getaffinity(0)))
-    quota = read_limits(host).get("cpu_limit_cores")
+    quota = (limiting or find_limits(host)).lowest.get("cpu_limit_cores")
     return min(allowed, quota / 1000) if quota else allowed
 
 
-def memory(host: Host) -> Optional[int]:
+def memory(host: Host, limiting: Optional[Limiting] = None) -> Optional[int]:
     """Return the memory that the command may use, by the node's size and the cgroup's limit."""
-    limit = read_limits(host).get("memory_limit_bytes")
+    limit = (limiting or find_limits(host)).lowest.get("memory_limit_bytes")
     limits = [limit for limit in (limit, _node_memory(host)) if limit]
     return min(limits, default=None)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Callable, Collection, Dict, Iterable, List, Optional, Set
+from typing import TYPE_CHECKING, Callable, Collection, Dict, Iterable, List, Optional, Set
 
-from joblens.attribution.devices import JobName
 from joblens.collectors.kernel_log import Event, KernelLog
 from joblens.core.errors import PrivilegeError
 from joblens.core.host import Host
 from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
+
+if TYPE_CHECKING:
+    from joblens.attribution.devices import JobName
 
 EVENT = Schema(
     "event",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import List, Mapping, Tuple
+from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
 
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.json_file import parse_json
@@ -16,7 +16,9 @@ from joblens.core.model import Sample
 from joblens.core.procfs import find_stat
 from joblens.run.clock import Clock
 from joblens.run.spawn import VARIABLE
-from joblens.wire.marks import Book, JobName, Message, read_message
+
+if TYPE_CHECKING:  # most jobs have no marks
+    from joblens.wire.marks import Book, JobName, Message
 
 _FILE = "marks"
 _LARGEST = 8 << 20  # bytes of the file
@@ -76,14 +78,23 @@ def _is_ancestor(pid: int, start: int) -> bool:
 class JobMarks:
     def __init__(self, folder: str, job: JobName, clock: Clock) -> None:
         self._path, self._job, self._clock = os.path.join(folder, _FILE), job, clock
-        self._book, self._at, self._rest = Book(), 0, b""
+        self._book: Optional[Book] = None
+        self._at, self._rest = 0, b""
         self._last_ns = 0
         self.unreadable = 0
 
     def read(self) -> List[Sample]:
         """Return new marks, each with its own time."""
         now = self._clock.now_ns()
-        for line in self._lines():
+        lines = self._lines()
+        if lines and self._book is None:
+            from joblens.wire.marks import Book
+
+            self._book = Book()
+        if self._book is None:
+            self._last_ns = now
+            return []
+        for line in lines:
             try:
                 boot_ns, message = _parse(line)
             except (MalformedError, ValueError, RecursionError):
@@ -116,6 +127,8 @@ class JobMarks:
 
 def _parse(line: bytes) -> Tuple[int, Message]:
     import json
+
+    from joblens.wire.marks import read_message
 
     found = json.loads(line.decode("utf-8", "replace"))
     if not isinstance(found, dict) or not isinstance(found.get("body"), dict):

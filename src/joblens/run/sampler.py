@@ -10,13 +10,20 @@ import os
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Iterable, List, NamedTuple, Optional, Set, Tuple, TypeVar
+from typing import TYPE_CHECKING, Callable, Iterable, List, Optional, Set, Tuple, TypeVar
 
-from joblens.attribution.sums import JOB, OWNED_PROCESS, Account
-from joblens.collectors.cgroup_limits import Limits
+from joblens.attribution.account import JOB, OWNED_PROCESS, Account
+from joblens.collectors.cgroup_limits import Limits, find_limits
 from joblens.collectors.cpu import cpu
 from joblens.collectors.disk import disk
-from joblens.collectors.lazy import lazy_energy, lazy_infiniband, lazy_lustre, lazy_nfs, lazy_slingshot
+from joblens.collectors.lazy import (
+    lazy_energy,
+    lazy_infiniband,
+    lazy_lustre,
+    lazy_nfs,
+    lazy_slingshot,
+    may_have_gpus,
+)
 from joblens.collectors.load import load
 from joblens.collectors.memory import memory
 from joblens.collectors.network import network
@@ -26,9 +33,9 @@ from joblens.core.errors import sentence
 from joblens.core.files import sync_with_folders
 from joblens.core.host import Host
 from joblens.core.model import Job, Key, Rows, Sample
+from joblens.core.named_tuple import NamedTuple
 from joblens.run.batches import Batches
 from joblens.run.clock import Clock, start_clock
-from joblens.run.gpus import JobGpus
 from joblens.run.inherited_usage import InheritedUsage
 from joblens.run.kernel_events import JobEvents
 from joblens.run.mark_file import JobMarks
@@ -38,6 +45,7 @@ from joblens.run.usage import Before, Inherited
 
 if TYPE_CHECKING:
     from joblens.run.facts import RunFacts
+    from joblens.run.gpus import JobGpus
 
 
 # Seconds after the start: short jobs are sampled more often in their first second.
@@ -68,6 +76,15 @@ def _open_all(host: Host, collectors: Iterable[Callable[[Host], Read]]) -> List[
     return found
 
 
+def _open_gpus(host: Host, job: Tuple[str, str, str], given: Optional[Tuple[str, ...]]) -> Optional[JobGpus]:
+    """Most nodes have none, and to load their modules takes as long as three samples."""
+    if not may_have_gpus(host):
+        return None
+    from joblens.run.gpus import JobGpus
+
+    return JobGpus(host, job, given)
+
+
 class Sampler:
     def __init__(
         self,
@@ -86,12 +103,14 @@ class Sampler:
         self.account = Account(self.job)
         self.problems: List[str] = []
         self._memory = JobMemory(host)
-        self._limits = Limits(host, first=before.limits if before else None)
-        self._processes = processes(host, below=parent, first=command)
+        limiting = before.limiting if before else find_limits(host)
+        self._limits = Limits(host, limiting, before.limits if before else None)
+        ignored = before.pids if before else frozenset()
+        self._processes = processes(host, below=parent, first=command, ignored=ignored)
         self._node_sets = _open_all(host, (cpu, memory, load, disk, network, pressure))
         self._devices = _open_all(host, (lazy_energy, lazy_infiniband, lazy_slingshot, lazy_lustre, lazy_nfs))
         self._devices_due = 0.0
-        self.gpus = JobGpus(host, (self.job.cluster, self.job.id, self.node), facts.gpus)
+        self.gpus = _open_gpus(host, (self.job.cluster, self.job.id, self.node), facts.gpus)
         self._events = JobEvents(host, (self.job.cluster, self.job.id, self.node), self.clock.now_ns)
         self.marks = JobMarks(folder, (self.job.cluster, self.job.id, self.node), self.clock)
         self._pids: Set[int] = set()
@@ -106,12 +125,13 @@ class Sampler:
         except OSError as error:
             self.problems.append(sentence(error))
 
+    def all_problems(self) -> List[str]:
+        return self.problems + (self.gpus.problems() if self.gpus else []) + self.marks.problems()
+
     def sample(self, last: bool = False, inherited: Optional[Inherited] = None) -> List[Sample]:
         """`inherited` is what the supervisor has read when the command ended."""
         now = self.clock.now_ns()
-        found = self._read(lambda: self._sample_job(inherited)) + self._read(
-            lambda: self.gpus.read(self._pids)
-        )
+        found = self._read(lambda: self._sample_job(inherited)) + self._read(self._sample_gpus)
         for read in list(self._node_sets):
             rows = self._read(read)
             if not rows:
@@ -121,7 +141,8 @@ class Sampler:
             self._devices_due = time.monotonic() + _DEVICES_SECONDS
             for read in list(self._devices):
                 found += self._read(partial(self._sample_device, read))
-        events = self._read(lambda: self._events.read(self._pids, self.gpus.buses))
+        buses = self.gpus.buses if self.gpus else ()
+        events = self._read(lambda: self._events.read(self._pids, buses))
         return [*(Sample(now, rows) for rows in found), *events, *self._read(self.marks.read)]
 
     def _read(self, read: Callable[[], Iterable[Found]]) -> List[Found]:
@@ -151,6 +172,9 @@ class Sampler:
             Rows(JOB, self._job_keys, self.account.values(processes_fresh=True)),
             Rows(OWNED_PROCESS, self._process_keys, rows.values),
         )
+
+    def _sample_gpus(self) -> Tuple[Rows, ...]:
+        return self.gpus.read(self._pids) if self.gpus else ()
 
     def _sample_device(self, read: Callable[[], Tuple[Rows, ...]]) -> Tuple[Rows, ...]:
         try:
@@ -194,7 +218,7 @@ def run_sampler(
             break
     batches.add(sampler.sample(True, _read_inherited(pipes.control)))  # processes can outlive the command
     batches.flush()
-    return sampler.problems + sampler.gpus.problems() + sampler.marks.problems() + batches.problems()
+    return sampler.all_problems() + batches.problems()
 
 
 def _read_pid(control: int) -> int:

@@ -10,15 +10,18 @@ import gc
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, List, NamedTuple, Optional, Set, Tuple
+from functools import partial
+from typing import TYPE_CHECKING, Callable, List, Optional, Set
 
 from joblens.core.errors import MalformedError, sentence
+from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import read_stat
 from joblens.run.clock import Clock
 from joblens.run.streams import pipe, release, wait_readable, write_all
-from joblens.run.usage import Before, Inherited, read_before
+from joblens.run.usage import Inherited, read_before
 
 if TYPE_CHECKING:
+    from joblens.collectors.cgroup_limits import Limiting
     from joblens.run.facts import RunFacts
 
 
@@ -134,38 +137,32 @@ def _is_pending(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def start_sampler(facts: RunFacts, folder: str, clock: Clock) -> SamplerProcess:
-    parent, before = os.getpid(), read_before()
+def start_sampler(facts: RunFacts, folder: str, clock: Clock, limiting: Limiting) -> SamplerProcess:
+    # Loaded before the fork: pages that a child writes to are copied, which takes half as long again.
+    from joblens.run.sampler import SamplerPipes, run_sampler
+
+    parent, before = os.getpid(), read_before(limiting)
     control, control_writer = pipe()
     signals, signals_writer = pipe()
     problems, problems_writer = pipe()
     pid = os.fork()
     if pid == 0:
         release((0, 1, 2), keep=(control, signals_writer, problems_writer))
-        _run(problems_writer, (control, signals_writer), parent, facts, folder, clock, before)
+        ends = SamplerPipes(control, signals_writer)
+        work = partial(run_sampler, ends, passed_signals(), parent, facts, folder, clock, before)
+        _run(problems_writer, f"jl-watch {facts.id}", work)
     for end in (control, signals_writer, problems_writer):
         os.close(end)
     return SamplerProcess(pid, SupervisorPipes(control_writer, signals, problems))
 
 
-def _run(
-    output: int,
-    ends: Tuple[int, int],
-    parent: int,
-    facts: RunFacts,
-    folder: str,
-    clock: Clock,
-    before: Before,
-) -> None:
+def _run(output: int, title: str, work: Callable[[], List[str]]) -> None:
     """Never returns."""
     try:
-        _rename(f"jl-watch {facts.id}")
-        from joblens.run.sampler import SamplerPipes, run_sampler  # late: the command does not wait for it
-
+        _rename(title)
         gc.freeze()  # modules stay
         gc.set_threshold(*_GARBAGE)
-
-        problems = run_sampler(SamplerPipes(*ends), passed_signals(), parent, facts, folder, clock, before)
+        problems = work()
     except BaseException as error:  # no failure may reach the command
         problems = [f"sampling failed: {type(error).__name__}: {sentence(error)}"]
     try:
@@ -190,11 +187,11 @@ def _rename(title: str) -> None:
 
 
 def try_to_sample(
-    facts: RunFacts, folder: str, clock: Clock, problems: List[str]
+    facts: RunFacts, folder: str, clock: Clock, limiting: Limiting, problems: List[str]
 ) -> Optional[SamplerProcess]:
     """Return None if no further process or pipe can be created: the command then runs without samples."""
     try:
-        return start_sampler(facts, folder, clock)
+        return start_sampler(facts, folder, clock, limiting)
     except Exception as error:  # the command runs in any case
         problems.append(f"nothing was sampled: {sentence(error)}")
         return None

@@ -1,11 +1,11 @@
-"""Work in a forked process, so that not even a crash in a library affects the caller."""
+"""Work that affects its caller neither by a failure nor by signals, and not even by a crash in a library."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
-from typing import Callable, Optional, Set
+from typing import Callable, List, Optional, Set
 
 from joblens.run.streams import release
 
@@ -29,6 +29,35 @@ def run_guarded(work: Callable[[], None]) -> Optional[int]:
     status = _wait(pid, waited)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+
+
+class InterruptedBySignal(BaseException):
+    """One of the signals that end work."""
+
+
+def run_interruptible(work: Callable[[], None]) -> Optional[int]:
+    """As `run_guarded`, but in this process: for work that loads no library."""
+    received: List[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise InterruptedBySignal
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    _forget_pending(_ENDING)
+    handlers = {number: signal.signal(number, interrupt) for number in _ENDING}
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        work()
+        received.clear()  # too late to end anything
+    except InterruptedBySignal:
+        pass
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return received[0] if received else None
 
 
 def do_in_background(work: Callable[[], None]) -> None:

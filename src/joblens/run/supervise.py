@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Set
 
 from joblens.core.errors import sentence
+from joblens.core.named_tuple import NamedTuple
 from joblens.run.clock import Clock, start_clock
 from joblens.run.sampler_process import SamplerProcess, passed_signals, try_to_sample
 from joblens.run.spawn import VARIABLE, spawn
@@ -21,6 +22,7 @@ from joblens.run.usage import Inherited, Totals, difference, parse_own_io, read_
 
 if TYPE_CHECKING:
     from joblens.capture.session import Capture
+    from joblens.collectors.cgroup_limits import Limiting
     from joblens.run.facts import RunFacts
 
 
@@ -43,6 +45,7 @@ def supervise(
     command: List[str],
     facts: RunFacts,
     folder: str,
+    limiting: Limiting,
     meanwhile: Callable[[], None] = lambda: None,
     capture: Optional[Capture] = None,
 ) -> Ended:
@@ -50,14 +53,20 @@ def supervise(
 
     `meanwhile` is called when the command has ended, while the last sample is taken.
     """
-    return _Supervisor(facts, folder, meanwhile, capture).run(command)
+    return _Supervisor(facts, folder, limiting, meanwhile, capture).run(command)
 
 
 class _Supervisor:
     def __init__(
-        self, facts: RunFacts, folder: str, meanwhile: Callable[[], None], capture: Optional[Capture]
+        self,
+        facts: RunFacts,
+        folder: str,
+        limiting: Limiting,
+        meanwhile: Callable[[], None],
+        capture: Optional[Capture],
     ) -> None:
-        self.facts, self.folder, self.meanwhile, self.capture = facts, folder, meanwhile, capture
+        self.facts, self.folder, self.limiting = facts, folder, limiting
+        self.meanwhile, self.capture = meanwhile, capture
         self.waited: Set[int] = {signal.SIGCHLD, *passed_signals()}
         self.child = 0
         self.status: Optional[int] = None
@@ -70,7 +79,7 @@ class _Supervisor:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans are reparented to this process, and stay the job's
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self.waited, *_HELD})
         clock = start_clock()
-        self.sampler = try_to_sample(self.facts, self.folder, clock, self.problems)
+        self.sampler = try_to_sample(self.facts, self.folder, clock, self.limiting, self.problems)
         io_before = read_io()
         start = clock.now()
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
-from typing import Dict, Optional
+from typing import Dict, FrozenSet, Optional
 
-from joblens.collectors.cgroup_limits import Limits
+from joblens.collectors.cgroup_limits import Limiting, Limits
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import parse_io
@@ -50,11 +51,23 @@ class Before(NamedTuple):
     """Counters before the command starts: only the increase is the job's."""
 
     inherited: Inherited
-    limits: Dict[str, int]  # events of the enclosing cgroups
+    limiting: Limiting  # the enclosing cgroups
+    limits: Dict[str, int]  # their events
+    pids: FrozenSet[str]  # that are not the command's
 
 
-def read_before() -> Before:
-    return Before(read_inherited(), Limits(Host()).first)
+def read_before(limiting: Limiting) -> Before:
+    host = Host()
+    return Before(read_inherited(), limiting, Limits(host, limiting).first, _find_others(host))
+
+
+def _find_others(host: Host) -> FrozenSet[str]:
+    """Return all pids, or none if this process has children from before it became joblens (exec)."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return frozenset(host.list("proc"))
+    return frozenset()
 
 
 def read_inherited() -> Inherited:

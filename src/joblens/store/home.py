@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
-from joblens.core.files import make_folder
+from joblens.store.location import INCOMING, WAITING, digest, locate, make_folders
 
 # Local file systems, on which SQLite's locks and shared memory work. Any other is treated as shared between
 # machines (nfs, lustre, gpfs, beegfs, cephfs, dvs, …, and fuse).
@@ -16,8 +16,6 @@ _LOCAL = frozenset(
     "bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs msdos nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs "
     "ubifs vfat xfs zfs".split()
 )
-_SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
-_LONGEST_NAME = 100
 
 
 class Home(NamedTuple):
@@ -28,12 +26,12 @@ class Home(NamedTuple):
 
     @property
     def incoming(self) -> Path:
-        return self.path / "incoming"
+        return self.path / INCOMING
 
     @property
     def waiting(self) -> Path:
         """Jobs with a record whose samples are not in the lake yet."""
-        return self.path / "waiting"
+        return self.path / WAITING
 
     @property
     def lake(self) -> Path:
@@ -54,7 +52,7 @@ class Home(NamedTuple):
             return self.index_file
         if not self.shared:
             return self.path / "catalog.sqlite"
-        name = _digest(os.fsencode(self.path))[:16]
+        name = digest(os.fsencode(self.path))[:16]
         return local_folder() / f"catalog-{name}.sqlite"
 
     def describe(self) -> str:
@@ -79,9 +77,8 @@ def _catalog_path(home: Home) -> str:
 
 def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None = None) -> Home:
     """Return the home at a path, by default JOBLENS_HOME or the user's data folder."""
-    path = Path(chosen or os.environ.get("JOBLENS_HOME") or _data_folder() / "joblens").absolute()
+    path = Path(locate(chosen))
     try:
-        str(path).encode()
         path.exists()  # triggers an automounter
         real = Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
@@ -93,24 +90,8 @@ def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None =
 
 def make_home(home: Home) -> Home:
     """Create its folders, readable by the owner only."""
-    try:
-        for folder in (home.path, home.incoming, home.lake, home.records):
-            make_folder(folder)
-    except OSError as error:
-        raise OutsideError(f"cannot create the store {home.path}") from error
+    make_folders(str(home.path))
     return home
-
-
-def _data_folder() -> Path:
-    given = os.environ.get("XDG_DATA_HOME", "")
-    if given.startswith("/"):
-        return Path(given)
-    try:
-        return Path.home() / ".local" / "share"
-    except RuntimeError:  # neither HOME nor the user database has it
-        raise OutsideError(
-            "this user has no home folder; set JOBLENS_HOME to the folder of the store"
-        ) from None
 
 
 def local_folder() -> Path:
@@ -150,22 +131,3 @@ def filesystem_of(path: Path, mounts: str) -> str:
         if (point == path or point in path.parents) and len(point.parts) >= best:
             best, kind = len(point.parts), fields[2]
     return kind
-
-
-def safe_name(text: str) -> str:
-    """Return a unique file name for a text.
-
-    Letters, digits, `_` and `-` are kept, other bytes become %XX. A long text is cut and has a digest.
-    """
-    # Not surrogateescape: it encodes different texts as the same bytes.
-    data = text.encode("utf-8", "surrogatepass")
-    name = "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in data)
-    if 0 < len(name) <= _LONGEST_NAME:
-        return name
-    return f"{name[:60]}%~{_digest(data)[:32]}"
-
-
-def _digest(data: bytes) -> str:
-    import hashlib  # slow to load, and rarely needed
-
-    return hashlib.sha256(data).hexdigest()

@@ -1,32 +1,31 @@
 """Ingest of jobs: from the batches that are written while a job runs to the lake.
 
 The samples of a short job are stored later: joblens.store.pending.
-
-`joblens run` loads this before it starts the command, so what only the end of a job needs is loaded then.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from joblens.core.errors import MalformedError, OutsideError
-from joblens.core.files import list_names, now_at, write_quickly, write_whole
+from joblens.core.errors import MalformedError
+from joblens.core.files import list_names, now_at, write_whole
 from joblens.core.json_file import parse_json, render_json
-from joblens.core.procfs import find_start
-from joblens.store.home import Home, safe_name
-from joblens.store.lake.columns import check, storable
+from joblens.core.named_tuple import NamedTuple
+from joblens.core.procfs import find_start, read_pid_namespace
+from joblens.store.home import Home
+from joblens.store.lake.columns import check
+from joblens.store.location import END, FACTS
 
 if TYPE_CHECKING:
     from joblens.core.model import Sample
     from joblens.record.job import JobEnd, JobFacts
     from joblens.store.lake.lake import Lake
 
-_FACTS, _END = "job.json", "end.json"
 _LARGEST = 1 << 26  # bytes
 _Kind = TypeVar("_Kind")
 # Values that are held in memory and written to one file. A retry after a crash must write the same files, so
@@ -37,6 +36,7 @@ _SHORT_VALUES = 200_000
 # A batch is written every half a minute, or with each sample if these are rarer: after so long without one,
 # the joblens of a job on another node or in another pid namespace is taken to have ended.
 _ABANDONED_SECONDS = 600.0
+_ENDED_SECONDS = 5.0  # the same if its end is known: its record may be being made
 
 
 class GoneError(Exception):
@@ -51,20 +51,6 @@ class Incoming(NamedTuple):
     end: JobEnd | None
 
 
-def begin(home: Home, facts: Mapping[str, object]) -> Path:
-    """The folder for the batches of a job that starts.
-
-    The command does not wait for the disk: joblens.run.sampler has its facts written out.
-    """
-    id = str(facts["id"])
-    if storable(id) != id:
-        raise OutsideError(f"{id!r:.60} cannot be the id of a job: it is not UTF-8")
-    folder = home.incoming / safe_name(id)
-    folder.mkdir(mode=0o700)
-    write_quickly(str(folder / _FACTS), render_json(facts))
-    return folder
-
-
 def take_back(found: Incoming) -> Incoming:
     """At its end, a job that was taken for left behind: others could not see that its joblens lives.
 
@@ -77,12 +63,8 @@ def take_back(found: Incoming) -> Incoming:
         os.rename(found.folder.parent.parent / "waiting" / found.folder.name, found.folder)
     except FileNotFoundError:
         found.folder.mkdir(mode=0o700)
-        write_whole(str(found.folder / _FACTS), render_json(found.facts.to_dict()))
+        write_whole(str(found.folder / FACTS), render_json(found.facts.to_dict()))
     return found._replace(end=found.end.replace(start=found.facts.start))
-
-
-def finish(folder: Path, end: JobEnd) -> None:
-    write_whole(str(folder / _END), render_json(end.to_dict()))
 
 
 def list_incoming(home: Home) -> Iterator[Incoming]:
@@ -122,8 +104,8 @@ def load_job(folder: Path) -> Incoming | None:
     """None if there is none, or none any more."""
     from joblens.record.job import JobEnd, JobFacts
 
-    facts = _load(folder / _FACTS, JobFacts)
-    return None if facts is None else Incoming(folder, facts, _load(folder / _END, JobEnd))
+    facts = _load(folder / FACTS, JobFacts)
+    return None if facts is None else Incoming(folder, facts, _load(folder / END, JobEnd))
 
 
 def _load(path: Path, kind: type[_Kind]) -> _Kind | None:
@@ -142,7 +124,7 @@ def is_abandoned(found: Incoming, node: str, boot: str, now: float | None = None
     """Whether no other process will complete it: its joblens has ended, or is silent."""
     facts = found.facts
     here, same_boot = facts.node == node, facts.boot == boot
-    if here and same_boot and (facts.pid_namespace or "") in ("", pid_namespace()):
+    if here and same_boot and (facts.pid_namespace or "") in ("", read_pid_namespace()):
         return not _lives(facts.supervisor)
     try:
         newest = max(path.stat().st_mtime for path in (found.folder, *found.folder.iterdir()))
@@ -151,15 +133,8 @@ def is_abandoned(found: Incoming, node: str, boot: str, now: float | None = None
         return False
     # A name need not be one node's alone: what shows since we were booted is none that we were before.
     before_boot = here and not same_boot and silent > time.clock_gettime(time.CLOCK_BOOTTIME)
-    return before_boot or silent > max(_ABANDONED_SECONDS, 3 * facts.interval)
-
-
-def pid_namespace() -> str:
-    """In which pids are counted, for in a container they are others. Nothing where that is not known."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    limit = _ENDED_SECONDS if found.end else max(_ABANDONED_SECONDS, 3 * facts.interval)
+    return before_boot or silent > limit
 
 
 def _lives(supervisor: list[int] | None) -> bool:
@@ -210,7 +185,7 @@ def read_batches(
     """One after the other, with their numbers. Raises GoneError as soon as they need not be all any more."""
     paths = [found.folder / name for name in list_names(str(found.folder)) if name.endswith(".batch")]
     try:
-        with (found.folder / _FACTS).open("rb"):  # unlike stat(2), this revalidates a file server's cache
+        with (found.folder / FACTS).open("rb"):  # unlike stat(2), this revalidates a file server's cache
             pass
     except FileNotFoundError:  # they go first: so what was just listed need not be all
         raise GoneError from None
@@ -255,10 +230,10 @@ def remove(folder: Path) -> None:
     """Remove the folder once record and samples are stored, the facts first: without them it is not a job."""
     import shutil
 
-    (folder / _FACTS).unlink(missing_ok=True)
+    (folder / FACTS).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def never_began(folder: Path) -> bool:
     """Or was completed: a crash has left the folder without the facts."""
-    return not (folder / _FACTS).exists()
+    return not (folder / FACTS).exists()

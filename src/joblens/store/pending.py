@@ -19,17 +19,15 @@ from joblens.core.errors import MalformedError, OutsideError, sentence
 from joblens.core.files import sync_folder
 from joblens.core.model import Sample
 from joblens.store import ingest
-from joblens.store.home import Home, safe_name
+from joblens.store.home import Home
+from joblens.store.location import MOST_WAITING, safe_name
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader
 
 if TYPE_CHECKING:
     from joblens.store.lake.lake import Lake
 
-# When more are pending, the end of a job stores some of the oldest in the lake: several at once, because
-# loading DuckDB costs as much as storing some.
-_MOST = 100
-_AT_ONCE = 50
+_MOST, _AT_ONCE = MOST_WAITING, 50  # of the oldest
 
 
 def let_wait(home: Home, found: ingest.Incoming) -> bool:
@@ -94,13 +92,13 @@ def many_wait(home: Home) -> bool:
 
 def settle_some(home: Home) -> None:
     """Store some in the background after the end of a job, unless another process does that."""
-    with _one_at_a_time(home.waiting) as free:
+    with one_at_a_time(home.waiting) as free:
         if free:
             _settle_oldest(home)
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[bool]:
+def one_at_a_time(folder: Path) -> Iterator[bool]:
     """Only to save work: without locks, several processes write the same files."""
     file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:

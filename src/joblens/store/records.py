@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from joblens.core.errors import MalformedError
 from joblens.core.files import make_folder, publish, sync_folder, unfinished_name, write_whole
 from joblens.core.json_file import parse_json, render_json
-from joblens.store.home import safe_name
+from joblens.store.location import safe_name
 
 if TYPE_CHECKING:  # a listing that finds no new record does not load them
     from joblens.record.listed import ListedRecord

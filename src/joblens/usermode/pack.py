@@ -20,7 +20,7 @@ from pathlib import Path
 # Everything that the agent loads, also late. A test checks that nothing is missing.
 _FOLDERS = ("core", "wire", "collectors", "attribution", "agent")
 _MODULES = ("__init__.py", "__main__.py")
-_COMMANDS = ("__init__.py", "agent.py", "daemon.py", "settings.py")
+_COMMANDS = ("__init__.py", "agent.py", "daemon.py", "parser.py", "settings.py")
 _DATE = (1980, 1, 1, 0, 0, 0)  # so that the same code gives the same file
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _SELDOM = tuple(f"collectors/{name}" for name in ("external/", "gpu/", "energy/", "lustre"))

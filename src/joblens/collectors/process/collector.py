@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 from joblens.collectors.process.filter import STEPD, AllProcesses, Descendants, OwnUser
 from joblens.collectors.process.pss import read_shares
@@ -440,11 +440,15 @@ def processes(
     without: int = 0,
     below: int = 0,
     first: int = 0,
+    ignored: FrozenSet[str] = frozenset(),
 ) -> Reader:
     """Collect all processes; or those of the agent's own user except descendants of `without`; or descendants
-    of `below` and of its child `first`. On request also their threads and proportional set sizes."""
-    everyone = AllProcesses(host) if others else OwnUser(host, without)
-    return _Processes(_Table(host, Descendants(host, below, first) if below else everyone), threads, pss)
+    of `below` and of its child `first`, without the pids `ignored`. On request also their threads and
+    proportional set sizes."""
+    chosen = AllProcesses(host) if others else OwnUser(host, without)
+    if below:
+        chosen = Descendants(host, below, first, ignored)
+    return _Processes(_Table(host, chosen), threads, pss)
 
 
 class _Processes(Reader):

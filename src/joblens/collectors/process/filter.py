@@ -6,9 +6,10 @@ Most processes of a node are ignored, and are read as rarely as possible.
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional, Set
+from typing import Dict, FrozenSet, List, Mapping, Optional, Set
 
 from joblens.core.host import Host
+from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import parse_stat
 
 _SELDOM = 64  # scans after which ignored processes are read again
@@ -37,11 +38,12 @@ class Descendants(AllProcesses):
     parents end.
     """
 
-    def __init__(self, host: Host, below: int, first: int = 0) -> None:
+    def __init__(self, host: Host, below: int, first: int = 0, ignored: FrozenSet[str] = frozenset()) -> None:
+        """`ignored` are so from the first scan on."""
         super().__init__(host)
         self.below = below
         self._first = {str(first)} if first else set()
-        self._ignored: Set[str] = set()
+        self._ignored: Set[str] = set(ignored)
         self._scans = 0
 
     def choose(self, known: Mapping[str, object]) -> List[str]:

@@ -7,10 +7,11 @@ only on request.
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, GAUGE, Column, Key, Rows, Schema
+from joblens.core.named_tuple import NamedTuple
 
 # Since Linux 4.14; the parts of the share since 5.4.
 _FIELDS = (

@@ -27,7 +27,7 @@ from joblens.hub.sinks.csv_text import Text, lines_of
 from joblens.hub.sinks.losses import Dropped, Losses
 from joblens.hub.sinks.undo import Parts, Undo, Undone, write_all
 from joblens.hub.sinks.user_files import Owner, RefusedError, open_file, open_folder, open_root, refusal
-from joblens.store.home import safe_name
+from joblens.store.location import safe_name
 from joblens.wire.header import NodeJob
 
 OPTIONS: Mapping[str, Any] = {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from joblens.core.errors import MalformedError
 from joblens.core.model import ABSENT, Column, Rows, Sample, Schema
+from joblens.core.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     import numpy

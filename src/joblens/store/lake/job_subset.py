@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
-from joblens.store.home import safe_name
 from joblens.store.lake.folder import HUB, JobFile
 from joblens.store.lake.lake import Files, Lake, as_table, literal, reason
 from joblens.store.lake.watermarks import short
+from joblens.store.location import safe_name
 from joblens.store.reader import SPAN_MARGIN, Span
 
 _FEWEST = 5  # intervals: of fewer the median says little

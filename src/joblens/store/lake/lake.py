@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from joblens.core.errors import OutsideError
 from joblens.core.files import now_at, publish, sync_folder, unfinished_name
 from joblens.core.model import Sample
-from joblens.store.home import safe_name
 from joblens.store.lake.checksum import PLACEHOLDER, add_checksum, check_file
 from joblens.store.lake.columns import TIME, Table, identifier, tables
 from joblens.store.lake.folder import HUB, Extent, JobFile, job_file, list_folder
+from joblens.store.location import safe_name
 
 if TYPE_CHECKING:
     import duckdb

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from joblens.core.errors import OutsideError
 from joblens.core.files import sync_folder
 from joblens.core.model import ABSENT
-from joblens.store.home import safe_name
 from joblens.store.lake.columns import identifier, storable
 from joblens.store.lake.folder import JobFile
 from joblens.store.lake.lake import Lake, as_table, reason
+from joblens.store.location import safe_name
 
 if TYPE_CHECKING:
     import numpy

@@ -1,0 +1,101 @@
+"""The folder of the store and of a job that runs, as text.
+
+`joblens run` loads this before it starts the command, and pathlib takes as long to load as four samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from joblens.core.errors import OutsideError
+from joblens.core.files import list_names, make_folder, write_quickly, write_whole
+from joblens.core.json_file import render_json
+
+INCOMING, WAITING = "incoming", "waiting"
+FACTS, END = "job.json", "end.json"
+# Beyond these the end of a job starts, in the background, what was deferred: records of short jobs, and their
+# way into the lake. Several at once, because loading the libraries costs as much as some jobs.
+_MOST_ENDED, MOST_WAITING = 10, 100
+_SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_LONGEST_NAME = 100
+
+
+def locate(chosen: str | os.PathLike[str] | None = None) -> str:
+    """Return the absolute path of a store, by default JOBLENS_HOME or the user's data folder."""
+    path = os.fspath(chosen or os.environ.get("JOBLENS_HOME") or f"{_data_folder()}/joblens")
+    if not path.startswith("/"):
+        path = os.path.join(os.getcwd(), path)
+    try:
+        path.encode()
+        if "\0" in path:
+            raise ValueError("embedded null byte")
+    except ValueError as error:
+        raise OutsideError(f"cannot use the store {path!r}: {error}") from None
+    return path
+
+
+def _data_folder() -> str:
+    given = os.environ.get("XDG_DATA_HOME", "")
+    if given.startswith("/"):
+        return given
+    home = os.path.expanduser("~")
+    if home == "~":  # neither HOME nor the user database has it
+        raise OutsideError("this user has no home folder; set JOBLENS_HOME to the folder of the store")
+    return f"{home}/.local/share"
+
+
+def make_folders(store: str) -> None:
+    """Create the folders of a store, readable by the owner only."""
+    try:
+        for folder in (store, *(f"{store}/{name}" for name in (INCOMING, "lake", "records"))):
+            make_folder(folder)
+    except OSError as error:
+        raise OutsideError(f"cannot create the store {store}") from error
+
+
+def begin(store: str, facts: Mapping[str, object]) -> str:
+    """Return the folder for the batches of a job that starts.
+
+    The command does not wait for the disk: joblens.run.sampler has its facts written out.
+    """
+    id = str(facts["id"])
+    try:
+        id.encode()
+    except UnicodeEncodeError:
+        raise OutsideError(f"{id!r:.60} cannot be the id of a job: it is not UTF-8") from None
+    folder = f"{store}/{INCOMING}/{safe_name(id)}"
+    os.mkdir(folder, 0o700)
+    write_quickly(f"{folder}/{FACTS}", render_json(facts))
+    return folder
+
+
+def finish(folder: str, end: Mapping[str, object]) -> None:
+    """Store the fields of JobEnd."""
+    write_whole(f"{folder}/{END}", render_json(end))
+
+
+def has_much_deferred(store: str) -> bool:
+    """Whether many jobs have ended and have no record, or have one and are not in the lake."""
+    incoming = f"{store}/{INCOMING}"
+    ended = [name for name in list_names(incoming) if os.path.exists(f"{incoming}/{name}/{END}")]
+    return len(ended) > _MOST_ENDED or len(list_names(f"{store}/{WAITING}")) > MOST_WAITING
+
+
+def safe_name(text: str) -> str:
+    """Return a unique file name for a text.
+
+    Letters, digits, `_` and `-` are kept, other bytes become %XX. A long text is cut and has a digest.
+    """
+    # Not surrogateescape: it encodes different texts as the same bytes.
+    data = text.encode("utf-8", "surrogatepass")
+    name = "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in data)
+    if 0 < len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:60]}%~{digest(data)[:32]}"
+
+
+def digest(data: bytes) -> str:
+    import hashlib  # slow to load, and rarely needed
+
+    return hashlib.sha256(data).hexdigest()
