@@ -13,5 +13,5 @@ Vendor = tuple[str, Callable[[Host], Callable[[], Reading]]]
 
 
 def use_vendors(monkeypatch: pytest.MonkeyPatch, *vendors: Vendor) -> None:
-    monkeypatch.setattr("joblens.collectors.lazy._may_have_gpus", lambda host: True)
+    monkeypatch.setattr("joblens.collectors.lazy.may_have_gpus", lambda host: True)
     monkeypatch.setattr("joblens.collectors.gpu.collector._VENDORS", vendors)

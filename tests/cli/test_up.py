@@ -279,6 +279,26 @@ def test_other_ports_are_found(up: partial[Up]) -> None:
         assert wanted in it.joblens("ls").stdout
 
 
+def test_its_own_daemons_are_no_job(up: partial[Up]) -> None:
+    """Neither `ls` nor `top` lists them, though they belong to an ordinary user."""
+    more = f"\n[attribution]\nfirst_uid = {os.geteuid()}\n[collectors.processes]\ninterval = 0.25\n"
+    it = up(config=CONFIG + more)
+    address = it.address("hub")
+
+    def running() -> set[str]:
+        return {job["jobid"] for job in json.loads(fetch(f"{address}/sets").text)["jobs"]}
+
+    job = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        wait_for("another session", lambda: f"s{job.pid}" in running())
+        own = [it.process.pid, *all_below(it.process.pid)]
+        assert len(own) > 2
+        assert running().isdisjoint(f"{kind}{pid}" for pid in own for kind in "sg")
+    finally:
+        job.kill()
+        job.wait()
+
+
 # A job of some seconds is enough, and what it did is in the lake at once.
 RECORDS = (
     CONFIG.replace("[hub]", "[collectors.processes]\ninterval = 0.25\n[hub]")

@@ -112,7 +112,7 @@ def test_library_that_does_not_load(stand: Stand, body: str) -> None:
 @BROKEN
 def test_library_that_is_not_needed(stand: Stand, body: str) -> None:
     """A short job is stored without, also where so many wait that some should go to the lake."""
-    assert stand.run(["true"], "--quiet").returncode == 0
+    assert stand.run(["true"]).returncode == 0
     (folder,) = (stand.home / "waiting").iterdir()
     for number in range(100):
         shutil.copytree(folder, folder.with_name(f"w{number}"))
@@ -127,7 +127,7 @@ def test_library_that_is_not_needed(stand: Stand, body: str) -> None:
 def test_ctrl_c_while_the_job_is_stored(stand: Stand) -> None:
     """Storing can be ended by the user; the exit code is the command's, and the job is stored later."""
     undo = use_duckdb(stand, "import time; open('other/began', 'w').close(); time.sleep(50)", short_values=0)
-    process = stand.start(COMMAND, "--quiet")
+    process = stand.start(COMMAND)
     wait_for("the storing", (stand.folder / "other" / "began").exists)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE)

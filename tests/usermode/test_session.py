@@ -107,7 +107,8 @@ def test_status(place: Place) -> None:
     assert [(job["id"], job["state"]) for job in listed] == [(found["job"], "RUNNING")]
     place.joblens("usermode", "stop", found["job"])
     assert place.joblens("usermode", "status").out.split() == [
-        "job", found["job"], "of", found["cluster"] + ":", "finished", short_name(), "ended", "-",
+        "job", found["job"], "of", found["cluster"] + ":", "finished",
+        "host", "state", "data", "age", "note", short_name(), "ended", "-",
     ]  # fmt: skip
     assert place.joblens("usermode", "stop", "nobody").code == 2
     process.kill()

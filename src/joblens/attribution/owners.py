@@ -12,6 +12,7 @@ command line except that of a slurmstepd verified by joblens.attribution.slurmst
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -23,6 +24,7 @@ from joblens.core.config import AttributionSettings
 from joblens.core.host import Host
 from joblens.core.model import Job, Owner
 
+UP_VARIABLE = "JOBLENS_UP"  # the pid of the `joblens up` that has started this agent
 _NOBODY_UID = 65534
 _TICKS = 100
 _ROUNDED = 2  # seconds
@@ -49,6 +51,7 @@ class Owners:
         self._asked: Optional[Tuple[Sequence[ProcessKey], List[JobFile]]] = None  # what `_answer` is for
         self._answer: List[Optional[Owner]] = []
         self._is_sure = True
+        self.up = _find_up() if host.live else 0  # it and its daemons are not a job
         self._of_files: Dict[int, Tuple[JobFile, Owner]] = {}  # by id() of the file, which is kept with it
 
     def problems(self) -> Dict[str, str]:
@@ -167,6 +170,11 @@ class Owners:
         return Owner(job, found.step, self.node if long else found.node or self.node)
 
 
+def _find_up() -> int:
+    text = os.environ.get(UP_VARIABLE, "")
+    return int(text) if text.isdigit() else 0
+
+
 def _count_slurmd(by_pid: Mapping[int, ProcessKey]) -> int:
     """Count slurmd processes without those that one forks for hooks and steps."""
     found = {key.pid: key for key in by_pid.values() if key.name == SLURMD and key.uid == 0}
@@ -272,11 +280,14 @@ class _Search:
                 found[key.pid] = min(of_job[step.job] - {""}, default="")
         return found
 
-    def _comes_from_stepd(self, key: ProcessKey) -> bool:
-        seen = {key.pid}
+    def _is_no_job(self, key: ProcessKey) -> bool:
+        """Whether it is joblens itself, or its slurmstepd has not yet set the title with the job."""
+        up, seen = self.owners.up, {key.pid}
+        if key.pid == up:
+            return True
         parent = self.by_pid.get(key.parent)
         while parent is not None and parent.pid not in seen:
-            if may_be_stepd(parent) and self.owners.stepds.trust(parent) != FORGED:
+            if parent.pid == up or (may_be_stepd(parent) and self.owners.stepds.trust(parent) != FORGED):
                 return True
             seen.add(parent.pid)
             parent = self.by_pid.get(parent.parent)
@@ -286,7 +297,7 @@ class _Search:
         settings = self.owners.settings
         if not settings.infer or key.uid < settings.first_uid or key.uid == _NOBODY_UID:
             return None
-        if self._comes_from_stepd(key):  # its slurmstepd has not yet set the title with the job
+        if self._is_no_job(key):
             return None
         # For processes of another pid namespace, groups that are not visible here are 0.
         number = (key.group if key.terminal else key.session) or key.group or key.pid

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from joblens.attribution.owners import UP_VARIABLE
 from joblens.cli import hub_client
 from joblens.cli.daemon import add_ready_fd, announce
 from joblens.cli.hub import load_hub
@@ -96,7 +97,8 @@ def _run(options: argparse.Namespace, home: Path, folder: Path) -> int:
 
 
 def make_daemons(options: argparse.Namespace, home: Path, folder: Path) -> tuple[Daemon, Daemon, Daemon]:
-    env = {"JOBLENS_HOME": str(home), "STATE_DIRECTORY": str(folder)}  # where the agent's spool is
+    env = {"JOBLENS_HOME": str(home), UP_VARIABLE: str(os.getpid())}
+    env["STATE_DIRECTORY"] = str(folder)  # where the agent's spool is
 
     def hub_words() -> list[str]:
         listen = hub.address.partition("//")[2] or options.hub_listen  # the same port after a restart

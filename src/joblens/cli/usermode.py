@@ -302,9 +302,12 @@ def _status(options: argparse.Namespace, home: Home) -> int:
     lines = [f"job {found['job']} of {found['cluster']}: {found['state']}{hub}"]
     if found["tsdb"] is not None:
         lines.append(" ".join(f"{name} {text}" for name, text in found["tsdb"].items() if text))
+    rows = [("host", "state", "data age", "note")]
     for host in found["hosts"]:
         age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
-        lines.append(f"{host['host']:<24} {host['state']:<8} {age:>8}  {host['why']}".rstrip())
+        rows.append((host["host"], host["state"], age, host["why"]))
+    width = max(len(row[0]) for row in rows)
+    lines += [f"{name:<{width}}  {state:<8} {age:>8}  {note}".rstrip() for name, state, age, note in rows]
     write("".join(printable(line) + "\n" for line in lines))
     return 0
 

@@ -89,15 +89,17 @@ def parse_mounts(data: bytes) -> Mounts:
 class _Group:
     """The files of one cgroup, each read once. Those of a disabled controller are empty."""
 
-    def __init__(self, host: Host, folders: Dict[str, str]) -> None:
+    def __init__(self, host: Host, folders: Dict[str, str], once: bool = False) -> None:
+        """`once`: files are not kept open."""
         self.host, self.folders = host, folders
+        self._read = host.read_once if once else host.read
         self._texts: Dict[str, bytes] = {}
 
     def text(self, file: str) -> bytes:
         if file not in self._texts:
             folder = self.folders.get(file.partition(".")[0])
             try:
-                self._texts[file] = self.host.read(f"{folder}/{file}") if folder else b""
+                self._texts[file] = self._read(f"{folder}/{file}") if folder else b""
             except OSError:
                 self._texts[file] = b""
         return self._texts[file]
@@ -149,7 +151,7 @@ def read_memory_limit(host: Host, mounts: Mounts, group: str) -> Optional[int]:
 def _files_of(host: Host, mounts: Mounts, group: str, controller: str) -> _Group:
     """In a hybrid hierarchy v1 has the controllers."""
     top = mounts.v1.get(controller) or mounts.v2
-    return _Group(host, {controller: f"{top}/{group}"} if top else {})
+    return _Group(host, {controller: f"{top}/{group}"} if top else {}, once=True)
 
 
 def _read_v2(group: _Group) -> Dict[str, int]:
