@@ -94,7 +94,7 @@ def _measure_build(python: Interpreter) -> Section:
                 words = joblens(python, "run", *["--capture"] * captured, "--quiet", "--", *command)
                 found[captured] = run_usage(words, folder, JOBLENS_HOME=home)
                 if captured:
-                    counts = newest_record(home)["data"]["processes"]
+                    counts = newest_record(python, home)["data"]["processes"]
             pairs.append(Pair(found[False], found[True]))
     label = python.label
     ours, theirs = ([getattr(it, side).wall for it in pairs] for side in ("captured", "alone"))
