@@ -73,7 +73,7 @@ def _find_server(environment: Mapping[str, str], socket: str, problems: list[str
 
 def _complete(server: Server, environment: Mapping[str, str]) -> Server:
     """Use the files of the settings for the service of the settings: the token is sent to no other."""
-    if server.token_file and server.ca_file:
+    if server.address.startswith("/") or (server.token_file and server.ca_file):
         return server
     configured = _configured(environment, [])
     if configured is None or configured.address != server.address:

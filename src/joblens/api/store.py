@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError, not_found
@@ -72,8 +71,8 @@ class Store(JobSource):
 
     def seen_by(self, scope: Scope) -> Store:
         """Return the same store as someone with this scope sees it. Only one of them is to be closed."""
-        view = copy(self)
-        view.scope = scope
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, scope=scope)
         return view
 
     def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
