@@ -18,6 +18,7 @@ from joblens.api.merged import MergedStore, merge
 from joblens.api.remote import RemoteStore
 from joblens.api.source import JobQuery, Listed
 from joblens.api.store import Store
+from joblens.core.errors import OutsideError
 from joblens.store.catalog.listing import JobFilter, JobRow
 from joblens.store.home import Home
 from store.made import START, end_job
@@ -43,7 +44,7 @@ def own(own_home: Home) -> Home:
 
 @pytest.fixture
 def merged(own: Home, service: tuple[str, SmallService]) -> Iterator[MergedStore]:
-    with MergedStore(Store(own), RemoteStore(service[0])) as found:
+    with MergedStore(lambda: Store(own), True, RemoteStore(service[0])) as found:
         yield found
 
 
@@ -121,7 +122,7 @@ def test_a_prefix_of_several(own: Home, service: tuple[str, SmallService]) -> No
     """Several own jobs that begin so are ambiguous, unless the site has exactly that one."""
     for name in ("42421", "4242_1", "99_1", "99_2"):
         end_job(own, name)
-    with MergedStore(Store(own), RemoteStore(service[0])) as merged:
+    with MergedStore(lambda: Store(own), True, RemoteStore(service[0])) as merged:
         assert merged.job("4242").job.name == "train"
         with pytest.raises(LookupError, match="several jobs begin with '99'"):
             merged.job("99")
@@ -129,7 +130,7 @@ def test_a_prefix_of_several(own: Home, service: tuple[str, SmallService]) -> No
 
 def test_a_service_that_is_away(own: Home, tmp_path: Path) -> None:
     """One problem, and the own store answers."""
-    with MergedStore(Store(own), RemoteStore(str(tmp_path / "none"))) as merged:
+    with MergedStore(lambda: Store(own), True, RemoteStore(str(tmp_path / "none"))) as merged:
         assert len(merged.jobs()) == 3
         assert merged.job("4242").job.name == "copy"
         assert merged.series("4242").times
@@ -137,6 +138,35 @@ def test_a_service_that_is_away(own: Home, tmp_path: Path) -> None:
     assert problem == (
         f"cannot read from {tmp_path}/none: there is no such socket; only your own store was read"
     )
+
+
+def test_no_own_store(own_home: Home, tmp_path: Path, service: tuple[str, SmallService]) -> None:
+    """One that does not exist is not made, one that cannot be opened is reported; the service answers."""
+
+    def make() -> Store:
+        return Store(tmp_path / "new")
+
+    def fail() -> Store:
+        raise OutsideError("cannot create the store")
+
+    for open_own, has_own, problems in (
+        (make, False, []),
+        (fail, True, ["your own store was not read: cannot create the store"]),
+    ):
+        with MergedStore(open_own, has_own, RemoteStore(service[0])) as merged:
+            assert {it.origin for it in merged.listed(JobFilter())} == {"site"}
+            assert len(merged.jobs()) == 3
+            assert merged.job("4242").job.name == "train"
+            assert len(merged.runs("4242")) == 1
+            assert merged.series("4242").times
+            with pytest.raises(LookupError, match="job 99: not found, or not yours"):
+                merged.job("99")
+            assert merged.problems == problems
+    assert not (tmp_path / "new").exists()
+    with MergedStore(make, False, RemoteStore("/none")) as merged:
+        assert merged.jobs() == []
+        with pytest.raises(LookupError, match="there is no job '99'"):
+            merged.job("99")
 
 
 # The commands

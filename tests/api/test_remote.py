@@ -14,6 +14,7 @@ from joblens.api import RemoteStore, Store
 from joblens.api.connection import encode_query
 from joblens.api.source import AmbiguousError, JobQuery, NotFoundError
 from joblens.core.errors import ConfigError, JoblensError, ServerError, UsageError
+from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home
 
 from .small_service import SmallService, answers_of, refuse, serving
@@ -86,6 +87,23 @@ def test_the_same_reports(remote: RemoteStore, local: Store) -> None:
     assert remote.find(part).to_dict() == local.find(part).to_dict()
     assert remote.runs("4242") == local.runs("4242")
     assert remote.runs("no") == []
+
+
+def test_a_request_in_advance(service: tuple[str, SmallService], remote: RemoteStore) -> None:
+    """Its response is used by that request only, and once."""
+    asked = service[1].asked
+    remote.begin_find(JobQuery("4242"))
+    assert remote.job("4242").job.name == "train"
+    assert remote.job("4242").job.name == "train"
+    remote.begin_find(JobQuery("4242"))
+    assert remote.job("4250").job.name == "last"
+    assert [it.rpartition("/")[2] for it in asked[-4:]].count("4250") == 1
+    remote.begin_listed(JobFilter(limit=2))
+    assert len(remote.jobs(limit=2)) == 2
+    with RemoteStore("/none") as none:
+        none.begin_find(JobQuery("1"))
+        with pytest.raises(ServerError, match="there is no such socket"):
+            none.job("1")
 
 
 def test_the_same_samples(remote: RemoteStore, local: Store) -> None:

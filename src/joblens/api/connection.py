@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 
 from joblens.api.source import AmbiguousError, NotFoundError
 from joblens.core.config import Url, split_server
@@ -34,7 +35,15 @@ class Connection:
         self._credential = _bearer(token_file) if token_file else ""
         if self._credential:
             self._require_secrecy()
+        self._begun = ""  # the request whose response was not read yet
         self._client = Client(self._url, answer_seconds, ca_file, _LARGEST, CONNECT_SECONDS)
+
+    def begin(self, path: str, query: Pairs = ()) -> None:
+        """Send a request whose response `get` returns later. An error is raised by that, too."""
+        target = BASE + path + encode_query(query)
+        with suppress(OSError, ServerError):
+            self._client.begin_get(target, self._headers())
+            self._begun = target
 
     def get(self, path: str, query: Pairs = ()) -> bytes:
         """Return the body of a response. Raises LookupError, UsageError or ServerError."""
@@ -52,17 +61,21 @@ class Connection:
         self._client.close()
 
     def _request(self, target: str) -> Answer:
-        headers = {"Accept": "application/json"}
-        if self._credential:
-            headers["Authorization"] = self._credential
+        begun, self._begun = self._begun, ""
+        if begun and begun != target:
+            self._client.close()
         try:
-            answer = self._client.get(target, headers)
+            answer = self._client.finish() if begun == target else self._client.get(target, self._headers())
         except (OSError, ServerError) as error:
             raise ServerError(f"cannot read from {self.name}: {_why(error)}") from None
         length = answer.headers.get("content-length", "")
         if not answer.body and length.isdigit() and int(length) > _LARGEST:
             raise ServerError(f"{self.name}: the response is larger than {_LARGEST >> 20} MiB")
         return answer
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json"}
+        return {**headers, "Authorization": self._credential} if self._credential else headers
 
     def _require_secrecy(self) -> None:
         if not self._url.secure and not self._url.is_unix and not _is_here(self._url):

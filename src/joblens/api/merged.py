@@ -7,8 +7,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.api.remote import RemoteStore
-from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError
-from joblens.core.errors import ServerError, sentence
+from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError, not_found
+from joblens.core.errors import OutsideError, ServerError, sentence
 from joblens.store.catalog.index import Run, choose_run
 from joblens.store.catalog.listing import SORTS, JobFilter, JobRow, make_filter
 
@@ -27,19 +27,42 @@ _Kind = TypeVar("_Kind")
 class MergedStore(JobSource):
     """The user's own store, and what a site's service shows to this user. Maintenance is of the own one.
 
-    A service that does not answer is reported in `problems`; from then on only the own store is read.
+    A service that does not answer is reported in `problems`; from then on only the own store is read. An own
+    store that does not exist yet is made only then.
     """
 
     several = True
 
-    def __init__(self, own: Store, site: RemoteStore) -> None:
-        self.own = own
+    def __init__(self, open_own: Callable[[], Store], has_own: bool, site: RemoteStore) -> None:
+        self._open_own, self._has_own = open_own, has_own
+        self._own: Store | None = None
         self._site: RemoteStore | None = site
         self._problems: list[str] = []
 
     @property
+    def own(self) -> Store:
+        """Opened late: the service works on a request meanwhile."""
+        if self._own is None:
+            self._own = self._open_own()
+        return self._own
+
+    @property
     def problems(self) -> list[str]:
-        return [*self.own.problems, *self._problems, *(self._site.problems if self._site else [])]
+        own = self._own.problems if self._own else []
+        return [*own, *self._problems, *(self._site.problems if self._site else [])]
+
+    def _reads_own(self) -> bool:
+        """Open the own store. One that does not exist is not needed while the service answers."""
+        if not self._has_own and self._site is not None:
+            return False
+        try:
+            return self.own is not None
+        except OutsideError as error:
+            if self._site is None:
+                raise
+            self._problems.append(f"your own store was not read: {sentence(error)}")
+            self._has_own = False
+            return False
 
     def _ask(self, question: Callable[[RemoteStore], _Kind]) -> _Kind | None:
         """Return what the service answers, None if it does not. Raises LookupError or UsageError."""
@@ -57,12 +80,15 @@ class MergedStore(JobSource):
 
     def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:
         chosen = wanted or make_filter(**filters)
-        own = [Listed(job) for job in self.own.jobs(chosen)]
         there = self._ask(lambda site: site.listed(chosen)) or []
+        own = [Listed(job) for job in self.own.jobs(chosen)] if self._reads_own() else []
         return [it.job for it in merge(own, there, chosen)]
 
     def listed(self, wanted: JobFilter) -> list[Listed]:
-        return merge(self.own.listed(wanted), self._ask(lambda site: site.listed(wanted)) or [], wanted)
+        self._ask(lambda site: site.begin_listed(wanted))
+        self._reads_own()  # it is opened while the service answers
+        there = self._ask(lambda site: site.listed(wanted)) or []
+        return merge(self.own.listed(wanted) if self._reads_own() else [], there, wanted)
 
     # One job
 
@@ -73,8 +99,8 @@ class MergedStore(JobSource):
         self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
     ) -> JobRecord:
         whole = query if query.run is None else JobQuery(query.id)
-        own = _attempt(lambda: self.own.find(whole, session=session))
-        there = _attempt(lambda: self._ask(lambda site: site.find(whole)))
+        self._ask(lambda site: site.begin_find(whole))
+        own, there = self._find_both(whole, session)
         if isinstance(own, LookupError) and (there is None or isinstance(there, LookupError)):
             if not isinstance(own, NotFoundError):
                 raise own
@@ -84,6 +110,17 @@ class MergedStore(JobSource):
         if query.run is None:
             return _choose(query.id, own, there)
         return self._find_run(query, own, there, session)
+
+    def _find_both(
+        self, query: JobQuery, session: BatchJob | None = None
+    ) -> tuple[JobRecord | LookupError, JobRecord | LookupError | None]:
+        if self._reads_own():
+            own = _attempt(lambda: self.own.find(query, session=session))
+            return own, _attempt(lambda: self._ask(lambda site: site.find(query)))
+        there = _attempt(lambda: self._ask(lambda site: site.find(query)))
+        if there is not None:
+            return NotFoundError(not_found(query.id)), there
+        return _attempt(lambda: self.own.find(query, session=session)), None
 
     def _find_run(
         self,
@@ -106,7 +143,8 @@ class MergedStore(JobSource):
         return record
 
     def runs(self, name: str) -> list[Run]:
-        return _union(self.own.runs(name), self._ask(lambda site: site.runs(name)) or [])
+        there = self._ask(lambda site: site.runs(name)) or []
+        return _union(self.own.runs(name) if self._reads_own() else [], there)
 
     # Samples, from the source that has the job
 
@@ -136,8 +174,7 @@ class MergedStore(JobSource):
 
     def _source(self, name: str) -> JobSource:
         """Return the one whose record `job` returns."""
-        own = _attempt(lambda: self.own.find(JobQuery(name)))
-        there = _attempt(lambda: self._ask(lambda site: site.find(JobQuery(name))))
+        own, there = self._find_both(JobQuery(name))
         if there is None or isinstance(there, LookupError) or self._site is None:
             return self.own
         return self._site if _choose(name, own, there) is there else self.own
@@ -164,7 +201,8 @@ class MergedStore(JobSource):
         return self.own.info()
 
     def close(self) -> None:
-        self.own.close()
+        if self._own is not None:
+            self._own.close()
         if self._site is not None:
             self._site.close()
 

@@ -50,11 +50,9 @@ class RemoteStore(JobSource):
 
     def _pages(self, wanted: JobFilter) -> Iterator[responses.Page]:
         cursor: str | None = None
-        size = min(wanted.limit or _MOST_ON_A_PAGE, _MOST_ON_A_PAGE)
         for _ in range(_MOST_PAGES):
-            page = self._get(
-                "/jobs", responses.parse_jobs, [*_query(wanted), ("limit", size), ("cursor", cursor)]
-            )
+            query = [*_first_page(wanted), ("cursor", cursor)]
+            page = self._get("/jobs", responses.parse_jobs, query)
             yield page
             if page.next is None:
                 return
@@ -78,8 +76,15 @@ class RemoteStore(JobSource):
     ) -> JobRecord:
         if not query.id:
             raise NotFoundError(not_found(query.id))
-        pairs = zip(("run", "between", "step", "from", "to"), query[1:])
-        return self._get(_job(query.id), lambda data: responses.parse_report(self.name, data), list(pairs))
+        return self._get(_job(query.id), lambda data: responses.parse_report(self.name, data), _part(query))
+
+    def begin_find(self, query: JobQuery) -> None:
+        """Let the service work on it while the caller does something else."""
+        if query.id:
+            self._connection.begin(_job(query.id), _part(query))
+
+    def begin_listed(self, wanted: JobFilter) -> None:
+        self._connection.begin("/jobs", _first_page(wanted))
 
     def runs(self, name: str) -> list[Run]:
         from joblens.store.catalog.index import Run
@@ -149,6 +154,14 @@ class RemoteStore(JobSource):
 
     def _malformed(self, what: str) -> ServerError:
         return ServerError(f"{self.name} is not a joblens service, or of another version: {what:.200}")
+
+
+def _part(query: JobQuery) -> Pairs:
+    return list(zip(("run", "between", "step", "from", "to"), query[1:]))
+
+
+def _first_page(wanted: JobFilter) -> Pairs:
+    return [*_query(wanted), ("limit", min(wanted.limit or _MOST_ON_A_PAGE, _MOST_ON_A_PAGE))]
 
 
 def _query(wanted: JobFilter) -> Pairs:

@@ -105,20 +105,24 @@ def open_source(choice: Choice, progress: Progress | None = None) -> Store | Rem
         return _open_site(choice.server)
     problems = list(choice.problems)
     site = _try_site(choice.server, problems) if choice.server else None
-    from joblens.api.store import Store
+    if site is None:
+        return _open_own(choice, progress, problems)
+    from joblens.api.merged import MergedStore
+    from joblens.store.home import find_home
 
     try:
-        own = Store(choice.home, progress)
-    except OutsideError:
-        if site is None:
-            raise
+        has_own = find_home(choice.home).path.is_dir()
+    except OutsideError:  # a user without a home folder
         return site
-    own.add_problems(problems)
-    if site is None:
-        return own
-    from joblens.api.merged import MergedStore
+    return MergedStore(lambda: _open_own(choice, progress, problems), has_own, site)
 
-    return MergedStore(own, site)
+
+def _open_own(choice: Choice, progress: Progress | None, problems: list[str]) -> Store:
+    from joblens.api.store import Store
+
+    own = Store(choice.home, progress)
+    own.add_problems(problems)
+    return own
 
 
 def _try_site(server: Server, problems: list[str]) -> RemoteStore | None:

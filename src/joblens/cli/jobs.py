@@ -89,10 +89,12 @@ def run(options: argparse.Namespace) -> int:
         options.array,
     )
     with open_chosen(choose_source(options)) as source:
-        found = source.listed(wanted)
-        empty = not found and not source.jobs(limit=1)
+        try:
+            found = source.listed(wanted)
+            empty = not found and not source.jobs(limit=1)
+        finally:
+            warn(source.problems)
         several = source.several
-        warn(source.problems)
     if options.json:
         write(json.dumps([_plain(it, several) for it in found], indent=2) + "\n")
     elif options.csv:

@@ -65,10 +65,13 @@ class Client:
             peers.close()
         return holder if isinstance(holder, int) else None
 
-    def _ask(self, method: str, path: str, headers: Dict[str, str], body: bytes) -> Answer:
+    def _render(self, method: str, path: str, headers: Dict[str, str], body: bytes) -> bytes:
         lines = [f"{method} {self.url.path}{path} HTTP/1.1", f"Host: {self.url.authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        message = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+    def _ask(self, method: str, path: str, headers: Dict[str, str], body: bytes) -> Answer:
+        message = self._render(method, path, headers, body)
         kept = self._socket is not None
         try:
             return self._exchange(message)
@@ -77,15 +80,34 @@ class Client:
                 raise
             return self._exchange(message)  # the server had closed an idle connection
 
-    def _exchange(self, message: bytes) -> Answer:
-        self._end = time.monotonic() + _WHOLE * self._timeout
+    def begin_get(self, path: str, headers: Dict[str, str]) -> None:
+        """Send a request on a new connection; `finish` waits for the response. Raises as `get`."""
+        self.close()
         try:
-            connection = self._socket or self._connect()
-            self._send(connection, message)
-            return self._read_answer(connection)
+            self._begin(self._render("GET", path, headers, b""))
         except BaseException:
             self.close()
             raise
+
+    def finish(self) -> Answer:
+        """Raises OSError or ServerError."""
+        try:
+            return self._read_answer(self._socket or self._connect())
+        except BaseException:
+            self.close()
+            raise
+
+    def _exchange(self, message: bytes) -> Answer:
+        try:
+            self._begin(message)
+        except BaseException:
+            self.close()
+            raise
+        return self.finish()
+
+    def _begin(self, message: bytes) -> None:
+        self._end = time.monotonic() + _WHOLE * self._timeout
+        self._send(self._socket or self._connect(), message)
 
     def _connect(self) -> socket.socket:
         url = self.url
