@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from joblens.api.remote import RemoteStore
 from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError, not_found
 from joblens.core.errors import OutsideError, ServerError, sentence
-from joblens.store.catalog.index import Run, choose_run
 from joblens.store.catalog.listing import SORTS, JobFilter, JobRow, make_filter
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from joblens.api.store import Progress, Store, StoreInfo
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
+    from joblens.store.catalog.index import Run
     from joblens.store.home import Home
     from joblens.store.reader import Series
 
@@ -96,7 +96,7 @@ class MergedStore(JobSource):
         return self.find(JobQuery(name, run))
 
     def find(
-        self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
+        self, query: JobQuery, *, tsdb: Callable[[], Tsdb] | None = None, session: BatchJob | None = None
     ) -> JobRecord:
         whole = query if query.run is None else JobQuery(query.id)
         self._ask(lambda site: site.begin_find(whole))
@@ -104,7 +104,7 @@ class MergedStore(JobSource):
         if isinstance(own, LookupError) and (there is None or isinstance(there, LookupError)):
             if not isinstance(own, NotFoundError):
                 raise own
-            if tsdb is not None and tsdb.settings().tsdb.url:
+            if tsdb is not None and tsdb().settings().tsdb.url:
                 return self.own.find(query, tsdb=tsdb)
             raise there or own
         if query.run is None:
@@ -130,6 +130,8 @@ class MergedStore(JobSource):
         session: BatchJob | None,
     ) -> JobRecord:
         """Count the runs of both sources together."""
+        from joblens.store.catalog.index import choose_run
+
         known, theirs = _runs_of(own), _runs_of(there)
         runs = _union(known, theirs)
         chosen = choose_run(runs, query.run or 0)
@@ -276,6 +278,8 @@ def _identity_of(record: JobRecord) -> tuple[str, str, float]:
 
 
 def _runs_of(record: JobRecord | LookupError | None) -> list[Run]:
+    from joblens.store.catalog.index import Run
+
     if record is None or isinstance(record, LookupError) or not isinstance(record.runs, list):
         return []
     return [Run(it.cluster, it.id, it.start, it.end, it.state) for it in record.runs]

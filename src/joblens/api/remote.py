@@ -72,7 +72,7 @@ class RemoteStore(JobSource):
         return self.find(JobQuery(name, run))
 
     def find(
-        self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
+        self, query: JobQuery, *, tsdb: Callable[[], Tsdb] | None = None, session: BatchJob | None = None
     ) -> JobRecord:
         if not query.id:
             raise NotFoundError(not_found(query.id))

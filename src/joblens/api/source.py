@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -78,7 +79,7 @@ class JobSource(ABC):
 
     @abstractmethod
     def find(
-        self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
+        self, query: JobQuery, *, tsdb: Callable[[], Tsdb] | None = None, session: BatchJob | None = None
     ) -> JobRecord:
         """Return the record, also of a running job or of a part of one. Raises LookupError.
 

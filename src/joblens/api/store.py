@@ -87,13 +87,13 @@ class Store(JobSource):
         return found
 
     def find(
-        self, query: JobQuery, *, tsdb: Tsdb | None = None, session: BatchJob | None = None
+        self, query: JobQuery, *, tsdb: Callable[[], Tsdb] | None = None, session: BatchJob | None = None
     ) -> JobRecord:
         from joblens.api.lookup import find_report
 
         problems: list[str] = []
         try:
-            return find_report(self, query, problems, tsdb, session)
+            return find_report(self, query, problems, tsdb() if tsdb else None, session)
         finally:
             self.add_problems(problems)
 

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             warn(source.problems)
             return 0
         try:
-            record = source.find(query, tsdb=_tsdb(options) if choice.own else None, session=session)
+            record = source.find(query, tsdb=lambda: _tsdb(options), session=session)
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
