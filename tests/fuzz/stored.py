@@ -34,6 +34,7 @@ from joblens.hub.sinks.file_plan import FilePlan
 from joblens.hub.sinks.kafka import _parse_done
 from joblens.hub.sinks.remote_write import _Sent
 from joblens.hub.sinks.undo import Undo
+from joblens.hub.tail import parse_source, read_entries
 from joblens.jobs.clocks import Clocks
 from joblens.jobs.live import load_all, load_live
 from joblens.jobs.state import State
@@ -84,6 +85,21 @@ def journal(data: bytes) -> None:
     check_segment(Segment(1, sealed))
     list(Checker().batches(Segment(1, sealed), LeftOut()))
     recover(folder, lambda text: None)
+
+
+def tail(data: bytes) -> None:
+    """As segments that a report reads from, and as the file that says where they are."""
+    folder = fresh("tail")
+    (folder / "00000001.damage").write_bytes(data)
+    for name in ("00000001.sealed", "00000001.log"):
+        (folder / name).write_bytes(data)
+        for nodes in ({("lab", "n1"), ("lab", "n2")}, set[tuple[str, str]]()):
+            problems: list[str] = []
+            with (folder / name).open("rb") as file:
+                found = list(read_entries(folder / name, file, nodes, problems))
+            assert nodes or not any(record.batch for record in found)
+    with suppress(ValueError):
+        parse_source("0123456789ab", data)
 
 
 @cache
@@ -400,6 +416,7 @@ def _sessions() -> list[bytes]:
 
 TARGETS = (
     Target("journal", journal, _segments),
+    Target("tail", tail, _segments),
     Target("spool", spool, _batches),
     Target(
         "gaps",

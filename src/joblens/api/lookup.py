@@ -133,7 +133,9 @@ def _find(store: Store, query: JobQuery, live: BatchJob | None, number: int | No
             record = store.job(query.id)
             if record.job.start >= (live.start or 0.0):
                 return record
-    return summarise_live(store.home, live)
+    from joblens.hub.tail import open_lake
+
+    return summarise_live(store.home, live, open_lake)
 
 
 def _count_tasks(record: JobRecord, store: Store) -> None:

@@ -74,6 +74,11 @@ def parse_head(data: bytes, at: int = 0) -> Head | None:
     return Head(BatchId(cluster, node, boot, sequence), received_ns, end - at, length, batch_crc)
 
 
+def names_length(data: bytes) -> int:
+    """Return the size of a head, by its first bytes."""
+    return _LEAST.size + (_LEAST.unpack_from(data)[2] if len(data) >= _LEAST.size else 0)
+
+
 def read_entry(read: Callable[[int], bytes]) -> tuple[Head, bytes] | None:
     """Read the next entry. Return None at the end. Raises MalformedError."""
     first = read(_OLD.size)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from joblens.core.errors import MalformedError
 from joblens.core.files import list_names, make_folder, write_quickly
@@ -28,6 +28,7 @@ from joblens.store.location import safe_name
 if TYPE_CHECKING:  # a listing without live jobs does not load them
     from joblens.record.report import JobRecord
     from joblens.schedulers.facts import BatchJob
+    from joblens.store.lake.lake import Lake
 
 # In the words of the batch systems, where one gives a time at which such a job may begin.
 WAITING = frozenset("PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
@@ -39,6 +40,7 @@ _MOST_STEPS = 100  # of one that has just ended; its record has them all
 _TASKS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
 _LARGEST = 1 << 28
 _LAG = 60.0  # seconds after which a sample should be there
+_ATTEMPTS = 3  # to read a lake and a journal at one moment
 _ON_THEIR_WAY = "it has just ended: its record is made when all samples have arrived"
 
 
@@ -325,14 +327,35 @@ def add_runs(stored: list[Run], live: Iterable[BatchJob]) -> list[Run]:
     return sorted([*stored, *more], key=lambda run: (run.start, run.id))
 
 
-def summarise_live(home: Home, job: BatchJob) -> JobRecord:
-    """Summarise a running job. Samples arrive with the hub's lag."""
+class OpenLake(Protocol):
+    """Opens the lake with what is still in a journal; it may raise MovedError while it is used."""
+
+    def __call__(
+        self, home: Home, nodes: Collection[tuple[str, str]], problems: list[str]
+    ) -> AbstractContextManager[Lake]: ...
+
+
+def summarise_live(home: Home, job: BatchJob, open_lake: OpenLake | None = None) -> JobRecord:
+    """Summarise a running job. Without `open_lake`, of what a hub's sink has stored."""
+    from joblens.store.lake.lake import Lake, MovedError
+
+    if open_lake is None:
+        return _summarise(job, Lake(home.lake))
+    nodes = {(job.cluster, node) for node in job.nodes}
+    for _ in range(_ATTEMPTS):
+        problems: list[str] = []
+        with suppress(MovedError), open_lake(home, nodes, problems) as lake:
+            record = _summarise(job, lake)
+            record.data.problems += problems
+            return record
+    return _summarise(job, Lake(home.lake))
+
+
+def _summarise(job: BatchJob, lake: Lake) -> JobRecord:
     from joblens.analysis.summary import summarise
     from joblens.jobs.facts import INTERVAL, end_of, facts_of
-    from joblens.store.lake.lake import Lake
     from joblens.store.reader import LakeReader
 
-    lake = Lake(home.lake)
     end = end_of(job, [_ON_THEIR_WAY]) if job.state in _OVER and job.end is not None else None
     facts = facts_of(job, INTERVAL)
     facts.known_until = _known_until(job)

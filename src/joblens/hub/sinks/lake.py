@@ -52,7 +52,10 @@ _Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
 
 def open_sink(place: Place, options: Mapping[str, Any]) -> LakeSink:
+    from joblens.hub.tail import Source, announce
+
     home = make_home(find_home(options["home"] or None))
+    announce(home.path, Source(place.hub, place.home.absolute(), place.name, Checker.own_rows_only))
     return LakeSink(place.hub, home, options["compact_seconds"], options["retain_days"])
 
 
@@ -170,7 +173,7 @@ class LakeSink:
         self.hub, self.home = hub, home
         self.retain_days = retain_days
         self.lake = Lake(home.lake)
-        self._checker = Checker()
+        self.checker = Checker()
         self.compaction = Compaction(home.path, compact_seconds)
         self._retained = time.monotonic()
 
@@ -210,7 +213,7 @@ class LakeSink:
                 numbers[name] += 1
 
         for segment in group.segments:
-            for batch in self._checker.unread(segment, left):
+            for batch in self.checker.unread(segment, left):
                 for end in plan.due(segment.number, batch.place):
                     yield from close(end.sets)
                 if waiting.add(batch) and not plan.is_settled:

@@ -64,6 +64,10 @@ def connect(spill: str, memory: str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
+class MovedError(Exception):
+    """Files that a reader leaves out, as it has their rows from elsewhere, were compacted meanwhile."""
+
+
 class Files(list[Path]):
     """Files of the lake, and how they are listed again if some have been replaced since."""
 
