@@ -80,12 +80,12 @@ def hub_pages(data: bytes) -> None:
                 continue
 
 
-_NOW = b"""{"hub": true, "nodes": [{"cluster": "fox", "node": "c1", "state": "live", "age_seconds": 1, "sets":
+NOW = b"""{"hub": true, "nodes": [{"cluster": "fox", "node": "c1", "state": "live", "age_seconds": 1, "sets":
 [{"set": "job_info", "time_ns": 1, "labels": ["cluster", "jobid", "node", "user"], "columns": [""],
  "rows": [["fox", "1", "c1", "alice", 1], ["fox", "2", "c1", "bob", 1]]},
 {"set": "job", "time_ns": 1, "labels": ["cluster", "jobid", "node"], "columns": ["cpu_seconds"],
  "rows": [["fox", "1", "c1", 1.5], ["fox", "2", "c1", null]]}]}]}"""
-_SETS = b"""{"hub": true, "nodes": [{"cluster": "fox", "node": "c1", "jobs": 2}], "sets": [], "jobs": [
+SETS = b"""{"hub": true, "nodes": [{"cluster": "fox", "node": "c1", "jobs": 2}], "sets": [], "jobs": [
 {"cluster": "fox", "jobid": "1", "node": "c1", "user": "alice", "uid": 7, "sent_by": ["fox", "c1"]}]}"""
 
 TARGETS = (
@@ -115,5 +115,5 @@ TARGETS = (
         settings,
         lambda: [(_DOCS / "serve.md").read_text().split("```toml\n")[1].split("```")[0].encode()],
     ),
-    Target("serve-hub", hub_pages, lambda: [_NOW, _SETS, b"{}"]),
+    Target("serve-hub", hub_pages, lambda: [NOW, SETS, b"{}"]),
 )

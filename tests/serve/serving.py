@@ -73,9 +73,9 @@ def acting_as(user: str | int) -> Iterator[None]:
 
 
 class Served:
-    def __init__(self, top: Path, *words: str, settings: str = SETTINGS, home: Path | None = None) -> None:
-        self.top, self._words = top, words
-        self.home = make_home(find_home(home or top / "home"))
+    def __init__(self, top: Path, settings: str = SETTINGS, port: int = 0) -> None:
+        self.top, self.port = top, port
+        self.home = make_home(find_home(top / "home"))
         self.state, self.socket, self.log = top / "state", str(top / "run" / "serve.sock"), top / "log"
         (top / "run").mkdir(mode=0o755, exist_ok=True)
         self.config = top / "serve.toml"
@@ -95,7 +95,9 @@ class Served:
             "--home",
             str(self.home.path),
         ]
-        command += ["--config", str(self.config), "--ready-fd", str(writer), *self._words]
+        command += ["--config", str(self.config), "--ready-fd", str(writer)]
+        if self.port:
+            command += ["--listen", f"127.0.0.1:{self.port}"]
         env = {**os.environ, "STATE_DIRECTORY": str(self.state)}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, pass_fds=(writer,), stderr=log, env=env, cwd="/")
@@ -151,13 +153,12 @@ def read(response: HTTPResponse) -> Answer:
 
 
 @contextmanager
-def serving(*words: str, settings: str = SETTINGS, jobs: bool = True) -> Iterator[Served]:
+def serving(settings: str = SETTINGS, port: int = 0) -> Iterator[Served]:
     """In a folder that every user can enter, as /run/joblens is."""
     top = Path(tempfile.mkdtemp(prefix="joblens-serve-"))
     top.chmod(0o755)
-    served = Served(top, *words, settings=settings)
-    if jobs:
-        store_jobs(served.home)
+    served = Served(top, settings, port)
+    store_jobs(served.home)
     try:
         served.start()
         yield served

@@ -83,7 +83,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 def served() -> Iterator[Served]:
     if os.geteuid() != 0:
         pytest.skip("only root can act as several users")
-    with serving("--listen", "127.0.0.1:0") as it:
+    with serving() as it:
         yield it
 
 

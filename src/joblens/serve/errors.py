@@ -13,6 +13,7 @@ _CODES = {
     404: "not_found",
     405: "method_not_allowed",
     409: "conflict",
+    411: "length_required",
     413: "too_large",
     429: "too_many_requests",
     431: "header_too_large",

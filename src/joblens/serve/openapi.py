@@ -20,6 +20,7 @@ _FAILURES = {
     "403": "not allowed in this way",
     "404": "not found, or not yours",
     "409": "several jobs are meant, or a limit is reached",
+    "411": "the length of the body is missing",
     "413": "the request is too large",
     "429": "too many requests at once",
     "500": "the service failed",
@@ -39,6 +40,8 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(BASE + route.path, {})[route.method.lower()] = _operation(route, names, components)
+    start = components["Job"]["properties"]["start"]
+    start["anyOf"].append({"type": "null"})  # of a job that never started
     for query in {route.query.__name__ for route in routes}:
         components.pop(query, None)
     return {

@@ -92,7 +92,8 @@ class Connection(H11Protocol):
             self._refuse(503, "too many connections; retry later")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel()
+        _cancel(self._deadline)
+        _cancel(self._stalled)
         self._all.remove(self, self._holder)
         super().connection_lost(exc)
 
@@ -109,20 +110,13 @@ class Connection(H11Protocol):
 
     def _expect(self) -> None:
         """A request has to arrive in this time."""
-        self._cancel()
+        _cancel(self._deadline)
         self._deadline = self.loop.call_later(self._all.timeout, self.end)
-
-    def _cancel(self) -> None:
-        for timer in (self._deadline, self._stalled):
-            if timer is not None:
-                timer.cancel()
-        self._deadline = self._stalled = None
 
     def handle_events(self) -> None:
         super().handle_events()
-        if not self.is_idle and self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        if not self.is_idle:
+            _cancel(self._deadline)
 
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():
@@ -131,13 +125,12 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        _cancel(self._stalled)
         self._stalled = self.loop.call_later(self._all.timeout, self.end)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        _cancel(self._stalled)
 
     # Errors
 
@@ -162,3 +155,8 @@ class Connection(H11Protocol):
     def _note(self, topic: str, text: str) -> None:
         place = self.app_state[PEER].place
         self._all.notes.say(f"{place} {topic}", f"{place}: {text}")
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

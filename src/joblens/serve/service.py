@@ -80,6 +80,8 @@ class Service:
         return ApiError(500, "the service failed; its log says why")
 
     async def _answer(self, route: Route, request: Request) -> Response:
+        if "transfer-encoding" in request.headers:  # a proxy may see its end elsewhere
+            raise ApiError(411, "Content-Length required: chunked bodies are not supported")
         viewer = _NOBODY if route.policy == ANYONE else await self._view(request)
         if route.policy == TOKENS and viewer.how != SOCKET:
             raise ApiError(403, _ONLY_SOCKET)
