@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import urlsafe_b64encode
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from joblens.core.config_files import Layer
 from joblens.core.errors import ServerError, UsageError
 from joblens.core.json_file import parse_json
 from joblens.core.toml import parse_toml
-from joblens.serve.cursor import parse_cursor
 from joblens.serve.errors import ApiError
 from joblens.serve.live import filter_now, filter_sets, list_nodes
 from joblens.serve.messages import JobsQuery, ReportQuery, SeriesQuery, TokenRequest
@@ -48,7 +46,6 @@ def query(data: bytes) -> None:
             continue
         if isinstance(found, JobsQuery):
             make_filter(found)
-            parse_cursor(found.cursor)
 
 
 def body(data: bytes) -> None:
@@ -93,8 +90,7 @@ TARGETS = (
         "serve-query",
         query,
         lambda: [
-            b"user=alice&since=7d&tag=a:b&tag=c:d&limit=7&reverse=true&cursor="
-            + urlsafe_b64encode(b"[3,1.5]"),
+            b"user=alice&since=7d&tag=a:b&tag=c:d&limit=7&reverse=true&cursor=W10",
             b"set=cpu&columns=a,b&by=node&points=10",
             b"run=1&from=%2B10m&to=13:02",
             b"4242@fox",

@@ -33,6 +33,27 @@ physics = ["bin"]
 """
 
 
+# Becomes another user, who may not be able to read the interpreter's files, after all is loaded.
+_START = """
+import os, pwd, sys
+user, inherited = sys.argv[1:3]
+sys.argv = ["joblens", *sys.argv[3:]]
+import duckdb, encodings.idna, tomllib, shutil, difflib, numpy, _strptime
+import joblens.analysis.summary, joblens.analysis.window_report, joblens.cli.hub, joblens.cli.serve
+import joblens.jobs.complete, joblens.jobs.running, joblens.serve.server, joblens.store.pending
+import joblens.usermode.finish
+duckdb.connect().execute("SELECT 1").fetchall()
+if inherited != "-1":
+    os.dup2(int(inherited), 3)
+    os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+if user:
+    found = pwd.getpwnam(user)
+    os.setgroups([]); os.setgid(found.pw_gid); os.setuid(found.pw_uid)
+from joblens.cli import main
+sys.exit(main())
+"""
+
+
 class Answer(NamedTuple):
     status: int
     fields: Mapping[str, str]
@@ -80,6 +101,8 @@ class Served:
         (top / "run").mkdir(mode=0o755, exist_ok=True)
         self.config = top / "serve.toml"
         self.config.write_text(settings)
+        self.user = ""  # as whom it runs; "": as the test
+        self.inherited = -1  # a socket that it is given
         self.process: subprocess.Popen[bytes] | None = None
         self.address = ""
 
@@ -100,7 +123,13 @@ class Served:
             command += ["--listen", f"127.0.0.1:{self.port}"]
         env = {**os.environ, "STATE_DIRECTORY": str(self.state)}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, pass_fds=(writer,), stderr=log, env=env, cwd="/")
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START, self.user, str(self.inherited), *command[3:]],
+                pass_fds=[it for it in (writer, self.inherited) if it >= 0],
+                stderr=log,
+                env=env,
+                cwd="/",
+            )
         os.close(writer)
         with open(reader, "rb") as file:
             line = file.readline()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import schemathesis
@@ -77,7 +78,7 @@ def test_what_fits_the_description(served: Served, route: Route, mode: Generatio
 
     @settings(max_examples=30, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy(generation_mode=mode))
-    def ask(case: schemathesis.Case) -> None:
+    def ask(case: Any) -> None:
         case.validate_response(case.call(timeout=60), checks=CHECKS)
 
     with suppress(Unsatisfiable):  # where there is nothing that could be wrong
@@ -89,7 +90,7 @@ def test_every_route_has_a_policy(tmp_path: Path) -> None:
     home = make_home(find_home(tmp_path / "home"))._replace(index_file=tmp_path / "index")
     service = Service(ServeSettings(), home, tmp_path, HubPages(None), print)
     app = make_app(service)
-    found = [route.endpoint.route for route in app.routes if isinstance(route, WebRoute)]
+    found: list[Route] = [vars(it.endpoint)["route"] for it in app.routes if isinstance(it, WebRoute)]
     assert len(found) == len(app.routes) == len(ROUTES)
     assert [route.policy for route in found if route.policy not in POLICIES] == []
     with pytest.raises(ValueError, match="has no policy"):

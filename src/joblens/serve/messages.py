@@ -45,7 +45,7 @@ class JobsQuery(Struct, forbid_unknown_fields=True, frozen=True):
     account: Text | None = None
     node: Annotated[Text, about("that ran on this node")] | None = None
     array: Annotated[Text, about("tasks of this array")] | None = None
-    cursor: Annotated[str, Meta(max_length=400, description="`next` of the page before")] | None = None
+    cursor: Annotated[str, Meta(max_length=4000, description="`next` of the page before")] | None = None
 
 
 class ReportQuery(Struct, forbid_unknown_fields=True, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from joblens.api.lookup import Tsdb, find_report, list_jobs, plain_report
+from joblens.api.lookup import Tsdb, find_report, list_page, plain_report
 from joblens.api.source import JobQuery, not_found
 from joblens.api.store import Store
 from joblens.core.errors import UsageError
@@ -17,7 +17,6 @@ from joblens.jobs.live import find_live, load_all, runs
 from joblens.record.report import ProcessUse
 from joblens.run.facts import parse_tags
 from joblens.serve.audit import Audit
-from joblens.serve.cursor import parse_cursor, render_cursor
 from joblens.serve.errors import ApiError
 from joblens.serve.hub_pages import HubPages
 from joblens.serve.live import Allows, LiveJob, filter_now, filter_sets, jobs_now, list_nodes
@@ -59,16 +58,10 @@ class View:
         self._tsdb = tsdb if viewer.sees_all else None
 
     def jobs(self, query: JobsQuery, text: str) -> JobsPage:
-        wanted, cursor, problems = make_filter(query), parse_cursor(query.cursor), list[str]()
-        found = list_jobs(self._store, cursor.apply(wanted), problems)
-        page = found[cursor.skip : cursor.skip + wanted.limit]
-        self._audit.note_listing(self._viewer, "/jobs", [row.user for row in page], text)
-        following = cursor.after(wanted, found)
-        return JobsPage(
-            [JobItem(*row) for row in page],
-            None if following is None else render_cursor(following),
-            self._problems(problems),
-        )
+        problems: list[str] = []
+        page = list_page(self._store, make_filter(query), problems)
+        self._audit.note_listing(self._viewer, "/jobs", [row.user for row in page.rows], text)
+        return JobsPage([JobItem(*row) for row in page.rows], page.next, self._problems(problems))
 
     def _problems(self, found: list[str]) -> list[str]:
         """Paths and ids in them are for those only who may see everything."""
@@ -194,6 +187,7 @@ def make_filter(query: JobsQuery) -> JobFilter:
         query.account,
         query.node,
         query.array,
+        query.cursor,
     )
 
 
