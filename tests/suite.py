@@ -77,14 +77,14 @@ class Suite:
         print("\nStage 2: with real components", flush=True)
         code, results = self._pytest("-m", "real and not alone", *isolated(self._workers))
         print("\nThose that need the machine for themselves", flush=True)
-        last, others = self._pytest("-m", "alone", *isolated(1))
+        last, others = self._pytest("-m", "alone")
         code, results = max(code, last), results | others
         self._results |= results
         failed = [it.test for it in results.values() if it.outcome == "failed"]
         if code not in (0, 1) or not failed:
             return code != 0
         print("\nWhat failed beside others, once more and alone", flush=True)
-        _, again = self._pytest("--verbose", "-p", "no:randomly", *isolated(1), *failed, selected=True)
+        _, again = self._pytest("--verbose", "-p", "no:randomly", *failed, selected=True)
         self._flaky = [
             test for test in failed if again.get(test, Result(test, "failed", 0.0)).outcome == "passed"
         ]

@@ -304,6 +304,7 @@ def test_records_of_programs_in_the_real_log() -> None:
     assert not [event for event in log.take() if mark in event.text]
 
 
+@pytest.mark.alone  # the kernel's log has the machine's pids, not those of a worker's namespace
 def test_a_real_kill() -> None:
     """A process that takes more than its group may have is killed, and the event has its pid and cgroup."""
     log = readable_log()
