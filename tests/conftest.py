@@ -8,6 +8,7 @@ import re
 import resource
 import signal
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,22 @@ REAL_FOLDERS = ("attacks", "run", "services")
 REAL_MODULES = {"waiting", "programs", "small_disk", "small_group", "small_hub", "serve.serving"}
 
 
+@cache
+def may_have(stage: str, path: Path) -> bool:
+    """Whether a file can have tests of a stage, "fast", "real" or "alone", by its folder and its text.
+
+    Importing all files takes ten seconds in each worker, so tests/suite.py names those that matter.
+    """
+    text = path.read_text()
+    if stage == "alone":
+        return "mark.alone" in text
+    in_folder = path.relative_to(TESTS).parts[0] in REAL_FOLDERS
+    if stage == "fast":
+        return not in_folder
+    words = {"mark.real", "mark.alone", *(f"{name.rpartition('.')[2]} import" for name in REAL_MODULES)}
+    return in_folder or any(word in text for word in words)
+
+
 def is_real(item: pytest.Item) -> bool:
     if Path(item.path).relative_to(TESTS).parts[0] in REAL_FOLDERS or is_alone(item):
         return True
@@ -47,7 +64,10 @@ def is_real(item: pytest.Item) -> bool:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if is_real(item):
+    real = is_real(item)
+    stage = "alone" if is_alone(item) else "real" if real else "fast"
+    assert may_have(stage, item.path), f"{item.nodeid}: import what makes it {stage} in its own file"
+    if real:
         item.add_marker(pytest.mark.real)
     for name in DEAR.keys() & set(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.xdist_group(DEAR[name]))

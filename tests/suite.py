@@ -23,7 +23,10 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from conftest import may_have
+
 TOP = Path(__file__).parents[1]
+TESTS = sorted((TOP / "tests").rglob("test_*.py"))
 MOST_FLAKY = 3
 MOST = 20
 NO_TESTS = 5  # pytest's exit code where options leave none
@@ -69,32 +72,36 @@ class Suite:
     def run_fast(self) -> bool:
         """Whether anything failed."""
         print("Stage 1: no root, no server, no waiting for the clock", flush=True)
-        code, results = self._pytest("-m", "not real", "-n", str(os.cpu_count() or 1))
+        code, results = self._pytest("-m", "not real", "-n", str(os.cpu_count() or 1), stage="fast")
         self._results |= results
         return code != 0
 
     def run_real(self) -> bool:
         print("\nStage 2: with real components", flush=True)
-        code, results = self._pytest("-m", "real and not alone", *isolated(self._workers))
+        code, results = self._pytest("-m", "real and not alone", *isolated(self._workers), stage="real")
         print("\nThose that need the machine for themselves", flush=True)
-        last, others = self._pytest("-m", "alone")
+        last, others = self._pytest("-m", "alone", stage="alone")
         code, results = max(code, last), results | others
         self._results |= results
         failed = [it.test for it in results.values() if it.outcome == "failed"]
         if code not in (0, 1) or not failed:
             return code != 0
         print("\nWhat failed beside others, once more and alone", flush=True)
-        _, again = self._pytest("--verbose", "-p", "no:randomly", *failed, selected=True)
+        _, again = self._pytest("--verbose", "-p", "no:randomly", *failed)
         self._flaky = [
             test for test in failed if again.get(test, Result(test, "failed", 0.0)).outcome == "passed"
         ]
         self._results |= again
         return len(self._flaky) < len(failed) or len(self._flaky) > MOST_FLAKY
 
-    def _pytest(self, *words: str, selected: bool = False) -> tuple[int, dict[str, Result]]:
+    def _pytest(self, *words: str, stage: str = "") -> tuple[int, dict[str, Result]]:
+        """Run the tests of a stage, or those that are named."""
         path = self._folder / "results"
         path.write_bytes(b"")
-        command = [sys.executable, "-m", "pytest", *words, *([] if selected else self._words)]
+        chosen = self._words
+        if not any(TOP.joinpath(word.partition("::")[0]).exists() for word in self._words):
+            chosen = [*self._words, *(str(it) for it in TESTS if may_have(stage, it))]
+        command = [sys.executable, "-m", "pytest", *words, *(chosen if stage else ())]
         code = subprocess.run(
             command, cwd=TOP, env={**os.environ, RESULTS: str(path)}, check=False
         ).returncode

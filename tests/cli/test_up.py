@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from joblens.store.lake.lake import Lake, as_table
+from programs import need
 from services.running import fetch, free_port
 from waiting import PATIENCE, wait_for
 
@@ -309,7 +310,7 @@ ended_seconds = 1.0
 least_cpu_seconds = 0.5
 """
 )
-BUSY = "while :; do :; done"
+BUSY = "while (1) { 1 for 1 .. 300000; select undef, undef, undef, 0.05 }"  # a quarter of a core, in Perl
 
 
 def listed(it: Up) -> dict[str, dict[str, Any]]:
@@ -338,9 +339,10 @@ def follower(it: Up) -> int:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process as another user")
 def test_jobs_without_a_queue_have_records(up: partial[Up]) -> None:
     """Listed while it runs; one record after its end, though the process that makes it is killed."""
+    busy = f"exec {need('perl')} -e '{BUSY}'"
     it = up(config=RECORDS)
     wait_for("sets at the hub", it.sets)
-    with as_user(12_345, BUSY) as one, as_user(12_346, BUSY) as other, as_user(12_345, "exec sleep 600"):
+    with as_user(12_345, busy) as one, as_user(12_346, busy) as other, as_user(12_345, "exec sleep 600"):
         names = [f"s{job.pid}" for job in (one, other)]
         for name in names:
             wait_for(f"{name} in the list", partial(is_in, it, name, "RUNNING"))
@@ -362,7 +364,7 @@ def test_jobs_without_a_queue_have_records(up: partial[Up]) -> None:
     found = listed(it)
     assert set(found) == set(names)
     assert [found[name]["user"] for name in names] == ["12345", "12346"]
-    assert [found[name]["name"] for name in names] == ["sh", "sh"]
+    assert [found[name]["name"] for name in names] == ["perl", "perl"]
     for name in names:
         report = json.loads(it.joblens("job", name, "--json").stdout)
         assert len(report["runs"]) == 1

@@ -17,7 +17,7 @@ from .standin import GIB, MIB, PATIENCE, Driver, cards, environment, halves
 
 pytest.importorskip("pynvml", reason="NVIDIA's binding is not installed")
 pytestmark = [
-    pytest.mark.real,
+    pytest.mark.alone,  # not in the pid namespace of a worker
     pytest.mark.skipif(
         not Host().counts_pids_as_kernel(), reason="in a container the driver's pids are others"
     ),

@@ -277,7 +277,7 @@ class Pusher(threading.Thread):
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """`kill -9` while nodes send, 30 times: what was acknowledged is there, and everything once."""
+    """`kill -9` while nodes send, 20 times and more: what was acknowledged is there, and everything once."""
     chance = random.Random()
     config = "segment_bytes = 5000\nsegment_seconds = 0.1"
     hub = Hub(tmp_path, config)
@@ -285,7 +285,9 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     for pusher in pushers:
         pusher.start()
     try:
-        for _ in range(30):
+        kills = 0
+        while kills < 20 or sum(pusher.acknowledged for pusher in pushers) <= 90:
+            kills += 1
             time.sleep(chance.uniform(0.0, 0.15))
             hub.kill()
             acknowledged = {(p.node, sequence) for p in pushers for sequence in range(p.acknowledged)}
@@ -305,7 +307,6 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         hub.kill()
     expected = {(p.node, sequence): 1 for p in pushers for sequence in range(p.acknowledged)}
     assert stored(hub.home) == expected
-    assert len(expected) > 90
     assert hub.said() == []
 
 

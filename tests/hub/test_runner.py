@@ -84,7 +84,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def test_killed_at_any_moment(tmp_path: Path, stack: ExitStack) -> None:
-    """`kill -9` of the lake's and the CSV tree's processes, 32 times each: all rows, and each once."""
+    """`kill -9` of the lake's and the CSV tree's processes, 16 times each: all rows, and each once."""
     home, journal = tmp_path / "hub", tmp_path / "hub" / "journal"
     segments = 0
     sinks = [
@@ -95,7 +95,7 @@ def test_killed_at_any_moment(tmp_path: Path, stack: ExitStack) -> None:
     at_work = 0
     for sink in sinks:
         stack.callback(sink.close)
-    for turn in range(32):
+    for turn in range(16):
         for _ in range(3):
             segments += 1
             fleet_segment(journal, segments, NODES, TICKS // 2, JOBS)
@@ -110,7 +110,7 @@ def test_killed_at_any_moment(tmp_path: Path, stack: ExitStack) -> None:
     for sink in sinks:
         sink.wait_for(segments)
         assert sink.end() == 0
-    assert at_work > 10
+    assert at_work > 5
     assert (tmp_path / "said").read_text() == ""
     for name, each in (("load", 1), ("cpu", 2)):
         stored = lake_rows(tmp_path / "store", name)

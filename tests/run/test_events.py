@@ -101,6 +101,7 @@ def test_without_a_log(tmp_path: Path) -> None:
     assert JobEvents(Host(str(tmp_path)), JOB, Clock()).read({1}, ("0000:3b:00",)) == []
 
 
+@pytest.mark.alone  # not in the pid namespace of a worker
 def test_a_real_kill(stand: Stand) -> None:
     """A process of a job that is killed for want of memory is on the job's timeline, with its pid."""
     try:

@@ -19,6 +19,7 @@ from joblens.run.facts import collect
 from joblens.run.inherited_usage import InheritedUsage
 from joblens.run.sampler_process import try_to_sample
 from joblens.run.usage import Inherited
+from waiting import wait_for
 
 from .running import Stand
 
@@ -143,7 +144,10 @@ def test_a_command_whose_supervisor_is_gone(stand: Stand) -> None:
         child.stdout.readline()
         nobody = 1 << 22  # no process has that number (proc_sys_kernel(5), pid_max)
         assert [key.name for key in seen(below=nobody)] == []
-        assert sorted(key.name for key in seen(below=nobody, first=child.pid)) == ["sh", "sleep"]
+        wait_for(
+            "a child that runs sleep",  # after the fork it is a sh for a moment
+            lambda: sorted(key.name for key in seen(below=nobody, first=child.pid)) == ["sh", "sleep"],
+        )
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()

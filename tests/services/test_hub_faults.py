@@ -97,12 +97,12 @@ def cluster(make_cluster: MakeCluster) -> Counted:
     return make_cluster()
 
 
-def test_hub_killed_ten_times(cluster: Counted) -> None:
+def test_hub_killed(cluster: Counted) -> None:
     """kill -9 at any moment, and just when something was written that nobody knows of yet."""
     chance = random.Random(5)
     cluster.start()
     caught = 0
-    for turn in range(10):
+    for turn in range(6):
         if turn % 3:
             cluster.kill_hub_at_write()
         else:
@@ -110,7 +110,7 @@ def test_hub_killed_ten_times(cluster: Counted) -> None:
             cluster.kill_hub()
         caught += bool(cluster.in_journal())
         cluster.start_hub()
-    assert caught > 2, "the hub had nothing to lose"
+    assert caught > 1, "the hub had nothing to lose"
     cluster.run_for(2)
     cluster.drain()
     cluster.check()
