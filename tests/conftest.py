@@ -28,6 +28,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 TESTS = Path(__file__).parent
 _MANY_FILES = 200
+_left_open = [0]  # files, after the last collection
 _CPU = pytest.StashKey[float]()  # at the test's previous report
 
 # Fixtures of a whole session that are dear: what uses one runs in one worker, so that it is made once.
@@ -126,10 +127,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_runtest_teardown() -> None:
-    """What a test leaves to the garbage collector can hold files; select(2) takes those below 1,024 only."""
-    if len(os.listdir("/proc/self/fd")) > _MANY_FILES:
+    """What a test leaves to the garbage collector can hold files; select(2) takes those below 1,024 only.
+
+    Collecting takes a fifth of a second, so it is repeated only when there are many more than it left.
+    """
+    if len(os.listdir("/proc/self/fd")) > _left_open[0] + _MANY_FILES:
         gc.unfreeze()  # an agent that ran in this process has frozen what was there
         gc.collect()
+        _left_open[0] = len(os.listdir("/proc/self/fd"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

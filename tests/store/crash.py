@@ -2,7 +2,7 @@
 
 python -m store.crash random FOLDER SEED KILLS     at random moments
 python -m store.crash points FOLDER PART PARTS     before each change of a folder, or every third and so on
-python -m store.crash tiers FOLDER                 the same while a hub's files are compacted
+python -m store.crash tiers FOLDER PART PARTS      the same while a hub's files are compacted
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(mode: str, folder: str, *rest: str) -> None:
     elif mode == "points":
         kill_at_every_point(Path(folder), int(rest[0]), int(rest[1]))
     else:
-        kill_while_tiers_are_merged(Path(folder))
+        kill_while_tiers_are_merged(Path(folder), int(rest[0]), int(rest[1]))
 
 
 # What is killed: each step says what is durable once it is.
@@ -144,11 +144,11 @@ def kill_at_every_point(top: Path, part: int, parts: int) -> None:
     print(f"{point - 1} points")
 
 
-def kill_while_tiers_are_merged(top: Path) -> None:
+def kill_while_tiers_are_merged(top: Path, part: int, parts: int) -> None:
     """A cycle that merges two tiers, killed before each change; then another cycle."""
     home = new_home(top / "made")
     make_hub_files(home)
-    for point in count(1):
+    for point in count(1 + part, parts):
         copy = Home(top / str(point), home.filesystem, home.shared)
         shutil.copytree(home.path, copy.path)
         child, said = forked(lambda home=copy, point=point: dying(home, point, compact_tiers))  # type: ignore[misc]
