@@ -67,12 +67,20 @@ class _Program(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
+_NO_PROGRAM = _Program()
+
+
 class _Process:
+    __slots__ = (
+        "began", "captured", "end", "ended", "group", "images", "is_last", "is_reaped", "next_program",
+        "parent", "pid", "program", "session", "start", "uid", "wait", "waited",
+    )  # fmt: skip
+
     def __init__(self, pid: int, start: int, parent: int) -> None:
         self.pid, self.start, self.parent = pid, start, parent
         self.group = self.session = 0
         self.uid = -1
-        self.program = _Program()
+        self.program = _NO_PROGRAM
         self.next_program = ""  # that it executes, if that is not captured
         self.images = 0
         self.captured = False
@@ -110,15 +118,18 @@ class _Process:
         )  # fmt: skip
 
     def _usage(self) -> dict[str, int]:
-        found = {**{name: it for name, it in self.wait.items() if name not in ("child", "pid")}, **self.end}
+        found = {**self.wait, **self.end}
         if "user" in self.wait:
             for name in ("user", "system"):
                 below = self.end.get(f"children_{name}", self.waited[name])
                 found[name] = max(self.wait[name] - below, self.end.get(name, 0))
         if "status" in self.wait:
             found["status"] = self.wait["status"]
-        times = {"began": self.began, "ended": self.ended}
-        return found | {name: time for name, time in times.items() if time is not None}
+        if self.began is not None:
+            found["began"] = self.began
+        if self.ended is not None:
+            found["ended"] = self.ended
+        return found
 
 
 class Merger:
@@ -132,10 +143,8 @@ class Merger:
     def take(self, records: Iterable[Record]) -> None:
         for record in records:
             fields = record.fields
-            if (
-                fields.get("pid", _MOST) < _MOST_PID
-                and max(fields.get("start", 0), fields.get("time", _MOST)) < _MOST
-            ):
+            pid, start, time = fields.get("pid", _MOST), fields.get("start", 0), fields.get("time", _MOST)
+            if pid < _MOST_PID and start < _MOST and time < _MOST:
                 _TAKE[record.kind](self, record)
 
     def processes(self) -> list[ProcessEnd]:
@@ -205,7 +214,7 @@ class Merger:
         process = self._by_pid.get(child)
         if process is None or process.is_reaped:  # killed before it could write, or a static program
             process = self._new(child, 0, fields["pid"])
-            process.program = writer.program if writer else _Program()
+            process.program = writer.program if writer else _NO_PROGRAM
         process.wait, process.is_reaped, process.ended = fields, True, fields["time"]
         if writer is not None:
             for name in writer.waited:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 MAGIC = b"JLC1"
 UNKNOWN = (1 << 64) - 1
 _HEADER = struct.Struct("<4sIHcB")
+_NUMBERS = [struct.Struct(f"<{count}Q") for count in range(256)]
 _LARGEST = 4096
 
 _PROCESS = ("time", "pid", "start", "parent")
@@ -99,14 +100,13 @@ def _parse_one(data: bytes, at: int) -> tuple[Record | None, int]:
 
 def _make(kind: bytes, data: bytes, at: int, count: int, size: int) -> Record:
     name = kind.decode("latin-1")
-    numbers = struct.unpack_from(f"<{count}Q", data, at + _HEADER.size)
-    fields = {key: number for key, number in zip(FIELDS.get(name, ()), numbers) if number != UNKNOWN}
-    return Record(name, fields, list(_texts(data[at + _HEADER.size + 8 * count : at + size])))
-
-
-def _texts(data: bytes) -> Iterator[str]:
-    for text in data.split(b"\0")[: data.count(b"\0")]:
-        yield text.decode("utf-8", "replace")
+    numbers = _NUMBERS[count].unpack_from(data, at + _HEADER.size)
+    fields = dict(zip(FIELDS.get(name, ()), numbers))
+    if UNKNOWN in numbers:
+        fields = {key: number for key, number in fields.items() if number != UNKNOWN}
+    # What follows the last zero byte is a text that was cut off, or nothing.
+    texts = data[at + _HEADER.size + 8 * count : at + size].decode("utf-8", "replace").split("\0")[:-1]
+    return Record(name, fields, texts)
 
 
 def describe_damage(name: str, damage: Damage) -> list[str]:

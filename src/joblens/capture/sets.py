@@ -97,8 +97,8 @@ def process_rows(job: JobKey, ends: Iterable[ProcessEnd]) -> Rows:
 def _process_values(end: ProcessEnd) -> list[int]:
     usage = end.usage
     code, signal = _how_ended(usage.get("status"))
-    head = (_value(usage, "began"), _value(usage, "ended"), int(end.exact), code, signal, end.images)
-    return [*head, _value(usage, "threads"), _value(usage, "peak_kib"), *(_value(usage, it) for it in _KEYS)]
+    began, ended, *rest = _values(usage, ("began", "ended", "threads", "peak_kib", *_KEYS))
+    return [began, ended, int(end.exact), code, signal, end.images, *rest]
 
 
 def thread_rows(job: JobKey, ends: Iterable[ThreadEnd]) -> Rows:
@@ -106,7 +106,7 @@ def thread_rows(job: JobKey, ends: Iterable[ThreadEnd]) -> Rows:
     keys, values = [], list[int]()
     for end in ends:
         keys.append((cluster, id, node, end.pid, end.start, end.thread, end.name))
-        values += [_value(end.usage, name) for name in ("thread_start", "time", "running", "cpu", *_KEYS)]
+        values += _values(end.usage, ("thread_start", "time", "running", "cpu", *_KEYS))
     return Rows(THREAD_END, tuple(keys), values)
 
 
@@ -120,6 +120,6 @@ def _how_ended(status: int | None) -> tuple[int, int]:
     return os.WEXITSTATUS(status), ABSENT
 
 
-def _value(usage: Mapping[str, int], name: str) -> int:
-    found = usage.get(name, ABSENT)
-    return found if found < _MOST else ABSENT
+def _values(usage: Mapping[str, int], names: Iterable[str]) -> list[int]:
+    found = [usage.get(name, ABSENT) for name in names]
+    return found if max(found) < _MOST else [value if value < _MOST else ABSENT for value in found]
