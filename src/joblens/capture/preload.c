@@ -341,9 +341,10 @@ static void note_running_threads(uint64_t *sums) {
 
 /* Starts and ends of processes */
 
-/* The peak of the memory that this program has had itself. */
+/* The peak of the memory that this program has had itself. The text is long, and a signal handler that ends the
+ * process may have a small stack. */
 static long read_peak(long otherwise) {
-  char text[2048];
+  static char text[4096];
   uint64_t peak = ABSENT;
   slurp("/proc/self/status", text, sizeof text);
   const char *line = strstr(text, "VmHWM:");
