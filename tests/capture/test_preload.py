@@ -73,7 +73,7 @@ PROGRAMS = {
         11,
     ),
     "failed exec": (
-        ('int main(){ char *a[] = {"x", 0}; execvp("/nonexistent", a); int e = errno; execve("/", a, a);'
+        ('int main(){ char *a[] = {"x", 0}; execvp("./missing", a); int e = errno; execve("/", a, a);'
         "return e == ENOENT && errno == EACCES ? 12 : 1; }"),
         12,
     ),

@@ -117,3 +117,17 @@ def test_errors_are_sentences(
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
+
+
+def test_frame(home: Path) -> None:
+    """As a DataFrame, times are timestamps and unknown numbers are NaN."""
+    import joblens
+    from joblens.record.ends import EndedProcess
+
+    pytest.importorskip("pandas")
+    with joblens.open(home) as store:
+        frame = store.ends_frame("a", EndedProcess)
+        assert list(frame.pid) == [it.pid for it in store.ends("a", EndedProcess)]
+    assert list(frame.exit_code) == [0, 0, 1]
+    assert frame.signal.isna().all()
+    assert (frame.ended_seconds - frame.began_seconds).dt.round("1s").dt.seconds.tolist() == [5, 2, 3]

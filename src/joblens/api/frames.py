@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas
 
     from joblens.record.report import ProcessUse
-    from joblens.store.reader import Series
+    from joblens.store.reader import End, Series
 
 _JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes")
 
@@ -44,6 +44,14 @@ def frame_of_processes(processes: Sequence[ProcessUse]) -> pandas.DataFrame:
     columns = ProcessUse.__struct_fields__[: ProcessUse.__struct_fields__.index("cpu_seconds")]
     numbers = [it for it in columns if it not in ("name", "command", "node", "first", "last")]
     return _frame([process.to_dict() for process in processes], columns, ("first", "last"), numbers)
+
+
+def frame_of_ends(ends: Sequence[End], kind: type[End]) -> pandas.DataFrame:
+    from joblens.record.ends import TEXTS
+
+    times = ("began_seconds", "ended_seconds")
+    numbers = [it for it in kind._fields if it not in TEXTS and it not in times]
+    return _frame([it._asdict() for it in ends], kind._fields, times, numbers)
 
 
 def _frame(

@@ -18,6 +18,8 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
+    import pandas
+
     from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
@@ -198,6 +200,12 @@ class Store(JobSource):
         job = self.job(name, run).job
         span = Span(job.id, job.start, job.last + 1.0, job.cluster if job.nodes else "")
         return self._reader(job.id, job.start).ends(span, kind)
+
+    def ends_frame(self, name: str, kind: type[End], run: int | None = None) -> pandas.DataFrame:
+        """Return the same as a DataFrame, with times as timestamps."""
+        from joblens.api.frames import frame_of_ends
+
+        return frame_of_ends(self.ends(name, kind, run), kind)
 
     def reader(self, record: JobRecord) -> Reader:
         """For the samples of a job, by its record."""
