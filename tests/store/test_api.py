@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from joblens.api import Store
 from joblens.core.errors import UsageError
 from joblens.store.home import Home
 
-from .made import end_job
+from .made import all_files, begin_job, end_job, make_facts, store_job
 
 
 @pytest.fixture
@@ -110,3 +112,40 @@ def test_a_listing_loads_only_what_it_shows(store: Store, home: Home) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert (found.returncode, found.stderr) == (0, "[]\n")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_a_reader_leaves_nothing_in_the_store(home: Home, tmp_path: Path) -> None:
+    """Who may only read sees stored jobs and their samples; its index is in its own folder."""
+    store_job(home, "j1")
+    end_job(home, "j2")
+    begin_job(home, make_facts("j3"))
+    (tmp_path / "state").mkdir()
+    os.chown(tmp_path / "state", 65534, 65534)
+    for folder, _, names in os.walk(home.path):
+        os.chmod(folder, 0o755)  # noqa: S103 (to be read by another user)
+        for name in names:
+            os.chmod(os.path.join(folder, name), 0o644)
+    for parent in home.path.parents:
+        if parent.stat().st_mode & 0o005 != 0o005:
+            os.chmod(parent, parent.stat().st_mode | 0o005)
+    before = all_files(home.path)
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from joblens.api.store import Store; from joblens.store.home import find_home\n"
+        "home = find_home(sys.argv[1])._replace(index_file=Path(sys.argv[2]) / 'catalog.sqlite')\n"
+        "def read():\n"
+        "    with Store(home, read_only=True) as store:\n"
+        "        names = sorted(job.id for job in store.jobs())\n"
+        "        times = [len(store.series(name).times) for name in names]\n"
+        "        return names, times, store.problems\n"
+        "import duckdb, numpy, joblens.store.reader, joblens.store.pending\n"  # others may not read them
+        "if os.fork() == 0:\n"
+        "    os.setgid(65534); os.setuid(65534); print(read(), flush=True); os._exit(0)\n"
+        "os.wait()\n"
+    )
+    words = [sys.executable, "-c", script, str(home.path), str(tmp_path / "state")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("(['j1', 'j2'], [10, 10], [])\n", "")
+    assert all_files(home.path) == before
+    assert (tmp_path / "state" / "catalog.sqlite").exists()

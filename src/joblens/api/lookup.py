@@ -40,11 +40,13 @@ def list_jobs(store: Store, wanted: JobFilter, problems: list[str]) -> list[JobR
 
 
 def list_page(store: Store, wanted: JobFilter, problems: list[str]) -> Page:
-    """Return so many jobs, after the cursor if there is one."""
-    now = time.time()
+    """Return so many jobs, after the cursor if there is one. One more is read, to see if there is another."""
+    now, limit = time.time(), wanted.limit
+    wanted = wanted._replace(limit=limit and limit + 1)
     rows = add_live(store.home, wanted, store.jobs(wanted), problems, now, _sessions(store.home), store.scope)
     shown = [it._replace(start=None) if never_started(it) else it for it in rows]
-    return Page(shown, next_cursor(rows, wanted, now))
+    more = limit and len(rows) > limit
+    return Page(shown[:limit], next_cursor(rows[:limit], wanted, now)) if more else Page(shown, None)
 
 
 def _sessions(home: Home) -> list[BatchJob]:

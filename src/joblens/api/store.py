@@ -291,6 +291,10 @@ class Store(JobSource):
             problems=self.problems,
         )
 
+    def prepare(self) -> None:
+        """Create all indexes of the catalog, so that no question has to wait for one."""
+        self._catalog.prepare()
+
     def close(self) -> None:
         self._catalog.close()
 

@@ -69,6 +69,7 @@ class StorePool:
             try:
                 if store is None:
                     store = self._open()
+                    store.prepare()
                 store.jobs(limit=1)
                 self._is_built.set()
             except (JoblensError, OSError) as error:

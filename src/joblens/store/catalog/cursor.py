@@ -60,10 +60,8 @@ def is_after(row: JobRow, cursor: Cursor, wanted: JobFilter) -> bool:
     return bool(value > cursor.value) == is_upwards(wanted)
 
 
-def next_cursor(rows: Sequence[JobRow], wanted: JobFilter, now: float = 0.0) -> str | None:
-    """Return the cursor of the next page; None if this page is not full. The next one can be empty."""
-    if not wanted.limit or len(rows) < wanted.limit:
-        return None
+def next_cursor(rows: Sequence[JobRow], wanted: JobFilter, now: float = 0.0) -> str:
+    """Return the cursor of the page that follows these rows."""
     last = rows[-1]
     # Without a moment that changes nothing, the same page has the same text.
     moment = now if wanted.sort == "duration" else 0.0
