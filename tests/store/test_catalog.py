@@ -459,3 +459,21 @@ def test_a_folder_in_its_place(home: Home) -> None:
         assert len(store.jobs()) == 1
         (problem,) = store.problems
     assert "jobs are read from the records instead" in problem
+
+
+def test_an_index_that_another_keeps_up_to_date(home: Home) -> None:
+    """With `fresh_seconds` a catalog compares nothing itself, and shows what another one has indexed."""
+    reading = Catalog(home)
+    reading.fresh_seconds = 1e9
+    assert reading.count() == 0
+    store_job(home, "a")
+    assert reading.count() == 0
+    refreshing = Catalog(home)
+    assert (refreshing.count(), reading.count()) == (1, 1)
+    (found,) = reading.find("a")
+    for path in home.records.glob("*/*.json"):
+        path.unlink()
+    with pytest.raises(LookupError):
+        reading.report(found)  # a file that is gone is noticed at once
+    reading.close()
+    refreshing.close()

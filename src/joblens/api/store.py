@@ -54,14 +54,17 @@ class Store(JobSource):
         scope: Scope = ALL,
         read_only: bool = False,
         memory: str = "2GB",
+        fresh_seconds: float = 0.0,
     ) -> None:
         """`read_only` completes no job whose joblens was killed, and makes no folder. `memory`: the most that
-        reading samples may take."""
+        reading samples may take. `fresh_seconds`: for which the index is not compared with the records again,
+        because another thread keeps it up to date."""
         home = path if isinstance(path, Home) else find_home(path)
         self.home = home if read_only else make_home(home)
         self.scope, self.read_only = scope, read_only
         self._problems = [*([] if read_only else _recover(home)), *ingest.problems(home)]
         self._catalog = Catalog(self.home, progress)
+        self._catalog.fresh_seconds = fresh_seconds
         self._lake = Lake(self.home.lake, memory)
 
     @property

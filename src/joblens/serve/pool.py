@@ -18,6 +18,7 @@ from joblens.store.home import Home
 _Answer = TypeVar("_Answer")
 _MEMORY = "64MB"  # of DuckDB, per thread
 _REFRESH_SECONDS = 2.0
+_FRESH_SECONDS = 60.0  # the thread that refreshes is much earlier
 
 
 class StorePool:
@@ -50,12 +51,18 @@ class StorePool:
     def _store(self) -> Store:
         found: Store | None = getattr(self._local, "store", None)
         if found is None:
-            found = self._local.store = self._open()
+            found = self._local.store = self._open(_FRESH_SECONDS)
         return found
 
-    def _open(self) -> Store:
+    def _open(self, fresh_seconds: float = 0.0) -> Store:
         with self._opening:  # of several that open a new index, only one has to build it
-            store = Store(self._home, self._note_progress, read_only=True, memory=_MEMORY)
+            store = Store(
+                self._home,
+                self._note_progress,
+                read_only=True,
+                memory=_MEMORY,
+                fresh_seconds=fresh_seconds,
+            )
             self._stores.append(store)
             return store
 

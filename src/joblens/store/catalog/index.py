@@ -7,6 +7,7 @@ Where the file cannot be used, the same index is made in memory.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import time
@@ -82,6 +83,9 @@ class Catalog:
     def __init__(self, home: Home, progress: Callable[[int, int], None] | None = None) -> None:
         self.home, self._progress = home, progress
         self.problems: list[str] = []
+        # For which new records are not looked for again; another connection to the same file indexes them.
+        self.fresh_seconds = 0.0
+        self._refreshed = -math.inf
         self.database = self._open()
 
     def close(self) -> None:
@@ -196,6 +200,7 @@ class Catalog:
 
     def _forget(self, day: str) -> None:
         """Delete a day from the index, so that its records are read again."""
+        self._refreshed = -math.inf
         try:
             with _transaction(self.database):
                 writer.delete_day(self.database, day)
@@ -204,7 +209,9 @@ class Catalog:
 
     def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
-            self._refresh(self.database)
+            if not self._path or time.monotonic() - self._refreshed >= self.fresh_seconds:
+                self._refresh(self.database)
+                self._refreshed = time.monotonic()
             return self.database.execute(query, values).fetchall()
         except sqlite3.Error as error:
             self.database.close()
