@@ -28,6 +28,7 @@ _MOST_TRAFFIC = 6
 _MOST_RUNS = 3
 _MUCH_UNSAMPLED = 0.1  # of the CPU time
 _LONGEST = 300  # of a sentence
+_WIDEST_TABLE = 140  # farther apart, names and figures are hard to match
 _SHORTEST_WORD = 4  # to which one that is too wide is cut
 _UNITS = frozenset("B KiB MiB GiB TiB PiB B/s KiB/s MiB/s GiB/s µs ms s min h d J kJ kWh W cores".split())
 _BEHIND = ",.;:)"
@@ -268,7 +269,8 @@ def _bar_line(
     )
     line = f" {title:<9}{figures}"
     blanks = " " * (3 if style.width >= WIDTH else 1)
-    return line + blanks + style.bar(part, colour, style.width - 1 - len(line) - len(blanks))
+    room = min(style.width, _WIDEST_TABLE) - 1 - len(line) - len(blanks)
+    return line + blanks + style.bar(part, colour, room)
 
 
 def _known(value: float | None, show: Callable[[float], str]) -> str:
@@ -352,7 +354,7 @@ def _processes(record: JobRecord, style: Style) -> list[str]:
     used = record.used
     unsampled = used.unsampled_seconds or 0.0
     is_much = unsampled >= max(_MUCH_UNSAMPLED * (used.cpu_seconds or 0.0), 0.1)
-    rows = render_tree(record.processes, style.width, unsampled if is_much else 0.0)
+    rows = render_tree(record.processes, min(style.width, _WIDEST_TABLE), unsampled if is_much else 0.0)
     if not rows:
         return []
     counts = record.data.processes
