@@ -1,8 +1,8 @@
 """Jobs of which it is known what they do: the sentence and the findings, on a quiet and on a full node.
 
-A quiet node is one on which nobody else computes. Where the machine has other work, those tests wait for its
-end, try again, and are skipped at last with the names of who computed. What is to be found then is asserted
-on made-up samples, too: tests/analysis/test_ground_truth.py.
+On a quiet node other work leaves the job all that it can use. Where the machine has other work, the job is
+in a cgroup that comes before it; a job that waits for cores nevertheless is tried again, and skipped at last.
+What is to be found then is asserted on made-up samples, too: tests/analysis/test_ground_truth.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +28,6 @@ from .running import JOBLENS, Stand
 
 CORES = len(os.sched_getaffinity(0))
 TRIES = 3
-MUCH = 0.2  # cores that others use, with which a node is not quiet
-PATIENCE = 20.0  # seconds for which all of them together wait until it is
-JUDGING = 1.0  # CPU seconds of joblens before and after a job
 BURN = """
 import time
 end = time.time() + 6
@@ -234,81 +230,21 @@ def test_cpu_quota_on_a_full_node(busy: Busy) -> None:
 # On a quiet node
 
 
-def read_others() -> dict[int, tuple[str, float]]:
-    """CPU seconds of all processes but this one, by pid."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            with suppress(OSError):
-                head, _, rest = (folder / "stat").read_text().rpartition(")")
-                user, system = rest.split()[11:13]
-                used = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-                found[int(folder.name)] = head.partition("(")[2], used
-    return found
+def had_its_cores(job: dict[str, Any]) -> bool:
+    """Whether other work left it the cores that its threads were ready to use."""
+    used = job["used"]
+    return (used["run_delay_share"] or 0.0) <= 0.1 or (used["cores_mean"] or 0.0) >= 0.9 * CORES
 
 
-def read_busy() -> float:
-    """Core seconds that this machine has spent on anything so far."""
-    words = Path("/proc/stat").read_text().split(maxsplit=11)
-    user, nice, system, _, _, irq, softirq, steal = map(int, words[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-class Others:
-    """Who computes beside a test, from when this is made."""
-
-    def __init__(self) -> None:
-        self._began, self._busy, self._first = time.monotonic(), read_busy(), read_others()
-
-    def cores(self, own: float = 0.0) -> float:
-        """That others use, without so many core seconds of our own."""
-        return (read_busy() - self._busy - own) / (time.monotonic() - self._began)
-
-    def names(self) -> str:
-        """Those that used most, and are still there."""
-        seconds = time.monotonic() - self._began
-        used: dict[str, float] = {}
-        for pid, (name, now) in read_others().items():
-            used[name] = used.get(name, 0.0) + (now - self._first.get(pid, (name, 0.0))[1]) / seconds
-        most = sorted(used, key=lambda name: -used[name])[:3]
-        return ", ".join(f"{name} {used[name]:.1f}" for name in most if used[name] >= 0.05)
-
-
-class Quiet:
-    """Waits for a quiet machine, and not for long in all."""
-
-    left = PATIENCE
-
-    def wait(self) -> str:
-        """Who computes if it does not become quiet; "" if it is."""
-        while True:
-            others = Others()
-            time.sleep(0.5)  # what is used in a time can only be known when it is over
-            if (cores := others.cores()) <= MUCH:
-                return ""
-            self.left -= 0.5
-            if self.left < 0:
-                return f"others used {cores:.1f} cores before it ({others.names() or 'short processes'})"
-
-
-@pytest.fixture(scope="module")
-def quiet() -> Quiet:
-    return Quiet()
-
-
-def judged_quietly(quiet: Quiet, stand: Stand, command: list[str]) -> Judged:
-    """Skips where others do not let it be quiet."""
-    why = ""
+def judged_quietly(stand: Stand, command: list[str]) -> Judged:
+    """As on a quiet node: where a cgroup can be made, other work gets only what the job leaves."""
     for _ in range(TRIES):
-        if why_not := quiet.wait():
-            pytest.skip(f"the machine is not quiet: {why or why_not}")
-        others = Others()
-        found = judged(stand, command)
-        cores = others.cores(own=(found.job["used"]["cpu_seconds"] or 0.0) + JUDGING)
-        if cores <= MUCH:
+        with cpu_group() as group:
+            in_group(stand, group, command)
+        found = judge(stand)
+        if had_its_cores(found.job):
             return found
-        why = f"others used {cores:.1f} cores meanwhile ({others.names() or 'short processes'})"
-    pytest.skip(f"the machine is not quiet: {why}")
+    pytest.skip(f"other work took the cores: {found.said}")
 
 
 @pytest.mark.alone
@@ -325,26 +261,26 @@ def judged_quietly(quiet: Quiet, stand: Stand, command: list[str]) -> Judged:
     ],
     ids=["serial", "lock contention", "all cores", "oversubscribed", "sleeps", "serial at its end"],
 )
-def test_on_a_quiet_node(quiet: Quiet, stand: Stand, command: list[str], rules: list[str], said: str) -> None:
+def test_on_a_quiet_node(stand: Stand, command: list[str], rules: list[str], said: str) -> None:
     """One finding each, and none for a job that uses all that it has."""
-    found = judged_quietly(quiet, stand, command)
+    found = judged_quietly(stand, command)
     assert found.rules == rules
     assert found.said.endswith(said)
 
 
 @pytest.mark.alone
-def test_make_on_a_quiet_node(quiet: Quiet, stand: Stand) -> None:
+def test_make_on_a_quiet_node(stand: Stand) -> None:
     """A clean parallel job of many processes: there is nothing to change."""
-    found = judged_quietly(quiet, stand, make(stand, CORES))
+    found = judged_quietly(stand, make(stand, CORES))
     assert found.rules == []
     assert found.said.startswith("It made good use of its ")
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("script", [WRITER, WRITERS], ids=["one", "twelve"])
-def test_waits_for_storage(quiet: Quiet, stand: Stand, script: str) -> None:
+def test_waits_for_storage(stand: Stand, script: str) -> None:
     """Judged for the job and not for each process, with rate and device."""
-    said, rules, job = judged_quietly(quiet, stand, ["sh", "-c", script])
+    said, rules, job = judged_quietly(stand, ["sh", "-c", script])
     if (job["used"]["blocked_mean"] or 0.0) < 0.25 or job["used"]["blocked_share"] < 0.3:
         pytest.skip("this file system takes direct writes without a wait")
     assert rules == ["I/O wait"]
@@ -367,9 +303,9 @@ def test_leak(stand: Stand) -> None:
     assert job["used"]["memory_peak_bytes"] > 150 << 20
 
 
-def in_group(stand: Stand, group: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+def in_group(stand: Stand, group: Path | None, command: list[str]) -> subprocess.CompletedProcess[str]:
     """joblens and its command inside of a cgroup, as in a batch job."""
-    words = ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group)]
+    words = ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group)] if group else []
     words += [*JOBLENS, "run", "--quiet", "--interval", "0.5", "--", *command]
     return subprocess.run(
         words, env=stand.environment, cwd=stand.folder, capture_output=True, text=True, check=False
@@ -388,17 +324,31 @@ def test_killed_for_memory(stand: Stand) -> None:
 
 
 @contextmanager
-def quota_group(cores: float) -> Iterator[Path]:
+def cpu_group() -> Iterator[Path | None]:
+    """A cgroup whose processes come before all others, None if none can be made here."""
     group = Path("/sys/fs/cgroup/cpu") / f"joblens-test-{uuid.uuid4().hex}"
     try:
         group.mkdir()
-        (group / "cpu.cfs_quota_us").write_text(str(int(cores * 100_000)))
     except OSError:
-        pytest.skip("no cpu cgroup with a quota can be made here")
+        yield None
+        return
     try:
+        (group / "cpu.shares").write_text("262144")  # the most that the kernel takes
         yield group
     finally:
         group.rmdir()
+
+
+@contextmanager
+def quota_group(cores: float) -> Iterator[Path]:
+    with cpu_group() as group:
+        try:
+            if group is None:
+                raise FileNotFoundError
+            (group / "cpu.cfs_quota_us").write_text(str(int(cores * 100_000)))
+        except OSError:
+            pytest.skip("no cpu cgroup with a quota can be made here")
+        yield group
 
 
 @pytest.mark.alone
