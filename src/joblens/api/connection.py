@@ -32,6 +32,7 @@ class Connection:
         self._url = split_server(address, name="the address of the service")
         if ca_file and not self._url.secure:
             raise UsageError("a CA file needs an address that begins with https://")
+        self._has_token = bool(token_file)
         self._credential = _bearer(token_file) if token_file else ""
         if self._credential:
             self._require_secrecy()
@@ -49,7 +50,7 @@ class Connection:
         """Return the body of a response. Raises LookupError, UsageError or ServerError."""
         target = BASE + path + encode_query(query)
         answer = self._request(target)
-        if answer.status == 401 and not self._credential and not self._url.is_unix and _has_munge():
+        if answer.status == 401 and self._may_use_munge():
             self._require_secrecy()
             self._credential = f"Munge {_make_credential()}"
             answer = self._request(target)
@@ -72,6 +73,10 @@ class Connection:
         if not answer.body and length.isdigit() and int(length) > _LARGEST:
             raise ServerError(f"{self.name}: the response is larger than {_LARGEST >> 20} MiB")
         return answer
+
+    def _may_use_munge(self) -> bool:
+        """Also again: a credential is valid for some minutes."""
+        return not self._has_token and not self._url.is_unix and _has_munge()
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json"}
