@@ -47,7 +47,7 @@ def served(certificate: Path, munged: Munged) -> Iterator[tuple[Served, str]]:
         f'munge_socket = "{munged.socket}"\n[serve.roles]\nadmin = ["root"]\n'
     )
     port = free_port()
-    with serving("--listen", f"127.0.0.1:{port}", settings=settings) as found:
+    with serving(settings, port) as found:
         yield found, f"https://127.0.0.1:{port}"
 
 

@@ -10,7 +10,7 @@ from joblens.cli import job_ends
 from joblens.cli import source as sources
 from joblens.cli.source import choose_source, open_chosen
 from joblens.cli.table import warn, write
-from joblens.core.errors import JoblensError, UsageError
+from joblens.core.errors import JoblensError, OutsideError, UsageError
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
@@ -24,7 +24,7 @@ EXAMPLE = """example:
   joblens job 4200_7
   joblens job 4242@cluster2
   joblens job 4242 --run 1
-  joblens job 4242 --server https://login.example.org:9480 --token-file ~/.joblens-token
+  joblens job 4242 --server https://login.example.org:9479 --token-file joblens.token
   joblens job 4242 --store http://127.0.0.1:9090
   joblens job last --between "time steps"
   joblens job last --processes --sort memory --limit 5
@@ -60,10 +60,12 @@ def run(options: argparse.Namespace) -> int:
 
     query = JobQuery(options.id, options.number, options.between, options.step, options.first, options.last)
     choice = choose_source(options)
-    if options.store is not None:  # a server of time series knows jobs, and not who may see them
-        choice = _without_service(choice)
     view = job_ends.chosen_view(options)
-    session = _settle(options.id, choice.home) if choice.own else None
+    if options.store is not None and not choice.own:
+        raise UsageError("--store and --server are mutually exclusive")
+    if choice.own and (options.store is not None or view):  # which a service does not have
+        choice = choice._replace(server=None)
+    session = _settle(options.id, choice) if choice.own else None
     with open_chosen(choice) as source:
         if view:
             job_ends.show(view, source, options)
@@ -87,12 +89,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _without_service(choice: Choice) -> Choice:
-    if not choice.own:
-        raise UsageError("--store and --server are mutually exclusive")
-    return choice._replace(server=None)
-
-
 def _tsdb(options: argparse.Namespace) -> Tsdb:
     from joblens.api.lookup import Tsdb
 
@@ -106,11 +102,16 @@ def _settings() -> Settings:
     return load_agent(load_layers(None, os.environ))
 
 
-def _settle(name: str, folder: str | None) -> BatchJob | None:
+def _settle(name: str, choice: Choice) -> BatchJob | None:
     """Return the facts of a job whose user mode runs; finalise one that has ended."""
     from joblens.store.home import find_home
 
-    home = find_home(folder)
+    try:
+        home = find_home(choice.home)
+    except OutsideError:  # a user without a home folder, who can read the service
+        if choice.server is None:
+            raise
+        return None
     if not (home.path / "usermode").is_dir():
         return None
     from joblens.usermode.finish import settle
