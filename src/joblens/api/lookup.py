@@ -109,7 +109,9 @@ def _part(store: Store, query: JobQuery, record: JobRecord) -> JobRecord:
     from joblens.analysis.window_report import find_part, summarise_part
 
     part = find_part(record, query.between, query.step, query.first, query.last)
-    return record if part is None else summarise_part(record, store.reader(record), part)
+    if part is None:
+        return record
+    return store.read_samples(record, lambda reader: summarise_part(record, reader, part))
 
 
 def _meant(

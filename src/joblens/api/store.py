@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError, not_found
 from joblens.core.errors import UsageError
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.memory_reader import SamplesReader
-    from joblens.store.reader import End, LakeReader, Reader, Series, Span
+    from joblens.store.reader import End, LakeReader, Series, Span
+
+    AnyReader = LakeReader | SamplesReader
 
 Progress = Callable[[int, int], None]
+_Kind = TypeVar("_Kind")
+_ATTEMPTS = 3  # to read the samples of a running job while the lake is compacted
 
 
 class StoreInfo(NamedTuple):
@@ -153,8 +158,10 @@ class Store(JobSource):
     def series(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
     ) -> Series:
-        span, reader, chosen = self._chosen(name, set_name, columns)
-        return reader.series(span, set_name, chosen, points)
+        def read(span: Span, reader: AnyReader) -> Series:
+            return reader.series(span, set_name, _columns(span, reader, set_name, columns), points)
+
+        return self._read(name, read)
 
     def split(
         self,
@@ -164,37 +171,23 @@ class Store(JobSource):
         columns: tuple[str, ...] = (),
         points: int = 1000,
     ) -> dict[tuple[str, ...], Series]:
-        span, reader, chosen = self._chosen(name, set_name, columns)
-        return reader.split(span, set_name, labels, chosen, points)
+        def read(span: Span, reader: AnyReader) -> dict[tuple[str, ...], Series]:
+            return reader.split(span, set_name, labels, _columns(span, reader, set_name, columns), points)
+
+        return self._read(name, read)
 
     def sets(self, name: str) -> tuple[str, ...]:
         return tuple(self.columns(name))
 
     def columns(self, name: str) -> dict[str, tuple[str, ...]]:
-        span = self._span(name)
-        reader = self._reader(span.job, span.start)
-        found = {it: reader.measured(span, it) for it in reader.sets()}
-        return {it: columns for it, columns in found.items() if columns}
+        def read(span: Span, reader: AnyReader) -> dict[str, tuple[str, ...]]:
+            found = {it: reader.measured(span, it) for it in reader.sets()}
+            return {it: columns for it, columns in found.items() if columns}
 
-    def _chosen(
-        self, name: str, set_name: str, columns: tuple[str, ...]
-    ) -> tuple[Span, Reader, tuple[str, ...]]:
-        """Raises UsageError that names the nearest where there is no such set or column."""
-        span = self._span(name)
-        reader = self._reader(span.job, span.start)
-        if isinstance(columns, str):
-            raise UsageError(f"columns is a tuple of names, and not the text {columns!r:.60}")
-        if set_name not in reader.sets():
-            raise unknown("set", str(set_name), reader.sets())
-        known = reader.measured(span, set_name)
-        for column in columns:
-            if column not in known:
-                raise unknown(f"column of {set_name}", str(column), known)
-        return span, reader, columns or known
+        return self._read(name, read)
 
     def processes(self, name: str) -> list[ProcessUse]:
-        span = self._span(name)
-        return self._reader(span.job, span.start).processes(span)
+        return self._read(name, lambda span, reader: reader.processes(span))
 
     def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
         """Return the processes or threads of a job that capture recorded, in order of their start."""
@@ -210,34 +203,49 @@ class Store(JobSource):
 
         return frame_of_ends(self.ends(name, kind, run), kind)
 
-    def reader(self, record: JobRecord) -> Reader:
-        """For the samples of a job, by its record."""
-        return self._reader(record.job.id, record.job.start)
+    def read_samples(self, record: JobRecord, read: Callable[[AnyReader], _Kind]) -> _Kind:
+        """Call it with a reader of the samples of a job, by its record."""
+        live = self._live(f"{record.job.id}@{record.job.cluster}")
+        if live is not None and live.start == record.job.start:
+            return self._read_live(live, read)
+        return read(self._reader(record.job.id, record.job.start))
 
     def _reader(self, job: str, start: float) -> LakeReader | SamplesReader:
         from joblens.store.pending import find_reader
 
         return find_reader(self.home, self._lake, job, start)
 
-    def _span(self, name: str) -> Span:
+    def _read(self, name: str, read: Callable[[Span, AnyReader], _Kind]) -> _Kind:
+        """Call it with the time of a job and a reader of its samples."""
         from joblens.store.reader import Span
 
-        live = self._live_span(name)
+        live = self._live(name)
         if live is not None:
-            return live
+            now = Span(live.id, live.start or 0.0, time.time() + 1.0, live.cluster)
+            return self._read_live(live, lambda reader: read(now, reader))
         job = self.job(name).job
         # Two clusters can have jobs of the same id at the same time.
-        return Span(job.id, job.start, max(job.last, job.start) + 1.0, job.cluster if job.nodes else "")
+        span = Span(job.id, job.start, max(job.last, job.start) + 1.0, job.cluster if job.nodes else "")
+        return read(span, self._reader(job.id, job.start))
 
-    def _live_span(self, name: str) -> Span | None:
-        """Of a job of a batch system that runs now."""
+    def _live(self, name: str) -> BatchJob | None:
+        """Return the job of a batch system that runs now."""
         from joblens.jobs.live import find_live, runs
-        from joblens.store.reader import Span
 
         found = [job for job in find_live(self.home, name, [], self.scope) if runs(job) and job.end is None]
-        if not found:
-            return None
-        return Span(found[-1].id, found[-1].start or 0.0, time.time() + 1.0, found[-1].cluster)
+        return found[-1] if found else None
+
+    def _read_live(self, job: BatchJob, read: Callable[[AnyReader], _Kind]) -> _Kind:
+        """Also what a hub has acknowledged and its sink has not stored yet."""
+        from joblens.hub.tail import open_lake
+        from joblens.store.lake.lake import MovedError
+        from joblens.store.reader import LakeReader
+
+        nodes = {(job.cluster, node) for node in job.nodes}
+        for _ in range(_ATTEMPTS):
+            with suppress(MovedError), open_lake(self.home, nodes, []) as lake:
+                return read(LakeReader(lake))
+        return read(LakeReader(self._lake))
 
     # Maintenance
 
@@ -300,6 +308,19 @@ class Store(JobSource):
 
     def close(self) -> None:
         self._catalog.close()
+
+
+def _columns(span: Span, reader: AnyReader, set_name: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those, or all. Raises UsageError that names the nearest if there is no such set or column."""
+    if isinstance(columns, str):
+        raise UsageError(f"columns is a tuple of names, and not the text {columns!r:.60}")
+    if set_name not in reader.sets():
+        raise unknown("set", str(set_name), reader.sets())
+    known = reader.measured(span, set_name)
+    for column in columns:
+        if column not in known:
+            raise unknown(f"column of {set_name}", str(column), known)
+    return columns or known
 
 
 def _recover(home: Home) -> list[str]:

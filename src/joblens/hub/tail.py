@@ -227,6 +227,9 @@ class _LakeAndTail(Lake):
         super().__init__(path)
         self._rest, self._cursors = rest, cursors
 
+    def sets(self) -> set[str]:
+        return super().sets() | self._rest.sets()
+
     def files(
         self,
         set_name: str,

@@ -219,7 +219,7 @@ class LakeReader:
 
     def sets(self) -> tuple[str, ...]:
         """Return the sets with samples of any job."""
-        return tuple(sorted(path.name[len("set=") :] for path in self.lake.path.glob("set=*")))
+        return tuple(sorted(self.lake.sets()))
 
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
         """Return the columns of a set with measured numbers, without keys."""

@@ -244,6 +244,9 @@ class Lake:
 
     # Reading
 
+    def sets(self) -> set[str]:
+        return {path.name.removeprefix("set=") for path in self.path.glob("set=*")}
+
     def files(
         self,
         set_name: str,
