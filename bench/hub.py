@@ -22,9 +22,9 @@ _FULL_SECONDS, _FULL_NODES, _FULL_TICKS = 15.0, 64, 10
 _CALM_SECONDS, _CALM_NODES = 15.0, 1000
 _BOTH_SECONDS, _BOTH_NODES, _BOTH_RATE = 8.0, 64, 1.0
 _LDMS_BYTES = 7.0
-# Agents, seconds, cycles of compaction, and what they may take of a core. In four cycles enough large
-# files of most sets come that they are distributed, which is their last rewrite.
-_ORDINARY = ((64, 184.0, 4, 1.1), (1000, 92.0, 4, 15.0))
+# Agents, seconds of one group of segments, cycles of compaction, and what they may take of a core. In four
+# cycles enough large files of most sets come that they are distributed, which is their last rewrite.
+_ORDINARY = ((64, 270.0, 4, 1.1), (1000, 150.0, 4, 15.0))
 _GOAL_PEAK = 300e6
 _GOAL_RATE, _GOAL_CPU, _GOAL_MEMORY = 100e3, 8e-6, 2.0
 

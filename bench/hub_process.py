@@ -11,8 +11,8 @@ from typing import Iterator
 from bench.children import BenchError, connect, cpu_seconds, free_port, started
 from bench.messages import KEY
 
-_DRAIN = 120.0  # seconds that the sinks may take for what is left
-AS_FAST_AS_THEY_CAN = ("rate_bytes = 1000000000", "burst_bytes = 1000000000", "segment_seconds = 5.0")
+_DRAIN = 420.0  # seconds that the sinks may take for what is left, which waits for more at first
+AS_FAST_AS_THEY_CAN = ("rate_bytes = 1000000000", "burst_bytes = 1000000000", "segment_seconds = 1.0")
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from joblens.wire.frame import inflate, pack, split
 NODES, HOURS, PROCESSES = 1000, 24, 300
 _IN_FLIGHT = 64
 _SETTINGS = (
-    "rate_bytes = 1000000000", "burst_bytes = 1000000000", "segment_seconds = 5.0",
+    "rate_bytes = 1000000000", "burst_bytes = 1000000000", "segment_seconds = 1.0",
     "[hub.sinks.lake]", "compact_seconds = 20.0",
 )  # fmt: skip
 _GOAL_BYTES, _GOAL_GROWTH = 300e6, 1.1

@@ -24,6 +24,7 @@ from joblens.core.files import NO_ROOM, make_folder
 from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
 from joblens.hub.connection import Connection, Page
+from joblens.hub.gathering import GatheringSelector
 from joblens.hub.limits import Authenticated, Unauthenticated, place_of
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
@@ -269,7 +270,12 @@ def run_hub(settings: HubSettings, home: Path, log: Log, ready: Callable[[int], 
     hub = Hub(settings, home, log)
     with only_one(home):
         sys.setswitchinterval(_SWITCH)
-        asyncio.run(hub.run(ready))
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(hub.run(ready))
+
+
+def make_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop(GatheringSelector())
 
 
 @contextmanager

@@ -157,8 +157,11 @@ def _merge(lake: Lake, folder: Path, chosen: Mapping[Path, int]) -> int:
         if len(sound) < 2:
             return 0
         try:
-            ranges = find_ranges(lake, sound, MERGE_VALUES * 3 // 4) if several else [Range()]
-            enums = make_enums(lake, sound, lake.schema(sound), sum(chosen.values())) if ranges else Enums()
+            schema = lake.schema(sound)
+            enums = make_enums(lake, sound, schema, sum(chosen.values()))
+            # Each range reads all files, so there are as few as fit into memory.
+            largest = MERGE_VALUES * 3 // 4 * width(schema) // (enums.width or width(schema))
+            ranges = find_ranges(lake, sound, largest) if several else [Range()]
             return _put_together(lake, listing, sound, ranges, enums, began) if ranges else 0
         except duckdb.OutOfMemoryException:  # sets with thousands of columns
             lake.report(f"{folder}: files are not merged: that takes more than {lake.memory} of memory")
@@ -191,7 +194,7 @@ def _put_together(
         for part in ranges:
             path = folder / f"compacted-{number}-{os.urandom(8).hex()}.parquet"
             source = f"(SELECT {enums.before} FROM {part.of(as_table(files))})"
-            lake.copy(source, schema, path, group_rows(schema), enums.after)
+            lake.copy(source, schema.keys() - enums.constant, path, group_rows(schema), enums.after)
             made[path] = lake.extent(path)._replace(jobs=part.jobs, nodes=part.nodes)
         if abs(now_at(str(lake.path)) - began) > GRACE_SECONDS / 2:
             lake.report(f"{folder}: files are not merged, as that took more than {GRACE_SECONDS / 2:.0f} s")
@@ -239,6 +242,8 @@ class Enums(NamedTuple):
 
     before: str = "*"
     after: str = "*"
+    constant: frozenset[str] = frozenset()  # columns with one text, by which rows need not be sorted
+    width: int = 0  # the memory of a row, in numbers; 0: as without ENUMs
 
 
 def make_enums(lake: Lake, files: list[Path], schema: Mapping[str, str], values: int) -> Enums:
@@ -254,7 +259,7 @@ def make_enums(lake: Lake, files: list[Path], schema: Mapping[str, str], values:
     table = as_table(files)
     counted = ", ".join(f"approx_count_distinct({identifier(name)})" for name in texts)
     (counts,) = lake.connection.execute(f"SELECT {counted} FROM {table}").fetchall()
-    before, after = [], []
+    before, after, kinds = [], [], dict(schema)
     for number, (name, count) in enumerate(zip(texts, counts)):
         if not 0 < count <= _MOST_TEXTS:
             continue
@@ -263,9 +268,11 @@ def make_enums(lake: Lake, files: list[Path], schema: Mapping[str, str], values:
         lake.connection.execute(f"DROP TYPE IF EXISTS {kind}")
         lake.connection.execute(f"CREATE TYPE {kind} AS ENUM ({distinct})")
         before.append(f"{column}::{kind} AS {column}")
+        kinds[name] = kind
         if name in _SELECTED_BY and count > 1 and rows > group_rows(schema):
             after.append(f"{column}::VARCHAR AS {column}")
-    return Enums(_replace(before), _replace(after))
+    constant = frozenset(name for name, count in zip(texts, counts) if count == 1)
+    return Enums(_replace(before), _replace(after), constant, width(kinds))
 
 
 def _replace(columns: list[str]) -> str:
