@@ -80,6 +80,17 @@ def test_no_more_than_fits(tmp_path: Path, clock: list[float], monkeypatch: pyte
     assert numbers(chosen.choose(segments(tmp_path, 2, 3, 4), False)) == [2, 3]
 
 
+def test_enough_bytes_do_not_wait(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy hub a group is taken as soon as it is large."""
+    monkeypatch.setattr(groups, "_ENOUGH_BYTES", 250)
+    chosen = Groups(tmp_path / "group", "h1", 60.0)
+    chosen.choose(segments(tmp_path, 1), False)
+    assert chosen.choose(segments(tmp_path, 2, 3), False) is None
+    assert numbers(chosen.choose(segments(tmp_path, 2, 3, 4), False)) == [2, 3, 4]
+
+
 def test_a_group_that_was_begun_stays_the_same(tmp_path: Path, clock: list[float]) -> None:
     """Though more segments wait when it is taken again, and one of its own is gone."""
     chosen = Groups(tmp_path / "group", "h1", 60.0)

@@ -257,10 +257,12 @@ def make_enums(lake: Lake, files: list[Path], schema: Mapping[str, str], values:
     if not texts or rows < _LEAST_ROWS:
         return Enums()
     table = as_table(files)
-    counted = ", ".join(f"approx_count_distinct({identifier(name)})" for name in texts)
-    (counts,) = lake.connection.execute(f"SELECT {counted} FROM {table}").fetchall()
-    before, after, kinds = [], [], dict(schema)
-    for number, (name, count) in enumerate(zip(texts, counts)):
+    counted = ", ".join(
+        f"approx_count_distinct({column}), count(*) > count({column})" for column in map(identifier, texts)
+    )
+    (found,) = lake.connection.execute(f"SELECT {counted} FROM {table}").fetchall()
+    before, after, kinds, constant = [], [], dict(schema), set()
+    for number, (name, count, has_null) in enumerate(zip(texts, found[::2], found[1::2])):
         if not 0 < count <= _MOST_TEXTS:
             continue
         column, kind = identifier(name), f"merged{number}"
@@ -269,10 +271,16 @@ def make_enums(lake: Lake, files: list[Path], schema: Mapping[str, str], values:
         lake.connection.execute(f"CREATE TYPE {kind} AS ENUM ({distinct})")
         before.append(f"{column}::{kind} AS {column}")
         kinds[name] = kind
+        if not has_null and _is_single(lake, kind):
+            constant.add(name)
         if name in _SELECTED_BY and count > 1 and rows > group_rows(schema):
             after.append(f"{column}::VARCHAR AS {column}")
-    constant = frozenset(name for name, count in zip(texts, counts) if count == 1)
-    return Enums(_replace(before), _replace(after), constant, width(kinds))
+    return Enums(_replace(before), _replace(after), frozenset(constant), width(kinds))
+
+
+def _is_single(lake: Lake, kind: str) -> bool:
+    query = f"SELECT len(enum_range(NULL::{kind}))"
+    return lake.connection.execute(query).fetchall() == [(1,)]
 
 
 def _replace(columns: list[str]) -> str:
