@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sqlite3
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -133,3 +136,23 @@ def test_every_question_takes_a_scope() -> None:
     ]
     assert len(questions) >= 7
     assert all("scope" in inspect.signature(it).parameters for it in questions)
+
+
+@pytest.mark.parametrize("scope", [ALL, OWN, MANAGER])
+@pytest.mark.parametrize("id", ["4242", "4242@fox", "9"])
+def test_a_job_is_found_by_its_id(home: Home, scope: Scope, id: str) -> None:
+    """Not by a search through all jobs of a user, an account or a cluster."""
+    catalog = Catalog(home)
+    plans: list[str] = []
+    ask = catalog._ask
+
+    def explain(query: str, values: Sequence[Any] = ()) -> list[Any]:
+        plans.extend(row[3] for row in catalog.database.execute(f"EXPLAIN QUERY PLAN {query}", values))
+        return ask(query, values)
+
+    catalog._ask = explain  # type: ignore[method-assign]
+    catalog._with_id(id, scope)
+    searches = [plan for plan in plans if plan.startswith(("SEARCH", "SCAN"))]
+    assert searches
+    assert [it for it in searches if not re.search(r"USING (COVERING )?INDEX jobs_by_(shown_)?id ", it)] == []
+    catalog.close()

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from joblens.api.store import Store
-from joblens.core.errors import JoblensError, sentence
+from joblens.core.errors import sentence
+from joblens.core.log_limiter import LogLimiter
 from joblens.serve.errors import ApiError
 from joblens.store.home import Home
 
@@ -23,7 +24,7 @@ _FRESH_SECONDS = 60.0  # the thread that refreshes is much earlier
 
 class StorePool:
     def __init__(self, home: Home, threads: int, log: Callable[[str], None]) -> None:
-        self._home, self._log = home, log
+        self._home, self._notes = home, LogLimiter(log)
         self._threads = ThreadPoolExecutor(threads, "store")
         self._local, self._opening = threading.local(), threading.Lock()
         self._stores: list[Store] = []
@@ -79,8 +80,8 @@ class StorePool:
                     store.prepare()
                 store.jobs(limit=1)
                 self._is_built.set()
-            except (JoblensError, OSError) as error:
-                self._log(f"cannot index the store: {sentence(error)}")
+            except Exception as error:  # whoever reads gets an answer, if an older one
+                self._notes.say("index", f"cannot index the store: {sentence(error)}")
             self._stop.wait(_REFRESH_SECONDS)
         if store is not None:
             store.close()

@@ -159,7 +159,7 @@ class Catalog:
         name, at, cluster = text.rpartition("@")
         if not found and at:
             values = [storable(name), storable(name), storable(cluster)]
-            found = self._select(columns, f"{either} AND cluster = ?", values, oldest, scope)
+            found = self._select(columns, f"{either} AND +cluster = ?", values, oldest, scope)
         return [Run(*row) for row in found]
 
     def written(self, identities: Iterable[Identity], scope: Scope = ALL) -> dict[Identity, int]:
@@ -193,7 +193,7 @@ class Catalog:
     def _select(
         self, columns: str, condition: str, values: Sequence[Any], order: str, scope: Scope
     ) -> list[Any]:
-        allowed, more = scope.condition()
+        allowed, more = scope.condition(by_index=not condition)
         conditions = " AND ".join(filter(None, (condition, "" if scope.everything else allowed)))
         where = f"WHERE {conditions}" if conditions else ""
         return self._ask(f"SELECT {columns} FROM jobs {where} {order}", [*values, *more])
