@@ -14,6 +14,7 @@ from typing import Callable
 from bench.agent import measure_agent
 from bench.attacks import measure_attacks
 from bench.capture import measure_capture
+from bench.catalog import measure_catalog
 from bench.children import WrongError
 from bench.compaction import measure_compaction
 from bench.exporter import measure_exporter
@@ -45,6 +46,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "capture": measure_capture,
     "store": measure_store,
     "reports": measure_reports,
+    "catalog": measure_catalog,
     "gpus": measure_gpus,
     "hub": measure_hub,
     "attacks": measure_attacks,

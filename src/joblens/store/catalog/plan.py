@@ -145,7 +145,10 @@ def plan(wanted: JobFilter, terms: Sequence[Term], count: Count) -> list[Query]:
         *(it for term in terms if term is not best for it in term.values),
     ]
     parts = _parts(wanted, cursor)
-    if best is None or (best.direct and wanted.sort == "start"):
+    in_order = best is None or (
+        best.direct and (wanted.sort == "start" or best.check == f"{wanted.sort} = ?")
+    )
+    if in_order:
         return [_query(wanted, [*conditions, part], [*values, *more], "") for part, more in parts]
     # A plus keeps SQLite from following an index (https://www.sqlite.org/optoverview.html#uplus).
     either = " OR ".join(f"({part or 1})" for part, _ in parts)
