@@ -49,7 +49,7 @@ class RemoteStore(JobSource):
         return found
 
     def _pages(self, wanted: JobFilter) -> Iterator[responses.Page]:
-        cursor: str | None = None
+        cursor = wanted.cursor
         for _ in range(_MOST_PAGES):
             query = [*_first_page(wanted), ("cursor", cursor)]
             page = self._get("/jobs", responses.parse_jobs, query)
@@ -173,7 +173,7 @@ def _query(wanted: JobFilter) -> Pairs:
             yield (name, "true" if value else None)
         elif name in ("since", "until"):
             yield name, None if value is None else repr(float(value))
-        elif name != "limit":
+        elif name not in ("limit", "cursor"):  # these are of a page
             yield name, value
 
 
