@@ -110,8 +110,8 @@ def test_munge(
         return munged.encode(payload)
 
     monkeypatch.setattr("joblens.wire.credentials.make_credential", make_credential)
-    with RemoteStore(served[1], ca_file=str(certificate)) as remote:
-        assert remote.page("/me")["how"] == "loopback"
+    with RemoteStore(served[0].socket) as remote:
+        assert remote.page("/me")["how"] == "socket"
     assert made == []
     connect = Client._connect_tcp
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -175,6 +176,13 @@ class Served:
 
     def audit(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.state / "audit.log").read_text().splitlines()]
+
+
+def memory(served: Served) -> int:
+    assert served.process is not None
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{served.process.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def read(response: HTTPResponse) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import socket
 import time
@@ -15,12 +16,26 @@ from urllib.parse import quote
 import pytest
 
 from hub.munging import running_munged
+from joblens.serve.identity import is_personal
 from joblens.serve.messages import JobsQuery
 from joblens.serve.routes import BASE, JOBS, ROUTES
+from joblens.serve.settings import ServeSettings
 from services.running import free_port
 from waiting import wait_for
 
-from .serving import ADMIN, ALICE, BOB, SETTINGS, Answer, Served, UnixConnection, acting_as, read, serving
+from .serving import (
+    ADMIN,
+    ALICE,
+    BOB,
+    SETTINGS,
+    Answer,
+    Served,
+    UnixConnection,
+    acting_as,
+    memory,
+    read,
+    serving,
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as several users")
 
@@ -32,13 +47,6 @@ SHORT = SETTINGS + "[serve]\ntimeout = 2.0\nconnections = 400\n"
 def served() -> Iterator[Served]:
     with serving(port=free_port()) as it:
         yield it
-
-
-def memory(served: Served) -> int:
-    assert served.process is not None
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{served.process.pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 CLAIMS = {
@@ -106,14 +114,44 @@ def tcp(served: Served, path: str, user: str, **fields: str) -> Answer:
 
 
 def test_on_loopback(served: Served) -> None:
-    """Without a credential TCP is for the user of the service and root only, and not for web pages."""
-    assert tcp(served, "/me", ADMIN).json["how"] == "loopback"
-    assert tcp(served, "/jobs", ALICE).status == 401
-    assert tcp(served, "/jobs", ADMIN, Host="evil.example").status == 401
-    assert tcp(served, "/jobs", ADMIN, Origin="http://127.0.0.1").status == 401
+    """Without a credential TCP has no user, also not root: a relay of root's would lend its identity."""
+    for user in (ADMIN, ALICE):
+        answer = tcp(served, "/jobs", user)
+        assert (answer.status, "authentication required" in answer.message) == (401, True)
     token = served.ask("POST", "/tokens", ALICE).json["token"]
     found = tcp(served, "/me", ADMIN, Authorization=f"Bearer {token}", Host="evil.example").json
     assert (found["user"], found["how"]) == (ALICE, "token")
+
+
+def test_loopback_of_a_personal_service() -> None:
+    """The user of a service for their own store needs no credential there; root and web pages do."""
+    with serving(port=free_port()) as served:
+        served.stop()
+        served.user, served.state = "games", served.home.path / "serve"
+        owner = pwd.getpwnam(served.user)
+        paths = [served.top / "run", served.home.path, *served.home.path.rglob("*")]
+        for path in paths:
+            os.chown(path, owner.pw_uid, owner.pw_gid)
+        served.start()
+        assert tcp(served, "/me", "games").json["how"] == "loopback"
+        assert tcp(served, "/jobs", ADMIN).status == 401
+        assert tcp(served, "/jobs", ALICE).status == 401
+        assert tcp(served, "/jobs", "games", Host="evil.example").status == 401
+        assert tcp(served, "/jobs", "games", Origin="http://127.0.0.1").status == 401
+
+
+def test_when_a_service_is_personal(tmp_path: Path) -> None:
+    """If its user is not root and owns the store, its state is there, and nothing can be in front of it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 1234, -1)
+    assert is_personal(ServeSettings(), home, home / "serve", 1234)
+    for settings in (ServeSettings(certificate="c"), ServeSettings(insecure=True)):
+        assert not is_personal(settings, home, home / "serve", 1234)
+    assert not is_personal(ServeSettings(), home, tmp_path / "state", 1234)
+    assert not is_personal(ServeSettings(), home, home / "serve", 1235)
+    os.chown(home, 0, -1)
+    assert not is_personal(ServeSettings(), home, home / "serve", 0)
 
 
 SQL = [

@@ -30,13 +30,15 @@ from joblens.serve.app import Endpoint, make_app
 from joblens.serve.hub_pages import HubPages
 from joblens.serve.messages import JobsQuery
 from joblens.serve.openapi import describe
-from joblens.serve.routes import ANYONE, JOBS, LIVE, POLICIES, ROUTES, Route
+from joblens.serve.policy import Viewer
+from joblens.serve.routes import ANYONE, JOBS, LIVE, POLICIES, ROUTES, Question, Route
 from joblens.serve.service import Service
 from joblens.serve.settings import ServeSettings
+from joblens.store.catalog.scope import Scope
 from joblens.store.home import find_home, make_home
 from services.running import free_port
 
-from .serving import SETTINGS, Served, serving
+from .serving import ADMIN, SETTINGS, Served, serving
 
 
 class _Hub(BaseHTTPRequestHandler):
@@ -66,20 +68,26 @@ def served() -> Iterator[Served]:
         hub.server_close()
 
 
+@pytest.fixture(scope="module")
+def token(served: Served) -> str:
+    return str(served.ask("POST", "/tokens", ADMIN).json["token"])
+
+
 CHECKS = [not_a_server_error, response_schema_conformance, content_type_conformance, status_code_conformance]
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_what_fits_the_description(served: Served, route: Route, mode: GenerationMode) -> None:
+def test_what_fits_the_description(served: Served, token: str, route: Route, mode: GenerationMode) -> None:
     """Requests made from the description, right and wrong ones: no 5xx, and each answer is as described."""
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{served.port}/api/v1/openapi.json")
     operation = schema["/api/v1" + route.path][route.method]
+    fields = {"Authorization": f"Bearer {token}"}
 
     @settings(max_examples=30, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
-        case.validate_response(case.call(timeout=60), checks=CHECKS)
+        case.validate_response(case.call(timeout=60, headers=fields), checks=CHECKS)
 
     with suppress(Unsatisfiable):  # where there is nothing that could be wrong
         ask()
@@ -100,6 +108,18 @@ def test_every_route_has_a_policy(tmp_path: Path) -> None:
     assert all(
         route.policy in (JOBS, LIVE) for route in ROUTES if "jobs" in route.path or "node" in route.path
     )
+    service.audit.close()
+
+
+def test_it_is_encoded_once(tmp_path: Path) -> None:
+    """Everybody can ask for it, so it costs next to nothing."""
+    home = make_home(find_home(tmp_path / "home"))._replace(index_file=tmp_path / "index")
+    service = Service(ServeSettings(), home, tmp_path, HubPages(None), print)
+    (route,) = [it for it in ROUTES if it.path == "/openapi.json"]
+    question = Question(service, Viewer("", -1, "", "", Scope(False, frozenset(), frozenset())), None)
+    for may_gzip in (True, False):
+        assert service._encoded(route, question, may_gzip) is service._encoded(route, question, may_gzip)
+    assert service._encoded(route, question, True).gzipped
     service.audit.close()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from joblens.core.errors import OutsideError
 from joblens.serve.errors import ApiError
+from joblens.serve.service import lock_state
 from joblens.serve.tokens import Tokens
 
 from .serving import ADMIN, ALICE, BOB, SUPPORT, Served, serving
@@ -55,6 +56,27 @@ def test_revoked_at_once(tmp_path: Path) -> None:
     tokens.revoke(made.id, 7)
     assert tokens.check(text, 1001.0) is None
     assert tokens.of(None, 1001.0) == []
+
+
+def test_two_that_use_one_file(tmp_path: Path) -> None:
+    """What one has revoked is not brought back by the other, nor valid there."""
+    one, other = Tokens(tmp_path / "tokens"), Tokens(tmp_path / "tokens")
+    text, made = one.create("alice", 7, "", 3, 1000.0)
+    assert other.check(text, 1001.0) == made
+    one.revoke(made.id, 7)
+    assert other.check(text, 1001.0) is None
+    other.create("bob", 8, "", 3, 1000.0)
+    assert one.check(text, 1001.0) is None
+    assert [it.user for it in one.of(None, 1001.0)] == ["bob"]
+
+
+def test_one_service_per_folder(tmp_path: Path) -> None:
+    """A second one does not start; after the first has ended it does."""
+    lock = lock_state(tmp_path)
+    with pytest.raises(OutsideError, match="another service uses"):
+        lock_state(tmp_path)
+    os.close(lock)
+    os.close(lock_state(tmp_path))
 
 
 def test_so_many_and_no_more(tmp_path: Path) -> None:

@@ -7,17 +7,20 @@ fallback from it to the user of the connection.
 from __future__ import annotations
 
 import hmac
+import os
 import time
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
 
-from joblens.hub.auth import MungeQueue, is_ours, parse_unmunge
+from joblens.hub.auth import MungeQueue, parse_unmunge
 from joblens.hub.connection import PASSED_ON
 from joblens.hub.requests import is_literal
 from joblens.hub.responses import Refused
 from joblens.serve.errors import ApiError
+from joblens.serve.settings import ServeSettings
 from joblens.serve.tokens import Tokens
 from joblens.wire.peers import Holder
 
@@ -48,9 +51,11 @@ class Peer(NamedTuple):
     @property
     def place(self) -> str:
         """For limits and the log."""
-        if self.uid is not None:
-            return f"uid {self.uid}"
-        return self.holder.hex() if isinstance(self.holder, bytes) else "unknown"
+        return place_of(self.holder)
+
+
+def place_of(holder: Holder) -> str:
+    return f"uid {holder}" if isinstance(holder, int) else holder.hex()
 
 
 class Identity(NamedTuple):
@@ -83,8 +88,9 @@ def _digest(credential: str) -> bytes:
 class Identify:
     """Finds the user of a request."""
 
-    def __init__(self, tokens: Tokens, munge: MungeQueue | None) -> None:
+    def __init__(self, tokens: Tokens, munge: MungeQueue | None, trusts_loopback: bool = False) -> None:
         self._tokens, self._munge = tokens, munge
+        self.trusts_loopback = trusts_loopback  # for the service's own user
 
     async def __call__(self, peer: Peer, headers: Headers, proven: Proven) -> Identity:
         """Raises ApiError."""
@@ -94,7 +100,7 @@ class Identify:
         if given:
             return await self._by_credential(given[0], peer, proven)
         if peer.unix or peer.uid is not None:
-            return _by_peer(peer, headers)
+            return _by_peer(peer, headers, self.trusts_loopback)
         raise ApiError(401, _HOW)
 
     async def _by_credential(self, given: str, peer: Peer, proven: Proven) -> Identity:
@@ -112,8 +118,8 @@ class Identify:
         return known or await _by_munge(self._munge, credential.strip(), peer.place, proven)
 
 
-def _by_peer(peer: Peer, headers: Headers) -> Identity:
-    """On TCP only for the user of the service and root, who can read the store anyway."""
+def _by_peer(peer: Peer, headers: Headers, trusts_loopback: bool) -> Identity:
+    """On TCP only for the user of a service of their own store: a relay of root's would lend its identity."""
     if _PASSED_ON & set(headers.keys()):
         raise ApiError(401, _PROXY)
     if peer.uid is None or peer.uid < 0:
@@ -122,9 +128,16 @@ def _by_peer(peer: Peer, headers: Headers) -> Identity:
         return Identity(peer.uid, SOCKET)
     if not is_literal(headers.get("host", "localhost").encode("latin-1", "replace")):
         raise ApiError(401, _PROXY)
-    if not is_ours(peer.uid):
+    if not trusts_loopback or peer.uid != os.geteuid():
         raise ApiError(401, _HOW)
     return Identity(peer.uid, LOOPBACK)
+
+
+def is_personal(settings: ServeSettings, home: Path, state: Path, uid: int) -> bool:
+    """Whether it is the service of one user for their own store, with nothing in front of it."""
+    if uid == 0 or settings.certificate or settings.insecure:
+        return False
+    return state.parent == home and home.stat().st_uid == uid
 
 
 async def _by_munge(queue: MungeQueue, credential: str, place: str, proven: Proven) -> Identity:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from uvicorn.config import Config
@@ -15,11 +15,20 @@ from uvicorn.server import ServerState
 
 from joblens.core.log_limiter import LogLimiter
 from joblens.serve.errors import body_of
-from joblens.serve.identity import Peer, Proven
+from joblens.serve.identity import Peer, Proven, place_of
 from joblens.wire.peers import Holder, Peers, unix_peer
 
 LARGEST_HEAD = 16_384
 PEER, PROVEN = "peer", "proven"  # names in the state of a request
+
+
+class Closable(Protocol):
+    """A connection, or one before its TLS handshake."""
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def end(self) -> None: ...
 
 
 class Connections:
@@ -30,13 +39,13 @@ class Connections:
         self.most_of_one = max(most // 4, 1)
         self.notes = LogLimiter(log)
         self.peers = Peers()
-        self._open: dict[Holder, dict[Connection, None]] = {}  # from old to new
+        self._open: dict[Holder, dict[Closable, None]] = {}  # from old to new
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, connection: Connection, holder: Holder) -> bool:
+    def add(self, connection: Closable, holder: Holder) -> bool:
         """Make room by closing the oldest idle one of the same user, or of the one with the most. Return
         False if there is none."""
         own = self._open.setdefault(holder, {})
@@ -48,7 +57,7 @@ class Connections:
             return self._close_idle(max(self._open.values(), key=len), connection)
         return True
 
-    def remove(self, connection: Connection, holder: Holder) -> None:
+    def remove(self, connection: Closable, holder: Holder) -> None:
         own = self._open.get(holder, {})
         if connection in own:
             del own[connection]
@@ -56,7 +65,13 @@ class Connections:
             if not own:
                 del self._open[holder]
 
-    def _close_idle(self, some: dict[Connection, None], new: Connection) -> bool:
+    def note_full(self, holder: Holder) -> None:
+        self.note(place_of(holder), "full", "limit of connections reached; further ones are closed")
+
+    def note(self, place: str, topic: str, text: str) -> None:
+        self.notes.say(f"{place} {topic}", f"{place}: {text}")
+
+    def _close_idle(self, some: dict[Closable, None], new: Closable) -> bool:
         for connection in some:
             if connection is not new and connection.is_idle:
                 connection.end()
@@ -74,9 +89,10 @@ class Connection(H11Protocol):
         state: ServerState,
         app_state: dict[str, Any],
         loop: asyncio.AbstractEventLoop,
+        established: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(config, state, app_state, loop)
-        self._all = all
+        self._all, self._established = all, established
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -87,8 +103,10 @@ class Connection(H11Protocol):
         self._holder: Holder = unix_peer(channel)[1] if unix else self._all.peers.holder(channel)
         self.app_state = {**self.app_state, PEER: Peer(unix, self._holder), PROVEN: Proven()}
         self._expect()
+        if self._established is not None:  # it was counted until now
+            self._established()
         if not self._all.add(self, self._holder):
-            self._note("full", "limit of connections reached; further ones are closed")
+            self._all.note_full(self._holder)
             self._refuse(503, "too many connections; retry later")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,6 +117,11 @@ class Connection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
+        """Whether no complete request is being answered."""
+        return self._is_answered or self.cycle.more_body
+
+    @property
+    def _is_answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def end(self) -> None:
@@ -109,7 +132,7 @@ class Connection(H11Protocol):
     # Time limits: uvicorn's own begins again with each byte
 
     def _expect(self) -> None:
-        """A request has to arrive in this time."""
+        """A request has to arrive in this time, with its body."""
         _cancel(self._deadline)
         self._deadline = self.loop.call_later(self._all.timeout, self.end)
 
@@ -136,14 +159,14 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called for what is not HTTP. The error is reported before the request is known."""
-        self._note("not HTTP", "not a valid HTTP request; connection closed")
+        self._all.note(place_of(self._holder), "not HTTP", "not a valid HTTP request; connection closed")
         too_large = len(self.conn.trailing_data[0]) > LARGEST_HEAD
         self._refuse(
             431 if too_large else 400, "the request header is too large" if too_large else "not HTTP"
         )
 
     def _refuse(self, status: int, message: str) -> None:
-        if not self.is_idle:  # the answer to the request before it is on its way
+        if not self._is_answered:  # the answer to the request before it is on its way
             self.end()
             return
         body = msgspec.json.encode(body_of(status, message))
@@ -151,10 +174,6 @@ class Connection(H11Protocol):
         head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()
-
-    def _note(self, topic: str, text: str) -> None:
-        place = self.app_state[PEER].place
-        self._all.notes.say(f"{place} {topic}", f"{place}: {text}")
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

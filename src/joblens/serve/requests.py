@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from joblens.record.fields import checked
 from joblens.serve.errors import ApiError
@@ -60,10 +60,13 @@ def parse_id(text: str) -> str:
 async def read_body(request: Request, kind: type[Struct]) -> Any:
     """Raises ApiError."""
     data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > _LARGEST_BODY:
-            raise ApiError(413, f"the body is larger than {_LARGEST_BODY} bytes")
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > _LARGEST_BODY:
+                raise ApiError(413, f"the body is larger than {_LARGEST_BODY} bytes")
+    except ClientDisconnect:
+        raise ApiError(400, "the body is incomplete") from None
     try:
         return checked(lambda: msgspec.json.decode(data or b"{}", type=kind))
     except (ValueError, UnicodeDecodeError) as error:

@@ -58,6 +58,7 @@ class Route(NamedTuple):
     query: type = NoQuery
     method: str = "GET"
     body: type | None = None
+    page: str = ""  # of the hub, with LIVE
 
     @property
     def summary(self) -> str:
@@ -154,9 +155,9 @@ ROUTES = (
     Route("/jobs/{id}/sets", JOBS, sets, SetsPage),
     Route("/jobs/{id}/series", JOBS, series, SeriesPage, SeriesQuery),
     Route("/jobs/{id}/processes", JOBS, processes, ProcessesPage),
-    Route("/nodes", LIVE, nodes, NodesPage),
-    Route("/now", LIVE, now, dict[str, Any]),
-    Route("/sets", LIVE, hub_sets, StatusPage),
+    Route("/nodes", LIVE, nodes, NodesPage, page="/now"),
+    Route("/now", LIVE, now, dict[str, Any], page="/now"),
+    Route("/sets", LIVE, hub_sets, StatusPage, page="/sets"),
     Route("/tokens", TOKENS, list_tokens, TokensPage),
     Route("/tokens", TOKENS, create_token, TokenMade, method="POST", body=TokenRequest),
     Route("/tokens/{id}", TOKENS, revoke_token, TokensPage, method="DELETE"),

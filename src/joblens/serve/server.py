@@ -12,19 +12,20 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 
 from joblens.core.errors import ConfigError, OutsideError, sentence
 from joblens.hub.server import listen, load_tls, most_connections
 from joblens.serve.app import make_app
+from joblens.serve.handshakes import Handshake, TlsListener
 from joblens.serve.protocol import LARGEST_HEAD, Connection, Connections
 from joblens.serve.service import Service
 from joblens.serve.settings import ServeSettings, check_safety
 
 _BACKLOG = 1024
 _FIRST_INHERITED = 3
-_HANDSHAKE_SECONDS = 10.0
 _END_SECONDS = 5  # for requests in progress at the end
 
 
@@ -59,16 +60,18 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on all sockets; uvicorn would use TLS on each or on none."""
         loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
-                lambda: Connection(self._connections, self.config, self.server_state, {}, loop),
-                sock=listener,
-                ssl=tls,
-                backlog=_BACKLOG,
-                ssl_handshake_timeout=_HANDSHAKE_SECONDS if tls else None,
-            )
-            for listener, tls in self._listeners
-        ]
+
+        def make(handshake: Handshake | None = None) -> Connection:
+            established = handshake.leave if handshake else None
+            return Connection(self._connections, self.config, self.server_state, {}, loop, established)
+
+        self.servers = []
+        for listener, tls in self._listeners:
+            if tls is None:
+                self.servers.append(await loop.create_server(make, sock=listener, backlog=_BACKLOG))
+            else:  # ends in the same way as a server
+                found = TlsListener(listener, tls, self._connections, make, loop)
+                self.servers.append(cast(asyncio.Server, found))
         self.started = True
         self._ready()
 
@@ -103,6 +106,7 @@ def run_server(service: Service, ready: Callable[[str], None]) -> None:
     listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
     inherited = inherited_sockets(os.environ)
     if inherited:
+        service.distrust_loopback()
         listeners += [(listener, None) for listener in inherited]
     elif settings.socket:
         listeners.append((listen_unix(settings.socket), None))

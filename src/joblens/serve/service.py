@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,12 +21,12 @@ from joblens.hub.auth import MungeQueue
 from joblens.serve.audit import Audit
 from joblens.serve.errors import ApiError
 from joblens.serve.hub_pages import HubPages
-from joblens.serve.identity import SOCKET, Identify, Identity
+from joblens.serve.identity import SOCKET, Identify, Identity, is_personal
 from joblens.serve.openapi import describe
 from joblens.serve.policy import Policy, Viewer
 from joblens.serve.pool import StorePool, Turns
 from joblens.serve.requests import parse_id, parse_query, read_body
-from joblens.serve.responses import accepts_gzip, encode, refuse, respond, respond_once
+from joblens.serve.responses import Body, accepts_gzip, encode, refuse, respond, respond_once
 from joblens.serve.routes import ANYONE, JOBS, LIVE, ROUTES, TOKENS, Question, Route
 from joblens.serve.settings import ServeSettings
 from joblens.serve.tokens import Tokens
@@ -40,6 +43,7 @@ class Service:
         self, settings: ServeSettings, home: Home, state: Path, pages: HubPages, log: Callable[[str], None]
     ) -> None:
         self.settings, self.home, self.log = settings, home, log
+        self._lock = lock_state(state)
         self.tokens = Tokens(state / "tokens.json")
         self.audit = Audit(Path(settings.audit_file) if settings.audit_file else state / "audit.log")
         self.policy = Policy(settings)
@@ -47,9 +51,11 @@ class Service:
         self.pages = pages
         self.tsdb: Tsdb | None = None
         self.description = describe(ROUTES)
+        self._fixed: dict[tuple[str, bool], Body] = {}  # answers to everyone are always the same
         self.notes = LogLimiter(log)
         munge = MungeQueue(settings.munge_socket) if settings.munge else None
-        self._identify = Identify(self.tokens, munge)
+        personal = is_personal(settings, home.path, state, os.geteuid())
+        self._identify = Identify(self.tokens, munge, personal)
         self._turns = Turns(max(settings.threads // 2, 1), settings.requests_per_user)
 
     async def answer(self, route: Route, request: Request) -> Response:
@@ -90,22 +96,29 @@ class Service:
         id = parse_id(request.path_params["id"]) if "id" in request.path_params else ""
         body = None if route.body is None else await read_body(request, route.body)
         question = Question(self, viewer, query, id, text, body)
+        page = await self.pages.get(route.page) if route.page else None
         if route.policy == ANYONE:
-            return respond(encode(route.answer(question), accepts_gzip(request.headers)), request.headers)
+            return respond(self._encoded(route, question, accepts_gzip(request.headers)), request.headers)
         async with self._turns.of(viewer.uid):
             if route.method != "GET":
                 return respond_once(await self.pool.run_plain(lambda: route.answer(question)))
             may_gzip = accepts_gzip(request.headers)
             if route.policy in (JOBS, LIVE):
                 found = await self.pool.run(
-                    lambda store: encode(route.answer(question, self._bind(store, viewer)), may_gzip)
+                    lambda store: encode(route.answer(question, self._bind(store, viewer, page)), may_gzip)
                 )
             else:
                 found = await self.pool.run_plain(lambda: encode(route.answer(question), may_gzip))
         return respond(found, request.headers)
 
-    def _bind(self, store: Store, viewer: Viewer) -> View:
-        return View(store, viewer, self.audit, self.pages, self.tsdb)
+    def _encoded(self, route: Route, question: Question, may_gzip: bool) -> Body:
+        key = route.path, may_gzip
+        if key not in self._fixed:
+            self._fixed[key] = encode(route.answer(question), may_gzip)
+        return self._fixed[key]
+
+    def _bind(self, store: Store, viewer: Viewer, page: Any) -> View:
+        return View(store, viewer, self.audit, page, self.tsdb)
 
     async def _view(self, request: Request) -> Viewer:
         """Raises ApiError."""
@@ -118,9 +131,25 @@ class Service:
             raise ApiError(401, "the user of this token no longer exists")
         return viewer
 
+    def distrust_loopback(self) -> None:
+        """Require a credential on TCP from everybody."""
+        self._identify.trusts_loopback = False
+
     def start(self) -> None:
         self.pool.start()
 
     def close(self) -> None:
         self.pool.close()
         self.audit.close()
+        os.close(self._lock)
+
+
+def lock_state(state: Path) -> int:
+    """Return a lock on the folder: a second service would bring revoked tokens back. Raises OutsideError."""
+    file = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise OutsideError(f"another service uses {state}: set serve.state to a folder of its own") from None
+    return file

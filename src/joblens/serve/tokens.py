@@ -43,14 +43,24 @@ class Stored(Token, frozen=True):
 
 
 class Tokens:
-    """The tokens of all users, in one file that only the service can read."""
+    """The tokens of all users, in one file that only the service can read. It is read again when it changes,
+    such as when a backup is restored."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
-        self._tokens = _load(path)
+        self._version, self._tokens = _version(path), _load(path)
+
+    def _refresh(self) -> None:
+        """Raises OutsideError."""
+        with self._lock:
+            version = _version(self._path)
+            if version != self._version:
+                self._tokens = _load(self._path)
+                self._version = version
 
     def check(self, text: str, now: float) -> Token | None:
         """Return the valid token that this is. An unknown one takes as long as a wrong one."""
+        self._refresh()
         prefix, _, rest = text.partition("_")
         id, _, secret = rest.partition("_")
         found = self._tokens.get(id) if prefix == PREFIX and len(text) <= _LONGEST else None
@@ -62,6 +72,7 @@ class Tokens:
         """Return the token, which is shown only this once. Raises ApiError."""
         id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         made = Stored(id, user, uid, name, now, now + days * 86_400, _digest(secret))
+        self._refresh()
         with self._lock:
             kept = {it.id: it for it in self._tokens.values() if it.expires > now}
             if sum(it.uid == uid for it in kept.values()) >= _MOST_OF_ONE:
@@ -75,11 +86,13 @@ class Tokens:
 
     def of(self, uid: int | None, now: float) -> list[Token]:
         """Return the valid ones of a user, or of all, the newest first."""
+        self._refresh()
         found = [it for it in self._tokens.values() if it.expires > now and uid in (None, it.uid)]
         return [it.plain() for it in sorted(found, key=lambda it: it.created, reverse=True)]
 
     def revoke(self, id: str, uid: int | None) -> None:
         """Revoke a token of this user, or of anybody. Raises ApiError, the same if it is another user's."""
+        self._refresh()
         with self._lock:
             found = self._tokens.get(id)
             if found is None or uid not in (None, found.uid):
@@ -91,12 +104,20 @@ class Tokens:
             write_whole(str(self._path), msgspec.json.encode(list(tokens.values())))
         except OSError as error:
             raise ApiError(503, f"the tokens cannot be saved: {sentence(error)}") from None
-        self._tokens = tokens
+        self._version, self._tokens = _version(self._path), tokens
 
 
 def _digest(secret: str) -> str:
     """A plain hash is enough: the secret has 256 random bits."""
     return sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _load(path: Path) -> dict[str, Stored]:

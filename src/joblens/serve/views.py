@@ -18,7 +18,6 @@ from joblens.record.report import ProcessUse
 from joblens.run.facts import parse_tags
 from joblens.serve.audit import Audit
 from joblens.serve.errors import ApiError
-from joblens.serve.hub_pages import HubPages
 from joblens.serve.live import Allows, LiveJob, filter_now, filter_sets, jobs_now, list_nodes
 from joblens.serve.messages import (
     MOST_POINTS,
@@ -50,10 +49,10 @@ class Known(NamedTuple):
 
 class View:
     def __init__(
-        self, store: Store, viewer: Viewer, audit: Audit, pages: HubPages, tsdb: Tsdb | None = None
+        self, store: Store, viewer: Viewer, audit: Audit, page: Any = None, tsdb: Tsdb | None = None
     ) -> None:
         self._store, self._viewer, self._audit = store.seen_by(viewer.scope), viewer, audit
-        self._pages = pages
+        self._page = page  # of the hub, for those that show live figures
         # What is known to a PromQL server only has no owner before it is read.
         self._tsdb = tsdb if viewer.sees_all else None
 
@@ -122,17 +121,17 @@ class View:
     # Live pages of the hub
 
     def now(self) -> dict[str, Any]:
-        found = filter_now(self._pages.get("/now"), self._allows())
+        found = filter_now(self._page, self._allows())
         self._note_live("/now", jobs_now(found))
         return found
 
     def sets(self) -> StatusPage:
-        found = filter_sets(self._pages.get("/sets"), self._allows())
+        found = filter_sets(self._page, self._allows())
         self._note_live("/sets", (LiveJob(it.cluster, it.jobid, it.user) for it in found.jobs))
         return found
 
     def nodes(self) -> NodesPage:
-        found = filter_now(self._pages.get("/now"), self._allows())
+        found = filter_now(self._page, self._allows())
         self._note_live("/nodes", jobs_now(found))
         return NodesPage(list_nodes(found))
 
