@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from joblens.api.lookup import list_jobs, list_page
 from joblens.api.source import Listed
+from joblens.api.store import Store
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
 from joblens.jobs.live import add_live, find_live, remove_expired, save_live, summarise_live
@@ -191,6 +193,19 @@ def test_what_another_hub_has_left_behind(home: Home) -> None:
     assert (_listed(home), _listed(home, "PENDING")) == (["3"], [])
     assert find_live(home, "2", problems) == []
     assert "is the hub running?" in problems[0]
+
+
+def test_a_record_outside_of_the_page_or_the_filter(home: Home) -> None:
+    """A job that ended after the batch system was asked is listed once: where its record belongs."""
+    with Store(home) as store:
+        stored = store.jobs()
+        seen = [BatchJob(it.cluster, it.id, "slurm", state="RUNNING", start=it.start) for it in stored]
+        save_live(home, "h", seen, time.time())
+        assert list_jobs(store, JobFilter(state="RUNNING"), []) == []
+        page = list_page(store, JobFilter(limit=2), [])
+        rest = list_page(store, JobFilter(limit=0, cursor=page.next), [])
+        assert [it.id for it in (*page.rows, *rest.rows)] == [it.id for it in stored]
+        assert "RUNNING" not in {it.state for it in (*page.rows, *rest.rows)}
 
 
 def test_live_files_expire(home: Home) -> None:

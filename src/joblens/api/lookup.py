@@ -43,10 +43,13 @@ def list_page(store: Store, wanted: JobFilter, problems: list[str]) -> Page:
     """Return so many jobs, after the cursor if there is one. One more is read, to see if there is another."""
     now, limit = time.time(), wanted.limit
     wanted = wanted._replace(limit=limit and limit + 1)
-    rows = add_live(store.home, wanted, store.jobs(wanted), problems, now, _sessions(store.home), store.scope)
+    more = _sessions(store.home)
+    stored = store.jobs(wanted)
+    rows = add_live(store.home, wanted, stored, problems, now, more, store.scope, store.find_stored)
     shown = [it._replace(start=None) if never_started(it) else it for it in rows]
-    more = limit and len(rows) > limit
-    return Page(shown[:limit], next_cursor(rows[:limit], wanted, now)) if more else Page(shown, None)
+    if not limit or len(rows) <= limit:
+        return Page(shown, None)
+    return Page(shown[:limit], next_cursor(rows[:limit], wanted, now))
 
 
 def _sessions(home: Home) -> list[BatchJob]:

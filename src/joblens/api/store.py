@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from joblens.core.errors import UsageError
 from joblens.core.named_tuple import NamedTuple
 from joblens.store import ingest
 from joblens.store.catalog.index import Catalog, Run, choose_run
-from joblens.store.catalog.listing import JobFilter, JobRow, make_filter, unknown
+from joblens.store.catalog.listing import Identity, JobFilter, JobRow, make_filter, unknown
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
@@ -128,6 +128,10 @@ class Store(JobSource):
 
     def runs(self, name: str) -> list[Run]:
         return self._catalog.runs(name, self.scope)
+
+    def find_stored(self, identities: Iterable[Identity]) -> Collection[Identity]:
+        """Return those that have a record."""
+        return self._catalog.written(identities, self.scope)
 
     def _why_unknown(self, name: str) -> str:
         if not self.scope.everything:

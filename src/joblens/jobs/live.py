@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +18,7 @@ from joblens.core.errors import MalformedError
 from joblens.core.files import list_names, make_folder, write_quickly
 from joblens.core.json_file import parse_json
 from joblens.schedulers.slurm.fields import ENDED
-from joblens.store.catalog.cursor import is_after, parse_cursor, sort_rows
+from joblens.store.catalog.cursor import Cursor, is_after, parse_cursor, sort_rows
 from joblens.store.catalog.index import Run
 from joblens.store.catalog.listing import Identity, JobFilter, JobRow, name_nodes
 from joblens.store.catalog.scope import ALL, Scope
@@ -42,6 +42,9 @@ _LARGEST = 1 << 28
 _LAG = 60.0  # seconds after which a sample should be there
 _ATTEMPTS = 3  # to read a lake and a journal at one moment
 _ON_THEIR_WAY = "it has just ended: its record is made when all samples have arrived"
+
+
+FindStored = Callable[[Iterable[Identity]], Collection[Identity]]
 
 
 class Live(NamedTuple):
@@ -173,17 +176,26 @@ def add_live(
     now: float | None = None,
     more: Iterable[BatchJob] = (),
     scope: Scope = ALL,
+    find_stored: FindStored | None = None,
 ) -> list[JobRow]:
     """Add running and just ended jobs to the stored ones, or pending ones if requested, and sort all.
-    `more`: running jobs without a follower."""
+    `more`: running jobs without a follower. `find_stored` tells which have a record, also on another page or
+    outside of the filter; without it these are the rows in `stored`."""
     cursor = parse_cursor(wanted)
     now = (cursor.now if cursor else 0.0) or (time.time() if now is None else now)
-    found = [
-        row
-        for row in (*_started_here(home, wanted, now), *_followed(home, wanted, stored, problems, now, more))
-        if scope.allows(row.user, row.account) and (cursor is None or is_after(row, cursor, wanted))
-    ]
+    followed = {
+        identity: row
+        for identity, row in _followed(home, wanted, problems, now, more)
+        if _is_on_page(row, wanted, scope, cursor)
+    }
+    known = find_stored(followed) if find_stored else {(it.cluster, it.id, it.start) for it in stored}
+    started = [row for row in _started_here(home, wanted, now) if _is_on_page(row, wanted, scope, cursor)]
+    found = [*started, *(row for identity, row in followed.items() if identity not in known)]
     return sort_rows([*found, *stored], wanted)[: wanted.limit or None] if found else stored
+
+
+def _is_on_page(row: JobRow, wanted: JobFilter, scope: Scope, cursor: Cursor | None) -> bool:
+    return scope.allows(row.user, row.account) and (cursor is None or is_after(row, cursor, wanted))
 
 
 def _started_here(home: Home, wanted: JobFilter, now: float) -> list[JobRow]:
@@ -215,16 +227,14 @@ def _started_here(home: Home, wanted: JobFilter, now: float) -> list[JobRow]:
 def _followed(
     home: Home,
     wanted: JobFilter,
-    stored: list[JobRow],
     problems: list[str],
     now: float,
     more: Iterable[BatchJob],
-) -> list[JobRow]:
-    """Return the jobs of batch systems and of user mode."""
+) -> list[tuple[Identity, JobRow]]:
+    """Return the jobs of batch systems and of user mode, also those that have got their record meanwhile."""
     if wanted.tags:  # which only the jobs of `joblens run` have
         return []
     reported = [job for live in load_all(home, problems) for job in (*live.jobs, *live.ended)]
-    known = {(it.cluster, it.id, it.start) for it in stored}
     followed = {(job.cluster, job.id) for job in reported}
     every = [*reported, *(job for job in more if (job.cluster, job.id) not in followed)]
     if not every:
@@ -232,10 +242,9 @@ def _followed(
     from joblens.jobs.facts import identity
 
     return [
-        _row(job, now)
+        (identity(job), _row(job, now))
         for job in every
         if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
-        if identity(job) not in known  # it has got its record meanwhile
     ]
 
 
