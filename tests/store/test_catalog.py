@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from joblens.api import Store
-from joblens.core.errors import MalformedError, UsageError
+from joblens.core.errors import MalformedError, OutsideError, UsageError
 from joblens.store import records
 from joblens.store.catalog.index import Catalog, migrate
 from joblens.store.catalog.listing import SORTS, JobFilter
@@ -299,6 +299,43 @@ def test_a_catalog_that_is_wrong_about_places(home: Home) -> None:
             store._catalog.database.execute(f"UPDATE jobs SET {change}")
             assert store.job("j2")["job"]["name"] == "n2"
             assert len(store.jobs()) == 3
+
+
+def test_a_day_that_is_indexed_again(home: Home) -> None:
+    """Other connections see its jobs all the time."""
+    for number in range(3):
+        store_job(home, f"j{number}")
+    reading, repairing = Catalog(home), Catalog(home)
+    (identity,) = repairing.find("j1")
+    assert reading.count() == 3
+    reading.fresh_seconds = repairing.fresh_seconds = 1e9
+    records.compact_day(home.records, DAY)
+    seen: list[int] = []
+    repairing.database.set_trace_callback(lambda _: seen.append(reading.count()))
+    assert repairing.report(identity).job.id == "j1"
+    repairing.database.set_trace_callback(None)
+    assert set(seen) == {3}
+    reading.close()
+    repairing.close()
+
+
+@pytest.mark.parametrize("instead", ["nothing", "file"])
+def test_records_that_cannot_be_read(home: Home, instead: str) -> None:
+    """A store whose file system is not mounted is an error, and not a store without jobs; the index stays."""
+    store_job(home, "j1")
+    catalog = Catalog(home)
+    (identity,) = catalog.find("j1")
+    away = home.records.rename(home.path / "away")
+    if instead == "file":
+        home.records.touch()
+    for read in (catalog.count, catalog.check, lambda: catalog.report(identity), lambda: Catalog(home)):
+        with pytest.raises(OutsideError, match="the job records cannot be read: .*records"):
+            read()
+    assert catalog.database.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
+    home.records.unlink(missing_ok=True)
+    away.rename(home.records)
+    assert (catalog.count(), catalog.problems) == (1, [])
+    catalog.close()
 
 
 def test_a_job_that_is_just_being_removed(home: Home) -> None:

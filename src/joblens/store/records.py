@@ -100,20 +100,23 @@ def _unseal(data: bytes) -> bytes:
     return rest + b"}"
 
 
-def list_days(folder: Path) -> list[tuple[str, int]]:
-    """Each day's name and when something last changed in it."""
+def list_days(folder: Path, must_exist: bool = False) -> list[tuple[str, int]]:
+    """Return each day's name and when something last changed in it. Raises OSError."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
     except FileNotFoundError:
+        if must_exist:
+            raise
         return []
-    return [(name, changed) for name in names if (changed := _last_change(folder / name)) is not None]
+    return [(name, changed) for name in names if (changed := last_change(folder, name)) is not None]
 
 
-def _last_change(folder: Path) -> int | None:
+def last_change(folder: Path, day: str) -> int | None:
+    """Return when something last changed in a day, None if it is gone."""
     # nfs(5), close-to-open: opening a folder revalidates it, while stat(2) alone may use a cache.
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(folder / day, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

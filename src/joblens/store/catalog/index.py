@@ -86,6 +86,7 @@ class Catalog:
         # For which new records are not looked for again; another connection to the same file indexes them.
         self.fresh_seconds = 0.0
         self._refreshed = -math.inf
+        self._had_records = False
         self.database = self._open()
 
     def close(self) -> None:
@@ -199,11 +200,15 @@ class Catalog:
         return self._ask(f"SELECT {columns} FROM jobs {where} {order}", [*values, *more])
 
     def _forget(self, day: str) -> None:
-        """Delete a day from the index, so that its records are read again."""
-        self._refreshed = -math.inf
+        """Index a day again, in one transaction: other connections never see the index without the day."""
+        self._days(must_exist=True)
+        changed = records.last_change(self.home.records, day)
         try:
-            with _transaction(self.database):
+            with writer.transactions(self.database) as transactions:
+                transactions.begin()
                 writer.delete_day(self.database, day)
+                if changed is not None:
+                    self._take_day(self.database, transactions, day, changed, seen=False)
         except sqlite3.Error:  # it cannot be written
             self.database = self._opened(":memory:")
 
@@ -230,7 +235,8 @@ class Catalog:
         return self._opened(":memory:")
 
     def check(self) -> None:
-        """Compares it with the records, and rebuilds it if anything differs."""
+        """Compare it with the records, and rebuild it if anything differs. Raises OutsideError."""
+        self._ask("SELECT 1")  # not if the records are missing
         wanted = self._opened(":memory:")
         try:
             if self._path and not _is_same(self.database, wanted):
@@ -292,7 +298,8 @@ class Catalog:
     def _refresh(self, database: sqlite3.Connection) -> None:
         """Index the records that were added since the last time."""
         known = dict(database.execute("SELECT day, changed FROM days").fetchall())
-        days = records.list_days(self.home.records)
+        self._had_records = self._had_records or bool(known)
+        days = self._days(must_exist=self._had_records)
         new = [(day, changed) for day, changed in days if known.get(day) != changed]
         gone = known.keys() - {day for day, _ in days}
         if not new and not gone:
@@ -305,6 +312,14 @@ class Catalog:
             for day in gone:
                 transactions.begin()
                 writer.delete_day(database, day)
+
+    def _days(self, must_exist: bool) -> list[tuple[str, int]]:
+        """Raises OutsideError: a store that is not mounted is not a store without jobs."""
+        try:
+            return records.list_days(self.home.records, must_exist)
+        except OSError as error:
+            problem = f"the job records cannot be read: {sentence(error)}; is their file system mounted?"
+            raise OutsideError(problem) from None
 
     def _take_day(
         self,
