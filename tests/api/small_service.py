@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from joblens.api.lookup import plain_report
-from joblens.api.source import JobQuery
+from joblens.api.source import JobQuery, shown
 from joblens.api.store import Store
 from joblens.core.errors import UsageError
 from joblens.store.catalog.listing import JobFilter
@@ -131,7 +131,7 @@ def _jobs(store: Store, query: Query) -> object:
     sort, reverse = query.get("sort", "start"), query.get("reverse") == "true"
     since = float(query["since"]) if "since" in query else None
     wanted = JobFilter(query.get("user"), sort=sort, reverse=reverse, since=since, limit=0)
-    every = [it.job._asdict() for it in store.listed(wanted)]
+    every = [shown(it.job)._asdict() for it in store.listed(wanted)]
     more = first + limit < len(every)
     return {
         "jobs": every[first : first + limit],

@@ -19,9 +19,11 @@ from joblens.api.remote import RemoteStore
 from joblens.api.source import JobQuery, Listed
 from joblens.api.store import Store
 from joblens.core.errors import OutsideError
+from joblens.store.catalog.cursor import sort_rows
 from joblens.store.catalog.listing import JobFilter, JobRow
 from joblens.store.home import Home
-from store.made import START, end_job
+from joblens.store.records import save_record
+from store.made import START, end_job, new_home
 from waiting import PATIENCE
 
 from .small_service import SmallService, answers_of, serving
@@ -103,6 +105,54 @@ def test_runs_are_counted_together(merged: MergedStore) -> None:
     assert merged.job("4250").run == 2
     with pytest.raises(LookupError, match="there is no run 3: this id has 2 runs"):
         merged.job("4250", 3)
+
+
+def test_runs_of_different_jobs_are_not_counted_together(own_home: Home, tmp_path: Path) -> None:
+    """`last` and a prefix can be one job here and another one there: each has its own runs."""
+    site = new_home(tmp_path / "site")
+    end_job(own_home, "771", source="usermode", nodes=["c1"], name="here")
+    end_job(own_home, "ra1", start=START + 9, name="mine")
+    end_job(site, "rb1", start=START + 8, name="theirs")
+    for number in (1, 2):
+        end_job(site, "77_2", start=START + 60 * number, source="slurm", nodes=["c1"], name=f"there{number}")
+    with (
+        serving(answers_of(site), tmp_path / "s") as (address, _),
+        MergedStore(lambda: Store(own_home), True, RemoteStore(address)) as merged,
+    ):
+        for name, number, found in (("last", 1, "there1"), ("last", 2, "there2"), ("r", 1, "mine")):
+            record = merged.job(name, number)
+            assert (record.job.name, record.run) == (found, number)
+        last = merged.job("last")
+        assert (last.run, [run.id for run in last.runs or []]) == (2, ["77_2", "77_2"])
+        assert [run.id for run in merged.runs("last")] == ["77_2", "77_2"]
+        assert [run.id for run in merged.runs("r")] == ["ra1"]
+        with pytest.raises(LookupError, match="there is no run 3: this id has 2 runs"):
+            merged.job("last", 3)
+
+
+def test_one_order() -> None:
+    """The one of a store: also among equal values in reverse, and for jobs that never started."""
+    rows = [JobRow("c", str(number), START + number, name="same", user="alice") for number in range(4)]
+    own, there = ([Listed(row) for row in rows[first::2]] for first in (0, 1))
+    for wanted in (JobFilter(sort="name"), JobFilter(sort="name", reverse=True), JobFilter(reverse=True)):
+        assert [it.job for it in merge(own, there, wanted)] == sort_rows(rows, wanted)
+
+
+def test_jobs_that_never_started(own_home: Home, tmp_path: Path) -> None:
+    """Each run of an id is listed, between the others by its end; the start is not shown."""
+    site = new_home(tmp_path / "site")
+    record = end_job(site, "6", start=START + 15, source="slurm", nodes=["c1"])
+    for home, moment in ((own_home, 30.0), (site, 10.0), (site, 20.0)):
+        job = record.job
+        job.id, job.start, job.end, job.node, job.nodes = "5", START + moment, START + moment, "", []
+        record.used.duration_seconds = 0.0
+        save_record(home.records, record)
+    with serving(answers_of(site), tmp_path / "s") as (address, _):
+        with MergedStore(lambda: Store(own_home), True, RemoteStore(address)) as merged:
+            listed = [(it.job.id, it.origin) for it in merged.listed(JobFilter())]
+        assert listed == [("5", "own"), ("5", "site"), ("6", "site"), ("5", "site")]
+        rows = json.loads(joblens(own_home, "jobs", "--json", JOBLENS_SERVER=address).stdout)
+    assert [row["start"] for row in rows] == [None, None, START + 15.0, None]
 
 
 def test_samples_are_of_the_source_that_has_the_job(merged: MergedStore, site_home: Home, own: Home) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import joblens
-from joblens.api import RemoteStore, Store
+from joblens.api import MergedStore, RemoteStore, Store
 from joblens.api.connection import encode_query
 from joblens.api.source import AmbiguousError, JobQuery, NotFoundError
 from joblens.core.errors import ConfigError, JoblensError, ServerError, UsageError
 from joblens.store.catalog.listing import JobFilter
 from joblens.store.home import Home
+from store.made import START, end_job
 
 from .small_service import SmallService, answers_of, refuse, serving
 
@@ -247,17 +248,63 @@ def test_addresses() -> None:
         RemoteStore("http://127.0.0.1:1", ca_file="/x")
 
 
+def test_not_found_in_a_service(site_home: Home) -> None:
+    """One sentence for everybody, also for a run of no job; the service's folder is not named."""
+    with Store(site_home, read_only=True) as store:
+        for query in (JobQuery("77777"), JobQuery("77777", 1)):
+            with pytest.raises(NotFoundError) as caught:
+                store.find(query)
+            assert caught.value.args == ("job 77777: not found, or not yours",)
+        with pytest.raises(LookupError, match="there is no run 2: this id has 1 run"):
+            store.find(JobQuery("4242", 2))
+
+
+def test_tasks_are_counted(own_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of an array by their ids, each once: its rows are not read."""
+    for task, start in (("1", 0.0), ("2", 0.0), ("2", 60.0), ("3", 0.0)):
+        end_job(
+            own_home, f"43{task}", start=START + start, source="slurm", nodes=["c1"], array_job="42",
+            array_task=task,
+        )  # fmt: skip
+    monkeypatch.setattr(Store, "jobs", None)
+    with Store(own_home) as store:
+        assert store.find(JobQuery("42_2")).array_tasks == 3
+
+
+def test_what_is_no_id(tmp_path: Path, site_home: Home) -> None:
+    """A name with a slash is not found, as on this machine, and no other page is asked for."""
+    with serving(answers_of(site_home), tmp_path / "s") as (address, service), RemoteStore(address) as remote:
+        for name in ("a/b", "..", "", "4242/sets"):
+            with pytest.raises(LookupError, match=f"job {name}: not found, or not yours"):
+                remote.job(name)
+            with pytest.raises(LookupError):
+                remote.series(name)
+        assert service.asked == []
+
+
+def test_a_service_without_jobs(tmp_path: Path) -> None:
+    """The service and the user are named: which role it is decides what is seen."""
+
+    def answer(path: str, query: dict[str, str]) -> tuple[int, object]:
+        return 200, {"user": "alice", "role": "user"} if path == "/me" else {"jobs": [], "next": None}
+
+    with serving(answer, tmp_path / "s") as (address, _):
+        with RemoteStore(address) as remote:
+            assert remote.why_empty() == f"{address} has no job that user alice may see"
+        with MergedStore(lambda: Store(tmp_path / "own"), False, RemoteStore(address)) as merged:
+            assert merged.why_empty().startswith(f"{address} has no job that user alice may see, and no job")
+    assert not (tmp_path / "own").exists()
+
+
 def test_tokens(tmp_path: Path, site_home: Home) -> None:
-    """The token of a file is sent, over a network only with TLS; a file that others can read is refused."""
+    """The token of a file is sent, over TCP only with TLS; a file that others can read is refused."""
     token = tmp_path / "token"
     token.write_text("jl_1_secret\n")
     token.chmod(0o600)
-    with serving(answers_of(site_home)) as (address, service):
+    with serving(answers_of(site_home), tmp_path / "s") as (address, service):
         with RemoteStore(address, str(token)) as remote:
             assert remote.jobs(limit=1)
         assert service.authorized == ["Bearer jl_1_secret"]
-    with pytest.raises(UsageError, match="credentials are sent over https:// only"):
-        RemoteStore("http://login.example.org:9480", str(token))
     for words, mode, said in (("a\nb", 0o600, "not a token"), ("", 0o600, "is empty"), ("x", 0o644, "chmod")):
         token.chmod(0o600)
         token.write_text(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import joblens
 from joblens.api import MergedStore, RemoteStore, Store
 from joblens.api.sources import Choice, Server, choose, open_source
-from joblens.core.errors import UsageError
+from joblens.core.errors import OutsideError, UsageError
 
 
 @pytest.fixture
@@ -82,6 +83,20 @@ def test_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert merged.home.path == tmp_path / "joblens"
     with joblens.open(tmp_path / "other") as store:
         assert isinstance(store, Store)
+
+
+def test_open_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL or a socket is a service, and never a folder that is made."""
+    monkeypatch.chdir(tmp_path)
+    with joblens.open("https://login.example.org:9479") as found:
+        assert isinstance(found, RemoteStore)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("s")
+        with joblens.open(str(tmp_path / "s")) as found:
+            assert isinstance(found, RemoteStore)
+    with pytest.raises(OutsideError, match="is a URL, and no folder; --server reads a service"):
+        Store("https://login.example.org:9479")
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def test_a_wrong_token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,18 @@ def test_a_service_without_a_hub(
     assert "cannot reach joblens agent" in said
 
 
+def test_a_token_is_sent_to_the_place_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token of a hub does not reach the service of the site, which is tried first."""
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    token.chmod(0o600)
+    with serving(answer, tmp_path / "s") as (address, service):
+        monkeypatch.setenv("JOBLENS_SERVER", address)
+        assert main(["ls", "--token-file", str(token)]) == 0
+        assert main(["ls", "--server", address, "--token-file", str(token)]) == 0
+        assert service.authorized == ["", "Bearer secret"]
+
+
 def test_the_own_hub_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who runs `joblens up` here sees that."""
     up = tmp_path / "joblens" / "up"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from joblens.api.source import AmbiguousError, NotFoundError
-from joblens.core.config import Url, split_server
+from joblens.core.config import split_server
 from joblens.core.errors import JoblensError, OutsideError, ServerError, UsageError, printable, sentence
 from joblens.core.json_file import parse_json
 from joblens.wire.http_client import Answer, Client
@@ -51,7 +51,6 @@ class Connection:
         target = BASE + path + encode_query(query)
         answer = self._request(target)
         if answer.status == 401 and self._may_use_munge():
-            self._require_secrecy()
             self._credential = f"Munge {_make_credential()}"
             answer = self._request(target)
         if answer.status != 200:
@@ -76,15 +75,16 @@ class Connection:
 
     def _may_use_munge(self) -> bool:
         """Also again: a credential is valid for some minutes."""
-        return not self._has_token and not self._url.is_unix and _has_munge()
+        return not self._has_token and self._url.secure and _has_munge()
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json"}
         return {**headers, "Authorization": self._credential} if self._credential else headers
 
     def _require_secrecy(self) -> None:
-        if not self._url.secure and not self._url.is_unix and not _is_here(self._url):
-            raise UsageError(f"{self.name}: credentials are sent over https:// only")
+        """On this machine, too, another user may have taken the port."""
+        if not self._url.secure and not self._url.is_unix:
+            raise UsageError(f"{self.name}: credentials are sent over https:// or a Unix socket only")
 
 
 def encode(text: str) -> str:
@@ -140,10 +140,6 @@ def _make_credential() -> str:
         return make_credential(MUNGE_PAYLOAD)
     except (JoblensError, OSError) as error:
         raise ServerError(f"no munge credential: {sentence(error)}") from None
-
-
-def _is_here(url: Url) -> bool:
-    return url.host.startswith("127.") or url.host in ("localhost", "::1")
 
 
 def _why(error: Exception) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.api.source import JobQuery, never_started
+from joblens.api.source import JobQuery, shown
 from joblens.jobs.live import add_live, add_runs, find_live, has_run, summarise_live
 from joblens.store.catalog.cursor import next_cursor
 from joblens.store.catalog.index import Run, choose_run
@@ -35,21 +35,24 @@ class Page(NamedTuple):
 
 
 def list_jobs(store: Store, wanted: JobFilter, problems: list[str]) -> list[JobRow]:
-    """Return stored and live jobs in the store's scope. A job that never started has no start."""
-    return list_page(store, wanted, problems).rows
+    """Return stored and live jobs in the store's scope, each with the start by which it is known."""
+    return _list_live(store, wanted, problems, time.time())
 
 
 def list_page(store: Store, wanted: JobFilter, problems: list[str]) -> Page:
-    """Return so many jobs, after the cursor if there is one. One more is read, to see if there is another."""
+    """Return so many jobs as people see them, after the cursor if there is one. One more is read, to see if
+    there is another."""
     now, limit = time.time(), wanted.limit
     wanted = wanted._replace(limit=limit and limit + 1)
-    more = _sessions(store.home)
-    stored = store.jobs(wanted)
-    rows = add_live(store.home, wanted, stored, problems, now, more, store.scope, store.find_stored)
-    shown = [it._replace(start=None) if never_started(it) else it for it in rows]
-    if not limit or len(rows) <= limit:
-        return Page(shown, None)
-    return Page(shown[:limit], next_cursor(rows[:limit], wanted, now))
+    rows = _list_live(store, wanted, problems, now)
+    more = limit and len(rows) > limit
+    found = [shown(it) for it in rows]
+    return Page(found[:limit], next_cursor(rows[:limit], wanted, now)) if more else Page(found, None)
+
+
+def _list_live(store: Store, wanted: JobFilter, problems: list[str], now: float) -> list[JobRow]:
+    more, stored = _sessions(store.home), store.jobs(wanted)
+    return add_live(store.home, wanted, stored, problems, now, more, store.scope, store.find_stored)
 
 
 def _sessions(home: Home) -> list[BatchJob]:
@@ -123,8 +126,8 @@ def _meant(
     """One that runs or has no record yet, or the number of a stored one; neither is the newest stored."""
     from joblens.jobs.facts import identity
 
-    if query.run is None:
-        return (found[-1] if found else None), None
+    if query.run is None or not runs:  # without any, it is not found
+        return (found[-1] if found else None), query.run
     chosen, stored = choose_run(runs, query.run), store.runs(query.id)
     if chosen in stored:
         return None, stored.index(chosen) + 1
@@ -151,8 +154,8 @@ def _count_tasks(record: JobRecord, store: Store) -> None:
     if job.array_job:
         wanted = JobFilter(user=job.user, cluster=job.cluster, array=job.array_job, limit=0)
         # Problems with the list of running jobs are reported already.
-        rows = add_live(store.home, wanted, store.jobs(wanted), [], scope=store.scope)
-        record.array_tasks = len({row.shown_id for row in rows})
+        live = add_live(store.home, wanted, [], [], scope=store.scope)
+        record.array_tasks = len(store.shown_ids(wanted) | {row.shown_id for row in live})
 
 
 def number_runs(record: JobRecord, runs: list[Run]) -> None:

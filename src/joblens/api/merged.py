@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.api.remote import RemoteStore
 from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError, not_found
 from joblens.core.errors import OutsideError, ServerError, sentence
-from joblens.store.catalog.listing import SORTS, JobFilter, JobRow, make_filter
+from joblens.store.catalog.cursor import sort_rows
+from joblens.store.catalog.listing import JobFilter, JobRow, make_filter
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
@@ -90,6 +90,10 @@ class MergedStore(JobSource):
         there = self._ask(lambda site: site.listed(wanted)) or []
         return merge(self.own.listed(wanted) if self._reads_own() else [], there, wanted)
 
+    def why_empty(self) -> str:
+        there = self._ask(lambda site: site.why_empty())
+        return f"{there}, and {super().why_empty()}" if there else super().why_empty()
+
     # One job
 
     def job(self, name: str, run: int | None = None) -> JobRecord:
@@ -129,10 +133,10 @@ class MergedStore(JobSource):
         there: JobRecord | LookupError | None,
         session: BatchJob | None,
     ) -> JobRecord:
-        """Count the runs of both sources together."""
+        """Count the runs of both sources together if they are of the same job."""
         from joblens.store.catalog.index import choose_run
 
-        known, theirs = _runs_of(own), _runs_of(there)
+        known, theirs = _runs_meant(query.id, own, there)
         runs = _union(known, theirs)
         chosen = choose_run(runs, query.run or 0)
         record: JobRecord | None = None
@@ -145,8 +149,10 @@ class MergedStore(JobSource):
         return record
 
     def runs(self, name: str) -> list[Run]:
-        there = self._ask(lambda site: site.runs(name)) or []
-        return _union(self.own.runs(name) if self._reads_own() else [], there)
+        try:
+            return _runs_of(self.find(JobQuery(name)))
+        except LookupError:
+            return []
 
     # Samples, from the source that has the job
 
@@ -216,7 +222,8 @@ def merge(own: list[Listed], there: list[Listed], wanted: JobFilter) -> list[Lis
         same = found.get(_identity(it.job))
         if same is None or _is_better(it.job, same.job):
             found[_identity(it.job)] = Listed(it.job, OWN)
-    return _ordered(list(found.values()), wanted)[: wanted.limit or None]
+    rows = sort_rows((it.job for it in found.values()), wanted)[: wanted.limit or None]
+    return [found[_identity(job)] for job in rows]
 
 
 def _identity(job: JobRow) -> tuple[str, str, float | None]:
@@ -226,16 +233,6 @@ def _identity(job: JobRow) -> tuple[str, str, float | None]:
 def _is_better(own: JobRow, there: JobRow) -> bool:
     """A site knows more of a batch job, unless it has only the accounting of it."""
     return own.source == "run" or (there.processes is None and own.processes is not None)
-
-
-def _ordered(jobs: list[Listed], wanted: JobFilter) -> list[Listed]:
-    """As a store orders them; what has no value is last."""
-    value = attrgetter(f"job.{SORTS[wanted.sort]}")
-    upwards = (wanted.sort in ("user", "name")) != wanted.reverse
-    newest = sorted(jobs, key=lambda it: (it.job.start or 0.0, it.job.id), reverse=True)
-    known = [it for it in newest if value(it) is not None]
-    # Of equal values the newest is first in both directions: a reversed sort keeps their order, too.
-    return sorted(known, key=value, reverse=not upwards) + [it for it in newest if value(it) is None]
 
 
 def _attempt(find: Callable[[], _Kind]) -> _Kind | LookupError:
@@ -251,8 +248,9 @@ def _choose(name: str, own: JobRecord | LookupError, there: JobRecord | LookupEr
         return _unless_ambiguous(name, own, there)
     if isinstance(own, LookupError):
         return _unless_ambiguous(name, there, own)
-    _number(own, runs := _union(_runs_of(own), _runs_of(there)))
-    _number(there, runs)
+    if _is_same_job(known := _runs_of(own), theirs := _runs_of(there)):
+        _number(own, runs := _union(known, theirs))
+        _number(there, runs)
     if _identity_of(own) == _identity_of(there):
         better = own.job.source == "run" or (own.data.samples and not there.data.samples)
         return own if better else there
@@ -283,6 +281,21 @@ def _runs_of(record: JobRecord | LookupError | None) -> list[Run]:
     if record is None or isinstance(record, LookupError) or not isinstance(record.runs, list):
         return []
     return [Run(it.cluster, it.id, it.start, it.end, it.state) for it in record.runs]
+
+
+def _runs_meant(
+    name: str, own: JobRecord | LookupError, there: JobRecord | LookupError | None
+) -> tuple[list[Run], list[Run]]:
+    """Return the runs of each source. If these are different jobs, as for `last`, only of the one meant."""
+    known, theirs = _runs_of(own), _runs_of(there)
+    if not known or not theirs or _is_same_job(known, theirs):
+        return known, theirs
+    return ([], theirs) if _choose(name, own, there) is there else (known, [])
+
+
+def _is_same_job(own: list[Run], there: list[Run]) -> bool:
+    """Whether both have runs of one id of one cluster."""
+    return not {run[:2] for run in own}.isdisjoint(run[:2] for run in there)
 
 
 def _union(own: list[Run], there: list[Run]) -> list[Run]:

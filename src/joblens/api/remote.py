@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.api import responses
@@ -68,19 +69,22 @@ class RemoteStore(JobSource):
     def listed(self, wanted: JobFilter) -> list[Listed]:
         return [Listed(job) for job in self.jobs(wanted)]
 
+    def why_empty(self) -> str:
+        me = self.page("/me")
+        user = str(me.get("user", "")) if isinstance(me, dict) else ""
+        return f"{self.name} has no job that user {printable(user, 100)} may see"
+
     def job(self, name: str, run: int | None = None) -> JobRecord:
         return self.find(JobQuery(name, run))
 
     def find(
         self, query: JobQuery, *, tsdb: Callable[[], Tsdb] | None = None, session: BatchJob | None = None
     ) -> JobRecord:
-        if not query.id:
-            raise NotFoundError(not_found(query.id))
         return self._get(_job(query.id), lambda data: responses.parse_report(self.name, data), _part(query))
 
     def begin_find(self, query: JobQuery) -> None:
         """Let the service work on it while the caller does something else."""
-        if query.id:
+        with suppress(NotFoundError):  # which `find` raises
             self._connection.begin(_job(query.id), _part(query))
 
     def begin_listed(self, wanted: JobFilter) -> None:
@@ -178,4 +182,7 @@ def _query(wanted: JobFilter) -> Pairs:
 
 
 def _job(name: str) -> str:
+    """Raises NotFoundError for what is no id: its page would be another one, or none."""
+    if not name or "/" in name or name in (".", ".."):
+        raise NotFoundError(not_found(name))
     return f"/jobs/{encode(name)}"

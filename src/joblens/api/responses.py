@@ -38,7 +38,7 @@ def parse_jobs(data: bytes) -> Page:
 
 
 def _row(plain: object) -> JobRow:
-    """Fields that this version does not know are left out."""
+    """Fields that this version does not know are left out. A job that never started is known by its end."""
     if not isinstance(plain, dict):
         raise ValueError("a job: expected an object")
     values = {name: plain[name] for name in JobRow._fields if name in plain}
@@ -47,7 +47,8 @@ def _row(plain: object) -> JobRow:
             raise ValueError(f"{name} of a job: {value!r:.60} is not valid")
     if any(not isinstance(values.get(name), str) for name in _REQUIRED):
         raise ValueError("a job: cluster, id, name and user are texts")
-    return JobRow(**{"start": None, **values})
+    row = JobRow(**{"start": None, **values})
+    return row._replace(start=row.end) if row.start is None else row
 
 
 def _is_valid(name: str, value: object) -> bool:

@@ -60,6 +60,11 @@ def never_started(job: JobRow) -> bool:
     return not job.node and not job.duration_seconds
 
 
+def shown(job: JobRow) -> JobRow:
+    """Return the row as people see it: a job that never started has no start."""
+    return job._replace(start=None) if never_started(job) else job
+
+
 class JobSource(ABC):
     """`problems` lists what went wrong, a sentence each."""
 
@@ -75,7 +80,14 @@ class JobSource(ABC):
 
     @abstractmethod
     def listed(self, wanted: JobFilter) -> list[Listed]:
-        """Return the same with running jobs, and pending ones if they are asked for."""
+        """Return the same with running jobs, and pending ones if they are asked for.
+
+        The start of a job that never started is its end; `shown` removes it.
+        """
+
+    def why_empty(self) -> str:
+        """Return a sentence for a listing without filters that has no job."""
+        return "no job is stored yet; begin with: joblens run -- CMD"
 
     @abstractmethod
     def find(

@@ -8,6 +8,7 @@ otherwise          the user's own store, and the service of JOBLENS_SERVER, of t
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,14 @@ class Server(NamedTuple):
     address: str
     token_file: str = ""
     ca_file: str = ""
+
+
+def is_service(path: object) -> bool:
+    """Whether it is a URL or a socket, and no folder."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    text = os.fspath(path)
+    return "://" in text or (os.path.exists(text) and stat.S_ISSOCK(os.stat(text).st_mode))
 
 
 class Choice(NamedTuple):

@@ -133,8 +133,12 @@ class Store(JobSource):
         """Return those that have a record."""
         return self._catalog.written(identities, self.scope)
 
+    def shown_ids(self, wanted: JobFilter) -> set[str]:
+        """Return the ids of all stored jobs that are meant, as people write them."""
+        return self._catalog.shown_ids(wanted, self.scope)
+
     def _why_unknown(self, name: str) -> str:
-        if not self.scope.everything:
+        if self.read_only or not self.scope.everything:  # to users of a service its folder means nothing
             return not_found(name)
         if name == "last":
             return f"no job is stored in {self.home.path} yet; begin with: joblens run -- CMD"

@@ -56,7 +56,7 @@ def find_places(options: argparse.Namespace) -> list[Place]:
     elif options.address:
         chosen = [("joblens", options.address)]
     elif options.server:
-        return [_service(options)]
+        return [_service(options.server, options.token_file, options.ca_file)]
     else:
         return _default_places(options)
     return [_place(what, name, options) for what, name in chosen]
@@ -68,20 +68,21 @@ def _default_places(options: argparse.Namespace) -> list[Place]:
     chosen = [("joblens hub", up.get("hub", HUB)), ("joblens agent", up.get("agent", AGENT))]
     found = [_place(what, name, options) for what, name in chosen]
     with suppress(JoblensError):  # of its token file: then the others are tried
-        return found if up else [_service(options), *found]
+        # Its token is that of the settings: --token-file is for a hub, unless --server names the service.
+        return found if up else [_service(), *found]
     return found
 
 
-def _service(options: argparse.Namespace) -> Place:
+def _service(server: str | None = None, token_file: str | None = None, ca_file: str | None = None) -> Place:
     """Return the service that is named, or the one of the site. Raises JoblensError, also without one."""
     from joblens.api.remote import RemoteStore
     from joblens.api.sources import choose
 
-    chosen = choose(None, options.server, options.token_file, options.ca_file).server
+    chosen = choose(None, server, token_file, ca_file).server
     if chosen is None:
         raise UsageError("no service is known; name it with --server")
     service = RemoteStore(chosen.address, chosen.token_file, chosen.ca_file)
-    return Place("joblens service", service.name, _NOWHERE, None, None, service, bool(options.server))
+    return Place("joblens service", service.name, _NOWHERE, None, None, service, bool(server))
 
 
 def _own_up() -> dict[str, str]:

@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from joblens.api.source import Listed, shown
     from joblens.store.catalog.listing import JobFilter, parse_time
 
     if options.limit < 0:
@@ -90,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
     )
     with open_chosen(choose_source(options)) as source:
         try:
-            found = source.listed(wanted)
-            empty = not found and not source.jobs(limit=1)
+            found = [Listed(shown(job), origin) for job, origin in source.listed(wanted)]
+            empty = "" if found or source.jobs(limit=1) else source.why_empty()
         finally:
             warn(source.problems)
         several = source.several
@@ -102,8 +103,7 @@ def run(options: argparse.Namespace) -> int:
     elif found:
         write("\n".join(render(found)) + "\n")
     else:
-        none = "no job is stored yet; begin with: joblens run -- CMD" if empty else "no job is like that"
-        print(f"joblens: {none}", file=sys.stderr)
+        print(f"joblens: {empty or 'no job is like that'}", file=sys.stderr)
     return 0
 
 

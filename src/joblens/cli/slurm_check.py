@@ -30,11 +30,12 @@ _LONGEST = 500  # characters of an agent's errors
 _CHECK = "/v1/check"
 SERVICE = "/run/joblens/serve.sock"
 _ORDINARY = "nobody"
+_MARKS = {True: "✓", False: "✗", None: "?"}
 
 
 class Finding(NamedTuple):
     what: str
-    right: bool
+    right: bool | None  # None: it could not be checked
     said: str
     do: str = ""  # advice if it is not right
 
@@ -51,7 +52,7 @@ class Node(NamedTuple):
 
 def check(folder: str, config: str, as_json: bool) -> int:
     found = list(findings(folder, config))
-    right = all(finding.right for finding in found)
+    right = all(finding.right is not False for finding in found)
     if as_json:
         print(json.dumps({"right": right, "findings": [it._asdict() for it in found]}, indent=1))
     else:
@@ -60,7 +61,7 @@ def check(folder: str, config: str, as_json: bool) -> int:
 
 
 def render(finding: Finding) -> list[str]:
-    first = f"{'✓' if finding.right else '✗'} {finding.what:<14} {finding.said}"
+    first = f"{_MARKS[finding.right]} {finding.what:<14} {finding.said}"
     return [first] if finding.right else [first, f"  {'':<14} → {finding.do}"]
 
 
@@ -314,28 +315,30 @@ def _service(node: Node) -> Iterator[Finding]:
         return
     do = "roles are in [serve.roles] and [serve.managers] of the service's settings"
     try:
-        wrong, said = _others_jobs(path)
+        right, said = _others_jobs(path)
     except (JoblensError, LookupError, TypeError) as error:
         yield Finding("service", False, f"{path}: {sentence(error)}", "systemctl status joblens-serve")
         return
-    yield Finding("service", not wrong, wrong or said, do)
+    yield Finding("service", right, f"{path}: {said}", do if right is False else "check again after a job")
 
 
-def _others_jobs(path: str) -> tuple[str, str]:
-    """Return what is wrong with what an ordinary user sees, or else what is right. Raises JoblensError."""
+def _others_jobs(path: str) -> tuple[bool | None, str]:
+    """Return whether an ordinary user sees only what is allowed, and what was seen. Raises JoblensError."""
     user = _ORDINARY
     newest = _ask_as(path, 0, "/jobs?limit=1000").body["jobs"]
     other = next((job for job in newest if job["user"] not in ("", user)), None)
     uid = pwd.getpwnam(user).pw_uid
     me = _ask_as(path, uid, "/me").body
     if (me["user"], me["role"]) != (user, "user"):
-        return f"{path}: user {user} has the role {me['role']}", ""
+        return False, f"user {user} has the role {me['role']}"
     seen = [job for job in _ask_as(path, uid, "/jobs?limit=1000").body["jobs"] if job["user"] != user]
     if seen:
-        return f"{path}: user {user} sees job {seen[0]['id']} of {seen[0]['user']}", ""
-    if other is not None and _ask_as(path, uid, f"/jobs/{other['id']}").status != 404:
-        return f"{path}: user {user} can read job {other['id']} of {other['user']}", ""
-    return "", f"{path}: user {user} sees only own jobs, of {len(newest)} recent ones"
+        return False, f"user {user} sees job {seen[0]['id']} of {seen[0]['user']}"
+    if other is None:
+        return None, f"no job of another user is stored yet: what user {user} sees was not checked"
+    if _ask_as(path, uid, f"/jobs/{other['id']}").status != 404:
+        return False, f"user {user} can read job {other['id']} of {other['user']}"
+    return True, f"user {user} sees only own jobs, of {len(newest)} recent ones"
 
 
 def _ask_as(path: str, uid: int, target: str) -> UnixAnswer:

@@ -24,6 +24,8 @@ _LONGEST_NAME = 100
 def locate(chosen: str | os.PathLike[str] | None = None) -> str:
     """Return the absolute path of a store, by default JOBLENS_HOME or the user's data folder."""
     path = os.fspath(chosen or os.environ.get("JOBLENS_HOME") or f"{_data_folder()}/joblens")
+    if "://" in path:
+        raise OutsideError(f"the store {path!r:.200} is a URL, and no folder; --server reads a service")
     if not path.startswith("/"):
         path = os.path.join(os.getcwd(), path)
     try:

@@ -99,6 +99,10 @@ class Catalog:
         rows = self._page(f"{NAMES}, tags", wanted, filter_terms(wanted), scope)
         return [JobRow._make((*row[:-1], json.loads(row[-1]) if row[-1] else {})) for row in rows]
 
+    def shown_ids(self, wanted: JobFilter, scope: Scope = ALL) -> set[str]:
+        """Return the ids as people write them, without the rest of the rows. Raises UsageError."""
+        return {str(row[0]) for row in self._page("shown_id", wanted, filter_terms(wanted), scope)}
+
     def _page(self, columns: str, wanted: JobFilter, terms: list[Term], scope: Scope) -> list[Any]:
         def count(query: str, values: Sequence[Any]) -> int:
             return int(self._ask(query, values)[0][0])
