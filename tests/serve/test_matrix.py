@@ -92,5 +92,21 @@ def test_reads_of_others_jobs_are_logged(served: Served) -> None:
         (SUPPORT, "/jobs/ID", "3", BOB),
         (ADMIN, "/jobs", None, [BOB]),
     ]
+    assert [(it.get("cluster"), it.get("start")) for it in found] == [
+        ("fox", "2020-01-02T00:00:03Z"),
+        ("fox", "2020-01-02T00:00:03Z"),
+        (None, None),
+    ]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", it["time"]) for it in found)
     assert (served.state / "audit.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_wrong_filters(served: Served) -> None:
+    """They are refused in the words of the request, and not answered with an empty list."""
+    wrong = served.get("/jobs?tag=x", ALICE)
+    assert (wrong.status, wrong.message) == (400, "tag is not NAME:VALUE, such as tag=model:resnet")
+    wrong = served.get("/jobs?state=nonsense", ALICE)
+    assert (wrong.status, "there is no state 'NONSENSE'" in wrong.message) == (400, True)
+    assert "did you mean COMPLETED?" in served.get("/jobs?state=complete", ALICE).message
+    assert [job["id"] for job in served.get("/jobs?state=completed", ALICE).json["jobs"]] == ["1"]
+    assert served.get("/jobs?tag=a:b", ALICE).json["jobs"] == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from joblens.core.errors import ConfigError
 from joblens.core.toml import parse_toml
+from joblens.serve.errors import ApiError
 from joblens.serve.identity import SOCKET, TOKEN, Identity
 from joblens.serve.policy import ADMIN, MANAGER, SUPPORT, USER, Person, Policy, Viewer
 from joblens.serve.settings import ServeSettings, check_safety, parse_serve_settings
@@ -98,6 +99,28 @@ def test_names_are_looked_up_again() -> None:
     now[0] = 60.0
     assert not policy.is_known(identity.uid)
     assert role() == USER
+
+
+def test_a_database_that_fails() -> None:
+    """A failure is not kept: neither an error, nor a user who is unknown for a moment."""
+    answers: list[Person | OSError] = [Person(), OSError("the server is away"), Person("eve")]
+
+    def find(uid: int) -> Person:
+        found = answers.pop(0)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    policy, identity = Policy(SETTINGS, find), Identity(4_000_000, SOCKET)
+    unknown = policy.view(identity)
+    assert unknown is not None
+    assert (unknown.user, policy.is_known(identity.uid)) == ("", False)
+    with pytest.raises(ApiError, match="the user database cannot be read: the server is away") as refused:
+        policy.view(identity)
+    assert refused.value.status == 503
+    found = policy.view(identity)
+    assert found is not None
+    assert (found.user, policy.is_known(identity.uid)) == ("eve", True)
 
 
 def test_a_token_is_of_one_user() -> None:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from joblens.core.errors import sentence
+from joblens.serve.errors import ApiError
 from joblens.serve.identity import Identity
 from joblens.serve.settings import ServeSettings
 from joblens.store.catalog.scope import ALL, Scope
@@ -78,7 +80,7 @@ class Policy:
         self._known: dict[int, tuple[float, Person]] = {}
 
     def view(self, identity: Identity) -> Viewer | None:
-        """Return None if a token is of a user who no longer exists."""
+        """Return None if a token is of a user who no longer exists. Raises ApiError."""
         person = self._person(identity.uid)
         if identity.user and identity.user != person.name:
             return None
@@ -91,11 +93,20 @@ class Policy:
         return found is not None and self._clock() - found[0] < _KEPT_SECONDS
 
     def _person(self, uid: int) -> Person:
-        if not self.is_known(uid):
-            if len(self._known) >= _MOST_KEPT:
-                self._known.clear()
-            self._known[uid] = self._clock(), self._find(uid)
-        return self._known[uid][1]
+        """Raises ApiError. An unknown user is looked up again: the database may have failed, without an error
+        that getpwuid(3) reports."""
+        if self.is_known(uid):
+            return self._known[uid][1]
+        try:
+            found = self._find(uid)
+        except OSError as error:
+            raise ApiError(503, f"the user database cannot be read: {sentence(error)}; retry later") from None
+        if len(self._known) >= _MOST_KEPT:
+            self._known.clear()
+        self._known.pop(uid, None)
+        if found.name:
+            self._known[uid] = self._clock(), found
+        return found
 
     def _decide(self, uid: int, person: Person) -> tuple[str, Scope]:
         """The policy. The user of the service can read the store's files anyway."""

@@ -14,8 +14,10 @@ from joblens.api.store import Store
 from joblens.core.errors import UsageError
 from joblens.hub.status import StatusPage
 from joblens.jobs.live import find_live, load_all, runs
-from joblens.record.report import ProcessUse
+from joblens.record.report import Job, ProcessUse
 from joblens.run.facts import parse_tags
+from joblens.schedulers.facts import BatchJob
+from joblens.schedulers.slurm.fields import ENDED, WAITING
 from joblens.serve.audit import Audit
 from joblens.serve.errors import ApiError
 from joblens.serve.live import Allows, LiveJob, filter_now, filter_sets, jobs_now, list_nodes
@@ -30,11 +32,18 @@ from joblens.serve.messages import (
     SeriesPage,
     SeriesQuery,
 )
-from joblens.serve.neighbours import had_nodes_alone, hide_neighbours, is_visible
+from joblens.serve.neighbours import had_nodes_alone, hide_neighbours, is_visible, own_verdict
 from joblens.serve.policy import Viewer
-from joblens.store.catalog.listing import JobFilter, parse_time, unknown
+from joblens.store.catalog.listing import JobFilter, JobRow, parse_time, unknown
 from joblens.store.reader import Series
 
+_STATES = (
+    ENDED
+    | WAITING
+    | frozenset(
+        "COMPLETING CONFIGURING ENDED RESIZING RUNNING SIGNALING STAGE_OUT STOPPED SUSPENDED UNKNOWN".split()
+    )
+)
 _MOST_VALUES = 1_000_000  # in one answer
 _MOST_PROCESSES = 20_000
 _MOST_PROBLEMS = 20
@@ -60,7 +69,14 @@ class View:
         problems: list[str] = []
         page = list_page(self._store, make_filter(query), problems)
         self._audit.note_listing(self._viewer, "/jobs", [row.user for row in page.rows], text)
-        return JobsPage([JobItem(*row) for row in page.rows], page.next, self._problems(problems))
+        rows = [self._shown(row) for row in page.rows]
+        return JobsPage([JobItem(*row) for row in rows], page.next, self._problems(problems))
+
+    def _shown(self, row: JobRow) -> JobRow:
+        """Whether the job was alone on its nodes is not known in a listing."""
+        if self._viewer.sees_all or not row.verdict:
+            return row
+        return row._replace(verdict=own_verdict(row.verdict))
 
     def _problems(self, found: list[str]) -> list[str]:
         """Paths and ids in them are for those only who may see everything."""
@@ -71,8 +87,8 @@ class View:
     def report(self, id: str, query: ReportQuery) -> dict[str, Any]:
         wanted = JobQuery(id, query.run, query.between, query.step, query.first, query.last)
         record = find_report(self._store, wanted, [], self._tsdb)
-        self._admit(record.job.user, record.job.account, id, record.job.id, "/jobs/ID")
-        return plain_report(hide_neighbours(record, self._viewer, str(self._store.home.path)))
+        self._admit(record.job, id, "/jobs/ID")
+        return plain_report(hide_neighbours(record, self._viewer))
 
     def columns(self, id: str) -> dict[str, tuple[str, ...]]:
         job = self._know(id, "/jobs/ID/sets")
@@ -147,7 +163,7 @@ class View:
         return lambda job: scope.allows(job.user, accounts.get((job.cluster, job.id)))
 
     def _note_live(self, route: str, jobs: Iterable[LiveJob]) -> None:
-        self._audit.note_listing(self._viewer, route, [job.user for job in set(jobs)], "")
+        self._audit.note_live(self._viewer, route, [job.user for job in set(jobs)])
 
     # Finding a job
 
@@ -155,18 +171,18 @@ class View:
         """Find the job and log that it is read. Raises LookupError and ApiError."""
         live = [job for job in find_live(self._store.home, id, [], self._viewer.scope) if runs(job)]
         if live and live[-1].end is None:
-            self._admit(live[-1].user, live[-1].account, id, live[-1].id, route)
+            self._admit(live[-1], id, route)
             return Known(id, alone=False)
         record = self._store.job(id)
-        self._admit(record.job.user, record.job.account, id, record.job.id, route)
+        self._admit(record.job, id, route)
         return Known(id, had_nodes_alone(record))
 
-    def _admit(self, user: str | None, account: str | None, asked: str, id: str, route: str) -> None:
+    def _admit(self, job: Job | BatchJob, asked: str, route: str) -> None:
         """Log that it is read. The store has answered within the scope already; this is the same policy once
         more. Raises ApiError."""
-        if not self._viewer.scope.allows(user, account):
+        if not self._viewer.scope.allows(job.user, job.account):
             raise ApiError(404, not_found(asked))
-        self._audit.note_job(self._viewer, route, id, user)
+        self._audit.note_job(self._viewer, route, job)
 
 
 def make_filter(query: JobsQuery) -> JobFilter:
@@ -174,10 +190,10 @@ def make_filter(query: JobsQuery) -> JobFilter:
     return JobFilter(
         query.user,
         query.name,
-        None if query.state is None else query.state.upper(),
+        None if query.state is None else _state(query.state),
         _time(query.since),
         _time(query.until),
-        tuple(parse_tags(list(query.tag)).items()) if query.tag else (),
+        _tags(query.tag),
         query.sort,
         query.reverse,
         query.limit,
@@ -188,6 +204,21 @@ def make_filter(query: JobsQuery) -> JobFilter:
         query.array,
         query.cursor,
     )
+
+
+def _state(text: str) -> str:
+    """Raises UsageError."""
+    if text.upper() not in _STATES:
+        raise unknown("state", text.upper(), _STATES)
+    return text.upper()
+
+
+def _tags(texts: list[str]) -> tuple[tuple[str, str], ...]:
+    """Raises UsageError."""
+    try:
+        return tuple(parse_tags(texts).items())
+    except UsageError:
+        raise UsageError("tag is not NAME:VALUE, such as tag=model:resnet") from None
 
 
 def _time(text: str | None) -> float | None:
