@@ -6,7 +6,7 @@ live/HUB.json   in the store, replaced as a whole each time that the batch syste
 from __future__ import annotations
 
 import json
-import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from joblens.core.errors import MalformedError
 from joblens.core.files import list_names, make_folder, write_quickly
 from joblens.core.json_file import parse_json
+from joblens.jobs.live_index import LiveIndex
 from joblens.schedulers.slurm.fields import ENDED
 from joblens.store.catalog.cursor import Cursor, is_after, parse_cursor, sort_rows
 from joblens.store.catalog.index import Run
@@ -37,9 +38,9 @@ EXPIRED_SECONDS = 86_400.0  # after which the list of pending and running jobs i
 _OVER = ENDED | {"ENDED"}  # the exit status of an inferred job is unknown
 _MOST_WAITING = 20_000
 _MOST_STEPS = 100  # of one that has just ended; its record has them all
-_TASKS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
 _LARGEST = 1 << 28
 _LAG = 60.0  # seconds after which a sample should be there
+_RECENT_NS = 100_000_000  # in which a file could be replaced without a new time
 _ATTEMPTS = 3  # to read a lake and a journal at one moment
 _ON_THEIR_WAY = "it has just ended: its record is made when all samples have arrived"
 
@@ -60,6 +61,19 @@ class Live(NamedTuple):
 
     def clusters(self) -> set[str]:
         return {self.cluster, *(job.cluster for job in (*self.jobs, *self.ended))} - {""}
+
+
+class _File(NamedTuple):
+    """A list is replaced as a whole: another one differs in one of these."""
+
+    name: str
+    changed: int  # in nanoseconds
+    inode: int
+    size: int
+
+
+_known: dict[Path, _Read] = {}  # of the store that was read last
+_reading = threading.Lock()
 
 
 def runs(job: BatchJob) -> bool:
@@ -123,14 +137,66 @@ def _load(path: Path) -> Live:
         raise MalformedError(str(path), f"no list of live jobs: {error!s:.100}") from None
 
 
-def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
-    """Yield the lists of all followers that write to this store, the newest first. Each job is in one of
+class _Read(NamedTuple):
+    """The lists of a store, as they were read from these files."""
+
+    files: tuple[_File, ...]
+    lists: tuple[Live, ...]
+    problems: list[str]
+    jobs: LiveIndex
+
+
+def load_all(home: Home, problems: list[str]) -> tuple[Live, ...]:
+    """Return the lists of all followers that write to this store, the newest first. Each job is in one of
     them. Jobs of a cluster that another follower has reported much later are left out."""
+    return _read(home, problems).lists
+
+
+def _read(home: Home, problems: list[str]) -> _Read:
+    """Read the lists again only if a file has changed."""
+    with _reading:  # of several threads only one has to read them
+        files = tuple(_list_files(home))
+        found = _known.get(home.path)
+        if found is None or found.files != files:
+            unreadable: list[str] = []
+            lists = tuple(_merge(_each(home, files, unreadable)))
+            jobs = (job for live in lists for job in (*live.jobs, *live.ended))
+            found = _Read(files, lists, unreadable, LiveIndex(jobs))
+            _known.clear()
+            if all(time.time_ns() - it.changed > _RECENT_NS for it in files):
+                _known[home.path] = found
+    problems += found.problems
+    for live in found.lists:
+        if live.is_old and live.jobs:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(live.time))
+            problems.append(f"the list of pending and running jobs is from {when}: is the hub running?")
+    return found
+
+
+def _list_files(home: Home) -> Iterator[_File]:
+    for path in sorted((home.path / "live").glob("*.json")):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            if time.time() - status.st_mtime <= EXPIRED_SECONDS:
+                yield _File(path.name, status.st_mtime_ns, status.st_ino, status.st_size)
+
+
+def _each(home: Home, files: Iterable[_File], problems: list[str]) -> Iterator[Live]:
+    for file in files:
+        try:
+            yield _load(home.path / "live" / file.name)
+        except FileNotFoundError:
+            continue
+        except MalformedError as error:
+            problems.append(str(error))
+
+
+def _merge(lists: Iterable[Live]) -> Iterator[Live]:
+    from joblens.jobs.facts import identity
+
     known: set[Identity] = set()
     clusters: dict[str, float] = {}  # with the time of their last report
-    for found in sorted(_each(home, problems), key=lambda it: it.time, reverse=True):
-        from joblens.jobs.facts import identity
-
+    for found in sorted(lists, key=lambda it: it.time, reverse=True):
         newer = {name for name, when in clusters.items() if when - found.time > OLD_SECONDS}
         jobs, ended = (
             tuple(job for job in some if job.cluster not in newer and identity(job) not in known)
@@ -139,21 +205,7 @@ def load_all(home: Home, problems: list[str]) -> Iterator[Live]:
         known.update(identity(job) for job in (*jobs, *ended))
         for cluster in found.clusters():
             clusters.setdefault(cluster, found.time)
-        if found.is_old and jobs:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.time))
-            problems.append(f"the list of pending and running jobs is from {when}: is the hub running?")
         yield found._replace(jobs=jobs, ended=ended)
-
-
-def _each(home: Home, problems: list[str]) -> Iterator[Live]:
-    for path in sorted((home.path / "live").glob("*.json")):
-        try:
-            if not _is_expired(path):
-                yield _load(path)
-        except FileNotFoundError:
-            continue
-        except MalformedError as error:
-            problems.append(str(error))
 
 
 def _is_expired(path: Path) -> bool:
@@ -185,7 +237,7 @@ def add_live(
     now = (cursor.now if cursor else 0.0) or (time.time() if now is None else now)
     followed = {
         identity: row
-        for identity, row in _followed(home, wanted, problems, now, more)
+        for identity, row in _followed(home, wanted, problems, now, more, scope)
         if _is_on_page(row, wanted, scope, cursor)
     }
     known = find_stored(followed) if find_stored else {(it.cluster, it.id, it.start) for it in stored}
@@ -230,13 +282,15 @@ def _followed(
     problems: list[str],
     now: float,
     more: Iterable[BatchJob],
+    scope: Scope,
 ) -> list[tuple[Identity, JobRow]]:
     """Return the jobs of batch systems and of user mode, also those that have got their record meanwhile."""
     if wanted.tags:  # which only the jobs of `joblens run` have
         return []
-    reported = [job for live in load_all(home, problems) for job in (*live.jobs, *live.ended)]
-    followed = {(job.cluster, job.id) for job in reported}
-    every = [*reported, *(job for job in more if (job.cluster, job.id) not in followed)]
+    index = _read(home, problems).jobs
+    users = _users(wanted, scope)
+    reported = index.jobs if users is None else index.of(users)
+    every = [*reported, *(job for job in more if not index.has(job))]
     if not every:
         return []
     from joblens.jobs.facts import identity
@@ -246,6 +300,13 @@ def _followed(
         for job in every
         if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
     ]
+
+
+def _users(wanted: JobFilter, scope: Scope) -> Collection[str] | None:
+    """Return the users whose jobs can be meant; None if these are all."""
+    if wanted.user is not None:
+        return {wanted.user}
+    return None if scope.everything or scope.accounts else scope.users
 
 
 def _is_meant(job: BatchJob, wanted: JobFilter) -> bool:
@@ -296,34 +357,9 @@ def find_live(home: Home, name: str, problems: list[str], scope: Scope = ALL) ->
     There are several where one that was put back into the queue has no record of its first run yet.
     """
     id, _, cluster = name.partition("@")
-    every = (job for live in load_all(home, problems) for job in (*live.jobs, *live.ended))
-    jobs = (job for job in every if scope.allows(job.user, job.account))
-    found = [job for job in jobs if id and _has_id(job, id) and cluster in ("", job.cluster)]
+    every = _read(home, problems).jobs.find(id) if id else []
+    found = [job for job in every if cluster in ("", job.cluster) and scope.allows(job.user, job.account)]
     return sorted(found, key=lambda job: job.start or 0.0)
-
-
-def _has_id(job: BatchJob, id: str) -> bool:
-    """A task of an array that waits is one of many that wait together: 4200_5 is in 4200_[1-10%2]."""
-    if id in (job.id, job.shown_id):
-        return True
-    array, _, task = id.partition("_")
-    if (
-        array != job.array_job
-        or not job.array_task.startswith("[")
-        or not (task.isascii() and task.isdigit())
-    ):
-        return False
-    tasks = job.array_task[1:-1].partition("%")[0].split(",")
-    return any(_is_between(int(task), it) for it in tasks)
-
-
-def _is_between(number: int, tasks: str) -> bool:
-    """Parse `7`, `1-10` or `1-10:2` (every other); Slurm ends a list that is too long in `...`."""
-    found = _TASKS.fullmatch(tasks)
-    if not found:
-        return False
-    first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-    return first <= number <= last and (number - first) % max(step, 1) == 0
 
 
 def add_runs(stored: list[Run], live: Iterable[BatchJob]) -> list[Run]:
