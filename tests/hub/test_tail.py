@@ -13,6 +13,7 @@ import pytest
 from joblens.core.files import list_names
 from joblens.hub.cursors import Cursor, read_cursor, save_cursor
 from joblens.hub.groups import Group
+from joblens.hub.scratch import open_scratch
 from joblens.hub.segments import Record, Segment, pack_record, seal
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.tail import Source, announce, find_sources, open_lake, parse_source, read_entries
@@ -249,6 +250,37 @@ def test_more_than_a_report_can_hold(site: Site, monkeypatch: pytest.MonkeyPatch
     with open_lake(site.store, NODES, problems) as lake:
         assert job_rows(lake) == wanted(("n1", 0, 5))
     assert "more samples have been received" in problems[0]
+
+
+def test_reports_at_the_same_time_share_one_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one report holds in memory another one cannot take, until the first is done."""
+    first = entry("n1", 1, 0)
+    monkeypatch.setattr("joblens.hub.tail._MOST_BYTES", len(first) + 10)
+    site.append(1, first)
+    problems: list[str] = []
+    with open_lake(site.store, NODES, []), open_lake(site.store, NODES, problems):
+        assert "more samples have been received" in problems[0]
+    assert site.rows() == wanted(("n1", 0, 5))
+
+
+def test_folders_of_killed_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are removed by the next report; those in use, new ones and other files stay."""
+    monkeypatch.setattr("joblens.hub.scratch._IN_MEMORY", str(tmp_path))
+    script = (
+        "import os, signal, sys; from joblens.hub import scratch; scratch._IN_MEMORY = sys.argv[1]\n"
+        "with scratch.open_scratch(): os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
+    with open_scratch() as used:
+        assert left.exists()
+        (tmp_path / "another").mkdir()
+        (tmp_path / "joblens-tail-link").symlink_to(tmp_path / "another")
+        for path in (left, used, tmp_path / "another"):
+            os.utime(path, (0, 0))
+        with open_scratch() as new:
+            assert (left.exists(), used.exists(), new.exists()) == (False, True, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "joblens-tail-link"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -37,6 +37,7 @@ from joblens.hub.entries import (
 )
 from joblens.hub.groups import Group
 from joblens.hub.identity import read_identity
+from joblens.hub.scratch import open_scratch
 from joblens.hub.segments import NUMBERED, Record, Segment, load_skips
 from joblens.hub.sinks.lake import LakeSink
 from joblens.store.home import Home, find_home, make_home
@@ -46,9 +47,8 @@ from joblens.store.location import safe_name
 
 _HUB_FILE = re.compile(r"([0-9a-f]{12})\.hub", re.ASCII)
 _HEAD_BYTES = 512  # enough for the head of most entries
-_MOST_BYTES = 256 << 20  # of batches that are read for one report
+_MOST_BYTES = 256 << 20  # of batches that are read for reports at the same time
 _ATTEMPTS = 5
-_IN_MEMORY = "/dev/shm"  # noqa: S108 (a private folder is created in it)
 Node = tuple[str, str]  # cluster and name
 
 
@@ -105,10 +105,25 @@ def parse_source(id: str, data: bytes) -> Source:
 
 
 class Room:
-    """Bytes of batches that may still be read for one report."""
+    """Bytes of batches that a report has read. All reports of this process together have a limit."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    _lock = threading.Lock()
+    _in_use = 0
+
+    def __init__(self) -> None:
+        self._taken, self.is_full = 0, False
+
+    def take(self, size: int) -> bool:
+        with Room._lock:
+            self.is_full = self.is_full or Room._in_use + size > _MOST_BYTES
+            if not self.is_full:
+                Room._in_use += size
+                self._taken += size
+        return not self.is_full
+
+    def release(self) -> None:
+        with Room._lock:
+            Room._in_use -= self._taken
 
 
 class _OfNodes(Segment):
@@ -121,8 +136,7 @@ class _OfNodes(Segment):
 
     def records(self) -> Iterator[Record]:
         for record in read_entries(self.path, self.file, self.nodes, self.problems):
-            self.room.left -= len(record.batch)
-            if self.room.left < 0:
+            if not self.room.take(len(record.batch)):
                 return
             yield record
 
@@ -262,19 +276,18 @@ def open_lake(home: Home, nodes: Collection[Node], problems: list[str]) -> Itera
     MovedError is raised from within if files that were left out are compacted: open it again.
     """
     with ExitStack() as stack:
-        room = Room(_MOST_BYTES)
+        room = Room()
+        stack.callback(room.release)
         sources = find_sources(home.path, problems)
         tails = [open_tail(source, nodes, problems, room, stack) for source in sources]
         found = [tail for tail in tails if tail is not None and tail.segments]
         if not found:
             yield Lake(home.lake)
             return
-        memory = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK | os.X_OK) else None
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="joblens-tail-", dir=memory))
-        rest = make_home(find_home(folder))
+        rest = make_home(find_home(stack.enter_context(open_scratch())))
         for tail in found:
             problems += _store(tail, rest)
-        if room.left < 0:
+        if room.is_full:
             problems.append("more samples have been received than this report has read; they are stored soon")
         yield _LakeAndTail(home.lake, Lake(rest.lake), {it.source.id: it.cursor for it in found})
 
