@@ -76,15 +76,21 @@ def test_the_same_output(served: Served, line: str) -> None:
     assert there.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "line", ["job 4241 --between nothing", "job 4241 --from x", "job 4242 --run 7", "job 42"]
-)
+@pytest.mark.parametrize("line", ["job 4241 --between nothing", "job 4241 --from x", "job 4242 --run 7"])
 def test_the_same_errors(served: Served, line: str) -> None:
     """The sentence and the exit code."""
     there = run(*line.split(), "--server", served.socket)
     here = run(*line.split(), "--home", str(served.home.path))
     assert (there.returncode, there.stdout, there.stderr) == (here.returncode, here.stdout, here.stderr)
     assert there.returncode in (1, 2)
+
+
+@pytest.mark.parametrize("line", ["job 42", "job 42 --run 1", "job a/b", "job ../me"])
+def test_not_found(served: Served, line: str) -> None:
+    """One sentence, also for an admin and for what is no id; the service's folder is not named."""
+    found = run(*line.split(), "--server", served.socket)
+    name = line.split()[1]
+    assert (found.returncode, found.stderr) == (1, f"joblens: job {name}: not found, or not yours\n")
 
 
 def test_the_python_api(served: Served) -> None:

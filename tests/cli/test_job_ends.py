@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capture.made import make_record
-from joblens.cli import entry
+from joblens.cli import main
 from joblens.jobs.complete import complete
 from store.made import START, begin_job, end_job, finish, incoming, make_end, make_facts, new_home
 
@@ -56,39 +56,48 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return store.path
 
 
-def joblens(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["joblens", *words])
-    return entry()
+def joblens(*words: str) -> int:
+    return main([*words])
 
 
 @pytest.mark.usefixtures("home")
-def test_processes_sorted_limited_and_filtered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_sorted_limited_and_filtered(capsys: pytest.CaptureFixture[str]) -> None:
     """The one with most CPU time first; what is left out is stated; a filter selects by command."""
-    assert joblens(monkeypatch, "job", "a", "--processes", "--limit", "2") == 0
+    assert joblens("job", "a", "--processes", "--limit", "2") == 0
     out, err = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["pid", "7", "9"]
     assert out.splitlines()[2].split()[-1] == "1"
     assert err == "joblens: 2 of 3 are listed; --limit 0 lists all\n"
-    joblens(monkeypatch, "job", "a", "--processes", "--filter", "job8", "--json")
+    joblens("job", "a", "--processes", "--filter", "job8", "--json")
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["pid"], row["user_seconds"], row["memory_peak_bytes"], row["exact"]) == (8, 2.0, 8192, 1)
 
 
-@pytest.mark.usefixtures("home")
-def test_tree_threads_and_operations(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_own_jobs_on_a_site_with_a_service(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The lists are of the own store; the service is not asked."""
+    monkeypatch.delenv("JOBLENS_HOME")
+    home.rename(home.parent / "joblens")
+    monkeypatch.setenv("XDG_DATA_HOME", str(home.parent))
+    monkeypatch.setenv("JOBLENS_SERVER", "/none")
+    for view in ("--processes", "--threads", "--operations", "--tree"):
+        assert joblens("job", "a", view) == 0
+        out, err = capsys.readouterr()
+        assert (len(out.splitlines()) > 1, err) == (True, "")
+
+
+@pytest.mark.usefixtures("home")
+def test_tree_threads_and_operations(capsys: pytest.CaptureFixture[str]) -> None:
     """Each list has the same rows as CSV and as JSON."""
     for view, expected in (("tree", 3), ("threads", 1), ("operations", 2)):
-        joblens(monkeypatch, "job", "a", f"--{view}", "--json")
+        joblens("job", "a", f"--{view}", "--json")
         plain = json.loads(capsys.readouterr().out)
-        joblens(monkeypatch, "job", "a", f"--{view}", "--csv")
+        joblens("job", "a", f"--{view}", "--csv")
         rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
         assert (len(plain), len(rows)) == (expected, expected)
         assert list(rows[0]) == list(plain[0])
-    joblens(monkeypatch, "job", "a", "--tree")
+    joblens("job", "a", "--tree")
     assert [line.split("sh")[0].split() for line in capsys.readouterr().out.splitlines()[1:]] == [
         ["7"], ["8", "·"], ["9", "·", "·"],
     ]  # fmt: skip
@@ -113,7 +122,7 @@ def test_errors_are_sentences(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What cannot be shown is one sentence with what to do, and nothing on stdout."""
-    assert joblens(monkeypatch, "job", *words) == code
+    assert joblens("job", *words) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
