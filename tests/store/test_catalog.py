@@ -4,6 +4,7 @@ import os
 import shutil
 import sqlite3
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ def test_the_first_are_found_without_sorting(sort: str, reverse: bool) -> None:
     assert "tags_by_value (name=? AND value=?)" in explain(7, tags=(("a", "b"),))
     assert "jobs_by_shown_id (shown_id>? AND shown_id<?)" in explain(7, array="4200")
     assert "SCAN jobs;" not in explain(7, name="*x*")
+
+
+def test_names_that_begin_with_a_text_are_a_range(several: Home) -> None:
+    """They are counted in the index of jobs: matches cost time, and other names do not."""
+    plans: list[str] = []
+
+    def count(query: str, values: Sequence[Any]) -> int:
+        plans.extend(row[3] for row in catalog.database.execute(f"EXPLAIN QUERY PLAN {query}", values))
+        return 0
+
+    catalog = Catalog(several)
+    catalog.prepare()
+    wanted = JobFilter(name="train*")
+    plan(wanted, filter_terms(wanted), count)
+    assert [it for it in plans if "jobs_by_name (name>? AND name<?)" in it]
+    assert not [it for it in plans if "names" in it]
+    catalog.close()
 
 
 def test_unknown_order_is_one_sentence(home: Home) -> None:
