@@ -97,6 +97,7 @@ def test_a_body_that_does_not_arrive() -> None:
             with acting_as(BOB):
                 channel.connect(served.socket)
             channel.sendall(PART)
+        assert served.get("/me", ALICE).status == 200  # by now the parts have been read
         assert served.get("/me", BOB).status == 200
         assert served.raw(PART, ALICE) == b""
         assert "ClientDisconnect" not in served.log.read_text()
