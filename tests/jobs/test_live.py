@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from joblens.jobs import live
 from joblens.jobs.live import add_live, find_live, load_all, save_live
 from joblens.schedulers.facts import BatchJob
-from joblens.store.catalog.listing import JobFilter
+from joblens.store.catalog.listing import Identity, JobFilter
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home, find_home, make_home
 
@@ -62,6 +63,21 @@ def test_a_list_that_may_be_replaced_unnoticed(home: Home, parsed: list[str]) ->
     save(home, [pending("1")], age=-1.0)
     assert len(load_all(home, [])) == len(load_all(home, [])) == 1
     assert len(parsed) == 2
+
+
+def test_records_of_pending_jobs_are_not_searched_for(home: Home) -> None:
+    """There can be very many, and none of them has one."""
+    save(home, [pending("1"), BatchJob("fox", "2", "slurm", state="RUNNING", start=5.0)])
+    asked: list[Identity] = []
+
+    def find_stored(identities: Iterable[Identity]) -> list[Identity]:
+        asked.extend(identities)
+        return []
+
+    for state in ("PENDING", "RUNNING"):
+        wanted = JobFilter(state=state)
+        assert len(add_live(home, wanted, [], [], find_stored=find_stored)) == 1
+    assert asked == [("fox", "2", 5.0)]
 
 
 def test_problems_are_reported_each_time(home: Home) -> None:

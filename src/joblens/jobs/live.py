@@ -240,7 +240,8 @@ def add_live(
         for identity, row in _followed(home, wanted, problems, now, more, scope)
         if _is_on_page(row, wanted, scope, cursor)
     }
-    known = find_stored(followed) if find_stored else {(it.cluster, it.id, it.start) for it in stored}
+    ran = (identity for identity, row in followed.items() if row.state != "PENDING")  # others have no record
+    known = find_stored(ran) if find_stored else {(it.cluster, it.id, it.start) for it in stored}
     started = [row for row in _started_here(home, wanted, now) if _is_on_page(row, wanted, scope, cursor)]
     found = [*started, *(row for identity, row in followed.items() if identity not in known)]
     return sort_rows([*found, *stored], wanted)[: wanted.limit or None] if found else stored
