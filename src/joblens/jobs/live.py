@@ -345,7 +345,7 @@ def _row(job: BatchJob, now: float) -> JobRow:
         cores=first(job.allocated.cores, job.asked.cores),
         verdict="" if runs(job) else job.reason,
         shown_id=job.shown_id,
-        nodes=name_nodes(job.nodes),
+        nodes=name_nodes(job.nodes) if job.nodes else "",
         partition=job.partition,
         account=job.account,
         tags={},
