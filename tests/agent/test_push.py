@@ -680,7 +680,7 @@ def test_another_spool(tmp_path: Path, hub: SmallHub) -> None:
 def test_a_change_that_cannot_be(tmp_path: Path, hub: SmallHub) -> None:
     """The old settings stay in force, and so does the old spool."""
     with running_node(tmp_path, hub.url) as node:
-        for wrong in ({"token_file": "/nonexistent"}, {"spool": "/proc/self/x"}):
+        for wrong in ({"token_file": str(tmp_path / "missing")}, {"spool": "/proc/self/x"}):
             with pytest.raises(FileNotFoundError):
                 node.change(**wrong)
         node.sample(2)

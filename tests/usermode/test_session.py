@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -279,7 +280,8 @@ def test_what_waits_is_brought_in(place: Place) -> None:
     folder = Path(place.session()["store"]) / "usermode" / place.session()["name"]
     wait_for("batches that wait", lambda: len(list(folder.glob("hosts/*/spool/*.batch"))) >= 2)
     for pid in place.pids():
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ends when its parent was killed before it
+            os.kill(pid, signal.SIGKILL)
     process.wait()
     place.wait_until_nothing_runs()
     done = place.joblens("usermode", "stop", "--json")
