@@ -50,7 +50,7 @@ class StoreInfo(NamedTuple):
 
 
 class Store(JobSource):
-    """A store, as `joblens.open` returns it. Jobs outside of its scope do not exist for whoever reads it."""
+    """A store, as `joblens.open` returns it. Jobs outside of its scope do not exist for its reader."""
 
     def __init__(
         self,

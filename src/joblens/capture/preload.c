@@ -891,7 +891,7 @@ static void note_start(const char **values, char *const *arguments) {
   append(&record);
 }
 
-/* on_exit(3), and not a destructor: it is told the status, and runs after the destructors of all libraries. */
+/* on_exit(3), and not a destructor: it gets the status, and runs after the destructors of all libraries. */
 static void note_exit(int status, void *unused) {
   (void)unused;
   if (active) note_end('E', wait_status(status));

@@ -71,7 +71,7 @@ class StorePool:
         self._progress = done, days
 
     def _refresh(self) -> None:
-        """Index new records before someone asks for them. A failure is shown to whoever reads."""
+        """Index new records before someone asks for them. A failure is shown to readers."""
         store: Store | None = None
         while not self._stop.is_set():
             try:
@@ -80,7 +80,7 @@ class StorePool:
                     store.prepare()
                 store.jobs(limit=1)
                 self._is_built.set()
-            except Exception as error:  # whoever reads gets an answer, if an older one
+            except Exception as error:  # readers get an answer, if an older one
                 self._notes.say("index", f"cannot index the store: {sentence(error)}")
             self._stop.wait(_REFRESH_SECONDS)
         if store is not None:

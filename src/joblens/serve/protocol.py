@@ -166,7 +166,7 @@ class Connection(H11Protocol):
         )
 
     def _refuse(self, status: int, message: str) -> None:
-        if not self._is_answered:  # the answer to the request before it is on its way
+        if not self._is_answered:  # the answer to the previous request is in flight
             self.end()
             return
         body = msgspec.json.encode(body_of(status, message))

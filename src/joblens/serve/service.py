@@ -66,7 +66,7 @@ class Service:
             return refuse(self._explain(route, error))
 
     def _explain(self, route: Route, error: Exception) -> ApiError:
-        """Return what the client is told. The reason of a failure is in the log only."""
+        """Return what the client gets. The reason of a failure is in the log only."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, LookupError) and not isinstance(
