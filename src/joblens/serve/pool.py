@@ -35,9 +35,6 @@ class StorePool:
     def start(self) -> None:
         self._refresher.start()
 
-    def wait_until_built(self, seconds: float) -> bool:
-        return self._is_built.wait(seconds)
-
     async def run(self, work: Callable[[Store], _Answer]) -> _Answer:
         """Run a function of the store in one of the threads. Raises ApiError while the index is built."""
         if not self._is_built.is_set():

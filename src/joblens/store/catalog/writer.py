@@ -74,7 +74,7 @@ def _shown_id(job: ListedJob) -> str:
 
 
 class Transactions:
-    """Transactions of many rows each. Whoever else writes waits for one of them, not for all."""
+    """Transactions of many rows each. Other writers wait for one of them, not for all."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
