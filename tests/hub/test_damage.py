@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from joblens.hub.damage import load_index
 from joblens.hub.dedup import load_seen
-from joblens.hub.entries import pack_head
+from joblens.hub.entries import pack_head, pack_index, parse_index
 from joblens.hub.gaps import Gaps
 from joblens.hub.journal import recover
 from joblens.hub.retention import clean
-from joblens.hub.segments import Segment, list_sealed
+from joblens.hub.segments import Segment, index_path, list_sealed
 from joblens.wire.header import BatchId
 
 from .made import SECOND, START, Running, encode, node_samples, seconds, write_old
@@ -271,6 +272,38 @@ def test_an_open_segment_cut_off(tmp_path: Path) -> None:
         found = take(home)
         assert sorted([*found, *(number for _, number in lost(home))]) == list(range(MANY))
         assert len(found) == int(MANY * length)
+
+
+def test_a_batch_that_the_index_lacks(tmp_path: Path) -> None:
+    """The hub is killed between the sync of a batch and the write of its index. The batch is known from then
+    on, so its sender gets an acknowledgement for it and removes it: if it is lost later, it is named."""
+    write_journal(tmp_path, False, [make_batch(number) for number in range(MANY)])
+    path = _unseal(tmp_path)
+    index = index_path(path)
+    heads = parse_index(index.read_bytes())
+    index.write_bytes(index.read_bytes()[: -len(pack_index(0, bytes(heads[-1].head.size)))])
+    assert len(parse_index(index.read_bytes())) == MANY - 1
+    seen, _ = recover(tmp_path, lambda _: None)
+    assert _batches(MANY - 1)[0] in seen
+    (segment,) = list_sealed(tmp_path / "journal")
+    with segment.path.open("r+b") as file:
+        file.truncate(heads[-1].offset)
+    assert take(tmp_path) == Counter(range(MANY - 1))
+    assert lost(tmp_path) == {("n1", MANY - 1): 1}
+
+
+def test_an_index_that_could_not_be_written(tmp_path: Path) -> None:
+    """It is complete when the segment is sealed."""
+    with journaled(tmp_path) as it:
+        it.put(0)
+        it.journal._close_index()  # as after an error of the disk
+        it.put(1, 2)
+    (segment,) = list_sealed(tmp_path / "journal")
+    assert [it.head.batch.sequence for it in load_index(segment.path)] == [0, 1, 2]
+    with segment.path.open("r+b") as file:
+        file.truncate(0)
+    assert take(tmp_path) == {}
+    assert lost(tmp_path) == {("n1", number): 1 for number in range(3)}
 
 
 def test_damaged_ranges(tmp_path: Path) -> None:

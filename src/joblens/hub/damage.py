@@ -18,10 +18,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.core.errors import MalformedError
-from joblens.core.files import publish_once, unfinished_name, write_whole
+from joblens.core.files import make_folder, private_mode, publish_once, unfinished_name, write_whole
 from joblens.core.json_file import parse_json
 from joblens.hub.cursors import list_behind
-from joblens.hub.entries import Head, Indexed, find_entry, guess_entries, is_entry, parse_head, parse_index
+from joblens.hub.entries import (
+    Head,
+    Indexed,
+    find_entry,
+    guess_entries,
+    is_entry,
+    pack_index,
+    parse_head,
+    parse_index,
+)
 from joblens.hub.segments import Segment, Skip, damage_path, index_path, load_skips
 from joblens.wire.header import BatchId
 
@@ -47,10 +56,13 @@ class Damage(NamedTuple):
     sinks: tuple[str, ...] = ()  # that had not stored the segment by then
 
 
+Found = list[tuple[int, Head]]  # entries with their offsets
+
+
 class Survey(NamedTuple):
     """The condition of a whole segment."""
 
-    sound: list[tuple[int, Head]]  # intact entries with their offsets
+    sound: Found  # intact entries
     skips: list[Skip]
     lost: list[BatchId]
     unknown_bytes: int
@@ -61,7 +73,7 @@ def survey(data: bytes, index: Sequence[Indexed], unsealed: bool = False, has_in
     """Check all entries. An unsealed segment can end in a torn write. `index` may lack the last entries."""
     places = {it.offset: it for it in index}
     acknowledged = max((it.end for it in index), default=0)
-    sound: list[tuple[int, Head]] = []
+    sound: Found = []
     skips: list[Skip] = []
     lost: list[BatchId] = []
     unknown = at = 0
@@ -125,6 +137,27 @@ def load_index(segment: Path) -> list[Indexed]:
         return parse_index(read_damaged(index_path(segment)))
     except FileNotFoundError:
         return []
+
+
+def complete_index(segment: Path, data: bytes, index: Sequence[Indexed], sound: Found) -> None:
+    """Add the intact entries that the index lacks, durably. Raises OSError.
+
+    A hub that is killed between the sync of a batch and the write of its index leaves such an entry. The
+    batch is known from then on, so that its sender gets an acknowledgement when it repeats it.
+    """
+    known = {it.offset for it in index}
+    missing = [
+        pack_index(at, data[at : at + head.size]) for at, head in sound if at not in known and not head.old
+    ]
+    if not missing:
+        return
+    path = index_path(segment)
+    make_folder(path.parent)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, private_mode(path))
+    with open(file, "wb") as output:
+        output.write(b"".join(missing))
+        output.flush()
+        os.fsync(file)
 
 
 def acknowledged_size(segment: Path) -> int:

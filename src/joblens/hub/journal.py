@@ -29,6 +29,7 @@ from joblens.core.files import (
 from joblens.hub.damage import (
     acknowledged_size,
     check_segment,
+    complete_index,
     load_damage,
     load_index,
     note_damage,
@@ -212,9 +213,12 @@ class Journal:
     def _write_index(self) -> None:
         """Append to the index. It is synced when the segment is sealed; a crash of the hub alone keeps it."""
         if self._index >= 0:
+            heads = b"".join(self._heads)
             try:
-                os.write(self._index, b"".join(self._heads))
+                whole = os.write(self._index, heads) == len(heads)
             except OSError:
+                whole = False
+            if not whole:
                 self._close_index()
 
     def _close_index(self) -> None:
@@ -242,6 +246,8 @@ class Journal:
         path = self.folder / f"{self.number:08d}.log"
         if self._index >= 0:
             os.fdatasync(self._index)
+        else:
+            _restore_index(path)
         self._save_seen(path)
         seal(path)
         self._close_index()
@@ -364,7 +370,16 @@ def _end_segment(segment: Segment, log: Log) -> bool:
     if found.skips or found.lost:
         with suppress(OSError):  # a full disk: the first sink that takes it tries again
             note_damage(segment, load_damage(segment.path), found, found.torn)
+    with suppress(OSError):  # a full disk: the batches are in the segment
+        complete_index(segment.path, data, index, found.sound)
     return True
+
+
+def _restore_index(segment: Path) -> None:
+    """Complete an index that could not be written for a while."""
+    with suppress(OSError):
+        data, index = read_damaged(segment), load_index(segment)
+        complete_index(segment, data, index, survey(data, index).sound)
 
 
 def _read_again(segment: Segment, seen: Seen, log: Log) -> None:

@@ -91,12 +91,15 @@ def check_sections(message: bytes) -> None:
 
 
 def check_whole(message: bytes) -> None:
-    """Verify the checksums of all sections. Raises MalformedError."""
+    """Verify the checksums of all sections, and that none is missing. Raises MalformedError."""
+    updates = read_header(message).get("updates")
+    ticks = 0  # of all entries; each section of numbers begins with its own
     try:
         sections = split(message)
-        if not sections:
-            raise ValueError("no header")
-        for section in sections:
-            inflate(section)
+        for place, section in enumerate(sections):
+            plain = inflate(section)
+            ticks += int(_LENGTH.unpack_from(plain)[0]) if place and place % 2 == 0 else 0
     except WRONG:
         raise MalformedError("batch", "checksum mismatch") from None
+    if len(sections) % 2 == 0 or updates not in (None, ticks):
+        raise MalformedError("batch", "sections are missing")
