@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from os import PathLike
+    from typing import Any, overload
 
     from joblens.api import MergedStore, RemoteStore, Store
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "open"]
 
+if TYPE_CHECKING:
 
-@overload
-def open(path: None = None, *, server: str, token_file: str = "", ca_file: str = "") -> RemoteStore: ...
+    @overload
+    def open(path: None = None, *, server: str, token_file: str = "", ca_file: str = "") -> RemoteStore: ...
 
+    @overload
+    def open(path: PathLike[str]) -> Store: ...
 
-@overload
-def open(path: PathLike[str]) -> Store: ...
+    @overload
+    def open(path: str, *, token_file: str = "", ca_file: str = "") -> Any: ...
 
-
-@overload
-def open(path: str, *, token_file: str = "", ca_file: str = "") -> Any: ...
-
-
-@overload
-def open() -> Store | MergedStore: ...
+    @overload
+    def open() -> Store | MergedStore: ...
 
 
 def open(path: Any = None, *, server: str = "", token_file: str = "", ca_file: str = "") -> Any:

@@ -236,6 +236,13 @@ def test_any_rollup(data: bytes) -> None:
     assert found is None or found.anon >= 0
 
 
+def test_lines_of_a_rollup() -> None:
+    """The head of the file, a line without a unit, one that is cut and one that is too long are none."""
+    data = b"55d0-7ffe ---p 00000000 00:00 0 [rollup]\nPss:  12 kB\nA: 3\nPss_Anon:\t7 kB\nB: 4 k"
+    assert parse_rollup(data) == {b"Pss": 12, b"Pss_Anon": 7}
+    assert parse_rollup(b"Pss: " + b"9" * 18 + b" kB\n") == {}
+
+
 def test_a_share_is_a_part() -> None:
     """The two files are read one after the other, so a share can seem larger than the whole."""
     assert part_of(Pss(500, 500), 800) == 1.0

@@ -211,7 +211,7 @@ def test_times_of_a_drifting_clock(tmp_path: Path) -> None:
 def test_beginning_at_the_end(tmp_path: Path) -> None:
     """A reader for one job starts at the end of the log."""
     log_of(tmp_path, "6,7,1,-;eth0: Link is Down")
-    log = KernelLog(Host(str(tmp_path)), only_new=True)
+    log = KernelLog(Host(str(tmp_path)), fd=Host(str(tmp_path)).open_log("dev/kmsg", at_end=True))
     append(tmp_path, "6,8,1,-;eth1: Link is Down")
     log.read_events()
     assert [event.device for event in log.take()] == ["eth1"]
@@ -286,7 +286,7 @@ def test_not_a_log() -> None:
 
 def readable_log() -> KernelLog:
     try:
-        return KernelLog(Host(), only_new=True)
+        return KernelLog(Host(), fd=Host().open_log("dev/kmsg", at_end=True))
     except OSError as error:
         pytest.skip(f"the kernel's log cannot be read here: {error.strerror}")
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joblens.collectors.cgroup_limits import find_limits
 from joblens.core.errors import UsageError
 from joblens.core.host import Host
-from joblens.run.facts import collect, cores, memory, new_job_id, parse_tags
+from joblens.run.facts import collect, cores, memory, new_job_id, parse_tags, quote
 
 MOUNTS = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
 GROUP = "slurm/job_7/step_0/task_0"
@@ -112,3 +115,9 @@ def test_long_names_and_commands() -> None:
 def test_a_command_can_be_typed_again() -> None:
     """Its words are quoted where a shell needs that."""
     assert collect(Host(), ["sh", "-c", "a | b"], "", {}, 1.0).command == "sh -c 'a | b'"
+
+
+@given(st.lists(st.text(), min_size=1, max_size=5))
+def test_words_are_quoted_as_the_shell_wants_it(words: list[str]) -> None:
+    """Any character, and none."""
+    assert quote(words) == shlex.join(words)

@@ -44,6 +44,18 @@ LATER = (
     "numpy",
     "duckdb",
 )
+DEAR = {
+    "argparse",
+    "contextlib",
+    "enum",
+    "functools",
+    "json",
+    "pathlib",
+    "re",
+    "shlex",
+    "subprocess",
+    "typing",
+}
 _CHILD_USER, _READ_CHARS = PROCESS.position("children_user_seconds"), PROCESS.position("read_chars_bytes")
 
 
@@ -52,6 +64,16 @@ def test_what_is_loaded_before_the_command() -> None:
     code = f"import sys, {', '.join(BEFORE)}; print([name for name in {LATER!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_what_is_not_loaded_at_all(stand: Stand) -> None:
+    """Modules of the standard library that take longer to load than a short job is sampled."""
+    code = "import sys; sys.argv[1:] = {!r}; from joblens.cli import entry; entry()"
+    words = [sys.executable, "-X", "importtime", "-c", code.format(["run", "--quiet", "--", "true"])]
+    ended = subprocess.run(words, env=stand.environment, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert {"joblens.run.supervise", "joblens.run.sampler"} <= loaded
+    assert not loaded & DEAR
 
 
 def test_a_short_job_needs_no_lake(stand: Stand) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from small_group import small_group
+from waiting import wait_for
 
 from .running import JOBLENS, Stand
 
@@ -72,6 +73,7 @@ with multiprocessing.Pool() as pool:
 burn(7)
 """
 WRITE = "timeout 7 dd if=/dev/zero of=f$n bs=256k oflag=direct,dsync 2>/dev/null"
+SLOW = 4 << 20  # bytes per second
 TWELVE = " ".join(map(str, range(12)))
 WRITERS = f"for n in {TWELVE}; do {WRITE} & done; wait; rm f*"
 WRITER = f"n=1; {WRITE}; rm f1"
@@ -236,13 +238,13 @@ def had_its_cores(job: dict[str, Any]) -> bool:
     return (used["run_delay_share"] or 0.0) <= 0.1 or (used["cores_mean"] or 0.0) >= 0.9 * CORES
 
 
-def judged_quietly(stand: Stand, command: list[str]) -> Judged:
+def judged_quietly(stand: Stand, command: list[str], storage: Path | None = None) -> Judged:
     """As on a quiet node: where a cgroup can be made, other work gets only what the job leaves."""
     for _ in range(TRIES):
         with cpu_group() as group:
-            in_group(stand, group, command)
+            in_group(stand, group, command, storage)
         found = judge(stand)
-        if had_its_cores(found.job):
+        if storage or had_its_cores(found.job):  # one that waits for storage hardly wants a core
             return found
     pytest.skip(f"other work took the cores: {found.said}")
 
@@ -280,9 +282,10 @@ def test_make_on_a_quiet_node(stand: Stand) -> None:
 @pytest.mark.parametrize("script", [WRITER, WRITERS], ids=["one", "twelve"])
 def test_waits_for_storage(stand: Stand, script: str) -> None:
     """Judged for the job and not for each process, with rate and device."""
-    said, rules, job = judged_quietly(stand, ["sh", "-c", script])
-    if (job["used"]["blocked_mean"] or 0.0) < 0.25 or job["used"]["blocked_share"] < 0.3:
-        pytest.skip("this file system takes direct writes without a wait")
+    with slow_storage(stand.folder) as group:
+        said, rules, job = judged_quietly(stand, ["sh", "-c", script], group)
+    if group is None and (job["used"]["blocked_mean"] < 0.25 or job["used"]["blocked_share"] < 0.3):
+        pytest.skip("this file system takes direct writes without a wait, and cannot be slowed down")
     assert rules == ["I/O wait"]
     assert re.match(r"It was I/O-bound: .* written at .*/s \(\w+\); it used ", said)
 
@@ -303,10 +306,13 @@ def test_leak(stand: Stand) -> None:
     assert job["used"]["memory_peak_bytes"] > 150 << 20
 
 
-def in_group(stand: Stand, group: Path | None, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """joblens and its command inside of a cgroup, as in a batch job."""
-    words = ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group)] if group else []
-    words += [*JOBLENS, "run", "--quiet", "--interval", "0.5", "--", *command]
+def in_group(
+    stand: Stand, group: Path | None, command: list[str], storage: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """joblens and its command inside of a cgroup of each controller, as in a batch job."""
+    words = [*JOBLENS, "run", "--quiet", "--interval", "0.5", "--", *command]
+    for joined in filter(None, (group, storage)):
+        words = ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(joined), *words]
     return subprocess.run(
         words, env=stand.environment, cwd=stand.folder, capture_output=True, text=True, check=False
     )
@@ -336,7 +342,35 @@ def cpu_group() -> Iterator[Path | None]:
         (group / "cpu.shares").write_text("262144")  # the most that the kernel takes
         yield group
     finally:
-        group.rmdir()
+        remove(group)
+
+
+@contextmanager
+def slow_storage(folder: Path) -> Iterator[Path | None]:
+    """A cgroup whose processes wait for storage however fast it is, None if none can be made here."""
+    device = folder.stat().st_dev
+    group = Path("/sys/fs/cgroup/blkio") / f"joblens-test-{uuid.uuid4().hex}"
+    try:
+        group.mkdir()
+    except OSError:
+        yield None
+        return
+    try:
+        slow = f"{os.major(device)}:{os.minor(device)} {SLOW}"
+        try:
+            (group / "blkio.throttle.write_bps_device").write_text(slow)
+        except OSError:  # not a block device
+            yield None
+        else:
+            yield group
+    finally:
+        remove(group)
+
+
+def remove(group: Path) -> None:
+    """Once the last process of the job has ended."""
+    wait_for("the end of its processes", lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
 
 
 @contextmanager

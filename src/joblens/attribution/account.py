@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
-
 from joblens.attribution.ledger import Identity, Ledger, Used, knows_io
 from joblens.attribution.sharing import Memory, SharedMemory
 from joblens.collectors.cgroup_limits import Limits, find_limits
@@ -11,6 +9,10 @@ from joblens.collectors.cgroups import SCHEMA as CGROUP
 from joblens.collectors.process.collector import PROCESS, ProcessKey
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Job, Schema
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Mapping, Optional, Tuple
 
 
 def _micro(name: str, what: str) -> Column:
@@ -52,7 +54,7 @@ _DELAY = PROCESS.position("run_delay_seconds")
 _BLOCKED = ord("D")  # uninterruptible sleep, proc(5)
 _MOST_SEARCHES = 5  # for the limits of a job, which may have none
 
-Processes = List[Tuple[ProcessKey, List[int]]]
+Processes = list[tuple[ProcessKey, list[int]]]
 
 
 class Account:

@@ -18,11 +18,14 @@ only in the next sample: until then it is `late`, and not yet orphaned.
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from joblens.collectors.process.collector import PROCESS, ProcessKey
 from joblens.core.model import ABSENT
 from joblens.core.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 _USER, _SYSTEM, _CHILD_USER, _CHILD_SYSTEM = (
     PROCESS.position(name + "_seconds") for name in ("user", "system", "children_user", "children_system")
@@ -33,9 +36,9 @@ _RSS = PROCESS.position("rss_bytes")
 _DELAY = PROCESS.position("run_delay_seconds")
 _TICK = 10_000  # microseconds
 
-Identity = Tuple[int, int]  # pid and start
+Identity = tuple[int, int]  # pid and start
 # Cluster, job, step ("" for the whole job) and node: on a node, at one time, that is enough.
-Name = Tuple[str, str, str, str]
+Name = tuple[str, str, str, str]
 
 
 class Used(NamedTuple):

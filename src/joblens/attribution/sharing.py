@@ -11,13 +11,16 @@ with at most a twentieth of a core: on a node with much memory in use that takes
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, Iterable, List, Optional, Tuple
 
 from joblens.collectors.process.collector import PROCESS, ProcessKey
 from joblens.collectors.process.pss import Pss, read_pss
 from joblens.core.host import Host
 from joblens.core.model import ABSENT
 from joblens.core.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterable, List, Optional, Tuple
 
 _RSS_ANON, _RSS_SHMEM = PROCESS.position("rss_anon_bytes"), PROCESS.position("rss_shmem_bytes")
 _RSS = PROCESS.position("rss_bytes")

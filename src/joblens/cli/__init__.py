@@ -6,11 +6,12 @@ import gc
 import io
 import os
 import sys
-from contextlib import suppress
-from importlib import import_module
-from typing import List, Optional
 
 from joblens.core.errors import JoblensError, OutsideError, sentence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional
 
 # Name and summary; the rest is in joblens.cli.<name>.
 COMMANDS = (
@@ -69,6 +70,8 @@ def _flush(code: int) -> int:
         sys.stdout.flush()
         return code
     except (OSError, ValueError) as error:
+        from contextlib import suppress
+
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
@@ -99,7 +102,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _run(words: List[str], called: str) -> int:
     if words[:1] == ["run"]:
-        code: Optional[int] = import_module("joblens.cli.run").run_quickly(words[1:])
+        # By name, as all commands, but without importlib, which takes as long to load as a sample.
+        code: Optional[int] = __import__("joblens.cli.run", fromlist=["run"]).run_quickly(words[1:])
         if code is not None:
             return code
     from joblens.cli.parser import build_parser

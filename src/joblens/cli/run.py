@@ -3,16 +3,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from joblens.core.errors import UsageError, printable, sentence
 from joblens.core.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from joblens.capture.session import Capture
     from joblens.collectors.cgroup_limits import Limiting
@@ -198,6 +196,9 @@ def _discard(job: Job) -> None:
 
 def _load() -> None:
     """Import modules for the report while the last sample is taken. Failures show when they are used."""
+    from contextlib import suppress
+    from importlib import import_module
+
     with suppress(Exception):
         for name in ("joblens.wire.batch", "joblens.jobs.complete", "joblens.reports.text"):
             import_module(name)

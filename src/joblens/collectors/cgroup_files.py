@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
-
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Tuple
 
 _NEARLY_FULL = 0.95  # of the memory limit
 _LEVELS = 2  # step and task, below a Slurm job

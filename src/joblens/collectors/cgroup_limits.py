@@ -6,8 +6,6 @@ start counts.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
-
 from joblens.collectors.cgroup_files import (
     Mounts,
     parse_mounts,
@@ -18,6 +16,10 @@ from joblens.collectors.cgroup_files import (
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Tuple
 
 _COUNTED_BY = {"cpu_limit_cores": "throttled_seconds", "memory_limit_bytes": "oom_kills"}
 _READ = {

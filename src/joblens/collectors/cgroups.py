@@ -5,13 +5,13 @@ See Documentation/admin-guide/cgroup-v1/ and cgroup-v2.rst. Only the folders in 
 
 from __future__ import annotations
 
-import re
-from fnmatch import fnmatchcase, translate
-from typing import Dict, Iterator, List, Optional, Pattern, Set, Tuple
-
 from joblens.collectors.cgroup_files import Mounts, parse_mounts, read_group
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Reader, Rows, Schema
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterator, List, Optional, Pattern, Set, Tuple
 
 # Where schedulers make their cgroups, as folder patterns from the top of a hierarchy. Every folder that
 # matches a whole pattern is a row. Each also applies below _CONTAINERS, the cgroups of container engines run
@@ -45,8 +45,12 @@ class _Place:
         place.measured = True
 
     def matches(self, names: List[str]) -> Iterator[Tuple[str, _Place]]:
+        from fnmatch import fnmatchcase, translate
+
         # A v1 folder has dozens of files beside its cgroups: one regular expression filters them.
         if self._any is None:
+            import re
+
             self._any = re.compile("|".join(map(translate, self.below)))
         for name in filter(self._any.match, names):
             for pattern, place in self.below.items():

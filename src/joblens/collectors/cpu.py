@@ -5,11 +5,13 @@ See proc(5) and Documentation/filesystems/proc.rst, 1.7.
 
 from __future__ import annotations
 
-from typing import Callable, List, Tuple
-
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Key, Rows, Schema
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List, Tuple
 
 _PATH = "proc/stat"
 

@@ -6,11 +6,14 @@ Partitions are left out: their disk counts the same bytes again.
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Callable, List, Optional, Sequence, Tuple
 
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import COUNTER, GAUGE, Column, Key, Rows, Schema
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List, Optional, Sequence, Tuple
 
 _PATH = "proc/diskstats"
 _SECTOR = 512  # in this file, whatever the disk's own sector size

@@ -10,14 +10,16 @@ import os
 import re
 from collections import deque
 from functools import cache
-from typing import Callable, Deque, Dict, List, Optional, Pattern, Tuple
 
 from joblens.core.errors import MalformedError, PrivilegeError
-from joblens.core.host import Host, read_new
+from joblens.core.host import KMSG, Host, read_new
 from joblens.core.model import COUNTER, NO_KEY, Column, Key, Rows, Schema
 from joblens.core.named_tuple import NamedTuple
 
-_PATH = "dev/kmsg"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Deque, Dict, List, Optional, Pattern, Tuple
+
 LOG = Schema(
     "kernel_log",
     (),
@@ -118,16 +120,18 @@ class KernelLog:
     """Reads the new records at each call. Events wait in `events`; the oldest are dropped."""
 
     def __init__(
-        self, host: Host, now_ns: Optional[Callable[[], int]] = None, only_new: bool = False
+        self, host: Host, now_ns: Optional[Callable[[], int]] = None, fd: int = -1, read_ns: int = 0
     ) -> None:
+        """`fd` is that of an opened log, which is closed with this, and was last read at `read_ns`."""
         self.host, self.now_ns = host, now_ns or host.now_ns
         self.events: Deque[Event] = deque(maxlen=_MOST_EVENTS)
         self.counts: Dict[Tuple[str, str], int] = {("oom_cgroup", ""): 0, ("oom_global", ""): 0}
         self.records = self.lost = 0
-        self._fd = -1
-        self._fd = _open(host, only_new)
+        self._fd = fd
+        if fd < 0:
+            self._fd = _open(host)
         self._last = -1
-        self._read_ns = 0
+        self._read_ns = read_ns
         self._keys: Tuple[Key, ...] = ()
         self._oom = Oom()
 
@@ -204,18 +208,18 @@ def kernel_log(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     return KernelLog(host).read
 
 
-def _open(host: Host, at_end: bool) -> int:
+def _open(host: Host) -> int:
     try:
-        return host.open_log(_PATH, at_end)
+        return host.open_log(KMSG)
     except PermissionError:  # kernel.dmesg_restrict is 1 on most machines
-        raise PrivilegeError(f"/{_PATH}", "CAP_SYSLOG") from None
+        raise PrivilegeError(f"/{KMSG}", "CAP_SYSLOG") from None
 
 
 def parse_records(data: bytes) -> List[Record]:
     """Skip malformed records; if all are malformed, it is not a kernel log."""
     found = [record for match in re.finditer(_RECORD, data) for record in [_record(match)]]
     if data.strip() and not found:
-        raise MalformedError(_PATH, f"not a record of the kernel's log: {data[:80]!r}")
+        raise MalformedError(KMSG, f"not a record of the kernel's log: {data[:80]!r}")
     return found
 
 

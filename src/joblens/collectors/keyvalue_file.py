@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from itertools import compress
 from operator import ne
-from typing import Callable, List, Optional, Tuple
 
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import NO_KEY, Column, Rows, Schema
 
-# From the name in the file, and whether `kB` follows the value, to the column.
-Describe = Callable[[str, bool], Column]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List, Optional, Tuple
+
+    # From the name in the file, and whether `kB` follows the value, to the column.
+    Describe = Callable[[str, bool], Column]
 
 
 def read_keyvalue(host: Host, path: str, set_name: str, describe: Describe) -> Callable[[], Tuple[Rows, ...]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Tuple
 
 from joblens.core.host import Host
 from joblens.core.model import Rows
 
-Read = Callable[[], Tuple[Rows, ...]]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Tuple
+
+    Read = Callable[[], Tuple[Rows, ...]]
 
 _GPU_FILES = (
     "dev/nvidiactl", "dev/dxg", "proc/driver/nvidia", "sys/class/kfd", "proc/device-tree/compatible",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Tuple
-
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import GAUGE, NO_KEY, Column, Rows, Schema
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional, Tuple
 
 _PATH = "proc/loadavg"
 SCHEMA = Schema(

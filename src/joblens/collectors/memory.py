@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Callable, Tuple
-
 from joblens.collectors.keyvalue_file import read_keyvalue
 from joblens.core.host import Host
 from joblens.core.model import GAUGE, Column, Rows, Schema
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Tuple
 
 _HELP = {
     "mem_total_bytes": "usable memory of the node",
@@ -25,8 +26,9 @@ _HELP = {
 # For Prometheus `_total` is the suffix of a counter, and `sec` a unit.
 _RENAMED = {"HugePages_Total": "HugePages", "SecPageTables": "SecondaryPageTables"}
 SCHEMA = Schema("memory", (), tuple(Column(name, GAUGE, what, factor=1024) for name, what in _HELP.items()))
-_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
-_NOT_NAME = re.compile(r"[^a-z0-9]+")
+_SMALL = frozenset("abcdefghijklmnopqrstuvwxyz")
+_LARGE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_IN_WORDS = _SMALL | frozenset("0123456789")
 
 
 def memory(host: Host) -> Callable[[], Tuple[Rows, ...]]:
@@ -34,8 +36,18 @@ def memory(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 
 
 def describe(name: str, in_kib: bool) -> Column:
-    words = _NOT_NAME.sub("_", _WORD_START.sub("_", _RENAMED.get(name, name)).lower()).strip("_")
+    words = _separate(_RENAMED.get(name, name))
     if not in_kib:
         return Column(words, GAUGE, f"{name} of /proc/meminfo, a number of pages")
     column = words + "_bytes"
     return Column(column, GAUGE, _HELP.get(column, f"{name} of /proc/meminfo"), factor=1024)
+
+
+def _separate(name: str) -> str:
+    """AnonHugePages becomes anon_huge_pages, Active(anon) active_anon."""
+    parts = [name[:1]]
+    for before, letter, after in zip(name, name[1:], name[2:] + " "):
+        starts = before in _IN_WORDS and letter in _LARGE and after in _SMALL
+        parts.append(f" {letter}" if starts else letter)
+    plain = [letter if letter in _IN_WORDS else " " for letter in "".join(parts).lower()]
+    return "_".join("".join(plain).split())

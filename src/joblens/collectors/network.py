@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Tuple
-
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import COUNTER, Column, Key, Rows, Schema
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List, Tuple
 
 _PATH = "proc/net/dev"
 _FIELDS = 16

@@ -6,11 +6,14 @@ See Documentation/accounting/psi.rst.
 from __future__ import annotations
 
 import errno
-from typing import Callable, List, Tuple
 
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, Column, Rows, Schema
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List, Tuple
 
 _FOLDER = "proc/pressure"
 _KNOWN = ("cpu", "memory", "io", "irq")

@@ -11,7 +11,9 @@ JoblensError               one sentence for the user, and an exit code
 
 from __future__ import annotations
 
-from typing import Optional
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
 
 
 class JoblensError(Exception):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import List, Union
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Union
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 UNFINISHED = ".tmp"  # suffix of a file that is being written, or that a crash left behind

@@ -11,17 +11,21 @@ import os
 import resource
 import stat
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from joblens.core.errors import MalformedError
 from joblens.core.json_file import parse_json
 from joblens.core.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+
 _CHUNK = 1 << 16
 # /proc/interrupts of a machine with a thousand cores is a few MiB. More than this is not a kernel file.
 _MOST = 1 << 26
 _FACTS = "facts.json"
-_KMSG = os.makedev(1, 11)  # Documentation/admin-guide/devices.txt
+KMSG = "dev/kmsg"  # the kernel's log
+_KMSG_DEVICE = os.makedev(1, 11)  # Documentation/admin-guide/devices.txt
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every kernel
 _MOST_RECORDS = 10_000  # of a log in one reading
 # include/uapi/linux/capability.h
@@ -100,7 +104,7 @@ class Host:
         fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) and found.st_rdev != _KMSG:
+            if not stat.S_ISREG(found.st_mode) and found.st_rdev != _KMSG_DEVICE:
                 raise FileNotFoundError(errno.ENOENT, "not the kernel's log", self.root + path)
             if at_end:
                 os.lseek(fd, 0, os.SEEK_END)

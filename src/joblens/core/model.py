@@ -6,19 +6,23 @@ base units (`value * factor / divisor`), so that counters stay raw until they ar
 
 from __future__ import annotations
 
-from typing import List, Tuple, Union
-
 from joblens.core.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Tuple, Union
+
+    Label = Union[str, int]
+    Key = Tuple[Label, ...]
+    Number = Union[int, float]
+else:  # only annotations have them
+    Label = Key = Number = object
 
 COUNTER = "counter"
 GAUGE = "gauge"
 
 # "Unknown" is not zero. One integer is reserved for it, so that a row stays a plain array of 64-bit numbers.
 ABSENT = -(1 << 63)
-
-Label = Union[str, int]
-Key = Tuple[Label, ...]
-Number = Union[int, float]
 
 
 class Column(NamedTuple):

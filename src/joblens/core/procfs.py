@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import List, Optional, Tuple, Union
 
 from joblens.core.errors import MalformedError
 from joblens.core.model import ABSENT
 from joblens.core.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Tuple, Union
 
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _STATUS = (

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Tuple
 
 from joblens.core.errors import sentence
 from joblens.core.files import write_whole
 from joblens.core.model import Sample
 from joblens.wire.batch import Batch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Tuple
 
 # A batch is written after this many seconds or values: they bound what a crash loses, and memory. The first
 # ones are written sooner, because most jobs are short.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Optional
 
 from joblens.core.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
 
 _SMALLEST_JUMP = 2.0  # seconds
 

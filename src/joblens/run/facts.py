@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
-from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 from joblens import __version__
 from joblens.collectors.cgroup_limits import Limiting, find_limits
@@ -13,11 +11,16 @@ from joblens.core.errors import UsageError
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # base 32 without ambiguous letters
 # Jobs that start in the same second and share a store, perhaps one on each node of a launcher, need distinct
 # ids.
 _RANDOM_DIGITS = 5
 _LONGEST_NAME = 256
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
 _LONGEST_COMMAND = 4096
 # The environment can hold secrets, so only variables that describe the job's layout are kept.
 _KEPT_VARIABLES = frozenset(
@@ -107,7 +110,7 @@ def collect(
         name=(name or os.path.basename(command[0]))[:_LONGEST_NAME],
         user=host.user(uid),
         uid=uid,
-        command=shlex.join(command)[:_LONGEST_COMMAND],
+        command=quote(command)[:_LONGEST_COMMAND],
         folder=_folder(),
         tags=tags,
         start=time.time(),
@@ -120,6 +123,16 @@ def collect(
         environment={k: v for k, v in sorted(os.environ.items()) if k in _KEPT_VARIABLES},
         joblens=__version__,
     )
+
+
+def quote(words: List[str]) -> str:
+    """As shlex.join, which needs the regular expressions that `joblens run` does not load."""
+    plain = _PLAIN.issuperset
+    return " ".join(word if word and plain(word) else f"'{_escape(word)}'" for word in words)
+
+
+def _escape(word: str) -> str:
+    return word.replace("'", "'\"'\"'")
 
 
 def carbon(environment: Mapping[str, str]) -> Optional[float]:

@@ -3,14 +3,16 @@ own."""
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
-
 from joblens.collectors.process.collector import PROCESS, ProcessKey
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT
 from joblens.core.procfs import parse_io, parse_stat
 from joblens.run.usage import Inherited
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Tuple
 
 _CHILD_USER, _CHILD_SYSTEM = (PROCESS.position(f"children_{name}_seconds") for name in ("user", "system"))
 _NOTHING_OWN = tuple(PROCESS.position(name) for name in ("user_seconds", "system_seconds", "threads"))

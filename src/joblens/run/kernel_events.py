@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, Collection, Dict, Iterable, List, Optional, Set
-
-from joblens.collectors.kernel_log import Event, KernelLog
-from joblens.core.errors import PrivilegeError
-from joblens.core.host import Host
+from joblens.core.host import KMSG, Host
 from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
+from joblens.run.streams import wait_readable
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Collection, Dict, Iterable, List, Optional, Set
+
     from joblens.attribution.devices import JobName
+    from joblens.collectors.kernel_log import Event, KernelLog
 
 EVENT = Schema(
     "event",
@@ -24,20 +24,30 @@ _REMEMBERED_NS = 60 * 10**9
 
 class JobEvents:
     def __init__(self, host: Host, job: JobName, now_ns: Callable[[], int]) -> None:
-        self.job, self.now_ns = job, now_ns
+        self.host, self.job, self.now_ns = host, job, now_ns
+        self._read_ns = 0
         self._same_pids = host.counts_pids_as_kernel()
         self._seen: Dict[int, int] = {}  # by pid, when it was last the job's
         self._log: Optional[KernelLog] = None
-        with suppress(OSError, PrivilegeError):  # most users may not read it
-            self._log = KernelLog(host, now_ns, only_new=True)
+        try:
+            self._fd = host.open_log(KMSG, at_end=True)
+        except OSError:  # most users may not read it
+            self._fd = -1
 
     def read(self, pids: Collection[int], buses: Iterable[str]) -> List[Sample]:
         """Return new events, each with its own time."""
-        if self._log is None:
+        if self._fd < 0:
             return []
         now = self.now_ns()
         self._seen.update(dict.fromkeys(pids, now))
         self._seen = {pid: last for pid, last in self._seen.items() if now - last < _REMEMBERED_NS}
+        if self._log is None and wait_readable([self._fd], 0):
+            from joblens.collectors.kernel_log import KernelLog  # its patterns take long to load
+
+            self._log = KernelLog(self.host, self.now_ns, self._fd, self._read_ns)
+        self._read_ns = now
+        if self._log is None:
+            return []
         self._log.read_events()
         cards = {_bus(bus) for bus in buses} - {""}
         own = [event for event in self._log.take() if self._is_own(event, cards)]

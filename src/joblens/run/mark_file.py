@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
 
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.json_file import parse_json
@@ -17,7 +16,10 @@ from joblens.core.procfs import find_stat
 from joblens.run.clock import Clock
 from joblens.run.spawn import VARIABLE
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # most jobs have no marks
+    from typing import List, Mapping, Optional, Tuple
+
     from joblens.wire.marks import Book, JobName, Message
 
 _FILE = "marks"

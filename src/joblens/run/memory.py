@@ -13,21 +13,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from joblens.attribution.sharing import Memory, SharedMemory, private
 from joblens.collectors.process.collector import PROCESS, ProcessKey
 from joblens.collectors.process.pss import read_pss
 from joblens.core.host import Host
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
+
 _HIGHER = 1.02
 _DUTY = 100  # measurements without a new peak take at most a hundredth of the time
 _KIB = 1024
 _RSS_SHMEM = PROCESS.position("rss_shmem_bytes")
 
-Identity = Tuple[int, int]
-Member = Tuple[ProcessKey, List[int]]
+Identity = tuple[int, int]
+Member = tuple[ProcessKey, list[int]]
 
 
 class JobMemory(SharedMemory):
@@ -110,6 +112,7 @@ def _related(kin: List[ProcessKey], pids: Set[int]) -> Set[int]:
     own = {key.pid for key in kin}
     if len(kin) > 1 and any(key.parent not in pids for key in kin):
         return own
-    parents = Counter(key.parent for key in kin)
-    children = {key.pid for key in kin if key.parent in own or parents[key.parent] > 1}
+    parents = [key.parent for key in kin]
+    several = {parent for parent in parents if parents.count(parent) > 1}
+    children = {key.pid for key in kin if key.parent in own or key.parent in several}
     return children | (own & set(parents))

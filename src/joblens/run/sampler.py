@@ -7,10 +7,7 @@ them.
 from __future__ import annotations
 
 import os
-import signal
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Callable, Iterable, List, Optional, Set, Tuple, TypeVar
 
 from joblens.attribution.account import JOB, OWNED_PROCESS, Account
 from joblens.collectors.cgroup_limits import Limits, find_limits
@@ -40,12 +37,19 @@ from joblens.run.inherited_usage import InheritedUsage
 from joblens.run.kernel_events import JobEvents
 from joblens.run.mark_file import JobMarks
 from joblens.run.memory import JobMemory
+from joblens.run.plain_signal import signal
 from joblens.run.streams import wait_readable
 from joblens.run.usage import Before, Inherited
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Iterable, List, Optional, Set, Tuple, TypeVar
+
     from joblens.run.facts import RunFacts
     from joblens.run.gpus import JobGpus
+
+    Found = TypeVar("Found")
+    Read = Callable[[], Tuple[Rows, ...]]
 
 
 # Seconds after the start: short jobs are sampled more often in their first second.
@@ -54,8 +58,6 @@ _MOST_PROBLEMS = 20
 _DEVICES_SECONDS = 5.0  # reading all counters of an adapter is slow
 _OMITTED = ("nfs_operation",)
 _IGNORED = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ)
-Found = TypeVar("Found")
-Read = Callable[[], Tuple[Rows, ...]]
 
 
 class SamplerPipes(NamedTuple):
@@ -140,7 +142,7 @@ class Sampler:
         if last or time.monotonic() >= self._devices_due:
             self._devices_due = time.monotonic() + _DEVICES_SECONDS
             for read in list(self._devices):
-                found += self._read(partial(self._sample_device, read))
+                found += self._sample_device(read)
         buses = self.gpus.buses if self.gpus else ()
         events = self._read(lambda: self._events.read(self._pids, buses))
         return [*(Sample(now, rows) for rows in found), *events, *self._read(self.marks.read)]
@@ -176,12 +178,15 @@ class Sampler:
     def _sample_gpus(self) -> Tuple[Rows, ...]:
         return self.gpus.read(self._pids) if self.gpus else ()
 
-    def _sample_device(self, read: Callable[[], Tuple[Rows, ...]]) -> Tuple[Rows, ...]:
-        try:
-            return tuple(rows for rows in read() if rows.schema.set not in _OMITTED and rows.keys)
-        except FileNotFoundError:  # not on this machine
-            self._devices.remove(read)
-            return ()
+    def _sample_device(self, read: Read) -> List[Rows]:
+        def sample() -> Iterable[Rows]:
+            try:
+                return read()
+            except FileNotFoundError:  # not on this machine
+                self._devices.remove(read)
+                return ()
+
+        return [rows for rows in self._read(sample) if rows.schema.set not in _OMITTED and rows.keys]
 
     def _whole_node(self, rows: Rows) -> Rows:
         """Keep only the sum of the cores; the node's agent records each core."""

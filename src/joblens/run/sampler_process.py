@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Callable, List, Optional, Set
 
 from joblens.core.errors import MalformedError, sentence
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import read_stat
 from joblens.run.clock import Clock
+from joblens.run.plain_signal import signal
 from joblens.run.streams import pipe, release, wait_readable, write_all
 from joblens.run.usage import Inherited, read_before
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, List, Optional, Set
+
     from joblens.collectors.cgroup_limits import Limiting
     from joblens.run.facts import RunFacts
 
 
 # Signals about the supervisor itself: its faults, its children, its terminal.
-_OWN_SIGNALS = frozenset(
-    "SIGKILL SIGSTOP SIGCHLD SIGTTIN SIGTTOU SIGPIPE SIGXFSZ SIGSEGV SIGBUS SIGFPE SIGILL SIGTRAP "
-    "SIGSYS".split()
-)
+_OWN_SIGNALS = {
+    int(getattr(signal, name))
+    for name in (
+        "SIGKILL SIGSTOP SIGCHLD SIGTTIN SIGTTOU SIGPIPE SIGXFSZ SIGSEGV SIGBUS SIGFPE SIGILL SIGTRAP "
+        "SIGSYS".split()
+    )
+}
 # Between the first and the last process of a group that are signalled one by one.
 _GROUP_SECONDS = 0.05
 _END_SECONDS = 10.0
@@ -40,14 +44,7 @@ _MOST_BYTES = 60_000  # that a pipe takes without a reader
 
 def passed_signals() -> Set[int]:
     """Return the signals that the supervisor passes on to the command."""
-    return {int(number) for number in signal.valid_signals() if _name(number) not in _OWN_SIGNALS}
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most of the real-time signals have none
-        return ""
+    return set(map(int, signal.valid_signals())) - _OWN_SIGNALS
 
 
 class SupervisorPipes(NamedTuple):
@@ -149,8 +146,12 @@ def start_sampler(facts: RunFacts, folder: str, clock: Clock, limiting: Limiting
     if pid == 0:
         release((0, 1, 2), keep=(control, signals_writer, problems_writer))
         ends = SamplerPipes(control, signals_writer)
-        work = partial(run_sampler, ends, passed_signals(), parent, facts, folder, clock, before)
-        _run(problems_writer, f"jl-watch {facts.id}", work)
+        passed = passed_signals()
+        _run(
+            problems_writer,
+            f"jl-watch {facts.id}",
+            lambda: run_sampler(ends, passed, parent, facts, folder, clock, before),
+        )
     for end in (control, signals_writer, problems_writer):
         os.close(end)
     return SamplerProcess(pid, SupervisorPipes(control_writer, signals, problems))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-from typing import Any, Dict, List, Mapping, Set
+
+from joblens.run.plain_signal import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, Set
 
 VARIABLE = "JOBLENS_RUN"  # names the folder of the run to its processes
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # a command would inherit that

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-from typing import Iterable, List, Optional, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, List, Optional, Tuple
 
 _FIRST_OWN = 3  # the numbers of standard streams that are closed stay free
 _TERMINAL = "/dev/tty"

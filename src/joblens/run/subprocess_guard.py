@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-from typing import Callable, List, Optional, Set
 
+from joblens.run.plain_signal import signal
 from joblens.run.streams import release
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List, Optional, Set
 
 _LOWEST_PRIORITY = 19
 _CPU_SECONDS = 60  # limit for work in the background

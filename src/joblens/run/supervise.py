@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Set
 
 from joblens.core.errors import sentence
 from joblens.core.named_tuple import NamedTuple
 from joblens.run.clock import Clock, start_clock
+from joblens.run.plain_signal import signal
 from joblens.run.sampler_process import SamplerProcess, passed_signals, try_to_sample
 from joblens.run.spawn import VARIABLE, spawn
 from joblens.run.streams import foreground, release, set_foreground
 from joblens.run.usage import Inherited, Totals, difference, parse_own_io, read_inherited, read_io
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Dict, List, Optional, Set
+
     from joblens.capture.session import Capture
     from joblens.collectors.cgroup_limits import Limiting
     from joblens.run.facts import RunFacts

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
-from typing import Dict, FrozenSet, Optional
 
 from joblens.collectors.cgroup_limits import Limiting, Limits
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import parse_io
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, FrozenSet, Optional
 
 
 class Totals(NamedTuple):
@@ -86,10 +88,10 @@ def read_own_peak() -> int:
     """Return the peak RSS of this program. The value of getrusage(2) includes the parent's before exec."""
     try:
         with open("/proc/self/status", "rb") as file:
-            found = re.search(rb"^VmHWM:\s*(\d+) kB$", file.read(), re.MULTILINE)
+            peak = file.read().partition(b"\nVmHWM:")[2].partition(b" kB\n")[0].strip()
     except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = b""
+    return int(peak if peak.isdigit() else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
 
 
 def read_io() -> Optional[Dict[str, int]]:

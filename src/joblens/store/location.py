@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from joblens.core.errors import OutsideError
 from joblens.core.files import list_names, make_folder, write_quickly, write_whole
 from joblens.core.json_file import render_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 INCOMING, WAITING = "incoming", "waiting"
 FACTS, END = "job.json", "end.json"

@@ -11,11 +11,15 @@ import struct
 import sys
 from array import array
 from itertools import accumulate
-from typing import Any, Dict, Iterable, List, Tuple
 
 from joblens.core.errors import MalformedError
+from joblens.core.json_file import compact_json
 from joblens.core.model import Column, Rows, Sample, Schema
 from joblens.wire.frame import LARGEST, MAGIC, WRONG, inflate, pack, split
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Tuple
 
 _WORD = 8
 _FULL = 1 << 64
@@ -54,11 +58,9 @@ class Batch:
             entry.values.append(_pack(rows.values))
 
     def encode(self, head: Dict[str, Any]) -> bytes:
-        import json
-
         entries, self._entries = self._entries, {}
         before, self._described = self._described, {}
-        parts = [MAGIC, pack(json.dumps(head, separators=(",", ":")).encode())]
+        parts = [MAGIC, pack(compact_json(head))]
         for name, entry in entries.items():
             described = before.get(name) or (entry.rows, pack(_describe(entry.rows)))
             self._described[name] = described
@@ -75,8 +77,6 @@ def _pack(values: List[int]) -> array[int]:
 
 
 def _describe(rows: Rows) -> bytes:
-    import json
-
     schema = rows.schema
     described = {
         "set": schema.set,
@@ -84,7 +84,7 @@ def _describe(rows: Rows) -> bytes:
         "columns": [(c.name, c.kind, c.factor, c.divisor) for c in schema.columns],
         "keys": rows.keys,
     }
-    return json.dumps(described, separators=(",", ":")).encode()
+    return compact_json(described)
 
 
 def _encode_numbers(times: List[int], rows: List[array[int]]) -> bytes:

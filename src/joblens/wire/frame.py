@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any, Dict, List
 
 from joblens.core.errors import MalformedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List
 
 MAGIC = b"JLB1"
 VERSION = 1  # of the header

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 from joblens.collectors.process.filter import STEPD, AllProcesses, Descendants, OwnUser
 from joblens.collectors.process.pss import read_shares
@@ -19,6 +18,10 @@ from joblens.core.host import Host, read_all
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Reader, Rows, Schema
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import Stat, is_running, parse_cgroup, parse_io, parse_stat, parse_status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 _LONGEST_COMMAND = 1024
 # Three files per process stay open, each with a page of kernel memory, up to this many and to half of the
@@ -138,7 +141,7 @@ def _kinds(files: int, processes: int) -> int:
     return min(len(_KEPT), max(files // max(processes, 1), 1))
 
 
-_Row = Tuple[ProcessKey, List[int]]
+_Row = tuple[ProcessKey, list[int]]
 
 
 class _Process:

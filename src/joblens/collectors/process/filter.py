@@ -6,11 +6,14 @@ Most processes of a node are ignored, and are read as rarely as possible.
 from __future__ import annotations
 
 import os
-from typing import Dict, FrozenSet, List, Mapping, Optional, Set
 
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import parse_stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, FrozenSet, List, Mapping, Optional, Set
 
 _SELDOM = 64  # scans after which ignored processes are read again
 _MOST_NEW = 32  # new pids that are read one by one: costs about as much as listing /proc on a quiet node
@@ -48,14 +51,15 @@ class Descendants(AllProcesses):
 
     def choose(self, known: Mapping[str, object]) -> List[str]:
         self._scans += 1
-        pids = super().choose(known)
-        self._ignored = self._ignored.intersection(pids) if self._scans % _SELDOM else set()
-        parents = {pid: self._parent(pid) for pid in pids if pid not in known and pid not in self._ignored}
+        listed = set(self.host.list("proc"))
+        self._ignored = self._ignored & listed if self._scans % _SELDOM else set()
+        new = listed - self._ignored - known.keys()
+        parents = {pid: self._parent(pid) for pid in new if pid.isdigit()}
         roots = {str(self.below), *known, *self._first}
         self._first = set()  # its pid may be reused later
         family = _with_descendants(roots, parents) - {str(self.below), str(os.getpid())}
-        self._ignored.update(pid for pid in parents if pid not in family)
-        return [pid for pid in pids if pid in family]
+        self._ignored |= new - family
+        return [*(pid for pid in known if pid in listed), *sorted(new & family, key=int)]
 
     def _parent(self, pid: str) -> str:
         try:

@@ -6,12 +6,13 @@ only on request.
 
 from __future__ import annotations
 
-import re
-from typing import Dict, Iterable, List, Optional, Tuple
-
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, GAUGE, Column, Key, Rows, Schema
 from joblens.core.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterable, List, Optional, Tuple
 
 # Since Linux 4.14; the parts of the share since 5.4.
 _FIELDS = (
@@ -32,7 +33,6 @@ PROCESS_PSS = Schema(
     ("pid", "start"),
     tuple(Column(name + "_bytes", GAUGE, what, factor=1024) for _, name, what in _FIELDS),
 )
-_LINE = re.compile(rb"^(\w+):\s*(\d+) kB$", re.MULTILINE)
 
 
 class Pss(NamedTuple):
@@ -44,7 +44,13 @@ class Pss(NamedTuple):
 
 def parse_rollup(data: bytes) -> Dict[bytes, int]:
     """Map the kernel's names to KiB, without a truncated line."""
-    return {name: int(number) for name, number in _LINE.findall(data) if len(number) < 18}
+    found: Dict[bytes, int] = {}
+    for line in data.split(b"\n"):
+        name, _, value = line.partition(b":")
+        number, unit = value[:-3].strip(), value[-3:]
+        if unit == b" kB" and number.isdigit() and len(number) < 18:
+            found[name] = int(number)
+    return found
 
 
 def read_rollup(host: Host, pid: int) -> Dict[bytes, int]:

@@ -8,10 +8,13 @@ parent does not accumulate it from its children.
 from __future__ import annotations
 
 import os
-from typing import Dict
 
 from joblens.core.host import Host
 from joblens.core.model import ABSENT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict
 
 _RECORD = 256
 _MOST_THREADS = 256  # read per process; with more, the total is extrapolated
