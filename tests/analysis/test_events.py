@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from joblens.analysis.events import find_events
+from joblens.analysis.marks import find_events
 from joblens.core.model import Rows, Sample
 from joblens.record.report import Event
 from joblens.reports.style import Style

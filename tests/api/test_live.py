@@ -11,7 +11,7 @@ from hub.made import SECOND, START
 from hub.test_tail import Site, entry
 from joblens.api.source import JobQuery
 from joblens.api.store import Store
-from joblens.jobs.live import save_live
+from joblens.jobs.live_lists import save_live
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.scope import Scope
 

@@ -36,7 +36,7 @@ from joblens.hub.sinks.remote_write import _Sent
 from joblens.hub.sinks.undo import Undo
 from joblens.hub.tail import parse_source, read_entries
 from joblens.jobs.clocks import Clocks
-from joblens.jobs.live import load_all, load_live
+from joblens.jobs.live_lists import load_all, load_live
 from joblens.jobs.state import State
 from joblens.record.job import Resources, Step
 from joblens.reports.style import Style

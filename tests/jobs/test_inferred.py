@@ -10,7 +10,7 @@ import pytest
 
 from joblens.jobs.finish import finish
 from joblens.jobs.inferred import Thresholds
-from joblens.jobs.live import save_live
+from joblens.jobs.live_lists import save_live
 from joblens.jobs.sightings import Process, Sightings, Usage, is_own
 from joblens.jobs.state import State
 from joblens.store.records import load_records

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from joblens.jobs import live
-from joblens.jobs.live import add_live, find_live, load_all, save_live
+from joblens.jobs import live_lists
+from joblens.jobs.live import add_live, find_live
+from joblens.jobs.live_lists import load_all, save_live
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.listing import Identity, JobFilter
 from joblens.store.catalog.scope import ALL, Scope
@@ -36,13 +37,13 @@ def home(tmp_path: Path) -> Home:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that have been parsed."""
     names: list[str] = []
-    load = live._load
+    load = live_lists._load
 
-    def noted(path: Path) -> live.Live:
+    def noted(path: Path) -> live_lists.Live:
         names.append(path.name)
         return load(path)
 
-    monkeypatch.setattr(live, "_load", noted)
+    monkeypatch.setattr(live_lists, "_load", noted)
     return names
 
 

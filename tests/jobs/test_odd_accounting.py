@@ -16,7 +16,8 @@ from joblens.api.source import Listed
 from joblens.api.store import Store
 from joblens.cli.jobs import render
 from joblens.jobs.backfill import import_files
-from joblens.jobs.live import add_live, find_live, remove_expired, save_live, summarise_live
+from joblens.jobs.live import add_live, find_live, summarise_live
+from joblens.jobs.live_lists import remove_expired, save_live
 from joblens.record.report import Gap
 from joblens.reports.style import Style
 from joblens.reports.text import render_report

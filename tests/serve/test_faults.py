@@ -19,7 +19,7 @@ import pytest
 
 from joblens.api.store import Store
 from joblens.hub.sharing import share_store
-from joblens.jobs.live import save_live
+from joblens.jobs.live_lists import save_live
 from joblens.schedulers.facts import BatchJob
 from joblens.store.home import make_home
 from services.running import free_port

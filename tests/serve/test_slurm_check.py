@@ -8,7 +8,6 @@ import pytest
 
 from joblens.cli.slurm_check import Finding, Node, _service, render
 from joblens.core.config import Settings
-from joblens.wire.unix_http import UnixAnswer
 
 from .serving import SETTINGS, serving
 
@@ -34,9 +33,7 @@ def test_an_ordinary_user_sees_own_jobs_only() -> None:
 def test_nothing_to_check_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a job of another user nothing is shown to be right."""
     pages = {"/me": {"user": "nobody", "role": "user"}, "/jobs?limit=1000": {"jobs": []}}
-    monkeypatch.setattr(
-        "joblens.cli.slurm_check._ask_as", lambda path, uid, target: UnixAnswer(200, pages[target])
-    )
+    monkeypatch.setattr("joblens.cli.slurm_check._ask_as", lambda path, uid, target: pages[target])
     (found,) = check("/")
     assert found.right is None
     assert render(found)[0].startswith("? service        /: no job of another user is stored yet")

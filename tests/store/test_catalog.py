@@ -13,10 +13,10 @@ import pytest
 from joblens.api import Store
 from joblens.core.errors import MalformedError, OutsideError, UsageError
 from joblens.store import records
-from joblens.store.catalog.index import Catalog, migrate
+from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import SORTS, JobFilter
 from joblens.store.catalog.plan import filter_terms, plan
-from joblens.store.catalog.schema import INDEXES, MIGRATIONS
+from joblens.store.catalog.schema import INDEXES, MIGRATIONS, migrate
 from joblens.store.home import Home, find_home, make_home
 
 from .made import START, store_job

@@ -86,7 +86,7 @@ def test_any_value_anywhere(record: dict[str, Any], data: st.DataObject) -> None
 def take(text: bytes) -> None:
     """Into a catalog that lies in memory."""
     from joblens.store.catalog import writer
-    from joblens.store.catalog.index import migrate
+    from joblens.store.catalog.schema import migrate
 
     database = sqlite3.connect(":memory:", isolation_level=None)
     migrate(database)

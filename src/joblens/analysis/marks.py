@@ -1,19 +1,22 @@
-"""Marks of a job, paired to intervals, and its figures of merit over time."""
+"""Marks of a job, paired to intervals, its figures of merit over time, and events in the kernel's log:
+processes killed, errors of GPUs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from joblens.core.named_tuple import NamedTuple
-from joblens.record.report import Fom, FomPoint, Mark
+from joblens.record.report import Event, Fom, FomPoint, Mark
 from joblens.store.reader import Reader, Series, Span
 from joblens.wire.marks import MOMENT, START, STOP
 
 _POINTS = 10**9  # so many that each is a point of its own
-_MOST_MARKS, _MOST_FOMS = 1000, 100
+_MOST_MARKS, _MOST_FOMS, _MOST_EVENTS = 1000, 100, 100
 _MOST_SERIES = 120
 _MOST_STRAY = 3  # stops without a start
 _LONGEST_TEXT = 60
+_EVENT_LABELS = ("kind", "device", "text", "pid")
 _ORDER = {START: 0, MOMENT: 1, STOP: 2}
 
 
@@ -104,3 +107,22 @@ def _describe(fom: Fom, points: list[tuple[float, float]], span: Span) -> Fom:
     fom.count, fom.first, fom.lowest, fom.highest = len(points), values[0], min(values), max(values)
     fom.series = list(thinned.values())
     return fom
+
+
+def find_events(reader: Reader, span: Span) -> list[Event]:
+    """In their order; of very many the first."""
+    found = [
+        Event(time, kind, text, device, _pid(pid))
+        for (kind, device, text, pid), series in reader.split(
+            span, "event", _EVENT_LABELS, ("seen",), _POINTS
+        ).items()
+        for time in series.times
+    ]
+    return sorted(
+        found, key=lambda event: (event.time, event.kind, event.device or "", event.text, event.pid or 0)
+    )[:_MOST_EVENTS]
+
+
+def _pid(text: str) -> int | None:
+    """None where the log names no process, and where a batch has nonsense."""
+    return int(text) or None if re.fullmatch("[0-9]{1,10}", text) else None

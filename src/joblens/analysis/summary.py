@@ -12,9 +12,8 @@ from msgspec import UNSET
 from joblens.analysis.demand import find_device, find_forks, find_unsampled
 from joblens.analysis.ended import count_processes, merge_ended
 from joblens.analysis.energy import find_energy
-from joblens.analysis.events import find_events
 from joblens.analysis.gpus import find_gpus, sum_up
-from joblens.analysis.marks import find_foms, find_marks, within
+from joblens.analysis.marks import find_events, find_foms, find_marks, within
 from joblens.analysis.node_context import find_idle_cores, find_traffic
 from joblens.analysis.nodes import COUNTERS, LEVELS, NodeSeries, Whole, find_nodes
 from joblens.analysis.processes import choose_processes, used_between, used_since_seen

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from joblens.api.source import AmbiguousError, NotFoundError
 from joblens.core.config import split_server
 from joblens.core.errors import JoblensError, OutsideError, ServerError, UsageError, printable, sentence
-from joblens.core.json_file import parse_json
+from joblens.core.json_file import parse_json, render_json
 from joblens.wire.http_client import Answer, Client
 
 BASE = "/api/v1"
@@ -53,9 +53,16 @@ class Connection:
         if answer.status == 401 and self._may_use_munge():
             self._credential = f"Munge {_make_credential()}"
             answer = self._request(target)
-        if answer.status != 200:
-            raise refusal(self.name, answer.status, answer.body)
-        return answer.body
+        return self._body(answer)
+
+    def post(self, path: str, body: object) -> bytes:
+        """Raises as `get`."""
+        data = render_json(body)
+        return self._body(self._exchange(lambda: self._client.post(BASE + path, self._headers(), data)))
+
+    def delete(self, path: str) -> bytes:
+        """Raises as `get`."""
+        return self._body(self._exchange(lambda: self._client.delete(BASE + path, self._headers())))
 
     def close(self) -> None:
         self._client.close()
@@ -64,14 +71,25 @@ class Connection:
         begun, self._begun = self._begun, ""
         if begun and begun != target:
             self._client.close()
+        client = self._client
+        return self._exchange(
+            client.finish if begun == target else lambda: client.get(target, self._headers())
+        )
+
+    def _exchange(self, send: Callable[[], Answer]) -> Answer:
         try:
-            answer = self._client.finish() if begun == target else self._client.get(target, self._headers())
+            answer = send()
         except (OSError, ServerError) as error:
             raise ServerError(f"cannot read from {self.name}: {_why(error)}") from None
         length = answer.headers.get("content-length", "")
         if not answer.body and length.isdigit() and int(length) > _LARGEST:
             raise ServerError(f"{self.name}: the response is larger than {_LARGEST >> 20} MiB")
         return answer
+
+    def _body(self, answer: Answer) -> bytes:
+        if answer.status != 200:
+            raise refusal(self.name, answer.status, answer.body)
+        return answer.body
 
     def _may_use_munge(self) -> bool:
         """Also again: a credential is valid for some minutes."""

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.api.source import JobQuery, shown
-from joblens.jobs.live import add_live, add_runs, find_live, has_run, summarise_live
+from joblens.jobs.live import add_live, add_runs, find_live, summarise_live
+from joblens.jobs.live_lists import has_run
 from joblens.store.catalog.cursor import next_cursor
 from joblens.store.catalog.index import Run, choose_run
 from joblens.store.catalog.listing import JobFilter, JobRow

@@ -238,7 +238,8 @@ class Store(JobSource):
 
     def _live(self, name: str) -> BatchJob | None:
         """Return the job of a batch system that runs now."""
-        from joblens.jobs.live import find_live, runs
+        from joblens.jobs.live import find_live
+        from joblens.jobs.live_lists import runs
 
         found = [job for job in find_live(self.home, name, [], self.scope) if runs(job) and job.end is None]
         return found[-1] if found else None

@@ -24,14 +24,9 @@ EXAMPLE = """example:
   joblens jobs --partition gpu --state TIMEOUT --since 1d
   joblens jobs --server /run/joblens/serve.sock"""
 
-STATES = (
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
-    "DEADLINE", "REQUEUED", "RUNNING", "PENDING", "UNKNOWN", "CONFIGURING", "COMPLETING", "SUSPENDED",
-    "STOPPED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REVOKED", "ENDED",
-)  # fmt: skip
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from joblens.schedulers.slurm.fields import STATES
     from joblens.store.catalog.listing import SORTS
 
     parser.add_argument("--user", metavar="U", help="of this user")
@@ -39,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state",
         type=str.upper,
-        choices=STATES,
+        choices=sorted(STATES),
         metavar="STATE",
         help="in Slurm's word; PENDING lists those that wait",
     )

@@ -21,9 +21,9 @@ from joblens.cli.agent import HUB, hub_url
 from joblens.core.config import PushSettings, Settings, split_url
 from joblens.core.errors import JoblensError, printable, sentence
 from joblens.core.host import Host
+from joblens.core.json_file import parse_json
 from joblens.hooks import SLURM
 from joblens.reports import width as screen
-from joblens.wire.unix_http import UnixAnswer, ask_socket
 
 _SECONDS = 10.0
 _LONGEST = 500  # characters of an agent's errors
@@ -316,7 +316,7 @@ def _service(node: Node) -> Iterator[Finding]:
     do = "roles are in [serve.roles] and [serve.managers] of the service's settings"
     try:
         right, said = _others_jobs(path)
-    except (JoblensError, LookupError, TypeError) as error:
+    except (JoblensError, LookupError, TypeError, ValueError) as error:
         yield Finding("service", False, f"{path}: {sentence(error)}", "systemctl status joblens-serve")
         return
     yield Finding("service", right, f"{path}: {said}", do if right is False else "check again after a job")
@@ -325,27 +325,36 @@ def _service(node: Node) -> Iterator[Finding]:
 def _others_jobs(path: str) -> tuple[bool | None, str]:
     """Return whether an ordinary user sees only what is allowed, and what was seen. Raises JoblensError."""
     user = _ORDINARY
-    newest = _ask_as(path, 0, "/jobs?limit=1000").body["jobs"]
+    newest = _ask_as(path, 0, "/jobs?limit=1000")["jobs"]
     other = next((job for job in newest if job["user"] not in ("", user)), None)
     uid = pwd.getpwnam(user).pw_uid
-    me = _ask_as(path, uid, "/me").body
+    me = _ask_as(path, uid, "/me")
     if (me["user"], me["role"]) != (user, "user"):
         return False, f"user {user} has the role {me['role']}"
-    seen = [job for job in _ask_as(path, uid, "/jobs?limit=1000").body["jobs"] if job["user"] != user]
+    seen = [job for job in _ask_as(path, uid, "/jobs?limit=1000")["jobs"] if job["user"] != user]
     if seen:
         return False, f"user {user} sees job {seen[0]['id']} of {seen[0]['user']}"
     if other is None:
         return None, f"no job of another user is stored yet: what user {user} sees was not checked"
-    if _ask_as(path, uid, f"/jobs/{other['id']}").status != 404:
+    if _ask_as(path, uid, f"/jobs/{other['id']}"):
         return False, f"user {user} can read job {other['id']} of {other['user']}"
     return True, f"user {user} sees only own jobs, of {len(newest)} recent ones"
 
 
-def _ask_as(path: str, uid: int, target: str) -> UnixAnswer:
-    """The kernel takes the user of a connection from the effective user id at connect(2)."""
-    before = os.geteuid()
+def _ask_as(path: str, uid: int, target: str) -> Any:
+    """Return None if it is not found. Raises JoblensError or ValueError.
+
+    The kernel takes the user of a connection from the effective user id at connect(2).
+    """
+    from joblens.api.connection import Connection
+    from joblens.api.source import NotFoundError
+
+    service, before = Connection(path), os.geteuid()
     os.seteuid(uid)
     try:
-        return ask_socket(path, "GET", "/api/v1" + target)
+        return parse_json(service.get(target))
+    except NotFoundError:
+        return None
     finally:
         os.seteuid(before)
+        service.close()

@@ -5,18 +5,22 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import render_table, write
 from joblens.core.errors import JoblensError, ServerError, UsageError
-from joblens.wire.unix_http import ask_socket
+from joblens.core.json_file import parse_json
+
+if TYPE_CHECKING:
+    from joblens.api.connection import Connection
 
 EXAMPLE = """example:
   (umask 077; joblens token create --name laptop > joblens.token)
   joblens token list
   joblens token revoke 5c0d7e19a2b4"""
 
-_BASE = "/api/v1/tokens"
+_BASE = "/tokens"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _create(options: argparse.Namespace) -> int:
     wanted = {"name": options.name, **({} if options.days is None else {"days": options.days})}
-    made = _ask(options, "POST", _BASE, wanted)
+    made = _ask(options, lambda service: service.post(_BASE, wanted))
     try:
         token, about = str(made["token"]), made["about"]
         until = time.strftime("%Y-%m-%d", time.localtime(float(about["expires"])))
@@ -59,7 +63,7 @@ def _create(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     try:
-        found = list(_ask(options, "GET", _BASE)["tokens"])
+        found = list(_ask(options, lambda service: service.get(_BASE))["tokens"])
         rows = [
             (str(it["id"]), str(it["user"]), str(it["name"]), _day(it["created"]), _day(it["expires"]))
             for it in found
@@ -83,18 +87,24 @@ def _day(moment: Any) -> str:
 def _revoke(options: argparse.Namespace) -> int:
     from joblens.api.connection import encode
 
-    _ask(options, "DELETE", f"{_BASE}/{encode(options.id)}")
+    _ask(options, lambda service: service.delete(f"{_BASE}/{encode(options.id)}"))
     print(f"joblens: token {options.id} is revoked", file=sys.stderr)
     return 0
 
 
-def _ask(options: argparse.Namespace, method: str, path: str, body: Any = None) -> Any:
+def _ask(options: argparse.Namespace, request: Callable[[Connection], bytes]) -> Any:
     """Raises JoblensError. A token cannot be used for it: the kernel says who the user is."""
-    answer = ask_socket(_socket(options), method, path, body)
-    if answer.status == 200:
-        return answer.body
-    error = UsageError if answer.status == 400 else ServerError if answer.status >= 500 else JoblensError
-    raise error(answer.message)
+    from joblens.api.connection import Connection
+
+    service = Connection(_socket(options))
+    try:
+        return parse_json(request(service))
+    except LookupError as error:
+        raise JoblensError(str(error)) from None
+    except ValueError:
+        raise _other(options) from None
+    finally:
+        service.close()
 
 
 def _socket(options: argparse.Namespace) -> str:

@@ -26,7 +26,7 @@ from joblens.jobs.clocks import Clocks
 from joblens.jobs.facts import identity, never_started, start_of
 from joblens.jobs.finish import BATCH, Ended, finish
 from joblens.jobs.inferred import Thresholds
-from joblens.jobs.live import load_live, remove_expired, runs, save_live
+from joblens.jobs.live_lists import load_live, remove_expired, runs, save_live
 from joblens.jobs.state import Gone, Late, State
 from joblens.schedulers.facts import BatchJob, Scheduler
 from joblens.store.catalog.index import Catalog

@@ -13,11 +13,12 @@ from joblens.api.source import JobQuery, not_found
 from joblens.api.store import Store
 from joblens.core.errors import UsageError
 from joblens.hub.status import StatusPage
-from joblens.jobs.live import find_live, load_all, runs
+from joblens.jobs.live import find_live
+from joblens.jobs.live_lists import load_all, runs
 from joblens.record.report import Job, ProcessUse
 from joblens.run.facts import parse_tags
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.slurm.fields import ENDED, WAITING
+from joblens.schedulers.slurm.fields import STATES
 from joblens.serve.audit import Audit
 from joblens.serve.errors import ApiError
 from joblens.serve.live import Allows, LiveJob, filter_now, filter_sets, jobs_now, list_nodes
@@ -37,13 +38,6 @@ from joblens.serve.policy import Viewer
 from joblens.store.catalog.listing import JobFilter, JobRow, parse_time, unknown
 from joblens.store.reader import Series
 
-_STATES = (
-    ENDED
-    | WAITING
-    | frozenset(
-        "COMPLETING CONFIGURING ENDED RESIZING RUNNING SIGNALING STAGE_OUT STOPPED SUSPENDED UNKNOWN".split()
-    )
-)
 _MOST_VALUES = 1_000_000  # in one answer
 _MOST_PROCESSES = 20_000
 _MOST_PROBLEMS = 20
@@ -208,8 +202,8 @@ def make_filter(query: JobsQuery) -> JobFilter:
 
 def _state(text: str) -> str:
     """Raises UsageError."""
-    if text.upper() not in _STATES:
-        raise unknown("state", text.upper(), _STATES)
+    if text.upper() not in STATES:
+        raise unknown("state", text.upper(), STATES)
     return text.upper()
 
 

@@ -50,6 +50,9 @@ class Client:
     def get(self, path: str, headers: Dict[str, str]) -> Answer:
         return self._ask("GET", path, headers, b"")
 
+    def delete(self, path: str, headers: Dict[str, str]) -> Answer:
+        return self._ask("DELETE", path, headers, b"")
+
     def peer(self) -> Optional[int]:
         """Return the uid of the process at the other end, None if it is remote or unknown."""
         from joblens.wire.peers import Peers

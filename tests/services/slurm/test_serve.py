@@ -25,7 +25,7 @@ import encodings.idna, http.client, shutil, tomllib, difflib, _strptime
 import joblens.api.merged, joblens.api.remote, joblens.api.responses, joblens.api.sources, joblens.cli.job
 import joblens.cli.jobs, joblens.cli.ls, joblens.cli.top, joblens.cli.token, joblens.jobs.live
 import joblens.record.report, joblens.reports.style, joblens.reports.text, joblens.reports.top
-import joblens.usermode.finish, joblens.wire.http_client, joblens.wire.unix_http
+import joblens.usermode.finish, joblens.api.connection, joblens.wire.http_client
 found = pwd.getpwnam(sys.argv[1])
 sys.argv = ["joblens", *sys.argv[2:]]
 os.setgroups([]); os.setgid(found.pw_gid); os.setuid(found.pw_uid); os.chdir("/")

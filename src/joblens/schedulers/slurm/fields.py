@@ -19,6 +19,13 @@ ENDED = frozenset(
 )
 RESIZING = "RESIZING"  # in accounting: it continued with another number of nodes, in the next row
 WAITING = frozenset("PENDING REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
+STATES = (
+    ENDED
+    | WAITING
+    | frozenset(  # of jobs in a store; ENDED is joblens' own
+        "COMPLETING CONFIGURING ENDED RESIZING RUNNING SIGNALING STAGE_OUT STOPPED SUSPENDED UNKNOWN".split()
+    )
+)
 _FLAGS = frozenset(  # set beside a state, or instead of it
     "COMPLETING CONFIGURING EXPEDITING LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED"
     " REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED UPDATE_DB".split()

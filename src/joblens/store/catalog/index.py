@@ -22,7 +22,7 @@ from joblens.store import records
 from joblens.store.catalog import writer
 from joblens.store.catalog.listing import Identity, JobFilter, JobRow
 from joblens.store.catalog.plan import Term, filter_terms, indexes, plan, prefix_term, scope_terms
-from joblens.store.catalog.schema import INDEXES, MIGRATIONS
+from joblens.store.catalog.schema import INDEXES, NewerError, migrate
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.catalog.writer import NAMES
 from joblens.store.home import Home
@@ -60,10 +60,6 @@ def choose_run(runs: Sequence[Run], number: int) -> Run:
         have = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         raise LookupError(f"there is no run {number}: this id has {have}")
     return runs[number - 1]
-
-
-class _NewerError(Exception):
-    pass
 
 
 _DIGITS = "0123456789"
@@ -266,7 +262,7 @@ class Catalog:
                 database = self._opened(path)
                 self._path = path
                 return database
-            except _NewerError as error:
+            except NewerError as error:
                 self._report(f"{path}: {error}; it is left alone, and jobs are read from the records instead")
                 break
             except sqlite3.Error as error:
@@ -391,36 +387,6 @@ def _is_damage(error: sqlite3.Error) -> bool:
 def _remove(path: str) -> None:
     for suffix in ("", "-wal", "-shm"):
         Path(path + suffix).unlink(missing_ok=True)
-
-
-def migrate(database: sqlite3.Connection) -> None:
-    """Brings it to the newest version, whatever version it has; a newer one is an error."""
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version == len(MIGRATIONS):
-        return
-    with _transaction(database):
-        (version,) = database.execute("PRAGMA user_version").fetchone()  # another may have been faster
-        if version > len(MIGRATIONS):
-            raise _NewerError(
-                f"made by a newer joblens (version {version}, this one knows {len(MIGRATIONS)})"
-            )
-        if version < 0:
-            raise sqlite3.DatabaseError("its version number is invalid")
-        for number in range(version, len(MIGRATIONS)):
-            for statement in filter(str.strip, MIGRATIONS[number].split(";\n")):
-                database.execute(statement)
-        database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-
-
-@contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
 
 
 @contextmanager

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 MIGRATIONS = (
     """
     CREATE TABLE jobs (
@@ -120,3 +124,35 @@ INDEXES = {
     "nodes": "job_nodes_by_node ON job_nodes (node)",
     "tags": "tags_by_value ON tags (name, value)",
 }
+
+
+class NewerError(Exception):
+    """A newer joblens has made the file."""
+
+
+def migrate(database: sqlite3.Connection) -> None:
+    """Brings it to the newest version, whatever version it has; a newer one is an error."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version == len(MIGRATIONS):
+        return
+    with _transaction(database):
+        (version,) = database.execute("PRAGMA user_version").fetchone()  # another may have been faster
+        if version > len(MIGRATIONS):
+            raise NewerError(f"made by a newer joblens (version {version}, this one knows {len(MIGRATIONS)})")
+        if version < 0:
+            raise sqlite3.DatabaseError("its version number is invalid")
+        for number in range(version, len(MIGRATIONS)):
+            for statement in filter(str.strip, MIGRATIONS[number].split(";\n")):
+                database.execute(statement)
+        database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
