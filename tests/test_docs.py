@@ -91,7 +91,9 @@ def commands(text: str) -> list[list[str]]:
     for kind, block in re.findall(r"^ *```(bash|sh|console)\n(.*?)^ *```", text, re.S | re.M):
         prompt = r"^\$ .*?" if kind == "console" else "^.*?"
         lines = re.findall(prompt + r"\b(?<![/.-])(joblens [a-z].*)", block, re.M)
-        found += [shlex.split(re.split(r"\s[|><&;]|\)$|;|&&", line)[0], comments=True)[1:] for line in lines]
+        found += [
+            shlex.split(re.split(r"\s[|><&;]|\)\"?$|;|&&", line)[0], comments=True)[1:] for line in lines
+        ]
     return found
 
 
@@ -105,8 +107,8 @@ def test_commands_are_accepted(path: Path) -> None:
 def test_commands_are_found() -> None:
     """A command is found at a prompt, in a script, in a subshell and before a pipe."""
     text = "```console\n$ joblens ls -v | head  # all\njoblens output\n```\n"
-    text += "```bash\nsrun joblens run -- a\n(umask 077; joblens jobs > x)\n```\n"
-    assert commands(text) == [["ls", "-v"], ["run", "--", "a"], ["jobs"]]
+    text += '```bash\nsrun joblens run -- a\n(umask 077; joblens jobs > x)\neval "$(joblens stop)"\n```\n'
+    assert commands(text) == [["ls", "-v"], ["run", "--", "a"], ["jobs"], ["stop"]]
 
 
 # What a page quotes of the output, and the part of it that is a literal in the code.

@@ -6,8 +6,10 @@ import os
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -321,3 +323,33 @@ def test_program_that_becomes_another_user(preload: str, tmp_path: Path) -> None
     found = run_c(preload, tmp_path, "int main(){ if (setgid(65534) || setuid(65534)) return 1; return 19; }")
     (process,) = found.named("program")
     assert (found.code, process.exact, process.usage["status"]) == (19, True, 19 << 8)
+
+
+def test_the_folder_is_created_on_another_node(preload: str, tmp_path: Path) -> None:
+    """It is the owner's only. Without a folder around it, nothing is recorded and the program runs."""
+    for folder, created in ((tmp_path / "new", True), (tmp_path / "no" / "new", False)):
+        more = {**os.environb, **capture_environment(os.environb, str(folder), preload)}
+        assert subprocess.run(["/bin/true"], env=more, check=False).returncode == 0
+        assert folder.exists() == created
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    (records,) = (tmp_path / "new").iterdir()
+    assert stat.S_IMODE(records.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
+def test_a_folder_of_another_user_is_not_used(preload: str) -> None:
+    """Somebody may have created it on that node, with a file in it that they can read."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # which another user can reach
+        Path(name).chmod(0o755)
+        copy = shutil.copy(preload, name)
+        Path(copy).chmod(0o755)
+        found = []
+        for owner in (1001, 1000):
+            folder = Path(name) / str(owner)
+            folder.mkdir()
+            folder.chmod(0o777)
+            os.chown(folder, owner, owner)
+            env = capture_environment({}, str(folder), copy)
+            subprocess.run(["/bin/true"], env=env, user=1000, check=True)
+            found.append(len(list(folder.iterdir())))
+    assert found == [0, 1]

@@ -81,7 +81,7 @@ def test_own_jobs_on_a_site_with_a_service(
     home.rename(home.parent / "joblens")
     monkeypatch.setenv("XDG_DATA_HOME", str(home.parent))
     monkeypatch.setenv("JOBLENS_SERVER", "/none")
-    for view in ("--processes", "--threads", "--operations", "--tree"):
+    for view in ("--processes", "--threads", "--operations", "--tree", "--gantt"):
         assert joblens("job", "a", view) == 0
         out, err = capsys.readouterr()
         assert (len(out.splitlines()) > 1, err) == (True, "")
@@ -90,7 +90,7 @@ def test_own_jobs_on_a_site_with_a_service(
 @pytest.mark.usefixtures("home")
 def test_tree_threads_and_operations(capsys: pytest.CaptureFixture[str]) -> None:
     """Each list has the same rows as CSV and as JSON."""
-    for view, expected in (("tree", 3), ("threads", 1), ("operations", 2)):
+    for view, expected in (("tree", 3), ("gantt", 3), ("threads", 1), ("operations", 2)):
         joblens("job", "a", f"--{view}", "--json")
         plain = json.loads(capsys.readouterr().out)
         joblens("job", "a", f"--{view}", "--csv")
@@ -104,12 +104,27 @@ def test_tree_threads_and_operations(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("home")
+def test_gantt_draws_when_each_process_ran(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar from start to end on the scale of the job: 5, 2 and 3 of 5 seconds."""
+    monkeypatch.setenv("COLUMNS", "80")
+    joblens("job", "a", "--gantt")
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.endswith("5 s")
+    assert [line.count("█") for line in lines] == [35, 15, 22]
+    assert {line.index("█") for line in lines} == {head.index("0")}
+    assert max(map(len, [head, *lines])) <= 80
+
+
+@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         (["plain", "--processes"], 1, "job plain has no captured records: run it with joblens run --capture"),
         (["a", "--csv"], 2, "--csv needs --processes"),
         (["a", "--tree", "--sort", "cpu"], 2, "--sort does not apply"),
+        (["a", "--gantt", "--sort", "cpu"], 2, "--gantt is in order of start"),
         (["a", "--processes", "--limit", "-1"], 2, "--limit is -1"),
         (["missing", "--threads"], 1, "there is no job 'missing'"),
     ],
@@ -137,6 +152,8 @@ def test_frame(home: Path) -> None:
     with joblens.open(home) as store:
         frame = store.ends_frame("a", EndedProcess)
         assert list(frame.pid) == [it.pid for it in store.ends("a", EndedProcess)]
+        operations = store.operations_frame("a")
     assert list(frame.exit_code) == [0, 0, 1]
     assert frame.signal.isna().all()
     assert (frame.ended_seconds - frame.began_seconds).dt.round("1s").dt.seconds.tolist() == [5, 2, 3]
+    assert operations.set_index("tags").processes.to_dict() == {"": 1, "op:a": 2}

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
 from capture.made import make_record
 from joblens.capture.processes import Merger
 from joblens.capture.records import FIELDS, parse_records
 from joblens.capture.sets import process_rows, thread_rows
+from joblens.core.errors import MalformedError, OutsideError
+from joblens.core.json_file import render_json
 from joblens.core.model import Sample
+from joblens.jobs.archive import open_archive
 from joblens.store.lake.columns import check
+from joblens.usermode.capture import load_session
 from joblens.wire.batch import Batch, decode
+from jobs.archives import make_archive
 
 from .target import Target
 
@@ -36,4 +45,44 @@ def _files() -> list[bytes]:
     return [b"".join(one_each), b"".join(reversed(one_each)), one_each[0][:40] + one_each[1], huge]
 
 
-TARGETS = (Target("capture-file", capture_file, _files),)
+def capture_archive(data: bytes) -> None:
+    """It is an archive whose records have the sums of its manifest, or refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.joblens"
+        path.write_bytes(data)
+        with suppress(MalformedError), open_archive(path) as archive:
+            for number, file in enumerate(archive.manifest.files):
+                assert len(archive.read_records(number)) == file.bytes
+
+
+def _archives() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [make_archive(Path(folder), nodes=nodes).read_bytes() for nodes in (0, 1, 2)]
+
+
+def capture_session(data: bytes) -> None:
+    """`stop` and `stage` read it in another process than the one that has written it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "session.json").write_bytes(data)
+        with suppress(OutsideError):
+            assert load_session(Path(folder)).state.allocation.hosts is not None
+
+
+def _sessions() -> list[bytes]:
+    job = {"cluster": "c", "id": "1", "scheduler": "slurm", "nodes": ["c1"]}
+    state = {
+        "job": job,
+        "how": "slurm",
+        "hosts": ["c1"],
+        "records": "/tmp/x",
+        "start": 1.5,
+        "tags": {"a": "b"},
+    }
+    return [render_json(state), render_json({**state, "end": 7}), b"{}"]
+
+
+TARGETS = (
+    Target("capture-session", capture_session, _sessions),
+    Target("capture-file", capture_file, _files),
+    Target("capture-archive", capture_archive, _archives),
+)

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from joblens.cli.slurm_check import Finding, Node, _service, render
+from joblens.cli.findings import Finding, render
+from joblens.cli.slurm_check import Node, _service
 from joblens.core.config import Settings
 
 from .serving import SETTINGS, serving

@@ -3,6 +3,7 @@
 python -m store.crash random FOLDER SEED KILLS     at random moments
 python -m store.crash points FOLDER PART PARTS     before each change of a folder, or every third and so on
 python -m store.crash tiers FOLDER PART PARTS      the same while a hub's files are compacted
+python -m store.crash submit FOLDER PART PARTS     the same while an archive of a captured job is submitted
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from joblens.api import Store
 from joblens.core.host import Host
 from joblens.core.procfs import read_stat
 from joblens.jobs.complete import complete
+from joblens.jobs.submit import submit
+from joblens.record.ends import EndedProcess, EndedThread
 from joblens.store import ingest
 from joblens.store import pending as waiting
 from joblens.store.home import Home
@@ -34,6 +37,7 @@ from joblens.store.lake.columns import Table
 from joblens.store.lake.compact import compact_small
 from joblens.store.lake.folder import HUB, list_folder
 from joblens.store.lake.lake import Lake
+from jobs.archives import make_archive
 
 from .made import (
     begin_job,
@@ -57,6 +61,8 @@ def main(mode: str, folder: str, *rest: str) -> None:
         kill_at_random(Path(folder), int(rest[0]), int(rest[1]))
     elif mode == "points":
         kill_at_every_point(Path(folder), int(rest[0]), int(rest[1]))
+    elif mode == "submit":
+        kill_while_submitted(Path(folder), int(rest[0]), int(rest[1]))
     else:
         kill_while_tiers_are_merged(Path(folder), int(rest[0]), int(rest[1]))
 
@@ -159,6 +165,41 @@ def kill_while_tiers_are_merged(top: Path, part: int, parts: int) -> None:
         if not os.WIFSIGNALED(status):
             break
     print(f"{point - 1} points")
+
+
+def kill_while_submitted(top: Path, part: int, parts: int) -> None:
+    archive = make_archive(top, nodes=2)
+
+    def submitting(home: Home) -> None:
+        submit_once(home, archive)
+
+    for point in count(1 + part, parts):
+        home = new_home(top / str(point))
+        child, said = forked(lambda home=home, point=point: dying(home, point, submitting))  # type: ignore[misc]
+        heard(said)
+        _, status = os.waitpid(child, 0)
+        in_a_child(lambda home=home: check_submitted(home, archive))  # type: ignore[misc]
+        shutil.rmtree(home.path)
+        if not os.WIFSIGNALED(status):
+            break
+    print(f"{point - 1} points")
+
+
+def submit_once(home: Home, archive: Path) -> None:
+    outcome = submit(home, archive, lambda job: None)
+    assert not outcome.problem, outcome
+
+
+def check_submitted(home: Home, archive: Path) -> None:
+    Store(home).compact()
+    for _ in range(2):
+        submit_once(home, archive)
+        with Store(home) as store:
+            assert len(store.jobs()) == 1, store.jobs()
+            assert sorted(it.pid for it in store.ends("42", EndedProcess)) == [100, 101, 200, 201]
+            assert len(store.ends("42", EndedThread)) == 4
+            assert store.running() == []
+            store.compact()
 
 
 def make_hub_files(home: Home) -> None:

@@ -10,6 +10,7 @@ from joblens.store.catalog.listing import JobRow
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.analysis.operations import Operation
     from joblens.record.report import ProcessUse
     from joblens.store.reader import End, Series
 
@@ -52,6 +53,13 @@ def frame_of_ends(ends: Sequence[End], kind: type[End]) -> pandas.DataFrame:
     times = ("began_seconds", "ended_seconds")
     numbers = [it for it in kind._fields if it not in TEXTS and it not in times]
     return _frame([it._asdict() for it in ends], kind._fields, times, numbers)
+
+
+def frame_of_operations(operations: Sequence[Operation]) -> pandas.DataFrame:
+    from joblens.analysis.operations import Operation
+
+    numbers = [it for it in Operation._fields if it not in ("tags", "began_seconds")]
+    return _frame([it._asdict() for it in operations], Operation._fields, ("began_seconds",), numbers)
 
 
 def _frame(

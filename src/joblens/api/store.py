@@ -21,6 +21,7 @@ from joblens.store.lake.lake import Lake
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.analysis.operations import Operation
     from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
@@ -210,6 +211,19 @@ class Store(JobSource):
         from joblens.api.frames import frame_of_ends
 
         return frame_of_ends(self.ends(name, kind, run), kind)
+
+    def operations(self, name: str, run: int | None = None) -> list[Operation]:
+        """Return the processes with the same tags as one each."""
+        from joblens.analysis.operations import find_operations
+        from joblens.record.ends import EndedProcess
+
+        return find_operations(self.ends(name, EndedProcess, run))
+
+    def operations_frame(self, name: str, run: int | None = None) -> pandas.DataFrame:
+        """Return the same as a DataFrame."""
+        from joblens.api.frames import frame_of_operations
+
+        return frame_of_operations(self.operations(name, run))
 
     def read_samples(self, record: JobRecord, read: Callable[[AnyReader], _Kind]) -> _Kind:
         """Call it with a reader of the samples of a job, by its record."""

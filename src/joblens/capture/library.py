@@ -6,6 +6,8 @@ import os
 import subprocess
 from typing import Dict, Mapping, Optional
 
+from joblens.core.errors import OutsideError
+
 FOLDER = "JOBLENS_CAPTURE"  # names the folder of the records to the library
 _HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(_HERE, "preload.c")
@@ -38,12 +40,29 @@ def find_library() -> Optional[str]:
     return LIBRARY if os.access(LIBRARY, os.R_OK) else None
 
 
+def usable_library() -> str:
+    """Return its path. Raises OutsideError if programs cannot be captured here."""
+    library = find_library()
+    if library is None:
+        why = "the library is missing, because no C compiler was found when joblens was installed"
+    elif not is_preloadable(library):
+        why = f"the path of the library, {library}, has a character that LD_PRELOAD cannot contain"
+    else:
+        return library
+    raise OutsideError(why)
+
+
 def capture_environment(given: Mapping[bytes, bytes], folder: str, library: str) -> Dict[bytes, bytes]:
     """Return what to add to an environment. A library that is preloaded already stays, and comes first."""
     before = given.get(b"LD_PRELOAD", b"")
     path = os.fsencode(library)
     listed = before if path in before.replace(b":", b" ").split() else before + b":" * bool(before) + path
     return {b"LD_PRELOAD": listed, FOLDER.encode(): os.fsencode(os.path.realpath(folder))}
+
+
+def without_library(listed: str, library: str) -> str:
+    """Return a value of LD_PRELOAD without the library."""
+    return ":".join(path for path in listed.replace(" ", ":").split(":") if path and path != library)
 
 
 def is_preloadable(library: str) -> bool:

@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
@@ -822,6 +823,17 @@ static void find_variables(char *const *environment, const char **values) {
   }
 }
 
+/* On another node of the job it does not exist yet. One that another user has created there is not used. */
+static int find_folder(const char *folder) {
+  struct stat status;
+  memset(&status, 0, sizeof status);
+  if (CALL(SYS_newfstatat, AT_FDCWD, folder, &status, AT_SYMLINK_NOFOLLOW)) {
+    CALL(SYS_mkdirat, AT_FDCWD, folder, 0700, 0);
+    if (CALL(SYS_newfstatat, AT_FDCWD, folder, &status, AT_SYMLINK_NOFOLLOW)) return 0;
+  }
+  return S_ISDIR(status.st_mode) && (!status.st_uid || (long)status.st_uid == CALL(SYS_geteuid, 0, 0, 0, 0));
+}
+
 static int set_path(const char *folder) {
   struct utsname names;
   size_t length = strlen(folder);
@@ -906,7 +918,7 @@ __attribute__((constructor)) static void start(int count, char **arguments, char
   RESOLVE(real_execvpe, "execvpe");
   RESOLVE(real_fexecve, "fexecve");
   find_variables(is_glibc ? environment : environ, values);
-  if (!values[CAPTURE] || !set_path(values[CAPTURE])) return;
+  if (!values[CAPTURE] || !set_path(values[CAPTURE]) || !find_folder(values[CAPTURE])) return;
   self = current_pid();
   self_ticks = read_ticks();
   if (__register_atfork) __register_atfork(0, 0, note_fork, 0);

@@ -1,4 +1,4 @@
-"""`joblens job ID --processes`, `--threads`, `--operations` and `--tree`: what capture recorded."""
+"""`joblens job ID --processes`, `--threads`, `--operations`, `--tree`, `--gantt`: what capture recorded."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.cli.table import render_table, write
+from joblens.cli.table import render_table, room, write
 from joblens.core.csv_cells import render_csv
 from joblens.core.errors import JoblensError, UsageError
 from joblens.core.units import render_bytes, render_seconds
+from joblens.reports.style import WIDTH
 
 if TYPE_CHECKING:
     from joblens.api.source import JobSource
     from joblens.record.ends import EndedProcess, EndedThread
 
-VIEWS = ("processes", "threads", "operations", "tree")
+VIEWS = ("processes", "threads", "operations", "tree", "gantt")
 _SORTS = {
     "cpu": lambda row: -(_cpu(row) or 0.0),
     "duration": lambda row: -(_duration(row) or 0.0),
     "memory": lambda row: -(getattr(row, "memory_peak_bytes", None) or 0),
     "start": lambda row: row.began_seconds or 0.0,
 }
+_IN_ORDER = ("tree", "gantt")  # of start
+_LONGEST_BAR, _SHORTEST_BAR, _BESIDE_BAR = 100, 20, 45  # columns
 _INDENT, _DEEPEST = "· ", 12  # what is deeper is indented no further
 
 
@@ -42,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     view.add_argument("--threads", action="store_true", help="list what capture recorded of threads")
     view.add_argument("--operations", action="store_true", help="list processes with the same tags as one")
     view.add_argument("--tree", action="store_true", help="list processes below their parents")
+    view.add_argument("--gantt", action="store_true", help="draw when each process ran, in order of start")
     parser.add_argument("--csv", action="store_true", help="of these lists: as CSV")
     parser.add_argument("--sort", choices=tuple(_SORTS), help="of these lists (default cpu)")
     parser.add_argument("--filter", metavar="TEXT", help="of these lists: only with this in name or command")
@@ -54,11 +58,11 @@ def chosen_view(options: argparse.Namespace) -> str:
     if not view:
         for name in ("csv", "sort", "filter", "limit"):
             if getattr(options, name) not in (None, False):
-                raise UsageError(f"--{name} needs --processes, --threads, --operations or --tree")
+                raise UsageError(f"--{name} needs --processes, --threads, --operations, --tree or --gantt")
     elif options.csv and options.json:
         raise UsageError("--csv and --json are mutually exclusive")
-    elif view == "tree" and options.sort:
-        raise UsageError("--tree is in order of start; --sort does not apply")
+    elif view in _IN_ORDER and options.sort:
+        raise UsageError(f"--{view} is in order of start; --sort does not apply")
     elif (options.limit or 0) < 0:
         raise UsageError(f"--limit is {options.limit}; it can be 0 for all, or more")
     return view
@@ -130,6 +134,33 @@ def _tree(source: Any, options: argparse.Namespace) -> _View:
     return _View([it for _, it in ordered], head, cells, (1, 5), 1, [depth for depth, _ in ordered])
 
 
+def _gantt(source: Any, options: argparse.Namespace) -> _View:
+    from joblens.record.ends import EndedProcess
+
+    rows = sorted(_ends(source, options, EndedProcess), key=_SORTS["start"])
+    times = [time for it in rows for time in (it.began_seconds, it.ended_seconds) if time is not None]
+    first, last = min(times, default=0.0), max(times, default=0.0)
+    width = max(min((room() or WIDTH) - _BESIDE_BAR, _LONGEST_BAR), _SHORTEST_BAR)
+    axis = f"0{render_seconds(last - first):>{width - 1}}"
+
+    def cells(it: EndedProcess) -> tuple[str, ...]:
+        return (str(it.pid), _title(it), _time(_duration(it)), _bar(it, first, last, width))
+
+    return _View(rows, ("pid", "command", "took", axis), cells, (1, 3), 1)
+
+
+def _bar(process: EndedProcess, first: float, last: float, width: int) -> str:
+    """Draw when it ran; of one whose end is unknown only its start."""
+    if process.began_seconds is None:
+        return ""
+    scale = width / max(last - first, 1e-9)
+    begin = min(int((process.began_seconds - first) * scale), width - 1)
+    if process.ended_seconds is None:
+        return " " * begin + "─"
+    end = min(int((process.ended_seconds - first) * scale), width - 1)
+    return " " * begin + "█" * max(end - begin + 1, 1)
+
+
 def _threads(source: Any, options: argparse.Namespace) -> _View:
     from joblens.record.ends import EndedThread
 
@@ -159,7 +190,13 @@ def _operations(source: Any, options: argparse.Namespace) -> _View:
     return _View(rows, head, cells, (0,), 0)
 
 
-_VIEWS = {"processes": _processes, "threads": _threads, "operations": _operations, "tree": _tree}
+_VIEWS = {
+    "processes": _processes,
+    "threads": _threads,
+    "operations": _operations,
+    "tree": _tree,
+    "gantt": _gantt,
+}
 
 
 def _cpu(row: Any) -> float | None:

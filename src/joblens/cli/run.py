@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 
-from joblens.core.errors import UsageError, printable, sentence
+from joblens.core.errors import OutsideError, UsageError, printable, sentence
 from joblens.core.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
@@ -94,9 +94,9 @@ def run_command(
         raise UsageError("no command given: joblens run -- CMD")
     if not 0.01 <= interval <= 3600:
         raise UsageError(f"--interval is {interval}; it must be 0.01 to 3600 seconds")
-    from joblens.run.facts import parse_tags
+    from joblens.run.facts import job_tags
 
-    parsed = parse_tags(tags)
+    parsed = job_tags(tags, os.environ)
     try:
         job = _prepare(command, name, parsed, interval)
     except Exception as error:  # the command runs in any case
@@ -130,22 +130,15 @@ def _prepare(command: list[str], name: str, tags: dict[str, str], interval: floa
 
 def _prepare_capture(job: Job) -> Capture | None:
     """Return None, and say why, if processes cannot be captured. The command runs in any case."""
-    from joblens.capture.library import find_library, is_preloadable
+    from joblens.capture.library import usable_library
     from joblens.capture.session import Capture, make_folder
     from joblens.store.home import find_home
 
-    home = find_home(job.store)
-    library = find_library()
-    if library is None:
-        why = "the library is missing, because no C compiler was found when joblens was installed"
-    elif not is_preloadable(library):
-        why = f"the path of the library, {library}, has a character that LD_PRELOAD cannot contain"
-    else:
-        try:
-            return Capture(make_folder(job.folder, home.shared), library)
-        except OSError as error:
-            why = sentence(error)
-    _say(f"processes are not captured: {why}")
+    try:
+        library = usable_library()
+        return Capture(make_folder(job.folder, find_home(job.store).shared), library)
+    except (OutsideError, OSError) as error:
+        _say(f"processes are not captured: {sentence(error)}")
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
@@ -18,8 +17,9 @@ from joblens.agent.scan_trigger import trigger_path
 from joblens.agent.sender import Target, first_line
 from joblens.cli import hub_client
 from joblens.cli.agent import HUB, hub_url
+from joblens.cli.findings import Finding, print_findings
 from joblens.core.config import PushSettings, Settings, split_url
-from joblens.core.errors import JoblensError, printable, sentence
+from joblens.core.errors import JoblensError, sentence
 from joblens.core.host import Host
 from joblens.core.json_file import parse_json
 from joblens.hooks import SLURM
@@ -30,14 +30,6 @@ _LONGEST = 500  # characters of an agent's errors
 _CHECK = "/v1/check"
 SERVICE = "/run/joblens/serve.sock"
 _ORDINARY = "nobody"
-_MARKS = {True: "✓", False: "✗", None: "?"}
-
-
-class Finding(NamedTuple):
-    what: str
-    right: bool | None  # None: it could not be checked
-    said: str
-    do: str = ""  # advice if it is not right
 
 
 class Node(NamedTuple):
@@ -51,18 +43,7 @@ class Node(NamedTuple):
 
 
 def check(folder: str, config: str, as_json: bool) -> int:
-    found = list(findings(folder, config))
-    right = all(finding.right is not False for finding in found)
-    if as_json:
-        print(json.dumps({"right": right, "findings": [it._asdict() for it in found]}, indent=1))
-    else:
-        print("\n".join(printable(line) for finding in found for line in render(finding)))
-    return 0 if right else 1
-
-
-def render(finding: Finding) -> list[str]:
-    first = f"{_MARKS[finding.right]} {finding.what:<14} {finding.said}"
-    return [first] if finding.right else [first, f"  {'':<14} → {finding.do}"]
+    return print_findings(findings(folder, config), as_json)
 
 
 def findings(folder: str, config: str) -> Iterator[Finding]:

@@ -50,15 +50,19 @@ def _is_own(folder: Path) -> bool:
 
 def _rows_of(path: Path, facts: JobFacts, problems: list[str]) -> Iterator[Rows]:
     name = path.name.removesuffix(SUFFIX)
-    job = (facts.cluster, facts.id, name)
     try:
-        records = Records(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         problems.append(f"the records of processes on {name} are lost: {sentence(error)}")
         return
-    merger = Merger()
+    yield from make_rows((facts.cluster, facts.id, name), data, problems)
+
+
+def make_rows(job: JobKey, data: bytes, problems: list[str]) -> Iterator[Rows]:
+    """Yield the processes and threads in the records of a node. Damage is added to `problems`."""
+    records, merger = Records(data), Merger()
     merger.take(records)
-    problems += describe_damage(f"capture on {name}", records.damage)
+    problems += describe_damage(f"capture on {job[2]}", records.damage)
     yield from _make_rows(job, merger.processes(), merger.threads)
 
 

@@ -90,6 +90,20 @@ def parse_tags(texts: List[str]) -> Dict[str, str]:
     return tags
 
 
+def job_tags(given: List[str], environment: Mapping[str, str]) -> Dict[str, str]:
+    """Return the tags of EPMT_JOB_TAGS and JOBLENS_TAGS, and those that are given, which count most.
+
+    A tag without a value in the environment has the value 1, as EPMT has it.
+    """
+    tags: Dict[str, str] = {}
+    for name in ("EPMT_JOB_TAGS", "JOBLENS_TAGS"):
+        for part in environment.get(name, "")[:_LONGEST_COMMAND].split(";"):
+            key, colon, value = part.partition(":")
+            if key.strip():
+                tags[key.strip()] = value.strip() if colon else "1"
+    return {**tags, **parse_tags(given)}
+
+
 def collect(
     host: Host,
     command: List[str],
@@ -120,7 +134,7 @@ def collect(
         memory=memory(host, limiting),
         gpus=given_gpus(os.environ),
         carbon_grams_per_kwh=carbon(os.environ),
-        environment={k: v for k, v in sorted(os.environ.items()) if k in _KEPT_VARIABLES},
+        environment=kept_environment(os.environ),
         joblens=__version__,
     )
 
@@ -133,6 +147,11 @@ def quote(words: List[str]) -> str:
 
 def _escape(word: str) -> str:
     return word.replace("'", "'\"'\"'")
+
+
+def kept_environment(environment: Mapping[str, str]) -> Dict[str, str]:
+    """Return the variables that describe the job's layout."""
+    return {name: value for name, value in sorted(environment.items()) if name in _KEPT_VARIABLES}
 
 
 def carbon(environment: Mapping[str, str]) -> Optional[float]:

@@ -7,6 +7,7 @@ Much is imported late: the supervisor uses little of it, and its memory counts a
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 10.0
 _ENOUGH = 256 << 20  # bytes that storing and reporting take, mostly for their libraries
+_ID = re.compile(r"[A-Za-z0-9ƒ][\w.+\[\]-]{0,254}")  # becomes an argument of commands; Flux writes ƒ
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 
 
@@ -78,6 +80,13 @@ def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> BatchJob
     except JoblensError:
         accounted = None
     return accounted or found
+
+
+def ask_about(job: BatchJob) -> BatchJob | None:
+    """Return what the batch system reports of a job now, None without an answer."""
+    if not _ID.fullmatch(job.id):
+        return None
+    return ask_scheduler(Allocation(job.scheduler, job.id, job.cluster, job.nodes, ""))
 
 
 def _flux(allocation: Allocation, seconds: float) -> BatchJob | None:

@@ -72,6 +72,23 @@ def in_a_step(allocation: Allocation, words: Sequence[str]) -> list[str]:
     return [*_in_job(allocation.job, (here,)), *words]
 
 
+def collect_commands(
+    how: str, job: str, hosts: Sequence[str], env: Mapping[str, str], words: Sequence[str]
+) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return commands that run `words` on hosts of a job, each with its hosts. Raises OutsideError."""
+    if how == "slurm":
+        return [((*_in_job(job, tuple(hosts)), *words), tuple(hosts))]
+    if how == "flux":
+        ranks, own = flux_hosts(env), flux_job(env)
+        options = (f"--rank={','.join(str(ranks.index(host)) for host in hosts)}", "--dir=/")
+        within = (f"--jobid={own}",) if own else ()
+        return [((_program("flux"), "exec", *options, *within, *words), tuple(hosts))]
+    if how == "pbs" and SSH not in env:
+        program = _program("pbs_tmrsh", _folder_of_pbs(env))
+        return [((program, host, *map(shlex.quote, words)), (host,)) for host in hosts]
+    return [((*_ssh_words(host, env), shlex.join(words)), (host,)) for host in hosts]
+
+
 def _command(hub: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", PYTHON_FINDER, "sh", sys.executable, BOOTSTRAP, hub)
 
@@ -119,10 +136,14 @@ def _folder_of_pbs(env: Mapping[str, str]) -> str:
 
 
 def _ssh(host: str, env: Mapping[str, str], hub: str) -> Launch:
+    return Launch((*_ssh_words(host, env), shlex.join(_command(hub))), (host,))
+
+
+def _ssh_words(host: str, env: Mapping[str, str]) -> tuple[str, ...]:
     """Non-interactive: where ssh would prompt, it fails."""
     given = shlex.split(env.get(SSH, "")) or ["ssh"]
     options = ["-T", "-oBatchMode=yes", f"-oConnectTimeout={_SSH_SECONDS}", "-oServerAliveInterval=15"]
-    return Launch((_program(given[0]), *given[1:], *options, "--", host, shlex.join(_command(hub))), (host,))
+    return (_program(given[0]), *given[1:], *options, "--", host)
 
 
 def _here(host: str, hub: str) -> Launch:

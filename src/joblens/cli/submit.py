@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joblens.cli.table import progress, warn, write
+from joblens.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from joblens.jobs.submit import Outcome
+    from joblens.store.home import Home
+
+EXAMPLE = """example:
+  joblens submit 4242.joblens
+  joblens submit /shared/captured
+  joblens submit --dry-run *.joblens"""
+
+_MOST_WORKERS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="ARCHIVE|DIR", help="archives, or folders that have some")
+    parser.add_argument("--dry-run", action="store_true", help="read everything, store nothing")
+    parser.add_argument(
+        "--workers", type=int, default=min(_MOST_WORKERS, os.cpu_count() or 1), metavar="N",
+        help="archives that are stored at the same time (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    from joblens.jobs.submit import find_archives
+    from joblens.store.home import find_home, make_home
+
+    if options.workers < 1:
+        raise UsageError(f"--workers is {options.workers}; it must be 1 or more")
+    archives = list(dict.fromkeys(find_archives([Path(path) for path in options.paths])))
+    if not archives:
+        warn(["no archive is there: joblens stage makes one"])
+        return 3
+    home, show = find_home(), progress("archives")
+    if not options.dry_run:
+        make_home(home)
+    found: list[Outcome] = []
+    for outcome in _submit_all(home, archives, options.workers, options.dry_run):
+        found.append(outcome)
+        warn([outcome.problem] if outcome.problem else [])
+        if show:
+            show(len(found), len(archives))
+    write(_render(found, options.dry_run, options.json))
+    return 3 if any(outcome.problem for outcome in found) else 0
+
+
+def _submit_all(home: Home, archives: list[Path], workers: int, dry_run: bool) -> Iterator[Outcome]:
+    from joblens.jobs.submit import submit
+    from joblens.usermode.facts import ask_about
+
+    if min(workers, len(archives)) == 1:
+        for path in archives:
+            yield submit(home, path, ask_about, dry_run)
+        return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(min(workers, len(archives)), get_context("spawn")) as pool:
+        pending = [pool.submit(submit, home, path, ask_about, dry_run) for path in archives]
+        yield from (done.result() for done in as_completed(pending))
+
+
+def _render(found: list[Outcome], dry_run: bool, as_json: bool) -> str:
+    if as_json:
+        plain = [{**it._asdict(), "path": str(it.path)} for it in found]
+        return json.dumps(plain, indent=2) + "\n"
+    stored = [it for it in found if not it.problem and not it.is_known]
+    processes, threads = sum(it.processes for it in stored), sum(it.threads for it in stored)
+    done = "can be stored" if dry_run else "stored"
+    lines = [f"{_count(len(stored), 'archive')} {done}: {processes:,} processes, {threads:,} threads"]
+    if known := sum(it.is_known for it in found):
+        lines.append(f"{_count(known, 'archive')} already stored")
+    if failed := sum(bool(it.problem) for it in found):
+        lines.append(f"{_count(failed, 'archive')} not stored")
+    return "\n".join(lines) + "\n"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,175 @@
+"""`joblens submit`: archives become jobs of the store, each once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from joblens.api import Store
+from joblens.cli import main
+from joblens.jobs.submit import submit
+from joblens.record.ends import EndedProcess, EndedThread
+from joblens.record.report import ProcessCounts
+from joblens.schedulers.facts import BatchJob
+from store.made import START, new_home, store_job
+
+from .archives import change_manifest, make_archive, make_job, make_records
+from .test_archive import HOSTILE
+
+TESTS = Path(__file__).parent.parent
+
+
+def ask_nobody(job: BatchJob) -> BatchJob | None:
+    return None
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JOBLENS_HOME", str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+def test_processes_of_all_nodes_are_in_the_store(home: Path, tmp_path: Path) -> None:
+    """With their usage, tags and threads; the record has the sums and says that there are no samples."""
+    path = make_archive(tmp_path, nodes=3, tags={"exp": "7"}, problems=["c4 is missing"])
+    outcome = submit(new_home(home), path, ask_nobody)
+    assert (outcome.job, outcome.nodes, outcome.processes, outcome.threads) == ("42", 3, 6, 6)
+    with Store(home) as store:
+        record = store.job("42")
+        assert (record.job.cluster, record.job.user, record.job.tags) == ("fox", "alice", {"exp": "7"})
+        assert record.data.processes == ProcessCounts(ended=6, exact=6)
+        assert record.used.cpu_seconds == pytest.approx(6 * 2.5)
+        assert "c4 is missing" in record.data.problems
+        assert any(problem.startswith("no samples") for problem in record.data.problems)
+        ends = store.ends("42", EndedProcess)
+        assert {(it.node, it.pid) for it in ends} == {
+            (f"c{n}", 100 * n + i) for n in (1, 2, 3) for i in (0, 1)
+        }
+        assert {(it.tags, it.rank, it.step, it.exit_code) for it in ends} == {("op:x", "0", "1", 0)}
+        assert len(store.ends("42", EndedThread)) == 6
+
+
+def test_submitted_again_it_is_known(home: Path, tmp_path: Path) -> None:
+    """Also after compaction, and as a copy with another name."""
+    path = make_archive(tmp_path, nodes=2)
+    assert not submit(new_home(home), path, ask_nobody).is_known
+    with Store(home) as store:
+        store.compact()
+    shutil.copy(path, tmp_path / "copy.joblens")
+    for name in ("42.joblens", "copy.joblens"):
+        assert submit(new_home(home), tmp_path / name, ask_nobody).is_known
+    with Store(home) as store:
+        assert len(store.ends("42", EndedProcess)) == 4
+        assert len(store.jobs()) == 1
+
+
+def test_two_archives_of_one_job_are_one_job(home: Path, tmp_path: Path) -> None:
+    """As if a script has staged after each of its phases."""
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        path = make_archive(tmp_path / str(number), records=make_records(1000 * number, 3))
+        assert submit(new_home(home), path, ask_nobody).processes == 3
+    with Store(home) as store:
+        assert len(store.jobs()) == 1
+        assert store.job("42").data.processes == ProcessCounts(ended=6, exact=6)
+        assert store.job("42").used.cpu_seconds == pytest.approx(6 * 2.5)
+
+
+def test_a_job_that_is_stored_keeps_its_samples(home: Path, tmp_path: Path) -> None:
+    """The record that the store has is completed by the captured processes."""
+    known = store_job(new_home(home), "42", cluster="fox")
+    submit(new_home(home), make_archive(tmp_path), ask_nobody)
+    with Store(home) as store:
+        record = store.job("42")
+        assert len(store.jobs()) == 1
+    assert record.data.samples == known.data.samples > 0
+    assert record.data.processes == ProcessCounts(ended=3, exact=2, sampled=1)
+    assert record.used.cpu_seconds == pytest.approx(known.used.cpu_seconds)
+    assert record.job.end == known.job.end
+
+
+def test_accounting_has_the_end(home: Path, tmp_path: Path) -> None:
+    """Of a batch job that had not ended when it was staged; asked again when it is submitted again."""
+    path = make_archive(tmp_path)
+    change_manifest(path, job={**make_job().to_dict(), "scheduler": "slurm", "state": "RUNNING"})
+    submit(new_home(home), path, ask_nobody)
+    with Store(home) as store:
+        record = store.job("42")
+    assert (record.job.state, record.job.exit_code) == ("UNKNOWN", None)
+    assert any("its end was not known" in problem for problem in record.data.problems)
+    ended = make_job().replace(scheduler="slurm", state="FAILED", exit_code=3, end=START + 20)
+    assert submit(new_home(home), path, lambda job: ended).is_known
+    with Store(home) as store:
+        record = store.job("42")
+        assert len(store.jobs()) == 1
+    assert (record.job.state, record.job.exit_code, record.job.end) == ("FAILED", 3, START + 20)
+    assert not any("its end was not known" in problem for problem in record.data.problems)
+
+
+def test_hostile_archives_stop_no_other(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence each, nothing outside of the store, and the good ones are stored, also in parallel."""
+    folder = tmp_path / "in"
+    for number, name in enumerate(HOSTILE):
+        (folder / str(number)).mkdir(parents=True)
+        HOSTILE[name][0](make_archive(folder / str(number), f"bad{number}"))
+    for id in ("1", "2"):
+        make_archive(folder, id)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["submit", str(folder), "--workers", "2"]) == 3
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "2 archives stored: 4 processes, 4 threads"
+    assert out.splitlines()[-1] == f"{len(HOSTILE)} archives not stored"
+    assert len(err.splitlines()) == len(HOSTILE)
+    assert [path for path in sorted(tmp_path.rglob("*")) if home not in (path, *path.parents)] == before
+    with Store(home) as store:
+        assert sorted(job.id for job in store.jobs()) == ["1", "2"]
+
+
+def test_a_dry_run_stores_nothing(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It reads all of it."""
+    path = make_archive(tmp_path)
+    assert main(["submit", "--dry-run", str(path)]) == 0
+    assert capsys.readouterr().out == "1 archive can be stored: 2 processes, 2 threads\n"
+    assert not home.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+def test_nobody_submits_a_job_of_another(home: Path, tmp_path: Path) -> None:
+    """If root submits what users have left in a folder."""
+    path = make_archive(tmp_path)
+    os.chown(path, 1001, 1001)
+    why = submit(new_home(home), path, ask_nobody).problem
+    assert why == f"{path}: a file of uid 1001 cannot have a job of uid 1000"
+    os.chown(path, 1000, 1000)
+    assert submit(new_home(home), path, ask_nobody).problem == ""
+
+
+def test_dump_prints_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The manifest, and on request each record."""
+    path = make_archive(tmp_path)
+    assert main(["dump", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["job"]["id"] == "42"
+    assert main(["dump", str(path), "--records"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["kind"] for line in lines] == list("STESTE")
+    assert (lines[0]["node"], lines[0]["fields"]["pid"]) == ("c1", 100)
+
+
+@pytest.mark.real
+def test_killed_at_any_point_it_is_complete_afterwards(tmp_path: Path) -> None:
+    """Before each change of a folder; submitted again, also after compaction, every process is there once."""
+    first = random.SystemRandom().randrange(2)
+    print(f"from {first} on, every second")
+    words = [sys.executable, "-m", "store.crash", "submit", str(tmp_path), str(first), "2"]
+    result = subprocess.run(words, cwd=TESTS, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(result.stdout.split()[0]) > 5
