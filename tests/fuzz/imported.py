@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import gzip
+import io
+import pickle
 from contextlib import suppress
 from pathlib import Path
 
+from importers.epmt_files import (
+    START,
+    csv_text,
+    job_files,
+    process,
+    python2,
+    tsv_texts,
+    write_folder,
+    write_tar,
+)
+from importers.epmt_files import metadata as epmt_job
 from importers.test_ldms import HEAD, MEMINFO, line, meminfo
 from importers.test_sacct import HEADER
 from importers.test_sacct import line as sacct_line
 from joblens.cli.hub import load_hub
 from joblens.cli.settings import load_agent
 from joblens.core.config_files import load_layer, load_layers
-from joblens.core.errors import ConfigError
+from joblens.core.errors import ConfigError, MalformedError
 from joblens.core.toml import parse_simple_toml
 from joblens.hub.auth import read_key
 from joblens.hub.server import _read_token
 from joblens.hub.settings import parse_hub_settings
 from joblens.hub.sink import check_options
+from joblens.importers.epmt.metadata import parse_metadata, unpickle
+from joblens.importers.epmt.process_data import read_chunks
 from joblens.importers.ldms import import_ldms
 from joblens.importers.sacct import read_sacct
+from joblens.jobs.epmt_archives import import_epmt
+from joblens.store.home import find_home, make_home
 from joblens.store.lake.lake import Lake
 from joblens.wire.credentials import read_token
 
@@ -97,7 +114,51 @@ def _past() -> list[bytes]:
     return [text, gzip.compress(text, mtime=0), *_recorded("slurm-*/sacct.json")[:2]]
 
 
+def epmt_metadata(data: bytes) -> None:
+    with suppress(MalformedError):
+        assert parse_metadata("x", data).id
+    with suppress(Exception):  # of any kind; what it makes is data
+        unpickle(data)
+
+
+def epmt_processes(data: bytes) -> None:
+    """As both formats."""
+    for name, headers in (("c1-papiex-1-0.csv", {}), ("c1-papiex.tsv", {"c1": EPMT_HEAD.encode()})):
+        for chunk in read_chunks(iter([(name, "c1", io.BytesIO(data))]), headers, lambda where, what: None):
+            assert int(chunk.threads.sum()) == len(next(iter(chunk.metrics.values()), []))
+
+
+def epmt_archive(data: bytes) -> None:
+    """The archive itself, and one beside it."""
+    folder = fresh("epmt")
+    (folder / "a.tgz").write_bytes(data)
+    write_folder(folder / "b", job_files(EPMT_PROCESSES, epmt_job("sound")))
+    done = import_epmt(make_home(find_home(str(folder / "home"))), [folder / "a.tgz", folder / "b"])
+    assert done.jobs + done.known == done.files - done.unusable >= 1, done
+
+
+EPMT_PROCESSES = [process(1), process(2, {}, {})]
+EPMT_HEAD, EPMT_LINES = tsv_texts(EPMT_PROCESSES)
+
+
+def _epmt_metadata() -> list[bytes]:
+    old = {"job_pl_id": "7", "job_pl_start_ts": START, "job_pl_env": {"USER": "bob"}}
+    return [pickle.dumps(epmt_job(), protocol=protocol) for protocol in range(5)] + [python2(old)]
+
+
+def _epmt_archives() -> list[bytes]:
+    path = scratch() / "seed.tgz"
+    return [
+        write_tar(path, job_files(EPMT_PROCESSES, epmt_job("7"), form)).read_bytes() for form in ("v1", "v2")
+    ]
+
+
 TARGETS = (
+    Target("epmt-metadata", epmt_metadata, _epmt_metadata),
+    Target(
+        "epmt-processes", epmt_processes, lambda: [csv_text(EPMT_PROCESSES).encode(), EPMT_LINES.encode()]
+    ),
+    Target("epmt-archive", epmt_archive, _epmt_archives),
     Target("toml", toml, _settings),
     Target("ldms", ldms, _ldms),
     Target("ldms-gz", ldms_gz, lambda: [gzip.compress(text, mtime=0) for text in _ldms()]),

@@ -35,7 +35,7 @@ _MOST_POINTS = 20_000  # of the whole job, for a report of a part of it
 _ROUNDED = 1.5  # seconds by which the start of an inferred job may be early
 _MUCH_SAMPLED = 0.8  # of its time
 _JOB_COLUMNS = (*COUNTERS, *LEVELS)
-_KEPT = "id cluster name user uid node source command folder tags environment".split()
+_KEPT = "id cluster name user uid node source command folder tags annotations environment".split()
 _OF_SCHEDULER = (
     "nodes", "account", "partition", "qos", "submit", "eligible", "reason", "array_job", "array_task",
     "het_job", "het_offset", "restarts", "tres_asked", "tres_allocated",

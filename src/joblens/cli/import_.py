@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from joblens.importers.input_files import ImportResult
     from joblens.importers.ldms import LdmsResult
     from joblens.jobs.backfill import JobsResult
+    from joblens.jobs.epmt_archives import EpmtResult
 
 EXAMPLE = """example:
   joblens import ldms /var/store/ldms
   joblens import ldms --cluster fox meminfo.1700000000 vmstat.1700000000.gz
   sacct -a -D --parsable2 --format ALL -S 2026-01-01 > past; joblens import sacct past
-  joblens import sacct --live --since 90d"""
+  joblens import sacct --live --since 90d
+  joblens import epmt --zone US/Eastern /archive/epmt"""
 
 _DAYS = 7
 
@@ -45,10 +47,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sacct.add_argument("--cluster", default="", metavar="NAME", help="cluster of jobs without one")
     sacct.add_argument("--json", action="store_true", help="print the result as JSON")
+    what = "job archives of EPMT: .tgz files and folders, with all processes and threads"
+    epmt = systems.add_parser("epmt", help=what, description=what[0].upper() + what[1:] + ".")
+    epmt.add_argument("paths", nargs="+", metavar="ARCHIVE|DIR", help="archives, or folders of them")
+    epmt.add_argument(
+        "--zone", default="", metavar="ZONE", help="of times without one (archives of 2019): Asia/Kolkata"
+    )
+    epmt.add_argument("--cluster", default="", metavar="NAME", help="cluster of the jobs")
+    epmt.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    return {"ldms": _ldms, "sacct": _sacct}[options.system](options)
+    return {"ldms": _ldms, "sacct": _sacct, "epmt": _epmt}[options.system](options)
+
+
+def _epmt(options: argparse.Namespace) -> int:
+    from joblens.jobs.epmt_archives import import_epmt
+    from joblens.store.home import find_home, make_home
+
+    home, paths = make_home(find_home()), [Path(path) for path in options.paths]
+    result = import_epmt(home, paths, options.zone, options.cluster, progress("MiB"))
+    _print(result, render_epmt(result), options.json)
+    return 3 if result.unusable or not result.files else 0
 
 
 def _ldms(options: argparse.Namespace) -> int:
@@ -104,6 +124,19 @@ def render_jobs(result: JobsResult) -> list[str]:
         parts.append(f"{_count(result.known, 'job')} already stored")
     if result.not_ended:
         parts.append(f"{_count(result.not_ended, 'job')} not ended yet, skipped")
+    return parts + _render_skipped(result)
+
+
+def render_epmt(result: EpmtResult) -> list[str]:
+    parts = [_count(result.jobs, "new job")]
+    if result.jobs:
+        parts[0] += f", {result.processes:,} processes, {result.threads:,} threads"
+    if result.known:
+        parts.append(f"{_count(result.known, 'job')} already stored")
+    if result.broken:
+        parts.append(f"{_count(result.broken, 'broken record')}: see the findings of the jobs")
+    if not result.files:
+        print("joblens: no archive of EPMT found", file=sys.stderr)
     return parts + _render_skipped(result)
 
 

@@ -77,12 +77,13 @@ class JobFacts(Part, kw_only=True):
     node: Annotated[str, about("its first node")]
     interval: Annotated[Amount, about("seconds between two samples")]
     source: Annotated[
-        str | None, about("who reports it: `run`, `slurm`, `flux`, `pbs`, `usermode`, `inferred`")
+        str | None, about("who reports it: `run`, `slurm`, `flux`, `pbs`, `usermode`, `inferred`, `epmt`")
     ] = None
     command: Annotated[str | None, about("command line")] = None
     folder: Annotated[str | None, about("working directory")] = None
     uid: Annotated[Whole | None, about("numeric user id")] = None
     tags: Annotated[dict[str, str] | None, about("tags that its user gave it")] = None
+    annotations: Annotated[dict[str, str] | None, about("notes about it, by name")] = None
     environment: Annotated[dict[str, str] | None, about("environment variables that describe its layout")] = (
         None
     )

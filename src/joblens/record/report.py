@@ -13,7 +13,7 @@ from joblens.record.job import Step
 VERSION = 1
 HELD = ("file", "cgroup", "environment")  # ways in which a GPU is given to a job exclusively
 _ENDS = {"start": "from", "end": "to"}
-_FREE = ("tags", "environment")  # whose keys are no fields
+_FREE = ("tags", "annotations", "environment", "sums")  # whose keys are no fields
 
 
 class _Numbered(Protocol):
@@ -41,11 +41,12 @@ class Job(Part, kw_only=True):
     uid: Annotated[Whole | None, about("numeric user id")] = None
     node: Annotated[str | None, about("its first node")] = None
     source: Annotated[
-        str | None, about("who reported it: `run`, `slurm`, `flux`, `pbs`, `usermode`, `inferred`")
+        str | None, about("who reported it: `run`, `slurm`, `flux`, `pbs`, `usermode`, `inferred`, `epmt`")
     ] = None
     command: Annotated[str | None, about("command line")] = None
     folder: Annotated[str | None, about("working directory")] = None
     tags: Annotated[dict[str, str] | None, about("tags that its user gave it")] = None
+    annotations: Annotated[dict[str, str] | None, about("notes about it, by name")] = None
     environment: Annotated[dict[str, str] | None, about("environment variables that describe its layout")] = (
         None
     )
@@ -124,7 +125,7 @@ class Used(Part):
     written_chars_bytes: Annotated[Amount | None, about("bytes that system calls wrote")] = None
     major_faults: Annotated[Amount | None, about("page faults with I/O")] = None
     involuntary_switches: Annotated[Amount | None, about("context switches by the scheduler")] = None
-    processes: Annotated[Amount | None, about("number of processes sampled")] = None
+    processes: Annotated[Amount | None, about("number of processes, sampled or imported")] = None
     threads_peak: Annotated[Amount | None, about("threads at most")] = None
     unsampled_seconds: Annotated[Amount | None, about("CPU time of processes too short to be sampled")] = None
     run_delay_seconds: Annotated[Amount | None, about("time in which threads were ready and had no core")] = (
@@ -364,6 +365,21 @@ class ProcessCounts(Part):
     counted: Annotated[Whole, about("of these, only known to have existed")] = 0
 
 
+class Imported(Part):
+    """Data of another system that the record was made from."""
+
+    source: Annotated[str, about("system: `epmt`")]
+    archive: Annotated[str, about("name of the file or folder")]
+    zone: Annotated[
+        str | None, about("zone by which its times were read; none if they name one themselves")
+    ] = None
+    processes: Annotated[Whole, about("number of processes")] = 0
+    threads: Annotated[Whole, about("number of threads")] = 0
+    sums: Annotated[
+        dict[str, Real], about("sum of each metric over all threads, in its own name and unit")
+    ] = {}
+
+
 class Data(Part):
     """Sources of the record."""
 
@@ -375,8 +391,9 @@ class Data(Part):
     node_cores: Annotated[Amount | None, about("cores of the node that `joblens run` ran on")] = None
     carbon_grams_per_kwh: Annotated[Amount | None, about("CO₂ that a kWh was taken to cause")] = None
     processes: Annotated[
-        ProcessCounts | UnsetType, about("ended processes, with `joblens run --capture`; else absent")
+        ProcessCounts | UnsetType, about("ended processes, if they were captured or imported; else absent")
     ] = UNSET
+    imported: Annotated[Imported | UnsetType, about("what was imported; absent in other records")] = UNSET
 
 
 class Window(Part, rename=_ENDS):

@@ -1,0 +1,1 @@
+"""Job archives of EPMT, as `epmt stage` writes them."""

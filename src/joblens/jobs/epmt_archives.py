@@ -1,0 +1,327 @@
+"""Import of EPMT's archives: processes and threads into the lake, and a record for each job.
+
+The rows of a job are written before its record, to files that are named by the job. An import that was killed
+writes the same files again, and a job that has a record is left alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from joblens.analysis.summary import summarise
+from joblens.core.errors import MalformedError, OutsideError, UsageError, printable
+from joblens.importers.epmt.archive import Archive, find_archives, open_archive
+from joblens.importers.epmt.lake_rows import LakeJob, save_chunk
+from joblens.importers.epmt.metadata import Metadata, parse_metadata
+from joblens.importers.epmt.process_data import Chunk, read_chunks
+from joblens.importers.epmt.totals import Totals
+from joblens.importers.input_files import ImportResult, Progress, ReadProgress
+from joblens.jobs.facts import INTERVAL
+from joblens.record.job import JobEnd, JobFacts
+from joblens.record.report import Finding, Imported, JobRecord, ProcessCounts
+from joblens.store.catalog.index import Catalog
+from joblens.store.home import Home
+from joblens.store.lake.columns import LATEST_NS, storable
+from joblens.store.lake.lake import Lake
+from joblens.store.memory_reader import SamplesReader
+from joblens.store.records import save_record
+
+_STEP = 900.0  # seconds: all zones in use are multiples of it from UTC
+_WEST, _EAST = -12 * 3600.0, 14 * 3600.0
+_SLACK = 2.0  # seconds by which the clock of a process may differ from that of the job
+_KEPT_VARIABLES = (
+    "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK",
+    "SLURM_CPUS_ON_NODE", "PBS_JOBID", "PBS_QUEUE", "OMP_NUM_THREADS", "LOADEDMODULES",
+)  # fmt: skip
+_UNKNOWN_ZONE = "the time zone of its start and end is not known: import it with --zone"
+
+
+@dataclass
+class EpmtResult(ImportResult):
+    jobs: int = 0  # that are new
+    known: int = 0  # that have a record
+    processes: int = 0  # of new jobs
+    threads: int = 0
+    broken: int = 0  # records of processes that could not be read
+
+
+_Span = tuple[float, float]  # the first start and the last end of a process
+
+
+class _Times(NamedTuple):
+    """Seconds since 1970."""
+
+    submit: float | None
+    start: float
+    end: float
+    zone: str  # by which times without one were read
+
+
+def parse_zone(name: str) -> ZoneInfo | None:
+    """Raises UsageError."""
+    if not name:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, KeyError):
+        raise UsageError(f"there is no time zone {name!r:.60}; write one like Asia/Kolkata") from None
+
+
+def import_epmt(
+    home: Home, paths: list[Path], zone: str = "", cluster: str = "", progress: Progress | None = None
+) -> EpmtResult:
+    """Import archives and folders of them. Importing them again changes nothing."""
+    result, importer = EpmtResult(), _Importer(home, parse_zone(zone), cluster)
+    archives = list(find_archives(paths, result.skip))
+    read = ReadProgress(archives, progress)
+    for path in archives:
+        result.files += 1
+        try:
+            importer.take(path, result)
+        except (OutsideError, OSError) as error:  # the other archives are imported
+            result.skip_file(path, error, "archive")
+        read.add(_size(path))
+    read.finish()
+    importer.catalog.close()
+    result.problems += importer.catalog.problems + importer.lake.problems
+    return result
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+class _Importer:
+    def __init__(self, home: Home, zone: ZoneInfo | None, cluster: str) -> None:
+        self.home, self.zone, self.cluster = home, zone, cluster
+        self.catalog, self.lake = Catalog(home), Lake(home.lake)
+
+    def take(self, path: Path, result: EpmtResult) -> None:
+        """Raises MalformedError, OutsideError and OSError."""
+        archive = open_archive(path)
+        metadata = parse_metadata(str(path), archive.metadata)
+        totals = Totals()
+        chunks = self._chunks(archive, totals)
+        begin = list(islice(chunks, 2))  # most jobs have one
+        whole = begin if len(begin) < 2 else self._chunks(archive, Totals())
+        times = find_times(str(path), metadata, self.zone, lambda: _span(whole))
+        cluster = self.cluster or metadata.environment.get("SLURM_CLUSTER_NAME", "")
+        node = metadata.host or _first_host(begin) or "unknown"
+        identity = storable(cluster or node), storable(metadata.id), times.start
+        if self.catalog.written([identity]):
+            result.known += 1
+            return
+        job = LakeJob(identity[0], identity[1], times.end, _number(identity))
+        totals.interval = int((times.start - _SLACK) * 1e6), int((times.end + _SLACK) * 1e6)
+        for number, chunk in enumerate(chain(begin, chunks)):
+            totals.add(chunk)
+            save_chunk(self.lake, job, number, chunk)
+        facts = _facts(metadata, identity[0], times, totals.hosts or [node])
+        save_record(self.home.records, make_record(path.name, facts, metadata, times, totals))
+        result.jobs += 1
+        result.processes += totals.processes
+        result.threads += totals.threads
+        result.broken += totals.broken
+        if totals.broken:
+            result.problems.append(
+                printable(
+                    f"{path}: {totals.broken:,} records of processes are left out: {totals.examples[0]}"
+                )
+            )
+
+    def _chunks(self, archive: Archive, totals: Totals) -> Iterator[Chunk]:
+        files = ((it.name, it.host, it.file) for it in archive.files())
+        return read_chunks(files, archive.headers, totals.report)
+
+
+def _number(identity: tuple[str, str, float]) -> int:
+    return int.from_bytes(hashlib.sha256(repr(identity).encode()).digest()[:8], "big")
+
+
+def _first_host(chunks: list[Chunk]) -> str:
+    return next((host for chunk in chunks for host in chunk.texts.get("hostname", ()) if host), "")
+
+
+def _span(chunks: Iterable[Chunk]) -> _Span | None:
+    """Return the first start and the last end of a process."""
+    first, last = math.inf, -math.inf
+    for chunk in chunks:
+        first = min(first, int(chunk.numbers["start"].min()) / 1e6)
+        last = max(last, int(chunk.numbers["end"].max()) / 1e6)
+    return (first, last) if 0 <= first <= last < LATEST_NS / 1e9 else None
+
+
+def find_times(
+    where: str, job: Metadata, zone: ZoneInfo | None, find_span: Callable[[], _Span | None]
+) -> _Times:
+    """Times of the job; those without a zone by the option, the job's TZ, or its processes.
+
+    The times of processes are in UTC. If all of them fit into the job at one offset only, that is the offset.
+    """
+    name = ""
+    if any(it is not None and it.tzinfo is None for it in (job.start, job.stop)):
+        zone = zone or _zone_of(job)
+        name = zone.key if zone else _guess_offset(job, find_span())
+    start, end = (_moment(it, zone, name) for it in (job.start, job.stop))
+    if start is None or end is None:
+        begin, last = find_span() or (None, None)
+        start = start if start is not None else begin
+        end = end if end is not None else last
+    if start is None:
+        raise MalformedError(where, "neither job_metadata nor a process says when the job started")
+    submit = _moment(job.submit, zone, name)
+    return _Times(submit, start, max(end if end is not None else start, start), name)
+
+
+def _zone_of(job: Metadata) -> ZoneInfo | None:
+    try:
+        return parse_zone(job.environment.get("TZ", "").removeprefix(":"))
+    except UsageError:
+        return None
+
+
+def _guess_offset(job: Metadata, span: _Span | None) -> str:
+    if span is None or job.start is None or job.stop is None:
+        return "unknown"
+    start, stop = (it.replace(tzinfo=datetime.timezone.utc).timestamp() for it in (job.start, job.stop))
+    # start - offset <= first process, last process <= stop - offset
+    least = math.ceil((start - span[0] - _SLACK) / _STEP) * _STEP
+    most = math.floor((stop - span[1] + _SLACK) / _STEP) * _STEP
+    return (
+        f"unknown, {_offset(least)} by its processes"
+        if least == most and _WEST <= least <= _EAST
+        else "unknown"
+    )
+
+
+def _offset(seconds: float) -> str:
+    hours, minutes = divmod(abs(int(seconds)) // 60, 60)
+    return f"UTC{'-' if seconds < 0 else '+'}{hours:02d}:{minutes:02d}"
+
+
+def _moment(time: datetime.datetime | None, zone: ZoneInfo | None, name: str) -> float | None:
+    if time is None:
+        return None
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=zone or _fixed(name))
+    try:
+        found = time.timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return found if 0 <= found < LATEST_NS / 1e9 else None
+
+
+def _fixed(name: str) -> datetime.timezone:
+    """The offset in the name of a guessed zone."""
+    _, sign, rest = name.partition("UTC")
+    if not sign:
+        return datetime.timezone.utc
+    hours, minutes = rest[1:3], rest[4:6]
+    delta = datetime.timedelta(hours=int(hours), minutes=int(minutes))
+    return datetime.timezone(-delta if rest[0] == "-" else delta)
+
+
+def _facts(job: Metadata, cluster: str, times: _Times, hosts: list[str]) -> JobFacts:
+    environment = job.environment
+    return JobFacts(
+        id=storable(job.id),
+        cluster=cluster,
+        user=storable(job.user),
+        name=storable(job.name),
+        start=times.start,
+        submit=times.submit,
+        node=hosts[0],
+        nodes=hosts,
+        interval=INTERVAL,
+        source="epmt",
+        folder=environment.get("SLURM_SUBMIT_DIR")
+        or environment.get("PBS_O_WORKDIR")
+        or environment.get("PWD"),
+        tags=job.tags,
+        annotations=job.annotations or None,
+        environment={name: environment[name] for name in _KEPT_VARIABLES if name in environment},
+        partition=environment.get("SLURM_JOB_PARTITION") or environment.get("PBS_QUEUE"),
+        account=environment.get("SLURM_JOB_ACCOUNT"),
+        reason=None if job.reason == "none" else job.reason or None,
+    )
+
+
+def make_record(archive: str, facts: JobFacts, job: Metadata, times: _Times, totals: Totals) -> JobRecord:
+    problems = [*job.problems]
+    if times.zone.startswith("unknown"):
+        problems.append(_UNKNOWN_ZONE)
+    if job.stop is None:
+        problems.append("its end is that of its last process: job_metadata has none")
+    known = job.exit_code is not None
+    end = JobEnd(
+        start=times.start,
+        end=times.end,
+        exit_code=job.exit_code,
+        state=None if known else "UNKNOWN",
+        problems=problems,
+        totals=totals.as_record(),
+    )
+    record = summarise(facts, end, SamplesReader([], facts.id, facts.node))
+    record.used.processes = totals.processes
+    record.used.cpu_seconds = record.used.cpu_seconds_exact = totals.cpu_seconds
+    record.used.run_delay_seconds = totals.sums.get("time_waiting", 0) / 1e9
+    record.gaps = []
+    for node in record.nodes:  # which nobody has sampled
+        node.gaps, node.samples, node.expected_samples = [], None, None
+    record.data.interval_seconds = record.data.samples = record.data.expected_samples = None
+    record.data.processes = ProcessCounts(
+        ended=totals.processes + totals.broken, exact=totals.processes, counted=totals.broken
+    )
+    record.data.imported = Imported(
+        source="epmt",
+        archive=storable(archive),
+        zone=times.zone or None,
+        processes=totals.processes,
+        threads=totals.threads,
+        sums=totals.shown_sums(),
+    )
+    record.processes = totals.largest()
+    record.findings = [*record.findings, *_findings(facts, times, totals)]
+    return record
+
+
+def _findings(facts: JobFacts, times: _Times, totals: Totals) -> Iterator[Finding]:
+    def finding(rule: str, evidence: str, advice: str) -> Finding:
+        return Finding(rule, times.start, times.end, evidence, advice, 0.0)
+
+    if totals.broken:
+        where = "; ".join(totals.examples)
+        yield finding(
+            "broken records",
+            f"{totals.broken:,} records of processes could not be read: {where}",
+            "its usage is that of the other processes",
+        )
+    if totals.outside:
+        yield finding(
+            "processes outside of the job",
+            f"{totals.outside:,} of {totals.processes:,} processes began before the job or ended after it",
+            "check the time zone (--zone) and the clock of the node",
+        )
+    if totals.stopped_counters:
+        yield finding(
+            "broken cycle counter",
+            f"rdtsc_duration of {totals.stopped_counters:,} of {totals.processes:,} processes is not above 0",
+            "do not use the cycle counter of this job; its CPU times are not affected",
+        )
+    if totals.incomplete:
+        yield finding(
+            "threads missing",
+            f"{totals.incomplete:,} processes have more or fewer threads than they say",
+            "the usage of these processes may be incomplete",
+        )
