@@ -1,4 +1,4 @@
-"""Fuzz targets: what the preloaded library and its programs write."""
+"""Fuzz targets: what the preloaded library and its programs write, and the kernel's messages of ends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from capture.made import make_record
+from collectors.netlink_messages import make_task, pack_event, pack_message
 from joblens.capture.processes import Merger
 from joblens.capture.records import FIELDS, parse_records
 from joblens.capture.sets import process_rows, thread_rows
+from joblens.collectors.ends.connector import Event, parse_event
+from joblens.collectors.ends.taskstats import cpu_times, parse_ended
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.json_file import render_json
 from joblens.core.model import Sample
@@ -43,6 +46,24 @@ def _files() -> list[bytes]:
     one_each = [make_record(kind, "/bin/x", "/", "", "", "", "x", **fields) for kind in FIELDS]
     huge = make_record("E", **dict.fromkeys(FIELDS["E"], (1 << 64) - 2))
     return [b"".join(one_each), b"".join(reversed(one_each)), one_each[0][:40] + one_each[1], huge]
+
+
+def taskstats(data: bytes) -> None:
+    for ended in parse_ended(data):
+        assert min(cpu_times(ended.task)) >= 0
+
+
+def _messages() -> list[bytes]:
+    old, new = make_task(7, version=8), make_task(7, user=3, system=4)
+    return [pack_message(old, 7), pack_message(new, 6, with_group=True)]
+
+
+def process_event(data: bytes) -> None:
+    assert min(parse_event(data)) >= 0
+
+
+def _events() -> list[bytes]:
+    return [pack_event(Event(5, 1, 0, 1 << 40, 6, 6, 7, 7, 0, 0))]
 
 
 def capture_archive(data: bytes) -> None:
@@ -85,4 +106,6 @@ TARGETS = (
     Target("capture-session", capture_session, _sessions),
     Target("capture-file", capture_file, _files),
     Target("capture-archive", capture_archive, _archives),
+    Target("taskstats", taskstats, _messages),
+    Target("process-event", process_event, _events),
 )

@@ -143,7 +143,11 @@ class Agent:
         if self.mark_socket:
             samples += self.mark_socket.samples()
         if self.pusher:
-            self.pusher.take(self.grid.tick, samples)
+            self.pusher.take(self.grid.tick, [*samples, *self.sampler.end_samples()])
+
+    def _read_ends(self) -> None:
+        if self.sampler.read_ends() and self.pusher:
+            self.pusher.take(self.grid.tick - 1, self.sampler.end_samples())
 
     def sample_jobs(self, last: bool = False) -> None:
         """Sample jobs' usage and their marks between two ticks, and nothing else."""
@@ -154,7 +158,7 @@ class Agent:
             samples += self.mark_socket.samples()
         self.job_scans += 1
         if self.pusher:
-            self.pusher.take(tick, samples)
+            self.pusher.take(tick, [*samples, *self.sampler.end_samples()])
 
     def render(self, openmetrics: bool = False) -> bytes:
         hidden = () if self.settings.process_metrics else _BY_PROCESS
@@ -222,9 +226,11 @@ class Agent:
         try:
             while not self._stopping:
                 wait = max(self.grid.next_time() - time.monotonic(), 0.0)
+                wait = min(wait, self.sampler.ends_wait())
                 events.wait(min(wait, trigger.wait(), server.wait(), marks.wait()))
                 events.run(server.tend)
                 events.run(marks.tend)
+                events.run(self._read_ends)
                 if trigger.wait() == 0.0:
                     self._scan(trigger)
                 if time.monotonic() >= self.grid.next_time():

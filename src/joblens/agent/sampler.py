@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from joblens.attribution.owners import Owners
 from joblens.attribution.sums import Attribution
-from joblens.collectors.table import COLLECTORS, Collector, Read
+from joblens.collectors.table import COLLECTORS, ENDS, Collector, Read
 from joblens.collectors.timeout import NoAnswerError
 from joblens.core.config import CollectorSettings, Settings
 from joblens.core.errors import PrivilegeError, sentence
@@ -15,6 +15,7 @@ from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 
 if TYPE_CHECKING:
+    from joblens.attribution.ends import Ends
     from joblens.collectors.external.collector import Script
 
 Log = Callable[[str], None]
@@ -37,8 +38,13 @@ FAILING = Schema(
 )
 # A missing source may appear with a kernel module or a mount: try again after this many turns.
 _ASK_AGAIN = 60
+_LONG = 3600.0  # seconds
 _NO_DIGITS = str.maketrans("", "", "0123456789")
 _JOB_COLLECTORS = ("cgroups", "processes")
+# Between two readings of ended processes. What can be read only while a process runs, such as its command
+# line, is known of those that run longer than this.
+_ENDS_SECONDS, _ENDS_SECONDS_IDLE = 0.05, 0.25
+_MOST_END_ROWS = 2000  # before they are passed on between two ticks
 
 
 class Health:
@@ -158,15 +164,62 @@ class RunningScript(Running):
         return self.script.read()
 
 
+class RunningEnds(Running):
+    """Ended processes of jobs. They are rows of their own sets and are passed on once."""
+
+    def __init__(self, collector: Collector, every: int, options: Dict[str, Any], owners: Owners) -> None:
+        super().__init__(collector, every, options)
+        self.owners = owners
+        self.ends: Optional[Ends] = None
+
+    def _read(self, host: Host) -> Optional[Tuple[Rows, ...]]:
+        if self.ends is None:
+            from joblens.attribution.ends import Ends
+
+            self.ends = Ends(host, self.owners, self.collector.open(host), self.options["most_per_second"])
+        self.ends.read()
+        return (self.ends.counters(),)
+
+    def sample(self, host: Host, tick: int, log: Log) -> Tuple[Rows, ...]:
+        rows = super().sample(host, tick, log)
+        if self.error:
+            self.close()
+        elif self.ends is not None:
+            self.warn(self.ends.warning(), log)
+        return rows
+
+    def guard(self, take: Callable[[Ends], None], log: Log) -> None:
+        """Call it between two ticks. If it fails, start over at the next one."""
+        if self.ends is None:
+            return
+        try:
+            take(self.ends)
+        except Exception as error:  # isolate it as a collector
+            self.has_failed(error, log)
+            self.close()
+
+    def close(self) -> None:
+        if self.ends is not None:
+            self.ends.close()
+        self.ends = None
+
+
 class Sampler:
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
         self.host, self.log, self.interval = host, log, settings.interval
-        self.running = [
-            Running(collector, every, options)
-            for collector in COLLECTORS
-            for every, options in [_plan(collector, settings)]
-            if every
-        ]
+        node = settings.node or host.name()
+        owners = Owners(host, settings.attribution, settings.cluster or node, node)
+        self.attribution = Attribution(host, owners)
+        self.ends: Optional[RunningEnds] = None
+        self.running: List[Running] = []
+        for collector in COLLECTORS:
+            every, options = _plan(collector, settings)
+            if every and collector.name == ENDS:
+                self.ends = RunningEnds(collector, every, options, owners)
+                self.running.append(self.ends)
+            elif every:
+                self.running.append(Running(collector, every, options))
+        self._ends_read = 0.0
         self.scripts: List[RunningScript] = []
         if settings.external and host.live:  # nothing is run for a recording
             from joblens.collectors.external.collector import Script
@@ -176,9 +229,6 @@ class Sampler:
                 for name, script in settings.external.items()
             ]
         self.running += self.scripts
-        node = settings.node or host.name()
-        owners = Owners(host, settings.attribution, settings.cluster or node, node)
-        self.attribution = Attribution(host, owners)
         self.jobs = Health("attribution")
         self.latest: Dict[str, Sample] = {}
         self._problems: Dict[str, str] = {}
@@ -194,11 +244,16 @@ class Sampler:
     def close(self) -> None:
         for it in self.scripts:
             it.script.close()
+        if self.ends is not None:
+            self.ends.close()
 
     def carry_on(self, before: Sampler) -> None:
         """Keep the jobs' usage so far, unless their attribution or measurement has changed."""
         if self._jobs_by() == before._jobs_by():
             self.attribution = before.attribution
+            if self.ends and before.ends and self.ends.options == before.ends.options:
+                self.ends.owners = before.ends.owners
+                self.ends.ends, before.ends.ends = before.ends.ends, None
 
     def _jobs_by(self) -> Tuple[Any, ...]:
         owners = self.attribution.owners
@@ -207,19 +262,48 @@ class Sampler:
 
     def sample(self, tick: int) -> List[Sample]:
         """Sample what is due at this tick. All samples have the time at which the tick began."""
-        now = self.host.now_ns()
+        now, began = self.host.now_ns(), time.monotonic_ns()
         due = [running for running in self.running if running.is_due(tick)]
         found = [rows for running in due for rows in running.sample(self.host, tick, self.log)]
         samples = [Sample(now, rows) for rows in self._attribute(found, tick)]
         self.latest.update((sample.rows.schema.set, sample) for sample in samples)
+        self._pass_owners(samples, began)
         return samples
+
+    def _pass_owners(self, samples: List[Sample], began_ns: int) -> None:
+        if self.ends is not None and any(rows.schema.set == "process" for _, rows in samples):
+            keys, owners = self.attribution.owned()
+            if keys:  # else attribution has failed
+                self.ends.guard(lambda ends: ends.take_scan(began_ns, keys, owners), self.log)
+
+    def ends_wait(self) -> float:
+        """Return the seconds until ended processes should be read again."""
+        if self.ends is None or self.ends.ends is None:
+            return _LONG
+        pause = _ENDS_SECONDS if self.attribution.accounts else _ENDS_SECONDS_IDLE
+        return max(self._ends_read + pause - time.monotonic(), 0.0)
+
+    def read_ends(self) -> bool:
+        """Read ended processes if it is time. Return whether there are many, to be passed on at once."""
+        if self.ends is None or self.ends_wait():
+            return False
+        self.ends.guard(lambda ends: ends.read(), self.log)
+        self._ends_read = time.monotonic()
+        return self.ends.ends is not None and len(self.ends.ends.rows) >= _MOST_END_ROWS
+
+    def end_samples(self) -> List[Sample]:
+        """Return the processes and threads of jobs that have ended since the last call."""
+        if self.ends is None or self.ends.ends is None:
+            return []
+        return self.ends.ends.samples(self.host.now_ns())
 
     def sample_jobs(self, tick: int) -> List[Sample]:
         """Sample the jobs' usage between two ticks; `tick` is the previous one."""
-        now = self.host.now_ns()
+        now, began = self.host.now_ns(), time.monotonic_ns()
         scans = [running for running in self.running if running.name in _JOB_COLLECTORS]
         found = [rows for running in scans for rows in running.sample(self.host, tick, self.log)]
         known = self._attribute(found, tick)
+        self._pass_owners([Sample(now, rows) for rows in known], began)
         samples = [Sample(now, rows) for rows in known if rows.schema.set in ("job", "step")]
         self.latest.update((sample.rows.schema.set, sample) for sample in samples)
         return samples
@@ -349,7 +433,7 @@ def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]
     options = {**collector.options, **dict(chosen.options)}
     if collector.name == "cgroups":  # Flux's are in the tree of its user
         options["flux_user"] = settings.attribution.flux_user
-    if not chosen.enabled:
+    if not chosen.enabled or (collector.name == ENDS and not settings.push.url):
         return 0, options
     return ticks(chosen.interval or collector.pause, settings), options
 

@@ -127,6 +127,10 @@ class Attribution:
             self._same("process", tuple((*job, *key) for job, key in zip(jobs, keys)))
         return Rows(OWNED_PROCESS, self._keys["process"], processes.values)
 
+    def owned(self) -> Tuple[List[ProcessKey], List[Optional[Owner]]]:
+        """Return the processes of the last scan and their owners."""
+        return self._scanned[1], self._owned[1]
+
     def _are_owned_as_before(self, keys: Tuple[Key, ...], owners: List[Optional[Owner]]) -> bool:
         """Compare by identity, which is preserved between scans while nothing changes."""
         before = self._owned

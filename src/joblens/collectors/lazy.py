@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Tuple
 
+    from joblens.collectors.ends.source import KernelEnds
+
     Read = Callable[[], Tuple[Rows, ...]]
 
 _GPU_FILES = (
@@ -85,6 +87,13 @@ def lazy_nfs(host: Host) -> Read:
     from joblens.collectors.nfs import nfs
 
     return nfs(host)
+
+
+def lazy_ends(host: Host) -> KernelEnds:
+    """Return the sockets: joblens.attribution.ends finds the jobs of what they report."""
+    from joblens.collectors.ends.source import KernelEnds
+
+    return KernelEnds(host)
 
 
 def lazy_kernel_log(host: Host) -> Read:

@@ -15,6 +15,7 @@ from joblens.collectors.disk import disk
 from joblens.collectors.filesystems import filesystems
 from joblens.collectors.interrupts import interrupts
 from joblens.collectors.lazy import (
+    lazy_ends,
     lazy_energy,
     lazy_gpus,
     lazy_infiniband,
@@ -33,10 +34,12 @@ from joblens.core.model import Rows
 
 Read = Callable[[], Tuple[Rows, ...]]
 
+ENDS = "ends"  # its rows are of jobs only, and only for a hub
+
 
 class Collector(NamedTuple):
     name: str
-    open: Callable[..., Read]  # (host, **options) -> read
+    open: Callable[..., Any]  # (host, **options) -> Read
     reads: str
     pause: float = 0.0  # shortest interval in seconds, unless configured otherwise
     options: Mapping[str, Any] = {}  # further settings with their defaults
@@ -62,6 +65,14 @@ COLLECTORS: Tuple[Collector, ...] = (
         "/proc/PID",
         pause=5.0,
         options={"threads": False, "pss": False, "others": True, "without": 0},
+    ),
+    # A row takes some 30 µs, so that 2,000 of them per second take less than a tenth of a core.
+    Collector(
+        ENDS,
+        lazy_ends,
+        "taskstats and the process connector of the kernel",
+        options={"most_per_second": 2000},
+        optional=True,
     ),
     Collector("kernel_log", lazy_kernel_log, "/dev/kmsg", optional=True),
     Collector("gpu", lazy_gpus, "NVML, /sys/class/drm", options={"pcie": False}, optional=True),

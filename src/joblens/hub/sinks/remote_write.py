@@ -31,7 +31,8 @@ OPTIONS: Mapping[str, Any] = {
     "token_file": "",  # holds what is sent as Authorization: a token, or USER:PASSWORD
     "ca_file": "",  # of a private CA, for https
     "timeout": 30.0,
-    "skip": ["process", "thread", "process_pss", "gpu_process", "cgroup"],  # sets with very many series
+    # Sets with very many series.
+    "skip": ["process", "thread", "process_pss", "gpu_process", "cgroup", "process_end", "thread_end"],
 }
 _REQUEST_SAMPLES = 20_000
 _MOST_VALUES = 4_000_000  # in memory, of all nodes
