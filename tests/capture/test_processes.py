@@ -3,7 +3,8 @@ from __future__ import annotations
 from capture.made import make_record
 from joblens.capture.processes import Merger, ProcessEnd
 from joblens.capture.records import parse_records
-from joblens.capture.sets import PROCESS_END, process_rows
+from joblens.capture.sets import process_rows
+from joblens.collectors.ends.sets import PROCESS_END
 from joblens.core.model import ABSENT
 
 _SH = ("/bin/sh", "/", "", "", "", "sh", "job")

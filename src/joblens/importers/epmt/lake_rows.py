@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.capture.sets import PROCESS_END, THREAD_END
+from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
 from joblens.core.model import ABSENT, GAUGE, Column
 from joblens.importers.command_lines import mask_secrets
 from joblens.importers.epmt.process_data import Chunk
