@@ -6,7 +6,6 @@ import json
 import os
 import re
 import stat
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from programs import fail_or_skip, need
+from programs import need
 from waiting import wait_for
 
 from .lab import NODES, USERS, Lab
 from .machines import SWITCH, Machine
 from .user_mode import HEAD, LEFT, UserMode
-from .work import need_perl, wait_for_no_processes
+from .work import compile_ranks, need_perl, wait_for_no_processes
 
 USER, OTHER = "userA", "userB"
 SETTINGS = "joblens.toml"
@@ -172,16 +171,6 @@ def stores(lab: Lab) -> Iterator[Stores]:
 def list_files(node: Machine, session: str) -> list[Path]:
     """Of a session, where all users keep theirs."""
     return list(node.path("/tmp").glob(f"joblens-{session}*"))
-
-
-def compile_ranks(lab: Lab) -> None:
-    need("mpicc")
-    source, made = Path(__file__).with_name("ranks.c"), lab.path("bin", "ranks")
-    words = ["mpicc", "-O2", "-o", str(made), str(source)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if "mpi.h: No such file" in done.stderr:
-        fail_or_skip("mpi.h: not installed; tests/services/install does it where it can")
-    assert done.returncode == 0, done.stderr
 
 
 def assert_alike(one: Any, other: Any, seconds: float = INTERVAL) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from programs import need
+from programs import fail_or_skip, need
 from waiting import wait_for
 
 from .lab import USERS, Lab
@@ -54,6 +56,17 @@ def share(path: str, until: str) -> str:
         pytest.skip("the number of mmap(2) is not known here")
     text = _SHARE.format(path=path, until=until, mmap=_MMAP[os.uname().machine])
     return "perl -e '" + text.replace("\n", " ").strip() + "'"
+
+
+def compile_ranks(lab: Lab) -> None:
+    """Make the program `ranks` of MPI."""
+    need("mpicc")
+    source, made = Path(__file__).with_name("ranks.c"), lab.path("bin", "ranks")
+    words = ["mpicc", "-O2", "-o", str(made), str(source)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "mpi.h: No such file" in done.stderr:
+        fail_or_skip("mpi.h: not installed; tests/services/install does it where it can")
+    assert done.returncode == 0, done.stderr
 
 
 def need_perl() -> None:
