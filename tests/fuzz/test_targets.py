@@ -35,6 +35,7 @@ EXCLUDED = {
     "hub.sink.read_task": "written by the hub itself for a process that it starts",
     "hub.server.load_tls": "OpenSSL reads the certificate",
     "jobs.running._load": "as any job on its way, in the target `incoming`",
+    "store.edit.parse_pairs": "words of the command line",
     "machine_recording._read_all": "runs the collectors, each of which has a target",
     "cli.run._load": "loads joblens' own modules",
     "run.usage.read_before": "reads files of /proc that `inherited-usage` and `cgroup-limits` read",

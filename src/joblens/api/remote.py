@@ -171,8 +171,8 @@ def _first_page(wanted: JobFilter) -> Pairs:
 def _query(wanted: JobFilter) -> Pairs:
     """A parameter that is not given has the service's default."""
     for name, value in wanted._asdict().items():
-        if name == "tags":
-            yield from (("tag", f"{key}:{text}") for key, text in value)
+        if name in ("tags", "annotations"):
+            yield from ((name[:-1], f"{key}:{text}") for key, text in value)
         elif name == "reverse":
             yield (name, "true" if value else None)
         elif name in ("since", "until"):

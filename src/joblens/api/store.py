@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -269,6 +269,45 @@ class Store(JobSource):
             with suppress(MovedError), open_lake(self.home, nodes, []) as lake:
                 return read(LakeReader(lake))
         return read(LakeReader(self._lake))
+
+    # Changes
+
+    def tag(
+        self,
+        name: str,
+        tags: Mapping[str, str],
+        remove: Iterable[str] = (),
+        replace: bool = False,
+        run: int | None = None,
+    ) -> dict[str, str]:
+        """Add tags to a job, or replace all of them. Return those that it has now."""
+        return self._change("tags", name, tags, remove, replace, run)
+
+    def annotate(
+        self,
+        name: str,
+        notes: Mapping[str, str],
+        remove: Iterable[str] = (),
+        replace: bool = False,
+        run: int | None = None,
+    ) -> dict[str, str]:
+        """Add annotations to a job, or replace all of them. Return those that it has now."""
+        return self._change("annotations", name, notes, remove, replace, run)
+
+    def _change(
+        self,
+        part: str,
+        name: str,
+        pairs: Mapping[str, str],
+        remove: Iterable[str],
+        replace: bool,
+        run: int | None,
+    ) -> dict[str, str]:
+        from joblens.store.edit import change
+
+        if not all(isinstance(it, str) for pair in pairs.items() for it in pair):
+            raise UsageError(f"{part} are texts")
+        return change(self.home, lambda: self.job(name, run), part, pairs, list(remove), replace)
 
     # Maintenance
 

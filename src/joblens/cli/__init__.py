@@ -25,6 +25,8 @@ COMMANDS = (
     ("submit", "store archives of captured jobs"),
     ("dump", "print the content of an archive"),
     ("check", "check that jobs can be captured and stored on this machine"),
+    ("tag", "change the tags of a stored job"),
+    ("annotate", "change the annotations of a stored job"),
     ("mark", "mark a moment or a phase of the current job"),
     ("fom", "record a figure of merit of the current job"),
     ("db", "maintain the store: info, compact, check, retain"),

@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tag", action="append", default=[], metavar="K:V", help="with this tag; can be repeated"
     )
     parser.add_argument(
+        "--annotation", action="append", default=[], metavar="K:V", help="with this annotation; the same"
+    )
+    parser.add_argument(
         "--since", metavar="TIME", help="begun at or after: 2026-11-15T13:02, 2026-11-15, 7d ago"
     )
     parser.add_argument("--until", metavar="TIME", help="begun at or before, written in the same way")
@@ -83,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
         options.account,
         options.node,
         options.array,
+        annotations=_tags(options.annotation),
     )
     with open_chosen(choose_source(options)) as source:
         try:

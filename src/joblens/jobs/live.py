@@ -70,7 +70,7 @@ def _started_here(home: Home, wanted: JobFilter, now: float) -> list[JobRow]:
     rows = []
     for found in find_running(home):
         job = as_facts(found)
-        if _is_meant(job, wanted) and has_tags(found, wanted.tags):
+        if _is_meant(job, wanted) and has_tags(found, wanted.tags) and not wanted.annotations:
             used, row = summarise_running(found).used, _row(job, now)
             rows.append(
                 row._replace(
@@ -96,7 +96,7 @@ def _followed(
     scope: Scope,
 ) -> list[tuple[Identity, JobRow]]:
     """Return the jobs of batch systems and of user mode, also those that have got their record meanwhile."""
-    if wanted.tags:  # which only the jobs of `joblens run` have
+    if wanted.tags or wanted.annotations:  # tags, which only the jobs of `joblens run` have
         return []
     index = open_index(home, problems)
     users = _users(wanted, scope)

@@ -21,6 +21,7 @@ class ListedJob(msgspec.Struct, kw_only=True, gc=False):
     node: str | None = None
     source: str | None = None
     tags: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
     nodes: list[str] | None = None
     account: str | None = None
     partition: str | None = None

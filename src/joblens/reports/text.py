@@ -35,6 +35,7 @@ _BEHIND = ",.;:)"
 _UNDER = " " * 13
 _PENDING = "PENDING"
 _WHOLE = "whole job"
+_MOST_NOTES = 5
 _MEMORY_OF_A_PART = {"accounting": "of its largest task, as accounting has no other"}
 _STATES = {
     "COMPLETED": "green", "FAILED": "red", "TIMEOUT": "red", "OUT_OF_MEMORY": "red", "NODE_FAIL": "red",
@@ -81,7 +82,9 @@ def _head(record: JobRecord, style: Style) -> list[str]:
     lines += [style(line, "dim") for line in _inferred(job, style.width)]
     queue = _queue(job)
     lines += [style(line, "dim") for line in wrap("", queue, style.width)] if queue else []
-    return lines + ([style(plain(f"tags{tags}", style.width), "dim")] if tags else [])
+    lines += [style(plain(f"tags{tags}", style.width), "dim")] if tags else []
+    notes = [f"{name}: {value}" for name, value in (job.annotations or {}).items()]
+    return lines + [style(plain(note, style.width), "dim") for note in notes[:_MOST_NOTES]]
 
 
 def _began(job: Job) -> str:
@@ -235,7 +238,7 @@ def _cpu_time(record: JobRecord, style: Style) -> list[str]:
     elif exact is not None and cpu > exact:
         source = f"sampled; accounting has {render_seconds(exact)}"
     else:
-        source = "totals from accounting"
+        source = "sum of all processes" if record.data.imported else "totals from accounting"
     return wrap(line + "   ", source, style.width)
 
 
@@ -412,6 +415,8 @@ def _data(record: JobRecord, style: Style) -> list[str]:
 def _amounts(record: JobRecord) -> list[str]:
     """`3 of 3 nodes, 170 of 180 samples, a gap of 10 s`"""
     data, nodes = record.data, record.nodes
+    if data.imported:
+        return [f"imported from {data.imported.archive}", f"{data.imported.threads:,} threads", "no samples"]
     if record.job.state == "RUNNING" and not data.samples:
         return ["no samples yet"]
     is_batch = _is_batch(record.job)

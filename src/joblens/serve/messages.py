@@ -37,6 +37,7 @@ class JobsQuery(Struct, forbid_unknown_fields=True, frozen=True):
     since: Time | None = None
     until: Time | None = None
     tag: Annotated[list[Text], Meta(max_length=MOST_TAGS, description="K:V; can be repeated")] = []
+    annotation: Annotated[list[Text], Meta(max_length=MOST_TAGS, description="K:V; can be repeated")] = []
     sort: Annotated[str, Meta(description="one of " + ", ".join(SORTS), max_length=20)] = "start"
     reverse: bool = False
     limit: Annotated[int, Meta(ge=1, le=MOST_JOBS)] = 20

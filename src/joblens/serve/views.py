@@ -197,6 +197,7 @@ def make_filter(query: JobsQuery) -> JobFilter:
         query.node,
         query.array,
         query.cursor,
+        _tags(query.annotation, "annotation"),
     )
 
 
@@ -207,12 +208,12 @@ def _state(text: str) -> str:
     return text.upper()
 
 
-def _tags(texts: list[str]) -> tuple[tuple[str, str], ...]:
+def _tags(texts: list[str], what: str = "tag") -> tuple[tuple[str, str], ...]:
     """Raises UsageError."""
     try:
         return tuple(parse_tags(texts).items())
     except UsageError:
-        raise UsageError("tag is not NAME:VALUE, such as tag=model:resnet") from None
+        raise UsageError(f"{what} is not NAME:VALUE, such as {what}=model:resnet") from None
 
 
 def _time(text: str | None) -> float | None:

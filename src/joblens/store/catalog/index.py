@@ -371,7 +371,13 @@ def _is_same(one: sqlite3.Connection, other: sqlite3.Connection) -> bool:
     """Compare what a listing shows; the file of a record may differ if there are several."""
     jobs = f"SELECT {NAMES}, tags, written FROM jobs ORDER BY id, cluster, start"
     linked = "SELECT cluster, id, start, {0}.* FROM {0} JOIN jobs ON number = job ORDER BY 2, 1, 3, 5"
-    queries = (jobs, linked.format("tags"), linked.format("job_nodes"), "PRAGMA integrity_check")
+    queries = (
+        jobs,
+        linked.format("tags"),
+        linked.format("annotations"),
+        linked.format("job_nodes"),
+        "PRAGMA integrity_check",
+    )
     return all(
         left[:3] + left[4:] == right[:3] + right[4:] if query.startswith("SELECT cluster") else left == right
         for query in queries

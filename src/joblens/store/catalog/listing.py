@@ -72,6 +72,7 @@ class JobFilter(NamedTuple):
     node: str | None = None  # one of those that it ran on
     array: str | None = None  # whose tasks they are
     cursor: str | None = None  # where the page before has ended
+    annotations: tuple[tuple[str, str], ...] = ()
 
 
 _TEXTS = ("user", "name", "state", "sort", "cluster", "partition", "account", "node", "array", "cursor")
@@ -89,12 +90,21 @@ def make_filter(**filters: Any) -> JobFilter:
             raise UsageError(f"{name} is a text, and not {value!r:.60}")
     if type(found.limit) is not int or found.limit < 0:
         raise UsageError(f"limit is {found.limit!r:.60}; it can be 0 for all, or more")
-    tags = found.tags.items() if isinstance(found.tags, Mapping) else found.tags
+    return found._replace(
+        since=parse_time(found.since),
+        until=parse_time(found.until),
+        tags=_pairs("tags", found.tags),
+        annotations=_pairs("annotations", found.annotations),
+    )
+
+
+def _pairs(what: str, given: Any) -> tuple[tuple[str, str], ...]:
+    """Raises UsageError."""
     try:
-        pairs = tuple((str(name), str(value)) for name, value in tags)
+        pairs = given.items() if isinstance(given, Mapping) else given
+        return tuple((str(name), str(value)) for name, value in pairs)
     except (TypeError, ValueError):
-        raise UsageError(f"tags are pairs of name and value, and not {found.tags!r:.60}") from None
-    return found._replace(since=parse_time(found.since), until=parse_time(found.until), tags=pairs)
+        raise UsageError(f"{what} are pairs of name and value, and not {given!r:.60}") from None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:

@@ -65,7 +65,8 @@ def _direct(condition: str, values: list[Any]) -> Term:
 
 def filter_terms(wanted: JobFilter) -> list[Term]:
     """Return the conditions of a filter; those that usually hold for the fewest jobs come first."""
-    found = [_tag_term(name, value) for name, value in wanted.tags]
+    found = [_named("tags", *pair) for pair in wanted.tags]
+    found += [_named("annotations", *pair) for pair in wanted.annotations]
     if wanted.array is not None:
         found.append(prefix_term(storable(f"{wanted.array}_"), " AND shown_id = id"))
     if wanted.node is not None:
@@ -90,8 +91,8 @@ def _equal(column: str, value: str) -> Term:
     return _direct(f"{column} = ?", [storable(value)])
 
 
-def _tag_term(name: str, value: str) -> Term:
-    return _linked("tags", "it.name = ? AND it.value = ?", [storable(name), storable(value)])
+def _named(table: str, name: str, value: str) -> Term:
+    return _linked(table, "it.name = ? AND it.value = ?", [storable(name), storable(value)])
 
 
 def _node_term(name: str) -> Term:
@@ -130,7 +131,7 @@ def indexes(wanted: JobFilter, scope: Scope) -> set[str]:
     """Return the names of the indexes that a plan may use."""
     needed = {wanted.sort, "start"} | {it for it in _INDEXED if getattr(wanted, it) is not None}
     needed |= {"nodes"} if wanted.node is not None else set()
-    needed |= {"tags"} if wanted.tags else set()
+    needed |= {it for it in ("tags", "annotations") if getattr(wanted, it)}
     needed |= {"user"} if scope.users else set()
     return needed | ({"account"} if scope.accounts else set())
 

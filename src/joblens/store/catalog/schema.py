@@ -104,6 +104,12 @@ MIGRATIONS = (
         whole INTEGER NOT NULL DEFAULT 0, UNIQUE (day, name)
     );
     """,
+    # No version before has stored annotations, so that nothing need be indexed again.
+    """
+    CREATE TABLE annotations (
+        job INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, name)
+    ) WITHOUT ROWID;
+    """,
 )
 
 # By sort and filter. Each is created when it is first needed: to sort many rows once costs a fraction of
@@ -123,6 +129,7 @@ INDEXES = {
     "node": "jobs_by_node ON jobs (node)",
     "nodes": "job_nodes_by_node ON job_nodes (node)",
     "tags": "tags_by_value ON tags (name, value)",
+    "annotations": "annotations_by_value ON annotations (name, value)",
 }
 
 

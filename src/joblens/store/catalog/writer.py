@@ -30,6 +30,7 @@ class Entry(NamedTuple):
     row: tuple[Any, ...]
     nodes: list[str] | None  # beside the first
     tags: dict[str, str] | None
+    annotations: dict[str, str] | None
 
 
 def make_entry(record: ListedRecord, file: int, place: int) -> Entry:
@@ -61,7 +62,7 @@ def make_entry(record: ListedRecord, file: int, place: int) -> Entry:
         file,
         place,
     )
-    return Entry(row, nodes if several else None, tags)
+    return Entry(row, nodes if several else None, tags, job.annotations)
 
 
 _name_nodes = lru_cache(1024)(name_nodes)  # jobs of an array run on the same nodes
@@ -135,15 +136,19 @@ class Writer:
     def _link(self, numbered: Iterable[tuple[int, Entry]]) -> None:
         nodes: list[tuple[int, str]] = []
         tags: list[tuple[int, str, str]] = []
+        annotations: list[tuple[int, str, str]] = []
         names: set[str] = set()
-        for number, (row, others, its_tags) in numbered:
+        for number, (row, others, its_tags, its_annotations) in numbered:
             names.add(row[_NAME])
             if others:
                 nodes += [(number, node) for node in others]
             if its_tags:
                 tags += [(number, name, value) for name, value in its_tags.items()]
+            if its_annotations:
+                annotations += [(number, name, value) for name, value in its_annotations.items()]
         self._database.executemany("INSERT OR IGNORE INTO job_nodes VALUES (?, ?)", nodes)
         self._database.executemany("INSERT INTO tags VALUES (?, ?, ?)", tags)
+        self._database.executemany("INSERT INTO annotations VALUES (?, ?, ?)", annotations)
         new = zip(sorted(names - self._names))
         self._database.executemany("INSERT OR IGNORE INTO names VALUES (?)", new)
         self._names = self._names | names if len(self._names) < _MOST_NAMES else names
@@ -173,7 +178,7 @@ def _changed(
 
 
 def _unlink(database: sqlite3.Connection, jobs: str, values: tuple[Any, ...]) -> None:
-    for table in ("tags", "job_nodes"):
+    for table in ("tags", "annotations", "job_nodes"):
         database.execute(f"DELETE FROM {table} WHERE job {jobs}", values)
 
 

@@ -1,0 +1,95 @@
+"""Changes of stored jobs by people: tags and annotations. Each change is a new version of the record.
+
+The owner of a job may change it, and so may the staff: root and the owner of the store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joblens.core.errors import JoblensError, UsageError
+from joblens.store.home import Home
+from joblens.store.records import save_record
+
+if TYPE_CHECKING:
+    from joblens.record.report import Job, JobRecord
+
+_LONGEST_NAME, _LONGEST_VALUE = 256, 65_536
+_MOST = 1000  # names of one job
+
+
+class NotAllowedError(JoblensError):
+    """The job belongs to somebody else."""
+
+
+def parse_pairs(texts: list[str]) -> dict[str, str]:
+    """`name:value` or `name=value`. Raises UsageError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        places = [at for at in (text.find(":"), text.find("=")) if at > 0]
+        name, value = (text[: min(places)].strip(), text[min(places) + 1 :].strip()) if places else ("", "")
+        if not name:
+            raise UsageError(f"{text!r:.60} is not name:value")
+        if len(name) > _LONGEST_NAME or len(value) > _LONGEST_VALUE or not name.isprintable():
+            raise UsageError(f"the name or the value of {name!r:.60} is too long, or not printable")
+        found[name] = value
+    return found
+
+
+def change(
+    home: Home,
+    find: Callable[[], JobRecord],
+    part: str,
+    pairs: Mapping[str, str],
+    remove: list[str],
+    replace: bool,
+) -> dict[str, str]:
+    """Change `tags` or `annotations` of a job: merged with those that it has, or in place of them.
+
+    Return what it has now. Raises NotAllowedError, LookupError and OSError.
+    """
+    with _alone(home.records):
+        record = find()
+        check_allowed(home, record.job)
+        if not record.written:
+            raise JoblensError(f"job {record.job.shown_id} has not ended yet: change its {part} afterwards")
+        before: dict[str, str] = getattr(record.job, part) or {}
+        now = {**({} if replace else before), **pairs}
+        now = {name: value for name, value in now.items() if name not in remove}
+        if len(now) > _MOST:
+            raise UsageError(f"a job can have {_MOST} {part}, and not {len(now)}")
+        if now != before:
+            setattr(record.job, part, now)
+            record.written = 0  # now
+            save_record(home.records, record)
+    return now
+
+
+def check_allowed(home: Home, job: Job) -> None:
+    """Raises NotAllowedError."""
+    uid = os.geteuid()
+    with suppress(KeyError):
+        if pwd.getpwuid(uid).pw_name == job.user:
+            return
+    if uid not in (0, home.path.stat().st_uid):
+        raise NotAllowedError(
+            f"job {job.shown_id} is {job.user}'s: only they and the owner of the store may change it"
+        )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One change at a time, where the file system has locks: none of two that are merged is lost."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
