@@ -71,7 +71,8 @@ def _use(view: View, rules: list[str]) -> str:
     if used is None or view.duration < 1:
         return "was too short to judge how it used its resources."
     plural = "" if cores == 1 else "s"
-    share = f"{render_load(used)} of {render_cores(cores)} core{plural}" if cores else f"{used:.1f} cores"
+    load = render_load(used)
+    share = f"{load} of {render_cores(cores)} core{plural}" if cores else f"{load} cores"
     taken = (lost_cores(view) or (0.0, 0.0))[1]
     held = view.used.throttled_share or 0.0
     traffic = render_traffic(view)

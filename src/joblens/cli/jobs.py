@@ -11,7 +11,7 @@ from joblens.cli import source as sources
 from joblens.cli.source import choose_source, open_chosen
 from joblens.cli.table import render_table, warn, write
 from joblens.core.errors import UsageError
-from joblens.core.units import render_bytes, render_cores, render_exit, render_seconds
+from joblens.core.units import render_bytes, render_cores, render_exit, render_load, render_seconds
 
 if TYPE_CHECKING:
     from joblens.api.source import Listed
@@ -181,5 +181,5 @@ def _state(job: JobRow) -> str:
 def _cores(job: JobRow) -> str:
     if job.cpu_seconds is None or not job.duration_seconds:
         return "-"
-    used = f"{job.cpu_seconds / job.duration_seconds:.1f}"
+    used = render_load(job.cpu_seconds / job.duration_seconds)
     return f"{used}/{render_cores(job.cores)}" if job.cores else used
