@@ -18,7 +18,7 @@ from joblens.collectors.cgroups import SCHEMA as CGROUP
 from joblens.collectors.cpu import KERNEL
 from joblens.collectors.cpu import SCHEMA as CPU
 from joblens.collectors.disk import SCHEMA as DISK
-from joblens.collectors.ends.sets import END_EVENT, PROCESS_END, THREAD_END
+from joblens.collectors.ends.sets import END_EVENT, JOB_END, PROCESS_END, THREAD_END
 from joblens.collectors.energy.reading import SCHEMA as ENERGY
 from joblens.collectors.filesystems import SCHEMA as FILESYSTEMS
 from joblens.collectors.gpu.amd import AMD
@@ -60,7 +60,7 @@ SCHEMAS: dict[str, tuple[Schema, ...]] = {
     "filesystems": (FILESYSTEMS,),
     "cgroups": (CGROUP,),
     "processes": (PROCESS, THREAD, PROCESS_PSS),
-    "ends": (END_EVENT, PROCESS_END, THREAD_END),
+    "ends": (END_EVENT, PROCESS_END, THREAD_END, JOB_END),
     "kernel_log": (LOG, EVENT_COUNT),
     "gpu": (GPU, GPU_PROCESS, DRIVER, GPU_NVIDIA, AMD, INTEL, RAIL, ZONE),
     "energy": (ENERGY,),

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
-from joblens.analysis.ended import count_processes, merge_ended
-from joblens.record.ends import EndedProcess
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joblens.analysis.ended import Unlisted, count_processes, merge_ended
+from joblens.record.ends import KERNEL, EndedProcess, EndedThread, merge_sources
 from joblens.record.report import ProcessUse
 
 
@@ -31,12 +34,63 @@ def test_process_without_a_start_is_found_by_its_pid() -> None:
 def test_two_of_one_pid_without_a_start() -> None:
     """Each of them is a process."""
     found = merge_ended([], [ended(7, 0, at=2.0), ended(7, 0, at=4.0)])
-    assert count_processes(found, 9.0).ended == 2
+    assert count_processes(found, 9.0).counts.ended == 2
 
 
 def test_counts() -> None:
     """Exact, sampled only, and only known to have existed; one that is still sampled has not ended."""
     sampled_ones = [sampled(1, 1), sampled(2, 2), sampled(3, 3, last=9.5)]
     merged = merge_ended(sampled_ones, [ended(1, 1), ended(4, 4, exact=0), ended(2, 2, exact=0)])
-    counts = count_processes(merged, finish=9.0)
+    counts, inexact, _ = count_processes(merged, finish=9.0)
     assert counts.to_dict() == {"ended": 3, "exact": 1, "sampled": 1, "counted": 1}
+    assert sorted(inexact) == [" (4, n)", "x (2, n)"]
+    some = count_processes(merged, 9.0, Unlisted(exact=5, counted=7, problems=("a: lost",)))
+    assert some.counts.to_dict() == {"ended": 15, "exact": 6, "sampled": 1, "counted": 8}
+    assert some.problems == ["a: lost"]
+
+
+def by_kernel(pid: int, start: int, at: float = 6.0, exact: int = 1, **more: object) -> EndedProcess:
+    known = ended(pid, start, exact, at)._replace(source=KERNEL, name="prog", exit_code=3)
+    return known._replace(**more)  # type: ignore[arg-type]
+
+
+def test_both_sources_are_one_process() -> None:
+    """Capture's usage and texts are kept; what it does not have is the agent's."""
+    captured = ended(7, 70)._replace(command="prog -x", user_seconds=2.5)
+    (found,) = merge_sources([captured, by_kernel(7, 71)])
+    assert (found.command, found.user_seconds, found.exit_code, found.source) == ("prog -x", 2.5, 3, "")
+    (found,) = merge_sources([by_kernel(7, 71), ended(7, 70, exact=0)])
+    assert (found.exact, found.user_seconds, found.start) == (1, 2.0, 70)
+
+
+def test_a_static_program_that_both_have() -> None:
+    """Capture does not know its start: it is the last one of that pid before its parent waited for it."""
+    found = merge_sources(
+        [by_kernel(7, 70, 3.0), by_kernel(7, 75, 6.0), ended(7, 0, at=8.0), by_kernel(7, 99, 9.5)]
+    )
+    assert [(it.start, it.source) for it in found] == [(70, KERNEL), (75, ""), (99, KERNEL)]
+
+
+def test_a_reused_pid_is_another_process() -> None:
+    assert len(merge_sources([ended(7, 70), by_kernel(7, 80)])) == 2
+
+
+def test_threads_of_both_sources() -> None:
+    """A thread is merged with the same one only."""
+    captured = EndedThread(node="n", pid=7, start=70, tid=8, name="worker", cpu_seconds=1.0)
+    kernel = EndedThread(node="n", pid=7, start=70, tid=8, name="prog", source=KERNEL, voluntary_switches=4)
+    found = merge_sources([captured, kernel, kernel._replace(tid=9)])
+    assert [(it.tid, it.name, it.voluntary_switches) for it in found] == [(8, "worker", 4), (9, "prog", 4)]
+
+
+_PIDS = st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.booleans(), st.integers(-2, 2)), max_size=30)
+
+
+@given(_PIDS)
+def test_no_process_is_lost_or_counted_twice(made: list[tuple[int, bool, bool, int]]) -> None:
+    """Whichever source has which process."""
+    rows = []
+    for number, (pid, by_capture, by_agent, drift) in enumerate(made):
+        start, at = 100 * (number + 1), float(number + 1)
+        rows += [ended(pid, start, at=at)] * by_capture + [by_kernel(pid, start + drift, at)] * by_agent
+    assert len(merge_sources(rows)) == sum(one or other for _, one, other, _ in made)

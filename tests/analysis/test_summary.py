@@ -72,7 +72,7 @@ class Samples:
     def processes(self, span: Span) -> list[ProcessUse]:
         return self.found
 
-    def ends(self, span: Span, kind: type[End]) -> list[End]:
+    def ends(self, span: Span, kind: type[End], most: int | None = None) -> list[End]:
         return []
 
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:

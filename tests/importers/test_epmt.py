@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.core.errors import MalformedError, UsageError
-from joblens.importers.command_lines import mask_secret, mask_secrets
+from joblens.core.secrets import mask_secret, mask_secrets
 from joblens.importers.epmt import archive as archives
 from joblens.importers.epmt import process_data
 from joblens.importers.epmt.metadata import parse_metadata, parse_tags

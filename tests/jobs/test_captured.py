@@ -4,6 +4,8 @@ from pathlib import Path
 
 from capture.made import make_record
 from joblens.capture.session import make_folder
+from joblens.collectors.ends.sets import END_EVENT, JOB_END, KERNEL, PROCESS_END
+from joblens.core.model import ABSENT, NO_KEY, Rows, Sample
 from joblens.jobs.captured import take_captured
 from joblens.jobs.complete import complete
 from joblens.record.ends import EndedProcess, EndedThread
@@ -13,6 +15,7 @@ from joblens.store.ingest import Incoming
 from joblens.store.lake.lake import Lake
 from joblens.store.pending import find_reader, settle
 from joblens.store.reader import LakeReader, Span
+from joblens.wire.batch import Batch
 from store.made import START, begin_job, finish, incoming, make_end, make_facts, new_home
 
 _NS = int(START * 1e9)
@@ -93,3 +96,29 @@ def test_records_of_a_shared_store_are_on_the_node(tmp_path: Path) -> None:
     (found.folder / "capture").symlink_to(local)
     record = complete(home, found)
     assert record.data.problems == [f"the records of processes are lost: {local} is not there, or not ours"]
+
+
+def test_the_rows_of_an_agent_complete_the_records(tmp_path: Path) -> None:
+    """A process that both have counts once; what the agent dropped and the kernel lost is stated."""
+    home, found = _job(tmp_path)
+    rest = [ABSENT] * (len(PROCESS_END.columns) - 3)
+    same = ("", "a", "", "c1", 7, 10, 1, 7, 7, 0, "sh", "", "", "", "", "", KERNEL)
+    keys = (same, (*same[:4], 12, 15, 7, *same[7:]), (*same[:4], 10, 11, 7, *same[7:]))
+    values = [value for _ in keys for value in (_NS, _NS + 10**9, 1, *rest)]
+    batch = Batch()
+    batch.add(
+        [
+            Sample(_NS + 10**9, Rows(PROCESS_END, keys, values)),
+            Sample(_NS + 10**9, Rows(JOB_END, (("", "a", "c1"),), [4])),
+            *(
+                Sample(_NS + at * 10**9, Rows(END_EVENT, NO_KEY, [9, 9, lost, 0, 3, 0, 0, 0]))
+                for at, lost in ((0, 1), (5, 3), (29, 3))
+            ),
+        ]
+    )
+    head = {"cluster": "", "node": "c1", "boot": "b", "id": "a", "sequence": 40}
+    (found.folder / "00000040.batch").write_bytes(batch.encode(head))
+    data = complete(home, found).data
+    assert data.processes == ProcessCounts(ended=8, exact=3, sampled=1, counted=4)
+    assert [name.split()[0] for name in data.inexact] == ["made"]
+    assert any("the kernel lost 2 events of processes" in problem for problem in data.problems)

@@ -46,7 +46,7 @@ _MOST_VALUES = 200_000  # in memory
 _MOST_ENTRIES = 2000  # sections of a batch, each with its own description, such as marks
 _MOST_USERS = 4096  # jobs whose users are remembered
 # Sets that can have rows of jobs that have ended.
-_OF_JOBS = ("job", "step", "mark", "fom", "process_end", "thread_end")
+_OF_JOBS = ("job", "step", "mark", "fom", "process_end", "thread_end", "job_end")
 _LAST_SECONDS = 2.0  # for sending what is left when the agent stops
 JobName = Tuple[Any, ...]
 

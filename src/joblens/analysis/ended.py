@@ -1,13 +1,31 @@
-"""Processes that capture recorded at their end, together with those that were sampled."""
+"""Processes that were recorded at their end, together with those that were sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from joblens.analysis.series.rates import increase_between
 from joblens.record.ends import EndedProcess
 from joblens.record.report import ProcessCounts, ProcessUse
+from joblens.store.reader import Reader, Span
 
 _Key = tuple[str, int, int]  # node, pid, start
+MOST_ENDS = 200_000  # that are merged one by one: some 200 MB
+_MOST_NAMED = 20
+_BESIDE = 5.0  # seconds
+_POINTS = 400
+
+
+class Unlisted(NamedTuple):
+    """Ended processes that are known by their number only."""
+
+    exact: int = 0
+    counted: int = 0
+    problems: tuple[str, ...] = ()
+
+
+NOTHING_UNLISTED = Unlisted()
 
 
 def merge_ended(sampled: list[ProcessUse], ended: list[EndedProcess]) -> list[ProcessUse]:
@@ -24,19 +42,60 @@ def merge_ended(sampled: list[ProcessUse], ended: list[EndedProcess]) -> list[Pr
     return sorted(found.values(), key=lambda process: (process.first, process.pid))
 
 
-def count_processes(merged: Iterable[ProcessUse], finish: float) -> ProcessCounts:
+class Completeness(NamedTuple):
+    counts: ProcessCounts
+    inexact: list[str]  # which, as far as their names are known
+    problems: list[str]
+
+
+def count_processes(
+    merged: Iterable[ProcessUse], finish: float, unlisted: Unlisted = NOTHING_UNLISTED
+) -> Completeness:
     """Count processes that ended, `merge_ended` having merged them. One without an exact end that was still
     sampled after the job's end has not ended."""
-    counts = ProcessCounts()
+    exact = sampled = counted = 0
+    inexact: list[str] = []
     for process in merged:
         if process.exact:
-            counts.exact += 1
-        elif process.looks and process.last <= finish:
-            counts.sampled += 1
-        elif not process.looks:
-            counts.counted += 1
-    counts.ended = counts.exact + counts.sampled + counts.counted
-    return counts
+            exact += 1
+            continue
+        if process.looks and process.last > finish:
+            continue
+        if process.looks:
+            sampled += 1
+        else:
+            counted += 1
+        if len(inexact) < _MOST_NAMED:
+            inexact.append(f"{process.name} ({process.pid}, {process.node})")
+    exact, counted = exact + unlisted.exact, counted + unlisted.counted
+    counts = ProcessCounts(ended=exact + sampled + counted, exact=exact, sampled=sampled, counted=counted)
+    return Completeness(counts, inexact, list(unlisted.problems))
+
+
+def find_unlisted(reader: Reader, span: Span, around: Span, merged: list[ProcessUse]) -> Unlisted:
+    """Count what is not in the list of ends: those above its limit and those that agents dropped. Agents also
+    report whether the kernel has lost events while the job ran; then processes of any job can be missing."""
+    exact = counted = 0
+    listed_exact = sum(bool(it.exact) for it in merged)
+    listed_others = sum(not it.exact and not it.looks for it in merged)
+    if listed_exact + listed_others > MOST_ENDS // 2:  # two sources may have been merged
+        ended, all_exact = reader.count_ends(span)
+        exact, counted = max(all_exact - listed_exact, 0), max(ended - all_exact - listed_others, 0)
+    dropped = reader.split(span, "job_end", ("node",), ("dropped",), 1)
+    counted += int(sum((series.last.get("dropped") or [0])[-1] or 0 for series in dropped.values()))
+    problems = tuple(
+        f"{node[0]}: the kernel lost {lost:,.0f} events of processes meanwhile, so that some may be missing"
+        for node, lost in _increases(reader, around, "lost")
+    )
+    return Unlisted(exact, counted, problems)
+
+
+def _increases(reader: Reader, span: Span, column: str) -> Iterator[tuple[tuple[str, ...], float]]:
+    around = span._replace(start=span.start - _BESIDE, end=span.end + _BESIDE)
+    for node, series in reader.split(around, "end_event", ("node",), (column,), _POINTS).items():
+        increase = increase_between(series.times, series.last.get(column) or [], span.start, span.end)
+        if increase:
+            yield node, increase
 
 
 def _key(process: ProcessUse | EndedProcess) -> _Key:

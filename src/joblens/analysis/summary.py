@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from joblens.analysis.demand import find_device, find_forks, find_unsampled
-from joblens.analysis.ended import count_processes, merge_ended
+from joblens.analysis.ended import MOST_ENDS, Completeness, count_processes, find_unlisted, merge_ended
 from joblens.analysis.energy import find_energy
 from joblens.analysis.gpus import find_gpus, sum_up
 from joblens.analysis.marks import find_events, find_foms, find_marks, within
@@ -27,7 +27,19 @@ from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
 from joblens.record.ends import EndedProcess
 from joblens.record.job import JobEnd, JobFacts, Step, Totals
-from joblens.record.report import Asked, Data, Event, Gap, Job, JobRecord, Mark, NodeUse, ProcessUse, Used
+from joblens.record.report import (
+    Asked,
+    Data,
+    Event,
+    Gap,
+    Job,
+    JobRecord,
+    Mark,
+    NodeUse,
+    ProcessCounts,
+    ProcessUse,
+    Used,
+)
 from joblens.store.reader import Reader, Span
 
 _POINTS = 120
@@ -85,15 +97,17 @@ def summarise(
         exclusive=_has_node_alone(facts, view),
         around=samples.around,
     )
+    complete = _completeness(samples, finish, reader)
     data = Data(
         samples=_whole(_sum_known(node.samples for node in nodes)) or 0 if facts.nodes else len(whole.times),
         expected_samples=_whole(_sum_known(node.expected_samples for node in nodes)),
         interval_seconds=facts.interval,
         exact=end is not None and not part and (totals.is_known or not facts.nodes),
-        problems=[*((end.problems if end else None) or []), *samples.problems],
+        problems=[*((end.problems if end else None) or []), *samples.problems, *complete.problems],
         node_cores=facts.node_cores,
         carbon_grams_per_kwh=facts.carbon_grams_per_kwh,
-        processes=count_processes(samples.merged, finish) if samples.is_captured else UNSET,
+        processes=complete.counts if samples.is_captured else UNSET,
+        inexact=complete.inexact,
     )
     return JobRecord(
         job=job,
@@ -123,6 +137,13 @@ def _oom_kills(facts: JobFacts, job: Job, used: Used, events: list[Event], kille
     if facts.source not in ("run", "inferred") or _was_killed(job):
         kills = max(used.oom_kills or 0, kills)
     return kills or (None if used.oom_kills is None else 0)
+
+
+def _completeness(samples: _Samples, finish: float, reader: Reader) -> Completeness:
+    if not samples.is_captured:
+        return Completeness(ProcessCounts(), [], [])
+    unlisted = find_unlisted(reader, samples.whole.span, samples.around, samples.merged)
+    return count_processes(samples.merged, finish, unlisted)
 
 
 class _Samples(NamedTuple):
@@ -164,7 +185,7 @@ def _collect(
         processes = [it for it in processes if it.last >= start and it.first <= span.end]
     if facts.source == "inferred":  # the same session number can be another job's on another node
         processes = [it for it in processes if it.node in around.nodes]
-    ended = reader.ends(span, EndedProcess) if part is None else []
+    ended = reader.ends(span, EndedProcess, MOST_ENDS) if part is None else []
     merged = merge_ended(processes, ended) if ended else processes
     return _Samples(start, whole, processes, merged, around, marks, problems)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Dict, List, Optional
 
-from joblens.collectors.ends.sets import KERNEL, PROCESS_END, THREAD_END, how_ended
+from joblens.collectors.ends.sets import JOB_END, KERNEL, PROCESS_END, THREAD_END, how_ended
 from joblens.collectors.ends.taskstats import TaskEnd, cpu_times
 from joblens.core.model import ABSENT, Key, Owner, Rows, Sample, Schema
 
 _TICK_NS = 10_000_000  # of the start in /proc/PID/stat
+_MOST_JOBS = 4096  # with dropped processes
 _ROWS = 2000  # per sample
 _SUMS = 13  # amounts of a thread that are added up for its process
 
@@ -67,6 +68,8 @@ class EndRows:
         self._values: List[int] = []
         self._thread_keys: List[Key] = []
         self._thread_values: List[int] = []
+        self._dropped_of: Dict[Key, int] = {}
+        self._are_new_dropped = False
 
     def set_clock(self, monotonic_ns: int, wall_ns: int, since_boot_ns: int) -> None:
         self._wall_ns, self._boot_ns = wall_ns - monotonic_ns, since_boot_ns - monotonic_ns
@@ -88,7 +91,10 @@ class EndRows:
     def add_process(self, process: EndingProcess, task: Optional[TaskEnd]) -> None:
         """`task` is its last thread, None if only its exit is known."""
         process.is_written = True
-        if process.owner is None or not self._may_add():
+        if process.owner is None:
+            return
+        if not self._may_add():
+            self._note_dropped(process.owner)
             return
         self._keys.append(self._process_key(process, process.owner, task))
         began, ended = self._times(process, task)
@@ -100,6 +106,13 @@ class EndRows:
         add_thread(process, task)
         self._values += [began, ended, 1, code, signal, images, threads, process.peak_kib]
         self._values += _spread(process.sums or [])
+
+    def _note_dropped(self, owner: Owner) -> None:
+        job = (owner.job.cluster, owner.job.id, owner.node)
+        if job not in self._dropped_of and len(self._dropped_of) >= _MOST_JOBS:
+            del self._dropped_of[next(iter(self._dropped_of))]
+        self._dropped_of[job] = self._dropped_of.get(job, 0) + 1
+        self._are_new_dropped = True
 
     def _process_key(self, process: EndingProcess, owner: Owner, task: Optional[TaskEnd]) -> Key:
         job = owner.job
@@ -148,6 +161,10 @@ class EndRows:
         found = _samples(time_ns, PROCESS_END, self._keys, self._values)
         found += _samples(time_ns, THREAD_END, self._thread_keys, self._thread_values)
         self._keys, self._values, self._thread_keys, self._thread_values = [], [], [], []
+        if self._are_new_dropped:
+            self._are_new_dropped = False
+            dropped = self._dropped_of
+            found.append(Sample(time_ns, Rows(JOB_END, tuple(dropped), list(dropped.values()))))
         return found
 
 

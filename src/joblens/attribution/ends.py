@@ -22,7 +22,7 @@ from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import NO_KEY, Owner, Rows, Sample
 from joblens.core.procfs import parse_cgroup
-from joblens.core.secrets import mask_arguments
+from joblens.core.secrets import mask_secret
 
 _MOST_ENDS, _MOST_EVENTS = 20_000, 100_000  # at a time
 _MOST_PROCESSES = 50_000  # some 300 bytes each
@@ -276,11 +276,11 @@ class Ends:
 
     def _describe(self, process: EndingProcess) -> None:
         try:
-            words = self.host.read_once(f"proc/{process.pid}/cmdline")[:_LONGEST_COMMAND].split(b"\0")
+            command = self.host.read_once(f"proc/{process.pid}/cmdline")[:_LONGEST_COMMAND]
             process.executable = os.readlink(f"{self.host.root}proc/{process.pid}/exe")
         except OSError:
             return
-        process.command = mask_arguments([word.decode("utf-8", "replace") for word in words if word])
+        process.command = mask_secret(command.decode("utf-8", "replace").replace("\0", " ").strip())
 
     def take_scan(self, began_ns: int, keys: Sequence[ProcessKey], owners: Sequence[Optional[Owner]]) -> None:
         """Take the owners that a scan has found. What it has not found although it should is over: the event
@@ -294,7 +294,7 @@ class Ends:
                 if owner is None:
                     continue
                 process = self._add(EndingProcess(key.pid, key.parent, 0))
-                process.command = mask_arguments(key.command.split(" "))
+                process.command = mask_secret(key.command)
             process.owner, process.start, process.uid = owner, key.start, key.uid
             process.group, process.session, process.name = key.group, key.session, key.name
         self._decide()

@@ -1,40 +1,45 @@
-"""Masks what looks like a password, token or key in command lines."""
+"""Command lines without what looks like a password, token or key.
+
+The same words as in capture/preload.c, which masks the arguments of captured processes. For command lines of
+other systems and of processes that the library is not in.
+"""
 
 from __future__ import annotations
 
 import re
-from functools import cache
-from typing import List, Pattern, Tuple
 
-_NAME = (
+_WORDS = (
     r"(?:password|passwd|passphrase|secrets?|token|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|credentials?|authorization|bearer)(?![a-z])[\w.-]{0,40}"
+    r"|credentials?|authorization|bearer)(?![a-z])[\w.-]*"
 )
-_HIDDEN = "***"
+_SECRET = re.compile(
+    rf"(?:{_WORDS}[\"']?[=:]|(?<![\w.-])-[\w.-]*?{_WORDS}(?=\s+[^\s-])|\bbearer(?=\s))"
+    r"[\s\"']*(?:bearer\s+|basic\s+)?",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(r"[^\s\"'&;,]+")
+_PASSWORD = re.compile(r"(://[^\s/@:]*:)[^\s/@]+(?=@)")
+_STEMS = ("passw", "passphr", "secret", "token", "key", "credential", "authoriz", "bearer", "://")
 
 
-@cache
-def _patterns() -> Tuple[Pattern[str], Pattern[str], Pattern[str]]:
-    assigned = rf"{_NAME}[\"']?[=:][\s\"']*(?:(?:bearer|basic)\s+)?"
-    value = rf"({assigned}|\bbearer\s+|-[\w.-]{{0,40}}{_NAME}\s+)[^\s\"'&;,]+"
-    return (
-        re.compile(value, re.IGNORECASE),
-        re.compile(r"(://[^\s/@:]*:)[^\s/@]+(?=@)"),
-        re.compile(rf"-[\w.-]{{0,40}}{_NAME}", re.IGNORECASE),
-    )
+def mask_secret(command: str) -> str:
+    """Return it with *** in place of the values."""
+    parts, at = [], 0
+    for match in _SECRET.finditer(command):
+        value = _VALUE.match(command, match.end())
+        if match.start() >= at and value is not None:
+            parts += [command[at : match.end()], "***"]
+            at = value.end()
+    return _PASSWORD.sub(r"\1***", "".join([*parts, command[at:]]))
 
 
-def mask_arguments(arguments: List[str]) -> str:
-    """Return the command line with `***` for each value of a secret: `--token=V`, `--token V`, `TOKEN=V`,
-    `https://user:V@host`, `Authorization: Bearer V`."""
-    value, in_url, option = _patterns()
-    found: List[str] = []
-    is_secret = False
-    for argument in arguments:
-        if is_secret and not argument.startswith("-"):
-            found.append(_HIDDEN)
-            is_secret = False
-            continue
-        is_secret = option.fullmatch(argument) is not None
-        found.append(in_url.sub(rf"\g<1>{_HIDDEN}", value.sub(rf"\g<1>{_HIDDEN}", argument)))
-    return " ".join(found)
+def mask_secrets(commands: list[str]) -> list[str]:
+    """Mask many: only those with one of the words are looked at closely."""
+    together = "\n".join(commands).lower()
+    found = [stem for stem in _STEMS if stem in together]
+    if not found:
+        return commands
+    return [
+        mask_secret(command) if any(stem in low for stem in found) else command
+        for command, low in zip(commands, map(str.lower, commands))
+    ]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from joblens.core.named_tuple import NamedTuple
 
-TEXTS = frozenset("node name command executable folder tags rank step".split())
+TEXTS = frozenset("node name command executable folder tags rank step source".split())
+KERNEL = "kernel"  # the source of the agent's rows; "" is capture
+_SAME_TICKS = 2  # clock ticks between two notes of the same start
+_SAME_SECONDS = 1.0  # between two notes of the same end, where a start is unknown
 
 
 class EndedThread(NamedTuple):
@@ -15,6 +20,7 @@ class EndedThread(NamedTuple):
     start: int = 0  # start of the process, in clock ticks after boot; 0 if unknown
     tid: int = 0
     name: str = ""
+    source: str = ""  # "" if by capture, "kernel" if by the agent
     began_seconds: float | None = None
     ended_seconds: float | None = None
     running: int | None = None  # 1 if it ran until the end of its process
@@ -52,6 +58,7 @@ class EndedProcess(NamedTuple):
     tags: str = ""  # JOBLENS_PROCESS_TAGS at its start
     rank: str = ""
     step: str = ""
+    source: str = ""  # "" if by capture or by both, "kernel" if by the agent
     exact: int = 0  # 1 if its usage is the kernel's at its end, 0 if it is unknown
     began_seconds: float | None = None
     ended_seconds: float | None = None
@@ -81,6 +88,61 @@ class EndedProcess(NamedTuple):
         if self.user_seconds is None or self.system_seconds is None:
             return None
         return self.user_seconds + self.system_seconds
+
+
+_End = TypeVar("_End", EndedProcess, EndedThread)
+
+
+def merge_sources(ends: list[_End]) -> list[_End]:
+    """Return each once: both capture and the agent may have recorded it."""
+    of_kernel: dict[tuple[str, int, int], list[_End]] = {}
+    for end in ends:
+        if end.source == KERNEL:
+            of_kernel.setdefault(_place(end), []).append(end)
+    if not of_kernel:
+        return ends
+    merged = [
+        end if end.source == KERNEL else _take_same(end, of_kernel.get(_place(end), [])) for end in ends
+    ]
+    left = {id(end) for some in of_kernel.values() for end in some}
+    return [end for end in merged if end.source != KERNEL or id(end) in left]
+
+
+def _place(end: _End) -> tuple[str, int, int]:
+    return end.node, end.pid, end.tid if isinstance(end, EndedThread) else 0
+
+
+def _take_same(end: _End, alike: list[_End]) -> _End:
+    found = [other for other in alike if _may_be_same(end, other)]
+    if not found:
+        return end
+    same = max(found, key=lambda other: other.ended_seconds or 0.0)
+    alike[:] = [other for other in alike if other is not same]
+    return _combine(end, same)
+
+
+def _may_be_same(end: _End, other: _End) -> bool:
+    """Without a start: it ended before its parent waited for it, and until then its pid is not reused."""
+    if end.start and other.start:
+        return abs(end.start - other.start) <= _SAME_TICKS
+    return (other.ended_seconds or 0.0) <= (end.ended_seconds or 0.0) + _SAME_SECONDS
+
+
+def _combine(end: _End, other: _End) -> _End:
+    """Usage as capture has it, if it does: the parent's figures include what the kernel does after exit."""
+    is_other = isinstance(end, EndedProcess) and isinstance(other, EndedProcess) and other.exact > end.exact
+    changes: dict[str, Any] = {
+        name: value
+        for name, value, default in zip(end._fields, other, end._field_defaults.values())
+        if name != "source"
+        and value != default
+        and (getattr(end, name) == default or (is_other and _is_usage(name)))
+    }
+    return end._replace(**changes)
+
+
+def _is_usage(name: str) -> bool:
+    return name not in TEXTS and name not in ("pid", "start", "parent", "group", "session", "uid", "programs")
 
 
 SETS: dict[type, str] = {EndedProcess: "process_end", EndedThread: "thread_end"}

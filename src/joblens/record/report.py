@@ -391,8 +391,9 @@ class Data(Part):
     node_cores: Annotated[Amount | None, about("cores of the node that `joblens run` ran on")] = None
     carbon_grams_per_kwh: Annotated[Amount | None, about("CO₂ that a kWh was taken to cause")] = None
     processes: Annotated[
-        ProcessCounts | UnsetType, about("ended processes, if they were captured or imported; else absent")
+        ProcessCounts | UnsetType, about("ended processes, if capture or an agent of root recorded them")
     ] = UNSET
+    inexact: Annotated[list[str], about("of these, some without exact usage: name, pid and node")] = []
     imported: Annotated[Imported | UnsetType, about("what was imported; absent in other records")] = UNSET
 
 

@@ -26,6 +26,7 @@ _MOST_GAPS = 3
 _MOST_EVENTS = 5
 _MOST_TRAFFIC = 6
 _MOST_RUNS = 3
+_MOST_INEXACT = 3
 _MUCH_UNSAMPLED = 0.1  # of the CPU time
 _LONGEST = 300  # of a sentence
 _WIDEST_TABLE = 140  # farther apart, names and figures are hard to match
@@ -362,17 +363,22 @@ def _processes(record: JobRecord, style: Style) -> list[str]:
         return []
     counts = record.data.processes
     sampled = [f"{used.processes or len(rows)} sampled"]
-    notes = _completeness(counts) if isinstance(counts, ProcessCounts) else sampled
+    notes = _completeness(counts, record.data.inexact) if isinstance(counts, ProcessCounts) else sampled
     if is_much and used.forks:
         notes.append(f"{used.forks:,} created on the node meanwhile")
     first, *more = wrap("Processes".ljust(len(_UNDER)), ", ".join(notes), style.width)
     return [style("Processes", "bold") + first.removeprefix("Processes"), *more, *rows]
 
 
-def _completeness(counts: ProcessCounts) -> list[str]:
+def _completeness(counts: ProcessCounts, inexact: list[str]) -> list[str]:
     notes = [f"{counts.ended:,} ended", f"{counts.exact:,} exact"]
     notes += [f"{counts.sampled:,} sampled only"] if counts.sampled else []
-    return notes + ([f"{counts.counted:,} only known to have existed"] if counts.counted else [])
+    notes += [f"{counts.counted:,} only known to have existed"] if counts.counted else []
+    if inexact:
+        named = [name.rpartition(", ")[0] + ")" for name in inexact[:_MOST_INEXACT]]
+        more = counts.sampled + counts.counted - len(named)
+        notes.append(f"not exact: {', '.join(named)}" + (f" and {more:,} more" if more > 0 else ""))
+    return notes
 
 
 def _traffic(record: JobRecord, style: Style) -> list[str]:

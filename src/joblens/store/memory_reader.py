@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joblens.core.model import ABSENT, Number, Rows, Sample, Schema
-from joblens.record.ends import SETS, TEXTS
+from joblens.record.ends import SETS, TEXTS, EndedProcess, merge_sources
 from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import storable, stored_name
 from joblens.store.reader import (
@@ -128,14 +128,19 @@ class SamplesReader:
         uses = sorted(found.items(), key=lambda item: (item[1].first, item[0]))
         return [use.plain(*identity) for identity, use in uses]
 
-    def ends(self, span: Span, kind: type[End]) -> list[End]:
+    def ends(self, span: Span, kind: type[End], most: int | None = None) -> list[End]:
         found: list[End] = []
         for sample in self._within(span._replace(end=span.end + SPAN_MARGIN), SETS[kind]):
             layout = _Layout(sample.rows.schema, self._node)
             for number, key in enumerate(sample.rows.keys):
                 cells = ((name, layout.cell(key, sample.rows.row(number), name)) for name in kind._fields)
                 found.append(make_end(kind, cells))
-        return sorted(found, key=lambda end: (end.began_seconds or 0, end.pid, end.start))
+        found.sort(key=lambda end: (end.began_seconds or 0, end.pid, end.start))
+        return merge_sources(found if most is None else found[:most])
+
+    def count_ends(self, span: Span) -> tuple[int, int]:
+        found = self.ends(span, EndedProcess)
+        return len(found), sum(end.exact for end in found)
 
     def sample_times(self, span: Span) -> list[float]:
         return sorted({sample.time_ns / 1e9 for sample in self._within(span, "job")})

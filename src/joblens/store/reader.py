@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from joblens.core.named_tuple import NamedTuple
-from joblens.record.ends import SETS, TEXTS, EndedProcess, EndedThread
+from joblens.record.ends import SETS, TEXTS, EndedProcess, EndedThread, merge_sources
 from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import identifier
 
@@ -148,8 +148,11 @@ class Reader(Protocol):
 
     def processes(self, span: Span) -> list[ProcessUse]: ...
 
-    def ends(self, span: Span, kind: type[End]) -> list[End]:
-        """Return the processes or threads that capture recorded, in order of their start."""
+    def ends(self, span: Span, kind: type[End], most: int | None = None) -> list[End]:
+        """Return the processes or threads recorded at their end, in order of their start."""
+
+    def count_ends(self, span: Span) -> tuple[int, int]:
+        """Return how many processes were recorded at their end, and how many of these exactly."""
 
     def sample_times(self, span: Span) -> list[float]: ...
 
@@ -244,7 +247,7 @@ class LakeReader:
         )
         return [ProcessUse(*row) for row in rows]
 
-    def ends(self, span: Span, kind: type[End]) -> list[End]:
+    def ends(self, span: Span, kind: type[End], most: int | None = None) -> list[End]:
         around = span._replace(end=span.end + SPAN_MARGIN)
         where, values = _where(around)
         names = kind._fields
@@ -252,10 +255,23 @@ class LakeReader:
             self._files(SETS[kind], around),
             _SAMPLE | {name: _end_type(name) for name in names},
             f"SELECT {', '.join(map(identifier, names))} FROM {{lake}} WHERE {where} "
-            "ORDER BY began_seconds, pid, start",
+            "ORDER BY began_seconds, pid, start" + ("" if most is None else f" LIMIT {most}"),
             values,
         )
-        return [make_end(kind, zip(names, row)) for row in rows]
+        return merge_sources([make_end(kind, zip(names, row)) for row in rows])
+
+    def count_ends(self, span: Span) -> tuple[int, int]:
+        """Of several sources, the one with most: to merge them takes all rows."""
+        around = span._replace(end=span.end + SPAN_MARGIN)
+        where, values = _where(around)
+        rows = self.lake.query(
+            self._files(SETS[EndedProcess], around),
+            _SAMPLE | {"source": "VARCHAR", "exact": "BIGINT"},
+            "SELECT count(*)::BIGINT, coalesce(sum(exact), 0)::BIGINT FROM {lake} "
+            f"WHERE {where} GROUP BY coalesce(source, '')",
+            values,
+        )
+        return max(((int(ended), int(exact)) for ended, exact in rows), default=(0, 0))
 
     def sample_times(self, span: Span) -> list[float]:
         where, values = _where(span)

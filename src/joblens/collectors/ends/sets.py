@@ -72,6 +72,12 @@ THREAD_END = Schema(
         *_common(""),
     ),
 )
+# What a job has lost on a node. Jobs that have lost nothing have no row.
+JOB_END = Schema(
+    "job_end",
+    ("cluster", "jobid", "node"),
+    (Column("dropped", COUNTER, "ended processes of the job above the limit of rows per second"),),
+)
 END_EVENT = Schema(
     "end_event",
     (),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
 from joblens.core.model import ABSENT, GAUGE, Column
-from joblens.importers.command_lines import mask_secrets
+from joblens.core.secrets import mask_secrets
 from joblens.importers.epmt.process_data import Chunk
 from joblens.store.lake.columns import TIME, Table, identifier, in_base_units, storable
 from joblens.store.lake.folder import JobFile
