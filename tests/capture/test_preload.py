@@ -17,6 +17,7 @@ import pytest
 from capture.library import Captured, compile_program, library, run_captured
 from joblens.capture.library import LIBRARY, capture_environment, is_preloadable
 from joblens.capture.records import UNKNOWN
+from joblens.core.secrets import mask_arguments
 
 pytestmark = [
     pytest.mark.real,
@@ -223,6 +224,7 @@ def test_secrets_in_arguments_are_masked(preload: str, tmp_path: Path) -> None:
     data = b"".join(path.read_bytes() for path in (tmp_path / "records").iterdir())
     assert b"hunter2" not in data
     (process,) = found.named("true")
+    assert process.command == " ".join(mask_arguments(["/bin/true", *arguments]))
     assert process.command == (
         "/bin/true --password=*** --api-key *** TOKEN=*** --tokenizer=fast --max-tokens 512 "
         'https://me:***@host/x?token=***&y=1 Authorization: Bearer *** {"secret": "***"} '

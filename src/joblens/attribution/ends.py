@@ -294,7 +294,7 @@ class Ends:
                 if owner is None:
                     continue
                 process = self._add(EndingProcess(key.pid, key.parent, 0))
-                process.command = mask_secret(key.command)
+                process.command = key.command
             process.owner, process.start, process.uid = owner, key.start, key.uid
             process.group, process.session, process.name = key.group, key.session, key.name
         self._decide()

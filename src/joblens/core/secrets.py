@@ -1,45 +1,65 @@
-"""Command lines without what looks like a password, token or key.
-
-The same words as in capture/preload.c, which masks the arguments of captured processes. For command lines of
-other systems and of processes that the library is not in.
-"""
+"""Command lines without the values of passwords, tokens and keys, as capture/preload.c writes them too."""
 
 from __future__ import annotations
 
-import re
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import re
+    from typing import Iterable, List
 
-_WORDS = (
+MASK = "***"
+# A command line without any of these has no secret: most have none, and need no regular expression.
+_HINTS = ("pass", "secret", "token", "key", "credential", "authorization", "bearer", "://")
+_NAME = (
     r"(?:password|passwd|passphrase|secrets?|token|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|credentials?|authorization|bearer)(?![a-z])[\w.-]*"
+    r"|credentials?|authorization|bearer)(?![a-z])[\w.-]{0,40}"
 )
-_SECRET = re.compile(
-    rf"(?:{_WORDS}[\"']?[=:]|(?<![\w.-])-[\w.-]*?{_WORDS}(?=\s+[^\s-])|\bbearer(?=\s))"
-    r"[\s\"']*(?:bearer\s+|basic\s+)?",
-    re.IGNORECASE,
-)
-_VALUE = re.compile(r"[^\s\"'&;,]+")
-_PASSWORD = re.compile(r"(://[^\s/@:]*:)[^\s/@]+(?=@)")
-_STEMS = ("passw", "passphr", "secret", "token", "key", "credential", "authoriz", "bearer", "://")
+_VALUE = r"[^\s\"'&;,]+"
+_patterns: List[re.Pattern[str]] = []  # compiled when they are first needed
 
 
-def mask_secret(command: str) -> str:
-    """Return it with *** in place of the values."""
-    parts, at = [], 0
-    for match in _SECRET.finditer(command):
-        value = _VALUE.match(command, match.end())
-        if match.start() >= at and value is not None:
-            parts += [command[at : match.end()], "***"]
-            at = value.end()
-    return _PASSWORD.sub(r"\1***", "".join([*parts, command[at:]]))
+def mask_arguments(arguments: Iterable[str]) -> List[str]:
+    """Replace the secrets in arguments, also the one that follows `--password`."""
+    found = list(arguments)
+    if not any(map(_may_have_secret, found)):
+        return found
+    *_, ends = _load_patterns()
+    for number, argument in enumerate(found):
+        found[number] = mask_secret(argument)
+        if ends.search(argument) and number + 1 < len(found) and not found[number + 1].startswith("-"):
+            found[number + 1] = MASK
+    return found
 
 
-def mask_secrets(commands: list[str]) -> list[str]:
-    """Mask many: only those with one of the words are looked at closely."""
-    together = "\n".join(commands).lower()
-    found = [stem for stem in _STEMS if stem in together]
-    if not found:
+def mask_secret(text: str) -> str:
+    """Replace the secrets in a command line."""
+    if not _may_have_secret(text):
+        return text
+    for pattern in _load_patterns()[:-1]:
+        text = pattern.sub(rf"\1{MASK}", text)
+    return text
+
+
+def mask_secrets(commands: List[str]) -> List[str]:
+    """Mask many: only if any of them has one of the words, they are looked at one by one."""
+    if not _may_have_secret("\n".join(commands)):
         return commands
-    return [
-        mask_secret(command) if any(stem in low for stem in found) else command
-        for command, low in zip(commands, map(str.lower, commands))
-    ]
+    return [mask_secret(command) for command in commands]
+
+
+def _may_have_secret(text: str) -> bool:
+    lower = text.lower()
+    return any(hint in lower for hint in _HINTS)
+
+
+def _load_patterns() -> List[re.Pattern[str]]:
+    if not _patterns:
+        import re
+
+        head = rf"({_NAME}[\"']?[=:][\s\"']*(?:(?:bearer|basic)\s+)?){_VALUE}"
+        option = rf"((?<![\w.-])-[\w.-]{{0,40}}?{_NAME}[\"']?\s[\s\"']*)(?!-){_VALUE}"
+        bearer = rf"(bearer(?![a-z])\s+)(?!\*){_VALUE}"
+        address = r"(://[^/@\s:]*:)[^/@\s]+(?=@)"
+        ends = rf"(?<![\w.-])-[\w.-]{{0,40}}?{_NAME}$"
+        _patterns.extend(re.compile(it, re.IGNORECASE) for it in (head, option, bearer, address, ends))
+    return _patterns

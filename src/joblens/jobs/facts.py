@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from joblens.core.secrets import mask_secret
 from joblens.record.job import JobEnd, JobFacts, Totals
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.listing import Identity
@@ -12,7 +13,7 @@ from joblens.store.lake.columns import storable
 INTERVAL = 1.0  # seconds between two samples, where these do not say it
 _Value = TypeVar("_Value")
 _KEPT = (
-    "cluster user uid name folder command account partition qos reason submit eligible time_limit_seconds "
+    "cluster user uid name folder account partition qos reason submit eligible time_limit_seconds "
     "array_job array_task het_job het_offset restarts"
 ).split()
 
@@ -42,6 +43,7 @@ def facts_of(job: BatchJob, interval: float = INTERVAL) -> JobFacts:
     return JobFacts(
         **{name: _storable(getattr(job, name)) for name in _KEPT},
         id=storable(job.id),
+        command=storable(mask_secret(job.command)),
         source=job.scheduler,
         node=job.nodes[0] if job.nodes else "",
         nodes=list(job.nodes),

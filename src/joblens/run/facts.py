@@ -10,6 +10,7 @@ from joblens.collectors.cgroup_limits import Limiting, find_limits
 from joblens.core.errors import UsageError
 from joblens.core.host import Host
 from joblens.core.named_tuple import NamedTuple
+from joblens.core.secrets import mask_arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def collect(
         name=(name or os.path.basename(command[0]))[:_LONGEST_NAME],
         user=host.user(uid),
         uid=uid,
-        command=quote(command)[:_LONGEST_COMMAND],
+        command=quote(mask_arguments(command))[:_LONGEST_COMMAND],
         folder=_folder(),
         tags=tags,
         start=time.time(),

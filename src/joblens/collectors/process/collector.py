@@ -18,6 +18,7 @@ from joblens.core.host import Host, read_all
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Reader, Rows, Schema
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import Stat, is_running, parse_cgroup, parse_io, parse_stat, parse_status
+from joblens.core.secrets import mask_arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -393,7 +394,7 @@ class _Table:
             return ""
         finally:
             os.close(fd)
-        return data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+        return " ".join(mask_arguments(data.rstrip(b"\0").decode("utf-8", "replace").split("\0")))
 
     def _cgroup(self, process: _Process) -> str:
         try:
