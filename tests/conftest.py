@@ -33,32 +33,42 @@ _CPU = pytest.StashKey[float]()  # at the test's previous report
 
 # Fixtures of a whole session that are dear: what uses one runs in one worker, so that it is made once.
 DEAR = {"any_broker": "kafka", "scraped": "prometheus"}
-
+# What takes longest begins first: clusters, one after the other, and then what else waits for servers.
+FIRST = (
+    "services/slurm/",
+    "services/kafka/",
+    "services/test_hub_faults",
+    "usermode/",
+    "services/",
+    "attacks/",
+)
 
 # A test is of the second stage if it is marked so, its folder is one of these, or its module uses one of
 # these modules: it waits for other processes, or needs a program, another user, a file system or a cgroup.
 REAL_FOLDERS = ("attacks", "run", "services")
+APART = ("alone", "preferred")  # marks of tests that are apart from all others
 REAL_MODULES = {"waiting", "programs", "small_disk", "small_group", "small_hub", "serve.serving"}
 
 
 @cache
 def may_have(stage: str, path: Path) -> bool:
-    """Whether a file can have tests of a stage, "fast", "real" or "alone", by its folder and its text.
+    """Whether a file can have tests of a stage ("fast", "real", "preferred", "alone"), by folder and text.
 
     Importing all files takes ten seconds in each worker, so tests/suite.py names those that matter.
     """
     text = path.read_text()
-    if stage == "alone":
-        return "mark.alone" in text
+    if stage in APART:
+        return f"mark.{stage}" in text
     in_folder = path.relative_to(TESTS).parts[0] in REAL_FOLDERS
     if stage == "fast":
         return not in_folder
-    words = {"mark.real", "mark.alone", *(f"{name.rpartition('.')[2]} import" for name in REAL_MODULES)}
+    words = {"mark.real", *(f"mark.{it}" for it in APART)}
+    words |= {*(f"{name.rpartition('.')[2]} import" for name in REAL_MODULES)}
     return in_folder or any(word in text for word in words)
 
 
 def is_real(item: pytest.Item) -> bool:
-    if Path(item.path).relative_to(TESTS).parts[0] in REAL_FOLDERS or is_alone(item):
+    if Path(item.path).relative_to(TESTS).parts[0] in REAL_FOLDERS or own_stage(item):
         return True
     module = getattr(item, "module", None)
     return any(getattr(value, "__module__", None) in REAL_MODULES for value in vars(module).values())
@@ -66,18 +76,33 @@ def is_real(item: pytest.Item) -> bool:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     real = is_real(item)
-    stage = "alone" if is_alone(item) else "real" if real else "fast"
+    stage = own_stage(item) or ("real" if real else "fast")
     assert may_have(stage, item.path), f"{item.nodeid}: import what makes it {stage} in its own file"
     if real:
         item.add_marker(pytest.mark.real)
-    for name in DEAR.keys() & set(getattr(item, "fixturenames", ())):
-        item.add_marker(pytest.mark.xdist_group(DEAR[name]))
+    if item.get_closest_marker("xdist_group") is None and (group := shared_fixture(item)):
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def shared_fixture(item: pytest.Item) -> str:
+    """The name of the group of tests for which fixtures are made once: a module, if it has any; else ""."""
+    known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    dear = DEAR.keys() & known.keys()
+    if dear:
+        return DEAR[min(dear)]
+    of_module = any(made[-1].scope == "module" and not name.startswith("_") for name, made in known.items())
+    return item.location[0].removesuffix(".py").replace("/", "_") if of_module else ""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long comes first; what needs the machine for itself last, when the others are done."""
-    items.sort(key=lambda item: (is_alone(item), "slurm" not in item.nodeid))
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        first = (number for number, name in enumerate(FIRST) if item.nodeid.startswith(f"tests/{name}"))
+        return is_alone(item), next(first, len(FIRST))
+
+    items.sort(key=place)
 
 
 def cpu_seconds() -> float:
@@ -110,8 +135,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             file.write(json.dumps([report.nodeid, report.outcome, report.duration, cpu, why]) + "\n")
 
 
+def own_stage(item: pytest.Item) -> str:
+    return next((name for name in APART if item.get_closest_marker(name)), "")
+
+
 def is_alone(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None
+    return own_stage(item) == "alone"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,10 +3,11 @@
 python tests/suite.py [--workers 5] [--fast] [PYTEST OPTION…]
 
 1. The fast stage: no root, no server, no waiting for the clock. Whatever fails there has failed.
-2. The stage with real components, many at a time, and then those tests one by one that need the machine for
-   themselves. Each worker has a pid namespace where root can make one, so that agents which a test starts do
-   not sample the processes of other tests. What fails runs once more, alone. A test that passes then is
-   flaky: it is listed with both outcomes, and more than three of them fail the run.
+2. The stage with real components, many at a time; beside them one by one those that need little, but at once;
+   then one by one those that need the machine for themselves. Each worker has a pid namespace where root can
+   make one, so that agents which a test starts do not sample the processes of other tests. What fails runs
+   once more, alone. A test that passes then is flaky: it is listed with both outcomes, and more than three of
+   them fail the run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,11 +68,34 @@ def main() -> int:
     return 1 if failed else 0
 
 
+Outcome = tuple[int, dict[str, Result]]  # exit code, and results by test
+
+
+class Started(NamedTuple):
+    """A pytest that runs."""
+
+    process: subprocess.Popen[bytes]
+    results: Path
+    printed: Path | None  # what it prints, until it has ended
+
+    def wait(self) -> Outcome:
+        code = self.process.wait()
+        if self.printed:
+            print(self.printed.read_text(errors="replace"), flush=True)
+        found: dict[str, Result] = {}
+        for line in self.results.read_text().splitlines():
+            result = Result(*json.loads(line))
+            before = found.get(result.test)
+            found[result.test] = combine(before, result) if before else result
+        return 0 if code == NO_TESTS else code, found
+
+
 class Suite:
     def __init__(self, folder: Path, workers: int, words: list[str]) -> None:
         self._folder, self._workers, self._words = folder, workers, words
         self._results: dict[str, Result] = {}
         self._flaky: list[str] = []
+        self._numbers = count()
 
     def run_fast(self) -> bool:
         """Whether anything failed."""
@@ -78,10 +106,19 @@ class Suite:
 
     def run_real(self) -> bool:
         print("\nStage 2: with real components", flush=True)
-        code, results = self._pytest("-m", "real and not alone", *isolated(self._workers), stage="real")
+        workers = ["--tx", f"{self._workers}*popen{python_of(namespace())}", "--dist", "loadgroup"]
+        with preferred_group() as join:
+            beside = self._start(
+                "-m", "preferred", stage="preferred", within=[*join, *namespace()], quiet=True
+            )
+            marks = "real and not alone and not preferred"
+            parts = [self._pytest("-m", marks, *workers, "--no-loadscope-reorder", stage="real")]
+            print("\nBeside them, those that need little, but at once", flush=True)
+            parts.append(beside.wait())
         print("\nThose that need the machine for themselves", flush=True)
-        last, others = self._pytest("-m", "alone", stage="alone")
-        code, results = max(code, last), results | others
+        parts.append(self._pytest("-m", "alone", stage="alone"))
+        code = max(it[0] for it in parts)
+        results = {test: result for _, found in parts for test, result in found.items()}
         self._results |= results
         failed = [it.test for it in results.values() if it.outcome == "failed"]
         if code not in (0, 1) or not failed:
@@ -94,24 +131,25 @@ class Suite:
         self._results |= again
         return len(self._flaky) < len(failed) or len(self._flaky) > MOST_FLAKY
 
-    def _pytest(self, *words: str, stage: str = "") -> tuple[int, dict[str, Result]]:
+    def _pytest(self, *words: str, stage: str = "") -> Outcome:
         """Run the tests of a stage, or those that are named."""
-        path = self._folder / "results"
+        return self._start(*words, stage=stage).wait()
+
+    def _start(
+        self, *words: str, stage: str = "", within: Sequence[str] = (), quiet: bool = False
+    ) -> Started:
+        path = self._folder / f"results{next(self._numbers)}"
         path.write_bytes(b"")
         chosen = self._words
         if not any(TOP.joinpath(word.partition("::")[0]).exists() for word in self._words):
             chosen = [*self._words, *(str(it) for it in TESTS if may_have(stage, it))]
-        command = [sys.executable, "-m", "pytest", *words, *(chosen if stage else ())]
-        code = subprocess.run(
-            command, cwd=TOP, env={**os.environ, RESULTS: str(path)}, check=False
-        ).returncode
-        code = 0 if code == NO_TESTS else code
-        results: dict[str, Result] = {}
-        for line in path.read_text().splitlines():
-            found = Result(*json.loads(line))
-            before = results.get(found.test)
-            results[found.test] = combine(before, found) if before else found
-        return code, results
+        command = [*within, sys.executable, "-m", "pytest", *words, *(chosen if stage else ())]
+        printed = path.with_suffix(".printed") if quiet else None
+        with printed.open("wb") if printed else nullcontext() as file:
+            process = subprocess.Popen(
+                command, cwd=TOP, env={**os.environ, RESULTS: str(path)}, stdout=file, stderr=file
+            )
+        return Started(process, path, printed)
 
     def print_summary(self) -> None:
         results = self._results.values()
@@ -120,8 +158,8 @@ class Suite:
         skipped = Counter(it.why for it in results if it.outcome == "skipped")
         if skipped:
             print("\nSkipped")
-        for why, count in skipped.most_common():
-            print(f"  {count:4}  {why}")
+        for why, times in skipped.most_common():
+            print(f"  {times:4}  {why}")
         if self._flaky:
             print(f"\nFlaky: failed beside others, passed alone; {MOST_FLAKY} are tolerated")
         for test in self._flaky:
@@ -130,11 +168,42 @@ class Suite:
         print("\n" + ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "skipped")))
 
 
-def isolated(workers: int) -> list[str]:
-    """Return the options for so many workers, each with processes and mounts of its own where that can be."""
+@cache
+def namespace() -> Sequence[str]:
+    """Return how a command begins that has processes and mounts of its own; nothing where that cannot be."""
     tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode
-    python = "" if tried else f"//python={shlex.join([*NAMESPACE, sys.executable])}"
-    return ["--tx", f"{workers}*popen{python}", "--dist", "loadgroup"]
+    return () if tried else NAMESPACE
+
+
+def python_of(within: Sequence[str]) -> str:
+    """Return the interpreter of workers, as execnet takes it."""
+    return f"//python={shlex.join([*within, sys.executable])}" if within else ""
+
+
+@contextmanager
+def preferred_group() -> Iterator[Sequence[str]]:
+    """Yield how a command begins whose processes come before all others; nothing where that cannot be."""
+    group = make_group()
+    if group is None:
+        yield ()
+        return
+    try:
+        yield ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group))
+    finally:
+        with suppress(OSError):
+            group.rmdir()
+
+
+def make_group() -> Path | None:
+    for top, setting, most in (("cpu", "cpu.shares", "65536"), ("", "cpu.weight", "10000")):
+        group = Path("/sys/fs/cgroup", top, f"joblens-tests-{os.getpid()}")
+        with suppress(OSError):
+            group.mkdir()
+            with suppress(OSError):
+                (group / setting).write_text(most)
+                return group
+            group.rmdir()
+    return None
 
 
 def print_most(what: str, seconds: dict[str, float]) -> None:

@@ -194,7 +194,7 @@ def seconds(samples: list[Sample], set: str, id: str) -> int:
     return rows.row(number)[rows.schema.position("cpu_seconds")]
 
 
-@pytest.mark.alone  # agents of other tests in the same worker would warn of its slurmstepd
+@pytest.mark.preferred  # agents of other tests in the same worker would warn of its slurmstepd
 def test_scan_after_a_task_is_exact(folder: Path) -> None:
     """A task that was never scanned counts exactly, as long as its slurmstepd runs."""
     needs_root()
@@ -216,7 +216,7 @@ def test_scan_after_a_task_is_exact(folder: Path) -> None:
     assert ("fox", ID, "c1") not in rows.keys
 
 
-@pytest.mark.alone  # agents of other tests in the same worker would warn of its slurmstepd
+@pytest.mark.preferred  # agents of other tests in the same worker would warn of its slurmstepd
 def test_hook_triggers_a_scan(folder: Path) -> None:
     """The task's usage is served long before the next tick, under its user's name."""
     needs_root()

@@ -22,7 +22,7 @@ from .attacker import ATTACKS
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
-    pytest.mark.alone,  # beside other tests a tick can be missed without any attack
+    pytest.mark.preferred,  # beside other tests a tick can be missed without any attack
 ]
 ATTACKER, MONITOR = 61_501, 61_502  # users
 MOST_MEMORY = 128 << 20  # MemoryMax of deploy/systemd/joblens-agent.service

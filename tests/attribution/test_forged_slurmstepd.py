@@ -38,7 +38,7 @@ int main(void) {
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes need root"),
-    pytest.mark.alone,  # agents of other tests in the same worker would warn of it
+    pytest.mark.preferred,  # agents of other tests in the same worker would warn of it
 ]
 Start = Callable[..., subprocess.Popen[bytes]]
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,10 +51,25 @@ def run_job(library: Path, folder: Path, given: str, *words: str) -> Told:
     return Told(json.loads(shown.stdout), ended.stderr)
 
 
+class Both(NamedTuple):
+    """The outcomes of two jobs that ran at the same time."""
+
+    cards: Told  # with four assigned GPUs, of which it used the third
+    parts: Told  # with two assigned MIG instances, of which it used one
+
+
 @pytest.fixture(scope="module")
-def told(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """The outcome of a job with four assigned GPUs that uses the third."""
-    return run_job(library, tmp_path_factory.mktemp("report"), "0,1,2,3", "2", "4")
+def both(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    given = ",".join(f"MIG-0000000{part}" for part in range(2))  # UUIDs may be cut short
+    with ThreadPoolExecutor() as threads:
+        cards = threads.submit(run_job, library, tmp_path_factory.mktemp("cards"), "0,1,2,3", "2", "4")
+        parts = threads.submit(run_job, library, tmp_path_factory.mktemp("parts"), given, "mig")
+        return Both(cards.result(), parts.result())
+
+
+@pytest.fixture
+def told(both: Both) -> Told:
+    return both.cards
 
 
 def part_of_time(told: Told) -> float:
@@ -108,10 +124,9 @@ def test_screen(told: Told) -> None:
     assert max(map(len, told.screen.splitlines())) <= 80
 
 
-def test_parts_of_a_card(library: Path, tmp_path: Path) -> None:
+def test_parts_of_a_card(both: Both) -> None:
     """Of two assigned MIG instances one is used: the other was allocated but idle."""
-    given = ",".join(f"MIG-0000000{part}" for part in range(2))  # UUIDs may be cut short
-    told = run_job(library, tmp_path, given, "mig")
+    told = both.parts
     assert [(gpu["gpu"][:12], gpu["used"]) for gpu in told.record["gpus"]] == [
         ("MIG-00000000", False),
         ("MIG-00000001", True),

@@ -26,7 +26,7 @@ from waiting import wait_for
 
 from .cluster import Cluster, Node, Row, rows_of
 
-CRASHES = int(os.environ.get("JOBLENS_CRASHES", "16"))
+CRASHES = int(os.environ.get("JOBLENS_CRASHES", "10"))
 SINKS = ("lake", "csv")
 RECORDED = Path(__file__).parent.parent / "nodes" / "slurm-cgroup-v1"
 

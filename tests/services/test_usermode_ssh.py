@@ -18,6 +18,7 @@ from programs import need
 from usermode.sessions import Place, processes, wait_for_samples
 from waiting import wait_for
 
+pytestmark = pytest.mark.xdist_group("ssh")  # whoever made the folder of sshd removes it
 _BOOTSTRAP = b"-c\0import json, os"
 
 # For nobody but these tests. As root it asks for a folder that packages make when they start it.

@@ -15,7 +15,6 @@ import pytest
 
 from .sessions import Place
 
-pytestmark = pytest.mark.alone
 BURN = f"{sys.executable} -c 'import time; end = time.time() + 7\nwhile time.time() < end: pass'"
 
 
@@ -38,6 +37,7 @@ def rules(record: Any) -> list[str]:
     return [finding["rule"] for finding in record["findings"]]
 
 
+@pytest.mark.alone
 def test_starved(place: Place) -> None:
     """A loop that others leave little of the cores to does not wait for anything else."""
     with ExitStack() as stack:
@@ -52,6 +52,7 @@ def test_starved(place: Place) -> None:
     assert "; other work took " in record["verdict"]
 
 
+@pytest.mark.preferred
 def test_throttled(place: Place) -> None:
     """By the quota of the cgroup around the session."""
     group = Path("/sys/fs/cgroup/cpu") / f"joblens-test-{uuid.uuid4().hex}"

@@ -211,7 +211,7 @@ def test_killed_again_and_again(broker: Broker, prefix: str, tmp_path: Path) -> 
         for hub in both:
             hub.start()
         sender.start()
-        for number in range(6):
+        for number in range(4):
             hub = both[number % 2]
             have = hub.rows()
             wait_for(f"something more, {number}", lambda: hub.rows() > have)  # noqa: B023

@@ -188,7 +188,7 @@ def running_sink(home: Path, chosen: dict[str, Any]) -> Iterator[subprocess.Pope
         process.communicate()
 
 
-@pytest.mark.parametrize(("one_topic", "kills"), [(False, 8), (True, 3)])
+@pytest.mark.parametrize(("one_topic", "kills"), [(False, 4), (True, 2)])
 def test_killed_again_and_again(
     broker: Broker, prefix: str, tmp_path: Path, one_topic: bool, kills: int
 ) -> None:

@@ -1,30 +1,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from .lab import Lab, why_no_lab
 from .watch import Watch
 
+# These leave a cluster as they found it but for jobs and their records, and are not disturbed by others'.
+SHARING = {"test_accounting", "test_faults", "test_lab", "test_many", "test_no_data", "test_shapes"}
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """No more than two clusters at once: one of those that make cgroups, and one of the others."""
+    """No more than three clusters at once: the shared one, one of those that make cgroups, and another."""
     if item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group("slurm"))
+        item.add_marker(pytest.mark.xdist_group("slurm" if item.path.stem in SHARING else "clusters"))
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    """A Slurm cluster for the tests of one file: to start it takes some seconds, and what one test has left
-    on it is not in the way of all others."""
+@contextmanager
+def running_lab() -> Iterator[Lab]:
     if why_not := why_no_lab():
         pytest.skip(why_not)
     with ExitStack() as stack:
         lab = Lab(stack)
         lab.watch = Watch(lab)
         lab.start_slurm()
+        yield lab
+
+
+@pytest.fixture(scope="package")
+def shared_lab() -> Iterator[Lab]:
+    with running_lab() as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A Slurm cluster: to start it takes some seconds. What a test leaves on one of its own is not in the way
+    of others."""
+    if request.path.stem in SHARING:
+        yield request.getfixturevalue("shared_lab")
+        return
+    with running_lab() as lab:
         yield lab
 
 

@@ -191,7 +191,8 @@ def check_guest(login: Machine, job: str) -> None:
     told = {"state": "COMPLETED", "user": "userA", "nodes": [GUEST]}
     assert {**record["job"], **told} == record["job"]
     assert record["data"]["samples"] >= 2
-    assert len(login.path(f"/srv/jobs/userA/{job}/{GUEST}/job.csv").read_text().splitlines()) > 2
+    rows = login.path(f"/srv/jobs/userA/{job}/{GUEST}/job.csv")  # of a sink of its own
+    wait_for("its file", lambda: rows.exists() and len(rows.read_text().splitlines()) > 2)
 
 
 def states(login: Machine) -> dict[str, str]:

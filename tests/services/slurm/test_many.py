@@ -13,11 +13,11 @@ from .lab import NODES, Lab
 from .watch import POLL_SECONDS, RESIDENT, Watch
 from .work import burn, need_perl, told, wait_for_no_processes
 
-JOBS = 100
+JOBS = 60
 
 
 def test_many_short_jobs(lab: Lab, watch: Watch) -> None:
-    """100 jobs of a second at once: each has its row and totals, and Slurm is asked no more for them."""
+    """60 jobs of a second at once: each has its row and totals, and Slurm is asked no more for them."""
     need_perl()
     with watch.running(RESIDENT):
         before, asked, began = requests(lab), watch.count_calls(), time.monotonic()

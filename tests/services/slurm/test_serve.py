@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,19 +18,31 @@ from .work import burn, need_perl, wait_for_no_processes
 
 OVER = "over"
 MANAGER, SUPPORT = "daemon", "games"  # beside the users of the cluster
-# Loads all before it becomes the user: the interpreter may lie where only root can read it.
+# Loads all before it becomes the user: the interpreter may lie where only root can read it. To load it takes
+# longer than a question, so one process runs many commands, each in a child of its own.
 _AS_USER = """
-import os, pwd, sys
+import json, os, pwd, sys
 import encodings.idna, http.client, shutil, tomllib, difflib, _strptime
 import joblens.api.merged, joblens.api.remote, joblens.api.responses, joblens.api.sources, joblens.cli.job
 import joblens.cli.jobs, joblens.cli.ls, joblens.cli.top, joblens.cli.token, joblens.jobs.live
 import joblens.record.report, joblens.reports.style, joblens.reports.text, joblens.reports.top
 import joblens.usermode.finish, joblens.api.connection, joblens.wire.http_client
-found = pwd.getpwnam(sys.argv[1])
-sys.argv = ["joblens", *sys.argv[2:]]
-os.setgroups([]); os.setgid(found.pw_gid); os.setuid(found.pw_uid); os.chdir("/")
 from joblens.cli import main
-sys.exit(main())
+found = pwd.getpwnam(sys.argv[1])
+os.setgroups([]); os.setgid(found.pw_gid); os.setuid(found.pw_uid); os.chdir("/")
+
+def run(words):
+    output, errors = os.memfd_create("output"), os.memfd_create("errors")
+    pid = os.fork()
+    if not pid:
+        os.dup2(output, 1), os.dup2(errors, 2)
+        code = main(words)
+        sys.stdout.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code, *(os.pread(fd, 1 << 24, 0).decode() for fd in (output, errors))
+
+print(json.dumps([run(words) for words in json.loads(sys.argv[2])]))
 """
 _SETTINGS = """
 [serve]
@@ -64,17 +76,21 @@ class Site:
             process.terminate()
             process.wait()
 
-    def run(self, user: str, *words: str, check: bool = True) -> Result:
+    def run_all(self, user: str, *commands: tuple[str, ...]) -> list[Result]:
         home = f"{self.lab.folder}/home/{user}"  # none of root: a store that does not exist
         variables = {"HOME": home, "JOBLENS_HOME": "", "JOBLENS_SERVER": ""}
-        command = (sys.executable, "-c", _AS_USER, user, words[0], "--server", self.socket, *words[1:])
-        return self.lab.login.run(*command, variables=variables, check=check)
+        chosen = [(first, "--server", self.socket, *rest) for first, *rest in commands]
+        command = (sys.executable, "-c", _AS_USER, user, json.dumps(chosen))
+        done = self.lab.login.run(*command, variables=variables)
+        return [Result(*it) for it in json.loads(done.out)]
 
-    def answers(self) -> bool:
-        return self.run("root", "jobs", check=False).code == 0
+    def run(self, user: str, *words: str, check: bool = True) -> Result:
+        (done,) = self.run_all(user, words)
+        assert done.code == 0 or not check, done
+        return done
 
     def jobs(self, user: str) -> set[str]:
-        return {job["id"] for job in json.loads(self.run(user, "jobs", "--json", "--limit", "100").out)}
+        return ids_of(self.run(user, "jobs", "--json", "--limit", "100"))
 
     def top(self, user: str) -> Any:
         return json.loads(self.run(user, "top", "--once", "--json").out)
@@ -82,16 +98,22 @@ class Site:
     def check(self, own: dict[str, set[str]], jobs: dict[str, str]) -> None:
         """Each user sees their jobs, and of others nothing but what is said of a job that does not exist."""
         for user, ids in own.items():
-            assert self.jobs(user) == ids, user
-            missing = self.run(user, "job", "99999", check=False)
+            reports = [("job", job, "--json") for job in jobs]
+            listed, missing, *shown = self.run_all(
+                user, ("jobs", "--json", "--limit", "100"), ("job", "99999"), *reports
+            )
+            assert ids_of(listed) == ids, user
             assert missing.code == 1
-            for job, owner in jobs.items():
-                found = self.run(user, "job", job, "--json", check=False)
+            for (job, owner), found in zip(jobs.items(), shown, strict=True):
                 if job in ids:
                     assert json.loads(found.out)["job"]["user"] == owner
                 elif user not in (SUPPORT, "root"):
                     assert found == missing._replace(err=missing.err.replace("99999", job))
                     assert f"job {job}: not found, or not yours" in found.err
+
+
+def ids_of(listed: Result) -> set[str]:
+    return {job["id"] for job in json.loads(listed.out)}
 
 
 def test_everyone_sees_what_they_may(lab: Lab, watch: Watch) -> None:
@@ -119,21 +141,20 @@ def test_everyone_sees_what_they_may(lab: Lab, watch: Watch) -> None:
         lab.wait_for_end(*jobs)
         wait_for_no_processes(lab)
         watch.wait_for_sinks()
-        wait_for("the records", lambda: all(is_stored(site, job) for job in jobs))
+        wait_for("the records", lambda: are_stored(site, jobs))
         site.check(own, jobs)
         check_audit(lab, jobs)
 
 
-def is_stored(site: Site, job: str) -> bool:
-    found = site.run("root", "job", job, "--json", check=False)
-    return found.code == 0 and json.loads(found.out).get("written", 0) > 0
+def are_stored(site: Site, jobs: Iterable[str]) -> bool:
+    found = site.run_all("root", *(("job", job, "--json") for job in jobs))
+    return all(it.code == 0 and json.loads(it.out).get("written", 0) > 0 for it in found)
 
 
 def check_live(site: Site, own: dict[str, set[str]], jobs: dict[str, str]) -> None:
     """`top` and `ls` show a user the own jobs on the shared node, and nothing of the others."""
     for user in ("userA", "userC", MANAGER):
-        shown = site.run(user, "top", "--once", "--json", check=False).out
-        shown += site.run(user, "ls", "--json", check=False).out
+        shown = "".join(it.out for it in site.run_all(user, ("top", "--once", "--json"), ("ls", "--json")))
         owners = {jobs[job] for job in own[user]}
         hidden = [job for job in jobs if job not in own[user]] + [
             it for it in jobs.values() if it not in owners

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from .user_mode import UserMode
 from .watch import Watch
 from .work import need_perl
 
-# Alone: its cgroups are there for every agent of the machine, and it takes all cores.
-pytestmark = [pytest.mark.xdist_group("verdicts"), pytest.mark.alone]
+pytestmark = pytest.mark.xdist_group("cgroups")
 
 NODE = "c1"
 _GROUPS = Path("/sys/fs/cgroup")
@@ -49,10 +49,11 @@ def records() -> Records:
         wait_for("the agent", lambda: NODE in {it["node"] for it in watch.ls()["nodes"]})
         mode = UserMode(lab, stack)
         stack.callback(mode.end_jobs)
-        fill_node(stack)
-        jobs = submit_all(lab)
-        watched = f"joblens usermode start\n{LOOP}\njoblens usermode stop"
-        own = mode.submit("userB", watched, f"--nodelist={NODE}", "--mem=1G")
+        with full_node():
+            jobs = submit_all(lab)
+            watched = f"joblens usermode start\n{LOOP}\njoblens usermode stop"
+            own = mode.submit("userB", watched, f"--nodelist={NODE}", "--mem=1G")
+            wait_for("their end", lambda: not lab.squeue())
         lab.wait_for_end(*jobs.values(), own)
         found = {
             name: wait_for("its record", lambda job=job: finished(watch, job))  # type: ignore[misc]
@@ -63,12 +64,15 @@ def records() -> Records:
     return found
 
 
-def fill_node(stack: ExitStack) -> None:
-    for _ in range(4):
-        hog = stack.enter_context(
-            subprocess.Popen([sys.executable, "-c", "import signal; signal.alarm(300)\nwhile True: pass"])
-        )
-        stack.callback(hog.kill)
+@contextmanager
+def full_node() -> Iterator[None]:
+    with ExitStack() as stack:
+        for _ in range(4):
+            hog = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", "import signal; signal.alarm(300)\nwhile True: pass"])
+            )
+            stack.callback(hog.kill)
+        yield
 
 
 def submit_all(lab: Lab) -> dict[str, str]:
