@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import joblens
+from capture.made import store_captured
 from joblens.api import Store
 from joblens.api.source import JobQuery, NotFoundError
 from joblens.core.errors import ServerError, UsageError
+from joblens.record.ends import EndedProcess, EndedThread
 from serve.serving import Served
 from store.made import START, new_home, store_job
 from waiting import PATIENCE, wait_for
@@ -31,6 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             home, f"424{number}", source="slurm", nodes=["c1"], start=START + 60 * number, name=f"n{number}"
         )
     store_job(home, "4242", source="slurm", nodes=["c1"], start=START + 600, name="again")
+    store_captured(home, "captured", user="nobody")
     found = Served(top, settings=SETTINGS)
     found.start()
     yield found
@@ -66,6 +69,11 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         "job 4241 --from +2 --to +8",
         "job 4241 --from +2 --to +8 --json",
         "job last --json",
+        "job captured --processes",
+        "job captured --processes --json --filter job8",
+        "job captured --threads --csv",
+        "job captured --operations --sort memory",
+        "job captured --tree --run 1",
     ],
 )
 def test_the_same_output(served: Served, line: str) -> None:
@@ -76,7 +84,16 @@ def test_the_same_output(served: Served, line: str) -> None:
     assert there.returncode == 0
 
 
-@pytest.mark.parametrize("line", ["job 4241 --between nothing", "job 4241 --from x", "job 4242 --run 7"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "job 4241 --between nothing",
+        "job 4241 --from x",
+        "job 4242 --run 7",
+        "job captured --tree --run 7",
+        "job 4241 --processes",
+    ],
+)
 def test_the_same_errors(served: Served, line: str) -> None:
     """The sentence and the exit code."""
     there = run(*line.split(), "--server", served.socket)
@@ -106,6 +123,9 @@ def test_the_python_api(served: Served) -> None:
         split = ("4241", "process", ("pid", "name"), ("user_seconds",))
         assert there.split(*split) == here.split(*split)
         assert there.processes("4241") == here.processes("4241")
+        assert there.ends("captured", EndedProcess) == here.ends("captured", EndedProcess) != []
+        assert there.ends("captured", EndedThread) == here.ends("captured", EndedThread) != []
+        assert there.ends_frame("captured", EndedThread).equals(here.ends_frame("captured", EndedThread))
         assert there.jobs_frame().equals(here.jobs_frame())
         assert there.series_frame("4241").equals(here.series_frame("4241"))
         assert there.split_frame(*split).equals(here.split_frame(*split))
@@ -141,7 +161,7 @@ def test_killed_and_restarted(served: Served, tmp_path: Path) -> None:
     """A clear sentence meanwhile, and the same answers afterwards."""
     before = run("jobs", "--server", served.socket).stdout
     with joblens.open(server=served.socket) as there:
-        assert len(there.jobs()) == 4
+        assert len(there.jobs()) == 5
         served.stop(9)
         with pytest.raises(ServerError, match="cannot read from"):
             there.jobs()
@@ -150,4 +170,4 @@ def test_killed_and_restarted(served: Served, tmp_path: Path) -> None:
         assert "only your own store was read" in own.stderr
         served.start()
         wait_for("the service", lambda: run("jobs", "--server", served.socket).stdout == before)
-        assert len(there.jobs()) == 4
+        assert len(there.jobs()) == 5

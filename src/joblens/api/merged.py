@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.index import Run
     from joblens.store.home import Home
-    from joblens.store.reader import Series
+    from joblens.store.reader import End, Series
 
 OWN, SITE = "own", "site"
 _Kind = TypeVar("_Kind")
@@ -179,6 +179,19 @@ class MergedStore(JobSource):
 
     def processes(self, name: str) -> list[ProcessUse]:
         return self._source(name).processes(name)
+
+    def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
+        """A run is counted among those of both sources, as `job` does."""
+        if run is None:
+            return self._source(name).ends(name, kind)
+        job = self.job(name, run).job
+        name = f"{job.id}@{job.cluster}"
+        for source in (self._site, self.own if self._reads_own() else None):
+            runs = source.runs(name) if source is not None else []
+            numbers = [number for number, it in enumerate(runs, 1) if it.start == job.start]
+            if source is not None and numbers and (found := source.ends(name, kind, numbers[0])):
+                return found
+        return []
 
     def _source(self, name: str) -> JobSource:
         """Return the one whose record `job` returns."""

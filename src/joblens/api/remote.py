@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.index import Run
-    from joblens.store.reader import Series
+    from joblens.store.reader import End, Series
 
 _MOST_ON_A_PAGE = 1000
 _MOST_PAGES = 10_000
@@ -137,6 +137,17 @@ class RemoteStore(JobSource):
 
     def processes(self, name: str) -> list[ProcessUse]:
         return self._get(_job(name) + "/processes", responses.parse_processes)
+
+    def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
+        from joblens.record.ends import NOUNS
+
+        query = [("run", run)]
+        found, cut = self._get(
+            f"{_job(name)}/ended/{NOUNS[kind]}", lambda data: responses.parse_ends(data, kind), query
+        )
+        if cut:
+            self._report([f"{self.name} sends the first {len(found):,} {NOUNS[kind]} only"])
+        return found
 
     def page(self, path: str) -> Any:
         """Return `/now`, `/sets` or `/me` as plain data."""

@@ -11,7 +11,7 @@ from joblens.store.catalog.listing import JobRow
 
 if TYPE_CHECKING:
     from joblens.record.report import JobRecord, ProcessUse
-    from joblens.store.reader import Series
+    from joblens.store.reader import End, Series
 
 _TEXTS = frozenset("cluster id name user node source state verdict shown_id nodes partition account".split())
 _REQUIRED = ("cluster", "id", "name", "user", "shown_id")  # which are texts in every row
@@ -133,6 +133,18 @@ def parse_processes(data: bytes) -> list[ProcessUse]:
     from joblens.record.report import ProcessUse
 
     return read(_list(_object(data), "processes"), list[ProcessUse])
+
+
+def parse_ends(data: bytes, kind: type[End]) -> tuple[list[End], bool]:
+    """Return them, and whether there are more. Fields that this version does not know are left out."""
+    from joblens.record.fields import read
+
+    plain = _object(data)
+    rows = [
+        [it.get(name, kind._field_defaults[name]) for name in kind._fields]
+        for it in read(_list(plain, "ended"), list[dict[str, Any]])
+    ]
+    return read(rows, list[kind]), bool(plain.get("cut"))  # type: ignore[valid-type]
 
 
 def _object(data: bytes) -> dict[str, Any]:

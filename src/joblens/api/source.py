@@ -12,12 +12,13 @@ from joblens.core.named_tuple import NamedTuple
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.analysis.operations import Operation
     from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.index import Run
     from joblens.store.catalog.listing import JobFilter, JobRow
-    from joblens.store.reader import Series
+    from joblens.store.reader import End, Series
 
 
 class JobQuery(NamedTuple):
@@ -143,6 +144,20 @@ class JobSource(ABC):
         """Every process that sampling saw."""
 
     @abstractmethod
+    def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
+        """Return the processes or threads of a job that capture recorded, in order of their start.
+
+        A service limits their number, and returns the first ones.
+        """
+
+    def operations(self, name: str, run: int | None = None) -> list[Operation]:
+        """Return the processes with the same tags as one each."""
+        from joblens.analysis.operations import find_operations
+        from joblens.record.ends import EndedProcess
+
+        return find_operations(self.ends(name, EndedProcess, run))
+
+    @abstractmethod
     def close(self) -> None: ...
 
     # As DataFrames
@@ -179,6 +194,18 @@ class JobSource(ABC):
         from joblens.api.frames import frame_of_processes
 
         return frame_of_processes(self.processes(name))
+
+    def ends_frame(self, name: str, kind: type[End], run: int | None = None) -> pandas.DataFrame:
+        """What capture recorded, with times as timestamps."""
+        from joblens.api.frames import frame_of_ends
+
+        return frame_of_ends(self.ends(name, kind, run), kind)
+
+    def operations_frame(self, name: str, run: int | None = None) -> pandas.DataFrame:
+        """Processes with the same tags."""
+        from joblens.api.frames import frame_of_operations
+
+        return frame_of_operations(self.operations(name, run))
 
     def __enter__(self) -> Self:
         return self

@@ -19,11 +19,8 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
-    import pandas
-
-    from joblens.analysis.operations import Operation
     from joblens.api.lookup import Tsdb
-    from joblens.record.report import JobRecord, ProcessUse
+    from joblens.record.report import Job, JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import End, LakeReader, Series, Span
@@ -199,31 +196,14 @@ class Store(JobSource):
         return self._read(name, lambda span, reader: reader.processes(span))
 
     def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
-        """Return the processes or threads of a job that capture recorded, in order of their start."""
+        return self.ends_of(self.job(name, run).job, kind)
+
+    def ends_of(self, job: Job, kind: type[End], most: int | None = None) -> list[End]:
+        """The same by the record of the job, from at most that many rows."""
         from joblens.store.reader import Span
 
-        job = self.job(name, run).job
         span = Span(job.id, job.start, job.last + 1.0, job.cluster if job.nodes else "")
-        return self._reader(job.id, job.start).ends(span, kind)
-
-    def ends_frame(self, name: str, kind: type[End], run: int | None = None) -> pandas.DataFrame:
-        """Return the same as a DataFrame, with times as timestamps."""
-        from joblens.api.frames import frame_of_ends
-
-        return frame_of_ends(self.ends(name, kind, run), kind)
-
-    def operations(self, name: str, run: int | None = None) -> list[Operation]:
-        """Return the processes with the same tags as one each."""
-        from joblens.analysis.operations import find_operations
-        from joblens.record.ends import EndedProcess
-
-        return find_operations(self.ends(name, EndedProcess, run))
-
-    def operations_frame(self, name: str, run: int | None = None) -> pandas.DataFrame:
-        """Return the same as a DataFrame."""
-        from joblens.api.frames import frame_of_operations
-
-        return frame_of_operations(self.operations(name, run))
+        return self._reader(job.id, job.start).ends(span, kind, most)
 
     def read_samples(self, record: JobRecord, read: Callable[[AnyReader], _Kind]) -> _Kind:
         """Call it with a reader of the samples of a job, by its record."""

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     view = job_ends.chosen_view(options)
     if options.store is not None and not choice.own:
         raise UsageError("--store and --server are mutually exclusive")
-    if choice.own and (options.store is not None or view):  # which a service does not have
+    if options.store is not None:  # which a service does not have
         choice = choice._replace(server=None)
     session = _settle(options.id, choice) if choice.own else None
     with open_chosen(choice) as source:

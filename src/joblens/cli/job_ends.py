@@ -69,10 +69,6 @@ def chosen_view(options: argparse.Namespace) -> str:
 
 
 def show(view: str, source: JobSource, options: argparse.Namespace) -> None:
-    from joblens.api.store import Store
-
-    if not isinstance(source, Store):
-        raise JoblensError(f"--{view} reads a store on this machine; a service does not have it")
     found = _limited(_VIEWS[view](source, options), options)
     if options.json:
         write(json.dumps([_plain(found, number) for number in range(len(found.rows))], indent=2) + "\n")

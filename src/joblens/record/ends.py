@@ -146,3 +146,4 @@ def _is_usage(name: str) -> bool:
 
 
 SETS: dict[type, str] = {EndedProcess: "process_end", EndedThread: "thread_end"}
+NOUNS: dict[type, str] = {EndedProcess: "processes", EndedThread: "threads"}

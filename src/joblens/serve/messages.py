@@ -3,11 +3,12 @@ OpenAPI description is generated from them."""
 
 # Without postponed annotations: msgspec would compile each of them once more.
 
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.fields import about
 from joblens.record.report import ProcessUse
 from joblens.serve.tokens import LONGEST_NAME, Token
@@ -49,10 +50,15 @@ class JobsQuery(Struct, forbid_unknown_fields=True, frozen=True):
     cursor: Annotated[str, Meta(max_length=4000, description="`next` of the page before")] | None = None
 
 
-class ReportQuery(Struct, forbid_unknown_fields=True, frozen=True):
-    """Which run, and which part of it."""
+class RunQuery(Struct, forbid_unknown_fields=True, frozen=True):
+    """Which run."""
 
     run: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class ReportQuery(RunQuery, forbid_unknown_fields=True, frozen=True):
+    """Which run, and which part of it."""
+
     between: Annotated[Text, about("only while this mark was set")] | None = None
     step: Annotated[Text, about("only while this step ran")] | None = None
     first: Annotated[Text, about("only from then on: 13:02, +10m after the start")] | None = field(
@@ -81,14 +87,19 @@ class TokenRequest(Struct, forbid_unknown_fields=True, frozen=True):
 
 # Answers
 
-JobItem = msgspec.defstruct(
-    "JobItem",
-    [
-        (name, kind, JobRow._field_defaults.get(name, msgspec.NODEFAULT))
-        for name, kind in get_type_hints(JobRow).items()
-    ],
-    namespace={"__doc__": "A job in a listing. What is unknown is null."},
-)
+
+def _item(name: str, fields: Any, what: str) -> type[Struct]:
+    """Return the type of an object with the fields of a named tuple."""
+    found = [
+        (field, kind, fields._field_defaults.get(field, msgspec.NODEFAULT))
+        for field, kind in get_type_hints(fields).items()
+    ]
+    return msgspec.defstruct(name, found, namespace={"__doc__": f"{what} What is unknown is null."})
+
+
+JobItem = _item("JobItem", JobRow, "A job in a listing.")
+EndedProcessItem = _item("EndedProcessItem", EndedProcess, "A process at its end, as capture recorded it.")
+EndedThreadItem = _item("EndedThreadItem", EndedThread, "A thread at its end, as capture recorded it.")
 
 
 class Health(Struct):
@@ -141,6 +152,20 @@ class ProcessesPage(Struct):
     """Every process of the job that sampling saw."""
 
     processes: list[ProcessUse]
+
+
+class EndedProcessesPage(Struct):
+    """Processes of the job that capture recorded. `cut`: only the first ones."""
+
+    ended: list[EndedProcessItem]  # type: ignore[valid-type]
+    cut: bool
+
+
+class EndedThreadsPage(Struct):
+    """Threads of the job that capture recorded. `cut`: only the first ones."""
+
+    ended: list[EndedThreadItem]  # type: ignore[valid-type]
+    cut: bool
 
 
 class NodeItem(Struct):

@@ -13,7 +13,8 @@ from joblens.serve.policy import Viewer
 
 # Sets whose rows belong to one job. All others are of a node.
 ATTRIBUTED = frozenset(
-    "event fom gpu_process job job_gpu job_info mark process process_pss step thread".split()
+    "event fom gpu_process job job_gpu job_info mark process process_end process_pss step thread"
+    " thread_end".split()
 )
 OWN_PARTS = (
     "version written job asked nodes steps timeline processes gpus events marks foms gaps data cut run runs"

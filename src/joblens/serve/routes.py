@@ -11,9 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.hub.status import StatusPage
+from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import JobRecord
 from joblens.serve.errors import ApiError
 from joblens.serve.messages import (
+    EndedProcessesPage,
+    EndedProcessItem,
+    EndedThreadItem,
+    EndedThreadsPage,
     Health,
     JobsPage,
     JobsQuery,
@@ -22,6 +27,7 @@ from joblens.serve.messages import (
     NoQuery,
     ProcessesPage,
     ReportQuery,
+    RunQuery,
     SeriesPage,
     SeriesQuery,
     SetsPage,
@@ -106,6 +112,18 @@ def processes(question: Question, view: View) -> ProcessesPage:
     return ProcessesPage(view.processes(question.id))
 
 
+def ended_processes(question: Question, view: View) -> EndedProcessesPage:
+    """Processes of a job at their end, of those with capture."""
+    found, cut = view.ends(question.id, EndedProcess, question.query.run, "/jobs/ID/ended/processes")
+    return EndedProcessesPage([EndedProcessItem(*it) for it in found], cut)
+
+
+def ended_threads(question: Question, view: View) -> EndedThreadsPage:
+    """Threads of a job at their end, of those with capture."""
+    found, cut = view.ends(question.id, EndedThread, question.query.run, "/jobs/ID/ended/threads")
+    return EndedThreadsPage([EndedThreadItem(*it) for it in found], cut)
+
+
 def nodes(question: Question, view: View) -> NodesPage:
     """Nodes with the running jobs of the viewer on them; all nodes for support and admin."""
     return view.nodes()
@@ -155,6 +173,8 @@ ROUTES = (
     Route("/jobs/{id}/sets", JOBS, sets, SetsPage),
     Route("/jobs/{id}/series", JOBS, series, SeriesPage, SeriesQuery),
     Route("/jobs/{id}/processes", JOBS, processes, ProcessesPage),
+    Route("/jobs/{id}/ended/processes", JOBS, ended_processes, EndedProcessesPage, RunQuery),
+    Route("/jobs/{id}/ended/threads", JOBS, ended_threads, EndedThreadsPage, RunQuery),
     Route("/nodes", LIVE, nodes, NodesPage, page="/now"),
     Route("/now", LIVE, now, dict[str, Any], page="/now"),
     Route("/sets", LIVE, hub_sets, StatusPage, page="/sets"),

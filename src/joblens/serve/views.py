@@ -36,7 +36,7 @@ from joblens.serve.messages import (
 from joblens.serve.neighbours import had_nodes_alone, hide_neighbours, is_visible, own_verdict
 from joblens.serve.policy import Viewer
 from joblens.store.catalog.listing import JobFilter, JobRow, parse_time, unknown
-from joblens.store.reader import Series
+from joblens.store.reader import End, Series
 
 _MOST_VALUES = 1_000_000  # in one answer
 _MOST_PROCESSES = 20_000
@@ -127,6 +127,13 @@ class View:
         if len(found) <= _MOST_PROCESSES:
             return found
         return sorted(found, key=_cpu_seconds, reverse=True)[:_MOST_PROCESSES]
+
+    def ends(self, id: str, kind: type[End], run: int | None, route: str) -> tuple[list[End], bool]:
+        """Return what capture recorded at the end of processes or threads, and whether there is more."""
+        job = self._store.job(id, run).job
+        self._admit(job, id, route)
+        found = self._store.ends_of(job, kind, 2 * _MOST_PROCESSES + 1)
+        return found[:_MOST_PROCESSES], len(found) > _MOST_PROCESSES
 
     # Live pages of the hub
 

@@ -149,7 +149,8 @@ class Reader(Protocol):
     def processes(self, span: Span) -> list[ProcessUse]: ...
 
     def ends(self, span: Span, kind: type[End], most: int | None = None) -> list[End]:
-        """Return the processes or threads recorded at their end, in order of their start."""
+        """Return the processes or threads recorded at their end, in order of their start; at most from that
+        many rows, of which two can be of one process."""
 
     def count_ends(self, span: Span) -> tuple[int, int]:
         """Return how many processes were recorded at their end, and how many of these exactly."""
