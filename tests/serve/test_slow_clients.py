@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPSConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from joblens.serve.handshakes import Turns
 from programs import need
 from services.running import free_port
 from waiting import is_readable, wait_for
@@ -66,6 +71,50 @@ def test_before_the_handshake(over_tls: Served, certificate: Path) -> None:
         assert channels[0].recv(1) == b""
         assert memory(over_tls) - before < 16 << 20
         assert ask(over_tls, certificate, token) == 200
+
+
+def test_many_handshakes_that_do_not_go_on(over_tls: Served, certificate: Path) -> None:
+    """Only some are done at once, so that they take little memory; a client between them is answered."""
+    token = over_tls.ask("POST", "/tokens", ALICE).json["token"]
+    assert ask(over_tls, certificate, token) == 200
+    before = memory(over_tls)
+    with ExitStack() as stack:
+        for _ in range(900):
+            connect(over_tls, stack).sendall(b"\x16\x03\x01\x02\x00")
+        assert ask(over_tls, certificate, token) == 200
+        assert memory(over_tls) - before < 24 << 20
+    assert "Traceback" not in over_tls.log.read_text()
+
+
+@dataclass(eq=False)
+class Begun:
+    """A handshake that writes down when it is its turn."""
+
+    holder: str
+    number: int
+    log: list[tuple[str, int]]
+    begun: float = math.inf  # and not slow
+
+    def begin(self) -> None:
+        self.log.append((self.holder, self.number))
+
+
+def test_turns_of_several_networks() -> None:
+    """Each has a quarter at most. The newest that waits is next, of the network with the fewest."""
+    log: list[tuple[str, int]] = []
+    loop = asyncio.new_event_loop()
+    turns: Any = Turns(4, loop)
+    many = [Begun("a", number, log) for number in range(3)]
+    others = [Begun(holder, 0, log) for holder in "bcde"]
+    for handshake in (*many, *others):
+        turns.ask(handshake)
+    assert log == [("a", 0), ("b", 0), ("c", 0), ("d", 0)]
+    turns.leave(many[0])
+    assert log[4:] in ([("a", 2)], [("e", 0)])
+    for handshake in (*many, *others):
+        turns.leave(handshake)
+    loop.close()
+    assert sorted(log) == [("a", 0), ("a", 2), ("b", 0), ("c", 0), ("d", 0), ("e", 0)]
 
 
 def test_a_handshake_that_does_not_go_on(over_tls: Served, certificate: Path) -> None:
