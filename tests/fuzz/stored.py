@@ -257,7 +257,7 @@ def records(data: bytes) -> None:
     path.write_bytes(data + b"\n" + _records()[0] + b"\n")
     (folder / "x.1.json").write_bytes(data)
     problems: list[str] = []
-    heads = list(load_listed(path, problems))
+    heads = [it for some in load_listed(path, problems) for it in some]
     assert heads
     assert len(list(load_records(path, problems))) <= len(heads)
     for place, _ in heads:

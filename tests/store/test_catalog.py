@@ -15,7 +15,7 @@ from joblens.core.errors import MalformedError, OutsideError, UsageError
 from joblens.store import records
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import SORTS, JobFilter
-from joblens.store.catalog.plan import filter_terms, plan
+from joblens.store.catalog.plan import make_terms, plan
 from joblens.store.catalog.schema import INDEXES, MIGRATIONS, migrate
 from joblens.store.home import Home, find_home, make_home
 
@@ -108,7 +108,7 @@ def test_the_first_are_found_without_sorting(sort: str, reverse: bool) -> None:
         wanted = JobFilter(sort=sort, reverse=reverse, **filters)
         return "".join(
             row[3] + "; "
-            for query in plan(wanted, filter_terms(wanted), lambda *_: count)
+            for query in plan(wanted, make_terms(wanted), lambda *_: count)
             for row in database.execute(
                 f"EXPLAIN QUERY PLAN SELECT * FROM jobs WHERE {query.condition or 1} {query.order}",
                 query.values,
@@ -122,7 +122,7 @@ def test_the_first_are_found_without_sorting(sort: str, reverse: bool) -> None:
     for name, value in {
         "user": "alice", "account": "a", "state": "FAILED", "partition": "p", "cluster": "c", "since": START,
     }.items():  # fmt: skip
-        index = {"since": "start"}.get(name, name)
+        index = {"user": "user", "since": "start"}.get(name, "kind")
         assert f"USING INDEX jobs_by_{index} (" in explain(7, **{name: value})
     assert "job_nodes_by_node (node=?)" in explain(7, node="c1")
     assert "tags_by_value (name=? AND value=?)" in explain(7, tags=(("a", "b"),))
@@ -141,7 +141,7 @@ def test_names_that_begin_with_a_text_are_a_range(several: Home) -> None:
     catalog = Catalog(several)
     catalog.prepare()
     wanted = JobFilter(name="train*")
-    plan(wanted, filter_terms(wanted), count)
+    plan(wanted, make_terms(wanted), count)
     assert [it for it in plans if "jobs_by_name (name>? AND name<?)" in it]
     assert not [it for it in plans if "names" in it]
     catalog.close()

@@ -17,7 +17,7 @@ from joblens.store import records
 from joblens.store.catalog.cursor import is_after, next_cursor, parse_cursor, sort_rows
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import SORTS, JobFilter, JobRow
-from joblens.store.catalog.plan import filter_terms, plan
+from joblens.store.catalog.plan import make_terms, plan
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home
 
@@ -136,7 +136,7 @@ def test_any_text_as_a_cursor(text: str) -> None:
     with pytest.raises(UsageError):
         parse_cursor(JobFilter(cursor=text))
     with pytest.raises(UsageError):
-        plan(JobFilter(cursor=text), filter_terms(JobFilter()), lambda *_: 0)
+        plan(JobFilter(cursor=text), make_terms(JobFilter()), lambda *_: 0)
 
 
 _VALUES = st.none() | st.sampled_from([0.0, 1.0, 2.0])

@@ -90,7 +90,7 @@ def take(text: bytes) -> None:
 
     database = sqlite3.connect(":memory:", isolation_level=None)
     migrate(database)
-    writer.Writer(database).insert([writer.make_entry(records.parse_listed("r.json", text), 1, 0)])
+    writer.Writer(database).insert([(0, records.parse_listed("r.json", text))], 1)
     assert database.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
     database.close()
 

@@ -18,6 +18,7 @@ from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home
 
 if TYPE_CHECKING:  # a listing without live jobs does not load them
+    from joblens.jobs.live_lists import LiveIndex
     from joblens.record.report import JobRecord
     from joblens.schedulers.facts import BatchJob
     from joblens.store.lake.lake import Lake
@@ -101,16 +102,18 @@ def _followed(
     index = open_index(home, problems)
     users = _users(wanted, scope)
     reported = index.jobs if users is None else index.of(users)
-    every = [*reported, *(job for job in more if not index.has(job))]
-    if not every:
-        return []
-    from joblens.jobs.facts import identity
+    found = [_known_row(index, job, now) for job in reported if _is_shown(job, wanted)]
+    others = [job for job in more if _is_shown(job, wanted) and not index.has(job)]
+    if others:
+        from joblens.jobs.facts import identity
 
-    return [
-        (identity(job), _row(job, now))
-        for job in every
-        if (runs(job) or job.state == wanted.state) and _is_meant(job, wanted)
-    ]
+        found += [(identity(job), _row(job, now)) for job in others]
+    return found
+
+
+def _is_shown(job: BatchJob, wanted: JobFilter) -> bool:
+    """Those that wait are listed only by their state."""
+    return (job.state == wanted.state or runs(job)) and _is_meant(job, wanted)
 
 
 def _users(wanted: JobFilter, scope: Scope) -> Collection[str] | None:
@@ -141,7 +144,6 @@ def _row(job: BatchJob, now: float) -> JobRow:
     from joblens.jobs.facts import first
 
     start = job.start if runs(job) else None
-    until = now if job.end is None or job.state not in _OVER else job.end
     return JobRow(
         job.cluster,
         job.id,
@@ -151,7 +153,7 @@ def _row(job: BatchJob, now: float) -> JobRow:
         node=job.nodes[0] if job.nodes else "",
         source=job.scheduler,
         state=job.state,
-        duration_seconds=None if start is None else max(until - start, 0.0),
+        duration_seconds=_duration(job, now),
         cores=first(job.allocated.cores, job.asked.cores),
         verdict="" if runs(job) else job.reason,
         shown_id=job.shown_id,
@@ -160,6 +162,25 @@ def _row(job: BatchJob, now: float) -> JobRow:
         account=job.account,
         tags={},
     )
+
+
+def _known_row(index: LiveIndex, job: BatchJob, now: float) -> tuple[Identity, JobRow]:
+    """Make the row of a job in these lists once; of one that runs the duration changes."""
+    known = index.rows.get(id(job))
+    if known is None:
+        from joblens.jobs.facts import identity
+
+        known = index.rows[id(job)] = identity(job), _row(job, now)
+    if known[1].duration_seconds is None:
+        return known
+    return known[0], known[1]._replace(duration_seconds=_duration(job, now))
+
+
+def _duration(job: BatchJob, now: float) -> float | None:
+    if job.start is None or not runs(job):
+        return None
+    until = now if job.end is None or job.state not in _OVER else job.end
+    return max(until - job.start, 0.0)
 
 
 def find_live(home: Home, name: str, problems: list[str], scope: Scope = ALL) -> list[BatchJob]:

@@ -19,7 +19,7 @@ from joblens.core.errors import MalformedError
 from joblens.core.files import make_folder, write_quickly
 from joblens.core.json_file import parse_json
 from joblens.schedulers.slurm.fields import WAITING
-from joblens.store.catalog.listing import Identity
+from joblens.store.catalog.listing import Identity, JobRow
 from joblens.store.home import Home
 from joblens.store.location import safe_name
 
@@ -66,6 +66,7 @@ class LiveIndex:
 
     def __init__(self, jobs: Iterable[BatchJob]) -> None:
         self.jobs = tuple(jobs)
+        self.rows: dict[int, tuple[Identity, JobRow]] = {}  # of listings, by id() of the job
         self._by_user: dict[str, list[BatchJob]] = defaultdict(list)
         self._by_id: dict[str, list[BatchJob]] = defaultdict(list)
         self._arrays: dict[str, list[BatchJob]] = defaultdict(list)  # those whose tasks wait together

@@ -15,8 +15,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -141,19 +140,54 @@ def load_records(path: Path, problems: list[str]) -> Iterator[JobRecord]:
             problems.append(str(error))
 
 
-def load_listed(path: Path, problems: list[str]) -> Iterator[tuple[int, ListedRecord]]:
-    """Yield what a listing shows of the records, with their places in the file."""
+def load_listed(path: Path, problems: list[str]) -> Iterator[list[tuple[int, ListedRecord]]]:
+    """Yield what a listing shows of the records, with their places in the file, some at a time. Raises
+    FileNotFoundError."""
+    rest = (0, 0)
+    if path.suffix == ".jsonl":
+        rest = yield from _load_blocks(path, problems)
+    for number, place, line in _lines(path, problems, *rest):
+        found = _listed_of(path, number, line, problems)
+        if found is not None:
+            yield [(place, found)]
+
+
+def _listed_of(path: Path, number: int, line: bytes, problems: list[str]) -> ListedRecord | None:
+    try:
+        return parse_listed(_where(path, number), line)
+    except MalformedError as error:
+        problems.append(str(error))
+        return None
+
+
+def _load_blocks(
+    path: Path, problems: list[str]
+) -> Generator[list[tuple[int, ListedRecord]], None, tuple[int, int]]:
+    """Yield the records of each block, without copying each line. Return the number of lines and the place
+    of the rest, which is not a whole line or a very long one."""
     from joblens.record.listed import parse_front
 
-    for number, place, line in _lines(path, problems):
-        found = _parse_front(line, parse_front)
-        if found is None:
-            try:
-                found = parse_listed(_where(path, number), line)
-            except MalformedError as error:
-                problems.append(str(error))
-                continue
-        yield place, found
+    block = bytearray(_BUFFER)
+    view = memoryview(block)
+    number = place = kept = 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(view[kept:]):
+            at, filled = 0, kept + count
+            some: list[tuple[int, ListedRecord]] = []
+            while (end := block.find(b"\n", at, filled)) >= 0:
+                number += 1
+                found = _parse_front(block, at, end, parse_front)
+                if found is None:
+                    found = _listed_of(path, number, bytes(view[at : end + 1]), problems)
+                if found is not None:
+                    some.append((place + at, found))
+                at = end + 1
+            yield some
+            if not at and filled == _BUFFER:
+                break
+            place, kept = place + at, filled - at
+            block[:kept] = block[at:filled]
+    return number, place
 
 
 def load_record(path: Path, place: int) -> JobRecord:
@@ -167,11 +201,14 @@ def _where(path: Path, number: int) -> str:
     return f"{path}:{number}" if path.suffix == ".jsonl" else str(path)
 
 
-def _lines(path: Path, problems: list[str]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number, place and text of each line, or of all; what is too long is cut. FileNotFoundError."""
+def _lines(
+    path: Path, problems: list[str], number: int = 0, place: int = 0
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number, place and text of each line after that many, or of all; what is too long is cut.
+    FileNotFoundError."""
     one_each = path.suffix == ".jsonl"
-    number = place = 0
     with path.open("rb", buffering=_BUFFER if one_each else -1) as file:
+        file.seek(place)
         while line := file.readline(LARGEST + 1) if one_each else file.read(LARGEST + 1):
             number += 1
             yield number, place, line
@@ -194,23 +231,28 @@ def parse_listed(path: str, data: bytes) -> ListedRecord:
     """Parse the fields that a listing shows; the others are neither read nor checked."""
     from joblens.record.listed import parse_front, parse_listed
 
-    return _parse_front(data, parse_front) or _parse(path, data, parse_listed)
+    end = len(data) - data.endswith(b"\n")
+    return _parse_front(data, 0, end, parse_front) or _parse(path, data, parse_listed)
 
 
-def _parse_front(data: bytes, parse: Callable[[bytes], ListedRecord]) -> ListedRecord | None:
-    """Parse only what precedes the long parts, if all is as this version writes it.
+def _parse_front(
+    data: bytes | bytearray, begin: int, end: int, parse: Callable[[bytes | bytearray], ListedRecord]
+) -> ListedRecord | None:
+    """Parse only what precedes the long parts of a record, if all is as this version writes it.
 
     A quote inside a text has a backslash in front, so that the mark can only be the name of a part, or a name
     further inside: then what is in front of it is not whole and cannot be read.
     """
-    end = len(data) - data.endswith(b"\n")
     seal = end - _SEAL_BYTES
-    cut = data.find(_LONG_PARTS, 0, max(seal, 0))
-    if cut < 0 or len(data) > LARGEST or data[seal:end] != _SEAL % zlib.crc32(memoryview(data)[:seal]):
+    cut = data.find(_LONG_PARTS, begin, seal) if seal > begin else -1
+    if cut < 0 or end - begin > LARGEST:
         return None
-    with suppress(ValueError):
-        return parse(data[:cut] + b"}")
-    return None
+    if data[seal:end] != _SEAL % zlib.crc32(memoryview(data)[begin:seal]):
+        return None
+    try:
+        return parse(data[begin:cut] + b"}")
+    except ValueError:
+        return None
 
 
 def _parse(path: str, data: bytes, parse: Callable[[bytes], _Kind]) -> _Kind:

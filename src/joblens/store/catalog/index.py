@@ -13,15 +13,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.core.errors import OutsideError, sentence
 from joblens.store import records
 from joblens.store.catalog import writer
-from joblens.store.catalog.listing import Identity, JobFilter, JobRow
-from joblens.store.catalog.plan import Term, filter_terms, indexes, plan, prefix_term, scope_terms
+from joblens.store.catalog.listing import SEVERAL, Identity, JobFilter, JobRow, name_nodes
+from joblens.store.catalog.plan import Term, indexes, make_terms, plan, prefix_term
 from joblens.store.catalog.schema import INDEXES, NewerError, migrate
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.catalog.writer import NAMES
@@ -37,7 +37,6 @@ _FRESH_NS = 3_000_000_000
 _FRESH_SHARED_NS = 120_000_000_000
 _ATTEMPTS = 5  # to find a record that others compact meanwhile
 _ANEW = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # errors of what is in the file
-_CHUNK = 10_000  # records that are held in memory before they are inserted
 # While very many records are indexed: larger steps, for all of it can be rebuilt.
 _BULK = ("cache_size = -65536", "wal_autocheckpoint = 16384")
 _USUAL = ("cache_size = -16384", "wal_autocheckpoint = 1000")
@@ -92,20 +91,20 @@ class Catalog:
 
     def jobs(self, wanted: JobFilter, scope: Scope = ALL) -> list[JobRow]:
         """Return one page, or all if there is no limit. Raises UsageError."""
-        rows = self._page(f"{NAMES}, tags", wanted, filter_terms(wanted), scope)
-        return [JobRow._make((*row[:-1], json.loads(row[-1]) if row[-1] else {})) for row in rows]
+        rows = self._page(f"{NAMES}, tags", wanted, scope)
+        return [_listed(row) for row in rows]
 
     def shown_ids(self, wanted: JobFilter, scope: Scope = ALL) -> set[str]:
         """Return the ids as people write them, without the rest of the rows. Raises UsageError."""
-        return {str(row[0]) for row in self._page("shown_id", wanted, filter_terms(wanted), scope)}
+        return {str(row[0]) for row in self._page("shown_id", wanted, scope)}
 
-    def _page(self, columns: str, wanted: JobFilter, terms: list[Term], scope: Scope) -> list[Any]:
+    def _page(self, columns: str, wanted: JobFilter, scope: Scope, more: Sequence[Term] = ()) -> list[Any]:
         def count(query: str, values: Sequence[Any]) -> int:
             return int(self._ask(query, values)[0][0])
 
         self._prepare(self.database, indexes(wanted, scope))
         found: list[Any] = []
-        for query in plan(wanted, [*scope_terms(scope), *terms], count):
+        for query in plan(wanted, [*more, *make_terms(wanted, scope)], count):
             where = f"WHERE {query.condition}" if query.condition else ""
             found += self._ask(f"SELECT {columns} FROM jobs {where} {query.order}", query.values)
             if 0 < wanted.limit <= len(found):
@@ -133,11 +132,11 @@ class Catalog:
         4242 is the beginning of 4242_7 and of 4242.server, and not of 42420.
         """
         if text == "last":
-            return self._page(_IDENTITY, JobFilter(limit=1), [], scope)
+            return self._page(_IDENTITY, JobFilter(limit=1), scope)
         found = self._with_id(text, scope)[-1:]
         if found or not text:
             return [(run.cluster, run.id, run.start) for run in found]
-        return self._page(_IDENTITY, JobFilter(limit=20), [_begins_with(storable(text))], scope)
+        return self._page(_IDENTITY, JobFilter(limit=20), scope, [_begins_with(storable(text))])
 
     def name_of(self, identity: Identity, scope: Scope = ALL) -> str:
         found = self._select("shown_id", _IS_IDENTITY, identity, "", scope)
@@ -204,7 +203,7 @@ class Catalog:
         self._days(must_exist=True)
         changed = records.last_change(self.home.records, day)
         try:
-            with writer.transactions(self.database) as transactions:
+            with writer.transactions(self.database, self._writer) as transactions:
                 transactions.begin()
                 writer.delete_day(self.database, day)
                 if changed is not None:
@@ -304,7 +303,10 @@ class Catalog:
         gone = known.keys() - {day for day, _ in days}
         if not new and not gone:
             return
-        with _bulk(database, len(new) > _BULK_DAYS), writer.transactions(database) as transactions:
+        with (
+            _bulk(database, len(new) > _BULK_DAYS),
+            writer.transactions(database, self._writer) as transactions,
+        ):
             for number, (day, changed) in enumerate(new, 1):
                 self._take_day(database, transactions, day, changed, day in known)
                 if self._progress:
@@ -350,10 +352,8 @@ class Catalog:
         problems: list[str] = []
         number = writer.file_number(database, day, name)
         try:
-            found = records.load_listed(self.home.records / day / name, problems)
-            entries = (writer.make_entry(record, number, place) for place, record in found)
-            while some := list(islice(entries, _CHUNK)):
-                self._writer.insert(some)
+            for some in records.load_listed(self.home.records / day / name, problems):
+                self._writer.insert(some, number)
             if not problems:
                 writer.mark_whole(database, number)
         except FileNotFoundError:
@@ -365,6 +365,14 @@ class Catalog:
 
     def _report(self, *problems: str) -> None:
         self.problems += [problem for problem in problems if problem not in self.problems]
+
+
+def _listed(row: Sequence[Any]) -> JobRow:
+    """Make a row of a listing from one of the catalog."""
+    found = JobRow._make((*row[:-1], json.loads(row[-1]) if row[-1] else {}))
+    if found.nodes and SEVERAL in found.nodes:
+        return found._replace(nodes=name_nodes(found.nodes.split(SEVERAL)))
+    return found
 
 
 def _is_same(one: sqlite3.Connection, other: sqlite3.Connection) -> bool:

@@ -2,7 +2,9 @@
 
 There are two ways. If a condition holds for few rows, these are found by its index, checked and sorted; they
 are counted beforehand. Else the index of the order is followed, and each row is checked until the page is
-full: since every condition holds for many rows, that is soon.
+full. Conditions on user, account, partition, state and cluster, and the scope, are one condition on the kind
+of a job: there are few kinds, and each index of an order contains them. So conditions that hold for many jobs
+each and for none together are counted together, and rows that do not match are not read.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from typing import Any, NamedTuple
 from joblens.core.errors import UsageError
 from joblens.store.catalog.cursor import Cursor, is_upwards, parse_cursor
 from joblens.store.catalog.listing import SORTS, JobFilter
-from joblens.store.catalog.scope import Scope
+from joblens.store.catalog.schema import KIND
+from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.lake.columns import storable
 
 Count = Callable[[str, Sequence[Any]], int]
 _FEW = 50_000  # rows that are found by an index and sorted in less than 100 ms
 _MOST = 1 << 31  # of a limit; SQLite has 63 bits
 _NEVER_UNKNOWN = frozenset(("start", "user", "name"))
-_INDEXED = ("user", "account", "partition", "state", "cluster", "node", "name", "array")
 _LAST = "\U0010ffff"
 
 
@@ -30,11 +32,16 @@ class Term(NamedTuple):
     rows: str  # selects the numbers of the jobs
     check: str
     values: list[Any]
-    direct: bool = False  # whether `check` itself uses an index that continues with the start
+    indexed: bool = False  # whether `check` itself uses an index
+    order: str = ""  # `start`, or the column that has one value: that index is in order of start
 
     @property
     def find(self) -> str:
-        return self.check if self.direct else f"number IN ({self.rows})"
+        return self.check if self.indexed else f"number IN ({self.rows})"
+
+    def is_sorted(self, sort: str) -> bool:
+        """Whether the index is in this order."""
+        return self.order != "" and sort in ("start", self.order)
 
 
 class Query(NamedTuple):
@@ -43,52 +50,70 @@ class Query(NamedTuple):
     order: str
 
 
-def scope_terms(scope: Scope) -> list[Term]:
-    """Return the condition of a scope, unless it is everything."""
-    if scope.everything:
-        return []
-    condition, values = scope.condition()
-    if len(values) == 1:
-        return [_direct(condition, values)]
-    # Each column has its index: a condition on both would use neither.
-    parts = (scope._replace(accounts=frozenset()), scope._replace(users=frozenset()))
-    return [Term(_union(part.condition()[0] for part in parts), condition, values)]
+class _Condition(NamedTuple):
+    """A part of a condition on a row of jobs. The text is empty if there is none."""
+
+    text: str
+    values: list[Any]
 
 
-def _union(conditions: Iterable[str]) -> str:
-    return " UNION ALL ".join(f"SELECT number FROM jobs WHERE {it}" for it in conditions)
-
-
-def _direct(condition: str, values: list[Any]) -> Term:
-    return Term(_union([condition]), condition, values, direct=True)
-
-
-def filter_terms(wanted: JobFilter) -> list[Term]:
+def make_terms(wanted: JobFilter, scope: Scope = ALL) -> list[Term]:
     """Return the conditions of a filter; those that usually hold for the fewest jobs come first."""
+    times, kinds = _times(wanted), _kinds(wanted, scope)
     found = [_named("tags", *pair) for pair in wanted.tags]
     found += [_named("annotations", *pair) for pair in wanted.annotations]
     if wanted.array is not None:
         found.append(prefix_term(storable(f"{wanted.array}_"), " AND shown_id = id"))
     if wanted.node is not None:
         found.append(_node_term(storable(wanted.node)))
-    if wanted.user is not None:
-        found.append(_equal("user", wanted.user))
+    user = _single_user(wanted, scope)
+    if user is not None:
+        found.append(_indexed([_Condition("user = ?", [user]), times], "user"))
     if wanted.name is not None:
-        found.append(_name_term(storable(wanted.name)))
-    found += [
-        _equal(column, value)
-        for column in ("account", "partition", "state", "cluster")
-        if (value := getattr(wanted, column)) is not None
-    ]
-    times = [(">=", wanted.since), ("<=", wanted.until)]
-    if between := [(f"start {sign} ?", value) for sign, value in times if value is not None]:
-        condition = " AND ".join(text for text, _ in between)
-        found.append(_direct(condition, [value for _, value in between]))
+        found.append(_name_term(storable(wanted.name), kinds, times))
+    if kinds.text:
+        found.append(_indexed([kinds, times]))
+    elif times.text:
+        found.append(_indexed([times], "start"))
     return found
 
 
-def _equal(column: str, value: str) -> Term:
-    return _direct(f"{column} = ?", [storable(value)])
+def _single_user(wanted: JobFilter, scope: Scope) -> str | None:
+    if wanted.user is not None:
+        return storable(wanted.user)
+    users = () if scope.everything or scope.accounts else scope.condition()[1]
+    return users[0] if len(users) == 1 else None
+
+
+def _times(wanted: JobFilter) -> _Condition:
+    between = [(">=", wanted.since), ("<=", wanted.until)]
+    found = [(f"start {sign} ?", value) for sign, value in between if value is not None]
+    return _Condition(" AND ".join(text for text, _ in found), [value for _, value in found])
+
+
+def _kinds(wanted: JobFilter, scope: Scope) -> _Condition:
+    equal = {name: getattr(wanted, name) for name in KIND}
+    conditions = [f"{name} = ?" for name, value in equal.items() if value is not None]
+    values = [storable(value) for value in equal.values() if value is not None]
+    if not scope.everything:
+        allowed, names = scope.condition()
+        conditions.append(allowed)
+        values += names
+    if not conditions:
+        return _Condition("", [])
+    return _Condition(f"kind IN (SELECT number FROM kinds WHERE {' AND '.join(conditions)})", values)
+
+
+def _union(conditions: Iterable[str]) -> str:
+    return " UNION ALL ".join(f"SELECT number FROM jobs WHERE {it}" for it in conditions)
+
+
+def _indexed(parts: Iterable[_Condition], order: str = "") -> Term:
+    """A condition that begins with the column of an index."""
+    known = [part for part in parts if part.text]
+    text = " AND ".join(part.text for part in known)
+    values = [value for part in known for value in part.values]
+    return Term(_union([text]), text, values, indexed=True, order=order)
 
 
 def _named(table: str, name: str, value: str) -> Term:
@@ -108,16 +133,18 @@ def _linked(table: str, condition: str, values: list[Any]) -> Term:
     return Term(f"SELECT job FROM {table} AS it WHERE {condition}", check, values)
 
 
-def _name_term(pattern: str) -> Term:
-    """With * and ?. There are usually far fewer names than jobs."""
+def _name_term(pattern: str, kinds: _Condition, times: _Condition) -> Term:
+    """With * and ?. There are usually far fewer names than jobs. The index of names contains the kind."""
     if "*" not in pattern and "?" not in pattern:
-        return _equal("name", pattern)
-    values = [pattern.replace("[", "[[]")]
+        return _indexed([_Condition("name = ?", [pattern]), times], "name")
+    values = [pattern.replace("[", "[[]"), *kinds.values]
+    more = f" AND +{kinds.text}" if kinds.text else ""
     if pattern.find("*") == len(pattern) - 1 and "?" not in pattern:
         # A range of the index (https://www.sqlite.org/optoverview.html#the_like_optimization).
-        return Term(_union(["name GLOB ?"]), "name GLOB ?", values)
-    rows = "SELECT number FROM names CROSS JOIN jobs USING (name) WHERE names.name GLOB ?"
-    return Term(rows, "name GLOB ?", values)
+        found = "name GLOB ?" + more
+        return Term(_union([found]), found, values)
+    rows = f"SELECT jobs.number FROM names CROSS JOIN jobs USING (name) WHERE names.name GLOB ?{more}"
+    return Term(rows, "name GLOB ?" + more, values)
 
 
 def prefix_term(text: str, of_id: str = "", of_both: str = "") -> Term:
@@ -129,11 +156,13 @@ def prefix_term(text: str, of_id: str = "", of_both: str = "") -> Term:
 
 def indexes(wanted: JobFilter, scope: Scope) -> set[str]:
     """Return the names of the indexes that a plan may use."""
-    needed = {wanted.sort, "start"} | {it for it in _INDEXED if getattr(wanted, it) is not None}
+    needed = {wanted.sort, "start"} | {
+        it for it in ("node", "name", "array") if getattr(wanted, it) is not None
+    }
     needed |= {"nodes"} if wanted.node is not None else set()
     needed |= {it for it in ("tags", "annotations") if getattr(wanted, it)}
-    needed |= {"user"} if scope.users else set()
-    return needed | ({"account"} if scope.accounts else set())
+    needed |= {"user"} if _single_user(wanted, scope) is not None else set()
+    return needed | ({"kind"} if _kinds(wanted, scope).text else set())
 
 
 def plan(wanted: JobFilter, terms: Sequence[Term], count: Count) -> list[Query]:
@@ -141,7 +170,7 @@ def plan(wanted: JobFilter, terms: Sequence[Term], count: Count) -> list[Query]:
     if wanted.sort not in SORTS:
         raise UsageError(f"jobs can be sorted by {', '.join(SORTS)}, and not by {wanted.sort!r}")
     cursor = parse_cursor(wanted)
-    best = _choose(terms, count, wanted.sort == "start")
+    best = _choose(terms, count, wanted.sort)
     found = "" if best is None else best.find
     conditions = [found, *(f"+({it.check})" for it in terms if it is not best)]
     values = [
@@ -149,10 +178,7 @@ def plan(wanted: JobFilter, terms: Sequence[Term], count: Count) -> list[Query]:
         *(it for term in terms if term is not best for it in term.values),
     ]
     parts = _parts(wanted, cursor)
-    in_order = best is None or (
-        best.direct and (wanted.sort == "start" or best.check == f"{wanted.sort} = ?")
-    )
-    if in_order:
+    if best is None or best.is_sorted(wanted.sort):
         return [_query(wanted, [*conditions, part], [*values, *more], "") for part, more in parts]
     # A plus keeps SQLite from following an index (https://www.sqlite.org/optoverview.html#uplus).
     either = " OR ".join(f"({part or 1})" for part, _ in parts)
@@ -160,16 +186,14 @@ def plan(wanted: JobFilter, terms: Sequence[Term], count: Count) -> list[Query]:
     return [_query(wanted, [*conditions, f"+({either})"], [*values, *rest], "+")]
 
 
-def _choose(terms: Sequence[Term], count: Count, by_start: bool) -> Term | None:
+def _choose(terms: Sequence[Term], count: Count, sort: str) -> Term | None:
     """Return the condition to find rows by; None if each holds for very many."""
     fewest, best = _FEW, None
     for term in terms:
         number = count(f"SELECT count(*) FROM ({term.rows} LIMIT {fewest})", term.values)
         if number < fewest:
             fewest, best = max(number, 1), term
-    if best is None and by_start:
-        return next((term for term in terms if term.direct), None)
-    return best
+    return best or next((term for term in terms if term.is_sorted(sort)), None)
 
 
 def _parts(wanted: JobFilter, cursor: Cursor | None) -> list[tuple[str, list[Any]]]:

@@ -110,22 +110,45 @@ MIGRATIONS = (
         job INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, name)
     ) WITHOUT ROWID;
     """,
+    # The kind of a job in each index: what many jobs have in common, so that it is compared once for all.
+    """
+    DROP TABLE jobs;
+    DELETE FROM job_nodes;
+    DELETE FROM tags;
+    DELETE FROM annotations;
+    DELETE FROM names;
+    DELETE FROM days;
+    DELETE FROM files;
+    CREATE TABLE kinds (
+        number INTEGER PRIMARY KEY, user TEXT NOT NULL, account TEXT, partition TEXT, state TEXT,
+        cluster TEXT NOT NULL
+    );
+    CREATE INDEX kinds_by_user ON kinds (user);
+    CREATE TABLE jobs (
+        number INTEGER PRIMARY KEY, kind INTEGER NOT NULL, cluster TEXT NOT NULL, id TEXT NOT NULL,
+        start REAL NOT NULL, user TEXT NOT NULL, account TEXT, state TEXT, partition TEXT, name TEXT NOT NULL,
+        duration_seconds REAL, cpu_seconds REAL, memory_peak_bytes INTEGER, shown_id TEXT NOT NULL,
+        "end" REAL, node TEXT, source TEXT, exit_code INTEGER, cores REAL, processes INTEGER,
+        verdict TEXT, nodes TEXT, tags TEXT, written INTEGER NOT NULL, file INTEGER NOT NULL,
+        place INTEGER NOT NULL
+    );
+    CREATE UNIQUE INDEX jobs_by_id ON jobs (id, cluster, start);
+    CREATE INDEX jobs_by_file ON jobs (file);
+    """,
 )
 
+KIND = ("user", "account", "partition", "state", "cluster")  # columns of kinds
 # By sort and filter. Each is created when it is first needed: to sort many rows once costs a fraction of
 # inserting each, and most stores never need all.
 INDEXES = {
-    "start": "jobs_by_start ON jobs (start)",
+    "start": "jobs_by_start ON jobs (start, kind)",
     "array": "jobs_by_shown_id ON jobs (shown_id) WHERE shown_id != id",
-    "duration": "jobs_by_duration ON jobs (duration_seconds, start)",
-    "cpu": "jobs_by_cpu ON jobs (cpu_seconds, start)",
-    "memory": "jobs_by_memory ON jobs (memory_peak_bytes, start)",
-    "user": "jobs_by_user ON jobs (user, start DESC)",
-    "name": "jobs_by_name ON jobs (name, start DESC)",
-    "account": "jobs_by_account ON jobs (account, start)",
-    "state": "jobs_by_state ON jobs (state, start)",
-    "partition": "jobs_by_partition ON jobs (partition, start)",
-    "cluster": "jobs_by_cluster ON jobs (cluster, start)",
+    "duration": "jobs_by_duration ON jobs (duration_seconds, start, kind)",
+    "cpu": "jobs_by_cpu ON jobs (cpu_seconds, start, kind)",
+    "memory": "jobs_by_memory ON jobs (memory_peak_bytes, start, kind)",
+    "user": "jobs_by_user ON jobs (user, start DESC, kind)",
+    "name": "jobs_by_name ON jobs (name, start DESC, kind)",
+    "kind": "jobs_by_kind ON jobs (kind, start)",
     "node": "jobs_by_node ON jobs (node)",
     "nodes": "job_nodes_by_node ON job_nodes (node)",
     "tags": "tags_by_value ON tags (name, value)",

@@ -5,73 +5,30 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from joblens.store.catalog.listing import COLUMNS, Identity, name_nodes
+from joblens.store.catalog.listing import COLUMNS, SEVERAL, Identity
+from joblens.store.catalog.schema import KIND
 
 if TYPE_CHECKING:
-    from joblens.record.listed import ListedJob, ListedRecord
+    from joblens.record.listed import ListedRecord
 
 NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
-_COLUMNS = f"{NAMES}, tags, written, file, place"
-_VALUES = ", ".join("?" * (len(COLUMNS) + 4))
+_COLUMNS = f"{NAMES}, tags, kind, written, file, place"
+_VALUES = ", ".join("?" * (len(COLUMNS) + 5))
 _ROWS = 20_000  # after which a transaction ends, so that others do not wait long
 _SECONDS = 2.0
-_MOST_NAMES = 100_000  # that are remembered
-_NAME, _WRITTEN = COLUMNS.index("name"), len(COLUMNS) + 1
-
-
-class Entry(NamedTuple):
-    """A row of the catalog without its number, and rows of other tables that refer to it."""
-
-    row: tuple[Any, ...]
-    nodes: list[str] | None  # beside the first
-    tags: dict[str, str] | None
-    annotations: dict[str, str] | None
-
-
-def make_entry(record: ListedRecord, file: int, place: int) -> Entry:
-    job, used, nodes, tags = record.job, record.used, record.job.nodes, record.job.tags
-    several = nodes is not None and (len(nodes) > 1 or nodes[:1] != [job.node])
-    row = (
-        job.cluster,
-        job.id,
-        job.start,
-        job.end,
-        job.name,
-        job.user,
-        job.node,
-        job.source,
-        job.state,
-        job.exit_code,
-        used.duration_seconds,
-        used.cpu_seconds,
-        record.asked.cores,
-        used.memory_peak_bytes,
-        used.processes,
-        record.verdict,
-        _shown_id(job) if job.array_job or job.het_job else job.id,
-        _name_nodes(tuple(nodes)) if several and nodes else job.node,
-        job.partition,
-        job.account,
-        json.dumps(tags) if tags else None,
-        record.written,
-        file,
-        place,
-    )
-    return Entry(row, nodes if several else None, tags, job.annotations)
-
-
-_name_nodes = lru_cache(1024)(name_nodes)  # jobs of an array run on the same nodes
-
-
-def _shown_id(job: ListedJob) -> str:
-    from joblens.record.report import shown_id
-
-    return shown_id(job)
+_MOST_KEPT = 100_000  # names and kinds that are remembered
+_MANY = 100  # records
+_WRITTEN = len(COLUMNS) + 2
+_KIND_KNOWN = "SELECT number FROM kinds WHERE " + " AND ".join(f"{name} IS ?" for name in KIND)
+_KIND_NEW = f"INSERT INTO kinds ({', '.join(KIND)}, number) VALUES ({', '.join('?' * len(KIND))}, ?)"
+Row = tuple[Any, ...]
+Kind = tuple[str, str | None, str | None, str | None, str]
+_Texts = dict[str, str] | None
+_Linked = tuple[int, list[str] | None, _Texts, _Texts]
 
 
 class Transactions:
@@ -95,7 +52,7 @@ class Transactions:
 
 
 @contextmanager
-def transactions(database: sqlite3.Connection) -> Iterator[Transactions]:
+def transactions(database: sqlite3.Connection, writer: Writer) -> Iterator[Transactions]:
     """End the last one as well. What has failed is rolled back."""
     found = Transactions(database)
     try:
@@ -103,78 +60,150 @@ def transactions(database: sqlite3.Connection) -> Iterator[Transactions]:
     except BaseException:
         if database.in_transaction:
             database.execute("ROLLBACK")
+        writer.forget()
         raise
     found.commit(now=True)
 
 
 class Writer:
-    """Inserts entries. It knows the names of jobs that are there already."""
+    """Inserts records. It knows the names and kinds of jobs that are there already."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
-        self._names: set[str] = set()
+        self.forget()
 
-    def insert(self, entries: Sequence[Entry]) -> None:
+    def forget(self) -> None:
+        """After a rollback what is known may not be there."""
+        self._names: set[str] = set()
+        self._kinds: dict[Kind, int] = {}
+        self._all_kinds = False  # whether these are all; another process can add the same ones again
+
+    def insert(self, found: Sequence[tuple[int, ListedRecord]], file: int) -> None:
         """Of several records of a job the one that was written last is valid; of equal ones, the last."""
         database = self._database
-        fresh = _newest(entries)
+        rows, linked = self._make_rows(found, file)
         ((first,),) = database.execute("SELECT coalesce(max(number), 0) + 1 FROM jobs")
         database.execute("SAVEPOINT fresh")
         before = database.total_changes
         # SQLite numbers them from there on.
-        insert = f"INSERT OR IGNORE INTO jobs ({_COLUMNS}) VALUES ({_VALUES})"
-        database.executemany(insert, [entry.row for entry in fresh])
-        numbered = list(enumerate(fresh, first))
-        if database.total_changes - before < len(fresh):  # some are there already
+        database.executemany(f"INSERT OR IGNORE INTO jobs ({_COLUMNS}) VALUES ({_VALUES})", rows)
+        if database.total_changes - before == len(rows):
+            numbers: Mapping[int, int] | range = range(first, first + len(rows))
+        else:  # some are there already, or twice among these
             database.execute("ROLLBACK TO fresh")
-            numbered = list(_changed(database, numbered))
+            numbers = dict(_changed(database, rows, first))
             replace = f"REPLACE INTO jobs (number, {_COLUMNS}) VALUES (?, {_VALUES})"
-            database.executemany(replace, [(number, *entry.row) for number, entry in numbered])
+            database.executemany(replace, [(number, *rows[place]) for place, number in numbers.items()])
+            linked = [it for it in linked if it[0] in numbers]
         database.execute("RELEASE fresh")
-        self._link(numbered)
+        self._link([(numbers[place], nodes, tags, notes) for place, nodes, tags, notes in linked])
 
-    def _link(self, numbered: Iterable[tuple[int, Entry]]) -> None:
-        nodes: list[tuple[int, str]] = []
-        tags: list[tuple[int, str, str]] = []
-        annotations: list[tuple[int, str, str]] = []
+    def _make_rows(
+        self, found: Sequence[tuple[int, ListedRecord]], file: int
+    ) -> tuple[list[Row], list[_Linked]]:
+        """Return rows of jobs, and for some of them by their number the nodes beside the first, and tags."""
+        from joblens.record.report import shown_id
+
+        if len(found) > _MANY and not self._all_kinds:
+            self._load_kinds()
+        elif len(self._kinds) > _MOST_KEPT:
+            self.forget()
+        rows: list[Row] = []
+        linked: list[_Linked] = []
         names: set[str] = set()
-        for number, (row, others, its_tags, its_annotations) in numbered:
-            names.add(row[_NAME])
-            if others:
-                nodes += [(number, node) for node in others]
-            if its_tags:
-                tags += [(number, name, value) for name, value in its_tags.items()]
-            if its_annotations:
-                annotations += [(number, name, value) for name, value in its_annotations.items()]
+        new_kinds: dict[Kind, int] = {}
+        for number, (place, record) in enumerate(found):
+            job = record.job
+            nodes = job.nodes
+            several = bool(nodes) and (len(nodes or ()) > 1 or nodes != [job.node])
+            key = (job.user, job.account, job.partition, job.state, job.cluster)
+            kind = self._kinds.get(key) or self._find_kind(key, new_kinds)
+            used = record.used
+            rows.append(
+                (
+                    job.cluster,
+                    job.id,
+                    job.start,
+                    job.end,
+                    job.name,
+                    job.user,
+                    job.node,
+                    job.source,
+                    job.state,
+                    job.exit_code,
+                    used.duration_seconds,
+                    used.cpu_seconds,
+                    record.asked.cores,
+                    used.memory_peak_bytes,
+                    used.processes,
+                    record.verdict,
+                    shown_id(job) if job.array_job or job.het_job else job.id,
+                    SEVERAL.join(nodes or ()) if several else job.node,
+                    job.partition,
+                    job.account,
+                    json.dumps(job.tags) if job.tags else None,
+                    kind,
+                    record.written,
+                    file,
+                    place,
+                )
+            )
+            names.add(job.name)
+            if several or job.tags or job.annotations:
+                linked.append((number, nodes if several else None, job.tags, job.annotations))
+        self._database.executemany(_KIND_NEW, [(*key, it) for key, it in new_kinds.items()])
+        self._add_names(names - self._names)
+        return rows, linked
+
+    def _find_kind(self, key: Kind, new: dict[Kind, int]) -> int:
+        """Return the number of a kind; if there is none, the next one, and add it to the new ones."""
+        known = None if self._all_kinds else self._database.execute(_KIND_KNOWN, key).fetchone()
+        if known is None and not new:
+            ((new[key],),) = self._database.execute("SELECT coalesce(max(number), 0) + 1 FROM kinds")
+        elif known is None:
+            new[key] = next(reversed(new.values())) + 1
+        self._kinds[key] = number = int(known[0]) if known else new[key]
+        return number
+
+    def _load_kinds(self) -> None:
+        """Load them all at once before very many records."""
+        found = self._database.execute(f"SELECT {', '.join(KIND)}, number FROM kinds LIMIT {_MOST_KEPT}")
+        self._kinds = {row[:-1]: row[-1] for row in found}
+        self._all_kinds = len(self._kinds) < _MOST_KEPT
+
+    def _add_names(self, new: set[str]) -> None:
+        self._database.executemany("INSERT OR IGNORE INTO names VALUES (?)", zip(sorted(new)))
+        if len(self._names) > _MOST_KEPT:
+            self._names.clear()
+        self._names |= new
+
+    def _link(self, linked: Iterable[_Linked]) -> None:
+        nodes: list[tuple[int, str]] = []
+        texts: dict[str, list[tuple[int, str, str]]] = {"tags": [], "annotations": []}
+        for number, others, *pairs in linked:
+            nodes += [(number, node) for node in others or ()]
+            for rows, some in zip(texts.values(), pairs):
+                rows += [(number, name, value) for name, value in (some or {}).items()]
         self._database.executemany("INSERT OR IGNORE INTO job_nodes VALUES (?, ?)", nodes)
-        self._database.executemany("INSERT INTO tags VALUES (?, ?, ?)", tags)
-        self._database.executemany("INSERT INTO annotations VALUES (?, ?, ?)", annotations)
-        new = zip(sorted(names - self._names))
-        self._database.executemany("INSERT OR IGNORE INTO names VALUES (?)", new)
-        self._names = self._names | names if len(self._names) < _MOST_NAMES else names
+        for table, rows in texts.items():
+            self._database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", rows)
 
 
-def _newest(entries: Sequence[Entry]) -> Sequence[Entry]:
-    newest: dict[Identity, Entry] = {}
-    for entry in entries:
-        known = newest.setdefault(entry.row[:3], entry)
-        if known.row[_WRITTEN] <= entry.row[_WRITTEN]:
-            newest[entry.row[:3]] = entry
-    return list(newest.values())
-
-
-def _changed(
-    database: sqlite3.Connection, numbered: Iterable[tuple[int, Entry]]
-) -> Iterator[tuple[int, Entry]]:
-    """Yield those that are new or replace an older record, with the number that the job has."""
+def _changed(database: sqlite3.Connection, rows: Sequence[Row], first: int) -> Iterator[tuple[int, int]]:
+    """Yield places of the rows that are new or replace an older record, with the number that the job has."""
+    newest: dict[Identity, int] = {}
+    for place, row in enumerate(rows):
+        known = newest.setdefault(row[:3], place)
+        if rows[known][_WRITTEN] <= row[_WRITTEN]:
+            newest[row[:3]] = place
     query = "SELECT number, written FROM jobs WHERE (cluster, id, start) = (?, ?, ?)"
-    for number, entry in numbered:
-        known = database.execute(query, entry.row[:3]).fetchone()
-        if known is None:
-            yield number, entry
-        elif known[1] <= entry.row[_WRITTEN]:
-            _unlink(database, "= ?", (known[0],))
-            yield known[0], entry
+    for identity, place in newest.items():
+        found = database.execute(query, identity).fetchone()
+        if found is None:
+            yield place, first + place
+        elif found[1] <= rows[place][_WRITTEN]:
+            _unlink(database, "= ?", (found[0],))
+            yield place, found[0]
 
 
 def _unlink(database: sqlite3.Connection, jobs: str, values: tuple[Any, ...]) -> None:
