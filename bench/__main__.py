@@ -26,6 +26,7 @@ from bench.loops import measure_processes, measure_six_sets
 from bench.records import measure_records
 from bench.reports import measure_reports
 from bench.run import measure_run
+from bench.serve import measure_serve
 from bench.serve_client import measure_serve_client
 from bench.sinks import measure_sinks
 from bench.slurm import measure_slurm
@@ -58,6 +59,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "records": measure_records,
     "tsdb": measure_tsdb,
     "usermode": measure_usermode,
+    "serve": measure_serve,
     "serve_client": measure_serve_client,
 }
 

@@ -61,7 +61,7 @@ _SCOPES = {
     "one user": Scope(False, frozenset({"user7"}), frozenset()),
     "three accounts": Scope(False, frozenset({"user7"}), frozenset({"account1", "account2", "account3"})),
 }
-_FILTERS: list[dict[str, Any]] = [
+FILTERS: list[dict[str, Any]] = [
     {},
     {"user": "user0"},
     {"user": "user399"},
@@ -87,15 +87,19 @@ _FILTERS: list[dict[str, Any]] = [
 
 def measure_catalog(pythons: list[Interpreter]) -> list[Section]:
     python = pythons[0]
-    jobs = int(os.environ.get("JOBLENS_BENCH_JOBS", _JOBS))
+    jobs = jobs_wanted()
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as folder:
         home = make_home(find_home(Path(folder) / "store"))
         print(f"bench: catalog, {jobs} jobs", file=sys.stderr, flush=True)
-        make_jobs(home.records, _example(python, Path(folder) / "example"), jobs)
+        make_jobs(home.records, example(python, Path(folder) / "example"), jobs)
         return [_measure_build(python, home, jobs), _measure_listing(home, jobs)]
 
 
-def _example(python: Interpreter, home: Path) -> dict[str, Any]:
+def jobs_wanted() -> int:
+    return int(os.environ.get("JOBLENS_BENCH_JOBS", _JOBS))
+
+
+def example(python: Interpreter, home: Path) -> dict[str, Any]:
     command = joblens(python, "run", "--quiet", "--", *_COMMAND)
     subprocess.run(command, env={**environment(), "JOBLENS_HOME": str(home)}, check=True)
     return newest_record(python, str(home))
@@ -141,7 +145,7 @@ def _measure_listing(home: Home, jobs: int) -> Section:
         slowest.append((took[name][-1], f"{name}: {_describe(wanted)}"))
     catalog.close()
     lines = [
-        at_most(f"p95 of {len(it)} listings, scope: {name}", "", "seconds", [_p95(it)], most=_MOST_SECONDS)
+        at_most(f"p95 of {len(it)} listings, scope: {name}", "", "seconds", [p95(it)], most=_MOST_SECONDS)
         for name, it in took.items()
     ]
     lines.append(at_most("slowest", "", "seconds", [max(slowest)[0]]))
@@ -155,7 +159,7 @@ def _measure_listing(home: Home, jobs: int) -> Section:
 
 def _questions() -> Iterator[tuple[str, JobFilter]]:
     now = time.time()
-    for name, filters, sort, reverse, limit in product(_SCOPES, _FILTERS, SORTS, (False, True), (20, 1000)):
+    for name, filters, sort, reverse, limit in product(_SCOPES, FILTERS, SORTS, (False, True), (20, 1000)):
         times = {key: now - filters[key] for key in ("since", "until") if key in filters}
         yield name, JobFilter(sort=sort, reverse=reverse, limit=limit, **{**filters, **times})
 
@@ -164,5 +168,5 @@ def _describe(wanted: JobFilter) -> str:
     return json.dumps({name: value for name, value in wanted._asdict().items() if value})
 
 
-def _p95(times: list[float]) -> float:
+def p95(times: list[float]) -> float:
     return statistics.quantiles(times, n=20)[-1]

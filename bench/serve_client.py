@@ -23,7 +23,7 @@ def measure_serve_client(pythons: list[Interpreter]) -> list[Section]:
         for _ in range(_JOBS):
             run_usage([*joblens, "run", "--quiet", "--", "true"], JOBLENS_HOME=home)
         with undisturbed() as alone, started([*joblens, "serve", "--socket", socket, "--home", home]):
-            _wait(joblens, socket)
+            wait_for_service(joblens, socket, "job", "last")
             found = {
                 (name, source): [*joblens, *name.split(), *where]
                 for name in ("job last", "jobs")
@@ -37,12 +37,13 @@ def measure_serve_client(pythons: list[Interpreter]) -> list[Section]:
     return [Section(title, _describe(pythons[0].label, used), [note])]
 
 
-def _wait(joblens: list[str], socket: str) -> None:
+def wait_for_service(joblens: list[str], socket: str, *words: str) -> None:
+    """Until this command succeeds."""
     end = time.monotonic() + _READY_SECONDS
     while True:
         try:
             if Path(socket).exists():
-                run_usage([*joblens, "job", "last", "--server", socket])
+                run_usage([*joblens, *words, "--server", socket])
                 return
         except BenchError:  # its index is not ready
             if time.monotonic() > end:
