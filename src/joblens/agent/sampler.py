@@ -128,7 +128,9 @@ class Running(Health):
             rows = ()
         else:
             self.has_succeeded()
-            self.warn(getattr(self.read, "warning", ""), log)
+            warning = getattr(self.read, "warning", "")
+            if warning or self.warning:
+                self.warn(warning, log)
             self.sets = rows
         self.duration_ns = time.perf_counter_ns() - begin
         return rows

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import Dict, Mapping, Optional
 
+from joblens.core.compile_c import compile_c
 from joblens.core.errors import OutsideError
 
 FOLDER = "JOBLENS_CAPTURE"  # names the folder of the records to the library
@@ -18,22 +18,11 @@ _FLAGS = (
     "-std=gnu11 -O2 -fPIC -shared -s -Wall -Wextra -fvisibility=hidden -fno-strict-aliasing "
     "-fno-stack-protector -U_FORTIFY_SOURCE -Wl,-O1,--hash-style=gnu,-z,noseparate-code,-z,norelro"
 ).split()
-_BUILD_SECONDS = 120
 
 
 def build_library(target: str = LIBRARY, compiler: str = "") -> str:
-    """Compile it, and return why that is impossible, or "". The file is replaced atomically."""
-    partial = f"{target}.{os.getpid()}"
-    command = [compiler or os.environ.get("CC", "cc"), *_FLAGS, "-o", partial, SOURCE]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_SECONDS)
-        if result.returncode == 0:
-            os.replace(partial, target)
-            return ""
-        output = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-        return f"{command[0]} failed: {output[0]}"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{command[0]} cannot be run: {error}"
+    """Compile it, and return why that is impossible, or ""."""
+    return compile_c(SOURCE, target, _FLAGS, compiler)
 
 
 def find_library() -> Optional[str]:

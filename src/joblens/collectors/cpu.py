@@ -5,6 +5,7 @@ See proc(5) and Documentation/filesystems/proc.rst, 1.7.
 
 from __future__ import annotations
 
+from joblens.core.counter_file import CounterFile
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Key, Rows, Schema
@@ -52,13 +53,24 @@ _KERNEL_LINES = [b"ctxt", b"btime", b"processes", b"procs_running", b"procs_bloc
 
 
 def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    file = CounterFile(host, _PATH)
     names: List[bytes] = []
     schema = SCHEMA
     keys: Tuple[Key, ...] = ()
 
     def read() -> Tuple[Rows, ...]:
         nonlocal names, schema, keys
+        values = file.read()
+        if values is not None:
+            cores = len(values) - len(KERNEL.columns)
+            return (Rows(schema, keys, values[:cores]), Rows(KERNEL, NO_KEY, values[cores:]))
         data = host.read(_PATH)
+        rows = parse(data)
+        file.learn(data, rows[0].values + rows[1].values, _describe_line)
+        return rows
+
+    def parse(data: bytes) -> Tuple[Rows, Rows]:
+        nonlocal names, schema, keys
         # The line of interrupts has hundreds of numbers, one per possible interrupt: skip it.
         cores, _, rest = data.partition(b"\nintr ")
         tokens = cores.split()
@@ -71,6 +83,14 @@ def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         return (Rows(schema, keys, _integers(tokens)), parse_kernel(rest))
 
     return read
+
+
+def _describe_line(number: int, tokens: List[bytes]) -> str:
+    if tokens[:1] == [b"intr"] or tokens[:1] == _KERNEL_LINES[-1:]:
+        return "TVE"
+    if tokens and (tokens[0].startswith(b"cpu") or tokens[0] in _KERNEL_LINES):
+        return "T" + "V" * (len(tokens) - 1)
+    return "E"
 
 
 def parse_layout(cores: bytes) -> Tuple[List[bytes], Schema]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import compress
 from operator import ne
 from typing import Callable, List, Optional, Tuple
 
+from joblens.core.counter_file import CounterFile
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, Column, Key, Rows, Schema
@@ -19,6 +21,7 @@ _NO_LINE = b"\n"  # differs from any line, also from an empty one
 
 def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ...]]:
     schema = PER_CORE if per_cpu else ALL_CORES
+    file = CounterFile(host, _PATH)
     lines: List[bytes] = []
     cpus: List[str] = []
     names: List[Tuple[str, str]] = []
@@ -27,7 +30,11 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
 
     def read() -> Tuple[Rows, ...]:
         nonlocal lines, cpus, names, keys, values
-        new = host.read(_PATH).split(b"\n")
+        known = file.read()
+        if known is not None and keys is not None:
+            return (Rows(schema, keys, known),)
+        data = host.read(_PATH)
+        new = data.split(b"\n")
         if keys is None or len(new) != len(lines) or new[0] != lines[0]:
             cpus, keys = parse_header(new), None
             width = len(cpus) if per_cpu else 1
@@ -46,9 +53,16 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
         lines = new
         if keys is None:
             keys = make_keys(names, cpus if per_cpu else None)
+        if not per_cpu:
+            file.learn(data, values, partial(_describe_line, len(cpus)))
         return (Rows(schema, keys, values),)
 
     return read
+
+
+def _describe_line(cpus: int, number: int, tokens: List[bytes]) -> str:
+    counts = len(tokens[1 : cpus + 1])
+    return "T" + "V+"[:counts] + "+" * (counts - 2) + "L" if number and tokens else "L"
 
 
 def parse_header(lines: List[bytes]) -> List[str]:

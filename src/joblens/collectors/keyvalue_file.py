@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import compress
 from operator import ne
 
+from joblens.core.counter_file import CounterFile
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import NO_KEY, Column, Rows, Schema
@@ -18,18 +19,28 @@ if TYPE_CHECKING:
 
 
 def read_keyvalue(host: Host, path: str, set_name: str, describe: Describe) -> Callable[[], Tuple[Rows, ...]]:
+    file = CounterFile(host, path)
     lines: List[bytes] = []
     rows: Optional[Rows] = None
 
     def read() -> Tuple[Rows, ...]:
         nonlocal lines, rows
-        new = host.read(path).split(b"\n")
+        values = file.read()
+        if values is not None and rows:
+            return (Rows(rows.schema, NO_KEY, values),)
+        data = host.read(path)
+        new = data.split(b"\n")
         updated = _update(rows, lines, new) if rows and len(new) == len(lines) else None
         rows = updated or parse_keyvalue(path, new, set_name, describe)
         lines = new
+        file.learn(data, rows.values, _describe_line)
         return (rows,)
 
     return read
+
+
+def _describe_line(number: int, tokens: List[bytes]) -> str:
+    return "TVL" if tokens else "L"
 
 
 def _update(rows: Rows, old: List[bytes], new: List[bytes]) -> Optional[Rows]:

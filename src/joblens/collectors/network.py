@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joblens.core.counter_file import CounterFile
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import COUNTER, Column, Key, Rows, Schema
@@ -43,12 +44,17 @@ SCHEMA = Schema(
 
 
 def network(host: Host) -> Callable[[], Tuple[Rows, ...]]:
+    file = CounterFile(host, _PATH)
     names: List[bytes] = []
     keys: Tuple[Key, ...] = ()
 
     def read() -> Tuple[Rows, ...]:
         nonlocal names, keys
-        tokens = parse_tokens(host.read(_PATH))
+        values = file.read()
+        if values is not None:
+            return (Rows(SCHEMA, keys, values),)
+        data = host.read(_PATH)
+        tokens = parse_tokens(data)
         found = tokens[:: _FIELDS + 1]
         if found != names:
             keys = tuple((name.decode("utf-8", "replace"),) for name in found)
@@ -57,11 +63,17 @@ def network(host: Host) -> Callable[[], Tuple[Rows, ...]]:
             names = found
         del tokens[:: _FIELDS + 1]
         try:
-            return (Rows(SCHEMA, keys, list(map(int, tokens))),)
+            values = list(map(int, tokens))
         except ValueError as error:
             raise MalformedError(_PATH, str(error)) from None
+        file.learn(data, values, _describe_line)
+        return (Rows(SCHEMA, keys, values),)
 
     return read
+
+
+def _describe_line(number: int, tokens: List[bytes]) -> str:
+    return "T" + "V" * _FIELDS if tokens and number > 1 else "L"
 
 
 def parse_tokens(data: bytes) -> List[bytes]:

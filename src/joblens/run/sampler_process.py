@@ -10,11 +10,11 @@ import gc
 import os
 import time
 
-from joblens.core.errors import MalformedError, sentence
+from joblens.core.errors import sentence
 from joblens.core.named_tuple import NamedTuple
-from joblens.core.procfs import read_stat
 from joblens.run.clock import Clock
 from joblens.run.plain_signal import signal
+from joblens.run.prctl import set_title
 from joblens.run.streams import pipe, release, wait_readable, write_all
 from joblens.run.usage import Inherited, read_before
 
@@ -37,7 +37,6 @@ _OWN_SIGNALS = {
 # Between the first and the last process of a group that are signalled one by one.
 _GROUP_SECONDS = 0.05
 _END_SECONDS = 10.0
-_PR_SET_NAME = 15  # prctl(2)
 _GARBAGE = (700, 10, 10)  # Python's defaults, which `joblens run` raises for a quick start
 _MOST_BYTES = 60_000  # that a pipe takes without a reader
 
@@ -160,7 +159,7 @@ def start_sampler(facts: RunFacts, folder: str, clock: Clock, limiting: Limiting
 def _run(output: int, title: str, work: Callable[[], List[str]]) -> None:
     """Never returns."""
     try:
-        _rename(title)
+        set_title(title)  # a signal to processes named `joblens run` is for the supervisor alone
         gc.freeze()  # modules stay
         gc.set_threshold(*_GARBAGE)
         problems = work()
@@ -170,21 +169,6 @@ def _run(output: int, title: str, work: Callable[[], List[str]]) -> None:
         write_all(output, "\n".join(problems).encode("utf-8", "replace")[:_MOST_BYTES])
     finally:
         os._exit(0)
-
-
-def _rename(title: str) -> None:
-    """For ps and pkill: a signal to processes named `joblens run` is for the supervisor alone."""
-    try:
-        import ctypes
-
-        fields = read_stat("self").fields
-    except (ImportError, OSError, MalformedError):
-        return  # a Python without libffi, or no /proc: it keeps the supervisor's name
-    name = title.encode("ascii", "replace")
-    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
-    if begin and end > begin:
-        ctypes.memmove(begin, name[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
 
 
 def try_to_sample(

@@ -14,6 +14,7 @@ from joblens.core.errors import sentence
 from joblens.core.named_tuple import NamedTuple
 from joblens.run.clock import Clock, start_clock
 from joblens.run.plain_signal import signal
+from joblens.run.prctl import set_option
 from joblens.run.sampler_process import SamplerProcess, passed_signals, try_to_sample
 from joblens.run.spawn import VARIABLE, spawn
 from joblens.run.streams import foreground, release, set_foreground
@@ -78,7 +79,7 @@ class _Supervisor:
         self.sampler: Optional[SamplerProcess] = None
 
     def run(self, command: List[str]) -> Ended:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans are reparented to this process, and stay the job's
+        set_option(_PR_SET_CHILD_SUBREAPER, 1)  # orphans are reparented to this process, and stay the job's
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self.waited, *_HELD})
         clock = start_clock()
         self.sampler = try_to_sample(self.facts, self.folder, clock, self.limiting, self.problems)
@@ -203,14 +204,6 @@ class _Supervisor:
             self.problems += self.sampler.end()
 
 
-def _prctl(option: int, value: int) -> None:
-    try:
-        import ctypes
-    except ImportError:  # a Python without libffi: orphans are then seen by samples only
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
 def _clock_problem(clock: Clock) -> List[str]:
     jump = clock.jump()
     if jump is None:
@@ -224,7 +217,7 @@ def end_as(status: int) -> int:
         return os.WEXITSTATUS(status)
     number = os.WTERMSIG(status)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    _prctl(_PR_SET_DUMPABLE, 0)  # core files are the command's; a core_pattern program ignores the limit
+    set_option(_PR_SET_DUMPABLE, 0)  # core files are the command's; a core_pattern program ignores the limit
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
