@@ -17,6 +17,7 @@ from bench.capture import measure_capture
 from bench.catalog import measure_catalog
 from bench.children import WrongError
 from bench.compaction import measure_compaction
+from bench.ends import measure_ends
 from bench.exporter import measure_exporter
 from bench.gpus import measure_gpus
 from bench.hooks import measure_hooks
@@ -45,6 +46,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "startup": measure_startup,
     "run": measure_run,
     "capture": measure_capture,
+    "ends": measure_ends,
     "store": measure_store,
     "reports": measure_reports,
     "catalog": measure_catalog,

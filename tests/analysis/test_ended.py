@@ -56,11 +56,17 @@ def by_kernel(pid: int, start: int, at: float = 6.0, exact: int = 1, **more: obj
 
 def test_both_sources_are_one_process() -> None:
     """Capture's usage and texts are kept; what it does not have is the agent's."""
-    captured = ended(7, 70)._replace(command="prog -x", user_seconds=2.5)
+    captured = ended(7, 70)._replace(command="prog -x", user_seconds=2.5, time_slices=4)
     (found,) = merge_sources([captured, by_kernel(7, 71)])
     assert (found.command, found.user_seconds, found.exit_code, found.source) == ("prog -x", 2.5, 3, "")
     (found,) = merge_sources([by_kernel(7, 71), ended(7, 70, exact=0)])
     assert (found.exact, found.user_seconds, found.start) == (1, 2.0, 70)
+
+
+def test_the_figures_of_a_parent_are_not_kept() -> None:
+    """They may include children of a static program, which are processes of their own for the agent."""
+    (found,) = merge_sources([ended(7, 70)._replace(user_seconds=9.0), by_kernel(7, 70)])
+    assert (found.user_seconds, found.exact) == (2.0, 1)
 
 
 def test_a_static_program_that_both_have() -> None:

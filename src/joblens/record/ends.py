@@ -129,8 +129,11 @@ def _may_be_same(end: _End, other: _End) -> bool:
 
 
 def _combine(end: _End, other: _End) -> _End:
-    """Usage as capture has it, if it does: the parent's figures include what the kernel does after exit."""
-    is_other = isinstance(end, EndedProcess) and isinstance(other, EndedProcess) and other.exact > end.exact
+    """Usage as capture has it, if the process itself has written its end. Otherwise the agent's: the figures
+    of a parent that waited for it may include its children."""
+    is_other = False
+    if isinstance(end, EndedProcess) and isinstance(other, EndedProcess):
+        is_other = other.exact > end.exact or (bool(other.exact) and end.time_slices is None)
     changes: dict[str, Any] = {
         name: value
         for name, value, default in zip(end._fields, other, end._field_defaults.values())
