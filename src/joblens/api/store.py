@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
     from joblens.record.report import Job, JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
+    from joblens.store.end_groups import GroupUse
     from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import End, LakeReader, Series, Span
 
@@ -200,10 +201,22 @@ class Store(JobSource):
 
     def ends_of(self, job: Job, kind: type[End], most: int | None = None) -> list[End]:
         """The same by the record of the job, from at most that many rows."""
-        from joblens.store.reader import Span
+        return self._reader(job.id, job.start).ends(_span(job), kind, most)
 
-        span = Span(job.id, job.start, job.last + 1.0, job.cluster if job.nodes else "")
-        return self._reader(job.id, job.start).ends(span, kind, most)
+    def report(self, identity: Identity) -> JobRecord:
+        """Return the record of a run by cluster, id and start. Raises LookupError."""
+        return self._catalog.report(identity, self.scope)
+
+    def end_groups(self, record: JobRecord, by: Iterable[str]) -> list[GroupUse]:
+        """Return the processes of a job that are alike, by `tags`, `name` and `command`."""
+        from joblens.store.end_groups import BY, group_ends
+
+        columns = tuple(by)
+        for column in columns:
+            if column not in BY:
+                raise unknown("group", str(column), BY)
+        job = record.job
+        return group_ends(self._reader(job.id, job.start), _span(job), columns)
 
     def read_samples(self, record: JobRecord, read: Callable[[AnyReader], _Kind]) -> _Kind:
         """Call it with a reader of the samples of a job, by its record."""
@@ -350,6 +363,13 @@ class Store(JobSource):
 
     def close(self) -> None:
         self._catalog.close()
+
+
+def _span(job: Job) -> Span:
+    """The time of a job. Two clusters can have jobs of the same id at the same time."""
+    from joblens.store.reader import Span
+
+    return Span(job.id, job.start, job.last + 1.0, job.cluster if job.nodes else "")
 
 
 def _columns(span: Span, reader: AnyReader, set_name: str, columns: tuple[str, ...]) -> tuple[str, ...]:

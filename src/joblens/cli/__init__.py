@@ -25,6 +25,8 @@ COMMANDS = (
     ("submit", "store archives of captured jobs"),
     ("dump", "print the content of an archive"),
     ("check", "check that jobs can be captured and stored on this machine"),
+    ("compare", "compare jobs: totals, operations and programs side by side"),
+    ("outliers", "find jobs that are unlike the others, and where it comes from"),
     ("tag", "change the tags of a stored job"),
     ("annotate", "change the annotations of a stored job"),
     ("mark", "mark a moment or a phase of the current job"),

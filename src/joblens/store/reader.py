@@ -274,6 +274,24 @@ class LakeReader:
         )
         return max(((int(ended), int(exact)) for ended, exact in rows), default=(0, 0))
 
+    def end_groups(self, span: Span, by: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Return processes that capture recorded, added up, see joblens.store.end_groups.GroupUse."""
+        around = span._replace(end=span.end + SPAN_MARGIN)
+        where, values = _where(around)
+        names = (*by, "began_seconds", "ended_seconds", "user_seconds", "system_seconds", "run_delay_seconds",
+                 "memory_peak_bytes")  # fmt: skip
+        keys = [f"coalesce({identifier(name)}, '')" for name in by]
+        return self.lake.query(
+            self._files(SETS[EndedProcess], around),
+            _SAMPLE | {name: _end_type(name) for name in names},
+            f"SELECT {', '.join(keys)}, count(*), min(began_seconds), "
+            "coalesce(sum(user_seconds + system_seconds), 0.0), "
+            "coalesce(sum(ended_seconds - began_seconds), 0.0), coalesce(sum(run_delay_seconds), 0.0), "
+            f"coalesce(max(memory_peak_bytes), 0) FROM {{lake}} WHERE {where} "
+            f"GROUP BY {', '.join(keys)} ORDER BY min(began_seconds), {', '.join(keys)}",
+            values,
+        )
+
     def sample_times(self, span: Span) -> list[float]:
         where, values = _where(span)
         rows = self.lake.query(

@@ -1,0 +1,155 @@
+"""Values that are unlike the others, and where they come from.
+
+Three methods: `modified-z` by median and median deviation (Iglewicz and Hoaglin 1993), which few runs are
+enough for; `z` by mean and standard deviation, which among n values is at most (n - 1) / √n; `iqr` by
+quartiles (Tukey). A value that differs from the median by less than a tenth is never an outlier: runs that
+are almost equal would make one of any difference.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from joblens.core.named_tuple import NamedTuple
+from joblens.store.end_groups import GroupUse
+
+LEAST_JOBS = 3
+LEAST_DIFFERENCE = 0.1  # from the median, relative to it
+_LEAST_SHARE = 0.01  # of the job's usual amount, of what a group must differ by
+_LEAST_OF_CAUSE = 0.05  # of the difference that it explains
+_MOST_CAUSES = 5
+_OF_NORMAL = 0.6745  # of a standard deviation is half of a normal distribution
+_MEAN_OF_NORMAL = 1.253314
+METRICS = (
+    "duration_seconds", "cpu_seconds", "memory_peak_bytes", "processes", "read_chars_bytes",
+    "written_chars_bytes",
+)  # fmt: skip
+SYMPTOMS = {
+    "run_delay_seconds": "processes were ready and had no core: other work on the node, or too many at once",
+    "involuntary_switches": "processes were interrupted: others wanted the core",
+    "major_faults": "pages had to be read from storage: memory was short, or files were not cached",
+    "read_bytes": "data came from storage instead of the page cache",
+}
+_GROUP_METRICS = ("cpu_seconds", "elapsed_seconds", "processes", "memory_peak_bytes")
+_EXPLAINED_BY = {"duration_seconds": "elapsed_seconds", "cpu_seconds": "cpu_seconds"}
+
+Values = Sequence[float | None]
+
+
+class Outlier(NamedTuple):
+    """A value of a job that is unlike those of the others."""
+
+    job: int  # its place among the jobs
+    metric: str
+    value: float
+    usual: float  # the median of the others
+    score: float
+    group: tuple[str, ...] = ()  # the processes that it is of; none: of the whole job
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times the usual value it is."""
+        return self.value / self.usual if self.usual else None
+
+
+class Cause(NamedTuple):
+    """Processes that use more, or less, than usual, and their share of the whole difference."""
+
+    group: tuple[str, ...]
+    metric: str
+    value: float
+    usual: float
+    share: float
+
+
+def modified_z(values: Sequence[float]) -> list[float]:
+    middle = statistics.median(values)
+    away = [abs(value - middle) for value in values]
+    spread = statistics.median(away) / _OF_NORMAL or _MEAN_OF_NORMAL * statistics.fmean(away)
+    return [(value - middle) / spread if spread else 0.0 for value in values]
+
+
+def z(values: Sequence[float]) -> list[float]:
+    middle, spread = statistics.fmean(values), statistics.pstdev(values)
+    return [(value - middle) / spread if spread else 0.0 for value in values]
+
+
+def iqr(values: Sequence[float]) -> list[float]:
+    """How far outside of the quartiles, in distances between these."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    width = high - low
+    outside = [min(value - low, 0.0) or max(value - high, 0.0) for value in values]
+    return [it / width if width else math.copysign(math.inf, it) if it else 0.0 for it in outside]
+
+
+METHODS: Mapping[str, tuple[Callable[[Sequence[float]], list[float]], float]] = {
+    "modified-z": (modified_z, 3.5),
+    "z": (z, 3.0),
+    "iqr": (iqr, 1.5),
+}
+
+
+def find_outliers(
+    metric: str, values: Values, method: str, least: float = 0.0, group: tuple[str, ...] = ()
+) -> Iterator[Outlier]:
+    """Yield the values that are unlike the others, and differ from the median by `least` or more."""
+    known = [(job, float(value)) for job, value in enumerate(values) if value is not None]
+    if len(known) < LEAST_JOBS:
+        return
+    score_of, threshold = METHODS[method]
+    middle = statistics.median(value for _, value in known)
+    for place, score in enumerate(score_of([value for _, value in known])):
+        job, value = known[place]
+        away = abs(value - middle)
+        if abs(score) > threshold and away >= max(LEAST_DIFFERENCE * abs(middle), least) and away > 0:
+            usual = statistics.median(other for at, (_, other) in enumerate(known) if at != place)
+            yield Outlier(job, metric, value, usual, score, group)
+
+
+def find_group_outliers(
+    jobs: Sequence[Sequence[GroupUse]], method: str, only_common: bool = False
+) -> list[Outlier]:
+    """Find groups of processes that are unlike those of the other jobs, the largest difference first.
+
+    `only_common`: only groups that most jobs have. Command lines can have names of temporary files.
+    """
+    tables = [{group.key: group for group in groups} for groups in jobs]
+    count = Counter(group.key for groups in jobs for group in groups)
+    keys = [key for key, number in count.items() if not only_common or number > len(jobs) / 2]
+    found: list[tuple[float, Outlier]] = []
+    for metric in _GROUP_METRICS:
+        totals = [sum(getattr(group, metric) for group in groups) for groups in jobs]
+        least = _LEAST_SHARE * statistics.median(totals) if totals else 0.0
+        for key in keys:
+            values = [float(getattr(table.get(key, GroupUse(key)), metric)) for table in tables]
+            unlike = find_outliers(metric, values, method, least, key)
+            found += [(abs(it.value - it.usual) / (least or 1.0), it) for it in unlike]
+    return [it for _, it in sorted(found, key=lambda pair: -pair[0])]
+
+
+def find_causes(outlier: Outlier, jobs: Sequence[Sequence[GroupUse]]) -> list[Cause]:
+    """Return the groups of processes that most of the difference comes from."""
+    metric = _EXPLAINED_BY.get(outlier.metric)
+    if metric is None:
+        return []
+    own, others = jobs[outlier.job], [groups for at, groups in enumerate(jobs) if at != outlier.job]
+    amounts = {group.key: float(getattr(group, metric)) for group in own}
+    before = [{group.key: float(getattr(group, metric)) for group in groups} for groups in others if groups]
+    if not before:
+        return []
+    usual = {
+        key: statistics.median(table.get(key, 0.0) for table in before)
+        for key in dict.fromkeys([*amounts, *(key for table in before for key in table)])
+    }
+    whole = sum(amounts.values()) - sum(usual.values())
+    if not whole:
+        return []
+    found = [
+        Cause(key, metric, amounts.get(key, 0.0), it, (amounts.get(key, 0.0) - it) / whole)
+        for key, it in usual.items()
+    ]
+    chosen = [it for it in found if it.share >= _LEAST_OF_CAUSE]
+    return sorted(chosen, key=lambda it: -it.share)[:_MOST_CAUSES]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from joblens.cli.figures import render_group, render_value
+from joblens.cli.job_choice import load_named
+from joblens.cli.table import progress, render_table, warn, write
+from joblens.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from joblens.analysis.comparison import Compared, Comparison
+    from joblens.record.report import JobRecord
+
+EXAMPLE = """example:
+  joblens compare 4242 4243
+  joblens compare 4242 4243 4244 --with 4250 4251 4252"""
+
+_MOST_COLUMNS = 6  # jobs that fit beside each other; of more, the two groups
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", nargs="+", metavar="ID", help="the first job, and those compared with it")
+    parser.add_argument(
+        "--with", dest="others", nargs="+", default=[], metavar="ID",
+        help="runs to compare with all IDs before: with an interval if both are several",
+    )  # fmt: skip
+    parser.add_argument("--limit", type=int, default=10, metavar="N", help="programs, 0 for all (default 10)")
+    parser.add_argument("--home", metavar="DIR", help="from the store in this folder")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    from joblens.api.comparing import compare_jobs
+    from joblens.api.store import Store
+
+    names = [*options.ids, *options.others]
+    if len(names) < 2:
+        raise UsageError("joblens compare needs two jobs")
+    first = len(options.ids) if options.others else 1
+    with Store(options.home, progress=progress("days of records")) as store:
+        records = load_named(store, names)
+        found = compare_jobs(store, records, first)
+        warn(store.problems)
+    limited = found._replace(programs=found.programs[: options.limit or None])
+    write(json.dumps(_plain(limited, records), indent=2) + "\n" if options.json else render(limited, records))
+    return 0
+
+
+def _plain(found: Comparison, records: Sequence[JobRecord]) -> dict[str, Any]:
+    parts = {
+        name: [it._asdict() for it in getattr(found, name)] for name in ("totals", "operations", "programs")
+    }
+    first = None if found.first_change is None else list(found.first_change)
+    return {"jobs": [it.job.shown_id for it in records], **parts, "first_change": first}
+
+
+def render(found: Comparison, records: Sequence[JobRecord]) -> str:
+    ids = [it.job.shown_id for it in records] if len(records) <= _MOST_COLUMNS else []
+    lines: list[str] = []
+    for title, rows in (("", found.totals), ("operation", found.operations), ("program", found.programs)):
+        if rows:
+            table = [_row(it, bool(title), bool(ids)) for it in rows]
+            left = (0,)
+            lines += ["", *render_table((title, *ids, "ratio"), table, left=left, shrink=0)]
+    if found.first_change is not None:
+        lines += ["", f"The first operation that changed: {render_group(found.first_change)}"]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _row(it: Compared, is_group: bool, has_values: bool) -> tuple[str, ...]:
+    metric = "cpu_seconds" if is_group else it.what[0]
+    name = (
+        render_group(it.what)
+        if is_group
+        else metric.replace("_seconds", "").replace("_bytes", "").replace("_", " ")
+    )
+    values = [render_value(metric, value) for value in it.values] if has_values else []
+    ratio = "-" if it.ratio is None else f"{it.ratio:.2f}"
+    return (name, *values, ratio if it.interval is None else f"{ratio} ± {it.interval:.2f}")
