@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# On a busy machine an example takes as long as it takes.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On a busy machine an example takes as long as it takes. `make fuzz` tries far more of them.
+settings.register_profile(
+    "patient", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("patient")
 
 # No settings file of this machine or user counts, here and in the commands that tests start.

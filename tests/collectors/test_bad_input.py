@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.agent.sampler import Sampler
@@ -44,7 +44,6 @@ def damage(draw: st.DrawFn) -> dict[str, bytes | None]:
     return changes
 
 
-@settings(max_examples=100)
 @given(damage(), damage())
 def test_damaged_files(before: dict[str, bytes | None], after: dict[str, bytes | None]) -> None:
     """Damage at the start or between two readings: no exception leaves the sampler, rows fit their schema."""

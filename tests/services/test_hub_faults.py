@@ -97,10 +97,24 @@ def cluster(make_cluster: MakeCluster) -> Counted:
     return make_cluster()
 
 
-def test_hub_killed(cluster: Counted) -> None:
-    """kill -9 at any moment, and just when something was written that nobody knows of yet."""
-    chance = random.Random(5)
+def test_kills(cluster: Counted) -> None:
+    """kill -9 of the hub, an agent and sinks, one after the other: what was in a spool or in the journal is
+    stored once; of an agent only what was in memory is lost."""
     cluster.start()
+    kill_hub(cluster)
+    kill_agent(cluster)
+    kill_sinks(cluster)
+    cluster.run_for(1)
+    cluster.drain()
+    cluster.check()
+    node = cluster.nodes["n2"]
+    lost = node.taken()["load"] - sum(sample.rows.schema.set == "load" for sample in node.samples())
+    assert lost <= 4 * TICKS_PER_BATCH
+
+
+def kill_hub(cluster: Counted) -> None:
+    """At any moment, and just when something was written that nobody knows of yet."""
+    chance = random.Random(5)
     caught = 0
     for turn in range(6):
         if turn % 3:
@@ -112,14 +126,11 @@ def test_hub_killed(cluster: Counted) -> None:
         cluster.start_hub()
     assert caught > 1, "the hub had nothing to lose"
     cluster.run_for(2)
-    cluster.drain()
-    cluster.check()
 
 
-def test_agent_killed(cluster: Counted) -> None:
-    """What was in its spool arrives, also what it could not send; only what was in memory is lost."""
+def kill_agent(cluster: Counted) -> None:
+    """Also with something in its spool that it could not send."""
     chance = random.Random(6)
-    cluster.start()
     node = cluster.nodes["n2"]
     for turn in range(4):
         time.sleep(chance.uniform(0.2, 1.2))
@@ -131,24 +142,17 @@ def test_agent_killed(cluster: Counted) -> None:
         cluster.run_for(1)
         if turn == 2:
             cluster.start_hub()
-    cluster.drain()
-    cluster.check()
-    lost = node.taken()["load"] - sum(sample.rows.schema.set == "load" for sample in node.samples())
-    assert lost <= 4 * TICKS_PER_BATCH
 
 
-def test_sinks_killed(cluster: Counted) -> None:
+def kill_sinks(cluster: Counted) -> None:
     """A segment that was half stored is stored again, and is there once."""
     chance = random.Random(7)
-    cluster.start()
+    before = cluster.said().count("process ended (signal 9)")
     for _ in range(3):
         for name in cluster.sinks:
             cluster.kill_sink(name)
             time.sleep(chance.uniform(0.0, 0.7))
-    assert cluster.said().count("process ended (signal 9)") >= 5
-    cluster.run_for(1)
-    cluster.drain()
-    cluster.check()
+    assert cluster.said().count("process ended (signal 9)") >= before + 5
 
 
 def test_disk_full(make_cluster: MakeCluster) -> None:

@@ -30,6 +30,7 @@ from joblens.store.lake.lake import Lake
 from .made import START, rows_in_lake, store_job, whole
 
 JOBS = ("a", "b", "c")
+TIMES = int(os.environ.get("JOBLENS_CRASHES", "40"))
 
 
 def lake_files(home: Home) -> list[Path]:
@@ -58,7 +59,7 @@ def test_other_programs_read_the_files(stored: Home) -> None:
 
 
 def test_no_number_is_wrong_without_a_word(home: Home) -> None:
-    """A hundred times: all rows as they were, or one file is left out, by name."""
+    """However it is damaged: all rows as they were, or one file is left out, by name."""
     chance = random.Random(11)
     for job in JOBS:
         rows = [Rows(CPU, (("total",),), [chance.randrange(10**9) for _ in CPU.columns]) for _ in range(300)]
@@ -68,7 +69,7 @@ def test_no_number_is_wrong_without_a_word(home: Home) -> None:
     (victim,) = (path for path in lake_files(home) if path.name.startswith("b."))
     whole_file = victim.read_bytes()
     left_out = 0
-    for _ in range(100):
+    for _ in range(TIMES):
         victim.write_bytes(damage(whole_file, chance))
         lake = Lake(home.lake)
         found = values(lake)
@@ -78,7 +79,7 @@ def test_no_number_is_wrong_without_a_word(home: Home) -> None:
             left_out += 1
             assert found == [row for row in wanted if "b" not in row]
             assert [str(victim) in problem for problem in lake.problems] == [True]
-    assert left_out > 90
+    assert left_out > 0.9 * TIMES
 
 
 def test_what_is_lost_is_written_down(stored: Home) -> None:

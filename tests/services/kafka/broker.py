@@ -30,7 +30,7 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 group.initial.rebalance.delay.ms=0
-broker.session.timeout.ms=5000
+broker.session.timeout.ms=9000
 broker.heartbeat.interval.ms=500
 """
 # Any text of 16 bytes in base 64: the name of the cluster.

@@ -51,7 +51,7 @@ def share_a_node(lab: Lab, watch: Watch, in_groups: bool) -> None:
             lab.submit(user, script, "--nodelist=c1", "--mem=1G", *more): user
             for user, script, *more in (("userA", one), ("userA", tasks, "-n2"), ("userB", many))
         }
-        all_held = hold_together(lab, jobs, 4, OVER)
+        all_held = hold_together(watch, jobs, 4, OVER)
         lab.wait_for_end(*jobs)
         wait_for_no_processes(lab)
         used = node.cpu_seconds if node else 0.0
@@ -75,7 +75,7 @@ def test_memory_that_jobs_share(lab: Lab, watch: Watch) -> None:
             pytest.skip("no cgroup can be made here")
         scripts = (f"{make}\n{work}", f"{wait}\n{work}")
         jobs = {lab.submit("userA", script, "--nodelist=c1", "--mem=1G"): "userA" for script in scripts}
-        all_held = hold_together(lab, jobs, 2, "unshared")
+        all_held = hold_together(watch, jobs, 2, "unshared")
         lab.wait_for_end(*jobs)
     watch.wait_for_sinks()
     assert [told(lab, "userA", job).memory_bytes for job in jobs] == pytest.approx([SHARED] * 2, rel=0.03)
@@ -113,17 +113,24 @@ def count_node(stack: ExitStack, lab: Lab, in_groups: bool) -> NodeCount | None:
         return None
 
 
-def hold_together(lab: Lab, jobs: dict[str, str], processes: int, over: str) -> tuple[float, float]:
+def hold_together(watch: Watch, jobs: dict[str, str], processes: int, over: str) -> tuple[float, float]:
     """A span of time in which so many processes have all their memory, and none works. A file ends it."""
+    lab = watch.lab
     wait_for(
         "jobs at their peak", lambda: sum(held(lab, user, job) for job, user in jobs.items()) == processes
     )
     begin = time.time()
-    time.sleep(4)  # for some looks of joblens
+    wait_for(
+        "some samples", lambda: min(samples_since(watch, user, job, begin) for job, user in jobs.items()) >= 3
+    )
     end = time.time()
     for user in USERS:
         lab.path("home", user, over).touch()
     return begin, end
+
+
+def samples_since(watch: Watch, user: str, job: str, begin: float) -> int:
+    return sum(float(row["time"]) > begin for row in watch.csv_rows(user, job, "c1", "job"))
 
 
 def held(lab: Lab, user: str, job: str) -> int:
