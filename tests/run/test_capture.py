@@ -40,6 +40,16 @@ def test_every_process_is_counted_once(stand: Stand) -> None:
     assert parts == pytest.approx(whole, rel=0.01, abs=0.002)
 
 
+def test_capture_by_default(stand: Stand) -> None:
+    """A variable makes it the default, and an option turns it off."""
+    chosen = {**stand.environment, "JOBLENS_RUN_CAPTURE": "1"}
+    for words, captured in (([], True), (["--no-capture"], False)):
+        stand.run(["/bin/true"], *words, env=chosen)
+        assert ("processes" in stand.job()["data"]) == captured
+    stand.run(["/bin/true"])
+    assert "processes" not in stand.job()["data"]
+
+
 def test_static_command_is_exact(stand: Stand) -> None:
     """The command itself is waited for by joblens, which records it as any parent does."""
     static = compile_program(stand.folder, "int main(){ return 7; }", "-static")

@@ -23,6 +23,7 @@ EXAMPLE = """example:
   joblens run -- make -j4
   joblens run --name training --tag model:resnet -- python train.py"""
 
+_CAPTURE = "JOBLENS_RUN_CAPTURE"  # 1: as if --capture was given
 _ATTEMPTS = 5  # to find an unused id
 # The record of a job that was this short and prints no report is made when it is first read, or with others:
 # to analyse it costs as much CPU time as to sample it.
@@ -30,7 +31,7 @@ _SHORT_SECONDS = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from argparse import REMAINDER
+    from argparse import REMAINDER, BooleanOptionalAction
 
     parser.add_argument("--name", default="", metavar="N", help="name of the job (default: the command's)")
     parser.add_argument("--tag", action="append", default=[], metavar="K:V", help="a tag; can be repeated")
@@ -39,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--capture",
-        action="store_true",
-        help="also record every process and thread exactly, with a library that is preloaded into them",
+        action=BooleanOptionalAction,
+        help="also record every process and thread exactly, with a library that is preloaded into them "
+        f"(default: no, or as {_CAPTURE} says)",
     )
     parser.add_argument("--quiet", action="store_true", help="store the job, print no report")
     parser.add_argument("command", nargs=REMAINDER, metavar="CMD", help="the command, after --")
@@ -87,7 +89,7 @@ def run_quickly(words: list[str]) -> int | None:
 
 
 def run_command(
-    command: list[str], name: str, tags: list[str], interval: float, quiet: bool, capture: bool = False
+    command: list[str], name: str, tags: list[str], interval: float, quiet: bool, capture: bool | None = None
 ) -> int:
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
@@ -102,7 +104,7 @@ def run_command(
     except Exception as error:  # the command runs in any case
         _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
-    if capture:
+    if os.environ.get(_CAPTURE) == "1" if capture is None else capture:
         job = job._replace(capture=_prepare_capture(job))
     return _run_watched(command, job, quiet)
 
