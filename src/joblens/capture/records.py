@@ -24,7 +24,7 @@ MAGIC = b"JLC1"
 UNKNOWN = (1 << 64) - 1
 _HEADER = struct.Struct("<4sIHcB")
 _NUMBERS = [struct.Struct(f"<{count}Q") for count in range(256)]
-_LARGEST = 4096
+LARGEST = 4096
 
 _PROCESS = ("time", "pid", "start", "parent")
 _RUSAGE = (
@@ -91,7 +91,7 @@ def _parse_one(data: bytes, at: int) -> tuple[Record | None, int]:
     if at + _HEADER.size <= len(data):
         magic, checksum, size, kind, count = _HEADER.unpack_from(data, at)
         first_text = _HEADER.size + 8 * count
-        whole = magic == MAGIC and first_text <= size <= min(_LARGEST, len(data) - at)
+        whole = magic == MAGIC and first_text <= size <= min(LARGEST, len(data) - at)
         if whole and zlib.adler32(data[at + 8 : at + size]) == checksum:
             return _make(kind, data, at, count, size), size
     following = data.find(MAGIC, at + 1)

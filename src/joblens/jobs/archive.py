@@ -17,7 +17,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
@@ -38,7 +38,7 @@ _MANIFEST = "manifest.json"
 _LARGEST_ARCHIVE = 2 << 30
 _LARGEST_FILE = 520 << 20  # the library writes no more than 512 MiB
 _LARGEST_MANIFEST = 16 << 20
-_PIECE = 1 << 20
+_PIECE = 2 << 20
 # The end of a ZIP file, where its list of files is; before it, that of a larger kind of file.
 _END = struct.Struct("<4s4H2IH")
 _LARGE_END = b"PK\6\7"
@@ -137,11 +137,21 @@ class Archive:
 
     def read_records(self, number: int) -> bytes:
         """Return the records of a node. Raises MalformedError if they are not as the manifest says."""
+        parts: list[bytes] = []
+        self.pass_records(number, parts.append)
+        return b"".join(parts)
+
+    def pass_records(self, number: int, take: Callable[[bytes], None]) -> None:
+        """Pass them in pieces. Only if this returns they were as the manifest says."""
         described, name = self.manifest.files[number], _member(number)
-        data = self._read(name, described.bytes)
-        if len(data) != described.bytes or hashlib.sha256(data).hexdigest() != described.sha256:
+        digest, count = hashlib.sha256(), 0
+        with _refusing(str(self.path), name), self._archive.open(self._entries[name]) as file:
+            while count <= described.bytes and (piece := file.read(_PIECE)):
+                digest.update(piece)
+                take(piece)
+                count += len(piece)
+        if count != described.bytes or digest.hexdigest() != described.sha256:
             raise MalformedError(str(self.path), f"{name}: checksum mismatch")
-        return data
 
     def _read_manifest(self) -> Manifest:
         if _MANIFEST not in self._entries:

@@ -9,30 +9,35 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy
 
 from joblens.analysis.summary import summarise
 from joblens.analysis.window_report import inputs_of
+from joblens.capture.columns import ColumnReader, ProcessColumns, Program, ThreadColumns, basename
+from joblens.capture.records import describe_damage
+from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
 from joblens.core.errors import MalformedError, OutsideError, sentence
 from joblens.core.files import make_folder, write_whole
 from joblens.core.json_file import render_json
-from joblens.core.model import Sample
+from joblens.core.model import Schema
 from joblens.jobs.archive import SUFFIX, Archive, Manifest, NodeRecords, open_archive
-from joblens.jobs.captured import make_rows
 from joblens.jobs.facts import end_of, facts_of
 from joblens.record.job import JobEnd, JobFacts, Totals
 from joblens.record.report import JobRecord
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
 from joblens.store.home import Home
-from joblens.store.lake.columns import storable
+from joblens.store.lake.columns import Table, make_table, storable
+from joblens.store.lake.folder import JobFile
 from joblens.store.lake.lake import Lake
 from joblens.store.location import safe_name
 from joblens.store.reader import LakeReader, Span
-from joblens.store.records import save_record
+from joblens.store.records import day_of, save_record
 
 Accounting = Callable[[BatchJob], BatchJob | None]  # returns what the batch system knows of a job now
 
@@ -83,11 +88,19 @@ def submit(home: Home, path: Path, accounting: Accounting, dry_run: bool = False
 
 
 def _check(archive: Archive) -> Outcome:
-    found, problems = _describe(archive), list[str]()
-    for number, file in enumerate(archive.manifest.files):
-        for rows in make_rows(_key(archive.manifest, file), archive.read_records(number), problems):
-            found = _counted(found, rows.schema.set, len(rows.keys))
+    found = _describe(archive)
+    for number in range(len(archive.manifest.files)):
+        processes, threads = _read(archive, number, []).merge()
+        found = _counted(found, processes, threads)
     return found
+
+
+def _read(archive: Archive, number: int, problems: list[str]) -> ColumnReader:
+    reader = ColumnReader()
+    archive.pass_records(number, reader.take)
+    reader.finish()
+    problems += describe_damage(f"capture on {archive.manifest.files[number].node}", reader.damage)
+    return reader
 
 
 def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
@@ -102,10 +115,12 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
             return found._replace(is_known=True)
         if len(manifest.files) > 1:  # of a damaged archive nothing is stored
             for number in range(len(manifest.files)):
-                archive.read_records(number)
+                archive.pass_records(number, lambda piece: None)
         lake, problems = Lake(home.lake), list(manifest.problems)
         for number, file in enumerate(manifest.files):
-            found = _save(lake, manifest, file, archive.read_records(number), problems, found)
+            processes, threads = _read(archive, number, problems).merge()
+            _save(lake, manifest, file, processes, threads)
+            found = _counted(found, processes, threads)
         _save_record(home, lake, manifest, accounting, problems)
         make_folder(done.parent)
         write_whole(str(done), render_json({"job": manifest.job.id, "archive": archive.path.name}))
@@ -116,14 +131,9 @@ def _describe(archive: Archive) -> Outcome:
     return Outcome(archive.path, archive.manifest.job.shown_id, len(archive.manifest.files))
 
 
-def _counted(found: Outcome, set_name: str, count: int) -> Outcome:
-    if set_name == "process_end":
-        return found._replace(processes=found.processes + count)
-    return found._replace(threads=found.threads + count)
-
-
-def _key(manifest: Manifest, file: NodeRecords) -> tuple[str, str, str]:
-    return storable(manifest.job.cluster), storable(manifest.job.id), storable(file.node)
+def _counted(found: Outcome, processes: ProcessColumns, threads: ThreadColumns) -> Outcome:
+    more = len(processes.programs), len(threads.names)
+    return found._replace(processes=found.processes + more[0], threads=found.threads + more[1])
 
 
 @contextmanager
@@ -144,14 +154,40 @@ def _in_progress(home: Home, job: str) -> Iterator[None]:
 
 
 def _save(
-    lake: Lake, manifest: Manifest, file: NodeRecords, data: bytes, problems: list[str], found: Outcome
-) -> Outcome:
-    time_ns, samples = int(manifest.end * 1e9), list[Sample]()
-    for rows in make_rows(_key(manifest, file), data, problems):
-        samples.append(Sample(time_ns, rows))
-        found = _counted(found, rows.schema.set, len(rows.keys))
-    lake.save(manifest.job.id, file.node, {_FIRST + int(file.sha256[:_DIGITS], 16): samples})
-    return found
+    lake: Lake, manifest: Manifest, file: NodeRecords, processes: ProcessColumns, threads: ThreadColumns
+) -> None:
+    number = _FIRST + int(file.sha256[:_DIGITS], 16)
+    name = JobFile(safe_name(manifest.job.id), number, number).name
+    date = day_of(manifest.end)
+    for schema, found, texts in (
+        (PROCESS_END, processes, _program_texts(processes)),
+        (THREAD_END, threads, {"name": _texts(threads.names)}),
+    ):
+        if len(found.values):
+            table = _make_table(manifest, file, schema, {**found.keys, **texts}, found.values)
+            lake.save_tables(schema.set, date, name, [table])
+
+
+def _make_table(
+    manifest: Manifest, file: NodeRecords, schema: Schema, keys: dict[str, Any], values: Any
+) -> Table:
+    job, count = manifest.job, len(values)
+    same = {"cluster": job.cluster, "jobid": job.id, "node": file.node, "source": ""}
+    constant = {name: numpy.full(count, storable(text), dtype=object) for name, text in same.items()}
+    labels = {**constant, **keys}
+    times = numpy.full(count, int(manifest.end * 1e9), dtype=numpy.int64)
+    return make_table(schema, times, {name: labels[name] for name in schema.labels}, values)
+
+
+def _program_texts(processes: ProcessColumns) -> dict[str, Any]:
+    columns = list(zip(*processes.programs)) if processes.programs else [()] * len(Program._fields)
+    texts = {name: _texts(column) for name, column in zip(Program._fields, columns)}
+    names = {text: basename(text) for text in set(columns[0])}
+    return {**texts, "name": _texts([names[text] for text in columns[0]])}
+
+
+def _texts(cells: Sequence[str]) -> Any:
+    return numpy.array(cells, dtype=object)
 
 
 def _save_record(

@@ -91,15 +91,23 @@ def _table(samples: list[Sample], job: str, node: str) -> Table:
     times = numpy.repeat(numpy.array([sample.time_ns for sample in samples], dtype=numpy.int64), heights)
     rows = [numpy.array(sample.rows.values, dtype=numpy.int64) for sample in samples]
     values = numpy.concatenate(rows).reshape(-1, len(schema.columns))
-    columns: dict[str, Any] = {TIME: times}
-    selected = [f"make_timestamp_ns({TIME}) AS {TIME}"]
+    labels: dict[str, Any] = {}
     for name, text in (("jobid", job), ("node", node)):
         if name not in schema.labels:
-            columns[name] = numpy.full(len(times), storable(text), dtype=object)
-            selected.append(identifier(name))
+            labels[name] = numpy.full(len(times), storable(text), dtype=object)
     for number, name in enumerate(schema.labels):
-        columns[name] = _label([key[number] for sample in samples for key in sample.rows.keys])
-        selected.append(identifier(name))
+        labels[name] = _label([key[number] for sample in samples for key in sample.rows.keys])
+    return make_table(schema, times, labels, values)
+
+
+def make_table(
+    schema: Schema, times: numpy.ndarray[Any, Any], labels: dict[str, Any], values: numpy.ndarray[Any, Any]
+) -> Table:
+    """`labels`: an array each, by name. `values`: the numbers of each row, as samples have them."""
+    import numpy
+
+    columns: dict[str, Any] = {TIME: times, **labels}
+    selected = [f"make_timestamp_ns({TIME}) AS {TIME}", *map(identifier, labels)]
     for number, column in enumerate(schema.columns):
         raw = f"raw {number}"  # names have no blanks in them
         columns[raw] = numpy.ascontiguousarray(values[:, number])

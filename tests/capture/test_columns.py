@@ -1,0 +1,93 @@
+"""Columns of many processes: the same as joblens.capture.processes has, record by record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capture.made import make_record
+from joblens.capture.columns import ColumnReader, basename
+from joblens.capture.processes import Merger
+from joblens.capture.records import FIELDS, UNKNOWN, Records
+from joblens.capture.sets import process_rows, thread_rows
+from joblens.core.model import ABSENT
+
+_ALWAYS = ("time", "pid", "group", "session", "uid")
+_SMALL = ("pid", "parent", "child", "start")
+_TEXTS = {"S": 7, "X": 1, "P": 3, "T": 1}
+
+
+@st.composite
+def records(draw: st.DrawFn) -> bytes:
+    """Few pids, so that they are reused, and waited for by others; some numbers are unknown."""
+    kind = draw(st.sampled_from(sorted(FIELDS)))
+    fields: dict[str, int] = {}
+    for name in FIELDS[kind]:
+        known = st.integers(0, 4) if name in _SMALL else st.integers(0, 50)
+        either = known if name in _ALWAYS else st.one_of(known, st.just(UNKNOWN))
+        fields[name] = draw(either)
+    if fields.get("user") == UNKNOWN:  # the kernel has both or none
+        fields["system"] = UNKNOWN
+    elif "system" in fields and fields["system"] == UNKNOWN:
+        fields["system"] = 0
+    texts = draw(st.lists(st.sampled_from(["", "/bin/a", "b c", "é"]), max_size=_TEXTS.get(kind, 0)))
+    return make_record(kind, *texts, **fields)
+
+
+def by_columns(data: bytes, piece: int) -> tuple[Any, ...]:
+    reader = ColumnReader()
+    for at in range(0, len(data), piece):
+        reader.take(data[at : at + piece])
+    reader.finish()
+    found, threads = reader.merge()
+    rows = []
+    for number, program in enumerate(found.programs):
+        key = {name: int(column[number]) for name, column in found.keys.items()}
+        rows.append(
+            ("c", "j", program.step, "n", *key.values(), basename(program.executable), program.command,
+             program.executable, program.folder, program.tags, program.rank, "")
+        )  # fmt: skip
+    thread_keys = [
+        ("c", "j", "n", *(int(column[number]) for column in threads.keys.values()), name, "")
+        for number, name in enumerate(threads.names)
+    ]
+    values = found.values.ravel().tolist(), threads.values.ravel().tolist()
+    return tuple(rows), values[0], tuple(thread_keys), values[1], reader.damage
+
+
+def by_records(data: bytes) -> tuple[Any, ...]:
+    job, parsed, merger = ("c", "j", "n"), Records(data), Merger()
+    merger.take(parsed)
+    found, threads = process_rows(job, merger.processes()), thread_rows(job, merger.threads)
+    return found.keys, found.values, threads.keys, threads.values, parsed.damage
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(records(), records(), st.binary(max_size=20)), max_size=30), st.integers(1, 9000))
+def test_both_have_the_same(parts: list[bytes], piece: int) -> None:
+    """Whatever the records are, what is damaged between them, and in whatever pieces they are read."""
+    data = b"".join(parts)
+    assert by_columns(data, piece) == by_records(data)
+
+
+def test_numbers_beyond_any_kernel_are_absent() -> None:
+    """As in the rows of a few processes."""
+    data = make_record("E", **{**dict.fromkeys(FIELDS["E"], (1 << 62) + 7), "pid": 7, "time": 5, "start": 3})
+    (row,), values, *_ = by_columns(data, 99)
+    assert row[4:6] == (7, 3)
+    assert values.count(ABSENT) > 10
+
+
+def test_fields_of_an_earlier_version() -> None:
+    """A record with fewer fields has the others unknown."""
+    data = make_record("F", time=5, pid=7, start=3, parent=1, group=7, session=7, uid=9)
+    short = bytearray(make_record("E", time=9, pid=7, start=3, status=0, user=4, system=5))
+    import struct
+    import zlib
+
+    count = 7
+    rest = struct.pack("<HcB", 12 + 8 * count, b"E", count) + bytes(short[12 : 12 + 8 * count])
+    data += b"JLC1" + struct.pack("<I", zlib.adler32(rest)) + rest
+    assert by_columns(data, 10_000) == by_records(data)
