@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 _LONGEST_COMMAND = 1024
-# Three files per process stay open, each with a page of kernel memory, up to this many and to half of the
-# agent's limit of open files: the rest is for other collectors and for connections. With more processes, the
-# kinds of files that are read least are closed first; then the youngest processes are read without.
+# Up to four files per process stay open, each with a page of kernel memory, up to this many and to half of
+# the agent's limit of open files: the rest is for other collectors and for connections. With more processes,
+# the kinds of files that are read least are closed first; then the youngest processes are read without.
 _MOST_KEPT_OPEN = 3000
 _KEPT = ("stat", "io", "status")
+# The kernel changes this one whenever the first thread is given a core. A process of one thread that sleeps
+# is read at every fifth scan only, for what others can change: its parent, group and resident memory.
+_SCHEDULED = "schedstat"
+_ASLEEP_AGAIN = 4
 _SPARE = 0.9  # at most this fraction of the files may be open before another kind is kept
 _KERNEL_AGAIN = 64  # scans, after which the pid of a kernel thread is read again: it may have been reused
 _RECORD = 8192
@@ -123,7 +127,8 @@ THREAD = Schema(
 )
 _NO_IO = [ABSENT] * 7
 _STAT_FIELDS = 22
-_THREADS = PROCESS.position("threads")
+_THREADS, _STATE = PROCESS.position("threads"), PROCESS.position("state")
+_RUNNING = ord("R")
 _OF_MEMORY = (7, 9, 17, 20, 21)  # fields of stat: minor and major faults, threads, virtual size, RSS
 
 
@@ -137,11 +142,6 @@ def _awaits_title(key: ProcessKey) -> bool:
     return may_be_stepd(key) and not key.command.startswith(STEPD + ": ")
 
 
-def _kinds(files: int, processes: int) -> int:
-    """Return how many kinds of files each process can keep open."""
-    return min(len(_KEPT), max(files // max(processes, 1), 1))
-
-
 _Row = tuple[ProcessKey, list[int]]
 
 
@@ -149,8 +149,8 @@ class _Process:
     """A process that is followed: its open files, and what is not read at each scan."""
 
     __slots__ = (
-        "again_in", "delay", "files", "identity", "kernel", "key", "memory", "path", "row", "settled",
-        "stat_name", "status", "status_in", "texts", "waited",
+        "again_in", "asleep_in", "delay", "files", "identity", "kernel", "key", "memory", "path", "row",
+        "scheduled", "settled", "stat_name", "status", "status_in", "texts", "waited",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -173,6 +173,8 @@ class _Process:
         self.status: Tuple[int, List[int]] = (-1, [])
         self.status_in = 0
         self.row: Optional[_Row] = None  # made from these
+        self.scheduled = b""  # the last schedstat, read before these
+        self.asleep_in = 0
 
     def read(self, host: Host, name: str, keep: bool) -> bytes:
         fd = self.files.get(name)
@@ -187,13 +189,12 @@ class _Process:
         data = os.pread(fd, _RECORD, 0)  # one read returns these files completely,
         return data if len(data) < _RECORD else read_all(fd)  # unless the user has a thousand groups
 
-    def close_all_but(self, kept: int) -> None:
-        for name in _KEPT[kept:]:
-            if name in self.files:
-                os.close(self.files.pop(name))
+    def close_all_but(self, kept: Tuple[str, ...]) -> None:
+        for name in [name for name in self.files if name not in kept]:
+            os.close(self.files.pop(name))
 
     def close(self) -> None:
-        self.close_all_but(0)
+        self.close_all_but(())
         self.delay.close()
 
     __del__ = close  # a table that failed is dropped without closing
@@ -210,7 +211,10 @@ class _Table:
         self.thread_files = 0  # open in the last scan
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
-        self.kept = len(_KEPT)  # files of each process
+        # A recording has the same text of it at all times.
+        has_scheduled = host.live and host.exists(f"proc/self/{_SCHEDULED}")
+        self.kinds: Tuple[str, ...] = (_SCHEDULED, *_KEPT) if has_scheduled else _KEPT
+        self.kept: Tuple[str, ...] = self.kinds  # files that each process keeps open
 
     def read(self) -> Rows:
         self.scans += 1
@@ -224,7 +228,7 @@ class _Table:
         keys: List[Key] = []
         values: List[int] = []
         for number, pid in enumerate(pids):
-            row = self._read_process(pid, self.kept if number * self.kept < self.most_kept else 0)
+            row = self._read_process(pid, self.kept if number * len(self.kept) < self.most_kept else ())
             if row is not None:
                 keys.append(row[0])
                 values += row[1]
@@ -236,13 +240,17 @@ class _Table:
 
     def _choose_kept(self, count: int) -> None:
         """Based on the number of processes without kernel threads, which have no files open."""
-        kept = _kinds(self.most_kept, count)
-        if kept < self.kept:
+        kept = self._kinds(self.most_kept, count)
+        if len(kept) < len(self.kept):
             for process in self.known.values():
                 process.close_all_but(kept)
             self.kept = kept
         else:
-            self.kept = max(self.kept, _kinds(int(self.most_kept * _SPARE), count))
+            self.kept = max(self.kept, self._kinds(int(self.most_kept * _SPARE), count), key=len)
+
+    def _kinds(self, files: int, processes: int) -> Tuple[str, ...]:
+        """Return the kinds of files that each process can keep open."""
+        return self.kinds[: max(files // max(processes, 1), 1)]
 
     def _began(self, pid: str) -> int:
         process = self.known.get(pid)
@@ -251,7 +259,7 @@ class _Table:
     def identities(self) -> List[Tuple[int, int]]:
         return [(process.key.pid, process.key.start) for process in self.known.values() if process.key]
 
-    def _read_process(self, pid: str, kept: int) -> Optional[_Row]:
+    def _read_process(self, pid: str, kept: Tuple[str, ...]) -> Optional[_Row]:
         """None for a kernel thread, a process that ends while it is read, and one that is inaccessible.
 
         If /proc is mounted with hidepid=1, other users' processes are listed but cannot be read.
@@ -262,7 +270,9 @@ class _Table:
         elif process.kernel and (self.scans + int(pid)) % _KERNEL_AGAIN:
             return None
         try:
-            return self._read_known(process, 0 if process.kernel else kept)
+            if _SCHEDULED in kept and self._slept(process):
+                return process.row
+            return self._read_known(process, () if process.kernel else kept)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             process.close()
             del self.known[pid]
@@ -271,11 +281,23 @@ class _Table:
         except ValueError as error:
             raise MalformedError(process.path, str(error)) from None
 
-    def _read_known(self, process: _Process, kept: int) -> Optional[_Row]:
+    def _slept(self, process: _Process) -> bool:
+        """Whether it has not run since its row was made. Unknown for threads other than the first."""
+        row = process.row
+        if row is None or not process.settled or row[1][_THREADS] != 1 or may_be_stepd(row[0]):
+            return False
+        before, process.scheduled = process.scheduled, process.read(self.host, _SCHEDULED, True)
+        process.asleep_in -= 1
+        if process.scheduled == before and process.asleep_in >= 0 and row[1][_STATE] != _RUNNING:
+            return True
+        process.asleep_in = _ASLEEP_AGAIN
+        return False
+
+    def _read_known(self, process: _Process, kept: Tuple[str, ...]) -> Optional[_Row]:
         """Return the row of last time if the kernel's text has not changed: most processes sleep."""
         if not kept and process.files:  # it is now among the youngest
             process.close()
-        data = process.read(self.host, "stat", kept > 0)
+        data = process.read(self.host, "stat", "stat" in kept)
         stat = parse_stat(process.path, data, _STAT_FIELDS) if data not in process.texts[:1] else None
         if stat:
             if process.key and process.key.start != int(stat.fields[19]):
@@ -287,10 +309,10 @@ class _Table:
                 return None
         # When a process has released its memory, its io is no longer readable: this order keeps both
         # consistent.
-        io = self._read_io(process, kept > 1)
-        is_new = self._read_status(process, stat, io, kept > 2)
+        io = self._read_io(process, "io" in kept)
+        is_new = self._read_status(process, stat, io, "status" in kept)
         texts = (data, io)
-        is_new = self._read_delay(process, stat, data, kept > 2) or is_new
+        is_new = self._read_delay(process, stat, data, "status" in kept) or is_new
         is_same = texts == process.texts and not is_new and process.again_in > 0
         if is_same and process.row and not may_be_stepd(process.row[0]):
             process.again_in -= 1
