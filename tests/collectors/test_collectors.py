@@ -159,6 +159,28 @@ def test_interrupts_change(tmp_path: Path) -> None:
     assert ("37", "virtio1-req.0") in reading()[0].keys
 
 
+@pytest.mark.parametrize("per_cpu", [False, True])
+def test_interrupts_that_have_not_occurred(tmp_path: Path, per_cpu: bool) -> None:
+    """They have no rows, and get them with their first occurrence."""
+    host = Host(make_machine(tmp_path))
+    path = tmp_path / "proc/interrupts"
+    never = INTERRUPTS.replace(b"ERR:          9", b"ERR:          0").replace(b"30764", b"    0")
+    path.write_bytes(never)
+    reading = OPEN["interrupts"](host, per_cpu=per_cpu)
+    (first,) = reading()
+    assert {key[0] for key in first.keys} == {"4", "LOC"}
+    errors = never.replace(b"ERR:          0", b"ERR:          2")
+    path.write_bytes(errors.replace(b"    0 PCI", b"    1 PCI"))
+    (second,) = reading()
+    assert {key[0] for key in second.keys} == {"4", "36", "LOC", "ERR"}
+    assert len(second.values) == len(second.keys) == (8 if per_cpu else 4)
+    assert value(second, "served", "36", "virtio1-req.0", *["1"] * per_cpu) == 1
+    assert value(second, "served", "LOC", "Local timer interrupts", *["1"] * per_cpu) == (
+        10391 if per_cpu else 7854 + 10391
+    )
+    assert value(second, "served", "ERR", "", *["0"] * per_cpu) == 2
+
+
 def test_disk(tmp_path: Path) -> None:
     """Whole disks only: no partition, no loop device; sectors of 512 bytes, milliseconds."""
     (disk,) = read("disk", tmp_path)

@@ -1,4 +1,7 @@
-"""`interrupts`: /proc/interrupts, how often each interrupt was served, summed over cores or per core."""
+"""`interrupts`: /proc/interrupts, how often each interrupt was served, summed over cores or per core.
+
+An interrupt has rows from its first occurrence on. Many machines have hundreds that never occur.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, Column, Key, Rows, Schema
 
 _PATH = "proc/interrupts"
-_COLUMNS = (Column("served", COUNTER, "interrupts served"),)
+_COLUMNS = (Column("served", COUNTER, "interrupts served; none for those that never occurred"),)
 ALL_CORES = Schema("interrupts", ("irq", "device"), _COLUMNS)
 PER_CORE = Schema("interrupts", ("irq", "device", "cpu"), _COLUMNS)
 _NO_LINE = b"\n"  # differs from any line, also from an empty one
@@ -25,44 +28,50 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
     lines: List[bytes] = []
     cpus: List[str] = []
     names: List[Tuple[str, str]] = []
+    occurred: List[bool] = []
+    chosen: List[bool] = []  # of the values those whose interrupt has occurred
     keys: Optional[Tuple[Key, ...]] = None
-    values: List[int] = []
+    values: List[int] = []  # of all lines
+    width = 1  # values of a line
 
     def read() -> Tuple[Rows, ...]:
-        nonlocal lines, cpus, names, keys, values
+        nonlocal lines, cpus, names, occurred, chosen, keys, values, width
         known = file.read()
         if known is not None and keys is not None:
             return (Rows(schema, keys, known),)
         data = host.read(_PATH)
         new = data.split(b"\n")
         if keys is None or len(new) != len(lines) or new[0] != lines[0]:
-            cpus, keys = parse_header(new), None
+            cpus, keys, count = parse_header(new), None, len(new) - 2
             width = len(cpus) if per_cpu else 1
-            lines, names = [new[0], *[_NO_LINE] * (len(new) - 2), b""], [("", "")] * (len(new) - 2)
-            values = [0] * (len(names) * width)
-        width = len(cpus) if per_cpu else 1
-        values = values.copy()
+            lines, names = [new[0], *[_NO_LINE] * count, b""], [("", "")] * count
+            values, occurred = [0] * (count * width), [False] * count
         # With many cores a line has a kilobyte, and most lines do not change.
         for number in compress(range(len(new)), map(ne, new, lines)):
             name, counts = parse_line(new[number], len(cpus))
-            values[(number - 1) * width : number * width] = (
-                _per_core(counts, width) if per_cpu else [sum(counts)]
-            )
-            if name != names[number - 1]:
-                names[number - 1], keys = name, None
+            place, has_occurred = number - 1, any(counts)
+            values[place * width : number * width] = _per_core(counts, width) if per_cpu else [sum(counts)]
+            if name != names[place] or has_occurred != occurred[place]:
+                names[place], occurred[place], keys = name, has_occurred, None
         lines = new
         if keys is None:
-            keys = make_keys(names, cpus if per_cpu else None)
+            _check_unique(names)
+            keys = make_keys(list(compress(names, occurred)), cpus if per_cpu else None)
+            chosen = [it for it in occurred for _ in range(width)]
+        found = list(compress(values, chosen))
         if not per_cpu:
-            file.learn(data, values, partial(_describe_line, len(cpus)))
-        return (Rows(schema, keys, values),)
+            file.learn(data, found, partial(_describe_line, len(cpus), occurred))
+        return (Rows(schema, keys, found),)
 
     return read
 
 
-def _describe_line(cpus: int, number: int, tokens: List[bytes]) -> str:
+def _describe_line(cpus: int, occurred: List[bool], number: int, tokens: List[bytes]) -> str:
+    """A line whose interrupt has not occurred is text: once it changes, the file is parsed."""
+    if not number or not tokens or not occurred[number - 1]:
+        return "L"
     counts = len(tokens[1 : cpus + 1])
-    return "T" + "V+"[:counts] + "+" * (counts - 2) + "L" if number and tokens else "L"
+    return "T" + "V+"[:counts] + "+" * (counts - 2) + "L"
 
 
 def parse_header(lines: List[bytes]) -> List[str]:
@@ -92,7 +101,10 @@ def _per_core(counts: List[int], cpus: int) -> List[int]:
     return counts + [ABSENT] * (cpus - len(counts))
 
 
-def make_keys(names: List[Tuple[str, str]], cpus: Optional[List[str]]) -> Tuple[Key, ...]:
+def _check_unique(names: List[Tuple[str, str]]) -> None:
     if len(set(names)) < len(names):
         raise MalformedError(_PATH, "duplicate interrupt")
+
+
+def make_keys(names: List[Tuple[str, str]], cpus: Optional[List[str]]) -> Tuple[Key, ...]:
     return tuple(names) if cpus is None else tuple((*name, cpu) for name in names for cpu in cpus)

@@ -15,6 +15,7 @@ from joblens.wire.live import LiveSet
 WRONG_CLOCK = 5.0  # seconds
 LIVE, LATE, GONE = "live", "late", "gone"
 _FORGET = 3600.0  # seconds without a batch after which a node is forgotten
+_FORGET_EVERY = 60.0
 
 
 class Node:
@@ -56,6 +57,7 @@ class Nodes:
     def __init__(self, rate: float, burst: float) -> None:
         self._burst = burst
         self._nodes: dict[tuple[str, str], Node] = {}
+        self._checked = time.monotonic()
 
     def get(self, cluster: str, node: str) -> Node:
         found = self._nodes.get((cluster, node))
@@ -65,7 +67,11 @@ class Nodes:
         return found
 
     def forget_old(self) -> None:
-        limit = time.monotonic() - _FORGET
+        """Forget nodes that have sent nothing for an hour. Does nothing within a minute of the last call."""
+        now = time.monotonic()
+        if now - self._checked < _FORGET_EVERY:
+            return
+        self._checked, limit = now, now - _FORGET
         for name in [name for name, node in self._nodes.items() if node.heard < limit]:
             self._nodes.pop(name).now.forget()
 

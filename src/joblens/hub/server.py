@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import gc
 import os
 import resource
 import secrets
@@ -50,6 +51,7 @@ _READ = 1 << 18  # bytes of one read
 _CHECK_SECONDS = 1.0  # between two checks of timeouts
 _LAST_SECONDS = 5.0  # for pending responses at shutdown
 _SWITCH = 0.001  # seconds: the journal's thread must get the GIL soon
+_COLLECTED = 20_000  # objects between two searches for cycles: headers of nodes are replaced, and have none
 
 
 class Hub:
@@ -270,6 +272,8 @@ def run_hub(settings: HubSettings, home: Path, log: Log, ready: Callable[[int], 
     hub = Hub(settings, home, log)
     with only_one(home):
         sys.setswitchinterval(_SWITCH)
+        gc.freeze()
+        gc.set_threshold(_COLLECTED)
         with asyncio.Runner(loop_factory=make_loop) as runner:
             runner.run(hub.run(ready))
 

@@ -27,7 +27,7 @@ from joblens.store.lake.folder import (
     remove_replaced,
     render_manifest,
 )
-from joblens.store.lake.lake import Files, Lake, as_table, group_rows, width
+from joblens.store.lake.lake import Files, Lake, as_table, group_rows, literal, width
 from joblens.store.lake.ranges import Range, find_ranges, is_divisible
 from joblens.store.lake.tiers import MOST_AT_ONCE, choose, choose_large, fill
 
@@ -269,18 +269,20 @@ def make_enums(lake: Lake, files: list[Path], schema: Mapping[str, str], values:
         distinct = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IS NOT NULL ORDER BY 1"
         lake.connection.execute(f"DROP TYPE IF EXISTS {kind}")
         lake.connection.execute(f"CREATE TYPE {kind} AS ENUM ({distinct})")
-        before.append(f"{column}::{kind} AS {column}")
+        only = None if has_null or count > 1 else _only(lake, kind)
+        before.append(f"{column if only is None else literal(only)}::{kind} AS {column}")
         kinds[name] = kind
-        if not has_null and _is_single(lake, kind):
+        if only is not None:
             constant.add(name)
         if name in _SELECTED_BY and count > 1 and rows > group_rows(schema):
             after.append(f"{column}::VARCHAR AS {column}")
     return Enums(_replace(before), _replace(after), frozenset(constant), width(kinds))
 
 
-def _is_single(lake: Lake, kind: str) -> bool:
-    query = f"SELECT len(enum_range(NULL::{kind}))"
-    return lake.connection.execute(query).fetchall() == [(1,)]
+def _only(lake: Lake, kind: str) -> str | None:
+    """Return the only text of a type, None if it has several or if it cannot stand in a query."""
+    ((texts,),) = lake.connection.execute(f"SELECT enum_range(NULL::{kind})").fetchall()
+    return str(texts[0]) if len(texts) == 1 and str(texts[0]).isprintable() else None
 
 
 def _replace(columns: list[str]) -> str:

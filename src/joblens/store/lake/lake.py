@@ -48,6 +48,7 @@ _ORDER = (
 _GROUP_VALUES = 3 << 20
 _SMALLEST_GROUP, _LARGEST_GROUP = 2048, 122_880  # rows; DuckDB's vector and its default
 _MANY_ROWS = 20_000  # of which a file's text is worth a type of its own
+_MOST_ENUM_TEXTS = 20_000  # of all types that are kept
 _TEXT_VALUES = 4  # as many numbers as a text counts for
 _ATTEMPTS = 10  # to read files that others compact meanwhile
 
@@ -127,6 +128,8 @@ class Lake:
         self.path, self.memory = path, memory
         self.problems: list[str] = []
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._enums: dict[tuple[str, ...], str] = {}  # types of the connection, by their texts; newest last
+        self._made_enums = 0
         self._last_schema: tuple[list[Path], dict[str, str]] = [], {}
         # By path: time, size and inode of the file that was checked, and why it is damaged, "" if it is not.
         self._checked: dict[Path, tuple[tuple[int, int, int], str]] = {}
@@ -136,6 +139,7 @@ class Lake:
         if self._connection is None:
             # What does not fit into memory is the user's too: it goes where only they can read it.
             self._connection = connect(unfinished_name(str(self.path / "spill")), self.memory)
+            self._enums.clear()
         return self._connection
 
     # Writing
@@ -189,6 +193,7 @@ class Lake:
         finally:
             for number in range(len(parts)):
                 self.connection.unregister(f"part{number}")
+            self._forget_enums()
 
     def _text_cell(self, name: str, distinct: list[str], many: bool, values: dict[str, list[str]]) -> str:
         """Return the SQL of a column of text. A list of distinct texts is added to `values`.
@@ -201,13 +206,27 @@ class Lake:
             return literal(only)
         kind, parameter = "VARCHAR", f"text{len(values)}"
         if many:
-            kind = f"kind_{parameter}"
-            self.connection.execute(f"DROP TYPE IF EXISTS {kind}")
-            create = f"CREATE TYPE {kind} AS ENUM (SELECT unnest($cells))"
-            self.connection.execute(create, {"cells": distinct})
+            kind = self._enum(tuple(distinct))
         values[parameter] = distinct
         place = "1" if only is not None else f"{identifier(text_column(name))} + 1"
         return f"(${parameter}::{kind}[])[{place}]"
+
+    def _enum(self, texts: tuple[str, ...]) -> str:
+        """Return the ENUM with these texts. Files of a hub have the same nodes and devices again."""
+        connection = self.connection  # a new one has no types
+        kind = self._enums.pop(texts, "")
+        if not kind:
+            self._made_enums += 1
+            kind = f"kind{self._made_enums}"
+            create = f"CREATE TYPE {kind} AS ENUM (SELECT unnest($cells))"
+            connection.execute(create, {"cells": list(texts)})
+        self._enums[texts] = kind
+        return kind
+
+    def _forget_enums(self) -> None:
+        """Drop the oldest types beyond the limit. Not before the query that uses them has ended."""
+        while sum(map(len, self._enums)) > _MOST_ENUM_TEXTS:
+            self.connection.execute(f"DROP TYPE {self._enums.pop(next(iter(self._enums)))}")
 
     def _make_folder(self, folder: Path) -> Path:
         if not folder.is_dir():
