@@ -38,6 +38,7 @@ FOUND = [
     ("session", b'{"version": 1, "state": "", "hosts": {}, "allocation": {}, "host": "", "time": NaN}'),
     ("words", b"a=" + b" " * 100_000 + b"x" + b" " * 100_000 + b"y"),
     ("ldms-gz", b"no gzip"),
+    ("mark-answer", b"HTTP/1.1 " + LONG + b" OK"),
     ("sacct-file", b"\x1f\x8b\x08"),
 ]
 

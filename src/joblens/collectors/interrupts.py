@@ -19,6 +19,7 @@ _PATH = "proc/interrupts"
 _COLUMNS = (Column("served", COUNTER, "interrupts served; none for those that never occurred"),)
 ALL_CORES = Schema("interrupts", ("irq", "device"), _COLUMNS)
 PER_CORE = Schema("interrupts", ("irq", "device", "cpu"), _COLUMNS)
+_MOST_DIGITS = 20  # of 64 bits
 _NO_LINE = b"\n"  # differs from any line, also from an empty one
 
 
@@ -78,7 +79,7 @@ def parse_header(lines: List[bytes]) -> List[str]:
     if lines[-1]:
         raise MalformedError(_PATH, "truncated last line")
     cpus = [word.decode("ascii", "replace") for word in lines[0].split()]
-    if not cpus or not all(cpu.startswith("CPU") for cpu in cpus):
+    if not cpus or not all(cpu.startswith("CPU") for cpu in cpus) or len(set(cpus)) < len(cpus):
         raise MalformedError(_PATH, "the first line does not list the cores")
     return [cpu[3:] for cpu in cpus]
 
@@ -87,7 +88,7 @@ def parse_line(line: bytes, cpus: int) -> Tuple[Tuple[str, str], List[int]]:
     """` 36:  0  30764  PCI-MSIX-0000:00:02.0  1-edge  virtio1-req.0` is 36 of virtio1-req.0."""
     irq, colon, rest = line.partition(b":")
     fields = rest.split(None, cpus)
-    counts = [int(field) for field in fields[:cpus] if field.isdigit()]
+    counts = [int(field) for field in fields[:cpus] if field.isdigit() and len(field) <= _MOST_DIGITS]
     # ERR and MIS have one count for the whole machine, and no device.
     if not colon or (len(counts) != cpus and len(fields) != len(counts)):
         raise MalformedError(_PATH, f"expected one count per core: {line[:80]!r}")

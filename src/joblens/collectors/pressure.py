@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Callable, List, Tuple
 
 _FOLDER = "proc/pressure"
+_MOST_DIGITS = 20  # of 64 bits
 _KNOWN = ("cpu", "memory", "io", "irq")
 SCHEMA = Schema(
     "pressure",
@@ -58,7 +59,7 @@ def parse_pressure(path: str, data: bytes) -> List[int]:
         which, _, rest = line.partition(b" ")
         _, _, total = rest.partition(b"total=")
         if which in totals:
-            if not total.isdigit():
+            if not total.isdigit() or len(total) > _MOST_DIGITS:
                 raise MalformedError(path, f"no total in {line[:80]!r}")
             totals[which] = int(total)
     return [totals[b"some"], totals[b"full"]]

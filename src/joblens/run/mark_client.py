@@ -134,6 +134,6 @@ def _read_answer(channel: socket.socket) -> _Answer:
         found += more
     head, _, text = found.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
-    if len(words) < 3 or not words[1].isdigit():
+    if len(words) < 3 or not words[1].isdigit() or len(words[1]) > 3:
         raise ServerError("the agent sent no answer")
     return _Answer(int(words[1]), text.decode("utf-8", "replace").strip())
