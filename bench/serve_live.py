@@ -12,7 +12,7 @@ from bench.children import ROOT, BenchError, started
 from bench.interpreters import Interpreter
 from bench.serve_client import wait_for_service
 from bench.table import Section, at_most
-from joblens.jobs.live import save_live
+from joblens.jobs.live_lists import save_live
 from joblens.schedulers.facts import BatchJob
 from joblens.store.home import find_home, make_home
 

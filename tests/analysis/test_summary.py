@@ -75,6 +75,9 @@ class Samples:
     def ends(self, span: Span, kind: type[End], most: int | None = None) -> list[End]:
         return []
 
+    def count_ends(self, span: Span) -> tuple[int, int]:
+        return 0, 0
+
     def measured(self, span: Span, set_name: str) -> tuple[str, ...]:
         return ()
 

@@ -87,7 +87,7 @@ def test_a_child_of_a_job_is_of_the_job(tmp_path: Path) -> None:
     made.script.fork(70, 71)
     made.script.event(EXEC, 71, 71)
     made.script.exit(71, status=3 << 8)
-    usage = {"cpu_ns": 2 * MS, "user": 1, "system": 1, "peak_kib": 640, "written_bytes": 4096}
+    usage: dict[str, Any] = {"cpu_ns": 2 * MS, "user": 1, "system": 1, "peak_kib": 640, "written_bytes": 4096}
     made.script.record(71, status=3 << 8, **usage)
     made.ends.read()
     (row,) = made.rows()

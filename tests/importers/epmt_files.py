@@ -98,7 +98,7 @@ def python2(plain: Mapping[str, Any]) -> bytes:
     def render(value: Any) -> bytes:
         if isinstance(value, datetime.datetime):
             state = pickle.dumps(value.replace(tzinfo=None), protocol=4)
-            raw = value.replace(tzinfo=None).__reduce_ex__(2)[1][0]
+            raw: Any = value.replace(tzinfo=None).__reduce_ex__(2)[1][0]
             assert raw in state
             return b"cdatetime\ndatetime\n(S" + repr(raw).removeprefix("b").encode() + b"\ntR"
         if isinstance(value, dict):

@@ -32,7 +32,7 @@ from joblens.importers.epmt.process_data import read_chunks
 from joblens.jobs import epmt_archives
 from joblens.jobs.epmt_archives import EpmtResult, import_epmt
 from joblens.record.ends import EndedProcess, EndedThread
-from joblens.record.report import JobRecord
+from joblens.record.report import Imported, JobRecord
 from joblens.store.home import Home, find_home, make_home
 from waiting import wait_for
 
@@ -66,6 +66,11 @@ def record_of(home: Home, id: str = "4242") -> JobRecord:
         return store.job(id)
 
 
+def imported(record: JobRecord) -> Imported:
+    assert isinstance(record.data.imported, Imported)
+    return record.data.imported
+
+
 def ends(home: Home, kind: Any, id: str = "4242") -> list[Any]:
     with Store(home) as store:
         return list(store.ends(id, kind))
@@ -80,7 +85,7 @@ def test_every_process_and_thread_is_there(home: Home, tmp_path: Path, form: str
     done = import_epmt(home, [path])
     assert (done.jobs, done.processes, done.threads, done.broken, done.problems) == (1, 3, 4, 0, [])
     record = record_of(home)
-    sums = record.data.imported.sums
+    sums = imported(record).sums
     assert set(sums) == set(METRICS) - {"starttime"}
     assert sums["usertime"] == 1000 + 2000 + 5 + 7
     assert sums["rssmax"] == 101 + 102 + 103 + 900
@@ -119,7 +124,7 @@ def test_columns_are_found_by_name(home: Home, tmp_path: Path) -> None:
     assert (done.processes, done.broken) == (2, 0)
     found = {it.pid: it for it in ends(home, EndedProcess)}
     assert (found[1].node, found[1].tags, found[2].node, found[2].tags) == ("c7", "op:old", "c1", "op:build")
-    assert record_of(home).data.imported.sums == {"usertime": 1005, "systemtime": 7, "PAPI_TOT_INS": 99}
+    assert imported(record_of(home)).sums == {"usertime": 1005, "systemtime": 7, "PAPI_TOT_INS": 99}
 
 
 def test_views_of_an_imported_job(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +153,7 @@ def test_python_2_and_zones(home: Home, tmp_path: Path) -> None:
     assert record.job.start == START.timestamp()
     assert (record.job.user, record.job.name, record.job.state) == ("bob", "unknown", "FAILED")
     assert record.job.tags == {"exp": "b", "outlier": "1", "fast": "1"}
-    assert (record.data.imported.zone, record.data.problems) == ("Asia/Kolkata", [])
+    assert (imported(record).zone, record.data.problems) == ("Asia/Kolkata", [])
     long = {
         **plain,
         "job_pl_id": "8",
@@ -158,9 +163,9 @@ def test_python_2_and_zones(home: Home, tmp_path: Path) -> None:
     one = write_tar(tmp_path / "o.tgz", job_files(PROCESSES, python2({**plain, "job_pl_id": "9"})))
     assert import_epmt(home, [several, one]).jobs == 2
     guessed = record_of(home, "9")
-    assert guessed.data.imported.zone == "unknown, UTC+05:30 by its processes"
+    assert imported(guessed).zone == "unknown, UTC+05:30 by its processes"
     assert guessed.job.start == START.timestamp()
-    assert record_of(home, "8").data.imported.zone == "unknown"
+    assert imported(record_of(home, "8")).zone == "unknown"
     for found in (guessed, record_of(home, "8")):
         assert found.data.problems == [epmt_archives._UNKNOWN_ZONE]
     with pytest.raises(UsageError, match="no time zone 'Mars'"):
@@ -275,11 +280,11 @@ def test_a_large_archive_is_read_in_parts(
         assert sorted(it.pid for it in ends(home, EndedProcess, form)) == [*range(1, 11)]
         assert len(ends(home, EndedThread, form)) == 14
         record = record_of(home, form)
-        assert (record.data.imported.threads, record.data.imported.zone) == (
+        assert (imported(record).threads, imported(record).zone) == (
             14,
             "unknown, UTC+00:00 by its processes",
         )
-        assert record.data.imported.sums["systemtime"] == sum(range(1, 9)) + 5 * 9 + 10
+        assert imported(record).sums["systemtime"] == sum(range(1, 9)) + 5 * 9 + 10
 
 
 class Execute:

@@ -12,7 +12,7 @@ import pytest
 from hub.made import SECOND, Running, encode, node_samples
 from hub.sending import Sender, running_hub
 from joblens.hub.tail import find_sources
-from joblens.jobs.live import save_live
+from joblens.jobs.live_lists import save_live
 from joblens.schedulers.facts import BatchJob
 from waiting import wait_for
 

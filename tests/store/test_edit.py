@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,16 +17,15 @@ from joblens.api.store import Store
 from joblens.cli import main
 from joblens.core.errors import UsageError
 from joblens.record.report import Job, JobRecord
-from joblens.store import edit
 from joblens.store.edit import NotAllowedError, parse_pairs
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.records import save_record
 
 
-def made(id: str, **more: object) -> JobRecord:
+def made(id: str, **more: Any) -> JobRecord:
     return JobRecord(
         job=Job(id=id, cluster="fox", name="train", user="alice", start=1.7e9, end=1.7e9 + 60, **more)
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.fixture
@@ -79,10 +80,10 @@ def test_commands(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
 def test_only_owner_and_staff(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither another user of a shared store nor a running job changes anything."""
     monkeypatch.setattr(os, "geteuid", lambda: 65_534)
-    monkeypatch.setattr(edit.pwd, "getpwuid", lambda uid: type("P", (), {"pw_name": "mallory"}))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: type("P", (), {"pw_name": "mallory"}))
     with Store(home) as store, pytest.raises(NotAllowedError, match="job 42 is alice's"):
         store.tag("42", {"a": "b"})
-    monkeypatch.setattr(edit.pwd, "getpwuid", lambda uid: type("P", (), {"pw_name": "alice"}))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: type("P", (), {"pw_name": "alice"}))
     with Store(home) as store:
         assert store.tag("42", {"a": "b"})["a"] == "b"
 
