@@ -98,7 +98,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 @given(made_samples(), SPANS, POINTS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_both_readers_give_the_same(samples: list[Sample], span: Span, points: int) -> None:
     """Series, columns, processes and times, whatever was sampled: of other jobs, before and after the job,
     with unknown values, by an older and a newer joblens."""

@@ -23,7 +23,7 @@ def mask_arguments(arguments: Iterable[str]) -> List[str]:
     found = list(arguments)
     if not any(map(_may_have_secret, found)):
         return found
-    *_, ends = _load_patterns()
+    *_, ends = _compile_patterns()
     for number, argument in enumerate(found):
         found[number] = mask_secret(argument)
         if ends.search(argument) and number + 1 < len(found) and not found[number + 1].startswith("-"):
@@ -35,7 +35,7 @@ def mask_secret(text: str) -> str:
     """Replace the secrets in a command line."""
     if not _may_have_secret(text):
         return text
-    for pattern in _load_patterns()[:-1]:
+    for pattern in _compile_patterns()[:-1]:
         text = pattern.sub(rf"\1{MASK}", text)
     return text
 
@@ -52,7 +52,7 @@ def _may_have_secret(text: str) -> bool:
     return any(hint in lower for hint in _HINTS)
 
 
-def _load_patterns() -> List[re.Pattern[str]]:
+def _compile_patterns() -> List[re.Pattern[str]]:
     if not _patterns:
         import re
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import time
@@ -75,7 +76,7 @@ def test_memory_that_jobs_share(lab: Lab, watch: Watch) -> None:
             pytest.skip("no cgroup can be made here")
         scripts = (f"{make}\n{work}", f"{wait}\n{work}")
         jobs = {lab.submit("userA", script, "--nodelist=c1", "--mem=1G"): "userA" for script in scripts}
-        all_held = hold_together(watch, jobs, 2, "unshared")
+        all_held = hold_together(watch, jobs, 2, "unshared", most=0.75 * SHARED)
         lab.wait_for_end(*jobs)
     watch.wait_for_sinks()
     assert [told(lab, "userA", job).memory_bytes for job in jobs] == pytest.approx([SHARED] * 2, rel=0.03)
@@ -113,12 +114,18 @@ def count_node(stack: ExitStack, lab: Lab, in_groups: bool) -> NodeCount | None:
         return None
 
 
-def hold_together(watch: Watch, jobs: dict[str, str], processes: int, over: str) -> tuple[float, float]:
-    """A span of time in which so many processes have all their memory, and none works. A file ends it."""
+def hold_together(
+    watch: Watch, jobs: dict[str, str], processes: int, over: str, most: float = math.inf
+) -> tuple[float, float]:
+    """A span of time in which so many processes have all their memory, and none works. A file ends it.
+
+    `most`: bytes of each job, when it is known that they share memory. An agent measures that again after a
+    hundred times as long as it took, which on a busy machine is some seconds."""
     lab = watch.lab
     wait_for(
         "jobs at their peak", lambda: sum(held(lab, user, job) for job, user in jobs.items()) == processes
     )
+    wait_for("shares", lambda: max(memory_of(watch, user, job) for job, user in jobs.items()) <= most)
     begin = time.time()
     wait_for(
         "some samples", lambda: min(samples_since(watch, user, job, begin) for job, user in jobs.items()) >= 3
@@ -127,6 +134,12 @@ def hold_together(watch: Watch, jobs: dict[str, str], processes: int, over: str)
     for user in USERS:
         lab.path("home", user, over).touch()
     return begin, end
+
+
+def memory_of(watch: Watch, user: str, job: str) -> float:
+    """As last sampled."""
+    rows = watch.csv_rows(user, job, "c1", "job")
+    return float(rows[-1]["memory_bytes"] or math.inf) if rows else math.inf
 
 
 def samples_since(watch: Watch, user: str, job: str, begin: float) -> int:
