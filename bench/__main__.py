@@ -34,6 +34,7 @@ from bench.slurm import measure_slurm
 from bench.soak import measure_soak
 from bench.startup import measure_startup
 from bench.store import measure_store
+from bench.submit import measure_submit
 from bench.table import Section, as_data, render
 from bench.tsdb import measure_tsdb
 from bench.usermode import measure_usermode
@@ -46,6 +47,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "startup": measure_startup,
     "run": measure_run,
     "capture": measure_capture,
+    "submit": measure_submit,
     "ends": measure_ends,
     "store": measure_store,
     "reports": measure_reports,

@@ -140,6 +140,15 @@ def test_several_hosts_of_a_batch_job(place: Place, tmp_path: Path) -> None:
     assert list(place.tmp.iterdir()) == []
 
 
+def test_tasks_that_start_at_the_same_time_are_one_session(place: Place) -> None:
+    """As where each task of a job calls it: all of them write to the same folder."""
+    place.env.update(SLURM_JOB_ID="7", SLURM_JOB_NODELIST="c1", JOBLENS_CAPTURE_DIR=str(place.tmp))
+    done = place.script("for i in 1 2 3 4; do joblens start --shell sh & done; wait")
+    assert len(done.out.splitlines()) == 4, done
+    assert len(set(done.out.splitlines())) == 1
+    assert len(list(place.tmp.iterdir())) == 1
+
+
 def test_mistakes_are_sentences(place: Place) -> None:
     """And change nothing in the shell."""
     for command in ("stop", "stage"):

@@ -49,7 +49,7 @@ COMMANDS = (
     ("man", "print the manual page"),
 )
 # These need no clean-up at exit, unless one of these libraries is loaded.
-_QUICK = ("run", "jobs", "job", "mark", "fom")
+_QUICK = ("run", "jobs", "job", "mark", "fom", "submit")
 _ON_NODES = ("agent", "slurm", "config", "mark", "fom", "prometheus-config", "record")  # Python 3.9
 _WITH_AN_END = ("duckdb", "numpy")
 _QUICK_GARBAGE = 100_000  # new objects between two garbage collections

@@ -124,6 +124,12 @@ def _end_type(name: str) -> str:
     return "VARCHAR" if name in TEXTS else "DOUBLE" if name.endswith("_seconds") else "BIGINT"
 
 
+def _known(kind: type[End], name: str) -> str:
+    """Return a column in SQL: unknown ones have their default, which is '' or a number."""
+    default = kind._field_defaults[name]
+    return identifier(name) if default is None else f"coalesce({identifier(name)}, {default!r})"
+
+
 def make_end(kind: type[End], cells: Iterable[tuple[str, Any]]) -> End:
     """From columns by name; unknown ones keep their default."""
     return kind(**{name: cell for name, cell in cells if cell is not None})
@@ -255,11 +261,11 @@ class LakeReader:
         rows = self.lake.query(
             self._files(SETS[kind], around),
             _SAMPLE | {name: _end_type(name) for name in names},
-            f"SELECT {', '.join(map(identifier, names))} FROM {{lake}} WHERE {where} "
+            f"SELECT {', '.join(_known(kind, name) for name in names)} FROM {{lake}} WHERE {where} "
             "ORDER BY began_seconds, pid, start" + ("" if most is None else f" LIMIT {most}"),
             values,
         )
-        return merge_sources([make_end(kind, zip(names, row)) for row in rows])
+        return merge_sources(list(map(kind._make, rows)))
 
     def count_ends(self, span: Span) -> tuple[int, int]:
         """Of several sources, the one with most: to merge them takes all rows."""

@@ -22,7 +22,7 @@ from msgspec import field
 from joblens.capture.library import FOLDER, capture_environment, usable_library
 from joblens.capture.session import SUFFIX
 from joblens.core.errors import JoblensError, MalformedError, OutsideError, sentence
-from joblens.core.files import list_names, write_whole
+from joblens.core.files import list_names, publish_once, unfinished_name, write_whole
 from joblens.core.json_file import load_json, render_json
 from joblens.jobs.archive import SUFFIX as ARCHIVE
 from joblens.jobs.archive import Manifest, Source, write_archive
@@ -74,6 +74,13 @@ class CaptureSession:
     def save(self) -> None:
         write_whole(str(self.folder / _STATE), render_json(self.state.to_dict()))
 
+    def save_once(self) -> bool:
+        """Save it unless another process, on any host, has saved one for the same job."""
+        path = str(self.folder / _STATE)
+        unfinished = unfinished_name(path)
+        Path(unfinished).write_bytes(render_json(self.state.to_dict()))
+        return publish_once(unfinished, path)
+
     def variables(self, env: Mapping[bytes, bytes]) -> dict[str, str]:
         """Return what the shell exports."""
         library = usable_library()
@@ -105,8 +112,10 @@ def start(home: Home, env: Mapping[str, str], name: str, tags: dict[str, str]) -
         records=_make_records_folder(home, folder, allocation), environment=kept_environment(env),
     )  # fmt: skip
     session = CaptureSession(folder, state)
-    session.save()
-    return session
+    if session.save_once():
+        return session
+    _remove_records(session)  # another process of the job was faster
+    return load_session(folder)
 
 
 def _make_records_folder(home: Home, session: Path, allocation: Allocation) -> str:
@@ -231,6 +240,10 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> str:
 def _remove(session: CaptureSession) -> None:
     """The state first: without it the folder is no session."""
     (session.folder / _STATE).unlink(missing_ok=True)
+    _remove_records(session)
+    shutil.rmtree(session.folder, ignore_errors=True)
+
+
+def _remove_records(session: CaptureSession) -> None:
     if os.path.realpath(session.state.records) != os.path.realpath(session.folder):
         shutil.rmtree(session.state.records, ignore_errors=True)
-    shutil.rmtree(session.folder, ignore_errors=True)
