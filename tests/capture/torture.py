@@ -118,14 +118,14 @@ class Torture:
             words = ["cc", "-O1", "-pthread", "-w", "-o", str(folder / name), str(source), *flags]
             subprocess.run(words, check=True)
         cases = [*_CASES, *([("root user", 12, 1)] if setuid else [])]
-        if setuid:
-            (folder / "root").chmod(0o4755)
         self.missing = [name for name, (words, _) in _INTERPRETERS.items() if not shutil.which(words[0])]
         here = {name: it for name, it in _INTERPRETERS.items() if name not in self.missing}
         lines = [f"{folder}/{case} 2>/dev/null; echo {case} $?" for case, _, _ in cases]
         lines += [f"{_quote(words)} 2>&1; echo {name} $?" for name, (words, _) in here.items()]
         self.script = folder / "job.sh"
         self.script.write_text("\n".join([*lines, "exit 5"]) + "\n")
+        for name in ("plain", "static", "root", "job.sh"):  # whatever the umask
+            (folder / name).chmod(0o4755 if setuid and name == "root" else 0o755)
         self.ends = [f"{case} {code}" for case, code, _ in cases]
         self.ends += [f"{name} {code}" for name, (_, code) in here.items()]
         self.processes = 1 + sum(count for _, _, count in cases) + len(here)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional
 
-from joblens.collectors.ends.sets import JOB_END, KERNEL, PROCESS_END, THREAD_END, how_ended
+from joblens.collectors.ends.sets import EVENTS, JOB_END, KERNEL, PROCESS_END, THREAD_END, how_ended
 from joblens.collectors.ends.taskstats import TaskEnd, cpu_times
 from joblens.core.model import ABSENT, Key, Owner, Rows, Sample, Schema
 
 _TICK_NS = 10_000_000  # of the start in /proc/PID/stat
+_NO_EVENTS = [ABSENT] * EVENTS
 _MOST_JOBS = 4096  # with dropped processes
 _ROWS = 2000  # per sample
 _SUMS = 13  # amounts of a thread that are added up for its process
@@ -101,7 +102,7 @@ class EndRows:
         code, signal = (ABSENT, ABSENT) if process.status is None else how_ended(process.status, ABSENT)
         images, threads = process.images or ABSENT, process.threads
         if task is None:
-            self._values += [began, ended, 0, code, signal, images, threads, *[ABSENT] * (_SUMS + 3)]
+            self._values += [began, ended, 0, code, signal, images, threads, *[ABSENT] * (_SUMS + 3 + EVENTS)]
             return
         add_thread(process, task)
         self._values += [began, ended, 1, code, signal, images, threads, process.peak_kib]
@@ -169,8 +170,8 @@ class EndRows:
 
 
 def _spread(sums: List[int]) -> List[int]:
-    """Add the numbers of calls, which the kernel's records do not have."""
-    return [*sums[:8], ABSENT, ABSENT, *sums[8:]]
+    """Add the numbers of calls and the counters, which the kernel's records do not have."""
+    return [*sums[:8], ABSENT, ABSENT, *sums[8:], *_NO_EVENTS]
 
 
 def _text(name: bytes) -> str:

@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/perf_event.h>
 #include <pthread.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -39,6 +40,9 @@
 #define MOST_THREADS 4096
 #define MOST_ARGUMENTS 2048
 #define SLOTS 128
+#define COUNTED_THREADS 64 /* at a time: each takes a descriptor per event */
+#define EVENTS 6
+#define HIGH 500 /* descriptors of the library begin here */
 
 extern char **environ;
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) WEAK;
@@ -61,27 +65,32 @@ static __thread uint64_t thread_start __attribute__((tls_model("initial-exec")))
 /* System calls: the result, or -errno. */
 
 #if defined(__x86_64__)
-static long call(long n, long a, long b, long c, long d) {
+static long call(long n, long a, long b, long c, long d, long e) {
   long result;
   register long r10 __asm__("r10") = d;
-  __asm__ volatile("syscall" : "=a"(result) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
+  register long r8 __asm__("r8") = e;
+  __asm__ volatile("syscall"
+                   : "=a"(result)
+                   : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+                   : "rcx", "r11", "memory");
   return result;
 }
 #elif defined(__aarch64__)
-static long call(long n, long a, long b, long c, long d) {
+static long call(long n, long a, long b, long c, long d, long e) {
   register long x8 __asm__("x8") = n;
   register long x0 __asm__("x0") = a;
   register long x1 __asm__("x1") = b;
   register long x2 __asm__("x2") = c;
   register long x3 __asm__("x3") = d;
-  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+  register long x4 __asm__("x4") = e;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
   return x0;
 }
 #else
 #error "capture supports x86-64 and AArch64"
 #endif
 
-#define CALL(number, a, b, c, d) call(number, (long)(a), (long)(b), (long)(c), (long)(d))
+#define CALL(number, a, b, c, d) call(number, (long)(a), (long)(b), (long)(c), (long)(d), 0)
 
 static uint64_t clock_ns(clockid_t which) {
   struct timespec now = {0, 0};
@@ -192,14 +201,21 @@ static int has_room(int fd, unsigned size) {
 }
 
 /* The program may have closed it, and another file may have its number now. */
-static int is_held(void) {
+static int is_file(int fd, const char *path) {
   char link[32] = "/proc/self/fd/", target[sizeof file_path];
   int n = 14, digits = 1;
-  if (held < 0) return 0;
-  for (int rest = held; rest >= 10; rest /= 10) digits++;
-  for (int rest = held, at = n + digits - 1; at >= n; at--, rest /= 10) link[at] = (char)('0' + rest % 10);
+  if (fd < 0) return 0;
+  for (int rest = fd; rest >= 10; rest /= 10) digits++;
+  for (int rest = fd, at = n + digits - 1; at >= n; at--, rest /= 10) link[at] = (char)('0' + rest % 10);
   long length = CALL(SYS_readlinkat, AT_FDCWD, link, target, sizeof target - 1);
-  return length > 0 && !memcmp(target, file_path, (size_t)length) && !file_path[length];
+  return length > 0 && !memcmp(target, path, (size_t)length) && !path[length];
+}
+
+/* A descriptor beyond those that programs expect to get. */
+static int move_high(int fd) {
+  long high = CALL(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH, 0);
+  CALL(SYS_close, fd, 0, 0, 0);
+  return high >= 0 ? (int)high : -1;
 }
 
 static void append(struct record *record) {
@@ -210,7 +226,7 @@ static void append(struct record *record) {
   sum = adler32(record->data + 8, record->size - 8);
   memcpy(record->data + 4, &sum, 4);
   int fd = open_file(), own = fd >= 0;
-  if (!own && is_held()) fd = held;
+  if (!own && is_file(held, file_path)) fd = held;
   if (fd < 0) return;
   if (has_room(fd, record->size)) CALL(SYS_write, fd, record->data, record->size, 0);
   if (own) CALL(SYS_close, fd, 0, 0, 0);
@@ -259,6 +275,116 @@ static void begin_thread_record(struct record *record, unsigned char *buffer, ui
   put_number(record, (uint64_t)running);
 }
 
+/* Events of perf_event_open(2) that JOBLENS_COUNTERS names, of each thread by itself. Off by default: the
+ * descriptors are visible to the program, and other tools may need the counters of the CPU. */
+
+struct counting {
+  int used;
+  pid_t thread;
+  int fds[EVENTS];
+  uint64_t ids[EVENTS];
+};
+
+static const struct {
+  const char *name;
+  uint32_t type;
+  uint64_t config;
+} events[EVENTS] = {
+    {"task-clock", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK},
+    {"context-switches", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CONTEXT_SWITCHES},
+    {"page-faults", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_PAGE_FAULTS},
+    {"instructions", PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS},
+    {"cycles", PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES},
+    {"cache-misses", PERF_TYPE_HARDWARE, PERF_COUNT_HW_CACHE_MISSES},
+};
+static unsigned chosen_events; /* a bit each */
+static struct counting counted[COUNTED_THREADS];
+static __thread struct counting *own_counts __attribute__((tls_model("initial-exec")));
+
+static void choose_events(const char *list) {
+  while (list && *list) {
+    unsigned length = 0;
+    while (list[length] && list[length] != ',') length++;
+    for (int n = 0; n < EVENTS; n++)
+      if (!strncmp(list, events[n].name, length) && !events[n].name[length]) chosen_events |= 1u << n;
+    list += length + (list[length] == ',');
+  }
+}
+
+static int open_event(int n, int only_user) {
+  struct perf_event_attr attr;
+  memset(&attr, 0, sizeof attr);
+  attr.size = PERF_ATTR_SIZE_VER0;
+  attr.type = events[n].type;
+  attr.config = events[n].config;
+  attr.read_format = PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING | PERF_FORMAT_ID;
+  attr.exclude_kernel = attr.exclude_hv = only_user ? 1 : 0;
+  return (int)call(SYS_perf_event_open, (long)&attr, 0, -1, -1, PERF_FLAG_FD_CLOEXEC);
+}
+
+/* Value, time enabled, time running. */
+static int read_event(const struct counting *counting, int n, uint64_t *values) {
+  uint64_t found[4];
+  if (!is_file(counting->fds[n], "anon_inode:[perf_event]")) return 0;
+  if (CALL(SYS_read, counting->fds[n], found, sizeof found, 0) != sizeof found) return 0;
+  if (found[3] != counting->ids[n]) return 0;
+  memcpy(values, found, 3 * sizeof *values);
+  return 1;
+}
+
+static void begin_counting(void) {
+  uint64_t found[4];
+  own_counts = 0;
+  for (int at = 0; chosen_events && !own_counts && at < COUNTED_THREADS; at++) {
+    int unused = 0;
+    if (__atomic_compare_exchange_n(&counted[at].used, &unused, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+      own_counts = &counted[at];
+  }
+  if (!own_counts) return;
+  own_counts->thread = (pid_t)CALL(SYS_gettid, 0, 0, 0, 0);
+  for (int n = 0; n < EVENTS; n++) {
+    own_counts->fds[n] = -1;
+    if (!(chosen_events & 1u << n)) continue;
+    int fd = open_event(n, 0);
+    if (fd == -EACCES || fd == -EPERM) fd = open_event(n, 1);
+    if (fd < 0 || (fd = move_high(fd)) < 0) continue;
+    own_counts->fds[n] = fd;
+    own_counts->ids[n] = CALL(SYS_read, fd, found, sizeof found, 0) == sizeof found ? found[3] : 0;
+  }
+}
+
+static void note_counts(const struct counting *counting) {
+  unsigned char buffer[SMALL];
+  struct record record;
+  begin_process(&record, buffer, sizeof buffer, 'C');
+  put_number(&record, (uint64_t)counting->thread);
+  for (int n = 0; n < EVENTS; n++) {
+    uint64_t values[3] = {ABSENT, ABSENT, ABSENT};
+    if (counting->fds[n] >= 0) read_event(counting, n, values);
+    for (int k = 0; k < 3; k++) put_number(&record, values[k]);
+  }
+  append(&record);
+}
+
+static void note_all_counts(void) {
+  for (int at = 0; chosen_events && at < COUNTED_THREADS; at++)
+    if (__atomic_load_n(&counted[at].used, __ATOMIC_ACQUIRE)) note_counts(&counted[at]);
+}
+
+static void stop_counting(struct counting *counting) {
+  uint64_t values[3];
+  for (int n = 0; n < EVENTS; n++)
+    if (counting->fds[n] >= 0 && read_event(counting, n, values)) CALL(SYS_close, counting->fds[n], 0, 0, 0);
+  __atomic_store_n(&counting->used, 0, __ATOMIC_RELEASE);
+}
+
+/* In the child of fork(2) the descriptors are those of the parent's events. */
+static void restart_counting(void) {
+  for (int at = 0; chosen_events && at < COUNTED_THREADS; at++)
+    if (counted[at].used) stop_counting(&counted[at]);
+  begin_counting();
+}
+
 static void end_thread(void *value) {
   unsigned char buffer[SMALL];
   char name[17] = "";
@@ -267,6 +393,11 @@ static void end_thread(void *value) {
   uint64_t sched[3];
   (void)value;
   if (!active) return;
+  if (own_counts) {
+    note_counts(own_counts);
+    stop_counting(own_counts);
+    own_counts = 0;
+  }
   memset(&usage, 0, sizeof usage);
   begin_thread_record(&record, buffer, (uint64_t)CALL(SYS_gettid, 0, 0, 0, 0), thread_start, 0);
   read_schedstat("/proc/thread-self/schedstat", sched);
@@ -361,6 +492,7 @@ static void note_end(char kind, uint64_t status) {
   int shared = current_pid() != self; /* a child of vfork(2) or of a system call */
   memset(&usage, 0, sizeof usage);
   memset(&children, 0, sizeof children);
+  if (!shared) note_all_counts();
   if (threads_created && !shared)
     note_running_threads(sums);
   else {
@@ -401,6 +533,7 @@ static void note_fork(void) {
   begin_process(&record, buffer, sizeof buffer, 'F');
   put_group(&record);
   append(&record);
+  restart_counting();
 }
 
 /* Arguments, without what looks like a password, token or key. */
@@ -515,6 +648,7 @@ static int note_exec(const char *path) {
   begin_process(&record, buffer, sizeof buffer, 'X');
   put_text(&record, path, 255);
   append(&record);
+  if (current_pid() == self) note_all_counts();
   return 1;
 }
 
@@ -732,9 +866,7 @@ static void hold(void) {
   if (!active || held >= 0 || current_pid() != self || CALL(SYS_geteuid, 0, 0, 0, 0)) return;
   int fd = open_file();
   if (fd < 0) return;
-  long high = CALL(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 500, 0);
-  if (high >= 0) held = (int)high;
-  CALL(SYS_close, fd, 0, 0, 0);
+  held = move_high(fd);
 }
 
 EXPORT int setuid(uid_t user) {
@@ -782,6 +914,7 @@ static void *run_thread(void *given) {
   struct slot *slot = given, copy = *slot;
   __atomic_store_n(&slot->used, 0, __ATOMIC_RELEASE);
   thread_start = clock_ns(CLOCK_REALTIME);
+  begin_counting();
   pthread_setspecific(thread_key, slots);
   return copy.function(copy.argument);
 }
@@ -809,8 +942,9 @@ EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 
 static const char *const variables[] = {"JOBLENS_CAPTURE=", "JOBLENS_PROCESS_TAGS=", "PAPIEX_TAGS=",
                                         "SLURM_PROCID=",    "OMPI_COMM_WORLD_RANK=", "PMI_RANK=",
-                                        "PMIX_RANK=",       "FLUX_TASK_RANK=",       "SLURM_STEP_ID="};
-enum { CAPTURE, TAGS, PAPIEX, PROCID, OMPI, PMI, PMIX, FLUX, STEP, VARIABLES };
+                                        "PMIX_RANK=",       "FLUX_TASK_RANK=",       "SLURM_STEP_ID=",
+                                        "JOBLENS_COUNTERS="};
+enum { CAPTURE, TAGS, PAPIEX, PROCID, OMPI, PMI, PMIX, FLUX, STEP, COUNTERS, VARIABLES };
 
 static void find_variables(char *const *environment, const char **values) {
   for (; environment && *environment; environment++) {
@@ -925,6 +1059,8 @@ __attribute__((constructor)) static void start(int count, char **arguments, char
   if (on_exit) on_exit(note_exit, 0);
   if (pthread_key_create && pthread_setspecific) has_thread_key = !pthread_key_create(&thread_key, end_thread);
   active = 1;
+  choose_events(values[COUNTERS]);
+  begin_counting();
   note_start(values, is_glibc ? arguments : 0);
 }
 

@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from joblens.capture.records import (
+    COUNTS,
     END,
+    EVENTS,
     EXEC,
     EXEC_FAILED,
     FORK,
@@ -72,8 +74,8 @@ _NO_PROGRAM = _Program()
 
 class _Process:
     __slots__ = (
-        "began", "captured", "end", "ended", "group", "images", "is_last", "is_reaped", "next_program",
-        "parent", "pid", "program", "session", "start", "uid", "wait", "waited",
+        "began", "captured", "counts", "counts_before", "end", "ended", "group", "images", "is_last",
+        "is_reaped", "next_program", "parent", "pid", "program", "session", "start", "uid", "wait", "waited",
     )  # fmt: skip
 
     def __init__(self, pid: int, start: int, parent: int) -> None:
@@ -90,6 +92,8 @@ class _Process:
         self.wait: dict[str, int] = {}
         self.is_reaped = self.is_last = False
         self.waited = {"user": 0, "system": 0}  # for children
+        self.counts: dict[int, dict[str, int]] = {}  # of events, by thread of the current program
+        self.counts_before: list[dict[str, int]] = []  # and of earlier programs
 
     def see(self, time: int) -> None:
         self.began = time if self.began is None else min(self.began, time)
@@ -129,7 +133,7 @@ class _Process:
             found["began"] = self.began
         if self.ended is not None:
             found["ended"] = self.ended
-        return found
+        return {**found, **_sum_counts([*self.counts_before, *self.counts.values()])}
 
 
 class Merger:
@@ -174,6 +178,8 @@ class Merger:
         process.program = _Program(executable, folder, tags, rank, step, tuple(record.texts[_TEXTS:]))
         process.next_program = ""
         process.images += 1
+        process.counts_before += process.counts.values()
+        process.counts = {}
         process.has_started(record)
 
     def _take_fork(self, record: Record) -> None:
@@ -227,8 +233,13 @@ class Merger:
         if not process.is_reaped:
             process.ended = None if process.is_last else record.fields["time"]
 
+    def _take_counts(self, record: Record) -> None:
+        """They are those since the start of the thread or program: of several, the last one holds."""
+        self._find(record).counts[record.fields.get("thread", 0)] = _scale_counts(record.fields)
+
     def _take_thread(self, record: Record) -> None:
-        fields, process = record.fields, self._find(record)
+        process = self._find(record)
+        fields = {**record.fields, **process.counts.get(record.fields.get("thread", 0), {})}
         name = record.texts[0] if record.texts else ""
         self.threads.append(
             ThreadEnd(process.pid, process.start, min(fields.get("thread", 0), _MOST_PID), name, fields)
@@ -245,7 +256,26 @@ _TAKE = {
     END: Merger._take_end,
     LAST: Merger._take_end,
     THREAD: Merger._take_thread,
+    COUNTS: Merger._take_counts,
 }
+
+
+def _scale_counts(fields: dict[str, int]) -> dict[str, int]:
+    """Extrapolate what was not counted all the time: the CPU may have fewer counters than were chosen."""
+    found: dict[str, int] = {}
+    for name in EVENTS:
+        value, enabled, running = (fields.get(name + part) for part in ("", "_enabled", "_running"))
+        if value is not None and running:
+            found["perf_" + name] = value if running == enabled else value * (enabled or 0) // running
+    return found
+
+
+def _sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for some in counts:
+        for name, value in some.items():
+            found[name] = found.get(name, 0) + value
+    return found
 
 
 def _subtract_uncaptured(processes: list[_Process]) -> None:

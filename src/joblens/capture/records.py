@@ -38,7 +38,11 @@ _IO = (
 _USAGE = ("cpu", *_RUSAGE, *_IO, "run_delay", "slices")
 _END = (*_PROCESS, "status", *_USAGE, "threads", "children_user", "children_system")
 
-START, FORK, EXEC, EXEC_FAILED, SPAWN, WAIT, END, LAST, THREAD = "SFXYPWELT"
+# Of each event of perf_event_open(2): its value, and how long it was to be and was counted.
+EVENTS = ("task_clock", "context_switches", "page_faults", "instructions", "cycles", "cache_misses")
+_COUNTS = tuple(f"{name}{part}" for name in EVENTS for part in ("", "_enabled", "_running"))
+
+START, FORK, EXEC, EXEC_FAILED, SPAWN, WAIT, END, LAST, THREAD, COUNTS = "SFXYPWELTC"
 FIELDS = {
     START: (*_PROCESS, "group", "session", "uid", "cpu", *_RUSAGE),
     FORK: (*_PROCESS, "group", "session", "uid"),
@@ -48,6 +52,7 @@ FIELDS = {
     WAIT: (*_PROCESS, "child", "status", *_RUSAGE),
     END: _END,
     LAST: _END,  # the program restricts its system calls from now on
+    COUNTS: (*_PROCESS, "thread", *_COUNTS),
     THREAD: (*_PROCESS, "thread", "thread_start", "running", *_USAGE),
 }
 

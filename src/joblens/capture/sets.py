@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from joblens.capture.processes import ProcessEnd, ThreadEnd
+from joblens.capture.records import EVENTS
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END, how_ended
 from joblens.core.model import ABSENT, Rows
 
@@ -12,7 +13,7 @@ _MOST = 1 << 62
 _KEYS = (
     "user", "system", "minor_faults", "major_faults", "voluntary_switches", "involuntary_switches",
     "read_chars", "written_chars", "read_calls", "write_calls", "read_bytes", "written_bytes",
-    "cancelled_bytes", "run_delay", "slices",
+    "cancelled_bytes", "run_delay", "slices", *(f"perf_{name}" for name in EVENTS),
 )  # fmt: skip
 JobKey = tuple[str, str, str]  # cluster, job, node
 

@@ -39,6 +39,14 @@ class EndedThread(NamedTuple):
     written_chars_bytes: int | None = None
     read_calls: int | None = None
     write_calls: int | None = None
+    perf_task_clock_seconds: float | None = (
+        None  # events of perf_event_open(2), if JOBLENS_COUNTERS chose them
+    )
+    perf_context_switches: int | None = None
+    perf_page_faults: int | None = None
+    perf_instructions: int | None = None
+    perf_cycles: int | None = None
+    perf_cache_misses: int | None = None
 
 
 class EndedProcess(NamedTuple):
@@ -81,6 +89,14 @@ class EndedProcess(NamedTuple):
     written_chars_bytes: int | None = None  # bytes that system calls wrote, waited-for children included
     read_calls: int | None = None  # system calls that read, the same
     write_calls: int | None = None  # system calls that wrote, the same
+    perf_task_clock_seconds: float | None = (
+        None  # events of perf_event_open(2), if JOBLENS_COUNTERS chose them
+    )
+    perf_context_switches: int | None = None
+    perf_page_faults: int | None = None
+    perf_instructions: int | None = None
+    perf_cycles: int | None = None
+    perf_cache_misses: int | None = None
 
     @property
     def cpu_seconds(self) -> float | None:

@@ -22,6 +22,8 @@ _TIMES = (
     Column("began_seconds", GAUGE, "start, since 1970", divisor=_NS),
     Column("ended_seconds", GAUGE, "end, since 1970", divisor=_NS),
 )
+_CHOSEN = ", if chosen with JOBLENS_COUNTERS"
+EVENTS = 6
 _CHILDREN = ", with capture waited-for children included"
 
 
@@ -42,6 +44,12 @@ def _common(of_io: str) -> Tuple[Column, ...]:
         _amount("cancelled_write_bytes", "bytes whose write to storage was cancelled by truncation" + of_io),
         _seconds("run_delay", "time runnable and waiting for a core", _NS),
         _amount("time_slices", "number of times that it got a core"),
+        _seconds("perf_task_clock", "time on a core by the event task-clock" + _CHOSEN, _NS),
+        _amount("perf_context_switches", "event context-switches" + _CHOSEN),
+        _amount("perf_page_faults", "event page-faults" + _CHOSEN),
+        _amount("perf_instructions", "event instructions" + _CHOSEN),
+        _amount("perf_cycles", "event cycles" + _CHOSEN),
+        _amount("perf_cache_misses", "event cache-misses" + _CHOSEN),
     )
 
 
