@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pwd
@@ -13,13 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from importers.epmt_files import job_files, metadata, process, write_tar
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.core.errors import UsageError
+from joblens.jobs.epmt_archives import import_epmt
+from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import Job, JobRecord
+from joblens.store import edit
 from joblens.store.edit import NotAllowedError, parse_pairs
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.records import save_record
+from joblens.store.records import list_records, save_record
 
 
 def made(id: str, **more: Any) -> JobRecord:
@@ -113,3 +118,81 @@ def test_pairs_of_any_text(text: str) -> None:
         return
     assert len(found) == 1
     assert all(found)
+
+
+def imported(home: Home, tmp_path: Path, *ids: str) -> list[Path]:
+    paths = [
+        write_tar(tmp_path / f"{it}.tgz", job_files([process(1), process(2, {}, {})], metadata(it)))
+        for it in ids
+    ]
+    assert import_epmt(home, paths).jobs == len(ids)
+    return paths
+
+
+def counts(home: Home, id: str) -> tuple[int, int]:
+    with Store(home) as store:
+        return len(store.ends(id, EndedProcess)), len(store.ends(id, EndedThread))
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_deleted_and_imported_again(home: Home, tmp_path: Path, compacted: bool) -> None:
+    """Neither record nor rows are left, others are untouched, and the job can come again."""
+    paths = imported(home, tmp_path, "7", "8", "9")
+    with Store(home) as store:
+        store.tag("8", {"a": "b"})
+        if compacted:
+            store.compact()
+        assert store.delete("8").job.id == "8"
+        assert {it.id for it in store.jobs()} == {"7", "9", "42", "43"}
+        with pytest.raises(LookupError):
+            store.job("8")
+        connection = store._lake.connection
+        files = [str(path) for name in ("process_end", "thread_end") for path in store._lake.files(name)]
+        left = connection.execute(
+            "SELECT DISTINCT jobid FROM read_parquet($f, union_by_name=true)", {"f": files}
+        )
+        assert sorted(left.fetchall()) == [("7",), ("9",)]
+    assert counts(home, "7") == counts(home, "9") == (2, 3)
+    again = import_epmt(home, paths)
+    assert (again.jobs, again.known) == (1, 2)
+    assert counts(home, "8") == (2, 3)
+    with Store(home) as store:
+        store.compact()
+    assert counts(home, "8") == (2, 3)
+
+
+def test_delete_stopped_halfway_is_completed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows go first: until the record is gone too, the job can be deleted again."""
+    imported(home, tmp_path, "7")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, Store(home) as store, pytest.raises(KeyboardInterrupt):
+        patched.setattr(edit, "remove_records", stop)
+        store.delete("7")
+    with Store(home) as store:
+        assert store.job("7").job.id == "7"
+        store.delete("7")
+        assert len(store.jobs()) == 2
+    assert not [name for name in list_records(home.records, "2020-03-01") if name.startswith("7.")]
+
+
+def test_delete_command(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks on a terminal, needs --yes elsewhere, and does not delete the jobs of others."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["delete", "42"]) == 2
+    assert "nothing is deleted: give --yes" in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 65_534)
+        assert main(["delete", "42", "--yes"]) == 1
+        assert "job 42 is alice's" in capsys.readouterr().err
+    assert main(["delete", "42", "--yes"]) == 0
+    assert "deleted job 42@fox" in capsys.readouterr().err
+    assert main(["delete", "42", "--yes"]) == 1
+    assert main(["jobs", "--json"]) == 0
+    assert [it["id"] for it in json.loads(capsys.readouterr().out)] == ["43"]

@@ -287,6 +287,14 @@ class Store(JobSource):
         """Add annotations to a job, or replace all of them. Return those that it has now."""
         return self._change("annotations", name, notes, remove, replace, run)
 
+    def delete(self, name: str, run: int | None = None) -> JobRecord:
+        """Delete a job, with all samples and processes. Return the record that it had."""
+        from joblens.store.edit import delete
+
+        record = self.job(name, run)
+        delete(self.home, self._catalog, self._lake, record)
+        return record
+
     def _change(
         self,
         part: str,

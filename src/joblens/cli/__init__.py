@@ -29,6 +29,7 @@ COMMANDS = (
     ("outliers", "find jobs that are unlike the others, and where it comes from"),
     ("tag", "change the tags of a stored job"),
     ("annotate", "change the annotations of a stored job"),
+    ("delete", "delete stored jobs, with all samples and processes"),
     ("mark", "mark a moment or a phase of the current job"),
     ("fom", "record a figure of merit of the current job"),
     ("db", "maintain the store: info, compact, check, retain"),

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from joblens.analysis.summary import summarise
 from joblens.core.errors import MalformedError, OutsideError, UsageError, printable
 from joblens.importers.epmt.archive import Archive, find_archives, open_archive
-from joblens.importers.epmt.lake_rows import LakeJob, save_chunk
+from joblens.importers.epmt.lake_rows import LakeJob, choose_files, save_chunk
 from joblens.importers.epmt.metadata import Metadata, parse_metadata
 from joblens.importers.epmt.process_data import Chunk, read_chunks
 from joblens.importers.epmt.totals import Totals
@@ -122,7 +122,7 @@ class _Importer:
         if self.catalog.written([identity]):
             result.known += 1
             return
-        job = LakeJob(identity[0], identity[1], times.end, _number(identity))
+        job = choose_files(self.lake, LakeJob(identity[0], identity[1], times.end, _number(identity)))
         totals.interval = int((times.start - _SLACK) * 1e6), int((times.end + _SLACK) * 1e6)
         for number, chunk in enumerate(chain(begin, chunks)):
             totals.add(chunk)

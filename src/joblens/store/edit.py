@@ -1,4 +1,4 @@
-"""Changes of stored jobs by people: tags and annotations. Each change is a new version of the record.
+"""Changes of stored jobs by people: tags, annotations, deletion. A change is a new version of the record.
 
 The owner of a job may change it, and so may the staff: root and the owner of the store.
 """
@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joblens.core.errors import JoblensError, UsageError
+from joblens.store import ingest
 from joblens.store.home import Home
-from joblens.store.records import save_record
+from joblens.store.location import safe_name
+from joblens.store.records import day_of, remove_records, save_record
 
 if TYPE_CHECKING:
     from joblens.record.report import Job, JobRecord
+    from joblens.store.catalog.index import Catalog
+    from joblens.store.lake.lake import Lake
 
 _LONGEST_NAME, _LONGEST_VALUE = 256, 65_536
 _MOST = 1000  # names of one job
@@ -69,6 +73,26 @@ def change(
             record.written = 0  # now
             save_record(home.records, record)
     return now
+
+
+def delete(home: Home, catalog: Catalog, lake: Lake, record: JobRecord) -> None:
+    """Delete a job: its rows in the lake, then all versions of its record. Repeated, it removes the rest.
+
+    Raises NotAllowedError, OutsideError and OSError.
+    """
+    from joblens.store.lake.removal import Removed, remove_job
+
+    job = record.job
+    check_allowed(home, job)
+    if not record.written:
+        raise JoblensError(f"job {job.shown_id} has not ended yet")
+    with _alone(home.records):
+        pending = ingest.load_job(home.waiting / safe_name(job.id))
+        if pending is not None and (pending.end or pending.facts).start == job.start:
+            ingest.remove(pending.folder)
+        remove_job(lake, Removed(job.id, job.start, job.last, job.cluster if job.nodes else ""))
+        remove_records(home.records, (job.cluster, job.id, job.start))
+        catalog.forget(day_of(job.start))
 
 
 def check_allowed(home: Home, job: Job) -> None:

@@ -16,6 +16,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -321,6 +322,32 @@ def compact_day(folder: Path, day: str) -> int:
     for path in taken:
         path.unlink(missing_ok=True)
     return len(taken)
+
+
+def remove_records(folder: Path, identity: tuple[str, str, float]) -> int:
+    """Remove all versions of the record of a job. Return how many there were. Raises MalformedError.
+
+    A file with records of other jobs is written again without it.
+    """
+    day, removed = day_of(identity[2]), 0
+    for name in list_records(folder, day):
+        path, problems = folder / day / name, list[str]()
+        if name.endswith(".json") and not name.startswith(safe_name(identity[1]) + "."):
+            continue
+        with suppress(FileNotFoundError):  # another has compacted it
+            found = list(load_records(path, problems))
+            others = [it for it in found if (it.job.cluster, it.job.id, it.job.start) != identity]
+            if len(others) == len(found):
+                continue
+            if problems:
+                raise MalformedError(str(path), "damaged; run `joblens db check` first")
+            if others:
+                target = folder / day / _many_name()
+                write_whole(str(target), b"".join(_render(it, 0) + b"\n" for it in others))
+            path.unlink(missing_ok=True)
+            removed += len(found) - len(others)
+    sync_folder(str(folder / day / "x"))
+    return removed
 
 
 def _append(path: Path, file: BinaryIO) -> bool:

@@ -16,7 +16,7 @@ from joblens.core.model import ABSENT, GAUGE, Column
 from joblens.core.secrets import mask_secrets
 from joblens.importers.epmt.process_data import Chunk
 from joblens.store.lake.columns import TIME, Table, identifier, in_base_units, storable
-from joblens.store.lake.folder import JobFile
+from joblens.store.lake.folder import JobFile, list_folder
 from joblens.store.lake.lake import Lake, literal
 from joblens.store.location import safe_name
 
@@ -56,16 +56,45 @@ class LakeJob(NamedTuple):
     end: float
     number: int
 
+    @property
+    def date(self) -> str:
+        return time.strftime("%Y-%m-%d", time.gmtime(self.end))
+
     def file(self, chunk: int) -> str:
         place = self.number % 10**12 * _MOST_CHUNKS + chunk % _MOST_CHUNKS
         return JobFile(safe_name(self.id), place, place).name
 
 
+def choose_files(lake: Lake, job: LakeJob) -> LakeJob:
+    """Return the job with names for its files that count.
+
+    A file that was compacted does not count again. If its rows are in the lake, an import was killed; if they
+    are not, the job was deleted since, and its files need other names.
+    """
+    folder = lake.path / "set=process_end" / f"date={job.date}"
+    replaced = (
+        {name for it in list_folder(folder).manifests for name in it.replaces} if folder.is_dir() else set()
+    )
+    while job.file(0) in replaced and not _has_rows(lake, job):
+        job = job._replace(number=job.number + 1)
+    return job
+
+
+def _has_rows(lake: Lake, job: LakeJob) -> bool:
+    files = lake.files("process_end", (job.date, job.date), job.id)
+    query = (
+        "SELECT count(*) FROM {lake} "
+        "WHERE jobid = $job AND cluster = $cluster AND time = make_timestamp_ns($end)"
+    )
+    kinds = {"jobid": "VARCHAR", "cluster": "VARCHAR", "time": "TIMESTAMP_NS"}
+    values = {"job": job.id, "cluster": job.cluster, "end": int(job.end * 1e9)}
+    return any(count for (count,) in lake.query(files, kinds, query, values))
+
+
 def save_chunk(lake: Lake, job: LakeJob, number: int, chunk: Chunk) -> None:
     """Write the processes and the threads. Raises OutsideError."""
-    date = time.strftime("%Y-%m-%d", time.gmtime(job.end))
     for name, table in (("process_end", _processes(job, chunk)), ("thread_end", _threads(job, chunk))):
-        lake.save_tables(name, date, job.file(number), [table], ordered=True)
+        lake.save_tables(name, job.date, job.file(number), [table], ordered=True)
 
 
 class _Builder:

@@ -187,7 +187,7 @@ class Catalog:
                     return record
             except FileNotFoundError:  # compacted since
                 pass
-            self._forget(day or records.day_of(identity[2]))
+            self.forget(day or records.day_of(identity[2]))
         raise LookupError(f"the record of job {identity[1]} is not there any more")
 
     def _select(
@@ -198,7 +198,7 @@ class Catalog:
         where = f"WHERE {conditions}" if conditions else ""
         return self._ask(f"SELECT {columns} FROM jobs {where} {order}", [*values, *more])
 
-    def _forget(self, day: str) -> None:
+    def forget(self, day: str) -> None:
         """Index a day again, in one transaction: other connections never see the index without the day."""
         self._days(must_exist=True)
         changed = records.last_change(self.home.records, day)

@@ -162,7 +162,7 @@ def _merge(lake: Lake, folder: Path, chosen: Mapping[Path, int]) -> int:
             # Each range reads all files, so there are as few as fit into memory.
             largest = MERGE_VALUES * 3 // 4 * width(schema) // (enums.width or width(schema))
             ranges = find_ranges(lake, sound, largest) if several else [Range()]
-            return _put_together(lake, listing, sound, ranges, enums, began) if ranges else 0
+            return replace_files(lake, listing, sound, ranges, enums, began) if ranges else 0
         except duckdb.OutOfMemoryException:  # sets with thousands of columns
             lake.report(f"{folder}: files are not merged: that takes more than {lake.memory} of memory")
             return 0
@@ -180,10 +180,12 @@ def _merge_undivided(lake: Lake, folder: Path, chosen: Mapping[Path, int]) -> in
     )
 
 
-def _put_together(
+def replace_files(
     lake: Lake, listing: Listing, files: list[Path], ranges: list[Range], enums: Enums, began: float
 ) -> int:
-    """`began`: by the file system's clock. Another compactor takes older files that no manifest names for
+    """Replace files by others with the rows of these ranges. Return how many files were replaced.
+
+    `began`: by the file system's clock. Another compactor takes older files that no manifest names for
     leftovers of a crash, and removes them."""
     folder = files[0].parent
     number = listing.next_manifest.partition(".")[0]
