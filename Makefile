@@ -41,8 +41,8 @@ run: install ## start an agent and a hub, run a sample job, print its report
 stop: ## stop the agent and hub of `make run`
 	@JOBLENS=$(BIN)/joblens deploy/try stop
 
-test: tools services lint ## lint and run all tests, the fast ones first
-	@$(BIN)/python tests/suite.py --workers $(WORKERS)
+test: tools services ## lint and run all tests, the fast ones first
+	@$(BIN)/python tests/suite.py --workers $(WORKERS) --lint
 
 test-fast: tools ## run the tests that need no root and no server
 	@$(BIN)/python tests/suite.py --fast

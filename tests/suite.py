@@ -1,8 +1,9 @@
 """`make test`: all tests in two stages, and what is worth knowing about the run in its last lines.
 
-python tests/suite.py [--workers 5] [--fast] [PYTEST OPTION…]
+python tests/suite.py [--workers 5] [--fast] [--lint] [PYTEST OPTION…]
 
-1. The fast stage: no root, no server, no waiting for the clock. Whatever fails there has failed.
+1. The fast stage: no root, no server, no waiting for the clock. Whatever fails there has failed. `make lint`
+   runs beside it, as mypy takes one core only.
 2. The stage with real components, many at a time; beside them one by one those that need little, but at once;
    then one by one those that need the machine for themselves. Each worker has a pid namespace where root can
    make one, so that agents which a test starts do not sample the processes of other tests. What fails runs
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import count
@@ -57,13 +58,17 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=5, help="tests at a time in the second stage")
     parser.add_argument("--fast", action="store_true", help="only the first stage")
+    parser.add_argument("--lint", action="store_true", help="run `make lint` beside the first stage")
     options, words = parser.parse_known_args()
     # Tests start joblens hundreds of times; without bytecode each of them would compile it.
-    compileall.compile_dir(TOP / "src", quiet=1)
+    compileall.compile_dir(TOP / "src", quiet=1, workers=0)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(Path(folder), options.workers, words)
-        failed = suite.run_fast() or (not options.fast and suite.run_real())
+        with linting(options.lint) as lint:
+            failed = suite.run_fast()
+            failed = lint() or failed
+        failed = failed or (not options.fast and suite.run_real())
         suite.print_summary()
     return 1 if failed else 0
 
@@ -178,6 +183,26 @@ def namespace() -> Sequence[str]:
 def python_of(within: Sequence[str]) -> str:
     """Return the interpreter of workers, as execnet takes it."""
     return f"//python={shlex.join([*within, sys.executable])}" if within else ""
+
+
+@contextmanager
+def linting(wanted: bool) -> Iterator[Callable[[], bool]]:
+    """Yield a function that waits for `make lint` and prints what it printed: whether it found anything."""
+    if not wanted:
+        yield lambda: False
+        return
+    with tempfile.TemporaryFile() as printed:
+        env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+        words = ["make", "--no-print-directory", "lint"]
+        with subprocess.Popen(words, cwd=TOP, env=env, stdout=printed, stderr=printed) as process:
+
+            def wait() -> bool:
+                code = process.wait()
+                printed.seek(0)
+                print(f"\n{printed.read().decode(errors='replace')}", flush=True)
+                return code != 0
+
+            yield wait
 
 
 @contextmanager

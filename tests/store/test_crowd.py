@@ -16,7 +16,7 @@ from .conftest import Joblens
 from .made import rows_by_batch, whole
 
 TESTS = Path(__file__).parent.parent
-JOBS = 8
+JOBS = 5
 
 
 @pytest.fixture
