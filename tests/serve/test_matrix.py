@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from joblens.serve.routes import JOBS, ROUTES
+from joblens.api.store import Store
+from joblens.serve.audit import Audit
+from joblens.serve.policy import Viewer
+from joblens.serve.routes import JOBS, ROUTES, Question, Route
+from joblens.serve.views import View
+from joblens.store.catalog.scope import Scope
+from joblens.store.home import find_home, make_home
 
-from .serving import ADMIN, ALICE, BOB, MANAGER, OWNERS, SUPPORT, Served, serving
+from .serving import ADMIN, ALICE, BOB, MANAGER, OWNERS, SUPPORT, Served, serving, store_jobs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as several users")
 
@@ -110,3 +118,31 @@ def test_wrong_filters(served: Served) -> None:
     assert "did you mean COMPLETED?" in served.get("/jobs?state=complete", ALICE).message
     assert [job["id"] for job in served.get("/jobs?state=completed", ALICE).json["jobs"]] == ["1"]
     assert served.get("/jobs?tag=a:b", ALICE).json["jobs"] == []
+
+
+@pytest.mark.parametrize("path", OF_ONE_JOB)
+def test_the_same_work_for_another_and_for_none(path: str, tmp_path: Path) -> None:
+    """The catalog is asked the same questions for another's job as for one that does not exist, so that the
+    time of an answer shows nothing; `python -m bench serve` compares the times."""
+    home = make_home(find_home(tmp_path / "home"))
+    store_jobs(home)
+    (route,) = [it for it in ROUTES if it.path == path]
+    scope = Scope(False, frozenset({ALICE}), frozenset())
+    with Store(home, read_only=True, fresh_seconds=60.0) as store:
+        view = View(store, Viewer(ALICE, 65534, "socket", "user", scope), Audit(tmp_path / "audit.log"))
+        asked = {id: _asked(store, partial(route.answer, _question(route, id), view)) for id in "929"}
+    assert asked["2"] == asked["9"] != []
+
+
+def _question(route: Route, id: str) -> Question:
+    return Question(None, None, route.query(), id)  # type: ignore[arg-type]  # of which the view needs nothing
+
+
+def _asked(store: Store, work: Callable[[], object]) -> list[str]:
+    """Return the statements without their values."""
+    found: list[str] = []
+    store._catalog.database.set_trace_callback(found.append)
+    with pytest.raises(LookupError, match="not found, or not yours"):
+        work()
+    store._catalog.database.set_trace_callback(None)
+    return [re.sub(r"'[^']*'|\b[0-9.]+\b", "?", statement) for statement in found]

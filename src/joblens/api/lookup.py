@@ -28,6 +28,7 @@ class Tsdb(NamedTuple):
     settings: Callable[[], Settings]  # loaded when it is needed
     where: str = ""  # its URL, its data folder, or `tsdb`, the one of the settings
     only: bool = False
+    strict: bool = False  # only jobs whose owner the batch system names, and only what is their own
 
 
 class Page(NamedTuple):
@@ -106,7 +107,7 @@ def _report(
                 raise
     from joblens.api.from_tsdb import CONFIGURED, report_from_tsdb
 
-    return report_from_tsdb(tsdb.settings(), tsdb.where or CONFIGURED, query, store, live, number)
+    return report_from_tsdb(tsdb, tsdb.where or CONFIGURED, query, store, live, number)
 
 
 def _part(store: Store, query: JobQuery, record: JobRecord) -> JobRecord:

@@ -20,7 +20,7 @@ from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
-    from joblens.record.report import Job, JobRecord, ProcessUse
+    from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.end_groups import GroupUse
     from joblens.store.memory_reader import SamplesReader
@@ -196,11 +196,11 @@ class Store(JobSource):
     def processes(self, name: str) -> list[ProcessUse]:
         return self._read(name, lambda span, reader: reader.processes(span))
 
-    def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
-        return self.ends_of(self.job(name, run).job, kind)
-
-    def ends_of(self, job: Job, kind: type[End], most: int | None = None) -> list[End]:
-        """The same by the record of the job, from at most that many rows."""
+    def ends(self, name: str, kind: type[End], run: int | None = None, most: int | None = None) -> list[End]:
+        """`most`: from at most that many rows; both capture and the agent may have one of a process."""
+        if run is None:
+            return self._read(name, lambda span, reader: reader.ends(span, kind, most))
+        job = self.job(name, run).job
         return self._reader(job.id, job.start).ends(_span(job), kind, most)
 
     def report(self, identity: Identity) -> JobRecord:

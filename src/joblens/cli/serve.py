@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def make_service(settings: ServeSettings, layers: list[Layer]) -> Service:
     service = Service(
         settings, home._replace(index_file=state / "catalog.sqlite"), state, _pages(settings, layers), _log
     )
-    service.tsdb = Tsdb(lambda: load_agent(layers))
+    service.tsdb = Tsdb(cache(lambda: load_agent(layers)))
     return service
 
 

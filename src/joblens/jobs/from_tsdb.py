@@ -125,13 +125,19 @@ def _node(labels: Mapping[str, str]) -> str:
     return labels.get("node", "") or labels.get("instance", "").partition(":")[0]
 
 
-def summarise_from_server(server: Server, inputs: JobInputs) -> tuple[JobRecord, Reader]:
-    """Use series of joblens, else of other exporters on the job's nodes."""
+def summarise_from_server(
+    server: Server, inputs: JobInputs, strict: bool = False
+) -> tuple[JobRecord, Reader]:
+    """Use series of joblens, else of other exporters on the job's nodes. `strict`: only series that name this
+    job of this cluster, for those of a node show other jobs, too."""
     reader: Reader = TsdbReader(server)
     nodes = [node for node in inputs.facts.nodes or [inputs.facts.node] if node]
     exporters: ExporterReader | None = None
     # Agents without a cluster in their settings send another name: then the job ID alone decides.
-    if not any(reader.times_by_node(span, "job") for span in (inputs.span, inputs.span._replace(cluster=""))):
+    spans = (inputs.span,) if strict else (inputs.span, inputs.span._replace(cluster=""))
+    if not any(reader.times_by_node(span, "job") for span in spans):
+        if strict:
+            raise JoblensError(f"there are no samples of job {inputs.facts.id}")
         reader = exporters = ExporterReader(server, nodes)
         if not nodes or not reader.times_by_node(inputs.span, "job"):
             raise JoblensError(f"{server.name} has no samples of job {inputs.facts.id} or of its nodes")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from joblens.api.lookup import Tsdb, find_report, list_page, plain_report
 from joblens.api.source import JobQuery, not_found
 from joblens.api.store import Store
-from joblens.core.errors import UsageError
+from joblens.core.errors import ServerError, UsageError
 from joblens.hub.status import StatusPage
 from joblens.jobs.live import find_live
 from joblens.jobs.live_lists import load_all, runs
@@ -41,6 +41,7 @@ from joblens.store.reader import End, Series
 _MOST_VALUES = 1_000_000  # in one answer
 _MOST_PROCESSES = 20_000
 _MOST_PROBLEMS = 20
+_NO_SERVER = "the server with the samples of this job does not answer; retry later"
 
 
 class Known(NamedTuple):
@@ -56,8 +57,7 @@ class View:
     ) -> None:
         self._store, self._viewer, self._audit = store.seen_by(viewer.scope), viewer, audit
         self._page = page  # of the hub, for those that show live figures
-        # What is known to a PromQL server only has no owner before it is read.
-        self._tsdb = tsdb if viewer.sees_all else None
+        self._tsdb = tsdb and tsdb._replace(strict=not viewer.sees_all)
 
     def jobs(self, query: JobsQuery, text: str) -> JobsPage:
         problems: list[str] = []
@@ -80,7 +80,12 @@ class View:
 
     def report(self, id: str, query: ReportQuery) -> dict[str, Any]:
         wanted = JobQuery(id, query.run, query.between, query.step, query.first, query.last)
-        record = find_report(self._store, wanted, [], self._tsdb)
+        try:
+            record = find_report(self._store, wanted, [], self._tsdb)
+        except ServerError:
+            if self._viewer.sees_all:
+                raise
+            raise ApiError(502, _NO_SERVER) from None  # its address and files are not for users
         self._admit(record.job, id, "/jobs/ID")
         return plain_report(hide_neighbours(record, self._viewer))
 
@@ -130,9 +135,11 @@ class View:
 
     def ends(self, id: str, kind: type[End], run: int | None, route: str) -> tuple[list[End], bool]:
         """Return what capture recorded at the end of processes or threads, and whether there is more."""
-        job = self._store.job(id, run).job
-        self._admit(job, id, route)
-        found = self._store.ends_of(job, kind, 2 * _MOST_PROCESSES + 1)
+        if run is None:
+            self._know(id, route)
+        else:
+            self._admit(self._store.job(id, run).job, id, route)
+        found = self._store.ends(id, kind, run, 2 * _MOST_PROCESSES + 1)
         return found[:_MOST_PROCESSES], len(found) > _MOST_PROCESSES
 
     # Live pages of the hub

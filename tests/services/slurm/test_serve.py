@@ -13,6 +13,7 @@ from waiting import wait_for
 
 from .lab import Lab
 from .machines import SWITCH, Result
+from .route_matrix import check_routes
 from .watch import RESIDENT, Watch
 from .work import burn, need_perl, wait_for_no_processes
 
@@ -136,6 +137,7 @@ def test_everyone_sees_what_they_may(lab: Lab, watch: Watch) -> None:
         wait_for("live figures", lambda: first in json.dumps(site.top("userA")))
         site.check({user: own[user] for user in ("userA", MANAGER)}, jobs)
         check_live(site, own, jobs)
+        check_routes(lab.login, site.socket, own, jobs, running=True)
         for user in ("userA", "userB"):
             lab.slurm("touch", OVER, user=user)
         lab.wait_for_end(*jobs)
@@ -143,6 +145,7 @@ def test_everyone_sees_what_they_may(lab: Lab, watch: Watch) -> None:
         watch.wait_for_sinks()
         wait_for("the records", lambda: are_stored(site, jobs))
         site.check(own, jobs)
+        check_routes(lab.login, site.socket, own, jobs, running=False)
         check_audit(lab, jobs)
 
 
