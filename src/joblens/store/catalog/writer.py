@@ -13,7 +13,7 @@ from joblens.store.catalog.listing import COLUMNS, SEVERAL, Identity
 from joblens.store.catalog.schema import KIND
 
 if TYPE_CHECKING:
-    from joblens.record.listed import ListedRecord
+    from joblens.record.listed import ListedJob, ListedRecord
 
 NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 _COLUMNS = f"{NAMES}, tags, kind, written, file, place"
@@ -29,6 +29,44 @@ Row = tuple[Any, ...]
 Kind = tuple[str, str | None, str | None, str | None, str]
 _Texts = dict[str, str] | None
 _Linked = tuple[int, list[str] | None, _Texts, _Texts]
+
+
+def _make_row(record: ListedRecord, several: bool, kind: int, file: int, place: int) -> Row:
+    """`several`: whether it has other nodes than the first."""
+    job, used = record.job, record.used
+    return (
+        job.cluster,
+        job.id,
+        job.start,
+        job.end,
+        job.name,
+        job.user,
+        job.node,
+        job.source,
+        job.state,
+        job.exit_code,
+        used.duration_seconds,
+        used.cpu_seconds,
+        record.asked.cores,
+        used.memory_peak_bytes,
+        used.processes,
+        record.verdict,
+        _shown_id(job) if job.array_job or job.het_job else job.id,
+        SEVERAL.join(job.nodes or ()) if several else job.node,
+        job.partition,
+        job.account,
+        json.dumps(job.tags) if job.tags else None,
+        kind,
+        record.written,
+        file,
+        place,
+    )
+
+
+def _shown_id(job: ListedJob) -> str:
+    from joblens.record.report import shown_id
+
+    return shown_id(job)
 
 
 class Transactions:
@@ -76,7 +114,7 @@ class Writer:
         """After a rollback what is known may not be there."""
         self._names: set[str] = set()
         self._kinds: dict[Kind, int] = {}
-        self._all_kinds = False  # whether these are all; another process can add the same ones again
+        self._all_kinds: bool | None = None  # whether these are all; others can add the same ones again
 
     def insert(self, found: Sequence[tuple[int, ListedRecord]], file: int) -> None:
         """Of several records of a job the one that was written last is valid; of equal ones, the last."""
@@ -102,12 +140,10 @@ class Writer:
         self, found: Sequence[tuple[int, ListedRecord]], file: int
     ) -> tuple[list[Row], list[_Linked]]:
         """Return rows of jobs, and for some of them by their number the nodes beside the first, and tags."""
-        from joblens.record.report import shown_id
-
-        if len(found) > _MANY and not self._all_kinds:
+        if len(found) > _MANY and self._all_kinds is None:
             self._load_kinds()
-        elif len(self._kinds) > _MOST_KEPT:
-            self.forget()
+        if len(self._kinds) > _MOST_KEPT:
+            self._kinds, self._all_kinds = {}, False
         rows: list[Row] = []
         linked: list[_Linked] = []
         names: set[str] = set()
@@ -118,36 +154,7 @@ class Writer:
             several = bool(nodes) and (len(nodes or ()) > 1 or nodes != [job.node])
             key = (job.user, job.account, job.partition, job.state, job.cluster)
             kind = self._kinds.get(key) or self._find_kind(key, new_kinds)
-            used = record.used
-            rows.append(
-                (
-                    job.cluster,
-                    job.id,
-                    job.start,
-                    job.end,
-                    job.name,
-                    job.user,
-                    job.node,
-                    job.source,
-                    job.state,
-                    job.exit_code,
-                    used.duration_seconds,
-                    used.cpu_seconds,
-                    record.asked.cores,
-                    used.memory_peak_bytes,
-                    used.processes,
-                    record.verdict,
-                    shown_id(job) if job.array_job or job.het_job else job.id,
-                    SEVERAL.join(nodes or ()) if several else job.node,
-                    job.partition,
-                    job.account,
-                    json.dumps(job.tags) if job.tags else None,
-                    kind,
-                    record.written,
-                    file,
-                    place,
-                )
-            )
+            rows.append(_make_row(record, several, kind, file, place))
             names.add(job.name)
             if several or job.tags or job.annotations:
                 linked.append((number, nodes if several else None, job.tags, job.annotations))
