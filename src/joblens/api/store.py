@@ -20,7 +20,7 @@ from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
-    from joblens.record.report import JobRecord, ProcessUse
+    from joblens.record.report import Job, JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.end_groups import GroupUse
     from joblens.store.memory_reader import SamplesReader
