@@ -9,7 +9,7 @@ from bench.table import Line, Section, at_most, compare
 from bench.timing import spread
 
 _LONGEST = 60.0
-_PER_PROCESS = 40e-6
+_PER_PROCESS = 15e-6
 _USUAL_FILES = 1024
 _MANY, _MANY_FILES = 1200, 8192
 

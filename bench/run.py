@@ -30,7 +30,9 @@ class Round(NamedTuple):
 
 
 def joblens(python: Interpreter, *words: str) -> list[str]:
-    return [python.path, "-m", "joblens", *words]
+    """As a user starts it, by the script that pip has installed, if there is one."""
+    script = Path(python.path).with_name("joblens")
+    return [python.path, *([str(script)] if script.exists() else ["-m", "joblens"]), *words]
 
 
 def newest_record(python: Interpreter, home: str) -> dict[str, Any]:

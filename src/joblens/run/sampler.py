@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 # Seconds after the start: short jobs are sampled more often in their first second.
-_FIRST_SAMPLES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6)
+_FIRST_SAMPLES = (0.0, 0.03, 0.1, 0.25, 0.55)
 _MOST_PROBLEMS = 20
 _DEVICES_SECONDS = 5.0  # reading all counters of an adapter is slow
 _OMITTED = ("nfs_operation",)
