@@ -157,6 +157,11 @@ def test_interrupts_change(tmp_path: Path) -> None:
     assert value(second, "served", "36", "virtio1-req.0") == 30770
     (tmp_path / "proc/interrupts").write_bytes(INTERRUPTS.replace(b" 36:", b" 37:"))
     assert ("37", "virtio1-req.0") in reading()[0].keys
+    (tmp_path / "proc/interrupts").write_bytes(INTERRUPTS + b":")
+    with pytest.raises(MalformedError, match="truncated"):
+        reading()
+    (tmp_path / "proc/interrupts").write_bytes(INTERRUPTS)
+    assert reading()[0].keys == first.keys
 
 
 @pytest.mark.parametrize("per_cpu", [False, True])

@@ -42,7 +42,7 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
             return (Rows(schema, keys, known),)
         data = host.read(_PATH)
         new = data.split(b"\n")
-        if keys is None or len(new) != len(lines) or new[0] != lines[0]:
+        if keys is None or len(new) != len(lines) or new[0] != lines[0] or new[-1]:
             cpus, keys, count = parse_header(new), None, len(new) - 2
             width = len(cpus) if per_cpu else 1
             lines, names = [new[0], *[_NO_LINE] * count, b""], [("", "")] * count
