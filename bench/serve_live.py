@@ -16,7 +16,7 @@ from joblens.jobs.live_lists import save_live
 from joblens.schedulers.facts import BatchJob
 from joblens.store.home import find_home, make_home
 
-_BATCHES, _TICKS = 12, 5
+_BATCHES, _TICKS = 10, 5
 _MOST_SECONDS = 5.0
 _GIVE_UP = 60.0
 
@@ -32,7 +32,7 @@ def measure_live(python: Interpreter) -> Section:
     took: dict[str, list[float]] = {"report": [], "series": []}
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as name:
         store = make_home(find_home(Path(name) / "store"))
-        now = int(time.time()) - 3600
+        now = int(time.time()) - 60  # a job without samples for longer counts as one with a gap
         job, row = (
             BatchJob("lab", "17", "slurm", "root", 0, state="RUNNING", start=float(now), nodes=("n1",)),
             Running("17", "root", 0),
@@ -62,7 +62,7 @@ def measure_live(python: Interpreter) -> Section:
             at_most(f"{what}, the slowest of {_BATCHES}", "", "seconds", [max(it)], most=_MOST_SECONDS)
             for what, it in took.items()
         ],
-        ["the second figure contains the first"],
+        ["the report is asked for after the series, and its time contains that"],
     )
 
 

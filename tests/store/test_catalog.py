@@ -130,6 +130,20 @@ def test_the_first_are_found_without_sorting(sort: str, reverse: bool) -> None:
     assert "SCAN jobs;" not in explain(7, name="*x*")
 
 
+def test_the_newest_is_found_without_a_search(several: Home) -> None:
+    """`last` reads the end of the index of times, also where another index contains all that is asked for."""
+    catalog = Catalog(several)
+    catalog.prepare()
+    asked: list[str] = []
+    catalog.database.set_trace_callback(asked.append)
+    (newest,) = catalog.find("last")
+    catalog.database.set_trace_callback(None)
+    assert newest[1] == listed(several)[0]
+    (query,) = [it for it in asked if "ORDER BY" in it]
+    assert "jobs_by_start" in catalog.database.execute(f"EXPLAIN QUERY PLAN {query}").fetchone()[3]
+    catalog.close()
+
+
 def test_names_that_begin_with_a_text_are_a_range(several: Home) -> None:
     """They are counted in the index of jobs: matches cost time, and other names do not."""
     plans: list[str] = []

@@ -23,6 +23,7 @@ Count = Callable[[str, Sequence[Any]], int]
 _FEW = 50_000  # rows that are found by an index and sorted in less than 100 ms
 _MOST = 1 << 31  # of a limit; SQLite has 63 bits
 _NEVER_UNKNOWN = frozenset(("start", "user", "name"))
+_LEAST = {"user": "''", "name": "''"}  # of others 0: times and amounts are not negative
 _LAST = "\U0010ffff"
 
 
@@ -203,7 +204,8 @@ def _parts(wanted: JobFilter, cursor: Cursor | None) -> list[tuple[str, list[Any
     if wanted.sort not in _NEVER_UNKNOWN:
         unknown = [(f"{column} IS NULL", [])]
     if cursor is None:
-        return [(f"{column} IS NOT NULL", []), *unknown] if unknown else [("", [])]
+        # All that are known: with a limit of a few rows SQLite would sort the whole table, but for a range.
+        return [(f"{column} >= {_LEAST.get(wanted.sort, '0')}", []), *unknown]
     tie = "(start, id, cluster)" if wanted.sort != "start" else "(id, cluster)"
     places = (
         [cursor.start, cursor.id, cursor.cluster] if wanted.sort != "start" else [cursor.id, cursor.cluster]
