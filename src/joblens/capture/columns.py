@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from joblens.capture.processes import scale_counts, sum_counts
 from joblens.capture.records import (
+    COUNTS,
     END,
+    EVENTS,
     EXEC,
     EXEC_FAILED,
     FIELDS,
@@ -47,6 +50,7 @@ _GIVEN = (
     "written_chars", "read_calls", "write_calls", "read_bytes", "written_bytes", "cancelled_bytes",
     "run_delay", "slices",
 )  # fmt: skip
+_COUNTED = tuple(f"perf_{name}" for name in EVENTS)
 _OF_THREAD = ("thread_start", "time", "running", "cpu", "user", "system", *_GIVEN)
 
 
@@ -186,6 +190,8 @@ class _Merge:
         self._wait: list[int] = []
         self._writers: dict[int, int] = {}  # of waits
         self._threads: list[tuple[int, int, int, str]] = []  # record, pid, start and name
+        self._thread_of: list[tuple[int, int]] = []  # process and program of each
+        self._counts: list[tuple[int, int, int]] = []  # process, program and record
         self._programs: dict[bytes, Program] = {}
         self._shared: dict[str, str] = {}
 
@@ -330,6 +336,35 @@ class _Merge:
         number = self._find(pid, start, parent)
         texts = _split(self._texts(THREAD, row))
         self._threads.append((row, pid, self._start[number], self._text(texts[0]) if texts else ""))
+        self._thread_of.append((number, self._images[number]))
+
+    def _take_counts(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
+        number = self._find(pid, start, parent)
+        self._counts.append((number, self._images[number], row))
+
+    def _find_counts(self) -> dict[tuple[int, int, int], dict[str, int]]:
+        """Return them by process, program and thread: of several records, the last one holds."""
+        kind, found = self._kinds[COUNTS], {}
+        for number, image, row in self._counts:
+            values = kind.matrix()[row].tolist()
+            fields = {name: values[place] for name, place in kind.places.items() if values[place] != ABSENT}
+            found[number, image, fields.get("thread", 0)] = scale_counts(fields)
+        return found
+
+    def _process_counts(self) -> list[Numbers]:
+        of_process: dict[int, list[dict[str, int]]] = {}
+        for (number, _, _), counts in self._find_counts().items():
+            of_process.setdefault(number, []).append(counts)
+        return _counted(len(self._pid), {number: sum_counts(it) for number, it in of_process.items()})
+
+    def _thread_counts(self, threads: list[int]) -> list[Numbers]:
+        found = self._find_counts()
+        known = {
+            place: found[number, image, thread]
+            for place, ((number, image), thread) in enumerate(zip(self._thread_of, threads))
+            if (number, image, thread) in found
+        }
+        return _counted(len(threads), known)
 
     def processes(self) -> ProcessColumns:
         end, wait = (
@@ -344,7 +379,7 @@ class _Merge:
             _array(self._began), _array(self._ended), is_exact.astype(numpy.int64), code, signal,
             _array(self._images), end.column("threads"),
             _first(end.column("peak_kib"), wait.column("peak_kib")), user, system,
-            *(_first(end.column(name), wait.column(name)) for name in _GIVEN),
+            *(_first(end.column(name), wait.column(name)) for name in _GIVEN), *self._process_counts(),
         ]  # fmt: skip
         return ProcessColumns(self._keys(), self._named_programs(), numpy.stack(columns, axis=1))
 
@@ -410,7 +445,9 @@ class _Merge:
             "start": _array(starts),
             "tid": numpy.where(tid == ABSENT, 0, numpy.minimum(tid, _MOST_PID)),
         }
-        return ThreadColumns(keys, names, found[:, [kind.places[name] for name in _OF_THREAD]])
+        counts = numpy.stack(self._thread_counts(keys["tid"].tolist()), axis=1)
+        values = found[:, [kind.places[name] for name in _OF_THREAD]]
+        return ThreadColumns(keys, names, numpy.concatenate([values, counts], axis=1))
 
 
 class _Chosen:
@@ -439,6 +476,16 @@ def _array(numbers: list[int]) -> Numbers:
     return numpy.array(numbers, dtype=numpy.int64)
 
 
+def _counted(rows: int, known: dict[int, dict[str, int]]) -> list[Numbers]:
+    """Return a column for each event."""
+    columns = [numpy.full(rows, ABSENT, dtype=numpy.int64) for _ in _COUNTED]
+    for row, counts in known.items():
+        for column, name in zip(columns, _COUNTED):
+            value = counts.get(name, ABSENT)
+            column[row] = value if value < _MOST else ABSENT
+    return columns
+
+
 def _first(one: Numbers, other: Numbers) -> Numbers:
     """Return the one where it is known, else the other."""
     return numpy.where(one != ABSENT, one, other)
@@ -463,6 +510,7 @@ _TAKE: dict[str, Callable[..., None]] = {
     END: _Merge._take_end,
     LAST: _Merge._take_last,
     THREAD: _Merge._take_thread,
+    COUNTS: _Merge._take_counts,
 }
 
 

@@ -133,7 +133,7 @@ class _Process:
             found["began"] = self.began
         if self.ended is not None:
             found["ended"] = self.ended
-        return {**found, **_sum_counts([*self.counts_before, *self.counts.values()])}
+        return {**found, **sum_counts([*self.counts_before, *self.counts.values()])}
 
 
 class Merger:
@@ -235,7 +235,7 @@ class Merger:
 
     def _take_counts(self, record: Record) -> None:
         """They are those since the start of the thread or program: of several, the last one holds."""
-        self._find(record).counts[record.fields.get("thread", 0)] = _scale_counts(record.fields)
+        self._find(record).counts[record.fields.get("thread", 0)] = scale_counts(record.fields)
 
     def _take_thread(self, record: Record) -> None:
         process = self._find(record)
@@ -260,7 +260,7 @@ _TAKE = {
 }
 
 
-def _scale_counts(fields: dict[str, int]) -> dict[str, int]:
+def scale_counts(fields: dict[str, int]) -> dict[str, int]:
     """Extrapolate what was not counted all the time: the CPU may have fewer counters than were chosen."""
     found: dict[str, int] = {}
     for name in EVENTS:
@@ -270,7 +270,7 @@ def _scale_counts(fields: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def _sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:
+def sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:
     found: dict[str, int] = {}
     for some in counts:
         for name, value in some.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from joblens.cli.findings import Finding, print_findings
-from joblens.core.errors import JoblensError, OutsideError, sentence
+from joblens.core.errors import JoblensError, OutsideError, PrivilegeError, sentence
 
 EXAMPLE = """example:
   joblens check
@@ -100,9 +100,23 @@ def _library() -> Finding:
 def _root() -> Finding:
     """With root, the agent sees processes that the library does not."""
     if os.geteuid() == 0:
-        return Finding("permissions", True, "root: an agent can record processes that cannot be preloaded")
+        return _kernel_ends()
     said = "not root: static programs are exact only if a captured parent waits for them"
     return Finding("permissions", None, said, "for all processes, run joblens agent as root on the nodes")
+
+
+def _kernel_ends() -> Finding:
+    from joblens.collectors.ends.source import KernelEnds
+    from joblens.core.host import Host
+
+    try:
+        KernelEnds(Host()).close()
+    except (OSError, PrivilegeError) as error:
+        said = f"root, but the kernel does not report ended processes here: {sentence(error)}"
+        return Finding(
+            "permissions", None, said, "run joblens agent outside of the container, with CAP_NET_ADMIN"
+        )
+    return Finding("permissions", True, "root: the kernel reports every ended process to an agent")
 
 
 def _event(what: str, event: tuple[int, int], name: str) -> Finding:
