@@ -23,6 +23,7 @@ from joblens.hub.clocks import Clocks
 from joblens.hub.limits import Bucket, Room, place_of
 from joblens.hub.nodes import Node
 from joblens.wire.batch import Batch
+from joblens.wire.frame import MAGIC, pack
 from waiting import PATIENCE, wait_for
 
 from .sending import Answer, Hub, Sender, make_batch, make_header, running_hub, sign_batch, stored
@@ -166,7 +167,8 @@ def test_continue_is_said(hub: Hub) -> None:
 def test_headers(hub: Hub, change: dict[str, object], status: int) -> None:
     """What is missing or unknown is an older or newer agent's; what is wrong is refused in one line."""
     with Sender(hub.port) as sender:
-        answer = sender.send(Batch().encode({**make_header(1), **change}))
+        header = json.dumps({**make_header(1), **change})  # joblens itself writes no NaN
+        answer = sender.send(MAGIC + pack(header.encode()))
         assert answer.status == status, answer.text
         assert answer.text.count("\n") == 1
         assert hub.sets()["hub"]
