@@ -36,6 +36,7 @@ from joblens.hub.sinks.csv_tree import CsvSink
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.write_request import Namer, make_series
 from joblens.hub.sinks.write_request import encode as encode_series
+from joblens.record.ends import EndedProcess
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.run.mark_client import _read_answer
@@ -352,6 +353,8 @@ def service(data: bytes) -> None:
             parse(data)
     with suppress(ValueError):
         responses.parse_series(data, ("pid",))
+    with suppress(ValueError):
+        responses.parse_ends(data, EndedProcess)
     with suppress(ValueError):
         jobs = [Listed(job, "site") for job in responses.parse_jobs(data).jobs]
         rows = merge(jobs, jobs, JobFilter(sort="cpu"))
