@@ -33,7 +33,7 @@ def usable_library() -> str:
     """Return its path. Raises OutsideError if programs cannot be captured here."""
     library = find_library()
     if library is None:
-        why = "the library is missing, because no C compiler was found when joblens was installed"
+        why = "the library is missing: no C compiler was found, or joblens was not installed by pip"
     elif not is_preloadable(library):
         why = f"the path of the library, {library}, has a character that LD_PRELOAD cannot contain"
     else:
