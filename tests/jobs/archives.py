@@ -32,8 +32,15 @@ def make_records(first: int = 100, processes: int = 2) -> bytes:
 
 
 def make_job(id: str = "42", **others: Any) -> BatchJob:
-    known = {"user": "alice", "uid": 1000, "name": "made", "start": START, "nodes": ("c1",)}
-    return BatchJob("fox", id, "run", **{**known, **others})
+    known = {
+        "scheduler": "run",
+        "user": "alice",
+        "uid": 1000,
+        "name": "made",
+        "start": START,
+        "nodes": ("c1",),
+    }
+    return BatchJob("fox", id, **{**known, **others})
 
 
 def make_archive(folder: Path, id: str = "42", nodes: int = 1, records: bytes = b"", **others: Any) -> Path:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from joblens.core.errors import MalformedError
 from joblens.jobs.archive import Manifest, NodeRecords, open_archive
 
-from .archives import change_manifest, make_archive, make_records, read_members, rewrite
+from .archives import change_manifest, make_archive, make_job, make_records, read_members, rewrite
 
 
 def _read(path: Path) -> tuple[Manifest, list[bytes]]:
@@ -116,6 +116,9 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "newer": (lambda path: change_manifest(path, version=99), "version 99 of a newer joblens"),
     "wrong types": (lambda path: change_manifest(path, job=[1]), "damaged manifest: job: Expected `object`"),
     "wrong times": (lambda path: change_manifest(path, end=1e300), "damaged manifest: end: "),
+    "far times": (lambda path: change_manifest(path, end=2e11), "the end of capture is no time"),
+    "times reversed": (lambda path: change_manifest(path, end=1.0), "the end of capture is no time"),
+    "no job": (lambda path: change_manifest(path, job={**make_job("").to_dict()}), "the job has no id"),
     "a file too many": (lambda path: change_manifest(path, files=[]), "manifest and content differ"),
     "too large": (
         lambda path: change_manifest(path, files=[{"node": "c1", "bytes": 1 << 40, "sha256": "0" * 64}]),

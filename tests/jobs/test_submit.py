@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_two_archives_of_one_job_are_one_job(home: Path, tmp_path: Path) -> None
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()
         path = make_archive(tmp_path / str(number), records=make_records(1000 * number, 3))
+        change_manifest(path, start=START + number)
         assert submit(new_home(home), path, ask_nobody).processes == 3
     with Store(home) as store:
         assert len(store.jobs()) == 1
@@ -143,15 +145,100 @@ def test_a_dry_run_stores_nothing(home: Path, tmp_path: Path, capsys: pytest.Cap
     assert not home.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
-def test_nobody_submits_a_job_of_another(home: Path, tmp_path: Path) -> None:
-    """If root submits what users have left in a folder."""
+def _stage_again(tmp_path: Path, processes: int, end: float) -> Path:
+    """Of one session, whose file of records grows."""
+    folder = tmp_path / str(processes)
+    folder.mkdir(exist_ok=True)
+    return change_manifest(make_archive(folder, records=make_records(100, processes)), end=end)
+
+
+@pytest.mark.parametrize("order", [(2, 5), (5, 2)])
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("between", [10.0, 86_400.0])
+def test_a_session_that_is_staged_again_has_each_process_once(
+    order: tuple[int, int], compacted: bool, between: float, home: Path, tmp_path: Path
+) -> None:
+    """In whatever order its archives come, also on another day, and if the first one is compacted."""
+    for processes in order:
+        path = _stage_again(tmp_path, processes, START + processes * between)
+        assert not submit(new_home(home), path, ask_nobody).problem
+        if compacted:
+            with Store(home) as store:
+                store.compact()
+    with Store(home) as store:
+        assert sorted(it.pid for it in store.ends("42", EndedProcess)) == [100, 101, 102, 103, 104]
+        assert sorted(it.tid for it in store.ends("42", EndedThread)) == [101, 102, 103, 104, 105]
+        record = store.job("42")
+    assert record.data.processes == ProcessCounts(ended=5, exact=5)
+    assert record.used.cpu_seconds == pytest.approx(5 * 2.5)
+    assert record.job.end == START + 5 * between
+
+
+def _raise(job: BatchJob) -> BatchJob | None:
+    raise ZeroDivisionError("what nobody expects")
+
+
+def test_an_unexpected_failure_is_an_outcome(home: Path, tmp_path: Path) -> None:
+    """So that other archives are stored."""
     path = make_archive(tmp_path)
-    os.chown(path, 1001, 1001)
+    change_manifest(path, job={**make_job().to_dict(), "scheduler": "slurm"})
+    assert submit(new_home(home), path, _raise).problem == f"{path}: ZeroDivisionError: what nobody expects"
+
+
+def test_no_archive_is_of_the_future(home: Path, tmp_path: Path) -> None:
+    """Its rows would be in jobs that have not begun."""
+    path = change_manifest(make_archive(tmp_path), end=time.time() + 86_400)
+    assert submit(new_home(home), path, ask_nobody).problem == f"{path}: its end is in the future"
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+
+
+def _of_user(path: Path, uid: int) -> Path:
+    os.chown(path, uid, uid)
+    return path
+
+
+@as_root
+def test_nobody_submits_a_job_of_another(home: Path, tmp_path: Path) -> None:
+    """If root submits what users have left in a folder. A name in the archive is not believed."""
+    path = _of_user(make_archive(tmp_path, "r42"), 61001)
     why = submit(new_home(home), path, ask_nobody).problem
-    assert why == f"{path}: a file of uid 1001 cannot have a job of uid 1000"
-    os.chown(path, 1000, 1000)
+    assert why == f"{path}: a file of uid 61001 cannot have a job of uid 1000"
+    _of_user(change_manifest(path, job=make_job("r42", uid=61001).to_dict()), 61001)
     assert submit(new_home(home), path, ask_nobody).problem == ""
+    with Store(home) as store:
+        assert (store.job("r42").job.user, store.job("r42").job.uid) == ("61001", 61001)
+
+
+@as_root
+@pytest.mark.parametrize("times", [(START + 1, START + 5), (START - 60, START + 1)])
+def test_nobody_changes_a_job_that_the_store_has(
+    times: tuple[float, float], home: Path, tmp_path: Path
+) -> None:
+    """Whatever uid, user and times the archive says."""
+    store_job(new_home(home), "42", cluster="fox", user="bob", uid=61002)
+    job = make_job(uid=61001, scheduler="slurm", start=times[0]).to_dict()
+    path = change_manifest(make_archive(tmp_path), job=job, start=times[0], end=times[1], tags={"a": "b"})
+    before = sorted((it, it.read_bytes()) for it in home.rglob("*.json"))
+    why = submit(new_home(home), _of_user(path, 61001), ask_nobody).problem
+    assert why == f"{path}: job 42 is bob's, not of uid 61001"
+    assert sorted((it, it.read_bytes()) for it in home.rglob("*.json")) == before
+    assert not list(home.glob("lake/set=process_end/*/*"))
+
+
+@as_root
+def test_nobody_submits_what_accounting_has_as_another_s(home: Path, tmp_path: Path) -> None:
+    """Nor under the pretence that no batch system has it."""
+    job = make_job(uid=61001, scheduler="slurm")
+    path = _of_user(change_manifest(make_archive(tmp_path), job=job.to_dict()), 61001)
+    why = submit(new_home(home), path, lambda job: make_job(user="bob", uid=61002)).problem
+    assert why == f"{path}: job 42 is bob's, not of uid 61001"
+    _of_user(change_manifest(path, job=job.replace(scheduler="run").to_dict()), 61001)
+    why = submit(new_home(home), path, ask_nobody).problem
+    assert why == f"{path}: '42' is an id of a batch system's job"
+    with Store(home) as store:
+        assert store.jobs() == []
 
 
 def test_dump_prints_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

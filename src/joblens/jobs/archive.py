@@ -38,6 +38,7 @@ _MANIFEST = "manifest.json"
 _LARGEST_ARCHIVE = 2 << 30
 _LARGEST_FILE = 520 << 20  # the library writes no more than 512 MiB
 _LARGEST_MANIFEST = 16 << 20
+_LATEST = 2**63 // 10**9  # a time in nanoseconds must fit into 64 bits
 _PIECE = 2 << 20
 # The end of a ZIP file, where its list of files is; before it, that of a larger kind of file.
 _END = struct.Struct("<4s4H2IH")
@@ -160,9 +161,17 @@ class Archive:
         try:
             plain = parse_json(data)
             _check_version(str(self.path), plain)
-            return read(plain, Manifest)
+            manifest = read(plain, Manifest)
         except (ValueError, RecursionError) as error:
             raise MalformedError(str(self.path), f"damaged manifest: {error!s:.200}") from None
+        if not manifest.job.id or not manifest.start <= manifest.end < _LATEST:
+            why = (
+                "the job has no id"
+                if not manifest.job.id
+                else "the end of capture is no time after its start"
+            )
+            raise MalformedError(str(self.path), f"damaged manifest: {why}")
+        return manifest
 
     def _read(self, name: str, most: int) -> bytes:
         """Read no more than that, whatever the list of files says about it."""

@@ -1,14 +1,18 @@
 """From archives of captured jobs to the store, each of them once, however often it is submitted.
 
-The rows are in files of the lake that are named by the checksum of their records: repeated after a crash, the
-same files are written. When they and the job's record are stored, `submitted/DIGEST.json` says so. Until
-then a folder in `incoming` keeps these files from being compacted.
+The rows are in files of the lake that are named by session and node: repeated after a crash, the same files
+are written, and of a session that is staged again, with more records, the larger file replaces the smaller.
+What other files have already, as after compaction, is left out. When they and the job's record are stored,
+`submitted/DIGEST.json` says so. Until then a folder in `incoming` keeps these files from being compacted.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import pwd
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,16 +28,16 @@ from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
 from joblens.core.errors import MalformedError, OutsideError, sentence
 from joblens.core.files import make_folder, write_whole
 from joblens.core.json_file import render_json
-from joblens.core.model import Schema
+from joblens.core.model import ABSENT, Schema
 from joblens.jobs.archive import SUFFIX, Archive, Manifest, NodeRecords, open_archive
 from joblens.jobs.facts import end_of, facts_of
 from joblens.record.job import JobEnd, JobFacts, Totals
-from joblens.record.report import JobRecord
+from joblens.record.report import Job, JobRecord
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
 from joblens.store.home import Home
 from joblens.store.lake.columns import Table, make_table, storable
-from joblens.store.lake.folder import JobFile
+from joblens.store.lake.folder import JobFile, job_file, list_folder
 from joblens.store.lake.lake import Lake
 from joblens.store.location import safe_name
 from joblens.store.reader import LakeReader, Span
@@ -41,9 +45,16 @@ from joblens.store.records import day_of, save_record
 
 Accounting = Callable[[BatchJob], BatchJob | None]  # returns what the batch system knows of a job now
 
+Row = tuple[str | int | None, ...]  # identifies a process or thread of a job
+
 _FOLDER = "submitted"
-# Numbers of files beyond those of all batches; the checksum says which.
+# Numbers of files beyond those of all batches; a checksum says which.
 _FIRST, _DIGITS = 10**17, 13
+_SKEW = 3600.0  # seconds that a clock of another host may be ahead
+_STORED = {
+    "cluster": "VARCHAR", "jobid": "VARCHAR", "node": "VARCHAR", "source": "VARCHAR", "pid": "BIGINT",
+    "start": "BIGINT", "tid": "BIGINT", "began_seconds": "DOUBLE",
+}  # fmt: skip
 _SUMMED = {
     "time": "TIMESTAMP_NS", "jobid": "VARCHAR", "cluster": "VARCHAR", "user_seconds": "DOUBLE",
     "system_seconds": "DOUBLE", "memory_peak_bytes": "BIGINT",
@@ -85,6 +96,8 @@ def submit(home: Home, path: Path, accounting: Accounting, dry_run: bool = False
     except (OutsideError, OSError) as error:
         words = sentence(error)
         return Outcome(path, problem=words if str(path) in words else f"{path}: {words}")
+    except Exception as error:  # whatever it is: the other archives are stored
+        return Outcome(path, problem=f"{path}: {type(error).__name__}: {error!s:.200}")
 
 
 def _check(archive: Archive) -> Outcome:
@@ -104,10 +117,10 @@ def _read(archive: Archive, number: int, problems: list[str]) -> ColumnReader:
 
 
 def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
-    manifest, found = archive.manifest, _describe(archive)
-    if os.geteuid() == 0 and archive.owner not in (0, manifest.job.uid):
-        why = f"a file of uid {archive.owner} cannot have a job of uid {manifest.job.uid}"
-        raise MalformedError(str(archive.path), why)
+    found = _describe(archive)
+    manifest = archive.manifest if _is_trusted(archive) else _checked(home, archive, accounting)
+    if manifest.end > time.time() + _SKEW:
+        raise MalformedError(str(archive.path), "its end is in the future")
     done = home.path / _FOLDER / f"{manifest.digest}.json"
     with _in_progress(home, manifest.job.id):
         if done.exists():
@@ -117,14 +130,52 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
             for number in range(len(manifest.files)):
                 archive.pass_records(number, lambda piece: None)
         lake, problems = Lake(home.lake), list(manifest.problems)
+        rows = _Rows(lake, manifest, _find_record(home, manifest) is not None)
         for number, file in enumerate(manifest.files):
             processes, threads = _read(archive, number, problems).merge()
-            _save(lake, manifest, file, processes, threads)
+            rows.save(file, processes, threads)
             found = _counted(found, processes, threads)
         _save_record(home, lake, manifest, accounting, problems)
         make_folder(done.parent)
         write_whole(str(done), render_json({"job": manifest.job.id, "archive": archive.path.name}))
     return found
+
+
+def _is_trusted(archive: Archive) -> bool:
+    """Root may store what it has staged itself, and others anything that they can read in their own store."""
+    return os.geteuid() != 0 or archive.owner == 0
+
+
+def _checked(home: Home, archive: Archive, accounting: Accounting) -> Manifest:
+    """Return the manifest under the name of the file's owner. Raises MalformedError if the job is another's:
+    what the manifest says of it proves nothing."""
+    job, owner = archive.manifest.job, archive.owner
+    if owner != job.uid:
+        raise MalformedError(str(archive.path), f"a file of uid {owner} cannot have a job of uid {job.uid}")
+    if job.scheduler == "run" and not job.id.startswith("r"):
+        raise MalformedError(str(archive.path), f"{job.id!r:.100} is an id of a batch system's job")
+    jobs: list[Job | BatchJob] = [record.job for record in _find_records(home, archive.manifest)]
+    if job.scheduler != "run" and (reported := accounting(job)) is not None:
+        jobs.append(reported)
+    for known in jobs:
+        if _uid_of(known) != owner:
+            whose = known.user or f"uid {known.uid}"
+            raise MalformedError(str(archive.path), f"job {job.id:.100} is {whose}'s, not of uid {owner}")
+    return archive.manifest.replace(job=job.replace(user=_name_of(owner)))
+
+
+def _uid_of(job: Job | BatchJob) -> int | None:
+    if job.uid is None:
+        with suppress(KeyError):
+            return pwd.getpwnam(job.user).pw_uid
+    return job.uid
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _describe(archive: Archive) -> Outcome:
@@ -153,19 +204,85 @@ def _in_progress(home: Home, job: str) -> Iterator[None]:
             folder.rmdir()
 
 
-def _save(
-    lake: Lake, manifest: Manifest, file: NodeRecords, processes: ProcessColumns, threads: ThreadColumns
-) -> None:
-    number = _FIRST + int(file.sha256[:_DIGITS], 16)
-    name = JobFile(safe_name(manifest.job.id), number, number).name
-    date = day_of(manifest.end)
-    for schema, found, texts in (
-        (PROCESS_END, processes, _program_texts(processes)),
-        (THREAD_END, threads, {"name": _texts(threads.names)}),
-    ):
-        if len(found.values):
-            table = _make_table(manifest, file, schema, {**found.keys, **texts}, found.values)
-            lake.save_tables(schema.set, date, name, [table])
+class _Rows:
+    """Writes the rows of an archive. `again`: the store has the job, so other files may have some of them."""
+
+    def __init__(self, lake: Lake, manifest: Manifest, again: bool) -> None:
+        self._lake, self._manifest, self._again = lake, manifest, again
+        self._date = day_of(manifest.end)
+        self._stored: dict[str, set[Row]] = {}
+        self._closed: dict[str, set[int]] = {}  # numbers of files that were compacted
+
+    def save(self, file: NodeRecords, processes: ProcessColumns, threads: ThreadColumns) -> None:
+        for schema, found, texts in (
+            (PROCESS_END, processes, _program_texts(processes)),
+            (THREAD_END, threads, {"name": _texts(threads.names)}),
+        ):
+            keys, values = self._leave_out(schema, file, {**found.keys, **texts}, found.values)
+            if len(values):
+                table = _make_table(self._manifest, file, schema, keys, values)
+                self._lake.save_tables(schema.set, self._date, self._name(schema, file), [table])
+
+    def _name(self, schema: Schema, file: NodeRecords) -> str:
+        """Of the same session and node the one with the most records counts, unless others are compacted."""
+        first = self._session(file)
+        if first in self._compacted(schema):
+            first = _number(file.sha256)
+        return JobFile(safe_name(self._manifest.job.id), first, 2 * _FIRST + file.bytes).name
+
+    def _session(self, file: NodeRecords) -> int:
+        session = f"{self._manifest.job.cluster}\n{self._manifest.start!r}\n{file.node}"
+        return _number(hashlib.sha256(session.encode("utf-8", "replace")).hexdigest())
+
+    def _compacted(self, schema: Schema) -> set[int]:
+        if schema.set not in self._closed:
+            folder = self._lake.path / f"set={schema.set}" / f"date={self._date}"
+            replaced = {name for it in list_folder(folder).manifests for name in it.replaces}
+            job = safe_name(self._manifest.job.id)
+            self._closed[schema.set] = {it.first for it in map(job_file, replaced) if it and it.job == job}
+        return self._closed[schema.set]
+
+    def _leave_out(
+        self, schema: Schema, file: NodeRecords, keys: dict[str, Any], values: Any
+    ) -> tuple[dict[str, Any], Any]:
+        if not self._again or not (stored := self._find_stored(schema)):
+            return keys, values
+        began = [None if time == ABSENT else time / 1e9 for time in values[:, 0].tolist()]
+        threads = keys["tid"].tolist() if "tid" in keys else [None] * len(began)
+        rows = zip(began, keys["pid"].tolist(), keys["start"].tolist(), threads)
+        is_new = numpy.array([_row(file.node, *row) not in stored for row in rows], dtype=bool)
+        return {name: column[is_new] for name, column in keys.items()}, values[is_new]
+
+    def _find_stored(self, schema: Schema) -> set[Row]:
+        """Return what files that are not replaced by those of this archive have of the job."""
+        if schema.set not in self._stored:
+            job = self._manifest.job
+            names = {self._name(schema, file).partition("-")[0] for file in self._manifest.files}
+            dates = day_of(self._manifest.start), "9999"
+            others = self._lake.files(schema.set, dates, job.id).choose(
+                lambda path: (
+                    path.parent.name != f"date={self._date}" or path.name.partition("-")[0] not in names
+                )
+            )
+            found = self._lake.query(
+                others,
+                _STORED,
+                "SELECT node, began_seconds, pid, start, tid FROM {lake} "
+                "WHERE jobid = $job AND cluster = $cluster AND coalesce(source, '') = ''",
+                {"job": storable(job.id), "cluster": storable(job.cluster)},
+            )
+            self._stored[schema.set] = {_row(*row) for row in found}
+        return self._stored[schema.set]
+
+
+def _number(digest: str) -> int:
+    return _FIRST + int(digest[:_DIGITS], 16)
+
+
+def _row(node: str, began: float | None, pid: int, start: int, thread: int | None) -> Row:
+    """A process has its start in ticks, if that is known; others have it in milliseconds."""
+    since = round((began or 0.0) * 1e3) if thread is not None or not start else 0
+    return storable(node), pid, start, thread, since
 
 
 def _make_table(
@@ -212,6 +329,8 @@ def _inputs(home: Home, manifest: Manifest, accounting: Accounting) -> tuple[Job
         end.problems = [it for it in known.data.problems if it not in (_NO_SAMPLES, _NO_END)]
         if known.used.cpu_seconds_exact is not None and _NO_SAMPLES not in known.data.problems:
             end.totals = Totals(known.used.user_seconds, known.used.system_seconds)
+        if _NO_SAMPLES in known.data.problems:
+            _extend(end, end_of(_as_far_as_known(manifest), []))
         return _tagged(facts, manifest), end
     facts = _tagged(facts_of(job or _as_far_as_known(manifest)), manifest)
     end = end_of(job or _as_far_as_known(manifest), [])
@@ -220,6 +339,13 @@ def _inputs(home: Home, manifest: Manifest, accounting: Accounting) -> tuple[Job
     if known is not None:
         facts = facts.replace(interval=known.data.interval_seconds or facts.interval)
     return facts, end
+
+
+def _extend(end: JobEnd, newer: JobEnd) -> None:
+    """Of a job that is known by its archives only, and staged again."""
+    end.end = max(end.end, newer.end)
+    if end.state == _UNKNOWN:
+        end.state, end.exit_code, end.signal = newer.state, newer.exit_code, newer.signal
 
 
 def _ended(manifest: Manifest, accounting: Accounting) -> BatchJob | None:
@@ -247,14 +373,23 @@ def _tagged(facts: JobFacts, manifest: Manifest) -> JobFacts:
 
 
 def _find_record(home: Home, manifest: Manifest) -> JobRecord | None:
-    catalog = Catalog(home)
+    """Return that of the run during which capture began."""
+    found = (it for it in _find_records(home, manifest) if it.job.start - _ROUNDED <= manifest.start)
+    return next(found, None)
+
+
+def _find_records(home: Home, manifest: Manifest) -> list[JobRecord]:
+    """Return those of all runs of the job that overlap capture, the newest first."""
+    identity = storable(manifest.job.cluster), storable(manifest.job.id)
+    found, catalog = [], Catalog(home)
     try:
         for run in reversed(catalog.runs(f"{manifest.job.id}@{manifest.job.cluster}")):
             last = run.start if run.end is None else run.end
-            if run.start - _ROUNDED <= manifest.start <= last + _ROUNDED:
+            during = manifest.start <= last + _ROUNDED and run.start - _ROUNDED <= manifest.end
+            if during and (run.cluster, run.id) == identity:
                 with suppress(LookupError, MalformedError):
-                    return catalog.report((run.cluster, run.id, run.start))
-        return None
+                    found.append(catalog.report((run.cluster, run.id, run.start)))
+        return found
     finally:
         catalog.close()
 
