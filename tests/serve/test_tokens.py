@@ -116,7 +116,7 @@ def joblens(served: Served, user: str, *words: str) -> subprocess.CompletedProce
     uid = pwd.getpwnam(user).pw_uid
     code = (
         "import encodings.idna, http.client, os, shutil, sys, tomllib\n"
-        "import joblens.api.connection, joblens.api.sources, joblens.cli.token\n"
+        "import joblens.api.connection, joblens.api.sources, joblens.cli.parser, joblens.cli.token\n"
         f"from joblens.cli import main; os.setgroups([]); os.setgid(65534); os.setuid({uid})\n"
         "sys.exit(main())"
     )

@@ -12,8 +12,8 @@ from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, Server, duration,
 # Sets whose names begin with that of another: `joblens_job_gpu_busy` is none of `job`.
 LONG_SETS = (
     "collector_error", "gpu_amd", "gpu_driver", "gpu_intel", "gpu_jetson_rail", "gpu_jetson_zone",
-    "gpu_nvidia", "gpu_process", "job_gpu", "job_info", "kernel_event", "kernel_log", "nfs_operation",
-    "process_pss", "push_error",
+    "gpu_nvidia", "gpu_process", "job_end", "job_gpu", "job_info", "kernel_event", "kernel_log",
+    "nfs_operation", "process_end", "process_pss", "push_error", "thread_end",
 )  # fmt: skip
 MOST_RAW = 60_000  # samples that are fetched as they are
 _MOST_COUNTED = 40  # columns whose samples are counted to find the one with the most
