@@ -95,7 +95,7 @@ def _sessions() -> list[bytes]:
         "job": job,
         "how": "slurm",
         "hosts": ["c1"],
-        "records": "/tmp/x",
+        "records": "/tmp/joblens-capture-x",
         "start": 1.5,
         "tags": {"a": "b"},
     }

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from capture.library import library
 from joblens.capture.library import build_library, find_library
 from joblens.jobs.archive import open_archive
+from joblens.usermode.capture import COLLECT
 from jobs.archives import make_records
 
 from .sessions import JOBLENS, Place
@@ -107,37 +109,189 @@ def test_what_is_preloaded_stays(place: Place, tmp_path: Path) -> None:
     assert len(during.split(":")) == 2
 
 
+def _in_pbs(place: Place, *others: str) -> None:
+    """Other hosts have names and folders of their own; `lost` cannot be reached while `down` exists."""
+    root = place.home.parent
+    for host in others:
+        (root / host).mkdir()
+    (root / "nodes").write_text("\n".join([os.uname().nodename, *others]))
+    (root / "ssh").write_text(f"""#!/bin/sh
+shift 5
+if [ $1 = lost ] && [ -e {root}/down ]; then echo "no route to host" >&2; exit 255; fi
+within="hostname $1; mount --bind {root}/$1 {place.tmp}"
+exec unshare --user --map-root-user --uts --mount sh -c "$within; $2"
+""")
+    (root / "ssh").chmod(0o755)
+    place.env.update(
+        PBS_JOBID="17.srv", PBS_NODEFILE=f"{root}/nodes", JOBLENS_SSH=f"{root}/ssh", PBS_JOBNAME="climate",
+        JOBLENS_CAPTURE_DIR=str(place.tmp),
+    )  # fmt: skip
+
+
+def _put_records(place: Place, host: str, records: bytes) -> None:
+    """As the library does on that host."""
+    state = json.loads(next((place.home / "capture").glob("*/session.json")).read_bytes())
+    folder = place.home.parent / host / os.path.basename(state["records"])
+    folder.mkdir(exist_ok=True)
+    (folder / f"{host}.capture").write_bytes(records)
+
+
+def _records(path: str) -> dict[str, bytes]:
+    with open_archive(Path(path)) as archive:
+        return {it.node: archive.read_records(n) for n, it in enumerate(archive.manifest.files)}
+
+
 def test_several_hosts_of_a_batch_job(place: Place, tmp_path: Path) -> None:
     """The records of each host are collected through the batch system or ssh; a host without any is named."""
-    nodes = tmp_path / "nodes"
-    nodes.write_text(f"{os.uname().nodename}\nother\nlost\n")
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\nshift 5\ncase $1 in lost) echo "no route to host" >&2; exit 255; esac\n'
-                   'exec unshare --user --map-root-user --uts sh -c "hostname $1; $2"\n')  # fmt: skip
-    ssh.chmod(0o755)
-    place.env.update(
-        PBS_JOBID="17.srv", PBS_NODEFILE=str(nodes), JOBLENS_SSH=str(ssh), EPMT_JOB_TAGS="exp:8;fast",
-        JOBLENS_CAPTURE_DIR=str(place.tmp), JOBLENS_TAGS="exp:9", PBS_JOBNAME="climate",
-    )  # fmt: skip
-    (place.tmp / "other.capture").write_bytes(make_records())
-    done = place.script(
-        'eval "$(joblens start)"',
-        "/bin/true; mv $TMPDIR/other.capture $JOBLENS_CAPTURE",
-        'eval "$(joblens stop)"',
-        f"unset JOBLENS_SESSION; joblens stage --to {tmp_path}",
-    )
+    _in_pbs(place, "other", "idle")
+    place.env.update(EPMT_JOB_TAGS="exp:8;fast", JOBLENS_TAGS="exp:9")
+    place.script('eval "$(joblens start)"; /bin/true; eval "$(joblens stop)"')
+    _put_records(place, "other", make_records())
+    done = place.script(f"joblens stage --to {tmp_path}")
     assert done.out == f"{tmp_path}/17%2Esrv.joblens\n", done
-    assert "joblens: the records of lost may be incomplete: no route to host\n" in done.err
-    assert "joblens: no process was captured on lost\n" in done.err
+    assert done.err == "joblens: no process was captured on idle\n"
     with open_archive(Path(done.out.strip())) as archive:
         manifest = archive.manifest
-        names = [file.node for file in manifest.files]
-        assert archive.read_records(names.index("other")) == make_records()
+    records = _records(done.out.strip())
+    assert records.keys() == {os.uname().nodename, "other"}
+    assert records["other"] == make_records()
     assert (manifest.job.id, manifest.job.scheduler, manifest.job.name) == ("17.srv", "pbs", "climate")
     assert manifest.job.cluster == "srv"
     assert manifest.tags == {"exp": "9", "fast": "1"}
-    assert names == sorted([os.uname().nodename, "other"])
-    assert list(place.tmp.iterdir()) == []
+    for folder in (place.tmp, tmp_path / "other", place.home / "capture"):
+        assert list(folder.iterdir()) == []
+
+
+def test_what_was_not_collected_is_staged_again(place: Place, tmp_path: Path) -> None:
+    """A host that cannot be reached, or a copy that fails, loses nothing, of the other hosts neither."""
+    _in_pbs(place, "other", "lost")
+    place.script('eval "$(joblens start)"; /bin/true; eval "$(joblens stop)"')
+    here = os.uname().nodename
+    first, later = make_records(), make_records(300)
+    for host in ("other", "lost"):
+        _put_records(place, host, first)
+    (session,) = (place.home / "capture").iterdir()
+    (session / f"{here}.capture").mkdir()
+    (tmp_path / "down").touch()
+    done = place.script(f"joblens stage --to {tmp_path}")
+    archive = done.out.strip()
+    assert "joblens: the records of this host are not collected: " in done.err, done
+    assert "joblens: the records of lost may be incomplete: no route to host\n" in done.err
+    assert f"joblens: the session is kept: run joblens stage {session} again" in done.err
+    assert _records(archive) == {"other": first}
+    (tmp_path / "down").unlink()
+    (session / f"{here}.capture").rmdir()
+    _put_records(place, "other", later)
+    done = place.script(f"joblens stage {session} --to {tmp_path}")
+    assert (done.out, done.err) == (f"{archive}\n", "")
+    found = _records(archive)
+    assert len(found.pop(here)) > 0
+    assert found == {"other": first + later, "lost": first}
+    for folder in (place.tmp, tmp_path / "other", tmp_path / "lost", place.home / "capture"):
+        assert list(folder.iterdir()) == []
+
+
+def test_each_session_of_a_job_has_an_archive(place: Place, tmp_path: Path) -> None:
+    """A batch script that is captured and staged twice, or a job of another cluster with the same id."""
+    _in_pbs(place)
+    for text in ("one", "two"):
+        place.script(
+            f'eval "$(joblens start)"; /bin/true {text}; eval "$(joblens stop)"',
+            f"joblens stage --to {tmp_path}",
+        )
+    names = ("17%2Esrv.joblens", "17%2Esrv.2.joblens")
+    found = [b"".join(_records(str(tmp_path / name)).values()) for name in names]
+    assert [(b"one" in it, b"two" in it) for it in found] == [(True, False), (False, True)]
+
+
+def test_a_job_has_its_own_session(place: Place) -> None:
+    """A batch system passes on the variables of the shell that has submitted the job."""
+    done = place.script('eval "$(joblens start)"; eval "$(joblens stop)"; echo $JOBLENS_SESSION')
+    place.env["JOBLENS_SESSION"] = shell = done.out.strip()
+    _in_pbs(place)
+    done = place.script('eval "$(joblens start)"; echo $JOBLENS_SESSION')
+    job = done.out.strip()
+    assert {str(path) for path in (place.home / "capture").iterdir()} == {shell, job}
+    assert shell != job
+
+
+def test_start_again_renames(place: Place) -> None:
+    place.script('eval "$(joblens start --name first)"; joblens start; joblens start --name second')
+    (path,) = (place.home / "capture").glob("*/session.json")
+    assert json.loads(path.read_bytes())["job"]["name"] == "second"
+
+
+def test_a_shell_that_still_captures_is_warned(place: Place, tmp_path: Path) -> None:
+    done = place.script(f'eval "$(joblens start)"; joblens stage --to {tmp_path}')
+    assert done.err.startswith("joblens: this shell still captures"), done
+
+
+def _begin(place: Place) -> Path:
+    place.script("joblens start")
+    (folder,) = (place.home / "capture").iterdir()
+    return folder
+
+
+def test_only_folders_of_records_are_removed(place: Place, tmp_path: Path) -> None:
+    """Whatever a session names: a damaged one is refused."""
+    folder, precious = _begin(place), tmp_path / "precious"
+    precious.mkdir()
+    state = json.loads((folder / "session.json").read_bytes())
+    (folder / "session.json").write_text(json.dumps({**state, "records": str(precious)}))
+    done = place.script(f"joblens stage {folder} --to {tmp_path}")
+    assert (done.code, done.out) == (3, "")
+    assert "is not a folder of records" in done.err
+    assert precious.is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+@pytest.mark.parametrize("what", ["", "session.json"])
+def test_a_session_of_another_user_is_refused(place: Place, tmp_path: Path, what: str) -> None:
+    """It would choose which folders are read and removed."""
+    folder, precious = _begin(place), tmp_path / "joblens-capture-precious"
+    precious.mkdir()
+    state = json.loads((folder / "session.json").read_bytes())
+    (folder / "session.json").write_text(json.dumps({**state, "records": str(precious)}))
+    os.chown(folder / what, 1000, 1000)
+    for words in (f"stage {folder} --to {tmp_path}", f"stage --to {tmp_path}", "stop"):
+        done = place.script(f"export JOBLENS_SESSION={folder}; joblens {words}")
+        assert done.code == 3
+        assert done.err == f"joblens: {folder} belongs to another user; only that user can stage it\n"
+    assert precious.is_dir()
+
+
+def _collect(records: Path, target: Path) -> dict[str, bytes]:
+    target.mkdir(exist_ok=True)
+    subprocess.run(["/bin/sh", "-c", COLLECT, "sh", str(records), str(target)], check=True)
+    return {path.name: path.read_bytes() for path in target.iterdir()}
+
+
+def test_collecting_takes_regular_files_only(tmp_path: Path) -> None:
+    """And removes the folder, also one without any; a folder that is a link stays as it is."""
+    records, target = tmp_path / "records", tmp_path / "target"
+    records.mkdir()
+    assert _collect(records, target) == {}
+    assert not records.exists()
+    records.mkdir()
+    (records / "-n.capture").write_bytes(b"x")
+    (records / "c1.capture").symlink_to("/etc/hostname")
+    (tmp_path / "link").symlink_to(records)
+    assert _collect(tmp_path / "link", target) == {}
+    assert _collect(records, target) == {"-n.capture": b"x"}
+    assert not records.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+@pytest.mark.parametrize("what", ["", "c1.capture"])
+def test_records_of_another_user_are_not_collected(tmp_path: Path, what: str) -> None:
+    """The name of the folder is seen in /tmp, so another user can create it first on another host."""
+    records, target = tmp_path / "records", tmp_path / "target"
+    records.mkdir()
+    target.mkdir()
+    (target / "c1.capture").write_bytes(b"collected")
+    (records / "c1.capture").write_bytes(b"forged")
+    os.chown(records / what, 1000, 1000)
+    assert _collect(records, target) == {"c1.capture": b"collected"}
 
 
 def test_tasks_that_start_at_the_same_time_are_one_session(place: Place) -> None:

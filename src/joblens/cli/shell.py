@@ -18,7 +18,9 @@ def add_shell(parser: argparse.ArgumentParser) -> None:
 
 
 def find_shell(chosen: str | None) -> str:
-    """Return the chosen one, or that of the process that called joblens, perhaps through a wrapper."""
+    """Return the chosen one, or that of the process that called joblens.
+
+    A script around joblens cannot be told from one that evaluates the code itself."""
     if chosen:
         return chosen
     try:

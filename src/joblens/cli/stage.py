@@ -34,7 +34,12 @@ def run(options: argparse.Namespace) -> int:
         session = load_session(Path(options.session))
     else:
         session = find_session(find_home(), os.environ)
-    path, manifest = stage(session, target)
-    warn(manifest.problems)
-    write(f"{path}\n")
+    if session.is_captured(os.environ):
+        warn(['this shell still captures, and what it starts from now on is lost: eval "$(joblens stop)"'])
+    staged = stage(session, target)
+    warn(staged.manifest.problems)
+    if staged.is_kept:
+        folder = session.folder.absolute()
+        warn([f"the session is kept: run joblens stage {folder} again, or remove that folder"])
+    write(f"{staged.path}\n")
     return 0

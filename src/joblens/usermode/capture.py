@@ -7,8 +7,10 @@ session and makes the archive of them. On one host with a local store both are t
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -16,6 +18,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import field
 
@@ -25,7 +28,7 @@ from joblens.core.errors import JoblensError, MalformedError, OutsideError, sent
 from joblens.core.files import list_names, publish_once, unfinished_name, write_whole
 from joblens.core.json_file import load_json, render_json
 from joblens.jobs.archive import SUFFIX as ARCHIVE
-from joblens.jobs.archive import Manifest, Source, write_archive
+from joblens.jobs.archive import Manifest, Source, open_archive, write_archive
 from joblens.record.fields import Moment, Part, read
 from joblens.run.facts import kept_environment, new_job_id
 from joblens.schedulers.facts import BatchJob
@@ -39,11 +42,20 @@ SESSION = "JOBLENS_SESSION"  # names the session to `stop` and `stage`
 RECORDS = "JOBLENS_CAPTURE_DIR"  # a folder on each host that is not shared; /tmp if it is not set
 _STATE, _LARGEST = "session.json", 1 << 20
 _LOCAL = "/tmp"  # noqa: S108 (mkdtemp makes a folder there)
+_PREFIX = "joblens-capture-"
 _COLLECT_SECONDS = 300.0
-# As the job's user, on each of its other hosts. Under another name first: a copy may be cut off.
-_COLLECT = """cd "$1" 2>/dev/null || exit 0
+# As the job's user, on each of its other hosts, where another user may have created the folder first. Under
+# another name first: a copy may be cut off. What was collected before stays, unless this begins with it.
+COLLECT = """cd "$1" 2>/dev/null && [ -O . ] && [ ! -L "$1" ] || exit 0
+umask 077
 for file in *.capture; do
-    [ -f "$file" ] && cp -p "$file" "$2/.$file" && mv -f "$2/.$file" "$2/$file" || exit 1
+    [ -f "$file" ] && [ ! -L "$file" ] && [ -O "$file" ] || continue
+    old="$2/$file"
+    if [ -s "$old" ] && ! head -c "$(wc -c <"$old")" "./$file" | cmp -s - "$old"; then
+        cat "$old" "./$file"
+    else
+        cat "./$file"
+    fi >"$2/.$file" && mv -f "$2/.$file" "$old" || exit 1
 done
 rm -rf "$1"
 """
@@ -88,6 +100,16 @@ class CaptureSession:
         more = {os.fsdecode(name): os.fsdecode(value) for name, value in found.items()}
         return {**more, FOLDER: self.state.records, SESSION: str(self.folder)}
 
+    def is_captured(self, env: Mapping[str, str]) -> bool:
+        """Whether a shell with this environment goes on capturing for it."""
+        return env.get(FOLDER) == self.state.records
+
+
+class Staged(NamedTuple):
+    path: Path
+    manifest: Manifest
+    is_kept: bool  # the session, because not all records could be collected
+
 
 def start(home: Home, env: Mapping[str, str], name: str, tags: dict[str, str]) -> CaptureSession:
     """Begin a session, or go on with that of this job. Raises OutsideError."""
@@ -97,6 +119,7 @@ def start(home: Home, env: Mapping[str, str], name: str, tags: dict[str, str]) -
     with suppress(OutsideError):
         known = find_session(home, env)
         known.state.end, known.state.tags = None, {**known.state.tags, **tags}
+        known.state.job = known.state.job.replace(name=name or known.state.job.name)
         known.save()
         return known
     if not allocation.job:
@@ -105,7 +128,7 @@ def start(home: Home, env: Mapping[str, str], name: str, tags: dict[str, str]) -
     job = job.replace(name=name or job.name)
     if not allocation.scheduler:
         job = job.replace(scheduler="run", name=name or "shell")
-    folder = home.path / "capture" / safe_name(f"{allocation.job}@{allocation.cluster}")
+    folder = _session_folder(home, allocation)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = SessionState(
         job=job, how=allocation.how, hosts=list(allocation.hosts), start=now, tags=tags,
@@ -118,34 +141,60 @@ def start(home: Home, env: Mapping[str, str], name: str, tags: dict[str, str]) -
     return load_session(folder)
 
 
+def _session_folder(home: Home, allocation: Allocation) -> Path:
+    return home.path / "capture" / safe_name(f"{allocation.job}@{allocation.cluster}")
+
+
 def _make_records_folder(home: Home, session: Path, allocation: Allocation) -> str:
     """On other hosts the library creates it; nobody else can guess its name."""
     where = os.environ.get(RECORDS, "")
     if not where and not home.shared and allocation.how == "here":
         return os.path.realpath(session)
-    return tempfile.mkdtemp(prefix="joblens-capture-", dir=where or _LOCAL)
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=where or _LOCAL)
 
 
 def find_session(home: Home, env: Mapping[str, str]) -> CaptureSession:
-    """Return the session of this shell or job. Raises OutsideError if there is none."""
-    if env.get(SESSION):
-        return load_session(Path(env[SESSION]))
+    """Return the session of this job or shell. Raises OutsideError if there is none.
+
+    A batch system passes the variables of the submitting shell on: its session is not that of the job."""
+    job = ""
     with suppress(JoblensError, OSError):
         allocation = find_allocation(env)
-        folder = home.path / "capture" / safe_name(f"{allocation.job}@{allocation.cluster}")
-        if allocation.job and (folder / _STATE).exists():
+        job, folder = allocation.job, _session_folder(home, allocation)
+        if job and (folder / _STATE).exists():
             return load_session(folder)
+    if env.get(SESSION):
+        found = load_session(Path(env[SESSION]))
+        if job in ("", found.state.job.id):
+            return found
     raise OutsideError("no capture was started here: begin with joblens start")
 
 
 def load_session(folder: Path) -> CaptureSession:
+    """Raises OutsideError. Another user's is refused: it names folders to read and to remove."""
     path = str(folder / _STATE)
     try:
-        return CaptureSession(folder, read(load_json(path, _LARGEST), SessionState))
+        if not (_is_own(os.path.realpath(folder), stat.S_IFDIR) and _is_own(path, stat.S_IFREG)):
+            raise OutsideError(f"{folder} belongs to another user; only that user can stage it")
+        session = CaptureSession(folder, read(load_json(path, _LARGEST), SessionState))
+        records = session.state.records
+        if not _has_records_inside(session) and not os.path.basename(records).startswith(_PREFIX):
+            raise ValueError(f"{records!r:.100} is not a folder of records")
+        return session
     except (FileNotFoundError, NotADirectoryError):
         raise OutsideError(f"{folder} has no capture; it may be staged already") from None
     except ValueError as error:
         raise MalformedError(path, f"damaged: {error!s:.200}") from None
+
+
+def _is_own(path: str, kind: int) -> bool:
+    """Whether it is of this kind, no link, and belongs to this user. Raises OSError."""
+    status = os.lstat(path)
+    return stat.S_IFMT(status.st_mode) == kind and status.st_uid == os.geteuid()
+
+
+def _has_records_inside(session: CaptureSession) -> bool:
+    return os.path.realpath(session.state.records) == os.path.realpath(session.folder)
 
 
 def stop(session: CaptureSession, exit_code: int | None = None) -> None:
@@ -156,16 +205,15 @@ def stop(session: CaptureSession, exit_code: int | None = None) -> None:
     session.save()
 
 
-def stage(session: CaptureSession, target: Path) -> tuple[Path, Manifest]:
-    """Write the archive of a session into a folder, and remove the session. Raises OutsideError."""
+def stage(session: CaptureSession, target: Path) -> Staged:
+    """Write the archive of a session into a folder, and remove the session. Raises OutsideError.
+
+    If records could not be collected, the session stays, so that it can be staged again."""
     state = session.state
     job = ask_scheduler(state.allocation) or state.job
     problems = _collect(session)
-    sources = [
-        Source(name.removesuffix(SUFFIX), session.folder / name)
-        for name in list_names(str(session.folder))
-        if name.endswith(SUFFIX)
-    ]
+    names = _own_records(os.path.realpath(session.folder))
+    sources = [Source(name.removesuffix(SUFFIX), session.folder / name) for name in names]
     manifest = Manifest(
         job=job.replace(cluster=state.job.cluster, exit_code=_first(job.exit_code, state.job.exit_code)),
         start=state.start,
@@ -174,13 +222,31 @@ def stage(session: CaptureSession, target: Path) -> tuple[Path, Manifest]:
         environment=state.environment,
         problems=problems + _missing(state.hosts, sources),
     )
-    path = target / f"{safe_name(state.job.id)}{ARCHIVE}"
+    path = _archive_path(target / safe_name(state.job.id), manifest)
     try:
         manifest = write_archive(path, manifest, sources)
     except zipfile.LargeZipFile:
         raise OutsideError("the records are too many for one archive: 2 GiB") from None
-    _remove(session)
-    return path, manifest
+    if not problems:
+        _remove(session)
+    return Staged(path, manifest, bool(problems))
+
+
+def _archive_path(stem: Path, manifest: Manifest) -> Path:
+    """Return the first name that is free, or is that of an earlier archive of the same session.
+
+    A job can have several sessions, and jobs of two clusters the same id."""
+    numbered = (Path(f"{stem}.{number}{ARCHIVE}") for number in itertools.count(2))
+    paths = itertools.chain([Path(f"{stem}{ARCHIVE}")], numbered)
+    return next(path for path in paths if not os.path.lexists(path) or _is_earlier(path, manifest))
+
+
+def _is_earlier(path: Path, manifest: Manifest) -> bool:
+    with suppress(MalformedError, OSError), open_archive(path) as archive:
+        job, known = manifest.job, archive.manifest
+        same = (known.job.cluster, known.job.id, known.start) == (job.cluster, job.id, manifest.start)
+        return same and archive.owner == os.geteuid()
+    return False
 
 
 def _first(*values: int | None) -> int | None:
@@ -193,22 +259,39 @@ def _missing(hosts: Sequence[str], sources: Sequence[Source]) -> list[str]:
     return [f"no process was captured on {', '.join(lost[:10])}{', …' * (len(lost) > 10)}"] if lost else []
 
 
+def _own_records(folder: str) -> list[str]:
+    """List the files of records in a folder; none if it does not exist, or is another user's."""
+    try:
+        names = list_names(folder) if _is_own(folder, stat.S_IFDIR) else []
+    except FileNotFoundError:
+        return []
+    return [it for it in names if it.endswith(SUFFIX) and _is_own(os.path.join(folder, it), stat.S_IFREG)]
+
+
 def _collect(session: CaptureSession) -> list[str]:
     """Copy the records of all hosts into the session. Return the problems."""
+    if _has_records_inside(session):
+        return []
     state = session.state
-    records = Path(state.records)
-    if records.resolve() == session.folder.resolve():
-        return []
-    try:
-        for name in list_names(state.records):
-            shutil.copyfile(records / name, session.folder / name)
-    except OSError as error:
-        return [f"the records of this host are lost: {sentence(error)}"]
     others = [host for host in state.hosts if not is_here(host)]
-    if not others or state.how == "here":
-        return []
-    problems = []
-    words = ("/bin/sh", "-c", _COLLECT, "sh", state.records, str(session.folder.resolve()))
+    if others and state.how == "here" and not os.path.isdir(state.records):
+        return [f"the records are on {others[0]}: stage them there"]
+    problems = _copy_records(state.records, session.folder)
+    return problems if not others or state.how == "here" else problems + _collect_others(session, others)
+
+
+def _copy_records(records: str, target: Path) -> list[str]:
+    try:
+        for name in _own_records(records):
+            shutil.copyfile(os.path.join(records, name), target / name)
+    except OSError as error:
+        return [f"the records of this host are not collected: {sentence(error)}"]
+    return []
+
+
+def _collect_others(session: CaptureSession, others: Sequence[str]) -> list[str]:
+    problems, state = [], session.state
+    words = ("/bin/sh", "-c", COLLECT, "sh", state.records, str(session.folder.resolve()))
     env = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", FOLDER)}
     try:
         commands = collect_commands(state.how, state.job.id, others, env, words)
@@ -245,5 +328,6 @@ def _remove(session: CaptureSession) -> None:
 
 
 def _remove_records(session: CaptureSession) -> None:
-    if os.path.realpath(session.state.records) != os.path.realpath(session.folder):
-        shutil.rmtree(session.state.records, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        if not _has_records_inside(session) and _is_own(session.state.records, stat.S_IFDIR):
+            shutil.rmtree(session.state.records, ignore_errors=True)
