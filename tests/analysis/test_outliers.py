@@ -13,7 +13,9 @@ from joblens.analysis.outliers import (
     Outlier,
     find_causes,
     find_group_outliers,
+    find_longer,
     find_outliers,
+    highest_score,
     iqr,
     modified_z,
     z,
@@ -27,8 +29,8 @@ amounts = st.floats(0, 1e12)
 def test_scores_by_hand() -> None:
     """Iglewicz and Hoaglin's score by median and median deviation, z, and quartiles."""
     assert modified_z([1.0, 2.0, 3.0, 4.0, 100.0])[-1] == pytest.approx(0.6745 * 97)
-    assert modified_z([5.0, 5.0, 5.0, 6.0])[-1] == pytest.approx(1 / (1.253314 * 0.25))
-    assert z([1.0, 1.0, 4.0]) == pytest.approx([-0.7071, -0.7071, 1.4142], abs=1e-4)
+    assert modified_z([5.0, 5.0, 4.0, 5.0, 6.0]) == [0.0, 0.0, -math.inf, 0.0, math.inf]
+    assert z([1.0, 1.0, 4.0]) == pytest.approx([-0.5774, -0.5774, 1.1547], abs=1e-4)
     assert iqr([1.0, 2.0, 3.0, 4.0, 10.0]) == [-0.5, 0.0, 0.0, 0.0, 3.0]
     assert iqr([2.0, 2.0, 2.0, 2.0, 9.0])[-1] == math.inf
 
@@ -38,6 +40,26 @@ def test_few_jobs(method: str, found: list[int]) -> None:
     """Of four jobs two methods find the one; z, at most 1.5 then, finds none."""
     assert [it.job for it in find_outliers("cpu_seconds", CPU, method)] == found
     assert [it.job for it in find_outliers("cpu_seconds", [1.0] * 15 + [9.0], "z")] == [15]
+
+
+def test_one_of_equal_values() -> None:
+    """A value that differs is an outlier also if all others are equal."""
+    (found,) = find_outliers("x", [100.0, 100.0, 100.0, 10_000.0], "modified-z")
+    assert (found.job, found.usual) == (3, 100.0)
+    assert list(find_outliers("x", [100.0, 100.0, 100.0, 109.0], "modified-z")) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", range(3, 14))
+def test_highest_score(method: str, count: int) -> None:
+    """One value far from the others, which differ a little, has the highest score that is possible: of z
+    above the threshold from 11 values on, of quartiles from 4."""
+    values = [*(1.0 + at * 1e-9 for at in range(count - 1)), 1e9]
+    score = METHODS[method][0](values)[-1]
+    assert score <= highest_score(method, count) * (1 + 1e-9)
+    assert (score > METHODS[method][1]) == (highest_score(method, count) > METHODS[method][1])
+    least = {"z": 11, "iqr": 4, "modified-z": 3}[method]
+    assert (score > METHODS[method][1]) == (count >= least)
 
 
 def test_small_differences_are_none() -> None:
@@ -77,6 +99,24 @@ def test_groups_and_causes() -> None:
     assert second.group == ("op:link",)
     assert find_causes(Outlier(2, "memory_peak_bytes", 5.0, 1.0, 9.0), jobs) == []
     assert find_causes(Outlier(0, "cpu_seconds", 1.0, 0.0, 9.0), [job(1, 1, 1), [], []]) == []
+
+
+def test_longer_operations() -> None:
+    """Of a longer duration an operation has the share by which it took longer on the clock, however many of
+    its processes ran at once. Processes without a tag, which run from begin to end, are not named."""
+
+    def job(start: float, build: float) -> list[GroupUse]:
+        return [
+            GroupUse(("",), 1, start, 1.0, build + 100, ended_seconds=start + build + 100),
+            GroupUse(("op:build",), 64, start, 9.0, 64 * build, ended_seconds=start + build),
+            GroupUse(("op:test",), 1, start + build, 9.0, 100.0, ended_seconds=start + build + 100),
+        ]
+
+    jobs = [job(0.0, 100.0), job(1000.0, 300.0), job(2000.0, 100.0)]
+    (found,) = find_longer(Outlier(1, "duration_seconds", 450.0, 200.0, 9.0), jobs)
+    assert found == (("op:build",), "span_seconds", 300.0, 100.0, 200 / 250)
+    assert find_causes(Outlier(1, "duration_seconds", 450.0, 200.0, 9.0), jobs) == []
+    assert find_longer(Outlier(1, "cpu_seconds", 450.0, 200.0, 9.0), jobs) == []
 
 
 def test_a_missing_operation_is_found() -> None:

@@ -43,7 +43,8 @@ def compare(
 ) -> Comparison:
     """The first so many jobs are runs of one group, the others those that are compared with it."""
     totals = [_compared((name,), [getattr(it.used, name) for it in records], first) for name in METRICS]
-    by_tags, by_name = (_groups(groups, first) for groups in (operations, programs))
+    starts = [it.job.start for it in records]
+    by_tags, by_name = (_groups(groups, starts, first) for groups in (operations, programs))
     whole = _mean([it.used.cpu_seconds for it in records[:first]])
     changed = next((it.what for it in by_tags if _is_change(it, first, whole)), None)
     return Comparison(
@@ -54,10 +55,15 @@ def compare(
     )
 
 
-def _groups(jobs: Sequence[Sequence[GroupUse]], first: int) -> list[Compared]:
-    """In order of their first start in any job."""
+def _groups(jobs: Sequence[Sequence[GroupUse]], starts: Sequence[float], first: int) -> list[Compared]:
+    """In order of their first start in any job, from the start of this job."""
     tables = [{group.key: group.cpu_seconds for group in groups} for groups in jobs]
-    keys = dict.fromkeys(group.key for groups in jobs for group in groups)
+    began: dict[tuple[str, ...], float] = {}
+    for start, groups in zip(starts, jobs):
+        for group in groups:
+            after = math.inf if group.began_seconds is None else group.began_seconds - start
+            began[group.key] = min(after, began.get(group.key, math.inf))
+    keys = sorted(began, key=lambda key: began[key])
     return [_compared(key, [table.get(key) for table in tables], first) for key in keys]
 
 

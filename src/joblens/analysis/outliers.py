@@ -1,9 +1,8 @@
 """Values that are unlike the others, and where they come from.
 
 Three methods: `modified-z` by median and median deviation (Iglewicz and Hoaglin 1993), which few runs are
-enough for; `z` by mean and standard deviation, which among n values is at most (n - 1) / √n; `iqr` by
-quartiles (Tukey). A value that differs from the median by less than a tenth is never an outlier: runs that
-are almost equal would make one of any difference.
+enough for; `z` by mean and standard deviation; `iqr` by quartiles (Tukey). A value that differs from the
+median by less than a tenth is never an outlier: runs that are almost equal would make one of any difference.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ _LEAST_SHARE = 0.01  # of the job's usual amount, of what a group must differ by
 _LEAST_OF_CAUSE = 0.05  # of the difference that it explains
 _MOST_CAUSES = 5
 _OF_NORMAL = 0.6745  # of a standard deviation is half of a normal distribution
-_MEAN_OF_NORMAL = 1.253314
 METRICS = (
     "duration_seconds", "cpu_seconds", "memory_peak_bytes", "processes", "read_chars_bytes",
     "written_chars_bytes",
@@ -34,7 +32,6 @@ SYMPTOMS = {
     "read_bytes": "data came from storage instead of the page cache",
 }
 _GROUP_METRICS = ("cpu_seconds", "elapsed_seconds", "processes", "memory_peak_bytes")
-_EXPLAINED_BY = {"duration_seconds": "elapsed_seconds", "cpu_seconds": "cpu_seconds"}
 
 Values = Sequence[float | None]
 
@@ -66,14 +63,15 @@ class Cause(NamedTuple):
 
 
 def modified_z(values: Sequence[float]) -> list[float]:
+    """In median deviations. If most values are equal, any other is infinitely far away."""
     middle = statistics.median(values)
     away = [abs(value - middle) for value in values]
-    spread = statistics.median(away) / _OF_NORMAL or _MEAN_OF_NORMAL * statistics.fmean(away)
-    return [(value - middle) / spread if spread else 0.0 for value in values]
+    spread = statistics.median(away) / _OF_NORMAL
+    return [_in_units(value - middle, spread) for value in values]
 
 
 def z(values: Sequence[float]) -> list[float]:
-    middle, spread = statistics.fmean(values), statistics.pstdev(values)
+    middle, spread = statistics.fmean(values), statistics.stdev(values)
     return [(value - middle) / spread if spread else 0.0 for value in values]
 
 
@@ -82,7 +80,13 @@ def iqr(values: Sequence[float]) -> list[float]:
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     width = high - low
     outside = [min(value - low, 0.0) or max(value - high, 0.0) for value in values]
-    return [it / width if width else math.copysign(math.inf, it) if it else 0.0 for it in outside]
+    return [_in_units(it, width) for it in outside]
+
+
+def _in_units(distance: float, unit: float) -> float:
+    if unit or not distance:
+        return distance / unit if unit else 0.0
+    return math.copysign(math.inf, distance)
 
 
 METHODS: Mapping[str, tuple[Callable[[Sequence[float]], list[float]], float]] = {
@@ -90,6 +94,13 @@ METHODS: Mapping[str, tuple[Callable[[Sequence[float]], list[float]], float]] = 
     "z": (z, 3.0),
     "iqr": (iqr, 1.5),
 }
+
+
+def highest_score(method: str, count: int) -> float:
+    """Return the highest score that one of so many values can have."""
+    if method == "z":
+        return (count - 1) / math.sqrt(count)
+    return 1.0 if method == "iqr" and count == LEAST_JOBS else math.inf
 
 
 def find_outliers(
@@ -131,25 +142,41 @@ def find_group_outliers(
 
 
 def find_causes(outlier: Outlier, jobs: Sequence[Sequence[GroupUse]]) -> list[Cause]:
-    """Return the groups of processes that most of the difference comes from."""
-    metric = _EXPLAINED_BY.get(outlier.metric)
-    if metric is None:
+    """Return the groups of processes that most of a difference in CPU time comes from."""
+    if outlier.metric != "cpu_seconds":
         return []
-    own, others = jobs[outlier.job], [groups for at, groups in enumerate(jobs) if at != outlier.job]
-    amounts = {group.key: float(getattr(group, metric)) for group in own}
-    before = [{group.key: float(getattr(group, metric)) for group in groups} for groups in others if groups]
-    if not before:
+    changes = _find_changes(outlier, jobs, "cpu_seconds")
+    return _choose(changes, sum(value - usual for _, value, usual in changes), "cpu_seconds")
+
+
+def find_longer(outlier: Outlier, jobs: Sequence[Sequence[GroupUse]]) -> list[Cause]:
+    """Return the operations that most of a difference in duration comes from: those that took longer, or
+    shorter, from their first start to their last end. Processes without a tag are no operation."""
+    if outlier.metric != "duration_seconds":
         return []
-    usual = {
-        key: statistics.median(table.get(key, 0.0) for table in before)
-        for key in dict.fromkeys([*amounts, *(key for table in before for key in table)])
-    }
-    whole = sum(amounts.values()) - sum(usual.values())
+    tagged = [[group for group in groups if any(group.key)] for groups in jobs]
+    changes = _find_changes(outlier, tagged, "span_seconds")
+    return _choose(changes, outlier.value - outlier.usual, "span_seconds")
+
+
+_Change = tuple[tuple[str, ...], float, float]  # group, value, usual value
+
+
+def _find_changes(outlier: Outlier, jobs: Sequence[Sequence[GroupUse]], metric: str) -> list[_Change]:
+    """Each group with its value in the job and in the others, which have 0 of a group that they lack."""
+    tables = [{group.key: float(getattr(group, metric)) for group in groups} for groups in jobs]
+    own, others = tables[outlier.job], [it for at, it in enumerate(tables) if at != outlier.job and it]
+    if not others:
+        return []
+    keys = dict.fromkeys([*own, *(key for table in others for key in table)])
+    return [
+        (key, own.get(key, 0.0), statistics.median(table.get(key, 0.0) for table in others)) for key in keys
+    ]
+
+
+def _choose(changes: Sequence[_Change], whole: float, metric: str) -> list[Cause]:
     if not whole:
         return []
-    found = [
-        Cause(key, metric, amounts.get(key, 0.0), it, (amounts.get(key, 0.0) - it) / whole)
-        for key, it in usual.items()
-    ]
+    found = [Cause(key, metric, value, usual, (value - usual) / whole) for key, value, usual in changes]
     chosen = [it for it in found if it.share >= _LEAST_OF_CAUSE]
     return sorted(chosen, key=lambda it: -it.share)[:_MOST_CAUSES]

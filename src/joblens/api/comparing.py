@@ -15,6 +15,7 @@ from joblens.analysis.outliers import (
     Outlier,
     find_causes,
     find_group_outliers,
+    find_longer,
     find_outliers,
 )
 from joblens.core.errors import UsageError
@@ -107,7 +108,7 @@ def _unusual_jobs(store: Store, jobs: list[JobRecord], method: str) -> list[Expl
     return [
         Explained(
             it,
-            find_causes(it, operations),
+            find_longer(it, operations) or find_causes(it, operations),
             find_causes(it, programs),
             [other for other in symptoms if other.job == it.job and other.value > other.usual],
         )

@@ -68,12 +68,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _warn_of_method(found: Outliers) -> None:
-    from joblens.analysis.outliers import METHODS
+    from joblens.analysis.outliers import METHODS, highest_score
 
-    count = len(found.jobs)
-    most = (count - 1) / count**0.5
-    if found.method == "z" and most <= METHODS["z"][1]:
-        warn([f"z is at most {most:.1f} among {count} jobs, so it finds none; use modified-z or iqr"])
+    count, method = len(found.jobs), found.method
+    most = highest_score(method, count)
+    if most <= METHODS[method][1]:
+        warn([f"{method} is at most {most:.1f} among {count} jobs, so it finds none; use modified-z"])
 
 
 def render_jobs(found: Outliers) -> list[str]:

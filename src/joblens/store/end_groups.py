@@ -22,6 +22,14 @@ class GroupUse(NamedTuple):
     elapsed_seconds: float = 0.0  # from start to end, of all processes
     run_delay_seconds: float = 0.0
     memory_peak_bytes: int = 0  # of the largest
+    ended_seconds: float | None = None  # of the last
+
+    @property
+    def span_seconds(self) -> float:
+        """From the first start to the last end."""
+        if self.began_seconds is None or self.ended_seconds is None:
+            return 0.0
+        return self.ended_seconds - self.began_seconds
 
 
 def group_ends(reader: LakeReader | SamplesReader, span: Span, by: Sequence[str]) -> list[GroupUse]:
@@ -38,6 +46,7 @@ def _group(processes: Iterable[EndedProcess], by: Sequence[str]) -> list[GroupUs
         key = tuple(str(getattr(it, name)) for name in by)
         before = found.get(key, GroupUse(key))
         began = [time for time in (before.began_seconds, it.began_seconds) if time is not None]
+        ended = [time for time in (before.ended_seconds, it.ended_seconds) if time is not None]
         elapsed = 0.0
         if it.began_seconds is not None and it.ended_seconds is not None:
             elapsed = it.ended_seconds - it.began_seconds
@@ -49,5 +58,6 @@ def _group(processes: Iterable[EndedProcess], by: Sequence[str]) -> list[GroupUs
             before.elapsed_seconds + elapsed,
             before.run_delay_seconds + (it.run_delay_seconds or 0.0),
             max(before.memory_peak_bytes, it.memory_peak_bytes or 0),
+            max(ended, default=None),
         )
     return sorted(found.values(), key=lambda group: (group.began_seconds or 0.0, group.key))

@@ -293,7 +293,7 @@ class LakeReader:
             f"SELECT {', '.join(keys)}, count(*), min(began_seconds), "
             "coalesce(sum(user_seconds + system_seconds), 0.0), "
             "coalesce(sum(ended_seconds - began_seconds), 0.0), coalesce(sum(run_delay_seconds), 0.0), "
-            f"coalesce(max(memory_peak_bytes), 0) FROM {{lake}} WHERE {where} "
+            f"coalesce(max(memory_peak_bytes), 0), max(ended_seconds) FROM {{lake}} WHERE {where} "
             f"GROUP BY {', '.join(keys)} ORDER BY min(began_seconds), {', '.join(keys)}",
             values,
         )
