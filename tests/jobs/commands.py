@@ -12,7 +12,7 @@ _SCRIPT = """#!{python}
 import json, os, sys
 jobs = json.load(open({file!r}))
 with open({log!r}, "a") as log:
-    log.write(os.path.basename(sys.argv[0]) + "\\n")
+    log.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 options = dict(word.partition("=")[::2] for word in sys.argv[1:])
 if "--helpformat" in options:
     print({columns!r})
@@ -57,4 +57,8 @@ class Commands:
         os.rename(new, self._file)
 
     def calls(self) -> list[str]:
-        return self._log.read_text().split() if self._log.exists() else []
+        return [words[0] for words in self.lines()]
+
+    def lines(self) -> list[list[str]]:
+        """Return the commands that were run, with their arguments."""
+        return list(map(json.loads, self._log.read_text().splitlines())) if self._log.exists() else []

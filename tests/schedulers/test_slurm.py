@@ -101,10 +101,56 @@ def test_job(here: Path) -> None:
     assert found[5].name == HOSTILE
 
 
+def asked(here: Path, id: str) -> list[list[str]]:
+    """The arguments, but for the mark and what all commands have."""
+    (here / "asked").unlink(missing_ok=True)
+    Slurm().job_among(id, {"alice", "bob"}, {"physics"})
+    return [
+        [word for word in call.split() if "~" not in word and "--format" not in word] for call in calls(here)
+    ]
+
+
+def test_job_among(here: Path) -> None:
+    """Whether a job runs, has ended or does not exist, the same commands run, for the users and accounts that
+    may be seen: their time says nothing about jobs of others."""
+    found = asked(here, "21")
+    assert [words for words in found if "--helpformat" not in words] == [
+        ["squeue", "--all", "--local", "--noheader", "--user=alice,bob"],
+        ["sacct", "--user=alice,bob", "--duplicates", "--parsable2", "--noheader", "--jobs=21"],
+        ["squeue", "--all", "--local", "--noheader", "--account=physics"],
+        [
+            "sacct",
+            "--allusers",
+            "--accounts=physics",
+            "--duplicates",
+            "--parsable2",
+            "--noheader",
+            "--jobs=21",
+        ],
+    ]
+    for id in ("24", "99999"):
+        others = [[word.replace(f"--jobs={id}", "--jobs=21") for word in words] for words in asked(here, id)]
+        assert others == found
+    states = [job and job.state for job in (Slurm().job_among(id, {"a"}, ()) for id in ("21", "24", "99999"))]
+    assert states == ["RUNNING", "FAILED", None]
+    assert Slurm().job_among("21", (), ()) is None
+
+
+def test_job_among_with_one_command_down(here: Path) -> None:
+    """What the other command finds is returned; if it finds nothing, the job may exist."""
+    (here / "sacct").write_text("#!/bin/sh\necho 'sacct: error: Connection refused' >&2; exit 1\n")
+    found = Slurm().job_among("21", {"a"}, ())
+    assert found is not None
+    assert found.state == "RUNNING"
+    with pytest.raises(OutsideError, match="Connection refused"):
+        Slurm().job_among("99999", {"a"}, ())
+
+
 @pytest.mark.parametrize("id", ["", "21.batch", "--me", "21,22", "21;id", "22_[1-2]", "../21", "x"])
 def test_no_job_id(here: Path, id: str) -> None:
     """A text that is not the id of one job yields None without running a command."""
     assert Slurm().job(id) is None
+    assert Slurm().job_among(id, {"a"}, {"b"}) is None
     assert not (here / "asked").exists()
 
 

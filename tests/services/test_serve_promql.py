@@ -84,7 +84,9 @@ def test_owner_and_others(tmp_path: Path, commands: Commands, prometheus: LocalS
         assert [job["id"] for job in served.get("/jobs", ALICE).json["jobs"]] == ["1"]
         commands.down = True
         commands.save()
-        check_hidden(served, ALICE)
+        for id, user in ((JOB, ALICE), (JOB, BOB), ("4243", ALICE)):  # it is not known whose it is
+            away = served.get(f"/jobs/{id}", user)
+            assert (away.status, away.message) == (502, "the batch system does not answer; retry later")
         commands.down = False
         commands.save()
     again = prometheus.start()

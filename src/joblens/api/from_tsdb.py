@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joblens.api.source import NotFoundError, not_found
-from joblens.core.errors import JoblensError, ServerError, UsageError
+from joblens.core.errors import JoblensError, OutsideError, ServerError, UsageError
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
@@ -21,11 +21,47 @@ if TYPE_CHECKING:
     from joblens.jobs.from_tsdb import JobInputs
     from joblens.record.report import JobRecord
     from joblens.schedulers.facts import BatchJob
+    from joblens.store.catalog.scope import Scope
     from joblens.store.tsdb.promql import Server
 
 CONFIGURED = "tsdb"  # the server in the settings
 _SCHEDULER_SECONDS = 10.0
-_asking = threading.Lock()
+_MOST_AT_ONCE = 4  # lookups for users: each runs commands of the batch system
+
+
+class BusyError(ServerError):
+    """Too many jobs are being looked up."""
+
+
+class SchedulerError(ServerError):
+    """The batch system, which knows whose a job is, does not answer."""
+
+
+class Lookups:
+    """Lookups in flight: one of each viewer, and few in all."""
+
+    def __init__(self, most: int = _MOST_AT_ONCE) -> None:
+        self._most = most
+        self._viewers: set[Scope] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def of(self, viewer: Scope) -> Iterator[None]:
+        """Raises BusyError at once."""
+        with self._lock:
+            if viewer in self._viewers:
+                raise BusyError("another job is being looked up for you; retry")
+            if len(self._viewers) >= self._most:
+                raise BusyError("too many jobs are being looked up; retry")
+            self._viewers.add(viewer)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._viewers.discard(viewer)
+
+
+_lookups = Lookups()
 
 
 def report_from_tsdb(
@@ -34,12 +70,8 @@ def report_from_tsdb(
     """Report the running job, or a run of a stored one. Raises JoblensError."""
     if not tsdb.strict:
         return _report(tsdb, where, query, store, live, run)
-    if not _asking.acquire(blocking=False):  # each question runs commands of the batch system
-        raise ServerError("the batch system is being asked about another job; retry")
-    try:
+    with _lookups.of(store.scope):
         return _report(tsdb, where, query, store, live, run)
-    finally:
-        _asking.release()
 
 
 def _report(
@@ -68,7 +100,7 @@ def _inputs(
         return inputs_from_scheduler(live)
     with suppress(LookupError):
         return inputs_from_record(store.job(name, run))
-    job = _ask_slurm(name)
+    job = _ask_slurm(name, None if server else store.scope)
     if job is not None and job.start is not None:
         return inputs_from_scheduler(job)
     if server is None:
@@ -79,16 +111,22 @@ def _inputs(
         raise JoblensError(str(error.args[0])) from None
 
 
-def _ask_slurm(name: str) -> BatchJob | None:
+def _ask_slurm(name: str, scope: Scope | None) -> BatchJob | None:
+    """`scope`: only of jobs in it; raises SchedulerError if Slurm does not answer. Without, a job that Slurm
+    does not report may still have series."""
     if shutil.which("sacct") is None or name == "last":
         return None
     from joblens.schedulers.slurm.client import Slurm
 
     id, _, cluster = name.partition("@")
-    with suppress(JoblensError):
-        found = Slurm(_SCHEDULER_SECONDS).job(id)
-        return found if found is not None and cluster in ("", found.cluster) else None
-    return None
+    slurm = Slurm(_SCHEDULER_SECONDS)
+    try:
+        found = slurm.job(id) if scope is None else slurm.job_among(id, scope.users, scope.accounts)
+    except OutsideError as error:
+        if scope is None:
+            return None
+        raise SchedulerError("the batch system does not answer; retry later") from error
+    return found if found is not None and cluster in ("", found.cluster) else None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from joblens.api.from_tsdb import BusyError, SchedulerError
 from joblens.api.lookup import Tsdb, find_report, list_page, plain_report
 from joblens.api.source import JobQuery, not_found
 from joblens.api.store import Store
@@ -82,6 +83,10 @@ class View:
         wanted = JobQuery(id, query.run, query.between, query.step, query.first, query.last)
         try:
             record = find_report(self._store, wanted, [], self._tsdb)
+        except BusyError as error:
+            raise ApiError(503, str(error), retry=1) from None
+        except SchedulerError as error:
+            raise ApiError(502, str(error)) from None
         except ServerError:
             if self._viewer.sees_all:
                 raise

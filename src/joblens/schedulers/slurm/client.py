@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
@@ -51,30 +51,46 @@ class Slurm:
 
     def job(self, id: str) -> BatchJob | None:
         """Return the last run of a job by its shown id (4242, 4200_7, 4300+1), None if there is none."""
-        try:
-            found = parse_job_id(id)
-        except MalformedError:
-            return None
-        if found.step or found.task.startswith("["):
+        if not _is_job(id):
             return None
         try:
-            live = self._squeue(f"--jobs={id.strip()}")
+            live = self._squeue([f"--jobs={id.strip()}"])
         except OutsideError as error:
             if "Invalid job id" not in str(error):
                 raise
             live = []
-        runs = live or self._sacct([f"--jobs={id.strip()}"])
-        exact = [job for job in runs if id.strip() in {job.id, job.shown_id}]
-        return max(exact, key=lambda job: (job.submit or 0.0, job.start or 0.0), default=None)
+        return _newest(id, live or self._sacct([f"--jobs={id.strip()}"]))
 
-    def _squeue(self, *more: str) -> list[BatchJob]:
+    def job_among(self, id: str, users: Collection[str], accounts: Collection[str]) -> BatchJob | None:
+        """Return the same among the jobs of these users and accounts. Raises OutsideError.
+
+        Always the same commands: how long they take does not show whether others have such a job.
+        """
+        if not _is_job(id):
+            return None
+        live, ended, errors = list[BatchJob](), list[BatchJob](), list[OutsideError]()
+        for queue, accounting in _among(users, accounts):
+            try:
+                live += self._squeue(queue)
+            except OutsideError as error:
+                errors.append(error)
+            try:
+                ended += self._sacct([f"--jobs={id.strip()}"], accounting)
+            except OutsideError as error:
+                errors.append(error)
+        job = _newest(id, live) or _newest(id, ended)
+        if job is None and errors:
+            raise errors[0]
+        return job
+
+    def _squeue(self, which: Sequence[str] = ()) -> list[BatchJob]:
         mark = _mark()
-        command = ["squeue", "--all", "--local", "--noheader", f"--Format={squeue_format(mark)}", *more]
+        command = ["squeue", "--all", "--local", "--noheader", f"--Format={squeue_format(mark)}", *which]
         return self._counted(parse_squeue(run_command(command, _TIMES, self.timeout), mark))
 
-    def _sacct(self, which: list[str]) -> list[BatchJob]:
+    def _sacct(self, which: list[str], whose: Sequence[str] = ("--allusers",)) -> list[BatchJob]:
         mark, columns = _mark(), self._all_columns()
-        command = ["sacct", "--allusers", "--duplicates", "--parsable2", "--noheader"]
+        command = ["sacct", *whose, "--duplicates", "--parsable2", "--noheader"]
         command += [f"--delimiter={mark}", f"--format={','.join(columns)}", *which]
         return self._counted(parse_sacct(run_command(command, _TIMES, self.timeout), mark, columns))
 
@@ -88,6 +104,30 @@ class Slurm:
     def _counted(self, result: ParseResult) -> list[BatchJob]:
         self.skipped += result.skipped
         return result.jobs
+
+
+def _is_job(id: str) -> bool:
+    """Whether the text is the id of one job, and neither of a step nor of several tasks."""
+    try:
+        found = parse_job_id(id)
+    except MalformedError:
+        return False
+    return not found.step and not found.task.startswith("[")
+
+
+def _newest(id: str, runs: Iterable[BatchJob]) -> BatchJob | None:
+    exact = [job for job in runs if id.strip() in {job.id, job.shown_id}]
+    return max(exact, key=lambda job: (job.submit or 0.0, job.start or 0.0), default=None)
+
+
+def _among(users: Collection[str], accounts: Collection[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Options of squeue and of sacct. Both combine users and accounts by `and`."""
+    if users:
+        names = f"--user={','.join(sorted(users))}"
+        yield [names], [names]
+    if accounts:
+        names = ",".join(sorted(accounts))
+        yield [f"--account={names}"], ["--allusers", f"--accounts={names}"]
 
 
 def _mark() -> str:
