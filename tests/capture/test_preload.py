@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import shutil
 import signal
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from capture.library import Captured, compile_program, library, run_captured
+from core.test_secrets import CASES, WORDS
 from joblens.capture.library import LIBRARY, capture_environment, is_preloadable
-from joblens.capture.records import UNKNOWN
+from joblens.capture.records import START, UNKNOWN, parse_records
 from joblens.core.secrets import mask_arguments
 
 pytestmark = [
@@ -86,6 +88,31 @@ PROGRAMS = {
     "strict seccomp": (
         "#include <sys/syscall.h>\nint main(){ prctl(PR_SET_SECCOMP, 1, 0, 0, 0); syscall(SYS_exit, 14); }",
         14,
+    ),
+    "inherited seccomp filter": (
+        ("#include <linux/filter.h>\n#include <linux/seccomp.h>\n#include <sys/syscall.h>\n"
+        "int main(){ int n = 0, s; while (environ[n]) n++; char *copy[n + 1]; copy[n] = 0;"
+        "while (n--) copy[n] = strdup(environ[n]);"
+        "struct sock_filter f[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),"
+        "BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getrusage, 0, 1),"
+        "BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};"
+        "struct sock_fprog p = {4, f}; prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);"
+        "if (syscall(SYS_seccomp, 1, 0, &p)) return 1;"
+        'if (system("/bin/true")) return 2; pid_t child = fork(); char *a[] = {"true", 0};'
+        'if (!child) execve("/bin/true", a, copy); if (wait(&s) != child || s) return 3;'
+        'posix_spawn(&child, "/bin/true", 0, 0, a, copy); if (wait(&s) != child || s) return 4;'
+        'execl("/bin/sh", "sh", "-c", "exit 19", (char *)0); }'),
+        19,
+    ),
+    "fexecve without arguments": (
+        ('int main(int n, char **v){ if (n < 1 || !*v[0]) return 20;'
+        'fexecve(open("program", O_RDONLY), 0, environ); return errno == EINVAL ? 20 : 1; }'),
+        20,
+    ),
+    "execl without arguments": (
+        ("int main(int n, char **v){ if (n < 1 || !*v[0]) return 21;"
+        'execl("program", (char *)0); return 1; }'),
+        21,
     ),
     "no files left": (
         "int main(){ struct rlimit l = {0, 0}; setrlimit(RLIMIT_NOFILE, &l); return 15; }", 15
@@ -230,6 +257,19 @@ def test_secrets_in_arguments_are_masked(preload: str, tmp_path: Path) -> None:
         'https://me:***@host/x?token=***&y=1 Authorization: Bearer *** {"secret": "***"} '
         "run --passwd *** --verbose -v"
     )
+
+
+def test_arguments_are_masked_as_in_samples(preload: str, tmp_path: Path) -> None:
+    """The library and the agent write the same, whatever the arguments are made of."""
+    pieces = random.Random(5)
+    made = [["".join(pieces.choices(WORDS, k=pieces.randrange(1, 9))) for _ in range(3)] for _ in range(400)]
+    cases = [*(given for given, _ in CASES), *made]
+    environment = {**os.environb, **capture_environment(os.environb, str(tmp_path), preload)}
+    for arguments in cases:
+        subprocess.run(["/bin/true", *arguments], env=environment, check=True)
+    (path,) = tmp_path.iterdir()
+    starts = [record for record in parse_records(path.read_bytes())[0] if record.kind == START]
+    assert [start.texts[5:] for start in starts] == [mask_arguments(["/bin/true", *case]) for case in cases]
 
 
 def test_records_are_the_owners_only(preload: str, tmp_path: Path) -> None:

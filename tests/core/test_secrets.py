@@ -19,6 +19,23 @@ CASES = [
     (["Authorization: Bearer hunter2"], ["Authorization: Bearer ***"]),
     (['{"secret": "hunter2"}'], ['{"secret": "***"}']),
     (["sh", "-c", "run --passwd hunter2 --verbose"], ["sh", "-c", "run --passwd *** --verbose"]),
+    (["--password=a,b;c&d", "--password=two words"], ["--password=***", "--password=***"]),
+    (["--env=DB_PASSWORD=a,b", "A=1,TOKEN=b,C=3"], ["--env=DB_PASSWORD=***", "A=1,TOKEN=***,C=3"]),
+    (["-H", "Authorization: token ghp_abc"], ["-H", "Authorization: ***"]),
+    (["curl -H 'Authorization: token a\"b' host"], ["curl -H 'Authorization: ***' host"]),
+    (["curl -H Authorization:a b"], ["curl -H Authorization:***"]),
+    (['{"password": "a b", "user": "me"}'], ['{"password": "***", "user": "me"}']),
+    (['{"password": "a\\"b"}', '{"password": ""}'], ['{"password": "***"}', '{"password": ""}']),
+    (["sh -c \"x '--token=a b' c\""], ["sh -c \"x '--token=***' c\""]),
+    (['curl -d "{\\"token\\": \\"a b\\"}"'], ['curl -d "{\\"token\\": \\"***"']),
+    (["https://me:pw@x@host", "postgres://me:p/w@host"], ["https://me:***@host", "postgres://me:***@host"]),
+    (["https://me:pw@host?token=a@b"], ["https://me:***@host?token=***"]),
+    (["--pass=a", "--pwd=a", "MYSQL_PWD=a", "--passwords=a", "-pass", "a"],
+     ["--pass=***", "--pwd=***", "MYSQL_PWD=***", "--passwords=***", "-pass", "***"]),
+    (["-passin", "pass:a b"], ["-passin", "pass:***"]),
+    (["--token", "-abc", "--token", "--verbose"], ["--token", "***", "--token", "--verbose"]),
+    (["x --token -abc --token -v"], ["x --token *** --token -v"]),
+    (["PWD=/home", "--bypass=1", "--compass", "north"], ["PWD=/home", "--bypass=1", "--compass", "north"]),
     (["ls", "keys", "passage", "http://host/x"], ["ls", "keys", "passage", "http://host/x"]),
 ]  # fmt: skip
 
@@ -34,7 +51,13 @@ def test_a_line_is_masked_as_a_whole() -> None:
     assert mask_secret("train --api-key hunter2 --lr 1") == "train --api-key *** --lr 1"
 
 
-@given(st.lists(st.text()))
+WORDS = (
+    "--password", "token", "TOKEN", "Authorization", "Bearer", "basic", "pass", "pwd", "x", "-", "--", "-v",
+    "=", ":", "://", "@", "/", " ", "  ", "'", '"', "\\", ",", "&", "me", "\n", "é", "bypass", "my_", "*",
+)  # fmt: skip
+
+
+@given(st.lists(st.lists(st.sampled_from(WORDS)).map("".join) | st.text()))
 def test_other_command_lines_stay(arguments: list[str]) -> None:
     """As many arguments as before; masked again they are the same."""
     masked = mask_arguments(arguments)

@@ -22,7 +22,7 @@ from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import NO_KEY, Owner, Rows, Sample
 from joblens.core.procfs import parse_cgroup
-from joblens.core.secrets import mask_secret
+from joblens.core.secrets import mask_arguments
 
 _MOST_ENDS, _MOST_EVENTS = 20_000, 100_000  # at a time
 _MOST_PROCESSES = 50_000  # some 300 bytes each
@@ -280,7 +280,8 @@ class Ends:
             process.executable = os.readlink(f"{self.host.root}proc/{process.pid}/exe")
         except OSError:
             return
-        process.command = mask_secret(command.decode("utf-8", "replace").replace("\0", " ").strip())
+        arguments = command.decode("utf-8", "replace").rstrip("\0").split("\0")
+        process.command = " ".join(mask_arguments(arguments)).strip()
 
     def take_scan(self, began_ns: int, keys: Sequence[ProcessKey], owners: Sequence[Optional[Owner]]) -> None:
         """Take the owners that a scan has found. What it has not found although it should is over: the event

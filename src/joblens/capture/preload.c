@@ -56,6 +56,7 @@ static char file_path[1024];
 static pid_t self;
 static uint64_t self_ticks; /* start of the process in clock ticks since boot, as in /proc/PID/stat */
 static long start_peak; /* of memory in KiB, which the kernel has taken over from before exec(2) */
+static int restricted; /* its system calls: ours could end it, and the programs that it executes */
 static int held = -1; /* the file, held open by a program that is about to become another user */
 static uint64_t threads_created, threads_ended, ended_delay, ended_slices;
 static pthread_key_t thread_key;
@@ -96,6 +97,12 @@ static uint64_t clock_ns(clockid_t which) {
   struct timespec now = {0, 0};
   CALL(SYS_clock_gettime, which, &now, 0, 0);
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* A pointer of which a header says that it is not null: the compiler would leave out checks of it. */
+static void *any_pointer(const void *pointer) {
+  __asm__("" : "+r"(pointer));
+  return (void *)pointer;
 }
 
 static pid_t current_pid(void) { return (pid_t)CALL(SYS_getpid, 0, 0, 0, 0); }
@@ -539,9 +546,10 @@ static void note_fork(void) {
 /* Arguments, without what looks like a password, token or key. */
 
 static const char *const secret_words[] = {
-    "password",   "passwd",     "passphrase",  "secret",      "secrets",    "token",       "apikey",
-    "api_key",    "api-key",    "accesskey",   "access_key",  "access-key", "privatekey",  "private_key",
-    "private-key", "credential", "credentials", "authorization", "bearer",
+    "password",   "passwords",  "passwd",      "passphrase",  "pass",       "pwd",         "secret",
+    "secrets",    "token",      "apikey",      "api_key",     "api-key",    "accesskey",   "access_key",
+    "access-key", "privatekey", "private_key", "private-key", "credential", "credentials", "authorization",
+    "bearer",
 };
 
 static char lower(char c) { return c >= 'A' && c <= 'Z' ? (char)(c + 32) : c; }
@@ -556,73 +564,161 @@ static int is_blank(char c) { return c == ' ' || c == '\t' || c == '\n'; }
 
 static int is_quote(char c) { return c == '"' || c == '\''; }
 
-/* The length of a secret's name at the text, up to the end of the name; 0 if there is none. */
-static unsigned secret_name(const char *text) {
-  char first = lower(*text);
-  if (first != 'p' && first != 's' && first != 't' && first != 'a' && first != 'c' && first != 'b') return 0;
-  for (unsigned n = 0; n < sizeof secret_words / sizeof *secret_words; n++) {
-    const char *word = secret_words[n];
-    unsigned length = 0;
-    while (word[length] && lower(text[length]) == word[length]) length++;
-    if (word[length] || is_letter(text[length])) continue; /* tokens and tokenizer are no secrets */
-    while (is_name(text[length])) length++;
-    return length;
-  }
+static int is_one_of(char c, const char *characters) { return c && strchr(characters, c); }
+
+/* Whether the text begins with a word in lower case, however the text is written. */
+static int has_word(const char *text, const char *word) {
+  while (*word && lower(*text) == *word) text++, word++;
+  return !*word;
+}
+
+static unsigned name_end(const char *text, unsigned at) {
+  while (is_name(text[at])) at++;
+  return at;
+}
+
+static unsigned skip_blanks(const char *text, unsigned at) {
+  while (is_blank(text[at])) at++;
+  return at;
+}
+
+/* Whether the word is in the name that begins at `first`. Tokens, tokenizer, bypass and PWD are no secrets. */
+static int is_word(const char *text, unsigned first, unsigned at, const char *word) {
+  char before = at > first ? text[at - 1] : 0;
+  if (!has_word(text + at, word) || is_letter(text[at + strlen(word)])) return 0;
+  if (!strcmp(word, "pass")) return !is_letter(before);
+  return strcmp(word, "pwd") || is_one_of(before, "-_");
+}
+
+static int is_secret_name(const char *text, unsigned first, unsigned last) {
+  const unsigned count = sizeof secret_words / sizeof *secret_words;
+  for (unsigned at = first; at < last; at++)
+    for (unsigned n = 0; n < count && is_one_of(lower(text[at]), "abcpst"); n++)
+      if (is_word(text, first, at, secret_words[n])) return 1;
   return 0;
 }
 
-/* The length of `NAME=`, `NAME: Bearer ` and the like at the text, whose value follows; 0 if there is none. */
-static unsigned secret_head(const char *text, int option) {
-  unsigned length = secret_name(text), bearer = lower(*text) == 'b';
-  if (!length) return 0;
-  if (is_quote(text[length])) length++;
-  if (text[length] == '=' || text[length] == ':')
-    length++;
-  else if (!is_blank(text[length]) || !(option || bearer))
-    return 0;
-  while (is_blank(text[length]) || is_quote(text[length])) length++;
-  if (!strncasecmp(text + length, "bearer ", 7)) length += 7;
-  if (!strncasecmp(text + length, "basic ", 6)) length += 6;
-  return text[length] ? length : 0;
+static int is_authorization(const char *text, unsigned first, unsigned last) {
+  for (unsigned at = first; at < last; at++)
+    if (is_word(text, first, at, "authorization")) return 1;
+  return 0;
 }
 
-static unsigned value_length(const char *text) {
-  unsigned length = 0;
-  while (text[length] && !is_blank(text[length]) && !is_quote(text[length]) && !strchr("&;,", text[length])) length++;
-  return length;
+static int is_bearer(const char *text, unsigned first, unsigned last) {
+  return last - first >= 6 && has_word(text + last - 6, "bearer");
 }
 
-/* In `://USER:PASSWORD@`, the length of the password at the text. */
-static unsigned password_length(const char *text) {
-  unsigned length = 0;
-  while (text[length] && !is_blank(text[length]) && text[length] != '/' && text[length] != '@') length++;
-  return text[length] == '@' ? length : 0;
+/* Whether this is the next option, and not the value of the one before. */
+static int is_option(const char *text) {
+  if (*text != '-') return 0;
+  if (!text[1] || is_blank(text[1]) || is_quote(text[1]) || text[1] == '-') return 1;
+  return !text[2] || is_blank(text[2]) || is_quote(text[2]);
+}
+
+/* Where the scheme of an Authorization header ends. */
+static unsigned scheme_end(const char *text, unsigned at) {
+  if (has_word(text + at, "bearer") && is_blank(text[at + 6])) return skip_blanks(text, at + 6);
+  if (has_word(text + at, "basic") && is_blank(text[at + 5])) return skip_blanks(text, at + 5);
+  return at;
+}
+
+static unsigned quoted_end(const char *text, unsigned at, char quote) {
+  while (text[at] && text[at] != quote) at += 1 + (text[at] == '\\' && text[at + 1]);
+  return at;
+}
+
+static unsigned plain_end(const char *text, unsigned at) {
+  while (text[at] && !is_blank(text[at]) && !is_quote(text[at]) && !is_one_of(text[at], "&;,")) at++;
+  return at;
+}
+
+struct value {
+  unsigned first, last;
+};
+
+/* The value after the secret's name from `first` to `last`; an empty one if none follows. If nothing precedes the
+ * name (`leading`), the value is the rest of the argument. joblens.core.secrets does the same. */
+static struct value find_value(const char *text, unsigned first, unsigned last, int leading) {
+  const struct value none = {0, 0};
+  unsigned at = last, given;
+  char before = first && is_quote(text[first - 1]) ? text[first - 1] : 0, closing = 0;
+  if (is_quote(text[at + (text[at] == '\\')])) at += 1 + (text[at] == '\\');
+  int is_quoted = at > last;
+  given = is_one_of(text[at], "=:");
+  if (!given && !is_blank(text[at])) return none;
+  if (!given && text[first] != '-' && !is_bearer(text, first, last)) return none;
+  at = skip_blanks(text, at + given);
+  int is_whole = given && leading && !is_quoted;
+  if (!is_whole && is_quote(text[at + (text[at] == '\\')])) {
+    at += text[at] == '\\';
+    closing = text[at++];
+  } else if (!is_whole && given && before && !is_quoted)
+    closing = before;
+  else if (!is_whole && given && is_authorization(text, first, last))
+    is_whole = 1;
+  if (given)
+    at = scheme_end(text, at);
+  else if (!closing && is_option(text + at))
+    return none;
+  if (is_whole) return (struct value){at, (unsigned)strlen(text)};
+  return (struct value){at, closing ? quoted_end(text, at, closing) : plain_end(text, at)};
+}
+
+static int is_name_start(const char *text, unsigned at) {
+  return is_name(text[at]) && (!at || !is_name(text[at - 1]));
+}
+
+/* The password in `://USER:PASSWORD@` at the text: up to the last @ before a blank or another secret; or an empty
+ * one. `*searched` is up to where it is known that there is none. */
+static struct value find_password(const char *text, unsigned at, unsigned *searched) {
+  struct value found = {0, 0};
+  if (at < *searched || strncmp(text + at, "://", 3)) return found;
+  for (at += 3; text[at] && text[at] != ':'; at++)
+    if (is_blank(text[at]) || is_quote(text[at]) || is_one_of(text[at], "/@")) return found;
+  if (!text[at]) return found;
+  found.first = found.last = ++at;
+  while (text[at] && !is_blank(text[at])) {
+    if (text[at] == '@') found.last = at;
+    unsigned last = is_name_start(text, at) ? name_end(text, at) : at + 1;
+    struct value other = is_secret_name(text, at, last) ? find_value(text, at, last, 0) : (struct value){0, 0};
+    if (other.last > other.first) break;
+    at = last;
+  }
+  if (found.last == found.first) *searched = at;
+  return found;
 }
 
 /* Whether the next argument is a secret: `--password VALUE`. */
-static int put_argument(struct record *record, const char *text, unsigned most) {
-  int option = 0, in_user = 0, is_next = 0;
-  for (unsigned at = 0, taken = 0; text[at] && taken < most; taken++) {
-    unsigned head, hidden = 0;
-    if (text[at] == '-' && (!at || !is_name(text[at - 1]))) option = 1;
-    if (is_blank(text[at])) option = in_user = 0;
-    if ((head = secret_head(text + at, option))) {
-      put(record, text + at, head);
-      at += head;
-      hidden = value_length(text + at);
-    } else if (option && (head = secret_name(text + at)) && !text[at + head]) {
-      is_next = 1;
-    } else if (in_user && text[at] == ':' && (hidden = password_length(text + at + 1))) {
-      put(record, text + at++, 1);
-    }
-    if (hidden) {
-      put(record, "***", 3);
-      at += hidden;
-      continue;
-    }
-    in_user = (in_user || (at > 2 && !memcmp(text + at - 3, "://", 3))) && text[at] != '/' && text[at] != '@';
-    put(record, text + at++, 1);
+static int put_masked(struct record *record, const char *text) {
+  int leading = 1, is_next = 0;
+  unsigned at = 0, searched = 0;
+  while (text[at] && record->size < record->room) {
+    unsigned last = at + 1;
+    struct value hidden = find_password(text, at, &searched);
+    if (is_name_start(text, at)) {
+      last = name_end(text, at);
+      if (is_secret_name(text, at, last)) {
+        hidden = find_value(text, at, last, leading);
+        if (!text[last] && text[at] == '-') is_next = 1;
+      }
+    } else if (text[at] != '=')
+      leading = 0;
+    if (hidden.last > hidden.first) last = hidden.first;
+    put(record, text + at, last - at);
+    at = last;
+    if (hidden.last <= hidden.first) continue;
+    put(record, "***", 3);
+    at = hidden.last;
+    leading = 0;
   }
+  return is_next;
+}
+
+static int put_argument(struct record *record, const char *text, unsigned most) {
+  unsigned room = record->room;
+  if (most < room - record->size) record->room = record->size + most;
+  int is_next = put_masked(record, text);
+  record->room = room;
   put(record, "", 1);
   return is_next;
 }
@@ -630,8 +726,8 @@ static int put_argument(struct record *record, const char *text, unsigned most) 
 static void put_arguments(struct record *record, char *const *arguments) {
   int is_secret = 0;
   unsigned first = record->size;
-  for (; arguments && *arguments && record->size - first < MOST_ARGUMENTS; arguments++) {
-    if (is_secret && **arguments != '-') {
+  for (; any_pointer(arguments) && *arguments && record->size - first < MOST_ARGUMENTS; arguments++) {
+    if (is_secret && !is_option(*arguments)) {
       put_text(record, "***", 3);
       is_secret = 0;
     } else
@@ -643,7 +739,7 @@ static void put_arguments(struct record *record, char *const *arguments) {
 static int note_exec(const char *path) {
   unsigned char buffer[SMALL];
   struct record record;
-  if (!active || !path) return 0;
+  if (!active || !any_pointer(path)) return 0;
   if (strchr(path, '/') && CALL(SYS_faccessat, AT_FDCWD, path, X_OK, 0)) return 0; /* one of those in PATH */
   begin_process(&record, buffer, sizeof buffer, 'X');
   put_text(&record, path, 255);
@@ -737,7 +833,22 @@ static int fail(long result) {
   return -1;
 }
 
+static const char not_captured[] = "JOBLENS_CAPTURE=";
+
+static int names_folder(const char *variable) { return !strncmp(variable, not_captured, sizeof not_captured - 1); }
+
+/* The environment for the programs that a restricted program executes; it may be a copy of environ. */
+#define RELEASE(environment)                                                                   \
+  unsigned size = 0;                                                                           \
+  while (restricted && environment && environment[size]) size++;                               \
+  char *released[size + 1];                                                                    \
+  for (unsigned n = 0; n < size; n++)                                                          \
+    released[n] = names_folder(environment[n]) ? (char *)not_captured : environment[n];        \
+  released[size] = 0;                                                                          \
+  if (size) environment = released
+
 EXPORT int execve(const char *path, char *const *arguments, char *const *environment) {
+  RELEASE(environment);
   int noted = note_exec(path);
   long result = CALL(SYS_execve, path, arguments, environment, 0);
   note_failed_exec(noted);
@@ -747,6 +858,7 @@ EXPORT int execve(const char *path, char *const *arguments, char *const *environ
 EXPORT int execv(const char *path, char *const *arguments) { return execve(path, arguments, environ); }
 
 EXPORT int execvpe(const char *file, char *const *arguments, char *const *environment) {
+  RELEASE(environment);
   int noted = note_exec(file), result = RESOLVE(real_execvpe, "execvpe")(file, arguments, environment);
   note_failed_exec(noted);
   return result;
@@ -755,15 +867,18 @@ EXPORT int execvpe(const char *file, char *const *arguments, char *const *enviro
 EXPORT int execvp(const char *file, char *const *arguments) { return execvpe(file, arguments, environ); }
 
 EXPORT int fexecve(int fd, char *const *arguments, char *const *environment) {
-  int noted = note_exec(arguments[0]);
+  RELEASE(environment);
+  char *const *given = any_pointer(arguments);
+  int noted = note_exec(given ? given[0] : 0);
   int result = RESOLVE(real_fexecve, "fexecve")(fd, arguments, environment);
   note_failed_exec(noted);
   return result;
 }
 
-static unsigned count_arguments(va_list list) {
+static unsigned count_arguments(const char *first, va_list list) {
   unsigned count = 1;
   va_list copy;
+  if (!any_pointer(first)) return 0;
   va_copy(copy, list);
   while (va_arg(copy, char *)) count++;
   va_end(copy);
@@ -774,7 +889,7 @@ static unsigned count_arguments(va_list list) {
 #define TAKE_ARGUMENTS(first)                                                          \
   va_list list;                                                                        \
   va_start(list, first);                                                               \
-  unsigned count = count_arguments(list);                                              \
+  unsigned count = count_arguments(first, list);                                       \
   char *arguments[count + 1];                                                          \
   arguments[0] = (char *)first;                                                        \
   for (unsigned n = 1; n <= count; n++) arguments[n] = va_arg(list, char *)
@@ -804,6 +919,7 @@ typedef int spawn_function(pid_t *, const char *, const posix_spawn_file_actions
 static int spawn_with(spawn_function *real, pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
                       const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment) {
   pid_t child = 0;
+  RELEASE(environment);
   uint64_t before = active ? clock_ns(CLOCK_REALTIME) : 0;
   int result = real(&child, path, actions, attributes, arguments, environment);
   if (!result && pid) *pid = child;
@@ -846,7 +962,14 @@ EXPORT void abort(void) {
   __builtin_unreachable();
 }
 
-/* A program that restricts its own system calls could be killed for ours: its record ends here. */
+/* For system(3) and the like, which pass environ on without a wrapped function. */
+static void release_environ(void) {
+  for (char **variable = environ; variable && *variable; variable++)
+    if (names_folder(*variable)) (*variable)[sizeof not_captured - 1] = 0;
+}
+
+/* A program that restricts its own system calls could be killed for ours: its record ends here, and the programs
+ * that it executes, which inherit a filter, are not captured. */
 EXPORT int prctl(int option, ...) {
   static int (*real)(int, unsigned long, unsigned long, unsigned long, unsigned long);
   unsigned long a[4];
@@ -857,7 +980,11 @@ EXPORT int prctl(int option, ...) {
   int restricts = active && current_pid() == self && (option == PR_SET_SECCOMP || option == PR_SET_NO_NEW_PRIVS);
   if (restricts) note_end('L', ABSENT);
   int result = RESOLVE(real, "prctl")(option, a[0], a[1], a[2], a[3]);
-  if (restricts && result != -1) active = 0;
+  if (restricts && result != -1) {
+    active = 0;
+    restricted = 1;
+    release_environ();
+  }
   return result;
 }
 
@@ -970,10 +1097,9 @@ static int find_folder(const char *folder) {
 
 static int set_path(const char *folder) {
   struct utsname names;
-  size_t length = strlen(folder);
+  if (*folder != '/' || strlen(folder) + sizeof names.nodename + 10 > sizeof file_path) return 0;
   memset(&names, 0, sizeof names);
   CALL(SYS_uname, &names, 0, 0, 0);
-  if (*folder != '/' || length + sizeof names.nodename + 10 > sizeof file_path) return 0;
   for (char *at = names.nodename; *at; at++)
     if (*at == '/') *at = '_';
   strcpy(file_path, folder);
