@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import os
 import pwd
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from importers.epmt_files import job_files, metadata, process, write_tar
+from importers.epmt_files import BEGIN_US, START, job_files, metadata, process, write_tar
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.core.errors import UsageError
+from joblens.core.files import publish
+from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
 from joblens.jobs.epmt_archives import import_epmt
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import Job, JobRecord
-from joblens.store import edit
+from joblens.store import edit, records
 from joblens.store.edit import NotAllowedError, parse_pairs
 from joblens.store.home import Home, find_home, make_home
+from joblens.store.memory_reader import SamplesReader
+from joblens.store.reader import Span
 from joblens.store.records import list_records, save_record
 
 
@@ -196,3 +202,102 @@ def test_delete_command(
     assert main(["delete", "42", "--yes"]) == 1
     assert main(["jobs", "--json"]) == 0
     assert [it["id"] for it in json.loads(capsys.readouterr().out)] == ["43"]
+
+
+def requeued(home: Home, tmp_path: Path, gap: float) -> None:
+    """Job 5 twice, 20 seconds each: the second run begins so many seconds after the first has ended."""
+    for number, (name, shift) in enumerate([("first", 0.0), ("second", 20.0 + gap)], 1):
+        start = START + datetime.timedelta(seconds=shift)
+        stop = start + datetime.timedelta(seconds=20)
+        began = {"start": BEGIN_US + int(shift * 1e6), "end": BEGIN_US + int((shift + 10) * 1e6)}
+        job = metadata("5", job_pl_start_ts=start, job_el_stop_ts=stop)
+        rows = [process(number, {}, {}, exename=name, **began)]
+        path = write_tar(tmp_path / f"{name}.tgz", job_files(rows, job, "v2"))
+        assert import_epmt(home, [path]).jobs == 1
+
+
+def names_of(store: Store, run: int) -> tuple[list[str], list[str], int]:
+    record = store.job("5", run)
+    ended = [it.name for it in store.ends("5", EndedProcess, run)]
+    groups = [it.key[0] for it in store.end_groups(record, ("name",))]
+    return ended, groups, len(store.ends("5", EndedThread, run))
+
+
+@pytest.mark.parametrize("gap", [0.0, 10.0, 1000.0])
+def test_runs_are_read_apart(home: Home, tmp_path: Path, gap: float) -> None:
+    """A run that begins when another with its id has just ended has its own processes and threads."""
+    requeued(home, tmp_path, gap)
+    with Store(home) as store:
+        assert names_of(store, 1) == (["first"], ["first"], 2)
+        assert names_of(store, 2) == (["second"], ["second"], 2)
+        assert [it.name for it in store.ends("5", EndedProcess)] == ["second"]
+
+
+@pytest.mark.parametrize("run", [1, 2])
+@pytest.mark.parametrize("gap", [0.0, 10.0])
+def test_the_other_run_is_not_deleted(home: Home, tmp_path: Path, gap: float, run: int) -> None:
+    """Rows within the minute around a run stay if they are of its neighbour."""
+    requeued(home, tmp_path, gap)
+    with Store(home) as store:
+        store.delete("5", run)
+        left = "second" if run == 1 else "first"
+        assert names_of(store, 1) == ([left], [left], 2)
+        store.delete("5")
+        files = [str(path) for name in ("process_end", "thread_end") for path in store._lake.files(name)]
+        assert files == []
+
+
+def test_a_run_in_memory_is_read_apart() -> None:
+    """Samples that are not in the lake yet: what began before the border is of the earlier run."""
+    schema = Schema("process_end", ("name",), (Column("began_seconds", GAUGE, ""),))
+    rows = Rows(schema, (("first",), ("second",)), [100, 130])
+    reader = SamplesReader([Sample(150 * 10**9, rows)], "5", "c1")
+    span = Span("5", 0.0, 120.0, before=125.0)
+    assert [it.name for it in reader.ends(span, EndedProcess)] == ["first"]
+    span = Span("5", 130.0, 160.0, after=125.0)
+    assert [it.name for it in reader.ends(span, EndedProcess)] == ["second"]
+
+
+def test_delete_wants_the_run(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id of several runs is not enough; what it asks about is what it deletes; all or nothing."""
+    requeued(home, tmp_path, 10.0)
+    assert main(["delete", "42", "5", "--yes"]) == 1
+    assert "5 has 2 runs" in capsys.readouterr().err
+    assert main(["delete", "42", "44", "--yes"]) == 1
+    with Store(home) as store:
+        assert store.job("42").job.id == "42"
+        assert len(store.runs("5")) == 2
+    terminal = io.StringIO("y\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    capsys.readouterr()
+    assert main(["delete", "5", "--run", "1"]) == 0
+    asked = capsys.readouterr().err
+    assert "5@c1 ocean of alice, started " in asked
+    assert time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(START.timestamp())) in asked
+    with Store(home) as store:
+        assert [it.start for it in store.runs("5")] == [START.timestamp() + 30]
+
+
+def test_deleted_while_compacted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compaction under way does not bring the record back."""
+    day = records.day_of(1.7e9)
+
+    def remove() -> None:
+        with records.alone(home.records):
+            assert records.remove_records(home.records, ("fox", "42", 1.7e9)) == 1
+
+    thread = threading.Thread(target=remove)
+
+    def start(unfinished: str, target: str) -> None:
+        thread.start()
+        thread.join(0.5)  # it waits for the end of the compaction
+        publish(unfinished, target)
+
+    monkeypatch.setattr(records, "publish", start)
+    assert records.compact_day(home.records, day) == 2
+    thread.join()
+    with Store(home) as store:
+        assert [it.id for it in store.jobs()] == ["43"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -201,7 +202,7 @@ class Store(JobSource):
         if run is None:
             return self._read(name, lambda span, reader: reader.ends(span, kind, most))
         job = self.job(name, run).job
-        return self._reader(job.id, job.start).ends(_span(job), kind, most)
+        return self._reader(job.id, job.start).ends(self._span(job), kind, most)
 
     def report(self, identity: Identity) -> JobRecord:
         """Return the record of a run by cluster, id and start. Raises LookupError."""
@@ -216,7 +217,7 @@ class Store(JobSource):
             if column not in BY:
                 raise unknown("group", str(column), BY)
         job = record.job
-        return group_ends(self._reader(job.id, job.start), _span(job), columns)
+        return group_ends(self._reader(job.id, job.start), self._span(job), columns)
 
     def read_samples(self, record: JobRecord, read: Callable[[AnyReader], _Kind]) -> _Kind:
         """Call it with a reader of the samples of a job, by its record."""
@@ -239,9 +240,16 @@ class Store(JobSource):
             now = Span(live.id, live.start or 0.0, time.time() + 1.0, live.cluster)
             return self._read_live(live, lambda reader: read(now, reader))
         job = self.job(name).job
-        # Two clusters can have jobs of the same id at the same time.
-        span = Span(job.id, job.start, max(job.last, job.start) + 1.0, job.cluster if job.nodes else "")
-        return read(span, self._reader(job.id, job.start))
+        return read(self._span(job), self._reader(job.id, job.start))
+
+    def _span(self, job: Job) -> Span:
+        """The time of a run. Two clusters can have jobs of the same id at the same time."""
+        from joblens.store.reader import Span
+
+        last = max(job.last, job.start)
+        after, before = self._catalog.borders((job.cluster, job.id, job.start), last)
+        end = min(last + 1.0, max(before, last))
+        return Span(job.id, job.start, end, job.cluster if job.nodes else "", (), after, before)
 
     def _live(self, name: str) -> BatchJob | None:
         """Return the job of a batch system that runs now."""
@@ -287,12 +295,15 @@ class Store(JobSource):
         """Add annotations to a job, or replace all of them. Return those that it has now."""
         return self._change("annotations", name, notes, remove, replace, run)
 
-    def delete(self, name: str, run: int | None = None) -> JobRecord:
-        """Delete a job, with all samples and processes. Return the record that it had."""
+    def delete(self, name: str | JobRecord, run: int | None = None) -> JobRecord:
+        """Delete a job, by its id or its record, with all samples and processes. Return its record."""
         from joblens.store.edit import delete
 
-        record = self.job(name, run)
-        delete(self.home, self._catalog, self._lake, record)
+        record = self.job(name, run) if isinstance(name, str) else name
+        live = self._live(f"{record.job.id}@{record.job.cluster}")
+        began = live.start if live is not None and live.start is not None else math.inf
+        until = began if began > record.job.start else math.inf
+        delete(self.home, self._catalog, self._lake, record, until)
         return record
 
     def _change(
@@ -371,13 +382,6 @@ class Store(JobSource):
 
     def close(self) -> None:
         self._catalog.close()
-
-
-def _span(job: Job) -> Span:
-    """The time of a job. Two clusters can have jobs of the same id at the same time."""
-    from joblens.store.reader import Span
-
-    return Span(job.id, job.start, job.last + 1.0, job.cluster if job.nodes else "")
 
 
 def _columns(span: Span, reader: AnyReader, set_name: str, columns: tuple[str, ...]) -> tuple[str, ...]:

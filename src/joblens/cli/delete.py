@@ -2,11 +2,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from typing import TYPE_CHECKING
 
-from joblens.cli.job_choice import load_named
 from joblens.cli.table import progress, warn
-from joblens.core.errors import JoblensError, UsageError
+from joblens.core.errors import JoblensError, UsageError, printable
 from joblens.core.units import render_seconds
+
+if TYPE_CHECKING:
+    from joblens.api.store import Store
+    from joblens.record.report import Job, JobRecord
+
+_MOST_SHOWN = 5
 
 EXAMPLE = """example:
   joblens delete 4242
@@ -26,18 +33,39 @@ def run(options: argparse.Namespace) -> int:
     from joblens.api.store import Store
 
     with Store(options.home, progress=progress("days of records")) as store:
-        if not options.yes:
-            _ask([f"{it.job.shown_id} {it.job.name} ({render_seconds(it.job.duration)})"
-                  for it in load_named(store, options.ids)])  # fmt: skip
         try:
-            for name in options.ids:
-                job = store.delete(name, options.number).job
-                print(f"deleted job {job.shown_id}@{job.cluster}", file=sys.stderr)
+            records = [_resolve(store, name, options.number) for name in options.ids]
+            if not options.yes:
+                _ask([_describe(it.job) for it in records])
+            for record in records:
+                job = store.delete(record).job
+                print(printable(f"deleted job {job.shown_id}@{job.cluster}"), file=sys.stderr)
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
             warn(store.problems)
     return 0
+
+
+def _resolve(store: Store, name: str, number: int | None) -> JobRecord:
+    """Raises LookupError, and JoblensError if the name could be one of several runs."""
+    runs = store.runs(name) if number is None and name != "last" else []
+    if len(runs) > 1:
+        shown = [f"{at}: {it.id}@{it.cluster} {_render_time(it.start)}" for at, it in enumerate(runs, 1)]
+        some = ", ".join(shown[:_MOST_SHOWN]) + (", …" if len(runs) > _MOST_SHOWN else "")
+        raise JoblensError(
+            printable(f"nothing is deleted: {name} has {len(runs)} runs; choose one with --run N ({some})")
+        )
+    return store.job(name, number)
+
+
+def _describe(job: Job) -> str:
+    started, took = _render_time(job.start), render_seconds(job.duration)
+    return printable(f"{job.shown_id}@{job.cluster} {job.name} of {job.user}, started {started} ({took})")
+
+
+def _render_time(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def _ask(jobs: list[str]) -> None:

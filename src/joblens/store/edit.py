@@ -5,19 +5,18 @@ The owner of a job may change it, and so may the staff: root and the owner of th
 
 from __future__ import annotations
 
-import fcntl
+import math
 import os
 import pwd
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from joblens.core.errors import JoblensError, UsageError
 from joblens.store import ingest
 from joblens.store.home import Home
 from joblens.store.location import safe_name
-from joblens.store.records import day_of, remove_records, save_record
+from joblens.store.records import alone, day_of, remove_records, save_record
 
 if TYPE_CHECKING:
     from joblens.record.report import Job, JobRecord
@@ -58,7 +57,7 @@ def change(
 
     Return what it has now. Raises NotAllowedError, LookupError and OSError.
     """
-    with _alone(home.records):
+    with alone(home.records):
         record = find()
         check_allowed(home, record.job)
         if not record.written:
@@ -75,9 +74,10 @@ def change(
     return now
 
 
-def delete(home: Home, catalog: Catalog, lake: Lake, record: JobRecord) -> None:
+def delete(home: Home, catalog: Catalog, lake: Lake, record: JobRecord, until: float = math.inf) -> None:
     """Delete a job: its rows in the lake, then all versions of its record. Repeated, it removes the rest.
 
+    `until`: when a run with the same id began that has no record yet.
     Raises NotAllowedError, OutsideError and OSError.
     """
     from joblens.store.lake.removal import Removed, remove_job
@@ -86,12 +86,15 @@ def delete(home: Home, catalog: Catalog, lake: Lake, record: JobRecord) -> None:
     check_allowed(home, job)
     if not record.written:
         raise JoblensError(f"job {job.shown_id} has not ended yet")
-    with _alone(home.records):
+    with alone(home.records):
         pending = ingest.load_job(home.waiting / safe_name(job.id))
         if pending is not None and (pending.end or pending.facts).start == job.start:
             ingest.remove(pending.folder)
-        remove_job(lake, Removed(job.id, job.start, job.last, job.cluster if job.nodes else ""))
-        remove_records(home.records, (job.cluster, job.id, job.start))
+        identity = job.cluster, job.id, job.start
+        after, before = catalog.borders(identity, job.last)
+        cluster = job.cluster if job.nodes else ""
+        remove_job(lake, Removed(job.id, job.start, job.last, cluster, after, min(before, until)))
+        remove_records(home.records, identity)
         catalog.forget(day_of(job.start))
 
 
@@ -105,15 +108,3 @@ def check_allowed(home: Home, job: Job) -> None:
         raise NotAllowedError(
             f"job {job.shown_id} is {job.user}'s: only they and the owner of the store may change it"
         )
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One change at a time, where the file system has locks: none of two that are merged is lost."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

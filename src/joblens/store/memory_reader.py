@@ -114,9 +114,8 @@ class SamplesReader:
         return tuple(name for name in self._columns(span, set_name) if name not in KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
-        around = span._replace(start=span.start - SPAN_MARGIN, end=span.end + SPAN_MARGIN)
         found: dict[tuple[int, int, str], _Use] = {}
-        for sample in self._within(around, "process"):
+        for sample in self._within(span.around(), "process"):
             layout = _Layout(sample.rows.schema, self._node)
             for number, key in enumerate(sample.rows.keys):
                 identity = layout.identity(key)
@@ -134,7 +133,9 @@ class SamplesReader:
             layout = _Layout(sample.rows.schema, self._node)
             for number, key in enumerate(sample.rows.keys):
                 cells = ((name, layout.cell(key, sample.rows.row(number), name)) for name in kind._fields)
-                found.append(make_end(kind, cells))
+                end = make_end(kind, cells)
+                if span.has_begin(sample.time_ns / 1e9 if end.began_seconds is None else end.began_seconds):
+                    found.append(end)
         found.sort(key=lambda end: (end.began_seconds or 0, end.pid, end.start))
         return merge_sources(found if most is None else found[:most])
 

@@ -6,6 +6,7 @@ joblens.store.memory_reader has another, over samples in memory. Counters come r
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -47,6 +48,8 @@ class Span(NamedTuple):
     end: float
     cluster: str = ""  # where it is given, only of this one: two clusters can have a job of one number
     nodes: tuple[str, ...] = ()  # if given, all samples of these, also those without a job
+    after: float = -math.inf  # what began until then is of an earlier run with this id
+    before: float = math.inf  # and what began later, of the next
 
     def dates(self) -> tuple[str, str]:
         """The first and the last."""
@@ -55,6 +58,14 @@ class Span(NamedTuple):
 
     def nanoseconds(self) -> dict[str, int]:
         return {"first": int(self.start * 1e9), "last": int(self.end * 1e9)}
+
+    def around(self) -> Span:
+        """Return it with what is sampled shortly before its start and after its end."""
+        start, end = self.start - SPAN_MARGIN, self.end + SPAN_MARGIN
+        return self._replace(start=max(start, self.after), end=min(end, self.before))
+
+    def has_begin(self, moment: float) -> bool:
+        return self.after < moment <= self.before
 
     def has_node(self, node: str) -> bool:
         return not self.nodes or node in self.nodes
@@ -109,6 +120,16 @@ def _where(span: Span) -> tuple[str, dict[str, object]]:
         **nodes,
         **({"cluster": span.cluster} if span.cluster else {}),
     }
+
+
+def _where_ended(span: Span) -> tuple[str, dict[str, object]]:
+    """The same for rows of processes and threads, which can be written when the next run has begun."""
+    text, values = _where(span)
+    for sign, name, moment in ((">", "after", span.after), ("<=", "before", span.before)):
+        if math.isfinite(moment):
+            text += f" AND coalesce(began_seconds, epoch_ns(time) / 1e9) {sign} ${name}"
+            values[name] = moment
+    return text, values
 
 
 def _make_series(rows: list[tuple[Any, ...]], names: list[str]) -> Series:
@@ -237,7 +258,7 @@ class LakeReader:
         return tuple(n for n, kind in known.items() if kind.startswith(_NUMBERS) and n not in KEYS)
 
     def processes(self, span: Span) -> list[ProcessUse]:
-        around = span._replace(start=span.start - SPAN_MARGIN, end=span.end + SPAN_MARGIN)
+        around = span.around()
         where, values = _where(around)
         rows = self.lake.query(
             self._files("process", around),
@@ -256,7 +277,7 @@ class LakeReader:
 
     def ends(self, span: Span, kind: type[End], most: int | None = None) -> list[End]:
         around = span._replace(end=span.end + SPAN_MARGIN)
-        where, values = _where(around)
+        where, values = _where_ended(around)
         names = kind._fields
         rows = self.lake.query(
             self._files(SETS[kind], around),
@@ -270,10 +291,10 @@ class LakeReader:
     def count_ends(self, span: Span) -> tuple[int, int]:
         """Of several sources, the one with most: to merge them takes all rows."""
         around = span._replace(end=span.end + SPAN_MARGIN)
-        where, values = _where(around)
+        where, values = _where_ended(around)
         rows = self.lake.query(
             self._files(SETS[EndedProcess], around),
-            _SAMPLE | {"source": "VARCHAR", "exact": "BIGINT"},
+            _SAMPLE | {"source": "VARCHAR", "exact": "BIGINT", "began_seconds": "DOUBLE"},
             "SELECT count(*)::BIGINT, coalesce(sum(exact), 0)::BIGINT FROM {lake} "
             f"WHERE {where} GROUP BY coalesce(source, '')",
             values,
@@ -283,7 +304,7 @@ class LakeReader:
     def end_groups(self, span: Span, by: Sequence[str]) -> list[tuple[Any, ...]]:
         """Return processes that capture recorded, added up, see joblens.store.end_groups.GroupUse."""
         around = span._replace(end=span.end + SPAN_MARGIN)
-        where, values = _where(around)
+        where, values = _where_ended(around)
         names = (*by, "began_seconds", "ended_seconds", "user_seconds", "system_seconds", "run_delay_seconds",
                  "memory_peak_bytes")  # fmt: skip
         keys = [f"coalesce({identifier(name)}, '')" for name in by]

@@ -11,12 +11,13 @@ The one that was written last is valid.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -303,11 +304,27 @@ def job_named(data: bytes) -> str:
     return f"job {match[1].decode('utf-8', 'replace')}" if match else ""
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One change at a time, where the file system has locks: none of two that are merged is lost."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
 def compact_day(folder: Path, day: str) -> int:
-    """All records of a day in one file. How many files went in."""
-    names = list_records(folder, day)
-    if len(names) < 2:
+    """All records of a day in one file. How many files went in. None is removed meanwhile."""
+    if len(list_records(folder, day)) < 2:
         return 0
+    with alone(folder):
+        return _compact(folder, day, list_records(folder, day))
+
+
+def _compact(folder: Path, day: str, names: list[str]) -> int:
     target = str(folder / day / _many_name())
     unfinished = unfinished_name(target)
     try:

@@ -53,6 +53,11 @@ class Run(NamedTuple):
     state: str | None
 
 
+def _border(end: float, start: float) -> float:
+    """Of two runs, with a microsecond for a row at the end of the first, which is also the other's start."""
+    return (min(end, start) + start) / 2 + 1e-6
+
+
 def choose_run(runs: Sequence[Run], number: int) -> Run:
     """Counted from 1. LookupError if there is none."""
     if not 1 <= number <= len(runs):
@@ -61,6 +66,7 @@ def choose_run(runs: Sequence[Run], number: int) -> Run:
     return runs[number - 1]
 
 
+_NEAR = 180.0  # seconds between two runs, whose late and early samples can be mixed
 _DIGITS = "0123456789"
 _IDENTITY = "cluster, id, start"
 _FILE = ", ".join(f"(SELECT {it} FROM files WHERE files.number = file)" for it in ("day", "name"))
@@ -161,6 +167,21 @@ class Catalog:
             values = [storable(name), storable(name), storable(cluster)]
             found = self._select(columns, f"{either} AND +cluster = ?", values, oldest, scope)
         return [Run(*row) for row in found]
+
+    def borders(self, identity: Identity, last: float) -> tuple[float, float]:
+        """Return the moments halfway to the runs with this id before and after it, which ended `last`.
+
+        A row in between belongs to this run. Where no other run is near, they are infinite.
+        """
+        cluster, id, start = identity
+        columns, named = 'start, coalesce("end", start)', "id = ? AND +cluster = ?"
+        runs = self._select(columns, named, [id, cluster], "ORDER BY start", ALL)
+        ends = [end for begin, end in runs if begin < start < end + _NEAR]
+        starts = [begin for begin, _ in runs if start < begin < last + _NEAR]
+        return (
+            _border(ends[-1], start) if ends else -math.inf,
+            _border(last, starts[0]) if starts else math.inf,
+        )
 
     def written(self, identities: Iterable[Identity], scope: Scope = ALL) -> dict[Identity, int]:
         """Return when their records were written, for those that are known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,15 +27,28 @@ class Removed(NamedTuple):
     start: float
     end: float
     cluster: str = ""  # where it is given, only of this one
+    after: float = -math.inf  # what began until then is of an earlier run with this id
+    before: float = math.inf  # and what began later, of the next
 
     def condition(self, columns: set[str]) -> str:
         """As SQL, which holds for its rows."""
-        first, last = (int(it * 1e9) for it in (self.start - _MARGIN, self.end + _MARGIN))
+        start, end = self.start - _MARGIN, self.end + _MARGIN
+        began = ""
+        if "began_seconds" in columns:
+            bounds = ((">", self.after), ("<=", self.before))
+            began = "".join(
+                f" AND coalesce(began_seconds, epoch_ns(time) / 1e9) {sign} {moment!r}::DOUBLE"
+                for sign, moment in bounds
+                if math.isfinite(moment)
+            )
+        else:
+            start, end = max(start, self.after), min(end, self.before)
+        first, last = int(start * 1e9), int(end * 1e9)
         of_cluster = (
             f" AND cluster = {literal(self.cluster)}" if self.cluster and "cluster" in columns else ""
         )
         span = f"time BETWEEN make_timestamp_ns({first}) AND make_timestamp_ns({last})"
-        return f"jobid = {literal(self.id)} AND {span}{of_cluster}"
+        return f"jobid = {literal(self.id)} AND {span}{of_cluster}{began}"
 
     def dates(self) -> tuple[str, str]:
         first, last = (
