@@ -29,6 +29,7 @@ from joblens.importers.epmt import archive as archives
 from joblens.importers.epmt import process_data
 from joblens.importers.epmt.metadata import parse_metadata, parse_tags
 from joblens.importers.epmt.process_data import read_chunks
+from joblens.importers.epmt.totals import Totals
 from joblens.jobs import epmt_archives
 from joblens.jobs.epmt_archives import EpmtResult, import_epmt
 from joblens.record.ends import EndedProcess, EndedThread
@@ -309,12 +310,39 @@ def _huge_memo(_: Path) -> dict[str, Any]:
     return job_files(PROCESSES, b"\x80\x02}r\xff\xff\xff\x7f.")
 
 
+def _nested_key(_: Path) -> dict[str, Any]:
+    """A dict whose key is a tuple of 2^40 parts, each level twice the one below."""
+    levels = b"".join(b"0h%ch%c\x86q%c" % (n - 1, n - 1, n) for n in range(1, 41))
+    return job_files(PROCESSES, b"\x80\x02K\x01\x85q\x00" + levels + b"0}h\x28K\x01s.")
+
+
+def _encoded(count: int, what: bytes) -> Callable[[Path], dict[str, Any]]:
+    """`what`, encoded so many times."""
+    call = b"h\x00h\x01\x85R0" * count
+    return lambda _: job_files(PROCESSES, b"\x80\x02c_codecs\nencode\nq\x00" + what + b"q\x01" + call + b"N.")
+
+
+def _repeated_text(_: Path) -> dict[str, Any]:
+    text = "x" * (1 << 16)
+    return job_files(PROCESSES, metadata(job_pl_env=dict.fromkeys(range(1000), text)))
+
+
 HOSTILE: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "executes": (_executing, "job_metadata is refused: it names posix.system, which is not data"),
     "changes an object": (
         lambda _: job_files(PROCESSES, b"\x80\x02cdatetime\ndatetime\n}U\x03nowK\x01sb."),
         "job_metadata is refused: it uses an opcode that is not for data",
     ),
+    "a key of many parts": (_nested_key, "job_metadata is refused: a tuple is a key of a dict"),
+    "encodes a list": (
+        _encoded(1, b"]"),
+        "job_metadata is refused: it encodes what is not a text",
+    ),
+    "encodes a text often": (
+        _encoded(20, b"X" + (1 << 20).to_bytes(4, "little") + b"x" * (1 << 20)),
+        "job_metadata is refused: it encodes the same text too often",
+    ),
+    "repeats a text": (_repeated_text, "job_metadata is refused: job_pl_env repeats a long text"),
     "leads out": (
         lambda _: {**job_files(PROCESSES), "../../outside": b"x"},
         "member '../../outside' leads out of the archive",
@@ -391,6 +419,86 @@ def test_a_line_that_is_too_long(home: Home, tmp_path: Path, monkeypatch: pytest
     files = job_files([process(1), process(2, args="x" * 5000), process(3)])
     done = import_epmt(home, [write_tar(tmp_path / "a.tgz", files)])
     assert (done.processes, done.broken) == (2, 1)
+
+
+@pytest.mark.parametrize("form", ["v1", "v2"])
+def test_long_lines_make_more_chunks(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """Rows are collected up to a size, and not only up to a number; no process is lost."""
+    monkeypatch.setattr(process_data, "_CHUNK_LETTERS", 5000)
+    files = job_files([process(number, args="x" * 1000) for number in range(1, 21)], form=form)
+    headers = {"c1": files.pop("c1-papiex-header.tsv", b"")}
+    del files["job_metadata"]
+    ((name, data),) = files.items()
+    chunks = list(read_chunks(iter([(name, "c1", io.BytesIO(data))]), headers, Totals().report))
+    assert [len(it.first) for it in chunks] == [5, 5, 5, 5]
+    assert [pid for it in chunks for pid in it.numbers["pid"]] == list(range(1, 21))
+
+
+def test_endless_threads_of_a_process(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those above the limit are left out with a finding; the next process is imported."""
+    monkeypatch.setattr(process_data, "_CHUNK_LETTERS", 2000)
+    many = process(1, *[{} for _ in range(1000)])
+    done = import_epmt(home, [write_tar(tmp_path / "a.tgz", job_files([many, process(2)]))])
+    assert (done.jobs, done.processes) == (1, 2)
+    assert 10 < done.threads < 500
+    (finding,) = (it for it in record_of(home).findings if it.rule == "broken records")
+    assert "too many threads of one process" in finding.evidence
+
+
+def test_newlines_among_arguments_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that continue a process of v2 are collected up to the size of a line."""
+    monkeypatch.setattr(process_data, "_LONGEST_LINE", 1000)
+    head, text = tsv_texts([process(1, args="x\n" * 5000)])
+    wrong: list[str] = []
+    data = iter([("c1-papiex.tsv", "c1", io.BytesIO(text.encode()))])
+    (chunk,) = read_chunks(data, {"c1": head.encode()}, lambda _, what: wrong.append(what))
+    assert len(chunk.texts["args"][0]) <= 1002
+    assert set(wrong) == {"a row of 1 cells instead of 16"}
+
+
+def test_headers_together_are_limited(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is small."""
+    monkeypatch.setattr(archives, "_LARGEST_HEADERS", 10_000)
+    headers = {f"c{number}-papiex-header.tsv": bytes(1000) for number in range(11)}
+    done = import_epmt(home, [write_tar(tmp_path / "a.tgz", {**headers, **job_files(PROCESSES)})])
+    assert done.jobs == 0
+    assert "its header files are too large; archive skipped" in done.problems[0]
+
+
+def test_an_archive_that_does_not_fit_into_memory(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence, and the next one is imported."""
+    paths = [write_tar(tmp_path / f"{id}.tgz", job_files(PROCESSES, metadata(id))) for id in "ab"]
+
+    def fail(where: str, data: bytes) -> Any:
+        if where.endswith("a.tgz"):
+            raise MemoryError
+        return parse_metadata(where, data)
+
+    monkeypatch.setattr(epmt_archives, "parse_metadata", fail)
+    done = import_epmt(home, paths)
+    assert (done.jobs, done.problems) == (
+        1,
+        [f"{paths[0]}: its data do not fit into memory; archive skipped"],
+    )
+
+
+def test_kept_files_are_not_added_up_for_each_member(tmp_path: Path) -> None:
+    """The import of an archive of 100,000 files took their square; the limit is the sum of their sizes."""
+
+    class Kept(dict[str, bytes]):
+        def values(self) -> Any:
+            pytest.fail("looks at all files")
+
+    archive = archives.Archive(tmp_path)
+    archive.kept = Kept()
+    half = bytes(archives._KEPT // 2)
+    for number in range(2):
+        archives._take(archive, f"c1-papiex-{number}-0.csv", len(half), io.BytesIO(half))
+        assert archive.kept is not None
+    archives._take(archive, "c1-papiex-2-0.csv", 1, io.BytesIO(b"x"))
+    assert archive.kept is None
 
 
 def test_links_in_a_folder_are_not_followed(home: Home, tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def import_epmt(
             importer.take(path, result)
         except (OutsideError, OSError) as error:  # the other archives are imported
             result.skip_file(path, error, "archive")
+        except MemoryError:
+            result.skip_file(path, OutsideError(f"{path}: its data do not fit into memory"), "archive")
         read.add(_size(path))
     read.finish()
     importer.catalog.close()

@@ -27,6 +27,7 @@ _METADATA = "job_metadata"
 _HEADER = re.compile(r"(.+)-papiex-header\.tsv", re.DOTALL)
 _DATA = re.compile(r"(.+?)-(?:collated-)?papiex.*\.[ct]sv", re.DOTALL)
 _LARGEST_HEADER = 1 << 20
+_LARGEST_HEADERS = 64 << 20  # of all hosts
 _LARGEST_MEMBER_HEADER = 1 << 16  # a long name or extended attributes, which are read into memory
 _KEPT = 64 << 20  # bytes of an archive that are kept in memory instead of being decompressed twice
 _PIECE = 1 << 20
@@ -48,6 +49,7 @@ class Archive:
         self.metadata = b""
         self.headers: dict[str, bytes] = {}  # by host
         self.kept: dict[str, bytes] | None = {}  # data files by name, if they fit into memory
+        self.kept_bytes = self.header_bytes = 0
 
     def files(self) -> Iterator[DataFile]:
         """Open the data files, one after the other. Raises MalformedError and OSError."""
@@ -118,12 +120,16 @@ def _take(archive: Archive, path: str, size: int, file: BinaryIO) -> None:
             raise MalformedError(str(archive.path), f"{_METADATA} is in it twice")
         archive.metadata = _read(archive.path, name, file, metadata.LARGEST)
     elif header is not None:
-        archive.headers[header[1]] = _read(archive.path, name, file, _LARGEST_HEADER)
+        archive.headers[header[1]] = data = _read(archive.path, name, file, _LARGEST_HEADER)
+        archive.header_bytes += len(data)
+        if archive.header_bytes > _LARGEST_HEADERS:
+            raise MalformedError(str(archive.path), "its header files are too large")
     elif is_data(name) and archive.kept is not None:
-        if size + sum(map(len, archive.kept.values())) > _KEPT or path in archive.kept:
+        if archive.kept_bytes + size > _KEPT or path in archive.kept:
             archive.kept = None
         else:
-            archive.kept[path] = file.read(_KEPT)
+            archive.kept[path] = data = file.read(_KEPT)
+            archive.kept_bytes += len(data)
 
 
 def _read(path: Path, name: str, file: BinaryIO, most: int) -> bytes:

@@ -19,6 +19,7 @@ from joblens.core.errors import MalformedError
 LARGEST = 8 << 20  # bytes
 _LONGEST_TEXT = 1 << 16
 _MOST_NAMES = 1000  # tags or annotations
+_MOST_PARTS = 100 * 1000  # of an annotation: a hundred for each, and its letters
 _OPCODES = frozenset(
     "MARK STOP POP POP_MARK DUP FLOAT INT BININT BININT1 LONG BININT2 NONE REDUCE STRING BINSTRING "
     "SHORT_BINSTRING UNICODE BINUNICODE APPEND GLOBAL DICT EMPTY_DICT APPENDS GET BINGET LONG_BINGET LIST "
@@ -53,24 +54,58 @@ class Metadata(NamedTuple):
 class _Encode:
     """`_codecs.encode`, by which Python 3 writes bytes in the formats of Python 2."""
 
-    __slots__ = ()
+    def __init__(self) -> None:
+        self.left = LARGEST  # bytes: one text can be encoded many times
 
     def __call__(self, text: object, encoding: object = "latin1") -> bytes:
-        return str(text).encode("latin1")
+        if not isinstance(text, str):
+            raise pickle.UnpicklingError("it encodes what is not a text")
+        self.left -= len(text)
+        if self.left < 0:
+            raise pickle.UnpicklingError("it encodes the same text too often")
+        return text.encode("latin1")
 
 
 class _Unpickler(pickle._Unpickler):
-    dispatch: ClassVar = {
+    stack: list[Any]
+    metastack: list[list[Any]]
+    dispatch: ClassVar[dict[int, Any]] = {
         code: method
         for code, method in pickle._Unpickler.dispatch.items()
         if code in {getattr(pickle, name)[0] for name in _OPCODES}
     }
 
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, encoding="bytes")  # Python 2 has no other texts
+        self._encode = _Encode()
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        """The hash of a tuple takes all its parts, and one tuple can be many parts of another."""
+        for key in keys:
+            if type(key) not in (str, bytes, int):
+                raise pickle.UnpicklingError(f"a {type(key).__name__} is a key of a dict")
+
+    def load_dict(self) -> None:
+        self._check_keys(self.stack[::2])
+        super().load_dict()  # type: ignore[misc]
+
+    def load_setitem(self) -> None:
+        self._check_keys(self.stack[-2:-1])
+        super().load_setitem()  # type: ignore[misc]
+
+    def load_setitems(self) -> None:
+        self._check_keys(self.stack[::2])
+        super().load_setitems()  # type: ignore[misc]
+
+    dispatch[pickle.DICT[0]] = load_dict
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+
     def find_class(self, module: str, name: str) -> Any:
         if module == "datetime" and name in _CLASSES:
             return _CLASSES[name]
         if (module, name) == ("_codecs", "encode"):
-            return _Encode()
+            return self._encode
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
 
 
@@ -95,16 +130,16 @@ def unpickle(data: bytes) -> object:
     """Raises pickle.UnpicklingError, and almost any other error for damaged data."""
     if len(data) > LARGEST:
         raise pickle.UnpicklingError("it is too large")
-    return _Unpickler(io.BytesIO(data), encoding="bytes").load()  # Python 2 has no other texts
+    return _Unpickler(io.BytesIO(data)).load()
 
 
 def text(value: object) -> str:
     """Return a text of either Python; of another object nothing."""
     if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
+        value = value[: 4 * _LONGEST_TEXT].decode("utf-8", "replace")
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
         return str(value)
-    return value.encode("utf-8", "replace").decode()[:_LONGEST_TEXT] if isinstance(value, str) else ""
+    return value[:_LONGEST_TEXT].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 
 def parse_tags(value: object) -> dict[str, str]:
@@ -133,14 +168,14 @@ def _render(value: object) -> str:
     if isinstance(value, (str, bytes)):
         return text(value)
     try:
-        return json.dumps(_plain(value, [1000]), ensure_ascii=False)[:_LONGEST_TEXT]
+        return json.dumps(_plain(value, [_MOST_PARTS]), ensure_ascii=False)[:_LONGEST_TEXT]
     except (ValueError, RecursionError):
         return "(too large)"
 
 
 def _plain(value: object, budget: list[int]) -> object:
-    """Return what JSON can have. One object can be part of many others: so their number is limited."""
-    budget[0] -= 1
+    """Return what JSON can have. One object can be part of many others: so their size is limited."""
+    budget[0] -= 100 + (len(value) if isinstance(value, (str, bytes)) else 0)
     if budget[0] < 0:
         raise ValueError("too many parts")
     if isinstance(value, dict):
@@ -188,7 +223,13 @@ class _Fields:
         found = self.plain.get(name)
         if not isinstance(found, dict):
             return {}
-        return {text(key): text(value) for key, value in found.items()}
+        texts, size = dict[str, str](), 0
+        for key, value in found.items():
+            texts[text(key)] = shown = text(value)
+            size += len(shown)
+            if size > LARGEST:
+                raise MalformedError(self.where, f"job_metadata is refused: {name} repeats a long text")
+        return texts
 
     def _time(self, name: str) -> datetime.datetime | None:
         found = self.plain.get(name)

@@ -33,6 +33,7 @@ _NOT_METRICS = frozenset((*TEXTS, *NUMBERS, *_PER_THREAD, "numtids"))
 _MOST_COLUMNS = 4000
 _MOST_THREADS = 1 << 20
 _CHUNK_ROWS = 50_000
+_CHUNK_LETTERS = 32 << 20
 _LONGEST_LINE = 16 << 20
 _PIECE = 1 << 20
 _ARRAY = re.compile(r"\{[-0-9, ]*\}", re.ASCII)
@@ -183,6 +184,10 @@ class _Layout:
         cells = [cells[at] for at in self._order]
         return [*cells[:count], ",".join(cells[count:])]
 
+    def places(self, texts: Mapping[str, str]) -> list[tuple[int, str]]:
+        """Return where these texts belong, without empty ones."""
+        return [(self.texts.index(name), it) for name, it in texts.items() if name in self.texts and it]
+
     def is_whole(self, cells: list[str]) -> bool:
         return len(cells) == len(self.texts) + 1 and cells[-1].count(",") == len(self.numbers) - 1
 
@@ -196,8 +201,12 @@ class _Rows:
         self.numbers: list[str] = []  # of processes
         self.threads: list[str] = []  # of further threads, without the columns of the process
         self.first: list[int] = []  # of which row is that of a process
-        self.count = 0
+        self.count = self.letters = 0
         self.where: list[str] = []  # the file of each process
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= _CHUNK_ROWS or self.letters >= _CHUNK_LETTERS
 
     def add_process(self, name: str, texts: list[str], numbers: str) -> None:
         self.first.append(self.count)
@@ -205,11 +214,17 @@ class _Rows:
         self.numbers.append(numbers)
         self.where.append(name)
         self.count += 1
+        self.letters += len(numbers) + sum(map(len, texts))
 
-    def add_thread(self, numbers: str) -> None:
+    def add_thread(self, numbers: str) -> bool:
+        """Return False if the process, which is in one chunk, has too many."""
+        if self.count - self.first[-1] >= _MOST_THREADS or self.letters >= 4 * _CHUNK_LETTERS:
+            return False
         cells = numbers.split(",")
         self.threads.append(",".join([cells[at] for at in self.layout.of_threads]))
         self.count += 1
+        self.letters += len(numbers)
+        return True
 
     def chunk(self) -> Chunk:
         """Raises ValueError if a cell is no number of 64 bits."""
@@ -295,11 +310,7 @@ class _Groups:
             self._names, self._rows = names, _Rows(_Layout(names))
         rows = self._rows
         layout, complete = rows.layout, False
-        fill = [
-            (layout.texts.index(it), text)
-            for it, text in (("hostname", host), ("tags", tags))
-            if it in layout.texts and text
-        ]
+        fill = layout.places({"hostname": host, "tags": tags})
         for number, line in _unescaped(lines):
             *texts, numbers = layout.split(line)
             if not layout.is_whole([*texts, numbers]):
@@ -309,18 +320,17 @@ class _Groups:
                     self.broken(f"{name}:{number}", _wrong_width(cells, layout.width))
             elif not numbers.startswith(","):
                 complete = True
-                if rows.count >= _CHUNK_ROWS:
+                if rows.is_full:
                     yield from self.flush()
                     rows = self._rows
                 if _BACKSLASH in line or _COMMA in line:
                     texts = [it.replace(_COMMA, ",").replace(_BACKSLASH, "\\") for it in texts]
-                for place, text in fill:
-                    texts[place] = texts[place] or text
-                rows.add_process(name, texts, numbers)
-            elif complete:
-                rows.add_thread(numbers)
-            else:
+                rows.add_process(name, _filled(texts, fill), numbers)
+            elif not complete:
                 self.broken(f"{name}:{number}", "a thread without its process")
+            elif not rows.add_thread(numbers):
+                complete = False
+                self.broken(f"{name}:{number}", "too many threads of one process")
 
     def take_tsv(
         self, name: str, head: tuple[tuple[str, ...], tuple[str, ...]], lines: Iterator[str]
@@ -328,19 +338,35 @@ class _Groups:
         yield from self.flush()
         metrics, names = head
         records: list[list[str]] = []
-        for line in lines:
+        letters = 0
+        for line in self._whole_lines(name, len(names), lines):
             cells = line.split("\t")
-            if line.startswith("{") and len(cells) > len(names):
-                if len(records) >= _CHUNK_ROWS:
-                    yield from _make_tsv_chunk(name, metrics, names, records, self.broken)
-                    records = []
-                cells[len(names) :] = ["\t".join(cells[len(names) :])]  # a tab among the arguments
-                records.append(cells)
-            elif records and len(cells) < len(names) and not line.startswith("{"):
-                records[-1][-1] += "\n" + line  # a newline among the arguments, which are the last column
-            elif line:
-                self.broken(name, _wrong_width(len(cells), len(names) + 1))
+            if len(records) >= _CHUNK_ROWS or letters >= _CHUNK_LETTERS:
+                yield from _make_tsv_chunk(name, metrics, names, records, self.broken)
+                records, letters = [], 0
+            cells[len(names) :] = ["\t".join(cells[len(names) :])]  # a tab among the arguments
+            records.append(cells)
+            letters += len(line)
         yield from _make_tsv_chunk(name, metrics, names, records, self.broken)
+
+    def _whole_lines(self, name: str, width: int, lines: Iterator[str]) -> Iterator[str]:
+        """Yield a text for each process. There can be newlines in its last column, the arguments."""
+        parts: list[str] = []
+        letters = 0
+        for line in lines:
+            tabs = line.count("\t")
+            is_new = line.startswith("{")
+            if is_new and tabs >= width:
+                if parts:
+                    yield "\n".join(parts)
+                parts, letters = [line], len(line)
+            elif parts and not is_new and tabs < width - 1 and letters < _LONGEST_LINE:
+                parts.append(line)
+                letters += len(line) + 1
+            elif line:
+                self.broken(name, _wrong_width(tabs + 1, width + 1))
+        if parts:
+            yield "\n".join(parts)
 
 
 def _unescaped(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
@@ -361,6 +387,12 @@ def _unescaped(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
         before = ""
     if before:
         yield number, before
+
+
+def _filled(texts: list[str], fill: list[tuple[int, str]]) -> list[str]:
+    for place, text in fill:
+        texts[place] = texts[place] or text
+    return texts
 
 
 def _wrong_width(cells: int, width: int) -> str:
