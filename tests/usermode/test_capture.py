@@ -179,6 +179,7 @@ def test_what_was_not_collected_is_staged_again(place: Place, tmp_path: Path) ->
     assert "joblens: the records of lost may be incomplete: no route to host\n" in done.err
     assert f"joblens: the session is kept: run joblens stage {session} again" in done.err
     assert _records(archive) == {"other": first}
+    place.script(f"joblens submit {archive}")
     (tmp_path / "down").unlink()
     (session / f"{here}.capture").rmdir()
     _put_records(place, "other", later)
@@ -187,6 +188,9 @@ def test_what_was_not_collected_is_staged_again(place: Place, tmp_path: Path) ->
     found = _records(archive)
     assert len(found.pop(here)) > 0
     assert found == {"other": first + later, "lost": first}
+    place.script(f"joblens submit {archive}")
+    nodes = [it["node"] for it in _processes(place, "17.srv")]
+    assert (nodes.count("other"), nodes.count("lost")) == (4, 2)
     for folder in (place.tmp, tmp_path / "other", tmp_path / "lost", place.home / "capture"):
         assert list(folder.iterdir()) == []
 
@@ -226,18 +230,28 @@ def test_a_shell_that_still_captures_is_warned(place: Place, tmp_path: Path) -> 
     assert done.err.startswith("joblens: this shell still captures"), done
 
 
-def _begin(place: Place) -> Path:
+def _begin(place: Place, **changes: object) -> Path:
+    """A session, with changes in its file."""
     place.script("joblens start")
     (folder,) = (place.home / "capture").iterdir()
+    state = json.loads((folder / "session.json").read_bytes())
+    (folder / "session.json").write_text(json.dumps({**state, **changes}))
     return folder
+
+
+def test_records_that_are_on_another_host_stay(place: Place, tmp_path: Path) -> None:
+    """As where a shared store is seen by the host on which `stage` is called."""
+    folder = _begin(place, hosts=["c9"], records=str(tmp_path / "joblens-capture-there"))
+    done = place.script(f"joblens stage {folder} --to {tmp_path}")
+    assert (done.code, done.out, done.err) == (3, "", "joblens: the records are on c9: stage them there\n")
+    assert (folder / "session.json").exists()
 
 
 def test_only_folders_of_records_are_removed(place: Place, tmp_path: Path) -> None:
     """Whatever a session names: a damaged one is refused."""
-    folder, precious = _begin(place), tmp_path / "precious"
+    precious = tmp_path / "precious"
     precious.mkdir()
-    state = json.loads((folder / "session.json").read_bytes())
-    (folder / "session.json").write_text(json.dumps({**state, "records": str(precious)}))
+    folder = _begin(place, records=str(precious))
     done = place.script(f"joblens stage {folder} --to {tmp_path}")
     assert (done.code, done.out) == (3, "")
     assert "is not a folder of records" in done.err
@@ -248,10 +262,9 @@ def test_only_folders_of_records_are_removed(place: Place, tmp_path: Path) -> No
 @pytest.mark.parametrize("what", ["", "session.json"])
 def test_a_session_of_another_user_is_refused(place: Place, tmp_path: Path, what: str) -> None:
     """It would choose which folders are read and removed."""
-    folder, precious = _begin(place), tmp_path / "joblens-capture-precious"
+    precious = tmp_path / "joblens-capture-precious"
     precious.mkdir()
-    state = json.loads((folder / "session.json").read_bytes())
-    (folder / "session.json").write_text(json.dumps({**state, "records": str(precious)}))
+    folder = _begin(place, records=str(precious))
     os.chown(folder / what, 1000, 1000)
     for words in (f"stage {folder} --to {tmp_path}", f"stage --to {tmp_path}", "stop"):
         done = place.script(f"export JOBLENS_SESSION={folder}; joblens {words}")

@@ -146,7 +146,7 @@ def _session_folder(home: Home, allocation: Allocation) -> Path:
 
 
 def _make_records_folder(home: Home, session: Path, allocation: Allocation) -> str:
-    """On other hosts the library creates it; nobody else can guess its name."""
+    """On other hosts the library creates it. If another user was faster there, nothing is captured there."""
     where = os.environ.get(RECORDS, "")
     if not where and not home.shared and allocation.how == "here":
         return os.path.realpath(session)
@@ -275,7 +275,7 @@ def _collect(session: CaptureSession) -> list[str]:
     state = session.state
     others = [host for host in state.hosts if not is_here(host)]
     if others and state.how == "here" and not os.path.isdir(state.records):
-        return [f"the records are on {others[0]}: stage them there"]
+        raise OutsideError(f"the records are on {others[0]}: stage them there")
     problems = _copy_records(state.records, session.folder)
     return problems if not others or state.how == "here" else problems + _collect_others(session, others)
 
