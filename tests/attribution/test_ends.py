@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.netlink_messages import LAST, make_task, pack_message
+from joblens.attribution.end_rows import EndingProcess, EndRows
 from joblens.attribution.ends import Ends
 from joblens.attribution.owners import Owners
 from joblens.collectors.ends.connector import EXEC, EXIT, FORK, SESSION, Event
@@ -289,6 +290,38 @@ def test_rows_above_the_limit_are_counted(tmp_path: Path) -> None:
     assert len(made.rows()) + made.ends.rows.dropped == 10
     assert made.ends.rows.dropped >= 4  # at most two seconds have begun
     assert "above the limit per second" in made.ends.warning()
+
+
+def test_one_job_does_not_take_the_rows_of_others(tmp_path: Path) -> None:
+    """Of a loop that starts processes three quarters of the limit have rows."""
+    rows = EndRows(1000)
+    rows.set_clock(1, 1, 1)
+    for owner, ended in ((JOB, 5000), (SESSION_JOB, 100)):
+        for pid in range(ended):
+            process = EndingProcess(pid, 1, 1)
+            process.owner = owner
+            rows.add_process(process, None)
+    (sample, *_) = rows.take(1)
+    jobs = [key[1] for key in sample.rows.keys]
+    assert (jobs.count("42"), jobs.count("s70"), rows.dropped) == (750, 100, 4250)
+
+
+def test_threads_of_no_job_are_forgotten(tmp_path: Path) -> None:
+    """Those that end while the owner is unknown are kept until the next scan, and not longer."""
+    made = Made(tmp_path)
+    for pid, owner in ((70, None), (71, JOB)):
+        made.script.event(EXEC, pid, pid)
+        for thread in (100 + pid, 200 + pid):
+            made.script.event(FORK, pid, pid, thread, pid)
+            made.script.exit(pid, thread)
+            made.script.record(pid, thread, is_last=False)
+        made.ends.read()
+        process = made.ends._processes[pid]
+        assert len(process.unwritten) == 2
+        made.scan((70, None), (71, owner))
+        assert process.unwritten == []
+    assert {row["pid"] for row in made.rows("thread_end")} == {71}
+    assert made.ends._unwritten == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("FXEGRTS"), st.integers(68, 76), st.integers(68, 76)), max_size=80))

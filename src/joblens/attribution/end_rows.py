@@ -12,6 +12,7 @@ _TICK_NS = 10_000_000  # of the start in /proc/PID/stat
 _NO_EVENTS = [ABSENT] * EVENTS
 _MOST_JOBS = 4096  # with dropped processes
 _ROWS = 2000  # per sample
+_SHARE = 3  # rows of a job for each one that is left
 _SUMS = 13  # amounts of a thread that are added up for its process
 
 
@@ -64,6 +65,7 @@ class EndRows:
         self.recorded = self.dropped = 0
         self._most = self._left = most_per_second
         self._second = 0
+        self._rows_of: Dict[Key, int] = {}  # in this second, by job
         self._wall_ns = self._boot_ns = 0  # to be added to the monotonic clock
         self._keys: List[Key] = []
         self._values: List[int] = []
@@ -77,14 +79,20 @@ class EndRows:
         second = monotonic_ns // 1_000_000_000
         if second != self._second:
             self._second, self._left = second, self._most
+            self._rows_of = {}
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._thread_keys)
 
-    def _may_add(self) -> bool:
-        if not self._left:
+    def _may_add(self, owner: Owner) -> bool:
+        """A job gets three quarters of what the jobs before it have left in this second: one that starts
+        processes in a loop does not take the rows of others."""
+        job = (owner.job.cluster, owner.job.id)
+        rows = self._rows_of.get(job, 0)
+        if rows >= _SHARE * self._left:
             self.dropped += 1
             return False
+        self._rows_of[job] = rows + 1
         self._left -= 1
         self.recorded += 1
         return True
@@ -94,7 +102,7 @@ class EndRows:
         process.is_written = True
         if process.owner is None:
             return
-        if not self._may_add():
+        if not self._may_add(process.owner):
             self._note_dropped(process.owner)
             return
         self._keys.append(self._process_key(process, process.owner, task))
@@ -126,7 +134,7 @@ class EndRows:
         )  # fmt: skip
 
     def add_thread(self, process: EndingProcess, task: TaskEnd) -> None:
-        if process.owner is None or not self._may_add():
+        if process.owner is None or not self._may_add(process.owner):
             return
         job, node = process.owner.job, process.owner.node
         self._thread_keys.append(

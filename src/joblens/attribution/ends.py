@@ -28,6 +28,7 @@ _MOST_ENDS, _MOST_EVENTS = 20_000, 100_000  # at a time
 _MOST_PROCESSES = 50_000  # some 300 bytes each
 _MOST_UNDECIDED = 2000
 _MOST_UNWRITTEN = 256  # threads of a process whose owner is unknown
+_MOST_UNWRITTEN_OF_ALL = 20_000
 _MOST_ANCESTORS = 50
 _LONGEST_COMMAND = 1024
 
@@ -56,6 +57,7 @@ class Ends:
         self._ending: Dict[int, EndingProcess] = {}  # whose exit has been reported since the last reading
         self._ended: Dict[int, EndingProcess] = {}  # and before that
         self._undecided: Deque[Tuple[EndingProcess, TaskEnd]] = deque()
+        self._unwritten = 0  # threads, of all processes whose owner is unknown
         self._started: Dict[int, EndingProcess] = {}  # with a new program
         self._forked: Set[int] = set()  # parents without an owner
         # Kernels before 5.19 do not report the process of a thread that has ended.
@@ -219,8 +221,9 @@ class Ends:
     def _take_thread(self, process: EndingProcess, task: TaskEnd) -> None:
         if process.owner is not None:
             self.rows.add_thread(process, task)
-        elif len(process.unwritten) < _MOST_UNWRITTEN:
+        elif len(process.unwritten) < _MOST_UNWRITTEN and self._unwritten < _MOST_UNWRITTEN_OF_ALL:
             process.unwritten.append(task)
+            self._unwritten += 1
 
     def _take_last(self, process: EndingProcess, task: TaskEnd) -> None:
         process.owner = process.owner or _inherit_from_origin(process)
@@ -234,13 +237,19 @@ class Ends:
 
     def _write(self, process: EndingProcess, task: Optional[TaskEnd]) -> None:
         process.origin = None
+        self._write_threads(process)
         if process.owner is None:
             process.is_written = True
             self.unattributed += 1
             return
-        for thread in process.unwritten:
-            self.rows.add_thread(process, thread)
         self.rows.add_process(process, task)
+
+    def _write_threads(self, process: EndingProcess) -> None:
+        """Those that ended before its owner was known. If it has none they are of no job."""
+        threads, process.unwritten = process.unwritten, []
+        self._unwritten -= len(threads)
+        for thread in threads:
+            self.rows.add_thread(process, thread)
 
     def _give_up_records(self) -> None:
         """Write those without figures whose record should have been received by now."""
@@ -298,6 +307,7 @@ class Ends:
                 process.command = key.command
             process.owner, process.start, process.uid = owner, key.start, key.uid
             process.group, process.session, process.name = key.group, key.session, key.name
+            self._write_threads(process)
         self._decide()
         for pid in [
             pid for pid, it in self._processes.items() if pid not in found and it.began_ns < began_ns
