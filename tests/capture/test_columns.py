@@ -12,6 +12,7 @@ from joblens.capture.columns import ColumnReader, basename
 from joblens.capture.processes import Merger
 from joblens.capture.records import FIELDS, UNKNOWN, Records
 from joblens.capture.sets import process_rows, thread_rows
+from joblens.collectors.ends.sets import PROCESS_END
 from joblens.core.model import ABSENT
 
 _ALWAYS = ("time", "pid", "group", "session", "uid")
@@ -70,6 +71,28 @@ def test_both_have_the_same(parts: list[bytes], piece: int) -> None:
     """Whatever the records are, what is damaged between them, and in whatever pieces they are read."""
     data = b"".join(parts)
     assert by_columns(data, piece) == by_records(data)
+
+
+def test_processes_of_a_debugger_are_counted_once() -> None:
+    """It waits for them first, and their parents do then; a pid that is used again is another process."""
+    ends = {"status": 0, "user": 50, "system": 7, "peak_kib": 9}
+    data = b"".join(
+        [
+            make_record("S", "/bin/strace", time=1, pid=7, start=3, parent=1),
+            make_record("S", "/bin/sh", time=2, pid=8, start=4, parent=7),
+            make_record("W", time=5, pid=7, start=3, parent=1, child=9, **ends),
+            make_record("W", time=6, pid=8, start=4, parent=7, child=9, **ends),
+            make_record("W", time=7, pid=1, start=1, parent=0, child=8, status=0, user=60, system=9),
+            make_record("W", time=8, pid=1, start=1, parent=0, child=7, status=0, user=5, system=3),
+            make_record("W", time=9, pid=8, start=4, parent=7, child=9, **{**ends, "user": 51}),
+        ]
+    )
+    rows, values, *_ = by_columns(data, 100)
+    width = len(values) // len(rows)
+    place = [column.name for column in PROCESS_END.columns].index("user_seconds")
+    found = [(row[4], values[width * number + place]) for number, row in enumerate(rows)]
+    assert sorted(found) == [(1, ABSENT), (7, 5), (8, 0), (9, 50), (9, 51)]
+    assert by_columns(data, 100) == by_records(data)
 
 
 def test_numbers_beyond_any_kernel_are_absent() -> None:

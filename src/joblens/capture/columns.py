@@ -7,6 +7,7 @@ same rows.
 
 from __future__ import annotations
 
+import bisect
 import os
 import struct
 import zlib
@@ -19,6 +20,7 @@ from joblens.capture.processes import scale_counts, sum_counts
 from joblens.capture.records import (
     COUNTS,
     END,
+    ENDING,
     EVENTS,
     EXEC,
     EXEC_FAILED,
@@ -89,6 +91,7 @@ class _Kind:
         self.width = len(FIELDS[kind])
         self.places = {name: place for place, name in enumerate(FIELDS[kind])}
         self.blocks: list[Numbers] = []
+        self.firsts: list[int] = []  # the place of the first record of each block
         self.count = 0  # of the records before this piece
         self.texts: list[bytes] = []  # of the records in this piece
 
@@ -107,13 +110,19 @@ class _Kind:
         block = found.astype(numpy.int64)
         block[found >= _MOST] = ABSENT
         self.blocks.append(block)
+        self.firsts.append(self.count)
         return block
+
+    def row(self, place: int) -> list[int]:
+        block = bisect.bisect_right(self.firsts, place) - 1
+        found: list[int] = self.blocks[block][place - self.firsts[block]].tolist()
+        return found
 
     def matrix(self) -> Numbers:
         if not self.blocks:
             return numpy.empty((0, self.width), dtype=numpy.int64)
         found = self.blocks[0] if len(self.blocks) == 1 else numpy.concatenate(self.blocks)
-        self.blocks = [found]
+        self.blocks, self.firsts = [found], [0]
         return found
 
 
@@ -311,12 +320,23 @@ class _Merge:
             return
         writer = self._find(pid, start, parent) if pid else _NONE
         number = self._by_pid.get(child)
-        if number is None or self._wait[number] != _NONE:
+        if number is not None and self._is_same_wait(number, writer, row):
+            self._writers.pop(self._wait[number], None)
+        elif number is None or self._wait[number] != _NONE:
             number = self._new(child, 0, pid)
             self._program[number] = _NO_PROGRAM if writer == _NONE else self._program[writer]
         self._wait[number], self._ended[number] = row, time
         if writer != _NONE:
             self._writers[row] = writer
+
+    def _is_same_wait(self, number: int, writer: int, row: int) -> bool:
+        """A debugger waits for it before its parent does."""
+        before = self._wait[number]
+        if before == _NONE or self._writers.get(before, _NONE) == writer:
+            return False
+        kind = self._kinds[WAIT]
+        now, first = kind.row(row), kind.places[ENDING[0]]
+        return now[kind.places["user"]] != ABSENT and kind.row(before)[first:] == now[first:]
 
     def _take_end(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
         number = self._find(pid, start, parent)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from joblens.capture.records import (
     COUNTS,
     END,
+    ENDING,
     EVENTS,
     EXEC,
     EXEC_FAILED,
@@ -76,6 +77,7 @@ class _Process:
     __slots__ = (
         "began", "captured", "counts", "counts_before", "end", "ended", "group", "images", "is_last",
         "is_reaped", "next_program", "parent", "pid", "program", "session", "start", "uid", "wait", "waited",
+        "waiter",
     )  # fmt: skip
 
     def __init__(self, pid: int, start: int, parent: int) -> None:
@@ -90,6 +92,7 @@ class _Process:
         self.ended: int | None = None
         self.end: dict[str, int] = {}
         self.wait: dict[str, int] = {}
+        self.waiter: _Process | None = None
         self.is_reaped = self.is_last = False
         self.waited = {"user": 0, "system": 0}  # for children
         self.counts: dict[int, dict[str, int]] = {}  # of events, by thread of the current program
@@ -218,13 +221,14 @@ class Merger:
             return
         writer = self._find(record) if fields["pid"] else None  # joblens itself has no process here
         process = self._by_pid.get(child)
-        if process is None or process.is_reaped:  # killed before it could write, or a static program
+        if process is not None and _is_same_wait(process, writer, fields):
+            _add_waited(process.waiter, process.wait, -1)
+        elif process is None or process.is_reaped:  # killed before it could write, or a static program
             process = self._new(child, 0, fields["pid"])
             process.program = writer.program if writer else _NO_PROGRAM
         process.wait, process.is_reaped, process.ended = fields, True, fields["time"]
-        if writer is not None:
-            for name in writer.waited:
-                writer.waited[name] += fields.get(name, 0)
+        process.waiter = writer
+        _add_waited(writer, fields, 1)
 
     def _take_end(self, record: Record) -> None:
         process = self._find(record)
@@ -258,6 +262,19 @@ _TAKE = {
     THREAD: Merger._take_thread,
     COUNTS: Merger._take_counts,
 }
+
+
+def _is_same_wait(process: _Process, writer: _Process | None, fields: dict[str, int]) -> bool:
+    """A debugger waits for it before its parent does. The kernel then adds its usage to the parent only."""
+    if not process.is_reaped or process.waiter is writer or "user" not in fields:
+        return False
+    return all(process.wait.get(name) == fields.get(name) for name in ENDING)
+
+
+def _add_waited(writer: _Process | None, fields: dict[str, int], sign: int) -> None:
+    if writer is not None:
+        for name in writer.waited:
+            writer.waited[name] += sign * fields.get(name, 0)
 
 
 def scale_counts(fields: dict[str, int]) -> dict[str, int]:
