@@ -174,6 +174,39 @@ def test_a_session_that_is_staged_again_has_each_process_once(
     assert record.job.end == START + 5 * between
 
 
+def test_joblens_is_no_process_of_the_job(home: Path, tmp_path: Path) -> None:
+    """What start and stop have noted of themselves is left out, on that node and with its threads."""
+    own = [{"node": "c2", "pid": 201, "start": 201}, {"node": "c1", "pid": 200, "start": 200}]
+    path = change_manifest(make_archive(tmp_path, nodes=2), own=own)
+    outcome = submit(new_home(home), path, ask_nobody)
+    assert (outcome.processes, outcome.threads) == (3, 3)
+    with Store(home) as store:
+        assert {it.pid for it in store.ends("42", EndedProcess)} == {100, 101, 200}
+        assert {it.pid for it in store.ends("42", EndedThread)} == {100, 101, 200}
+        assert store.job("42").used.cpu_seconds == pytest.approx(3 * 2.5)
+
+
+def test_a_report_says_what_is_known(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a shell without a batch system there is no accounting, and there are no samples to miss."""
+    submit(new_home(home), make_archive(tmp_path), ask_nobody)
+    assert main(["job", "42"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "5 s sum of the captured processes" in text
+    assert "How it ended is not known: joblens stop was called without --exit-code, or not at all." in text
+    assert "accounting" not in text
+    assert "missed" not in text
+
+
+def test_a_full_file_of_records_is_reported(
+    monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path
+) -> None:
+    """The library writes no more then, and nobody else would notice."""
+    monkeypatch.setattr("joblens.capture.records._FULL", len(make_records()))
+    submit(new_home(home), make_archive(tmp_path), ask_nobody)
+    with Store(home) as store:
+        assert any("the file of records is full" in it for it in store.job("42").data.problems)
+
+
 def _raise(job: BatchJob) -> BatchJob | None:
     raise ZeroDivisionError("what nobody expects")
 

@@ -38,6 +38,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def _processes(place: Place, job: str) -> list[dict[str, object]]:
     done = place.script(f"joblens job {job} --processes --limit 0 --json")
     found: list[dict[str, object]] = json.loads(done.out)
+    assert not [it for it in found if "joblens" in str(it["command"])]
     return [it for it in found if it["name"] in ("true", "dash", "sh")]
 
 

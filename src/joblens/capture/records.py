@@ -25,6 +25,7 @@ UNKNOWN = (1 << 64) - 1
 _HEADER = struct.Struct("<4sIHcB")
 _NUMBERS = [struct.Struct(f"<{count}Q") for count in range(256)]
 LARGEST = 4096
+_FULL = (512 << 20) - LARGEST  # the library writes no more than 512 MiB
 
 _PROCESS = ("time", "pid", "start", "parent")
 _RUSAGE = (
@@ -51,7 +52,7 @@ FIELDS = {
     EXEC: _PROCESS,
     EXEC_FAILED: _PROCESS,
     SPAWN: (*_PROCESS, "child", "before"),
-    WAIT: (*_PROCESS, "child", "status", *_RUSAGE),
+    WAIT: (*_PROCESS, "child", *ENDING),
     END: _END,
     LAST: _END,  # the program restricts its system calls from now on
     COUNTS: (*_PROCESS, "thread", *_COUNTS),
@@ -114,6 +115,11 @@ def _make(kind: bytes, data: bytes, at: int, count: int, size: int) -> Record:
     # What follows the last zero byte is a text that was cut off, or nothing.
     texts = data[at + _HEADER.size + 8 * count : at + size].decode("utf-8", "replace").split("\0")[:-1]
     return Record(name, fields, texts)
+
+
+def describe_full(name: str, size: int) -> list[str]:
+    """Return a problem if the library has stopped writing because its file was full."""
+    return [f"{name}: the file of records is full; later processes are missing"] if size >= _FULL else []
 
 
 def describe_damage(name: str, damage: Damage) -> list[str]:

@@ -28,7 +28,7 @@ from joblens import __version__
 from joblens.core.errors import MalformedError
 from joblens.core.files import publish, unfinished_name
 from joblens.core.json_file import parse_json, render_json
-from joblens.record.fields import Moment, Part, read
+from joblens.record.fields import Moment, Part, Whole, read
 from joblens.schedulers.facts import BatchJob
 
 SUFFIX = ".joblens"
@@ -57,6 +57,14 @@ class NodeRecords(Part, kw_only=True):
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
+class OwnProcess(Part, kw_only=True):
+    """A process of joblens itself, which the library has captured as one of the job."""
+
+    node: _Name
+    pid: Whole
+    start: Whole  # in clock ticks since boot
+
+
 class Manifest(Part, kw_only=True):
     """What an archive contains."""
 
@@ -69,6 +77,7 @@ class Manifest(Part, kw_only=True):
     tags: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # a sentence each
+    own: list[OwnProcess] = field(default_factory=list)
     files: list[NodeRecords] = field(default_factory=list)
 
     @property

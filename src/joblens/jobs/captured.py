@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from joblens.capture.processes import Merger, ProcessEnd, ThreadEnd
-from joblens.capture.records import Records, describe_damage
+from joblens.capture.records import Records, describe_damage, describe_full
 from joblens.capture.session import FOLDER, SUFFIX, remove_folder
 from joblens.capture.sets import JobKey, process_rows, thread_rows
 from joblens.core.errors import sentence
@@ -63,6 +63,7 @@ def make_rows(job: JobKey, data: bytes, problems: list[str]) -> Iterator[Rows]:
     records, merger = Records(data), Merger()
     merger.take(records)
     problems += describe_damage(f"capture on {job[2]}", records.damage)
+    problems += describe_full(f"capture on {job[2]}", len(data))
     yield from _make_rows(job, merger.processes(), merger.threads)
 
 

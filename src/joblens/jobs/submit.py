@@ -23,7 +23,7 @@ import numpy
 from joblens.analysis.summary import summarise
 from joblens.analysis.window_report import inputs_of
 from joblens.capture.columns import ColumnReader, ProcessColumns, Program, ThreadColumns, basename
-from joblens.capture.records import describe_damage
+from joblens.capture.records import describe_damage, describe_full
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
 from joblens.core.errors import MalformedError, OutsideError, sentence
 from joblens.core.files import make_folder, write_whole
@@ -103,17 +103,38 @@ def submit(home: Home, path: Path, accounting: Accounting, dry_run: bool = False
 def _check(archive: Archive) -> Outcome:
     found = _describe(archive)
     for number in range(len(archive.manifest.files)):
-        processes, threads = _read(archive, number, []).merge()
+        processes, threads = _merge(archive, number, [])
         found = _counted(found, processes, threads)
     return found
 
 
-def _read(archive: Archive, number: int, problems: list[str]) -> ColumnReader:
-    reader = ColumnReader()
+def _merge(archive: Archive, number: int, problems: list[str]) -> tuple[ProcessColumns, ThreadColumns]:
+    """Return the processes and threads of a node, without those of joblens itself."""
+    reader, file = ColumnReader(), archive.manifest.files[number]
     archive.pass_records(number, reader.take)
     reader.finish()
-    problems += describe_damage(f"capture on {archive.manifest.files[number].node}", reader.damage)
-    return reader
+    problems += describe_damage(f"capture on {file.node}", reader.damage)
+    problems += describe_full(f"capture on {file.node}", file.bytes)
+    processes, threads = reader.merge()
+    own = {(it.pid, it.start) for it in archive.manifest.own if it.node == file.node}
+    if not own:
+        return processes, threads
+    kept, kept_threads = _are_others(own, processes.keys), _are_others(own, threads.keys)
+    programs = [program for program, is_kept in zip(processes.programs, kept) if is_kept]
+    names = [name for name, is_kept in zip(threads.names, kept_threads) if is_kept]
+    return (
+        ProcessColumns(_choose(processes.keys, kept), programs, processes.values[kept]),
+        ThreadColumns(_choose(threads.keys, kept_threads), names, threads.values[kept_threads]),
+    )
+
+
+def _are_others(own: set[tuple[int, int]], keys: dict[str, Any]) -> Any:
+    pairs = zip(keys["pid"].tolist(), keys["start"].tolist())
+    return numpy.array([pair not in own for pair in pairs], dtype=bool)
+
+
+def _choose(columns: dict[str, Any], chosen: Any) -> dict[str, Any]:
+    return {name: column[chosen] for name, column in columns.items()}
 
 
 def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
@@ -132,7 +153,7 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
         lake, problems = Lake(home.lake), list(manifest.problems)
         rows = _Rows(lake, manifest, _find_record(home, manifest) is not None)
         for number, file in enumerate(manifest.files):
-            processes, threads = _read(archive, number, problems).merge()
+            processes, threads = _merge(archive, number, problems)
             rows.save(file, processes, threads)
             found = _counted(found, processes, threads)
         _save_record(home, lake, manifest, accounting, problems)
@@ -251,7 +272,7 @@ class _Rows:
         threads = keys["tid"].tolist() if "tid" in keys else [None] * len(began)
         rows = zip(began, keys["pid"].tolist(), keys["start"].tolist(), threads)
         is_new = numpy.array([_row(file.node, *row) not in stored for row in rows], dtype=bool)
-        return {name: column[is_new] for name, column in keys.items()}, values[is_new]
+        return _choose(keys, is_new), values[is_new]
 
     def _find_stored(self, schema: Schema) -> set[Row]:
         """Return what files that are not replaced by those of this archive have of the job."""

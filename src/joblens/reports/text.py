@@ -239,7 +239,8 @@ def _cpu_time(record: JobRecord, style: Style) -> list[str]:
     elif exact is not None and cpu > exact:
         source = f"sampled; accounting has {render_seconds(exact)}"
     else:
-        source = "sum of all processes" if record.data.imported else "totals from accounting"
+        captured = "sum of the captured processes" if _is_only_captured(record) else "totals from accounting"
+        source = "sum of all processes" if record.data.imported else captured
     return wrap(line + "   ", source, style.width)
 
 
@@ -425,6 +426,8 @@ def _amounts(record: JobRecord) -> list[str]:
         return [f"imported from {data.imported.archive}", f"{data.imported.threads:,} threads", "no samples"]
     if record.job.state == "RUNNING" and not data.samples:
         return ["no samples yet"]
+    if _is_only_captured(record):
+        return ["no samples"]
     is_batch = _is_batch(record.job)
     expected = data.expected_samples
     of = "" if expected is None else f" of {expected:,}"
@@ -447,6 +450,13 @@ def _amounts(record: JobRecord) -> list[str]:
 def _is_batch(job: Job) -> bool:
     """Whether a scheduler reported it; its nodes may be unknown."""
     return job.nodes is not None and not _is_inferred(job)
+
+
+def _is_only_captured(record: JobRecord) -> bool:
+    """Whether all that is known of it are its captured processes, and neither samples nor accounting."""
+    job, data = record.job, record.data
+    without = job.source == "run" or job.state == "UNKNOWN"
+    return without and _is_batch(job) and not data.samples and bool(data.processes)
 
 
 def _is_inferred(job: Job) -> bool:

@@ -27,8 +27,9 @@ from joblens.capture.session import SUFFIX
 from joblens.core.errors import JoblensError, MalformedError, OutsideError, sentence
 from joblens.core.files import list_names, publish_once, unfinished_name, write_whole
 from joblens.core.json_file import load_json, render_json
+from joblens.core.procfs import read_stat
 from joblens.jobs.archive import SUFFIX as ARCHIVE
-from joblens.jobs.archive import Manifest, Source, open_archive, write_archive
+from joblens.jobs.archive import Manifest, OwnProcess, Source, open_archive, write_archive
 from joblens.record.fields import Moment, Part, read
 from joblens.run.facts import kept_environment, new_job_id
 from joblens.schedulers.facts import BatchJob
@@ -71,6 +72,7 @@ class SessionState(Part, kw_only=True):
     start: Moment
     end: Moment | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    own: list[OwnProcess] = field(default_factory=list)  # start and stop
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -84,6 +86,7 @@ class CaptureSession:
         self.folder, self.state = folder, state
 
     def save(self) -> None:
+        self.state.own = [*self.state.own, this_process()]
         write_whole(str(self.folder / _STATE), render_json(self.state.to_dict()))
 
     def save_once(self) -> bool:
@@ -153,6 +156,11 @@ def _make_records_folder(home: Home, session: Path, allocation: Allocation) -> s
     return tempfile.mkdtemp(prefix=_PREFIX, dir=where or _LOCAL)
 
 
+def this_process() -> OwnProcess:
+    node = os.uname().nodename.replace("/", "_")
+    return OwnProcess(node=node, pid=os.getpid(), start=read_stat("self").start)
+
+
 def find_session(home: Home, env: Mapping[str, str]) -> CaptureSession:
     """Return the session of this job or shell. Raises OutsideError if there is none.
 
@@ -219,6 +227,7 @@ def stage(session: CaptureSession, target: Path) -> Staged:
         start=state.start,
         end=max(state.end or time.time(), state.start),
         tags=state.tags,
+        own=[*state.own, this_process()],
         environment=state.environment,
         problems=problems + _missing(state.hosts, sources),
     )
