@@ -77,6 +77,23 @@ def test_without_capture_nothing_is_added(stand: Stand) -> None:
     assert " exact" not in result.stderr
 
 
+def test_threads_of_a_job_without_threads(stand: Stand) -> None:
+    """It was captured, so the answer is not to capture it."""
+    stand.run(["/bin/true"], "--quiet", "--capture")
+    result = stand.joblens("job", "last", "--threads")
+    assert result.stderr.endswith("has created a thread that was recorded\n")
+
+
+def test_unknown_counters_are_named(stand: Stand) -> None:
+    chosen = {**stand.environment, "JOBLENS_COUNTERS": "page-faults,instrs\x1b,cycle"}
+    result = stand.run(["/bin/true"], "--quiet", "--capture", env=chosen)
+    assert result.returncode == 0
+    assert result.stderr.startswith(
+        "joblens run: JOBLENS_COUNTERS: not counted: instrs?, cycle; events are task-clock, "
+    )
+    assert stand.run(["/bin/true"], "--quiet", env=chosen).stderr == ""
+
+
 def test_missing_library_is_reported(stand: Stand) -> None:
     """Without the library the command runs, and the reason is stated."""
     code = f"import joblens.capture.library as it; it.LIBRARY = {LIBRARY + 'x'!r}\nimport joblens.cli as cli"

@@ -226,6 +226,13 @@ def test_start_again_renames(place: Place) -> None:
     assert json.loads(path.read_bytes())["job"]["name"] == "second"
 
 
+def test_unknown_counters_are_named(place: Place) -> None:
+    """The shell captures all the same."""
+    done = place.script('export JOBLENS_COUNTERS=cycle; eval "$(joblens start)"; echo "$JOBLENS_CAPTURE"')
+    assert done.err.startswith("joblens: JOBLENS_COUNTERS: not counted: cycle; events are "), done
+    assert done.out.startswith("/")
+
+
 def test_a_shell_that_still_captures_is_warned(place: Place, tmp_path: Path) -> None:
     done = place.script(f'eval "$(joblens start)"; joblens stage --to {tmp_path}')
     assert done.err.startswith("joblens: this shell still captures"), done

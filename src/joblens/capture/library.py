@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import Dict, Mapping, Optional
 
+from joblens.capture.records import EVENTS
 from joblens.core.compile_c import compile_c
-from joblens.core.errors import OutsideError
+from joblens.core.errors import OutsideError, printable
 
+COUNTERS = "JOBLENS_COUNTERS"  # names the events to count
 FOLDER = "JOBLENS_CAPTURE"  # names the folder of the records to the library
 _HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(_HERE, "preload.c")
@@ -52,6 +54,16 @@ def capture_environment(given: Mapping[bytes, bytes], folder: str, library: str)
 def without_library(listed: str, library: str) -> str:
     """Return a value of LD_PRELOAD without the library."""
     return ":".join(path for path in listed.replace(" ", ":").split(":") if path and path != library)
+
+
+def unknown_counters(given: Mapping[str, str]) -> str:
+    """Return a sentence on the names in JOBLENS_COUNTERS that the library ignores, "" if there are none."""
+    known = [name.replace("_", "-") for name in EVENTS]
+    unknown = [name for name in given.get(COUNTERS, "").split(",") if name and name not in known]
+    if not unknown:
+        return ""
+    named = printable(", ".join(unknown))[:200]
+    return f"{COUNTERS}: not counted: {named}; events are {', '.join(known)}"
 
 
 def is_preloadable(library: str) -> bool:

@@ -99,6 +99,10 @@ def _ends(source: Any, options: argparse.Namespace, kind: Any) -> list[Any]:
         found = source.ends(options.id, kind, options.number)
     except LookupError as error:
         raise JoblensError(str(error.args[0])) from None
+    from joblens.record.ends import EndedProcess, EndedThread
+
+    if not found and kind is EndedThread and source.ends(options.id, EndedProcess, options.number):
+        raise JoblensError(f"no process of job {options.id:.100} has created a thread that was recorded")
     if not found:
         raise JoblensError(
             f"job {options.id:.100} has no captured records: run it with joblens run --capture -- CMD"

@@ -132,12 +132,14 @@ def _prepare(command: list[str], name: str, tags: dict[str, str], interval: floa
 
 def _prepare_capture(job: Job) -> Capture | None:
     """Return None, and say why, if processes cannot be captured. The command runs in any case."""
-    from joblens.capture.library import usable_library
+    from joblens.capture.library import unknown_counters, usable_library
     from joblens.capture.session import Capture, make_folder
     from joblens.store.home import find_home
 
     try:
         library = usable_library()
+        if ignored := unknown_counters(os.environ):
+            _say(ignored)
         return Capture(make_folder(job.folder, find_home(job.store).shared), library)
     except (OutsideError, OSError) as error:
         _say(f"processes are not captured: {sentence(error)}")

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print shell code. A failure prints none, so that the script goes on without capture."""
+    from joblens.capture.library import unknown_counters
     from joblens.run.facts import job_tags
     from joblens.store.home import find_home
     from joblens.usermode.capture import start
@@ -36,5 +37,6 @@ def run(options: argparse.Namespace) -> int:
     except (JoblensError, OSError) as error:
         warn([f"processes are not captured: {sentence(error)}"])
         return error.exit_code if isinstance(error, JoblensError) else 3
+    warn([it for it in [unknown_counters(os.environ)] if it])
     write(render_exports(variables, find_shell(options.shell)))
     return 0
