@@ -167,10 +167,69 @@ def test_python_2_and_zones(home: Home, tmp_path: Path) -> None:
     assert imported(guessed).zone == "unknown, UTC+05:30 by its processes"
     assert guessed.job.start == START.timestamp()
     assert imported(record_of(home, "8")).zone == "unknown"
-    for found in (guessed, record_of(home, "8")):
-        assert found.data.problems == [epmt_archives._UNKNOWN_ZONE]
+    assert guessed.data.problems == [
+        "its start and end name no time zone; taken as UTC+05:30, by its processes"
+    ]
+    assert record_of(home, "8").data.problems == [epmt_archives._UNKNOWN_ZONE]
     with pytest.raises(UsageError, match="no time zone 'Mars'"):
         import_epmt(home, [one], zone="Mars")
+
+
+def test_a_zone_replaces_a_guess(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An archive whose zone was not known is imported again with one: once stored, with tags of people."""
+    hours = datetime.timedelta(hours=5, minutes=30)
+    naive = {"job_pl_start_ts": (START + hours).replace(tzinfo=None), "job_pl_submit_ts": None}
+    long = metadata("8", **naive, job_el_stop_ts=(STOP + 2 * hours).replace(tzinfo=None))
+    short = metadata("9", **naive, job_el_stop_ts=(STOP + hours).replace(tzinfo=None))
+    paths = [
+        write_tar(tmp_path / f"{at}.tgz", job_files(PROCESSES, it)) for at, it in enumerate((long, short))
+    ]
+    assert import_epmt(home, paths).jobs == 2
+    with Store(home) as store:
+        store.tag("8", {"kept": "yes"})
+    capsys.readouterr()
+    assert main(["import", "epmt", "--zone", "Asia/Kolkata", *map(str, paths)]) == 0
+    assert capsys.readouterr().out == "0 new jobs\n2 jobs replaced, now with a time zone\n"
+    for id in ("8", "9"):
+        with Store(home) as store:
+            assert [it.start for it in store.runs(id)] == [START.timestamp()]
+        assert imported(record_of(home, id)).zone == "Asia/Kolkata"
+        assert record_of(home, id).data.problems == []
+        assert len(ends(home, EndedProcess, id)) == 3
+    assert (record_of(home, "8").job.tags or {})["kept"] == "yes"
+    again = import_epmt(home, paths, zone="Asia/Kolkata")
+    assert (again.jobs, again.replaced, again.known, again.problems) == (0, 0, 2, [])
+
+
+def test_unknown_amounts_are_not_zero(home: Home, tmp_path: Path) -> None:
+    """Metrics that an archive does not have are unknown, and an archive without processes says so."""
+    files = {
+        "job_metadata": pickle.dumps(metadata()),
+        "c1-papiex-1-0.csv": csv_text([process(1)], ("rssmax",)).encode(),
+    }
+    empty = {"job_metadata": pickle.dumps(metadata("5"))}
+    paths = [write_tar(tmp_path / "a.tgz", files), write_tar(tmp_path / "b.tgz", empty)]
+    assert import_epmt(home, paths).jobs == 2
+    for id in ("4242", "5"):
+        used = record_of(home, id).used
+        assert (used.cpu_seconds, used.cpu_seconds_exact, used.run_delay_seconds) == (None, None, None)
+    assert [it.cpu_seconds for it in record_of(home).processes] == [None]
+    assert "no process data" in [it.rule for it in record_of(home, "5").findings]
+    assert main(["job", "5"]) == 0
+    assert main(["job", "4242"]) == 0
+
+
+def test_a_job_of_another_user_is_not_dropped_silently(home: Home, tmp_path: Path) -> None:
+    """With the same id, cluster and start it cannot be stored, and a sentence says so."""
+    paths = [
+        write_tar(tmp_path / f"{user}.tgz", job_files(PROCESSES, metadata(job_pl_username=user)))
+        for user in ("alice", "bob")
+    ]
+    done = import_epmt(home, paths)
+    assert (done.jobs, done.known) == (1, 1)
+    assert done.problems == [
+        f"{paths[1]}: job 4242 of bob is left out: alice has a stored job with its id, cluster and start"
+    ]
 
 
 def test_broken_records_are_findings(home: Home, tmp_path: Path) -> None:

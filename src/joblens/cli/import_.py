@@ -131,6 +131,8 @@ def render_epmt(result: EpmtResult) -> list[str]:
     parts = [_count(result.jobs, "new job")]
     if result.jobs:
         parts[0] += f", {result.processes:,} processes, {result.threads:,} threads"
+    if result.replaced:
+        parts.append(f"{_count(result.replaced, 'job')} replaced, now with a time zone")
     if result.known:
         parts.append(f"{_count(result.known, 'job')} already stored")
     if result.broken:

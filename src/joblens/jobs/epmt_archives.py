@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -28,6 +29,8 @@ from joblens.jobs.facts import INTERVAL
 from joblens.record.job import JobEnd, JobFacts
 from joblens.record.report import Finding, Imported, JobRecord, ProcessCounts
 from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.listing import Identity
+from joblens.store.edit import NotAllowedError, delete
 from joblens.store.home import Home
 from joblens.store.lake.columns import LATEST_NS, storable
 from joblens.store.lake.lake import Lake
@@ -41,12 +44,15 @@ _KEPT_VARIABLES = (
     "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK",
     "SLURM_CPUS_ON_NODE", "PBS_JOBID", "PBS_QUEUE", "OMP_NUM_THREADS", "LOADEDMODULES",
 )  # fmt: skip
-_UNKNOWN_ZONE = "the time zone of its start and end is not known: import it with --zone"
+_UNKNOWN = "unknown"
+_UNKNOWN_ZONE = "the time zone of its start and end is not known: import it again with --zone"
+_GUESSED_ZONE = "its start and end name no time zone; taken as {}"
 
 
 @dataclass
 class EpmtResult(ImportResult):
     jobs: int = 0  # that are new
+    replaced: int = 0  # whose time zone was not known before
     known: int = 0  # that have a record
     processes: int = 0  # of new jobs
     threads: int = 0
@@ -86,7 +92,7 @@ def import_epmt(
         result.files += 1
         try:
             importer.take(path, result)
-        except (OutsideError, OSError) as error:  # the other archives are imported
+        except (OutsideError, OSError, NotAllowedError) as error:  # the other archives are imported
             result.skip_file(path, error, "archive")
         except MemoryError:
             result.skip_file(path, OutsideError(f"{path}: its data do not fit into memory"), "archive")
@@ -121,17 +127,24 @@ class _Importer:
         cluster = self.cluster or metadata.environment.get("SLURM_CLUSTER_NAME", "")
         node = metadata.host or _first_host(begin) or "unknown"
         identity = storable(cluster or node), storable(metadata.id), times.start
-        if self.catalog.written([identity]):
-            result.known += 1
+        earlier = self._without_zone(path, identity) if self.zone and times.zone == self.zone.key else []
+        if not earlier and self.catalog.written([identity]):
+            self._report_known(path, metadata, identity, result)
             return
+        for record in earlier:
+            delete(self.home, self.catalog, self.lake, record)
         job = choose_files(self.lake, LakeJob(identity[0], identity[1], times.end, _number(identity)))
         totals.interval = int((times.start - _SLACK) * 1e6), int((times.end + _SLACK) * 1e6)
         for number, chunk in enumerate(chain(begin, chunks)):
             totals.add(chunk)
             save_chunk(self.lake, job, number, chunk)
         facts = _facts(metadata, identity[0], times, totals.hosts or [node])
-        save_record(self.home.records, make_record(path.name, facts, metadata, times, totals))
-        result.jobs += 1
+        made = make_record(path.name, facts, metadata, times, totals)
+        for record in earlier:  # people may have changed them
+            made.job.tags, made.job.annotations = record.job.tags, record.job.annotations
+        save_record(self.home.records, made)
+        result.jobs += not earlier
+        result.replaced += bool(earlier)
         result.processes += totals.processes
         result.threads += totals.threads
         result.broken += totals.broken
@@ -140,6 +153,34 @@ class _Importer:
                 printable(
                     f"{path}: {totals.broken:,} records of processes are left out: {totals.examples[0]}"
                 )
+            )
+
+    def _without_zone(self, path: Path, identity: Identity) -> list[JobRecord]:
+        """Return the records that were made from this archive while its zone was not known."""
+        cluster, id, _ = identity
+        found = []
+        for run in self.catalog.runs(f"{id}@{cluster}"):
+            with suppress(LookupError):  # just deleted
+                record = self.catalog.report((run.cluster, run.id, run.start))
+                about = record.data.imported
+                if (
+                    isinstance(about, Imported)
+                    and (run.cluster, run.id, about.archive) == (cluster, id, storable(path.name))
+                    and (about.zone or "").startswith(_UNKNOWN)
+                ):
+                    found.append(record)
+        return found
+
+    def _report_known(self, path: Path, job: Metadata, identity: Identity, result: EpmtResult) -> None:
+        """Another user's job with the same id, node and start is not the same job."""
+        result.known += 1
+        user = storable(job.user)
+        with suppress(LookupError):  # just deleted
+            user = self.catalog.report(identity).job.user
+        if user != storable(job.user):
+            what = f"job {job.id:.100} of {job.user:.100} is left out"
+            result.problems.append(
+                printable(f"{path}: {what}: {user:.100} has a stored job with its id, cluster and start")
             )
 
     def _chunks(self, archive: Archive, totals: Totals) -> Iterator[Chunk]:
@@ -195,16 +236,14 @@ def _zone_of(job: Metadata) -> ZoneInfo | None:
 
 def _guess_offset(job: Metadata, span: _Span | None) -> str:
     if span is None or job.start is None or job.stop is None:
-        return "unknown"
+        return _UNKNOWN
     start, stop = (it.replace(tzinfo=datetime.timezone.utc).timestamp() for it in (job.start, job.stop))
     # start - offset <= first process, last process <= stop - offset
     least = math.ceil((start - span[0] - _SLACK) / _STEP) * _STEP
     most = math.floor((stop - span[1] + _SLACK) / _STEP) * _STEP
-    return (
-        f"unknown, {_offset(least)} by its processes"
-        if least == most and _WEST <= least <= _EAST
-        else "unknown"
-    )
+    if least != most or not _WEST <= least <= _EAST:
+        return _UNKNOWN
+    return f"{_UNKNOWN}, {_offset(least)} by its processes"
 
 
 def _offset(seconds: float) -> str:
@@ -261,8 +300,9 @@ def _facts(job: Metadata, cluster: str, times: _Times, hosts: list[str]) -> JobF
 
 def make_record(archive: str, facts: JobFacts, job: Metadata, times: _Times, totals: Totals) -> JobRecord:
     problems = [*job.problems]
-    if times.zone.startswith("unknown"):
-        problems.append(_UNKNOWN_ZONE)
+    if times.zone.startswith(_UNKNOWN):
+        offset = times.zone.removeprefix(_UNKNOWN).lstrip(", ")
+        problems.append(_GUESSED_ZONE.format(offset.replace(" ", ", ", 1)) if offset else _UNKNOWN_ZONE)
     if job.stop is None:
         problems.append("its end is that of its last process: job_metadata has none")
     known = job.exit_code is not None
@@ -277,7 +317,7 @@ def make_record(archive: str, facts: JobFacts, job: Metadata, times: _Times, tot
     record = summarise(facts, end, SamplesReader([], facts.id, facts.node))
     record.used.processes = totals.processes
     record.used.cpu_seconds = record.used.cpu_seconds_exact = totals.cpu_seconds
-    record.used.run_delay_seconds = totals.sums.get("time_waiting", 0) / 1e9
+    record.used.run_delay_seconds = totals.run_delay_seconds
     record.gaps = []
     for node in record.nodes:  # which nobody has sampled
         node.gaps, node.samples, node.expected_samples = [], None, None
@@ -302,6 +342,12 @@ def _findings(facts: JobFacts, times: _Times, totals: Totals) -> Iterator[Findin
     def finding(rule: str, evidence: str, advice: str) -> Finding:
         return Finding(rule, times.start, times.end, evidence, advice, 0.0)
 
+    if not totals.processes:
+        yield finding(
+            "no process data",
+            "the archive has no process that could be read",
+            "its usage is not known; check whether EPMT's collector was loaded in the job",
+        )
     if totals.broken:
         where = "; ".join(totals.examples)
         yield finding(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from joblens.importers.epmt.process_data import Numbers
 
 NOT_SUMMED = ("num_threads", "starttime")  # as in EPMT's own sums
+_CPU = ("usertime", "systemtime")
 _MOST_LISTED = 50
 _MOST_EXAMPLES = 5
 _MOST_HOSTS = 10_000
@@ -68,8 +69,14 @@ class Totals:
         self.threads += int(chunk.threads.sum())
 
     @property
-    def cpu_seconds(self) -> float:
-        return max((self.sums.get("usertime", 0) + self.sums.get("systemtime", 0)) / 1e6, 0.0)
+    def cpu_seconds(self) -> float | None:
+        known = [self.sums[name] for name in _CPU if name in self.sums]
+        return max(sum(known) / 1e6, 0.0) if known else None
+
+    @property
+    def run_delay_seconds(self) -> float | None:
+        waited = self.sums.get("time_waiting")
+        return None if waited is None else max(waited / 1e9, 0.0)
 
     def shown_sums(self) -> dict[str, int | float]:
         return {name: it if -_WORD < it < _WORD else float(it) for name, it in self.sums.items()}
@@ -177,7 +184,7 @@ def _use(chunk: Chunk, by_process: dict[str, Numbers], at: int, cpu: int, comman
         read_bytes=amount("read_bytes"),
         written_bytes=amount("write_bytes"),
         run_delay_seconds=amount("time_waiting", 1e9),
-        cpu_seconds=max(cpu, 0) / 1e6,
+        cpu_seconds=max(cpu, 0) / 1e6 if any(name in by_process for name in _CPU) else None,
         exact=True,
         left_behind=False,
     )
