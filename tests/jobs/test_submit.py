@@ -267,11 +267,15 @@ def test_nobody_submits_what_accounting_has_as_another_s(home: Path, tmp_path: P
     path = _of_user(change_manifest(make_archive(tmp_path), job=job.to_dict()), 61001)
     why = submit(new_home(home), path, lambda job: make_job(user="bob", uid=61002)).problem
     assert why == f"{path}: job 42 is bob's, not of uid 61001"
+    why = submit(new_home(home), path, ask_nobody).problem
+    assert why == f"{path}: neither accounting nor the store confirms that job 42 is of uid 61001"
     _of_user(change_manifest(path, job=job.replace(scheduler="run").to_dict()), 61001)
     why = submit(new_home(home), path, ask_nobody).problem
     assert why == f"{path}: '42' is an id of a batch system's job"
     with Store(home) as store:
         assert store.jobs() == []
+    _of_user(change_manifest(path, job=job.to_dict()), 61001)
+    assert submit(new_home(home), path, lambda job: job.replace(end=START + 20)).problem == ""
 
 
 def test_dump_prints_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

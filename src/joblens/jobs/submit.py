@@ -178,6 +178,9 @@ def _checked(home: Home, archive: Archive, accounting: Accounting) -> Manifest:
     jobs: list[Job | BatchJob] = [record.job for record in _find_records(home, archive.manifest)]
     if job.scheduler != "run" and (reported := accounting(job)) is not None:
         jobs.append(reported)
+    if job.scheduler != "run" and not jobs:  # it may be another's that runs now
+        why = f"neither accounting nor the store confirms that job {job.id:.100} is of uid {owner}"
+        raise MalformedError(str(archive.path), why)
     for known in jobs:
         if _uid_of(known) != owner:
             whose = known.user or f"uid {known.uid}"
