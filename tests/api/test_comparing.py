@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from importers.epmt_files import job_files, metadata, process, write_tar
-from joblens.api.comparing import compare_jobs, find_unusual
+from joblens.analysis.comparison import Compared, Comparison
+from joblens.analysis.outliers import Outlier
+from joblens.api.comparing import compare_jobs, find_unusual, name_jobs
 from joblens.api.store import Store
 from joblens.cli import main
+from joblens.cli.compare import render
+from joblens.cli.figures import render_ratio
+from joblens.cli.outliers import _statement
 from joblens.core.errors import UsageError
 from joblens.jobs.epmt_archives import import_epmt
 from joblens.record.ends import EndedProcess
+from joblens.record.report import Job, JobRecord
 from joblens.store.end_groups import _group
 from joblens.store.home import Home, find_home, make_home
 
@@ -113,16 +119,80 @@ def test_commands(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "The first operation that changed: op:build" in out
     assert main(["compare", "run1", "run2", "--with", "run3", "run4", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["jobs"] == ["run1", "run2", "run3", "run4"]
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert [it["job"] for it in jobs] == ["run1", "run2", "run3", "run4"]
+    assert {"id", "cluster", "start"} < set(jobs[0])
     for words in (
         ["outliers"],
         ["outliers", "run1", "--tag", "a:b"],
         ["compare", "run1"],
         ["outliers", "run1"],
+        ["outliers", "run1", "run2", "run3", "run1"],
+        ["compare", "run1", "run1"],
+        ["compare", "run1", "run2", "--limit", "-1"],
+        ["outliers", "--tag", "exp:a", "--limit", "-1"],
     ):
         assert main(words) == 2
     assert main(["compare", "run1", "nothing"]) == 1
     assert "there is no job 'nothing'" in capsys.readouterr().err
+
+
+def test_no_outlier(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence counts jobs, whatever part of them is compared; quartiles of three jobs find none."""
+    assert main(["outliers", "run1", "run2", "run4"]) == 0
+    assert capsys.readouterr().err == "joblens: none of 3 jobs is unlike the others\n"
+    assert main(["outliers", "run1", "run2", "run4", "--of", "operations"]) == 0
+    assert capsys.readouterr().err == "joblens: none of the operations of 3 jobs is unlike the others\n"
+    assert main(["outliers", "run1", "run2", "run3", "--method", "iqr"]) == 0
+    assert "iqr is at most 1.0 among 3 jobs, so it finds none" in capsys.readouterr().err
+
+
+def test_jobs_with_the_same_id() -> None:
+    """They are told apart by their cluster, and runs of one job by their start."""
+
+    def record(id: str, cluster: str, start: float) -> JobRecord:
+        return JobRecord(job=Job(id=id, cluster=cluster, name="", user="", start=start, end=start + 1))
+
+    records = [record("1", "fox", 0.0), record("2", "fox", 0.0), record("2", "hen", 0.0)]
+    assert name_jobs(records) == ["1", "2@fox", "2@hen"]
+    first, second = name_jobs([record("1", "fox", 0.0), record("1", "fox", 3600.0)])
+    assert first.startswith("1@fox 19")
+    assert first != second
+
+
+def test_long_ids_leave_room_for_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 80 columns what is compared can be read; ids are shortened at their begin."""
+    monkeypatch.setenv("COLUMNS", "80")
+    ids = ["kern-6656-20190614-190245-first-of-many", "kern-6656-20190614-192044-second-of-many"]
+    records = [JobRecord(job=Job(id=id, cluster="fox", name="", user="", start=0.0, end=1.0)) for id in ids]
+    totals = [Compared(("duration_seconds",), [1.0, 2.0], 2.0), Compared(("processes",), [1, 2], 2.0)]
+    head, *rows = render(Comparison(totals, [], [], None), records).splitlines()
+    assert len(head) <= 80
+    assert "second-of-many" in head
+    assert [row.split()[0] for row in rows] == ["duration", "processes"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (1.3e-5, "<0.01"),
+        (0.0, "0"),
+        (0.0123, "0.012"),
+        (1.44, "1.4"),
+        (7, "7"),
+        (99.4, "99"),
+        (1250, "1,250"),
+    ],
+)
+def test_ratio(ratio: float, text: str) -> None:
+    """Without an exponent."""
+    assert render_ratio(ratio) == text
+
+
+def test_usual_value_of_zero() -> None:
+    """A ratio to 0 is none."""
+    assert _statement(Outlier(0, "cpu_seconds", 5.0, 0.0, 9.0)) == "CPU time 5 s, usually 0 s"
+    assert _statement(Outlier(0, "cpu_seconds", 5.0, 0.001, 9.0)) == "CPU time 5 s, 5,000 × the usual 1 ms"
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="EPMT's archives are not on this machine")

@@ -418,7 +418,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda _: {**job_files(PROCESSES), "x": _link(tarfile.LNKTYPE, "/etc/passwd")},
         "member 'c1-papiex-1-0.csv' is a link or a device, not a file",
     ),
-    "no dict": (lambda _: job_files(PROCESSES, pickle.dumps([1])), "job_metadata is a list, not a dict"),
+    "no dict": (
+        lambda _: job_files(PROCESSES, pickle.dumps([1])),
+        "job_metadata is of type list, not a dict",
+    ),
     "no id": (lambda _: job_files(PROCESSES, metadata(job_pl_id=[])), "job_metadata has no job id"),
     "garbage": (lambda _: job_files(PROCESSES, b"hello"), "job_metadata is"),
     "empty": (lambda _: {"readme": b""}, "not an archive of EPMT: it has no job_metadata"),

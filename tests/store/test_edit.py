@@ -126,6 +126,15 @@ def test_pairs_of_any_text(text: str) -> None:
     assert all(found)
 
 
+def test_values_are_safe_to_print(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value with control characters is refused; one that is stored already is printed without them."""
+    assert main(["tag", "42", "model:a\x1b[2Jb"]) == 2
+    save_record(home.records, made("44", tags={"model": "a\x1b[2Jb"}))
+    capsys.readouterr()
+    assert main(["tag", "44", "lr:0.1"]) == 0
+    assert capsys.readouterr().out == "model:a?[2Jb\nlr:0.1\n"
+
+
 def imported(home: Home, tmp_path: Path, *ids: str) -> list[Path]:
     paths = [
         write_tar(tmp_path / f"{it}.tgz", job_files([process(1), process(2, {}, {})], metadata(it)))

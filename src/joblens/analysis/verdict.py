@@ -45,6 +45,8 @@ def _unknown_end(view: View) -> str:
     why = "accounting has not reported it" if by_scheduler else "joblens was stopped first"
     if by_scheduler and view.job.source == "run":  # a shell between joblens start and joblens stop
         why = "joblens stop was called without --exit-code, or not at all"
+    if view.job.source == "epmt":
+        why = "its archive has no exit code"
     killed = (
         f" A process of it was killed for its memory{at_limit(view)}." if was_killed_for_memory(view) else ""
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from joblens.analysis.comparison import Comparison, compare
@@ -46,15 +48,15 @@ class Outliers(NamedTuple):
     found: list[Explained]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: jobs by their ids."""
-        ids = [it.job.shown_id for it in self.jobs]
+        """As JSON has it."""
+        names = name_jobs(self.jobs)
 
         def plain(it: Outlier) -> dict[str, Any]:
-            found = {**it._asdict(), "job": ids[it.job], "group": list(it.group), "ratio": it.ratio}
+            found = {**it._asdict(), "job": names[it.job], "group": list(it.group), "ratio": it.ratio}
             return found | {"score": it.score if abs(it.score) < 1e300 else None}
 
         return {
-            "jobs": ids,
+            "jobs": plain_jobs(self.jobs),
             "method": self.method,
             "threshold": METHODS[self.method][1],
             "outliers": [
@@ -71,10 +73,42 @@ class Outliers(NamedTuple):
         }
 
 
+def name_jobs(records: Sequence[JobRecord]) -> list[str]:
+    """Name each job by its id; by ID@CLUSTER if others have it too, with its start if these are its runs."""
+    ids = [it.job.shown_id for it in records]
+    full = [f"{it.job.shown_id}@{it.job.cluster}" for it in records]
+    same_id, same_job = Counter(ids), Counter(full)
+    return [
+        id if same_id[id] == 1 else name if same_job[name] == 1 else f"{name} {_time(it.job.start)}"
+        for id, name, it in zip(ids, full, records)
+    ]
+
+
+def plain_jobs(records: Sequence[JobRecord]) -> list[dict[str, Any]]:
+    """As JSON has them: `job` is the name by which the rest refers to one."""
+    return [
+        {"job": name, "id": it.job.shown_id, "cluster": it.job.cluster, "start": it.job.start}
+        for name, it in zip(name_jobs(records), records)
+    ]
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
+
+
+def _check_distinct(records: Sequence[JobRecord]) -> None:
+    """Raises UsageError."""
+    runs = Counter((it.job.cluster, it.job.id, it.job.start) for it in records)
+    for (_, id, _), times in runs.items():
+        if times > 1:
+            raise UsageError(f"job {id} is named {times} times; name each job once")
+
+
 def compare_jobs(store: Store, records: Sequence[JobRecord], first: int = 1) -> Comparison:
     """Compare jobs; the first so many are runs of one group. Raises UsageError."""
     if not 0 < first < len(records):
         raise UsageError("a comparison needs two jobs")
+    _check_distinct(records)
     operations, programs = ([store.end_groups(it, by) for it in records] for by in (OPERATION, PROGRAM))
     return compare(records, operations, programs, first)
 
@@ -91,6 +125,7 @@ def find_unusual(
         raise UsageError(
             f"outliers are found among {LEAST_JOBS} to {_MOST_JOBS} jobs, and not {len(records)}"
         )
+    _check_distinct(records)
     jobs = list(records)
     if level == "jobs":
         return Outliers(jobs, method, _unusual_jobs(store, jobs, method))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli.figures import render_group, render_value
-from joblens.cli.job_choice import load_named
-from joblens.cli.table import progress, render_table, warn, write
-from joblens.core.errors import UsageError
+from joblens.cli.job_choice import check_limit, load_named
+from joblens.cli.table import progress, render_table, room, warn, write
+from joblens.core.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from joblens.analysis.comparison import Compared, Comparison
@@ -19,6 +19,7 @@ EXAMPLE = """example:
   joblens compare 4242 4243 4244 --with 4250 4251 4252"""
 
 _MOST_COLUMNS = 6  # jobs that fit beside each other; of more, the two groups
+_LABEL, _RATIO, _SHORTEST = 12, 14, 11  # widths of columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     names = [*options.ids, *options.others]
     if len(names) < 2:
         raise UsageError("joblens compare needs two jobs")
+    check_limit(options.limit)
     first = len(options.ids) if options.others else 1
     with Store(options.home, progress=progress("days of records")) as store:
         records = load_named(store, names)
@@ -50,24 +52,35 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plain(found: Comparison, records: Sequence[JobRecord]) -> dict[str, Any]:
+    from joblens.api.comparing import plain_jobs
+
     parts = {
         name: [it._asdict() for it in getattr(found, name)] for name in ("totals", "operations", "programs")
     }
     first = None if found.first_change is None else list(found.first_change)
-    return {"jobs": [it.job.shown_id for it in records], **parts, "first_change": first}
+    return {"jobs": plain_jobs(records), **parts, "first_change": first}
 
 
 def render(found: Comparison, records: Sequence[JobRecord]) -> str:
-    ids = [it.job.shown_id for it in records] if len(records) <= _MOST_COLUMNS else []
+    from joblens.api.comparing import name_jobs
+
+    ids = _heads(name_jobs(records)) if len(records) <= _MOST_COLUMNS else []
     lines: list[str] = []
     for title, rows in (("", found.totals), ("operation", found.operations), ("program", found.programs)):
         if rows:
             table = [_row(it, bool(title), bool(ids)) for it in rows]
-            left = (0,)
-            lines += ["", *render_table((title, *ids, "ratio"), table, left=left, shrink=0)]
+            head = (title.ljust(_LABEL), *ids, "ratio")
+            lines += ["", *render_table(head, table, left=(0,), shrink=0)]
     if found.first_change is not None:
         lines += ["", f"The first operation that changed: {render_group(found.first_change)}"]
     return "\n".join(lines[1:]) + "\n"
+
+
+def _heads(names: Sequence[str]) -> list[str]:
+    """Shorten the names of jobs that do not fit the terminal. Names of similar jobs differ at the end."""
+    space = room()
+    most = 60 if space is None else max((space - _LABEL - _RATIO) // len(names) - 2, _SHORTEST)
+    return [name if len(name) <= most else "…" + name[1 - most :] for name in map(printable, names)]
 
 
 def _row(it: Compared, is_group: bool, has_values: bool) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from joblens.cli.figures import render_count
 from joblens.cli.table import progress, warn, write
 from joblens.core.units import render_bytes
 
@@ -36,16 +37,18 @@ def run(options: argparse.Namespace) -> int:
     with Store(progress=progress("days of records")) as store:
         if options.action == "compact":
             done = store.compact(progress("folders"))
-            print(f"{_count(done, 'file')} compacted", file=sys.stderr)
+            print(f"{render_count(done, 'file')} compacted", file=sys.stderr)
         elif options.action == "check":
             found = store.check(progress("folders"))
             damaged = len(store.problems)
-            words = f"{_count(damaged, 'problem')}" if damaged else "no problems"
-            print(f"{_count(found, 'file')} of samples checked, and all records: {words}", file=sys.stderr)
+            words = render_count(damaged, "problem") if damaged else "no problems"
+            print(
+                f"{render_count(found, 'file')} of samples checked, and all records: {words}", file=sys.stderr
+            )
             warn(store.problems)
             return 1 if damaged else 0
         elif options.action == "retain":
-            print(f"{_count(store.retain(options.days), 'file')} removed", file=sys.stderr)
+            print(f"{render_count(store.retain(options.days), 'file')} removed", file=sys.stderr)
         else:
             info = store.info()
             write(json.dumps(info._asdict(), indent=2) + "\n" if options.json else render(info))
@@ -57,13 +60,9 @@ def render(info: StoreInfo) -> str:
     from joblens.reports.text import wrap
 
     size = render_bytes(info.bytes)
-    held = f"{_count(info.jobs, 'job')}, {_count(info.files, 'file')} of samples, {size}"
+    held = f"{render_count(info.jobs, 'job')}, {render_count(info.files, 'file')} of samples, {size}"
     if info.waiting:
-        held += f"; samples of {_count(info.waiting, 'job')} wait for `joblens db compact`"
+        held += f"; samples of {render_count(info.waiting, 'job')} wait for `joblens db compact`"
     if info.running:
         held += f"; {len(info.running)} running: {', '.join(info.running[:5])}"
     return "\n".join([*wrap("", info.about), *wrap("", held)]) + "\n"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joblens.cli.figures import render_count
 from joblens.cli.table import progress, warn, write
 from joblens.core.errors import UsageError
 from joblens.store.catalog.listing import parse_time
@@ -119,35 +120,35 @@ def _live(options: argparse.Namespace) -> JobsResult:
 
 
 def render_jobs(result: JobsResult) -> list[str]:
-    parts = [_count(result.jobs, "new job")]
+    parts = [render_count(result.jobs, "new job")]
     if result.known:
-        parts.append(f"{_count(result.known, 'job')} already stored")
+        parts.append(f"{render_count(result.known, 'job')} already stored")
     if result.not_ended:
-        parts.append(f"{_count(result.not_ended, 'job')} not ended yet, skipped")
+        parts.append(f"{render_count(result.not_ended, 'job')} not ended yet, skipped")
     return parts + _render_skipped(result)
 
 
 def render_epmt(result: EpmtResult) -> list[str]:
-    parts = [_count(result.jobs, "new job")]
+    parts = [render_count(result.jobs, "new job")]
     if result.jobs:
-        parts[0] += f", {result.processes:,} processes, {result.threads:,} threads"
+        parts[0] += f", {render_count(result.processes, 'process')}, {render_count(result.threads, 'thread')}"
     if result.replaced:
-        parts.append(f"{_count(result.replaced, 'job')} replaced, now with a time zone")
+        parts.append(f"{render_count(result.replaced, 'job')} replaced, now with a time zone")
     if result.known:
-        parts.append(f"{_count(result.known, 'job')} already stored")
+        parts.append(f"{render_count(result.known, 'job')} already stored")
     if result.broken:
-        parts.append(f"{_count(result.broken, 'broken record')}: see the findings of the jobs")
+        parts.append(f"{render_count(result.broken, 'broken record')}: see the findings of the jobs")
     if not result.files:
         print("joblens: no archive of EPMT found", file=sys.stderr)
     return parts + _render_skipped(result)
 
 
 def render(result: LdmsResult) -> list[str]:
-    parts = [f"{_count(result.rows, 'new row')} from {_count(result.files, 'file')}"]
+    parts = [f"{render_count(result.rows, 'new row')} from {render_count(result.files, 'file')}"]
     if result.sets:
         parts[0] += ": " + ", ".join(f"{name} {count}" for name, count in sorted(result.sets.items()))
     if result.repeated:
-        parts.append(f"{_count(result.repeated, 'row')} already stored")
+        parts.append(f"{render_count(result.repeated, 'row')} already stored")
     if not result.files:
         print("joblens: no LDMS file found", file=sys.stderr)
     return parts + _render_skipped(result)
@@ -156,11 +157,7 @@ def render(result: LdmsResult) -> list[str]:
 def _render_skipped(result: ImportResult) -> list[str]:
     parts = []
     if result.bad:
-        parts.append(f"{_count(result.bad, 'bad line')} skipped")
+        parts.append(f"{render_count(result.bad, 'bad line')} skipped")
     if result.unusable:
-        parts.append(f"{_count(result.unusable, 'file')} of {result.files} skipped, whole or in part")
+        parts.append(f"{render_count(result.unusable, 'file')} of {result.files} skipped, whole or in part")
     return parts
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

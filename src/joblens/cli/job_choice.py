@@ -25,6 +25,12 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--until", metavar="TIME", help="begun at or before")
 
 
+def check_limit(limit: int) -> None:
+    """Raises UsageError."""
+    if limit < 0:
+        raise UsageError(f"--limit is {limit}; it can be 0 for all, or more")
+
+
 def load_named(store: Store, names: list[str]) -> list[JobRecord]:
     """Raises JoblensError that says which is not there."""
     try:

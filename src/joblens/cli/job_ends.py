@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from joblens.cli.job_choice import check_limit
 from joblens.cli.table import render_table, room, write
 from joblens.core.csv_cells import render_csv
 from joblens.core.errors import JoblensError, UsageError
@@ -63,8 +64,7 @@ def chosen_view(options: argparse.Namespace) -> str:
         raise UsageError("--csv and --json are mutually exclusive")
     elif view in _IN_ORDER and options.sort:
         raise UsageError(f"--{view} is in order of start; --sort does not apply")
-    elif (options.limit or 0) < 0:
-        raise UsageError(f"--limit is {options.limit}; it can be 0 for all, or more")
+    check_limit(options.limit or 0)
     return view
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli import source as sources
+from joblens.cli.job_choice import check_limit
 from joblens.cli.source import choose_source, open_chosen
 from joblens.cli.table import render_table, warn, write
-from joblens.core.errors import UsageError
 from joblens.core.units import render_bytes, render_cores, render_exit, render_load, render_seconds
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from joblens.api.source import Listed, shown
     from joblens.store.catalog.listing import JobFilter, parse_time
 
-    if options.limit < 0:
-        raise UsageError(f"--limit is {options.limit}; it can be 0 for all, or more")
+    check_limit(options.limit)
     wanted = JobFilter(
         options.user,
         options.name,

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from joblens.cli.figures import render_group, render_value
-from joblens.cli.job_choice import add_filters, load_chosen
+from joblens.cli.figures import render_group, render_ratio, render_value
+from joblens.cli.job_choice import add_filters, check_limit, load_chosen
 from joblens.cli.table import progress, render_table, warn, write
+from joblens.core.errors import printable
 
 if TYPE_CHECKING:
     from joblens.analysis.outliers import Cause, Outlier
@@ -47,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from joblens.api.comparing import find_unusual
     from joblens.api.store import Store
 
+    check_limit(options.limit)
     with Store(options.home, progress=progress("days of records")) as store:
         found = find_unusual(store, load_chosen(store, options), options.of, options.method)
         warn(store.problems)
@@ -55,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         write(json.dumps(limited.to_dict(), indent=2) + "\n")
     elif not found.found:
-        print(f"joblens: none of {len(found.jobs)} {options.of} is unlike the others", file=sys.stderr)
+        what = "" if options.of == "jobs" else f"the {options.of} of "
+        print(f"joblens: none of {what}{len(found.jobs)} jobs is unlike the others", file=sys.stderr)
     else:
         lines = render_jobs(limited) if options.of == "jobs" else render_groups(limited)
         write("\n".join(lines) + "\n")
@@ -78,10 +81,13 @@ def _warn_of_method(found: Outliers) -> None:
 
 def render_jobs(found: Outliers) -> list[str]:
     """One paragraph for each job: what is unlike the others, and where it comes from."""
+    from joblens.api.comparing import name_jobs
+
     lines: list[str] = []
+    names = name_jobs(found.jobs)
     for job in dict.fromkeys(it.outlier.job for it in found.found):
         some = [it for it in found.found if it.outlier.job == job]
-        lines += [f"job {found.jobs[job].job.shown_id} is unlike {len(found.jobs) - 1} others"]
+        lines += [f"job {printable(names[job])} is unlike {len(found.jobs) - 1} others"]
         for it in some:
             lines += [f" {_statement(it.outlier)}", *(f"   {line}" for line in _causes(it))]
         lines += [f" {line}" for line in _symptoms(some[0])]
@@ -89,9 +95,9 @@ def render_jobs(found: Outliers) -> list[str]:
 
 
 def _statement(it: Outlier) -> str:
-    ratio = "" if it.ratio is None else f", {it.ratio:.2g} ×"
     value, usual = (render_value(it.metric, number) for number in (it.value, it.usual))
-    return f"{_WORDS[it.metric]} {value}{ratio} the usual {usual}"
+    compared = f"usually {usual}" if it.ratio is None else f"{render_ratio(it.ratio)} × the usual {usual}"
+    return f"{_WORDS[it.metric]} {value}, {compared}"
 
 
 def _causes(it: Explained) -> Iterator[str]:
@@ -101,7 +107,7 @@ def _causes(it: Explained) -> Iterator[str]:
 
 
 def _cause(it: Cause) -> str:
-    ratio = f" {it.value / it.usual:.2g} ×" if it.usual else " new"
+    ratio = f" {render_ratio(it.value / it.usual)} ×" if it.usual else " new"
     return f"{render_group(it.group)}{ratio} ({it.share:.0%} of it)"
 
 
@@ -113,14 +119,17 @@ def _symptoms(it: Explained) -> Iterator[str]:
 
 
 def render_groups(found: Outliers) -> list[str]:
+    from joblens.api.comparing import name_jobs
+
+    names = name_jobs(found.jobs)
     rows = [
         (
-            found.jobs[it.job].job.shown_id,
+            names[it.job],
             render_group(it.group),
             _WORDS[it.metric],
             render_value(it.metric, it.value),
             render_value(it.metric, it.usual),
-            "-" if it.ratio is None else f"{it.ratio:.3g}",
+            "-" if it.ratio is None else render_ratio(it.ratio),
         )
         for it, *_ in found.found
     ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joblens.cli.figures import render_count
 from joblens.cli.table import progress, warn, write
 from joblens.core.errors import UsageError
 
@@ -78,13 +79,10 @@ def _render(found: list[Outcome], dry_run: bool, as_json: bool) -> str:
     stored = [it for it in found if not it.problem and not it.is_known]
     processes, threads = sum(it.processes for it in stored), sum(it.threads for it in stored)
     done = "can be stored" if dry_run else "stored"
-    lines = [f"{_count(len(stored), 'archive')} {done}: {processes:,} processes, {threads:,} threads"]
+    held = f"{render_count(processes, 'process')}, {render_count(threads, 'thread')}"
+    lines = [f"{render_count(len(stored), 'archive')} {done}: {held}"]
     if known := sum(it.is_known for it in found):
-        lines.append(f"{_count(known, 'archive')} already stored")
+        lines.append(f"{render_count(known, 'archive')} already stored")
     if failed := sum(bool(it.problem) for it in found):
-        lines.append(f"{_count(failed, 'archive')} not stored")
+        lines.append(f"{render_count(failed, 'archive')} not stored")
     return "\n".join(lines) + "\n"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from joblens.cli.table import progress, warn, write
-from joblens.core.errors import JoblensError, UsageError
+from joblens.core.errors import JoblensError, UsageError, printable
 
 if TYPE_CHECKING:
     from joblens.api.store import Store
@@ -16,6 +16,8 @@ EXAMPLE = """example:
   joblens tag 4242@cluster2 --remove lr
   joblens tag 4242 --replace model:vit
   joblens jobs --tag model:vit"""
+
+_LONGEST = 70_000  # characters of a name and its value, see joblens.store.edit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,5 +55,5 @@ def change(options: argparse.Namespace, choose: Callable[[Store], Callable[..., 
     if options.json:
         write(json.dumps(now, indent=2) + "\n")
     else:
-        write("".join(f"{name}:{value}\n" for name, value in now.items()))
+        write("".join(printable(f"{name}:{value}", _LONGEST) + "\n" for name, value in now.items()))
     return 0

@@ -39,7 +39,7 @@ def parse_pairs(texts: list[str]) -> dict[str, str]:
         name, value = (text[: min(places)].strip(), text[min(places) + 1 :].strip()) if places else ("", "")
         if not name:
             raise UsageError(f"{text!r:.60} is not name:value")
-        if len(name) > _LONGEST_NAME or len(value) > _LONGEST_VALUE or not name.isprintable():
+        if len(name) > _LONGEST_NAME or len(value) > _LONGEST_VALUE or not (name + value).isprintable():
             raise UsageError(f"the name or the value of {name!r:.60} is too long, or not printable")
         found[name] = value
     return found

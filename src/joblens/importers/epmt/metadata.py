@@ -122,7 +122,7 @@ def parse_metadata(where: str, data: bytes) -> Metadata:
     except Exception as error:  # whatever malformed opcodes lead to; nothing was executed
         raise MalformedError(where, f"job_metadata is damaged: {type(error).__name__}") from None
     if not isinstance(plain, dict):
-        raise MalformedError(where, f"job_metadata is a {type(plain).__name__}, not a dict")
+        raise MalformedError(where, f"job_metadata is of type {type(plain).__name__}, not a dict")
     return _Fields(where, {text(name): value for name, value in plain.items()}).read()
 
 
@@ -236,7 +236,7 @@ class _Fields:
         if isinstance(found, datetime.datetime):
             return found
         if found is not None:
-            self.problems.append(f"{name} is a {type(found).__name__}, not a time")
+            self.problems.append(f"{name} is of type {type(found).__name__}, not a time")
         return None
 
     def _exit_code(self) -> int | None:
