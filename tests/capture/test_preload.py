@@ -159,6 +159,12 @@ def test_end_is_recorded(name: str, preload: str, tmp_path: Path) -> None:
     assert found.usage["ended"] > found.usage["began"]
 
 
+def test_a_process_takes_at_least_its_cpu_time(preload: str, tmp_path: Path) -> None:
+    """Also what the dynamic linker does before the library is loaded is part of its time."""
+    (process,) = run_captured(preload, tmp_path, ["/bin/true"]).processes
+    assert process.usage["ended"] - process.usage["began"] >= 0.9 * process.usage["cpu"]
+
+
 def test_killed_static_and_cleared_programs(preload: str, tmp_path: Path) -> None:
     """Of programs that never see the library, the parent's record has status and CPU time, and a name."""
     static = compile_program(tmp_path, _HEAD + "int main(){ busy(50); return 5; }", "-static")

@@ -42,6 +42,7 @@
 #define SLOTS 128
 #define COUNTED_THREADS 64 /* at a time: each takes a descriptor per event */
 #define EVENTS 6
+#define TICKS 100 /* per second, in /proc/PID/stat */
 #define HIGH 500 /* descriptors of the library begin here */
 
 extern char **environ;
@@ -183,6 +184,9 @@ static void begin_process(struct record *record, unsigned char *buffer, unsigned
   put_number(record, pid == self ? self_ticks : read_ticks());
   put_number(record, (uint64_t)CALL(SYS_getppid, 0, 0, 0, 0));
 }
+
+/* Of what is recorded, if that was not now. */
+static void set_time(struct record *record, uint64_t time) { memcpy(record->data + HEADER, &time, sizeof time); }
 
 static uint32_t adler32(const unsigned char *data, unsigned size) {
   uint32_t a = 1, b = 0;
@@ -1143,12 +1147,23 @@ static void put_own_arguments(struct record *record, char *const *arguments) {
   put_arguments(record, list);
 }
 
+/* What the process has run before the library was loaded: the dynamic linker may take longer than the program. Not
+ * more than the time since its start, because an earlier program may have had several threads. */
+static uint64_t time_before(void) {
+  uint64_t ran = clock_ns(CLOCK_PROCESS_CPUTIME_ID), began = self_ticks * (1000000000u / TICKS);
+  uint64_t now = clock_ns(CLOCK_BOOTTIME);
+  if (!self_ticks || now < began) return 0;
+  return ran < now - began ? ran : now - began;
+}
+
 static void note_start(const char **values, char *const *arguments) {
   unsigned char buffer[LARGEST];
   struct record record;
   struct rusage usage;
   memset(&usage, 0, sizeof usage);
+  uint64_t before = time_before();
   begin_process(&record, buffer, sizeof buffer, 'S');
+  set_time(&record, clock_ns(CLOCK_REALTIME) - before);
   put_group(&record);
   put_number(&record, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
   CALL(SYS_getrusage, RUSAGE_SELF, &usage, 0, 0);
