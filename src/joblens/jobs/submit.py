@@ -103,12 +103,12 @@ def submit(home: Home, path: Path, accounting: Accounting, dry_run: bool = False
 def _check(archive: Archive) -> Outcome:
     found = _describe(archive)
     for number in range(len(archive.manifest.files)):
-        processes, threads = _merge(archive, number, [])
+        processes, threads = _read(archive, number, [])
         found = _counted(found, processes, threads)
     return found
 
 
-def _merge(archive: Archive, number: int, problems: list[str]) -> tuple[ProcessColumns, ThreadColumns]:
+def _read(archive: Archive, number: int, problems: list[str]) -> tuple[ProcessColumns, ThreadColumns]:
     """Return the processes and threads of a node, without those of joblens itself."""
     reader, file = ColumnReader(), archive.manifest.files[number]
     archive.pass_records(number, reader.take)
@@ -153,7 +153,7 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
         lake, problems = Lake(home.lake), list(manifest.problems)
         rows = _Rows(lake, manifest, _find_record(home, manifest) is not None)
         for number, file in enumerate(manifest.files):
-            processes, threads = _merge(archive, number, problems)
+            processes, threads = _read(archive, number, problems)
             rows.save(file, processes, threads)
             found = _counted(found, processes, threads)
         _save_record(home, lake, manifest, accounting, problems)
