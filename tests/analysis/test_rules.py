@@ -415,6 +415,8 @@ def test_verdict_of_an_unknown_end() -> None:
     view = made([1.0] * 9)
     view.job.state = "UNKNOWN"
     assert verdict(view, []) == "How it ended is not known: joblens was stopped first."
+    view.job.source = "epmt"
+    assert verdict(view, []) == "How it ended is not known: its archive has no exit code."
     view.used.oom_kills = 1
     assert verdict(view, []).endswith(" A process of it was killed for its memory at the limit of 4 GiB.")
 

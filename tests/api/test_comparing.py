@@ -16,7 +16,7 @@ from joblens.api.comparing import compare_jobs, find_unusual, name_jobs
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.cli.compare import render
-from joblens.cli.figures import render_ratio
+from joblens.cli.figures import render_count, render_ratio
 from joblens.cli.outliers import _statement
 from joblens.core.errors import UsageError
 from joblens.jobs.epmt_archives import import_epmt
@@ -187,6 +187,12 @@ def test_long_ids_leave_room_for_labels(monkeypatch: pytest.MonkeyPatch) -> None
 def test_ratio(ratio: float, text: str) -> None:
     """Without an exponent."""
     assert render_ratio(ratio) == text
+
+
+def test_count() -> None:
+    """One of a thing has no plural."""
+    found = [render_count(number, what) for what in ("process", "job") for number in (1, 1200)]
+    assert found == ["1 process", "1,200 processes", "1 job", "1,200 jobs"]
 
 
 def test_usual_value_of_zero() -> None:
