@@ -48,6 +48,10 @@ def change(options: argparse.Namespace, choose: Callable[[Store], Callable[..., 
     with Store(options.home, progress=progress("days of records")) as store:
         try:
             now = choose(store)(options.id, pairs, options.remove, options.replace, options.number)
+            runs = store.runs(options.id) if options.number is None else []
+            if len(runs) > 1:
+                what = f"{runs[-1].id}@{runs[-1].cluster} has changed, the newest of {len(runs)} runs"
+                warn([printable(f"{what}; --run N selects another")])
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
