@@ -22,7 +22,8 @@ from services.running import running_agent
 from small_hub import SmallHub, small_hub
 from waiting import wait_for
 
-pytestmark = pytest.mark.real
+# The kernel reports ends only in the machine's own pid namespace, not in that of a worker.
+pytestmark = [pytest.mark.real, pytest.mark.alone]
 
 CONFIG = """
 interval = 0.1

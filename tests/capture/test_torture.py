@@ -137,6 +137,7 @@ def read_ends(samples: list[Sample]) -> tuple[list[EndedProcess], list[EndedThre
     return reader.ends(span, EndedProcess), reader.ends(span, EndedThread)
 
 
+@pytest.mark.alone  # not in the pid namespace of a worker
 def test_with_the_kernel(sampler: Sampler, torture: Torture, tmp_path: Path) -> None:
     """Every process has an exact record, and every thread of those that have several."""
     output, code, samples = run_job(sampler, tmp_path, torture.command)
@@ -181,6 +182,7 @@ def test_both_of_them(
     assert len({(it.pid, it.start, it.tid) for it in threads}) == len(threads)
 
 
+@pytest.mark.alone  # not in the pid namespace of a worker
 def test_a_setuid_program(sampler: Sampler, tmp_path: Path) -> None:
     """The kernel reports it as any other: the library is not loaded there."""
     for folder in (tmp_path, *tmp_path.parents):

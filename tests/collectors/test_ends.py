@@ -107,6 +107,7 @@ def need_kernel_ends() -> KernelEnds:
         pytest.skip(f"not available: {error}")
 
 
+@pytest.mark.alone  # not in the pid namespace of a worker
 def test_the_kernel_reports_a_process() -> None:
     """Fork, exec and exit of a process and its record have its pid and its exit code."""
     source = need_kernel_ends()

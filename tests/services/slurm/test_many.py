@@ -29,7 +29,7 @@ def test_many_short_jobs(lab: Lab, watch: Watch) -> None:
     assert lab.node_states() == dict.fromkeys(NODES, "idle")
     turns = took / POLL_SECONDS + 2
     assert calls["squeue"] <= turns
-    assert calls["sacct"] <= turns + 1
+    assert calls["sacct"] <= turns + 4  # and not once per job
     assert calls.keys() <= {"squeue", "sacct"}
     assert after - before <= 3 * turns, "questions to slurmctld"
     watch.wait_for_sinks()
