@@ -16,7 +16,7 @@ from joblens.collectors.ends.sets import PROCESS_END
 from joblens.core.model import ABSENT
 
 _ALWAYS = ("time", "pid", "group", "session", "uid")
-_SMALL = ("pid", "parent", "child", "start")
+_SMALL = ("pid", "parent", "child", "start", "thread", "running")
 _TEXTS = {"S": 7, "X": 1, "P": 3, "T": 1}
 
 
@@ -92,6 +92,21 @@ def test_processes_of_a_debugger_are_counted_once() -> None:
     place = [column.name for column in PROCESS_END.columns].index("user_seconds")
     found = [(row[4], values[width * number + place]) for number, row in enumerate(rows)]
     assert sorted(found) == [(1, ABSENT), (7, 5), (8, 0), (9, 50), (9, 51)]
+    assert by_columns(data, 100) == by_records(data)
+
+
+def test_a_thread_that_is_about_to_end_is_counted_once() -> None:
+    """Its process ends before it does, and lists it as one that runs; a tid that is used again is another."""
+
+    def thread(time: int, tid: int, start: int, running: int) -> bytes:
+        return make_record(
+            "T", "work", time=time, pid=7, start=3, thread=tid, thread_start=start, running=running
+        )
+
+    ends = [thread(50, 8, 40, 0), thread(50, 9, 40, 0), thread(60, 8, 39, 1), thread(60, 9, 55, 1)]
+    data = b"".join([make_record("S", "/bin/a", time=1, pid=7, start=3, parent=1), *ends])
+    _, _, threads, *_ = by_columns(data, 100)
+    assert [key[5] for key in threads] == [8, 9, 9]
     assert by_columns(data, 100) == by_records(data)
 
 

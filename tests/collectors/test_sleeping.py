@@ -68,6 +68,8 @@ class Scans:
         for _ in range(SETTLED):
             self.next()
         wait_for("the child asleep", lambda: self.next()[1][PROCESS.position("state")] == ord("S"))
+        for _ in range(5):  # context switches are as old as that
+            self.next()
         self.files.clear()
 
 
@@ -100,6 +102,24 @@ def test_one_that_ran(scans: Scans, worker: subprocess.Popen[str]) -> None:
         before = [used() for _ in range(1 + number % 5)]
         work(worker, 0.1)
         assert used() >= before[-1] + 5  # ticks
+
+
+def test_context_switches(scans: Scans, worker: subprocess.Popen[str]) -> None:
+    """Are five scans old at most, whenever it has run."""
+    switches = PROCESS.position("voluntary_switches")
+
+    def now() -> int:
+        with open(f"/proc/{worker.pid}/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("voluntary"))
+
+    seen = [now()]
+    for number in range(12):
+        for _ in range(number % 7):
+            scans.next()
+        work(worker, 0.0)
+        wait_for("the switch", lambda: now() > seen[-1])
+        seen.append(now())
+        assert [scans.next() for _ in range(5)][-1][1][switches] >= seen[-1]
 
 
 def test_one_that_is_stopped_and_ends(scans: Scans, worker: subprocess.Popen[str]) -> None:

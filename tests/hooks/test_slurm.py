@@ -277,6 +277,7 @@ def test_the_prolog_starts_an_agent(hooks: Hooks) -> None:
         hooks.run("prolog", start_new_session=True)  # it would wait for processes that hold its streams
         wait_for("an agent", lambda: len(started(hooks)) == 1)
         (pid,) = started(hooks)
+        wait_for("its command", lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
         assert os.getsid(pid) == os.getpgid(pid)
         assert sorted(os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)) == [
             "/dev/null",

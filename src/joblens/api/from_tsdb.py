@@ -92,8 +92,8 @@ def _report(
 def _inputs(
     name: str, store: Store, live: BatchJob | None, server: Server | None, run: int | None
 ) -> JobInputs:
-    """Take owner, start and end from the store, else from the batch system, else from the series. Whoever can
-    write to the server can name any owner there: without `server` these do not count. Raises LookupError."""
+    """Take owner, start and end from the store, else from the batch system, else from the series. Any writer
+    of the server can name any owner there: without `server` these do not count. Raises LookupError."""
     from joblens.jobs.from_tsdb import inputs_from_record, inputs_from_scheduler, inputs_from_series
 
     if live is not None and live.start is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from joblens.capture.processes import scale_counts, sum_counts
+from joblens.capture.processes import NO_PROGRAM, Program, scale_counts, sum_counts
 from joblens.capture.records import (
     COUNTS,
     END,
@@ -54,20 +54,6 @@ _GIVEN = (
 )  # fmt: skip
 _COUNTED = tuple(f"perf_{name}" for name in EVENTS)
 _OF_THREAD = ("thread_start", "time", "running", "cpu", "user", "system", *_GIVEN)
-
-
-class Program(NamedTuple):
-    """Texts of a start; those that many processes share are the same objects."""
-
-    executable: str = ""
-    folder: str = ""
-    tags: str = ""
-    rank: str = ""
-    step: str = ""
-    command: str = ""
-
-
-_NO_PROGRAM = Program()
 
 
 class ProcessColumns(NamedTuple):
@@ -238,7 +224,7 @@ class _Merge:
         self._start.append(start)
         self._parent.append(parent)
         self._born.append(_NONE)
-        self._program.append(_NO_PROGRAM)
+        self._program.append(NO_PROGRAM)
         self._next.append("")
         self._images.append(0)
         self._began.append(ABSENT)
@@ -324,7 +310,7 @@ class _Merge:
             self._writers.pop(self._wait[number], None)
         elif number is None or self._wait[number] != _NONE:
             number = self._new(child, 0, pid)
-            self._program[number] = _NO_PROGRAM if writer == _NONE else self._program[writer]
+            self._program[number] = NO_PROGRAM if writer == _NONE else self._program[writer]
         self._wait[number], self._ended[number] = row, time
         if writer != _NONE:
             self._writers[row] = writer
@@ -467,7 +453,31 @@ class _Merge:
         }
         counts = numpy.stack(self._thread_counts(keys["tid"].tolist()), axis=1)
         values = found[:, [kind.places[name] for name in _OF_THREAD]]
-        return ThreadColumns(keys, names, numpy.concatenate([values, counts], axis=1))
+        values = numpy.concatenate([values, counts], axis=1)
+        again = _recorded_already(keys, values)
+        if again:
+            keys = {name: numpy.delete(key, again) for name, key in keys.items()}
+            names = [name for place, name in enumerate(names) if place not in again]
+            values = numpy.delete(values, again, axis=0)
+        return ThreadColumns(keys, names, values)
+
+
+def _recorded_already(keys: dict[str, Numbers], values: Numbers) -> list[int]:
+    """Return the rows of threads that were about to end when their process did, and have another one."""
+    start, time, running = (values[:, _OF_THREAD.index(name)] for name in ("thread_start", "time", "running"))
+    ran = numpy.flatnonzero((running != 0) & (running != ABSENT) & (start != ABSENT))
+    if not len(ran):
+        return []
+    near = numpy.flatnonzero(numpy.isin(keys["tid"], keys["tid"][ran]))
+    ended: dict[tuple[int, int, int], int] = {}
+    found = []
+    for place in near.tolist():
+        thread = (int(keys["pid"][place]), int(keys["start"][place]), int(keys["tid"][place]))
+        if running[place] in (0, ABSENT):
+            ended[thread] = int(time[place])
+        elif thread in ended and start[place] != ABSENT and ended[thread] >= start[place]:
+            found.append(place)
+    return found
 
 
 class _Chosen:

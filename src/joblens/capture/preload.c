@@ -432,7 +432,13 @@ static void task_path(char *path, const char *tid, const char *file) {
   strcat(path, file);
 }
 
-/* A thread that runs when the process ends. The kernel counts its CPU time by mode in clock ticks only. */
+/* When it began, from clock ticks since boot; at most a tick too early. */
+static uint64_t began_at(uint64_t ticks) {
+  return clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_BOOTTIME) + ticks * (1000000000u / TICKS);
+}
+
+/* A thread that runs when the process ends, or that is about to end and has written its own record already. The
+ * kernel counts its CPU time by mode in clock ticks only. */
 static void note_running_thread(const char *tid, uint64_t *sums) {
   unsigned char buffer[SMALL];
   char path[64], text[32];
@@ -444,7 +450,7 @@ static void note_running_thread(const char *tid, uint64_t *sums) {
   task_path(path, tid, "/schedstat");
   read_schedstat(path, sched);
   if (stat[18] == ABSENT) return; /* it has just ended, and has its own record */
-  begin_thread_record(&record, buffer, id, ABSENT, 1);
+  begin_thread_record(&record, buffer, id, began_at(stat[18]), 1);
   const uint64_t values[] = {sched[0], ABSENT, ABSENT, ABSENT, stat[6], stat[8], ABSENT, ABSENT, ABSENT, ABSENT};
   for (unsigned n = 0; n < sizeof values / sizeof *values; n++) put_number(&record, values[n]);
   task_path(path, tid, "/io");

@@ -61,16 +61,18 @@ class ThreadEnd(NamedTuple):
     usage: dict[str, int]
 
 
-class _Program(NamedTuple):
+class Program(NamedTuple):
+    """Texts of a start; those that many processes share are the same objects."""
+
     executable: str = ""
     folder: str = ""
     tags: str = ""
     rank: str = ""
     step: str = ""
-    arguments: tuple[str, ...] = ()
+    command: str = ""
 
 
-_NO_PROGRAM = _Program()
+NO_PROGRAM = Program()
 
 
 class _Process:
@@ -84,7 +86,7 @@ class _Process:
         self.pid, self.start, self.parent = pid, start, parent
         self.group = self.session = 0
         self.uid = -1
-        self.program = _NO_PROGRAM
+        self.program = NO_PROGRAM
         self.next_program = ""  # that it executes, if that is not captured
         self.images = 0
         self.captured = False
@@ -116,10 +118,10 @@ class _Process:
     def describe(self) -> ProcessEnd:
         program = self.program
         if self.next_program:
-            program = program._replace(executable=self.next_program, arguments=(self.next_program,))
+            program = program._replace(executable=self.next_program, command=self.next_program)
         return ProcessEnd(
             self.pid, self.start, self.parent, self.group, self.session, self.uid,
-            os.path.basename(program.executable) or "unknown", " ".join(program.arguments),
+            os.path.basename(program.executable) or "unknown", program.command,
             program.executable, program.folder, program.tags, program.rank, program.step,
             self.is_exact, self.images, self._usage(),
         )  # fmt: skip
@@ -146,6 +148,7 @@ class Merger:
         self._all: list[_Process] = []
         self._by_pid: dict[int, _Process] = {}  # the last one with that pid
         self.threads: list[ThreadEnd] = []
+        self._thread_ends: dict[tuple[int, int, int], int] = {}  # by pid, start and tid
 
     def take(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -178,7 +181,7 @@ class Merger:
     def _take_start(self, record: Record) -> None:
         process = self._find(record)
         executable, folder, tags, rank, step = [*record.texts, *_NO_TEXTS][:_TEXTS]
-        process.program = _Program(executable, folder, tags, rank, step, tuple(record.texts[_TEXTS:]))
+        process.program = Program(executable, folder, tags, rank, step, " ".join(record.texts[_TEXTS:]))
         process.next_program = ""
         process.images += 1
         process.counts_before += process.counts.values()
@@ -211,7 +214,7 @@ class Merger:
             process = self._new(child, 0, fields["pid"])
         if not process.program.executable:
             path, *arguments = record.texts or [""]
-            process.program = process.program._replace(executable=path, arguments=tuple(arguments))
+            process.program = process.program._replace(executable=path, command=" ".join(arguments))
         process.see(before)
 
     def _take_wait(self, record: Record) -> None:
@@ -225,7 +228,7 @@ class Merger:
             _add_waited(process.waiter, process.wait, -1)
         elif process is None or process.is_reaped:  # killed before it could write, or a static program
             process = self._new(child, 0, fields["pid"])
-            process.program = writer.program if writer else _NO_PROGRAM
+            process.program = writer.program if writer else NO_PROGRAM
         process.wait, process.is_reaped, process.ended = fields, True, fields["time"]
         process.waiter = writer
         _add_waited(writer, fields, 1)
@@ -245,9 +248,14 @@ class Merger:
         process = self._find(record)
         fields = {**record.fields, **process.counts.get(record.fields.get("thread", 0), {})}
         name = record.texts[0] if record.texts else ""
-        self.threads.append(
-            ThreadEnd(process.pid, process.start, min(fields.get("thread", 0), _MOST_PID), name, fields)
-        )
+        thread = ThreadEnd(process.pid, process.start, min(fields.get("thread", 0), _MOST_PID), name, fields)
+        ended = self._thread_ends.get(thread[:3])
+        if fields.get("running"):
+            if ended is not None and ended >= fields.get("thread_start", _MOST):
+                return  # it was about to end when its process did, and has a record already
+        else:
+            self._thread_ends[thread[:3]] = fields["time"]
+        self.threads.append(thread)
 
 
 _TAKE = {

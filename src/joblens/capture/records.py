@@ -39,7 +39,7 @@ _IO = (
 _USAGE = ("cpu", *_RUSAGE, *_IO, "run_delay", "slices")
 _END = (*_PROCESS, "status", *_USAGE, "threads", "children_user", "children_system")
 
-ENDING = ("status", *_RUSAGE)  # what a parent is told of a child
+ENDING = ("status", *_RUSAGE)  # what wait4(2) reports of a child
 
 # Of each event of perf_event_open(2): its value, and how long it was to be and was counted.
 EVENTS = ("task_clock", "context_switches", "page_faults", "instructions", "cycles", "cache_misses")

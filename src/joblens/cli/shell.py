@@ -20,7 +20,7 @@ def add_shell(parser: argparse.ArgumentParser) -> None:
 def find_shell(chosen: str | None) -> str:
     """Return the chosen one, or that of the process that called joblens.
 
-    A script around joblens cannot be told from one that evaluates the code itself."""
+    A script around joblens looks like one that evaluates the code itself."""
     if chosen:
         return chosen
     try:

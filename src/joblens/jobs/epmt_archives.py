@@ -319,7 +319,7 @@ def make_record(archive: str, facts: JobFacts, job: Metadata, times: _Times, tot
     record.used.cpu_seconds = record.used.cpu_seconds_exact = totals.cpu_seconds
     record.used.run_delay_seconds = totals.run_delay_seconds
     record.gaps = []
-    for node in record.nodes:  # which nobody has sampled
+    for node in record.nodes:  # which no agent has sampled
         node.gaps, node.samples, node.expected_samples = [], None, None
     record.data.interval_seconds = record.data.samples = record.data.expected_samples = None
     record.data.processes = ProcessCounts(

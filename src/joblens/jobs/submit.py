@@ -22,7 +22,8 @@ import numpy
 
 from joblens.analysis.summary import summarise
 from joblens.analysis.window_report import inputs_of
-from joblens.capture.columns import ColumnReader, ProcessColumns, Program, ThreadColumns, basename
+from joblens.capture.columns import ColumnReader, ProcessColumns, ThreadColumns, basename
+from joblens.capture.processes import Program
 from joblens.capture.records import describe_damage, describe_full
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
 from joblens.core.errors import MalformedError, OutsideError, sentence

@@ -28,7 +28,7 @@ _MOST = 1000  # names of one job
 
 
 class NotAllowedError(JoblensError):
-    """The job belongs to somebody else."""
+    """The job belongs to another user."""
 
 
 def parse_pairs(texts: list[str]) -> dict[str, str]:

@@ -150,7 +150,7 @@ class _Process:
 
     __slots__ = (
         "again_in", "asleep_in", "delay", "files", "identity", "kernel", "key", "memory", "path", "row",
-        "scheduled", "settled", "stat_name", "status", "status_in", "texts", "waited",
+        "scheduled", "settled", "stat_name", "status", "status_in", "status_is_old", "texts", "waited",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -172,6 +172,7 @@ class _Process:
         self.memory: List[bytes] = []  # fields of stat; while they are unchanged, status is not read
         self.status: Tuple[int, List[int]] = (-1, [])
         self.status_in = 0
+        self.status_is_old = True  # it has run since
         self.row: Optional[_Row] = None  # made from these
         self.scheduled = b""  # the last schedstat, read before these
         self.asleep_in = 0
@@ -288,7 +289,10 @@ class _Table:
             return False
         before, process.scheduled = process.scheduled, process.read(self.host, _SCHEDULED, True)
         process.asleep_in -= 1
-        if process.scheduled == before and process.asleep_in >= 0 and row[1][_STATE] != _RUNNING:
+        has_run = process.scheduled != before or row[1][_STATE] == _RUNNING
+        process.status_is_old = process.status_is_old or has_run
+        if not has_run and process.asleep_in >= 0 and not (process.status_is_old and process.status_in <= 0):
+            process.status_in -= process.status_is_old
             return True
         process.asleep_in = _ASLEEP_AGAIN
         return False
@@ -329,6 +333,7 @@ class _Table:
         if memory == process.memory and process.status_in >= 0 and None not in (io, *process.texts):
             return False
         process.memory = memory
+        process.status_is_old = False
         process.status_in = _STATUS_AGAIN if process.settled else 0
         status = parse_status(process.read(self.host, "status", keep))
         before, process.status = process.status, status

@@ -52,7 +52,7 @@ def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress |
     folders = sorted(lake.path.glob("set=*/date=*"))
     with_bounds = Lake(lake.path, MEMORY)
     for number, folder in enumerate(folders, 1):
-        with suppress(FileNotFoundError):  # somebody has removed that day
+        with suppress(FileNotFoundError):  # that day was removed meanwhile
             done += compact_folder(with_bounds, folder, unfinished)
             remove_replaced(folder, now_at(str(folder)))
         if progress:
@@ -67,7 +67,7 @@ def compact_small(lake: Lake) -> int:
     now = now_at(str(lake.path))
     today = time.strftime("%Y-%m-%d", time.gmtime())
     for folder in sorted(lake.path.glob("set=*/date=*")):
-        with suppress(FileNotFoundError):  # somebody has removed that day
+        with suppress(FileNotFoundError):  # that day was removed meanwhile
             age = now - folder.stat().st_mtime
             if age < _FORGOTTEN_SECONDS:
                 complete = folder.name.removeprefix("date=") < today and age > _QUIET_SECONDS

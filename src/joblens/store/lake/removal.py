@@ -63,7 +63,7 @@ def remove_job(lake: Lake, job: Removed) -> None:
     first, last = job.dates()
     for folder in sorted(lake.path.glob("set=*/date=*")):
         if first <= folder.name.removeprefix("date=") <= last:
-            with suppress(FileNotFoundError):  # somebody has removed that day
+            with suppress(FileNotFoundError):  # that day was removed meanwhile
                 _remove_from(lake, folder, job)
 
 
