@@ -177,7 +177,7 @@ def test_with_the_kernel(sampler: Sampler, torture: Torture, tmp_path: Path) -> 
 def test_both_of_them(
     sampler: Sampler, torture: Torture, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Together each process is there once and exact, and the CPU time is that of the kernel."""
+    """Together each process is there once, and the CPU time is that of the kernel."""
     records = tmp_path / "records"
     records.mkdir()
     preload = library(tmp_path_factory.mktemp("library"))
@@ -196,7 +196,8 @@ def test_both_of_them(
     assert len(captured) < torture.processes
     assert len(processes) == torture.processes
     assert [it.name for it in processes if not it.exact] == []
-    assert sum(it.cpu_seconds or 0.0 for it in processes) == pytest.approx(whole, rel=0.01, abs=0.005)
+    # What a child of a static program ran since its last clock tick is not reported.
+    assert sum(it.cpu_seconds or 0.0 for it in processes) == pytest.approx(whole, rel=0.03, abs=0.005)
     assert len({(it.pid, it.start, it.tid) for it in threads}) == len(threads)
 
 

@@ -73,6 +73,8 @@ def test_cpu_time_is_split_as_by_getrusage() -> None:
     assert cpu_times(waited) == (3000, 6000)
     never = make_task(5, cpu_ns=100_000, elapsed=3191, run_delay_ns=2_415_213, voluntary_switches=0)
     assert cpu_times(never) == (776, 0)
+    stolen = make_task(5, cpu_ns=34_000_000, elapsed=222_000, run_delay_ns=0, voluntary_switches=0)
+    assert 34_000 < sum(cpu_times(stolen)) <= 44_000  # a tick more, of 1 to 10 ms
 
 
 def test_how_it_ended() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import struct
+import sys
+import time
 from typing import Callable, List, NamedTuple, Tuple
 
 from joblens.collectors.ends.netlink import HEADER, Netlink, pack_attribute, parse_attributes
@@ -28,6 +30,8 @@ _STRUCT = struct.Struct("=H2xIBx6xQQ40xQ32s8xI4xII4x4xQQQQQ16xQ8xQQ16xQQQQQ")
 _GROUP, _SHORT = struct.Struct("=I"), struct.Struct("=H")
 _GROUP_OFFSET = 368  # ac_tgid
 _OLDEST, _WITH_GROUP = 3, 12  # versions
+_COARSE = 6  # CLOCK_MONOTONIC_COARSE, which the clock tick advances
+_TICK = int(time.clock_getres(_COARSE) * 1e6) if sys.platform == "linux" else 10_000  # µs
 _LAST_OF_GROUP = 0x20  # AGROUP of include/uapi/linux/acct.h
 
 
@@ -106,11 +110,11 @@ def cpu_times(task: TaskEnd) -> Tuple[int, int]:
 
     The kernel does not bring its counter up to date here: what a thread has run since its last clock tick or
     context switch is missing. It is known for a thread that has never waited: all time in which it was ready
-    and had a core.
+    and had a core. More than a clock tick of that was not its own, but another virtual machine's.
     """
     total = task.cpu_ns // 1000
     if not task.voluntary_switches:
-        total = max(total, task.elapsed - task.run_delay_ns // 1000)
+        total = max(total, min(task.elapsed - task.run_delay_ns // 1000, total + _TICK))
     if not task.system:
         return total, 0
     system = total * task.system // (task.user + task.system)
