@@ -185,7 +185,7 @@ class _Merge:
         self._wait: list[int] = []
         self._writers: dict[int, int] = {}  # of waits
         self._threads: list[tuple[int, int, int, str]] = []  # record, pid, start and name
-        self._thread_of: list[tuple[int, int]] = []  # process and program of each
+        self._thread_of: list[tuple[int, int, int]] = []  # process and program of each, and counts until then
         self._counts: list[tuple[int, int, int]] = []  # process, program and record
         self._programs: dict[bytes, Program] = {}
         self._shared: dict[str, str] = {}
@@ -342,16 +342,18 @@ class _Merge:
         number = self._find(pid, start, parent)
         texts = _split(self._texts(THREAD, row))
         self._threads.append((row, pid, self._start[number], self._text(texts[0]) if texts else ""))
-        self._thread_of.append((number, self._images[number]))
+        self._thread_of.append((number, self._images[number], len(self._counts)))
 
     def _take_counts(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
         number = self._find(pid, start, parent)
         self._counts.append((number, self._images[number], row))
 
-    def _find_counts(self) -> dict[tuple[int, int, int], dict[str, int]]:
+    def _find_counts(
+        self, first: int = 0, last: int | None = None
+    ) -> dict[tuple[int, int, int], dict[str, int]]:
         """Return them by process, program and thread: of several records, the last one holds."""
         kind, found = self._kinds[COUNTS], {}
-        for number, image, row in self._counts:
+        for number, image, row in self._counts[first:last]:
             values = kind.matrix()[row].tolist()
             fields = {name: values[place] for name, place in kind.places.items() if values[place] != ABSENT}
             found[number, image, fields.get("thread", 0)] = scale_counts(fields)
@@ -364,12 +366,15 @@ class _Merge:
         return _counted(len(self._pid), {number: sum_counts(it) for number, it in of_process.items()})
 
     def _thread_counts(self, threads: list[int]) -> list[Numbers]:
-        found = self._find_counts()
-        known = {
-            place: found[number, image, thread]
-            for place, ((number, image), thread) in enumerate(zip(self._thread_of, threads))
-            if (number, image, thread) in found
-        }
+        """Those that were written before the end of the thread."""
+        found: dict[tuple[int, int, int], dict[str, int]] = {}
+        known, taken = {}, 0
+        for place, ((number, image, until), thread) in enumerate(zip(self._thread_of, threads)):
+            if until > taken:
+                found.update(self._find_counts(taken, until))
+                taken = until
+            if (number, image, thread) in found:
+                known[place] = found[number, image, thread]
         return _counted(len(threads), known)
 
     def processes(self) -> ProcessColumns:
