@@ -430,6 +430,66 @@ def test_sent_from_memory(tmp_path: Path) -> None:
         assert (spool.dropped, spool.batches, spool._held) == (0, 0, {})
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_damaged_on_a_full_disk(tmp_path: Path, refused: bool) -> None:
+    """A batch that is lost while its gap cannot be written stays until it can: an agent that is killed in
+    between leaves the batch to the next one, which reports it."""
+    folder = tmp_path / "s"
+
+    def fail(spool: Spool) -> None:
+        item = spool.take()
+        assert item == (1, bad)
+        if refused:
+            spool.refuse(item, (folder / item.name).read_bytes())
+        else:
+            spool.lose(item, "damaged")
+
+    with opened(folder) as spool:
+        (bad,) = put(spool)
+        with no_room():
+            fail(spool)
+            assert spool.batches == 0
+            assert len(list(folder.glob("*.batch"))) == 1
+    with opened(folder) as spool:
+        with no_room():
+            fail(spool)
+            (later,) = put(spool)
+        put(spool)
+        assert [(gap.first, gap.why) for gap in recorded(folder) if gap.first == bad] == [
+            (bad, "refused" if refused else "damaged")
+        ]
+        assert f"000001-{bad:015d}.batch" not in os.listdir(folder)
+        assert [sequence for _, sequence in drain(spool)][0] == later
+        assert spool.bytes == 0
+
+
+def test_full_spool_on_a_full_disk(tmp_path: Path) -> None:
+    """What is dropped to make room stays until its gap is written, and does not push out further ones."""
+    folder = tmp_path / "s"
+    with opened(folder, most=20_480) as spool:
+        first, *_ = put(spool, 5)
+        with no_room():
+            put(spool, 2)
+            assert (len(list(folder.glob("*.batch"))), spool.dropped) == (5, 1)
+        put(spool, 2)  # after the first of them, what waited in memory is on the disk too
+        assert spool.bytes == on_disk(folder) <= 20_480
+        assert recorded(folder)[0].first == first
+
+
+def test_ended_before_a_gap_was_saved(tmp_path: Path) -> None:
+    """A batch larger than the spool is nowhere: if the gap cannot be saved, the end was not a clean one."""
+    folder = tmp_path / "s"
+    with opened(folder) as spool:
+        (kept,) = put(spool)
+        (folder / "gaps.json").mkdir()  # cannot be replaced by a file
+        put(spool, size=2 * MIB)
+        spool.close()
+    (folder / "gaps.json").rmdir()
+    with opened(folder, now_ns=10**15):
+        (lost,) = recorded(folder)
+        assert (lost.from_ns, lost.why) == (kept * 1000 + 5, KILLED)
+
+
 def test_a_small_disk(tmp_path: Path) -> None:
     """A real file system that is full, and then has space again."""
     folder = tmp_path / "small"

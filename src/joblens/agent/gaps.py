@@ -38,6 +38,7 @@ class Gaps:
         self.damage = f"{_set_aside(path)}: {why}" if why else ""  # if not empty, some gaps are unknown
         self._known = [_Known(gap, _QUIET) for gap in found]
         self._unsaved = bool(why)
+        self.are_saved = True  # all of them; the file may still have some that were acknowledged
 
     def __len__(self) -> int:
         return len(self._known)
@@ -47,7 +48,7 @@ class Gaps:
 
     def add(self, gap: Gap, over: bool = False) -> None:
         """`over`: it will not grow, and the next batch reports it."""
-        self._unsaved = True
+        self._unsaved, self.are_saved = True, False
         for it in self._known:
             if not it.carrier and it.gap.why == gap.why and _touch(it.gap, gap):
                 it.gap, it.batches = _joined(it.gap, gap, gap.why), 0
@@ -93,7 +94,7 @@ class Gaps:
             write_quickly(self._path, json.dumps([it.gap for it in self._known]).encode())
         except OSError:
             return
-        self._unsaved = False
+        self._unsaved, self.are_saved = False, True
 
 
 def _touch(one: Gap, other: Gap) -> bool:

@@ -128,6 +128,7 @@ class Spool:
         self._runs: Deque[List[int]] = deque()  # [turn, first, last] of unsent batches, in order
         self._taken: Optional[Item] = None
         self._held: Dict[Item, bytes] = {}  # batches that could not be written to disk
+        self._going: List[Item] = []  # dropped, but still on disk: their gaps are not saved yet
         self._sums: Dict[Item, int] = {}  # CRC-32 of batches that this process wrote
         self._closed = False
         self.bytes = self.batches = self.dropped = self.refused = 0
@@ -151,7 +152,7 @@ class Spool:
             self._append(item)
         with self._changed:
             self._make_room(0)
-            self.gaps.save()
+            self._save_gaps()
             self._save_progress()
 
     def _find(self) -> List[Item]:
@@ -221,8 +222,8 @@ class Spool:
                     self._sums[item] = zlib.crc32(message)
                 self._append(item)
                 self._changed.notify()
-            self.gaps.save()
-            if not self._held:
+            self._save_gaps()
+            if not self._held and self.gaps.are_saved:
                 self._kept_ns = to_ns
             self._save_progress()
 
@@ -274,19 +275,14 @@ class Spool:
         return Item(turn, first)
 
     def _make_room(self, size: int) -> None:
-        """Drop the oldest batches except the one being sent. The gaps are saved before the files go."""
-        going = []
-        left = self.bytes + size
+        """Drop the oldest batches except the one being sent."""
+        left = self.bytes + size - sum(map(self._size, self._going))
         while left > self.most_bytes and self._runs and size <= self.most_bytes:
             item = self._pop_oldest()
-            going.append(item)
             left -= self._size(item)
-            self.gaps.add(self._gap(item, self._peek(item), "spool full"))
-        if going:
-            self.gaps.save()
-        for item in going:
-            self.dropped += 1
-            self._remove(item)
+            self._lose(item, self._peek(item), "spool full")
+        if self._going:
+            self._save_gaps()
 
     def take(self) -> Optional[Item]:
         """Return the oldest batch, the same one until its outcome is known. None: closed and empty."""
@@ -318,14 +314,29 @@ class Spool:
         with self._changed:
             if item >= (self.turn, self._first):
                 self.gaps.acknowledge(item.sequence)
-            self._settle(item)
+            if not self._forget(item):
+                self._remove(item)
+            self._settle()
 
     def lose(self, item: Item, why: str) -> None:
         """Drop a batch that cannot be sent, and record the gap."""
         with self._changed:
-            self.dropped += 1
-            self.gaps.add(self._gap(item, self._peek(item), why))
-            self._settle(item)
+            self._lose(item, self._peek(item), why)
+            self._settle()
+
+    def _lose(self, item: Item, message: bytes, why: str) -> None:
+        """The file goes once the gap is saved: until then only the file tells the next agent of the batch."""
+        self.dropped += 1
+        self.gaps.add(self._gap(item, message, why))
+        if not self._forget(item):
+            self._going.append(item)
+
+    def _save_gaps(self) -> None:
+        self.gaps.save()
+        if self.gaps.are_saved:
+            for item in self._going:
+                self._remove(item)
+            self._going.clear()
 
     def renumber(self, item: Item, highest: int) -> bool:
         """Return True if the batch that the hub has under this number may be another one.
@@ -351,7 +362,9 @@ class Spool:
             self.gaps.add(self._gap(item, message, "refused"))
             with suppress(OSError, ConfigError):
                 self._keep_refused(item, message)
-            self._settle(item)
+            if not self._forget(item):
+                self._going.append(item)
+            self._settle()
 
     def _keep_refused(self, item: Item, message: bytes) -> None:
         folder = f"{self.folder}/refused"
@@ -366,16 +379,17 @@ class Spool:
         if room >= 0:
             write_quickly(f"{folder}/{item.name}", message)
 
-    def _settle(self, item: Item) -> None:
-        self.gaps.save()
-        self._remove(item)
+    def _settle(self) -> None:
+        self._save_gaps()
         self._taken = None
 
-    def _remove(self, item: Item) -> None:
+    def _forget(self, item: Item) -> bool:
+        """Return whether it was only in memory."""
         self.batches -= 1
         self._sums.pop(item, None)
-        if self._held.pop(item, None) is not None:
-            return
+        return self._held.pop(item, None) is not None
+
+    def _remove(self, item: Item) -> None:
         size = self._size(item)
         try:
             os.unlink(f"{self.folder}/{item.name}")
@@ -430,7 +444,7 @@ class Spool:
 
     def leave(self) -> None:
         """Release the folder. Unless the spool was closed, the next agent records the gap."""
-        if self._closed and not self._held:
+        if self._closed and not self._held and self.gaps.are_saved:
             self._save_progress(ended=True)
         self._lock.close()
 
