@@ -606,6 +606,9 @@ def test_one_sink_in_a_tree(tmp_path: Path) -> None:
         open_sink(Place("other", tmp_path, "h"), options).recover(0)
 
 
+ALLOWED_BY = "rows of other nodes are left out; hub.other_nodes would let them in"
+
+
 def test_rows_of_other_nodes(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nodes prove who they are, what names another node is left out, and told."""
     samples = node_samples("n2", seconds(0, 2), [ALICE])
@@ -614,9 +617,9 @@ def test_rows_of_other_nodes(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Checker, "own_rows_only", True)
     taken = tree.sink.take(segment)
     assert tree.names() == {"alice/17/n1"}
-    assert len(tree.rows("alice", "17", "n1", "load.csv")) == 2
-    words = "job: node n1 of cluster lab sends rows of n2 of lab; hub.other_nodes would let it"
-    assert taken.problems == (f"{words}; batch skipped",)
+    assert len(tree.rows("alice", "17", "n1", "job.csv")) == 2
+    assert taken.problems == (f"job: node n1 of cluster lab sends rows of n2 of lab; {ALLOWED_BY}",)
+    assert taken.dropped == 4  # two ticks of a job and of its process
 
 
 def test_rows_of_another_cluster(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,8 +632,7 @@ def test_rows_of_another_cluster(tree: Tree, monkeypatch: pytest.MonkeyPatch) ->
     taken = tree.sink.take(write_segment(tree.folder, 1, [forged, only_named, own]))
     assert tree.names() == {"alice/17/n1"}
     assert {row["cluster"] for row in tree.rows("alice", "17", "n1", "job.csv")} == {"lab"}
-    words = "job: node n1 of cluster lab sends rows of n1 of wolf; hub.other_nodes would let it"
-    assert taken.problems == (f"{words}; batch skipped",)
+    assert taken.problems == (f"job: node n1 of cluster lab sends rows of n1 of wolf; {ALLOWED_BY}",)
 
 
 def test_a_root_is_needed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from joblens.core.model import COUNTER, Column, Key, Rows, Sample, Schema
 from joblens.hub import decode as hub_decode
 from joblens.hub.decode import (
     Packed,
+    choose_keys,
     decode_columns,
     decode_columns_together,
     decode_together,
@@ -47,6 +48,20 @@ def pack_entry(keys: int, rows: list[list[int]]) -> Packed:
     batch.add(Sample(10**18 + n, Rows(SCHEMA, names, row[: 2 * keys])) for n, row in enumerate(rows))
     (found,) = unpack(batch.encode({}))
     return found
+
+
+@given(
+    st.lists(st.lists(WORDS, min_size=8, max_size=8), min_size=1, max_size=4),
+    st.sets(st.integers(0, 3), min_size=1).map(sorted),
+)
+def test_some_keys_of_an_entry(rows: list[list[int]], places: list[int]) -> None:
+    """Packed again, it has their numbers and times, as if the others had never been there."""
+    chosen = choose_keys(pack_entry(4, rows), places)
+    assert chosen.description.keys == tuple((place,) for place in places)
+    times, values, wrong = decode_together([chosen], len(rows))
+    assert times.tolist() == [[10**18 + n for n in range(len(rows))]]
+    expected = [[row[2 * place + column] for row in rows] for place in places for column in (0, 1)]
+    assert (values.tolist(), wrong) == (expected, [])
 
 
 @given(

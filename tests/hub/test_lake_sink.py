@@ -20,6 +20,7 @@ from joblens.core import files
 from joblens.core.errors import MalformedError
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 from joblens.hub import decode
+from joblens.hub.batch_reader import Checker
 from joblens.hub.damage import check_segment
 from joblens.hub.groups import Group
 from joblens.hub.segments import Segment
@@ -133,6 +134,28 @@ def test_rows_of_no_job_are_on_the_node_that_tells_of_them(sink: LakeSink, tmp_p
     sink.take(write_segment(tmp_path, 1, batches))
     found = rows(sink.lake, "process", "cluster", "jobid", "node", "pid")
     assert found == [("lab", "", "n1", 1), ("lab", "", "n2", 1), *[("other", "17", "n9", 2)] * 2]
+
+
+def test_rows_of_other_nodes(sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nodes are authenticated only these rows are left out, counted, and reported with one sentence."""
+    ours, others = (node_samples(node, seconds(0, 3), JOBS[:1]) for node in ("n1", "n2"))
+    both = [
+        mine if mine.rows.schema.set != "job" else mine._replace(rows=merged(mine.rows, other.rows))
+        for mine, other in zip(ours, others)
+    ]
+    batches = [encode("n1", 1, both, JOBS[:1]), encode("n1", 2, others, JOBS[:1])]
+    monkeypatch.setattr(Checker, "own_rows_only", True)
+    taken = sink.take(write_segment(tmp_path, 1, batches))
+    assert rows(sink.lake, "job", "node") == [("n1",)] * 3
+    assert rows(sink.lake, "process", "node") == [("n1",)] * 3
+    assert len(rows(sink.lake, "load", "node")) == 6
+    assert taken.dropped == 9  # three ticks: a job in each batch, and the process of the second one
+    (problem,) = taken.problems
+    assert problem.startswith("job: node n1 of cluster lab sends rows of n2 of lab; ")
+
+
+def merged(some: Rows, others: Rows) -> Rows:
+    return Rows(some.schema, (*some.keys, *others.keys), [*some.values, *others.values])
 
 
 def test_taken_again_is_the_same(sink: LakeSink, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_descriptions_of_changing_process_lists(small_cache: ByteCache[bytes, de
 
     def read(count: int = 30) -> None:
         for entry in entries(count):
-            checker.check(entry, "lab", "n1")
+            checker.check(entry.description)
             prepare(entry.description)
 
     read(1)  # what is allocated once

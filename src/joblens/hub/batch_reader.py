@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from joblens.core.errors import MalformedError
 from joblens.core.model import Key, Rows, Sample, Schema
-from joblens.hub.decode import Columns, Packed, decode_columns, unpack
+from joblens.hub.decode import Columns, Description, Packed, choose_keys, choose_rows, decode_columns, unpack
 from joblens.hub.segments import Record, Segment
 from joblens.store.lake.columns import LATEST_NS, check, stored_name
 from joblens.wire.frame import read_header
@@ -30,6 +30,7 @@ _MOST_SETS = 256  # in one batch
 WHOSE = frozenset(("cluster", "jobid", "step", "node"))
 _MOST_COLUMNS = 4000
 _NOT_NAMED = frozenset((("", ""),))  # cluster and node of rows that do not name them
+_MOST_SENDERS = 1000  # of which the first other node is remembered
 
 
 class LeftOut:
@@ -39,6 +40,8 @@ class LeftOut:
         self.problems: list[str] = []  # one for each batch
         # Rows whose time is far from their arrival, by cluster and node.
         self.untimely: Counter[tuple[str, str]] = Counter()
+        # Rows that name another node than their sender, by what is reported of it.
+        self.foreign: Counter[str] = Counter()
 
     @contextmanager
     def without_malformed(self) -> Iterator[None]:
@@ -73,17 +76,22 @@ class Checker:
     # If nodes are authenticated, rows of a node are accepted from that node only.
     own_rows_only = False
 
+    def __init__(self) -> None:
+        self._reports: dict[tuple[str, str], str] = {}  # by sender, so that each is reported once
+
     def batches(self, segment: Segment, left: LeftOut) -> Iterator[Received]:
         """Yield batches in order. Those that cannot be stored are added to `left`."""
-        return self._each(segment, left, lambda record: self._received(record, left))
+        return self._each(segment, left, self._received)
 
     def unread(self, segment: Segment, left: LeftOut) -> Iterator[Unread]:
         return self._each(segment, left, self._unread)
 
-    def _each(self, segment: Segment, left: LeftOut, take: Callable[[Record], Taken]) -> Iterator[Taken]:
+    def _each(
+        self, segment: Segment, left: LeftOut, take: Callable[[Record, LeftOut], Taken]
+    ) -> Iterator[Taken]:
         for record in segment.records():
             with left.without_malformed():
-                yield take(record)
+                yield take(record, left)
 
     def _received(self, record: Record, left: LeftOut) -> Received:
         columns = decode_columns(record.batch)
@@ -91,47 +99,80 @@ class Checker:
         cluster, node, *_ = header.batch
         _check_sets(columns)
         for entry in columns:
-            self.check(entry, cluster, node)
+            self.check(entry.description)
         near = [choose_timely(entry, record.received_ns) for entry in columns]
         far = sum(count for _, count in near)
         if far:
             left.untimely[cluster, node] += far
-        chosen = [entry for entry, _ in near if len(entry.times)]
+        chosen = [self.own_rows(entry, cluster, node, left) for entry, _ in near if len(entry.times)]
         jobs = header.jobs()
         if self.own_rows_only:
             jobs = [job for job in jobs if is_own(cluster, node, job.cluster, job.node)]
         return Received(record.received_ns, cluster, node, tuple(jobs), chosen)
 
-    def _unread(self, record: Record) -> Unread:
+    def own_rows(self, entry: Columns, cluster: str, node: str, left: LeftOut) -> Columns:
+        """Return an entry without the rows of other nodes, which are added to `left`."""
+        places = self._own_places(entry.description, cluster, node, len(entry.times), left)
+        return entry if places is None else choose_rows(entry, places)
+
+    def _unread(self, record: Record, left: LeftOut) -> Unread:
         cluster, node, *_ = record.identity
         entries = unpack(record.batch)
         _check_sets(entries)
         filled = [entry for entry in entries if entry.description.keys]
         for entry in filled:
-            named = entry.description.named
-            if named is None or (self.own_rows_only and named is not _NOT_NAMED):
-                self.check(entry, cluster, node)
+            if entry.description.named is None:
+                self.check(entry.description)
+        if self.own_rows_only:
+            filled = list(self._own_entries(filled, cluster, node, left))
         return Unread(record.received_ns, cluster, node, filled, record.place)
 
-    def check(self, entry: Columns | Packed, cluster: str, node: str) -> None:
-        """Raises MalformedError if an entry cannot be stored, or has rows of other nodes."""
-        description = entry.description
+    def _own_entries(self, entries: list[Packed], cluster: str, node: str, left: LeftOut) -> Iterator[Packed]:
+        for entry in entries:
+            if entry.description.named is _NOT_NAMED:
+                yield entry
+                continue
+            places = self._own_places(entry.description, cluster, node, entry.ticks, left)
+            if places is None:
+                yield entry
+            elif places:
+                yield choose_keys(entry, places)
+
+    def check(self, description: Description) -> None:
+        """Raises MalformedError if its rows cannot be stored."""
         schema = description.schema
         if description.named is None:
             check([Sample(0, Rows(schema, description.keys, []))])
             _check_names(schema)
-            named = _named(schema, description.keys)
+            named = frozenset(_named(schema, description.keys))
             description.named = _NOT_NAMED if named == _NOT_NAMED else named
-        if self.own_rows_only and description.named is not _NOT_NAMED:
-            _check_own(schema.set, cluster, node, description.named)
 
+    def _own_places(
+        self, description: Description, cluster: str, node: str, ticks: int, left: LeftOut
+    ) -> list[int] | None:
+        """Return which keys are the sender's, None if all are. The rows of others are added to `left`."""
+        named = description.named
+        if not self.own_rows_only or not named or all(is_own(cluster, node, *it) for it in named):
+            return None
+        others = _named(description.schema, description.keys)
+        places = [place for place, it in enumerate(others) if is_own(cluster, node, *it)]
+        left.foreign[self._report(description.schema.set, cluster, node, named)] += ticks * (
+            len(others) - len(places)
+        )
+        return places
 
-def _check_own(name: str, cluster: str, node: str, named: frozenset[tuple[str, str]]) -> None:
-    for other in sorted(named):
-        if not is_own(cluster, node, *other):
+    def _report(self, name: str, cluster: str, node: str, named: frozenset[tuple[str, str]]) -> str:
+        sender = cluster, node
+        if sender not in self._reports:
+            if len(self._reports) >= _MOST_SENDERS:
+                self._reports.clear()
+            other = min(it for it in named if not is_own(cluster, node, *it))
             whose = " of ".join(filter(None, other[::-1]))
-            words = f"node {node} of cluster {cluster} sends rows of {whose}"
-            raise MalformedError(name, f"{words}; hub.other_nodes would let it")
+            self._reports[sender] = (
+                f"{name}: node {node} of cluster {cluster} sends rows of {whose}; "
+                "rows of other nodes are left out; hub.other_nodes would let them in"
+            )
+        return self._reports[sender]
 
 
 def choose_timely(entry: Columns, received_ns: int) -> tuple[Columns, int]:
@@ -173,10 +214,8 @@ def is_own(cluster: str, node: str, named_cluster: str, named_node: str) -> bool
     return named_cluster in ("", cluster) and named_node in ("", node)
 
 
-def _named(schema: Schema, keys: tuple[Key, ...]) -> frozenset[tuple[str, str]]:
-    """Return the clusters and nodes that the rows name, "" if they do not."""
+def _named(schema: Schema, keys: tuple[Key, ...]) -> list[tuple[str, str]]:
+    """Return the cluster and node that each row names, "" if it does not."""
     places = [schema.labels.index(name) if name in schema.labels else -1 for name in ("cluster", "node")]
     cluster, node = places
-    return frozenset(
-        ("" if cluster < 0 else str(key[cluster]), "" if node < 0 else str(key[node])) for key in keys
-    )
+    return [("" if cluster < 0 else str(key[cluster]), "" if node < 0 else str(key[node])) for key in keys]

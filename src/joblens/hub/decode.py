@@ -100,6 +100,32 @@ def unpack(message: bytes) -> list[Packed]:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
 
 
+def choose_keys(entry: Packed, places: list[int]) -> Packed:
+    """Return an entry with the rows of some keys only. Raises MalformedError."""
+    import numpy
+
+    try:
+        (found,) = _decode_numbers([entry], entry.ticks)
+    except WRONG as error:
+        raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
+    chosen = choose_rows(found, places)
+    rows = chosen.values.reshape(entry.ticks, -1)
+    steps = numpy.diff(rows, axis=0)
+    moving = numpy.flatnonzero(steps.any(axis=0))
+    first = numpy.concatenate((moving, numpy.diff(chosen.times, prepend=0), rows[0]))
+    sizes = _SIZES.pack(entry.ticks, rows.shape[1], len(moving))
+    data = sizes + _shuffle(first) + _shuffle(steps[:, moving].T)
+    return Packed(chosen.description, entry.ticks, len(moving), data)
+
+
+def choose_rows(entry: Columns, places: list[int]) -> Columns:
+    """As `choose_keys`, of a decoded entry."""
+    whole = entry.description
+    keys = tuple(whole.keys[place] for place in places)
+    description = Description(whole.schema, keys, text_bytes=whole.text_bytes)
+    return Columns(description, entry.times, entry.values[:, places])
+
+
 def _decode(entries: list[Packed]) -> list[Columns]:
     places: dict[int, list[int]] = {}
     for place, entry in enumerate(entries):
@@ -275,6 +301,13 @@ def _planes(entries: list[Packed], widths: list[int], ticks: int) -> tuple[Numbe
                 words[place] = own
             begin = end
     return numpy.concatenate(first), numpy.concatenate(later)
+
+
+def _shuffle(words: Any) -> bytes:
+    import numpy
+
+    planes = numpy.ascontiguousarray(words, dtype="<i8").view(numpy.uint8).reshape(-1, _WORD)
+    return bytes(planes.T.tobytes())
 
 
 def _unshuffle(rows: Any, length: int) -> Numbers:

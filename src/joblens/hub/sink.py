@@ -109,13 +109,14 @@ def _add_up(some: tuple[Untimely, ...], others: tuple[Untimely, ...]) -> tuple[U
 
 
 def left_out(left: LeftOut) -> Taken:
-    """Batches that could not be read, and rows from another time than their arrival.
+    """Batches that could not be read, rows from another time than their arrival, and rows of other nodes.
 
     How many rows were in such a batch is not known: each counts as one.
     """
     untimely = tuple((*name, rows) for name, rows in left.untimely.items())
-    dropped = len(left.problems) + sum(left.untimely.values())
-    return Taken(dropped=dropped, problems=tuple(left.problems), untimely=_add_up((), untimely))
+    dropped = len(left.problems) + sum(left.untimely.values()) + sum(left.foreign.values())
+    problems = (*left.problems, *left.foreign)
+    return Taken(dropped=dropped, problems=problems, untimely=_add_up((), untimely))
 
 
 class Sink(Protocol):

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.core.errors import ConfigError, MalformedError, ServerError, sentence
 from joblens.core.json_file import parse_json
-from joblens.hub.batch_reader import Checker, choose_timely
+from joblens.hub.batch_reader import Checker, LeftOut, choose_timely
 from joblens.hub.decode import decode_columns
 from joblens.hub.entries import LARGEST_BATCH
 from joblens.hub.kafka.client import BATCHES, BROKERS, CURSORS, PREFIX, SEEN, TIMEOUT, Kafka, load_kafka
 from joblens.hub.kafka.schema import Encode, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import Record, Segment
-from joblens.hub.sink import Place, Taken
+from joblens.hub.sink import Place, Taken, left_out
 from joblens.wire.frame import read_header
 from joblens.wire.header import parse_header
 
@@ -184,14 +184,15 @@ class Form:
     def _rows(self, record: Record) -> Found:
         batch, parts = record.identity, decode_columns(record.batch)
         messages: list[Message] = []
-        taken = Taken()
+        taken, left = Taken(), LeftOut()
         for whole in parts:
             part, far = choose_timely(whole, record.received_ns)
             if far:
                 taken = taken.plus(Taken(dropped=far, untimely=((batch.cluster, batch.node, far),)))
             topic, width = self._topic(part.schema.set), len(part.schema.columns)
             try:
-                self._checker.check(part, batch.cluster, batch.node)
+                self._checker.check(part.description)
+                part = self._checker.own_rows(part, batch.cluster, batch.node, left)
                 rows = list(self._encode(part, batch.cluster, batch.node))
             except MalformedError as error:
                 taken = taken.plus(_dropped(len(part.times) * len(part.keys), sentence(error)))
@@ -204,7 +205,7 @@ class Form:
                 )
             messages += fits
             taken = taken.plus(Taken(len(fits), len(fits) * width))
-        return Found(messages, taken)
+        return Found(messages, taken.plus(left_out(left)))
 
     def _topic(self, set_name: str) -> str:
         """Return the topic of a set, whose name, of unknown origin, must not be a reserved topic."""
