@@ -83,11 +83,18 @@ def check_routes(
     assert CASES.keys() == {(route.method, route.path) for route in ROUTES}
     for user, seen in own.items():
         role = Role(user, frozenset(seen), owners, seen == set(owners), running)
-        for (method, path), case in CASES.items():
-            ids = (*owners, MISSING) if "{id}" in path else ("",)
-            paths = [path.replace("{id}", id) + query for id in ids for query in case.queries]
-            found = ask(login, socket, user, [(method, it) for it in paths])
-            case.check(role, dict(zip(paths, found, strict=True)))
+        asked = [
+            (method, path, path.replace("{id}", id) + query)
+            for (method, path), case in CASES.items()
+            for id in ((*owners, MISSING) if "{id}" in path else ("",))
+            for query in case.queries
+        ]
+        found = ask(login, socket, user, [(method, it) for method, _, it in asked])
+        answers: dict[tuple[str, str], dict[str, Answer]] = {}
+        for (method, path, it), answer in zip(asked, found, strict=True):
+            answers.setdefault((method, path), {})[it] = answer
+        for route, case in CASES.items():
+            case.check(role, answers[route])
 
 
 def _is_open(role: Role, answers: Mapping[str, Answer]) -> None:
