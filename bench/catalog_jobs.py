@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from joblens.run.facts import new_job_id
+from joblens.store.catalog.heads import heads_of, save_heads
+from joblens.store.records import parse_listed
 
 DAYS = 365
 _USERS, _ACCOUNTS, _NODES = 400, 60, 500
@@ -44,10 +46,10 @@ def _write(day: Path, made: list[dict[str, Any]], rest: str, changed: float) -> 
     """In the order and with the checksum of the real format. The long parts are rendered only once."""
     day.mkdir(parents=True)
     path = day / f"compacted.{int(changed) * 10**9}.jsonl"
-    with path.open("wb") as file:
-        for each in made:
-            line = f"{json.dumps(each)[:-1]}, {rest}".encode()
-            file.write(b'%s, "crc32": "%08x"}\n' % (line, zlib.crc32(line)))
+    texts = [f"{json.dumps(each)[:-1]}, {rest}".encode() for each in made]
+    lines = [b'%s, "crc32": "%08x"}\n' % (text, zlib.crc32(text)) for text in texts]
+    path.write_bytes(b"".join(lines))
+    save_heads(path, list(heads_of(lines, parse_listed)))
     for old in (path, day):  # recent files are read again
         os.utime(old, (changed, changed))
 

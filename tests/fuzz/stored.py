@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import sqlite3
+import zlib
 from contextlib import suppress
 from functools import cache
 
@@ -46,8 +47,11 @@ from joblens.run.mark_file import JobMarks
 from joblens.schedulers.facts import BatchJob
 from joblens.store import ingest
 from joblens.store.catalog.cursor import parse_cursor
+from joblens.store.catalog.heads import make_head, parse_heads, save_heads
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
+from joblens.store.catalog.schema import migrate
+from joblens.store.catalog.writer import Writer
 from joblens.store.home import Home
 from joblens.store.lake.damage import load_gaps
 from joblens.store.lake.folder import list_folder
@@ -57,6 +61,7 @@ from joblens.store.records import (
     load_listed,
     load_record,
     load_records,
+    parse_listed,
     parse_record,
 )
 from joblens.usermode.agent_group import AgentGroup, parse_end
@@ -272,6 +277,26 @@ def _records() -> list[bytes]:
     return [render_json({**found.to_dict(), "written": 7})[:_LARGEST_SEED] for found in RECORDS.values()]
 
 
+def heads(data: bytes) -> None:
+    """Heads that are taken can be indexed; the checksum is made to fit, for it keeps all damage out."""
+    assert parse_heads(data, 7) is None or zlib.crc32(data[:-4]).to_bytes(4, "little") == data[-4:]
+    found = parse_heads(data + zlib.crc32(data).to_bytes(4, "little"), 7)
+    if found is not None:
+        database = sqlite3.connect(":memory:", isolation_level=None)
+        migrate(database)
+        Writer(database).insert(found, 1)
+        database.close()
+
+
+@cache
+def _heads() -> list[bytes]:
+    path = fresh("heads") / "compacted.1.jsonl"
+    path.write_bytes(b"x" * 7)
+    texts = [render_json({**found.to_dict(), "written": 7}) for found in RECORDS.values()]
+    save_heads(path, [make_head(place, parse_listed("", text)) for place, text in enumerate(texts * 16)])
+    return [path.with_suffix(".heads").read_bytes()[:-4]]
+
+
 @cache
 def _home() -> Home:
     home = new_home(fresh("home"))
@@ -438,6 +463,7 @@ TARGETS = (
     Target("live", live, _live),
     Target("record", record, _records),
     Target("records", records, _records),
+    Target("heads", heads, _heads),
     Target("catalog", catalog, _catalogs),
     Target("cursor", cursor, lambda: [_CURSOR]),
     Target(

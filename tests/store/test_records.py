@@ -86,11 +86,12 @@ def test_any_value_anywhere(record: dict[str, Any], data: st.DataObject) -> None
 def take(text: bytes) -> None:
     """Into a catalog that lies in memory."""
     from joblens.store.catalog import writer
+    from joblens.store.catalog.heads import make_head
     from joblens.store.catalog.schema import migrate
 
     database = sqlite3.connect(":memory:", isolation_level=None)
     migrate(database)
-    writer.Writer(database).insert([(0, records.parse_listed("r.json", text))], 1)
+    writer.Writer(database).insert([make_head(0, records.parse_listed("r.json", text))], 1)
     assert database.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
     database.close()
 

@@ -76,3 +76,16 @@ class _Front(ListedRecord, kw_only=True, gc=False):
 
 parse_listed = msgspec.json.Decoder(ListedRecord).decode
 parse_front = msgspec.json.Decoder(_Front).decode
+
+_Text = str | None
+_Size = Amount | None
+_Pairs = dict[str, str] | None
+_Place = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+# As joblens.store.catalog.heads makes it.
+_Head = tuple[
+    str, str, Moment, Moment | None, str, str, _Text, _Text, _Text, Whole | None,
+    _Size, _Size, _Size, _Size, _Size, str, str, _Text, _Text, _Text,
+    Whole, _Place, _Pairs, _Pairs,
+]  # fmt: skip
+# Version, size of the file of records, and its heads.
+decode_heads = msgspec.msgpack.Decoder(tuple[int, int, list[_Head]]).decode

@@ -12,6 +12,7 @@ from pathlib import Path
 from joblens.core.errors import MalformedError
 from joblens.core.files import UNFINISHED, list_names, now_at
 from joblens.store import ingest, records
+from joblens.store.catalog.heads import load_heads, make_head, remove_heads
 from joblens.store.home import Home
 from joblens.store.lake.damage import record_gap, set_aside
 from joblens.store.lake.folder import GRACE_SECONDS, list_folder
@@ -53,8 +54,10 @@ def check_records(home: Home) -> list[str]:
 def _check_records(home: Home, day: str, name: str) -> list[str]:
     path, problems = home.records / day / name, list[str]()
     intact = list(records.load_records(path, problems))
+    if not problems:
+        return _check_heads(path)
     # A record of a newer joblens is not damaged.
-    if not problems or any("newer joblens" in problem for problem in problems):
+    if any("newer joblens" in problem for problem in problems):
         return problems
     kept = home.damaged / f"records.{day}.{name}"
     jobs = sorted(_readable_jobs(path) - {f"job {record.job.id}" for record in intact})
@@ -65,7 +68,20 @@ def _check_records(home: Home, day: str, name: str) -> list[str]:
     except MalformedError as error:  # an intact one with a part that cannot be rewritten
         return [*problems, str(error)]
     os.replace(path, kept)
+    remove_heads(path)
     return [f"{problem}; it is kept as {kept}" for problem in problems]
+
+
+def _check_heads(path: Path) -> list[str]:
+    """Remove heads that differ from the records: without them these are read."""
+    heads, problems = load_heads(path), list[str]()
+    if heads is None:
+        return []
+    found = [make_head(*it) for some in records.load_listed(path, problems) for it in some]
+    if heads == found:
+        return []
+    remove_heads(path)
+    return [f"{path}: its heads differ from the records, and were removed"]
 
 
 def _readable_jobs(path: Path) -> set[str]:

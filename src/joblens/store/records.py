@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from joblens.core.errors import MalformedError
 from joblens.core.files import make_folder, publish, sync_folder, unfinished_name, write_whole
 from joblens.core.json_file import parse_json, render_json
+from joblens.store.catalog.heads import Head, heads_of, remove_heads, remove_orphans, save_heads
 from joblens.store.location import safe_name
 
 if TYPE_CHECKING:  # a listing that finds no new record does not load them
@@ -64,9 +65,14 @@ def save_records(folder: Path, many: Iterable[JobRecord]) -> int:
         days.setdefault(day, []).append(line)
     for day, lines in sorted(days.items()):
         make_folder(folder / day)
-        write_whole(str(folder / day / _many_name()), b"".join(lines))
+        _save_many(folder / day / _many_name(), lines)
     sync_folder(str(folder / "x"))
     return sum(map(len, days.values()))
+
+
+def _save_many(path: Path, lines: list[bytes]) -> None:
+    write_whole(str(path), b"".join(lines))
+    save_heads(path, list(heads_of(lines, parse_listed)))
 
 
 def day_of(start: float) -> str:
@@ -325,20 +331,29 @@ def compact_day(folder: Path, day: str) -> int:
 
 
 def _compact(folder: Path, day: str, names: list[str]) -> int:
-    target = str(folder / day / _many_name())
-    unfinished = unfinished_name(target)
+    target = folder / day / _many_name()
+    unfinished = unfinished_name(str(target))
+    heads: list[Head] = []
     try:
         with open(unfinished, "wb") as file:
-            taken = [path for path in (folder / day / name for name in names) if _append(path, file)]
+            taken = [path for path in (folder / day / name for name in names) if _append(path, file, heads)]
         if len(taken) < 2:
             return 0
         # From here on they exist twice; readers use one of them.
-        publish(unfinished, target)
+        publish(unfinished, str(target))
     finally:
         Path(unfinished).unlink(missing_ok=True)
+    save_heads(target, heads)
     for path in taken:
-        path.unlink(missing_ok=True)
+        _remove(path)
+    remove_orphans(folder / day)
     return len(taken)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    if path.suffix == ".jsonl":
+        remove_heads(path)
 
 
 def remove_records(folder: Path, identity: tuple[str, str, float]) -> int:
@@ -359,15 +374,15 @@ def remove_records(folder: Path, identity: tuple[str, str, float]) -> int:
             if problems:
                 raise MalformedError(str(path), "damaged; run `joblens db check` first")
             if others:
-                target = folder / day / _many_name()
-                write_whole(str(target), b"".join(_render(it, 0) + b"\n" for it in others))
-            path.unlink(missing_ok=True)
+                _save_many(folder / day / _many_name(), [_render(it, 0) + b"\n" for it in others])
+            _remove(path)
             removed += len(found) - len(others)
+    remove_orphans(folder / day)
     sync_folder(str(folder / day / "x"))
     return removed
 
 
-def _append(path: Path, file: BinaryIO) -> bool:
+def _append(path: Path, file: BinaryIO, heads: list[Head]) -> bool:
     """Append its records, unless one is unreadable: then the file stays, and its readers report it."""
     problems: list[str] = []
     try:
@@ -375,5 +390,6 @@ def _append(path: Path, file: BinaryIO) -> bool:
     except (FileNotFoundError, MalformedError):  # another has compacted it, or it cannot be rewritten
         return False
     if not problems:
+        heads += heads_of(lines, parse_listed, file.tell())
         file.writelines(lines)
     return not problems

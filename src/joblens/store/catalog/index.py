@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from joblens.core.errors import OutsideError, sentence
 from joblens.store import records
 from joblens.store.catalog import writer
+from joblens.store.catalog.heads import Head, load_heads, make_head
 from joblens.store.catalog.listing import SEVERAL, Identity, JobFilter, JobRow, name_nodes
 from joblens.store.catalog.plan import Term, indexes, make_terms, plan, prefix_term
 from joblens.store.catalog.schema import INDEXES, NewerError, migrate
@@ -88,6 +89,8 @@ class Catalog:
         self.fresh_seconds = 0.0
         self._refreshed = -math.inf
         self._had_records = False
+        # Until a place turns out to be wrong, or all is compared with the records.
+        self._trust_heads = True
         self.database = self._open()
 
     def close(self) -> None:
@@ -221,6 +224,7 @@ class Catalog:
 
     def forget(self, day: str) -> None:
         """Index a day again, in one transaction: other connections never see the index without the day."""
+        self._trust_heads = False
         self._days(must_exist=True)
         changed = records.last_change(self.home.records, day)
         try:
@@ -257,6 +261,7 @@ class Catalog:
     def check(self) -> None:
         """Compare it with the records, and rebuild it if anything differs. Raises OutsideError."""
         self._ask("SELECT 1")  # not if the records are missing
+        self._trust_heads = False
         wanted = self._opened(":memory:")
         try:
             if self._path and not _is_same(self.database, wanted):
@@ -373,8 +378,8 @@ class Catalog:
         problems: list[str] = []
         number = writer.file_number(database, day, name)
         try:
-            for some in records.load_listed(self.home.records / day / name, problems):
-                self._writer.insert(some, number)
+            for heads in self._load_heads(self.home.records / day / name, problems):
+                self._writer.insert(heads, number)
             if not problems:
                 writer.mark_whole(database, number)
         except FileNotFoundError:
@@ -383,6 +388,15 @@ class Catalog:
             problems.append(sentence(error))
         self._report(*problems)
         return not problems
+
+    def _load_heads(self, path: Path, problems: list[str]) -> Iterator[list[Head]]:
+        """Yield those of a file of records, some at a time. Raises FileNotFoundError."""
+        heads = load_heads(path) if self._trust_heads else None
+        if heads is not None:
+            yield heads
+            return
+        for some in records.load_listed(path, problems):
+            yield [make_head(place, record) for place, record in some]
 
     def _report(self, *problems: str) -> None:
         self.problems += [problem for problem in problems if problem not in self.problems]

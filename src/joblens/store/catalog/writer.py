@@ -5,68 +5,29 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import Any
 
+from joblens.store.catalog.heads import Head
 from joblens.store.catalog.listing import COLUMNS, SEVERAL, Identity
 from joblens.store.catalog.schema import KIND
 
-if TYPE_CHECKING:
-    from joblens.record.listed import ListedJob, ListedRecord
-
 NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
-_COLUMNS = f"{NAMES}, tags, kind, written, file, place"
+_COLUMNS = f"{NAMES}, written, place, kind, file, tags"
 _VALUES = ", ".join("?" * (len(COLUMNS) + 5))
 _ROWS = 20_000  # after which a transaction ends, so that others do not wait long
 _SECONDS = 2.0
 _MOST_KEPT = 100_000  # names and kinds that are remembered
 _MANY = 100  # records
-_WRITTEN = len(COLUMNS) + 2
+_WRITTEN, _TAGS, _ANNOTATIONS = len(COLUMNS), len(COLUMNS) + 2, len(COLUMNS) + 3  # places in a head
+_NAME, _NODE, _NODES = map(COLUMNS.index, ("name", "node", "nodes"))
+_kind_of = itemgetter(*map(COLUMNS.index, KIND))
 _KIND_KNOWN = "SELECT number FROM kinds WHERE " + " AND ".join(f"{name} IS ?" for name in KIND)
 _KIND_NEW = f"INSERT INTO kinds ({', '.join(KIND)}, number) VALUES ({', '.join('?' * len(KIND))}, ?)"
 Row = tuple[Any, ...]
 Kind = tuple[str, str | None, str | None, str | None, str]
-_Texts = dict[str, str] | None
-_Linked = tuple[int, list[str] | None, _Texts, _Texts]
-
-
-def _make_row(record: ListedRecord, several: bool, kind: int, file: int, place: int) -> Row:
-    """`several`: whether it has other nodes than the first."""
-    job, used = record.job, record.used
-    return (
-        job.cluster,
-        job.id,
-        job.start,
-        job.end,
-        job.name,
-        job.user,
-        job.node,
-        job.source,
-        job.state,
-        job.exit_code,
-        used.duration_seconds,
-        used.cpu_seconds,
-        record.asked.cores,
-        used.memory_peak_bytes,
-        used.processes,
-        record.verdict,
-        _shown_id(job) if job.array_job or job.het_job else job.id,
-        SEVERAL.join(job.nodes or ()) if several else job.node,
-        job.partition,
-        job.account,
-        json.dumps(job.tags) if job.tags else None,
-        kind,
-        record.written,
-        file,
-        place,
-    )
-
-
-def _shown_id(job: ListedJob) -> str:
-    from joblens.record.report import shown_id
-
-    return shown_id(job)
 
 
 class Transactions:
@@ -116,51 +77,41 @@ class Writer:
         self._kinds: dict[Kind, int] = {}
         self._all_kinds: bool | None = None  # whether these are all; others can add the same ones again
 
-    def insert(self, found: Sequence[tuple[int, ListedRecord]], file: int) -> None:
+    def insert(self, heads: Sequence[Head], file: int) -> None:
         """Of several records of a job the one that was written last is valid; of equal ones, the last."""
         database = self._database
-        rows, linked = self._make_rows(found, file)
+        rows = self._make_rows(heads, file)
         ((first,),) = database.execute("SELECT coalesce(max(number), 0) + 1 FROM jobs")
         database.execute("SAVEPOINT fresh")
         before = database.total_changes
         # SQLite numbers them from there on.
         database.executemany(f"INSERT OR IGNORE INTO jobs ({_COLUMNS}) VALUES ({_VALUES})", rows)
         if database.total_changes - before == len(rows):
-            numbers: Mapping[int, int] | range = range(first, first + len(rows))
+            numbered: Iterable[tuple[int, Head]] = enumerate(heads, first)
         else:  # some are there already, or twice among these
             database.execute("ROLLBACK TO fresh")
             numbers = dict(_changed(database, rows, first))
             replace = f"REPLACE INTO jobs (number, {_COLUMNS}) VALUES (?, {_VALUES})"
             database.executemany(replace, [(number, *rows[place]) for place, number in numbers.items()])
-            linked = [it for it in linked if it[0] in numbers]
+            numbered = [(number, heads[place]) for place, number in numbers.items()]
         database.execute("RELEASE fresh")
-        self._link([(numbers[place], nodes, tags, notes) for place, nodes, tags, notes in linked])
+        self._link(numbered)
 
-    def _make_rows(
-        self, found: Sequence[tuple[int, ListedRecord]], file: int
-    ) -> tuple[list[Row], list[_Linked]]:
-        """Return rows of jobs, and for some of them by their number the nodes beside the first, and tags."""
-        if len(found) > _MANY and self._all_kinds is None:
+    def _make_rows(self, heads: Sequence[Head], file: int) -> list[Row]:
+        if len(heads) > _MANY and self._all_kinds is None:
             self._load_kinds()
         if len(self._kinds) > _MOST_KEPT:
             self._kinds, self._all_kinds = {}, False
         rows: list[Row] = []
-        linked: list[_Linked] = []
-        names: set[str] = set()
         new_kinds: dict[Kind, int] = {}
-        for number, (place, record) in enumerate(found):
-            job = record.job
-            nodes = job.nodes
-            several = bool(nodes) and (len(nodes or ()) > 1 or nodes != [job.node])
-            key = (job.user, job.account, job.partition, job.state, job.cluster)
+        for head in heads:
+            key = _kind_of(head)
             kind = self._kinds.get(key) or self._find_kind(key, new_kinds)
-            rows.append(_make_row(record, several, kind, file, place))
-            names.add(job.name)
-            if several or job.tags or job.annotations:
-                linked.append((number, nodes if several else None, job.tags, job.annotations))
+            tags = json.dumps(head[_TAGS]) if head[_TAGS] else None
+            rows.append((*head[:_TAGS], kind, file, tags))
         self._database.executemany(_KIND_NEW, [(*key, it) for key, it in new_kinds.items()])
-        self._add_names(names - self._names)
-        return rows, linked
+        self._add_names({head[_NAME] for head in heads} - self._names)
+        return rows
 
     def _find_kind(self, key: Kind, new: dict[Kind, int]) -> int:
         """Return the number of a kind; if there is none, the next one, and add it to the new ones."""
@@ -184,16 +135,21 @@ class Writer:
             self._names.clear()
         self._names |= new
 
-    def _link(self, linked: Iterable[_Linked]) -> None:
+    def _link(self, numbered: Iterable[tuple[int, Head]]) -> None:
+        """Add the nodes of jobs that have others than the first, tags and annotations."""
         nodes: list[tuple[int, str]] = []
-        texts: dict[str, list[tuple[int, str, str]]] = {"tags": [], "annotations": []}
-        for number, others, *pairs in linked:
-            nodes += [(number, node) for node in others or ()]
-            for rows, some in zip(texts.values(), pairs):
-                rows += [(number, name, value) for name, value in (some or {}).items()]
+        tags: list[tuple[int, str, str]] = []
+        annotations: list[tuple[int, str, str]] = []
+        for number, head in numbered:
+            if head[_NODES] and head[_NODES] != head[_NODE]:
+                nodes += [(number, node) for node in head[_NODES].split(SEVERAL)]
+            if head[_TAGS]:
+                tags += [(number, *pair) for pair in head[_TAGS].items()]
+            if head[_ANNOTATIONS]:
+                annotations += [(number, *pair) for pair in head[_ANNOTATIONS].items()]
         self._database.executemany("INSERT OR IGNORE INTO job_nodes VALUES (?, ?)", nodes)
-        for table, rows in texts.items():
-            self._database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", rows)
+        self._database.executemany("INSERT INTO tags VALUES (?, ?, ?)", tags)
+        self._database.executemany("INSERT INTO annotations VALUES (?, ?, ?)", annotations)
 
 
 def _changed(database: sqlite3.Connection, rows: Sequence[Row], first: int) -> Iterator[tuple[int, int]]:
