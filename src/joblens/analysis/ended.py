@@ -12,7 +12,7 @@ from joblens.store.reader import Reader, Span
 
 _Key = tuple[str, int, int]  # node, pid, start
 MOST_ENDS = 200_000  # that are merged one by one: some 200 MB
-_MOST_NAMED = 20
+MOST_NAMED = 20
 _BESIDE = 5.0  # seconds
 _POINTS = 400
 
@@ -38,7 +38,7 @@ def merge_ended(sampled: list[ProcessUse], ended: list[EndedProcess]) -> list[Pr
     for number, end in enumerate(ended, 1):
         key = _key(end) if end.start else _find(end, found, unreported) or (end.node, end.pid, -number)
         known = found.get(key)
-        found[key] = _use(end) if known is None else _more_exact(known, end)
+        found[key] = as_process_use(end) if known is None else _more_exact(known, end)
     return sorted(found.values(), key=lambda process: (process.first, process.pid))
 
 
@@ -65,19 +65,22 @@ def count_processes(
             sampled += 1
         else:
             counted += 1
-        if len(inexact) < _MOST_NAMED:
+        if len(inexact) < MOST_NAMED:
             inexact.append(f"{process.name} ({process.pid}, {process.node})")
     exact, counted = exact + unlisted.exact, counted + unlisted.counted
     counts = ProcessCounts(ended=exact + sampled + counted, exact=exact, sampled=sampled, counted=counted)
     return Completeness(counts, inexact, list(unlisted.problems))
 
 
-def find_unlisted(reader: Reader, span: Span, around: Span, merged: list[ProcessUse]) -> Unlisted:
+def find_unlisted(
+    reader: Reader, span: Span, around: Span, merged: list[ProcessUse] | None = None
+) -> Unlisted:
     """Count what is not in the list of ends: those above its limit and those that agents dropped. Agents also
-    report whether the kernel has lost events while the job ran; then processes of any job can be missing."""
+    report whether the kernel has lost events while the job ran; then processes of any job can be missing.
+    Without a list, it is known to have all of them."""
     exact = counted = 0
-    listed_exact = sum(bool(it.exact) for it in merged)
-    listed_others = sum(not it.exact and not it.looks for it in merged)
+    listed_exact = sum(bool(it.exact) for it in merged or [])
+    listed_others = sum(not it.exact and not it.looks for it in merged or [])
     if listed_exact + listed_others > MOST_ENDS // 2:  # two sources may have been merged
         ended, all_exact = reader.count_ends(span)
         exact, counted = max(all_exact - listed_exact, 0), max(ended - all_exact - listed_others, 0)
@@ -124,7 +127,7 @@ def _more_exact(process: ProcessUse, end: EndedProcess) -> ProcessUse:
     return process.replace(exact=True, **changes)
 
 
-def _use(end: EndedProcess) -> ProcessUse:
+def as_process_use(end: EndedProcess) -> ProcessUse:
     began = end.began_seconds or end.ended_seconds or 0.0
     return ProcessUse(
         pid=end.pid,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.record.ends import EndedProcess
+
+if TYPE_CHECKING:
+    from joblens.store.end_table import Column, EndTable
 
 
 class Operation(NamedTuple):
@@ -21,29 +23,40 @@ class Operation(NamedTuple):
     memory_peak_bytes: int | None  # of the largest
 
 
-def find_operations(processes: Iterable[EndedProcess]) -> list[Operation]:
-    groups: dict[str, list[EndedProcess]] = {}
-    for process in processes:
-        groups.setdefault(process.tags, []).append(process)
-    return [_operation(tags, some) for tags, some in groups.items()]
+def find_operations(table: EndTable[EndedProcess]) -> list[Operation]:
+    """Return them in order of the first process of each."""
+    import numpy
 
-
-def _operation(tags: str, processes: list[EndedProcess]) -> Operation:
-    times = sorted(
-        (it.began_seconds, it.ended_seconds)
-        for it in processes
-        if it.began_seconds is not None and it.ended_seconds is not None
+    tags, began, ended, user, system, memory = table.columns(
+        "tags", "began_seconds", "ended_seconds", "user_seconds", "system_seconds", "memory_peak_bytes"
     )
-    known = [it.cpu_seconds for it in processes if it.cpu_seconds is not None]
+    numbers: dict[str, int] = {}
+    group = numpy.array([numbers.setdefault(it, len(numbers)) for it in tags.tolist()], dtype=numpy.int64)
+    order, by_start = numpy.argsort(group, kind="stable"), numpy.lexsort((ended, began, group))
+    limits = numpy.searchsorted(group[order], numpy.arange(len(numbers) + 1))
+    columns = [began[by_start], ended[by_start], (user + system)[order], memory[order]]
+    return [
+        _operation(text, *(it[first:last] for it in columns))
+        for text, first, last in zip(numbers, limits.tolist(), limits[1:].tolist())
+    ]
+
+
+def _operation(tags: str, began: Column, ended: Column, cpu: Column, memory: Column) -> Operation:
+    """Times are in order."""
+    import numpy
+
+    known = ~(numpy.isnan(began) | numpy.isnan(ended))
+    times = list(zip(began[known].tolist(), ended[known].tolist()))
+    used, sizes = cpu[~numpy.isnan(cpu)].tolist(), memory[~numpy.isnan(memory)]
     return Operation(
         tags,
-        len(processes),
+        len(began),
         times[0][0] if times else None,
         sum(end - begin for begin, end in times),
         _union(times),
         max((end for _, end in times), default=0.0) - times[0][0] if times else 0.0,
-        sum(known) if known else None,
-        max((it.memory_peak_bytes for it in processes if it.memory_peak_bytes is not None), default=None),
+        sum(used) if used else None,
+        int(sizes.max()) if len(sizes) else None,
     )
 
 
@@ -56,25 +69,31 @@ def _union(times: list[tuple[float, float]]) -> float:
     return total
 
 
-def in_tree_order(processes: list[EndedProcess]) -> list[tuple[int, EndedProcess]]:
-    """Return each process after its parent, with its depth. A parent is the last owner of that pid before."""
+def in_tree_order(table: EndTable[EndedProcess]) -> tuple[list[int], list[int]]:
+    """Return the places of processes, each after its parent, and their depths. A parent is the last owner of
+    that pid before."""
+    import numpy
+
+    began, ended, start, pid, parent, node = table.columns(
+        "began_seconds", "ended_seconds", "start", "pid", "parent", "node"
+    )
+    birth = numpy.nan_to_num(numpy.where(numpy.isnan(began), ended, began), nan=0.0)
+    ordered = numpy.lexsort((pid, start, birth))
     children: dict[int, list[int]] = {}
     tops: list[int] = []
     owners: dict[tuple[str, int], int] = {}
-    ordered = sorted(processes, key=_birth)
-    for number, process in enumerate(ordered):
-        parent = owners.get((process.node, process.parent))
-        (tops if parent is None else children.setdefault(parent, [])).append(number)
-        owners[process.node, process.pid] = number
-    found: list[tuple[int, EndedProcess]] = []
-    waiting = [(0, number) for number in reversed(tops)]
+    keys = zip(ordered.tolist(), *(it[ordered].tolist() for it in (node, pid, parent)))
+    for place, host, own, above in keys:
+        owner = owners.get((host, above))
+        (tops if owner is None else children.setdefault(owner, [])).append(place)
+        owners[host, own] = place
+    places: list[int] = []
+    depths: list[int] = []
+    waiting = [(0, place) for place in reversed(tops)]
     while waiting:
-        depth, number = waiting.pop()
-        found.append((depth, ordered[number]))
-        waiting += [(depth + 1, child) for child in reversed(children.get(number, []))]
-    return found
-
-
-def _birth(process: EndedProcess) -> tuple[float, int, int]:
-    times = (process.began_seconds, process.ended_seconds)
-    return next((time for time in times if time is not None), 0.0), process.start, process.pid
+        depth, place = waiting.pop()
+        places.append(place)
+        depths.append(depth)
+        if place in children:
+            waiting += [(depth + 1, child) for child in reversed(children[place])]
+    return places, depths

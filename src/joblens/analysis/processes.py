@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from joblens.record.report import ProcessUse
 from joblens.store.reader import SPAN_MARGIN, Reader, Span
 
-_MOST = 200
+MOST_LISTED = 200
 _DAEMON = "slurmstepd"  # which ends after the job
 # As the program or its module, and as the step that brings agents to nodes (joblens.usermode.bootstrap).
 _OWN = re.compile(r"(?:^|[\s/=])joblens(?:\.[\w.]+)?(?:\s|$)|-c import json, os, select, signal, socket")
 _ADDED_UP = ("user_seconds", "system_seconds", "read_bytes", "written_bytes", "run_delay_seconds")
+
+
+class Alike(NamedTuple):
+    """Processes of a listed one's program that are not listed."""
+
+    processes: int = 0
+    cpu_seconds: float = 0.0
 
 
 def used_between(reader: Reader, span: Span, job_start: float) -> list[ProcessUse]:
@@ -53,20 +61,18 @@ def choose_processes(processes: list[ProcessUse], end: float | None) -> list[Pro
 
     A process sampled after the job's end was left behind, except for those of the batch system and joblens.
     """
-    if end is not None and end == int(end):  # as batch systems report it, without its fraction
-        end += 1.0
     by_pid = {process.pid: process for process in processes}
     chosen: dict[tuple[int, int], ProcessUse] = {}
     for process in sorted(processes, key=_weight, reverse=True):
         current: ProcessUse | None = process
         while current is not None and (current.pid, current.start) not in chosen:
-            if len(chosen) >= _MOST:
+            if len(chosen) >= MOST_LISTED:
                 break
             chosen[(current.pid, current.start)] = current
             current = by_pid.get(current.parent)
     alike = _others_alike(processes, chosen)
     return [
-        _described(process, end, alike.get(identity, []))
+        describe_process(process, end, _count(alike.get(identity, [])))
         for process in processes
         if (identity := (process.pid, process.start)) in chosen
     ]
@@ -98,13 +104,20 @@ def is_own(command: str) -> bool:
     return _OWN.search(command) is not None
 
 
-def _described(process: ProcessUse, end: float | None, alike: list[ProcessUse]) -> ProcessUse:
+def _count(alike: list[ProcessUse]) -> Alike:
+    return Alike(len(alike), sum(map(_cpu, alike)))
+
+
+def describe_process(process: ProcessUse, end: float | None, alike: Alike) -> ProcessUse:
+    """Return it as the record of a job lists it."""
+    if end is not None and end == int(end):  # as batch systems report it, without its fraction
+        end += 1.0
     left = end is not None and process.last > end and not process.name.startswith(_DAEMON)
     left = left and not is_own(process.command)
     return process.replace(
         cpu_seconds=_cpu(process),
         exact=bool(process.exact),
         left_behind=left,
-        alike=len(alike),
-        alike_cpu_seconds=sum(map(_cpu, alike)),
+        alike=alike.processes,
+        alike_cpu_seconds=alike.cpu_seconds,
     )

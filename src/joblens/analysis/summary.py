@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
+from joblens.analysis.captured_only import CapturedOnly, find_captured_only
 from joblens.analysis.demand import find_device, find_forks, find_unsampled
 from joblens.analysis.ended import MOST_ENDS, Completeness, count_processes, find_unlisted, merge_ended
 from joblens.analysis.energy import find_energy
@@ -118,7 +119,7 @@ def summarise(
         nodes=nodes,
         steps=steps,
         timeline=whole.points,
-        processes=choose_processes(samples.merged, finish if has_end else None),
+        processes=_choose(samples, finish if has_end else None),
         gpus=gpus,
         energy=energy,
         traffic=find_traffic(reader, samples.around),
@@ -142,8 +143,17 @@ def _oom_kills(facts: JobFacts, job: Job, used: Used, events: list[Event], kille
 def _completeness(samples: _Samples, finish: float, reader: Reader) -> Completeness:
     if not samples.is_captured:
         return Completeness(ProcessCounts(), [], [])
-    unlisted = find_unlisted(reader, samples.whole.span, samples.around, samples.merged)
-    return count_processes(samples.merged, finish, unlisted)
+    span, around, only = samples.whole.span, samples.around, samples.only
+    if only is None:
+        return count_processes(samples.merged, finish, find_unlisted(reader, span, around, samples.merged))
+    unlisted = find_unlisted(reader, span, around)
+    counted = len(only) - only.exact + unlisted.counted
+    counts = ProcessCounts(ended=only.exact + counted, exact=only.exact, counted=counted)
+    return Completeness(counts, only.name_inexact(), list(unlisted.problems))
+
+
+def _choose(samples: _Samples, end: float | None) -> list[ProcessUse]:
+    return choose_processes(samples.merged, end) if samples.only is None else samples.only.choose(end)
 
 
 class _Samples(NamedTuple):
@@ -156,10 +166,15 @@ class _Samples(NamedTuple):
     around: Span  # for all samples of its nodes
     marks: list[Mark]
     problems: list[str]
+    only: CapturedOnly | None = None  # in place of `merged`, which then has none of them
 
     @property
     def is_captured(self) -> bool:
-        return self.merged is not self.processes
+        return self.only is not None or self.merged is not self.processes
+
+
+def _all(samples: _Samples) -> list[ProcessUse]:
+    return samples.merged if samples.only is None else samples.only.as_list()
 
 
 def _collect(
@@ -185,9 +200,10 @@ def _collect(
         processes = [it for it in processes if it.last >= start and it.first <= span.end]
     if facts.source == "inferred":  # the same session number can be another job's on another node
         processes = [it for it in processes if it.node in around.nodes]
-    ended = reader.ends(span, EndedProcess, MOST_ENDS) if part is None else []
+    only = find_captured_only(reader, span) if part is None and not processes and not whole.times else None
+    ended = reader.ends(span, EndedProcess, MOST_ENDS) if part is None and only is None else []
     merged = merge_ended(processes, ended) if ended else processes
-    return _Samples(start, whole, processes, merged, around, marks, problems)
+    return _Samples(start, whole, processes, merged, around, marks, problems, only)
 
 
 def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) -> Used:
@@ -208,7 +224,7 @@ def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) ->
     )
     if samples.is_captured:
         used.unsampled_seconds = find_unsampled(
-            used.cpu_seconds, exact, samples.merged, facts.interval, whole.finish
+            used.cpu_seconds, exact, _all(samples) if exact else [], facts.interval, whole.finish
         )
     _raise_memory(used, whole.nodes)
     used.node_idle_cores = find_idle_cores(reader, samples.around)

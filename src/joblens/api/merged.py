@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.index import Run
+    from joblens.store.end_table import EndTable
     from joblens.store.home import Home
     from joblens.store.reader import End, Series
 
@@ -192,6 +193,9 @@ class MergedStore(JobSource):
             if source is not None and numbers and (found := source.ends(name, kind, numbers[0])):
                 return found
         return []
+
+    def end_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
+        return self._source(name).end_table(name, kind) if run is None else super().end_table(name, kind, run)
 
     def _source(self, name: str) -> JobSource:
         """Return the one whose record `job` returns."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.index import Run
     from joblens.store.catalog.listing import JobFilter, JobRow
+    from joblens.store.end_table import EndTable
     from joblens.store.reader import End, Series
 
 
@@ -150,12 +151,18 @@ class JobSource(ABC):
         A service limits their number, and returns the first ones.
         """
 
+    def end_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
+        """Return the same as columns, of which single rows can be made."""
+        from joblens.store.end_table import table_of
+
+        return table_of(self.ends(name, kind, run), kind)
+
     def operations(self, name: str, run: int | None = None) -> list[Operation]:
         """Return the processes with the same tags as one each."""
         from joblens.analysis.operations import find_operations
         from joblens.record.ends import EndedProcess
 
-        return find_operations(self.ends(name, EndedProcess, run))
+        return find_operations(self.end_table(name, EndedProcess, run))
 
     @abstractmethod
     def close(self) -> None: ...

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from joblens.record.report import Job, JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.end_groups import GroupUse
+    from joblens.store.end_table import EndTable
     from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import End, LakeReader, Series, Span
 
@@ -203,6 +204,20 @@ class Store(JobSource):
             return self._read(name, lambda span, reader: reader.ends(span, kind, most))
         job = self.job(name, run).job
         return self._reader(job.id, job.start).ends(self._span(job), kind, most)
+
+    def end_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
+        def read(span: Span, reader: AnyReader) -> EndTable[End]:
+            from joblens.store.end_table import table_of
+            from joblens.store.reader import LakeReader
+
+            if isinstance(reader, LakeReader):
+                return reader.end_table(span, kind)
+            return table_of(reader.ends(span, kind), kind)
+
+        if run is None:
+            return self._read(name, read)
+        job = self.job(name, run).job
+        return read(self._span(job), self._reader(job.id, job.start))
 
     def report(self, identity: Identity) -> JobRecord:
         """Return the record of a run by cluster, id and start. Raises LookupError."""

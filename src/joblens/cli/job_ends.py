@@ -18,13 +18,16 @@ from joblens.reports.style import WIDTH
 if TYPE_CHECKING:
     from joblens.api.source import JobSource
     from joblens.record.ends import EndedProcess, EndedThread
+    from joblens.store.end_table import Column, EndTable
+    from joblens.store.reader import End
 
 VIEWS = ("processes", "threads", "operations", "tree", "gantt")
-_SORTS = {
-    "cpu": lambda row: -(_cpu(row) or 0.0),
-    "duration": lambda row: -(_duration(row) or 0.0),
-    "memory": lambda row: -(getattr(row, "memory_peak_bytes", None) or 0),
-    "start": lambda row: row.began_seconds or 0.0,
+_SORTS = ("cpu", "duration", "memory", "start")
+_OPERATION_SORTS: dict[str, Callable[[Any], float]] = {
+    "cpu": lambda it: -(it.cpu_seconds or 0.0),
+    "duration": lambda it: -it.span_seconds,
+    "memory": lambda it: -(it.memory_peak_bytes or 0),
+    "start": lambda it: it.began_seconds or 0.0,
 }
 _IN_ORDER = ("tree", "gantt")  # of start
 _LONGEST_BAR, _SHORTEST_BAR, _BESIDE_BAR = 100, 20, 45  # columns
@@ -32,7 +35,8 @@ _INDENT, _DEEPEST = "· ", 12  # what is deeper is indented no further
 
 
 class _View(NamedTuple):
-    rows: Sequence[Any]  # named tuples
+    rows: Sequence[Any]  # named tuples; no more than are listed
+    total: int  # how many there are
     head: tuple[str, ...]
     cells: Callable[[Any], tuple[str, ...]]
     left: tuple[int, ...]
@@ -48,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     view.add_argument("--tree", action="store_true", help="list processes below their parents")
     view.add_argument("--gantt", action="store_true", help="draw when each process ran, in order of start")
     parser.add_argument("--csv", action="store_true", help="of these lists: as CSV")
-    parser.add_argument("--sort", choices=tuple(_SORTS), help="of these lists (default cpu)")
+    parser.add_argument("--sort", choices=_SORTS, help="of these lists (default cpu)")
     parser.add_argument("--filter", metavar="TEXT", help="of these lists: only with this in name or command")
     parser.add_argument("--limit", type=int, metavar="N", help="of these lists: 0 for all (default 20)")
 
@@ -69,7 +73,10 @@ def chosen_view(options: argparse.Namespace) -> str:
 
 
 def show(view: str, source: JobSource, options: argparse.Namespace) -> None:
-    found = _limited(_VIEWS[view](source, options), options)
+    found = _VIEWS[view](source, options)
+    if len(found.rows) < found.total:
+        rest = f"{len(found.rows)} of {found.total:,} are listed; --limit 0 lists all"
+        print(f"joblens: {rest}", file=sys.stderr)
     if options.json:
         write(json.dumps([_plain(found, number) for number in range(len(found.rows))], indent=2) + "\n")
     elif options.csv:
@@ -85,68 +92,114 @@ def _plain(view: _View, number: int) -> dict[str, Any]:
     return {**depth, **view.rows[number]._asdict()}
 
 
-def _limited(view: _View, options: argparse.Namespace) -> _View:
-    """State what is left out."""
+def _limit(options: argparse.Namespace, count: int) -> int:
     limit = 20 if options.limit is None else options.limit
-    if not limit or len(view.rows) <= limit:
-        return view
-    print(f"joblens: {limit} of {len(view.rows):,} are listed; --limit 0 lists all", file=sys.stderr)
-    return view._replace(rows=view.rows[:limit], depths=view.depths[:limit])
+    return min(limit, count) if limit else count
 
 
-def _ends(source: Any, options: argparse.Namespace, kind: Any) -> list[Any]:
-    try:
-        found = source.ends(options.id, kind, options.number)
-    except LookupError as error:
-        raise JoblensError(str(error.args[0])) from None
+def _table(source: JobSource, options: argparse.Namespace, kind: type[End]) -> EndTable[End]:
+    """Return those that the filter selects."""
     from joblens.record.ends import EndedProcess, EndedThread
 
-    if not found and kind is EndedThread and source.ends(options.id, EndedProcess, options.number):
-        raise JoblensError(f"no process of job {options.id:.100} has created a thread that was recorded")
-    if not found:
+    try:
+        found = source.end_table(options.id, kind, options.number)
+        if not len(found) and kind is EndedThread and source.ends(options.id, EndedProcess, options.number):
+            raise JoblensError(f"no process of job {options.id:.100} has created a thread that was recorded")
+    except LookupError as error:
+        raise JoblensError(str(error.args[0])) from None
+    if not len(found):
         raise JoblensError(
             f"job {options.id:.100} has no captured records: run it with joblens run --capture -- CMD"
         )
-    text = options.filter or ""
-    return [it for it in found if text in it.name or text in getattr(it, "command", "")]
+    return _filtered(found, options.filter) if options.filter else found
 
 
-def _processes(source: Any, options: argparse.Namespace) -> _View:
+def _filtered(table: EndTable[End], text: str) -> EndTable[End]:
+    import numpy
+
+    names = ("name", "command") if "command" in table.kind._fields else ("name",)
+    cells = zip(*(it.tolist() for it in table.columns(*names)))
+    chosen = [place for place, some in enumerate(cells) if any(text in it for it in some)]
+    return table.choose(numpy.array(chosen, dtype=numpy.int64))
+
+
+def _sorted(table: EndTable[End], options: argparse.Namespace, sort: str) -> list[End]:
+    """Return the first rows; those that are alike stay in order of their start."""
+    import numpy
+
+    key = numpy.nan_to_num(_sort_key(table, sort), nan=0.0)
+    order = numpy.argsort(key if sort == "start" else -key, kind="stable")
+    return table.rows(order[: _limit(options, len(table))].tolist())
+
+
+def _sort_key(table: EndTable[End], sort: str) -> Column:
+    names = table.kind._fields
+    if sort == "start":
+        return table.columns("began_seconds")[0]
+    if sort == "duration":
+        began, ended = table.columns("began_seconds", "ended_seconds")
+        return ended - began
+    if sort == "memory":
+        (found,) = table.columns("memory_peak_bytes" if "memory_peak_bytes" in names else "pid")
+        return found if "memory_peak_bytes" in names else 0 * found  # threads share that of their process
+    if "cpu_seconds" in names:
+        return table.columns("cpu_seconds")[0]
+    user, system = table.columns("user_seconds", "system_seconds")
+    return user + system
+
+
+def _processes(source: JobSource, options: argparse.Namespace) -> _View:
     from joblens.record.ends import EndedProcess
 
-    rows = sorted(_ends(source, options, EndedProcess), key=_SORTS[options.sort or "cpu"])
+    table = _table(source, options, EndedProcess)
+    rows = _sorted(table, options, options.sort or "cpu")
     head = ("pid", "command", "took", "CPU", "memory", "ended")
-    return _View(rows, head, lambda it: (str(it.pid), _title(it), *_figures(it), _end(it)), (1, 5), 1)
+
+    def cells(it: EndedProcess) -> tuple[str, ...]:
+        return (str(it.pid), _title(it), *_figures(it), _end(it))
+
+    return _View(rows, len(table), head, cells, (1, 5), 1)
 
 
-def _tree(source: Any, options: argparse.Namespace) -> _View:
+def _tree(source: JobSource, options: argparse.Namespace) -> _View:
     from joblens.analysis.operations import in_tree_order
     from joblens.record.ends import EndedProcess
 
-    ordered = in_tree_order(_ends(source, options, EndedProcess))
-    depths = {id(it): depth for depth, it in ordered}
+    table = _table(source, options, EndedProcess)
+    places, all_depths = in_tree_order(table)
+    rows = table.rows(places[: _limit(options, len(table))])
+    depths = {id(it): depth for it, depth in zip(rows, all_depths)}
     head = ("pid", "command", "took", "CPU", "memory", "ended")
 
     def cells(it: EndedProcess) -> tuple[str, ...]:
         indent = _INDENT * min(depths[id(it)], _DEEPEST)
         return (str(it.pid), indent + _title(it), *_figures(it), _end(it))
 
-    return _View([it for _, it in ordered], head, cells, (1, 5), 1, [depth for depth, _ in ordered])
+    return _View(rows, len(table), head, cells, (1, 5), 1, all_depths[: len(rows)])
 
 
-def _gantt(source: Any, options: argparse.Namespace) -> _View:
+def _gantt(source: JobSource, options: argparse.Namespace) -> _View:
     from joblens.record.ends import EndedProcess
 
-    rows = sorted(_ends(source, options, EndedProcess), key=_SORTS["start"])
-    times = [time for it in rows for time in (it.began_seconds, it.ended_seconds) if time is not None]
-    first, last = min(times, default=0.0), max(times, default=0.0)
+    table = _table(source, options, EndedProcess)
+    rows = _sorted(table, options, "start")
+    first, last = _span(table)
     width = max(min((room() or WIDTH) - _BESIDE_BAR, _LONGEST_BAR), _SHORTEST_BAR)
     axis = f"0{render_seconds(last - first):>{width - 1}}"
 
     def cells(it: EndedProcess) -> tuple[str, ...]:
         return (str(it.pid), _title(it), _time(_duration(it)), _bar(it, first, last, width))
 
-    return _View(rows, ("pid", "command", "took", axis), cells, (1, 3), 1)
+    return _View(rows, len(table), ("pid", "command", "took", axis), cells, (1, 3), 1)
+
+
+def _span(table: EndTable[EndedProcess]) -> tuple[float, float]:
+    """Return the first and the last time that is known of any."""
+    import numpy
+
+    times = numpy.concatenate(table.columns("began_seconds", "ended_seconds"))
+    times = times[~numpy.isnan(times)]
+    return (float(times.min()), float(times.max())) if len(times) else (0.0, 0.0)
 
 
 def _bar(process: EndedProcess, first: float, last: float, width: int) -> str:
@@ -161,10 +214,11 @@ def _bar(process: EndedProcess, first: float, last: float, width: int) -> str:
     return " " * begin + "█" * max(end - begin + 1, 1)
 
 
-def _threads(source: Any, options: argparse.Namespace) -> _View:
+def _threads(source: JobSource, options: argparse.Namespace) -> _View:
     from joblens.record.ends import EndedThread
 
-    rows = sorted(_ends(source, options, EndedThread), key=_SORTS[options.sort or "cpu"])
+    table = _table(source, options, EndedThread)
+    rows = _sorted(table, options, options.sort or "cpu")
     head = ("pid", "tid", "name", "took", "CPU", "no core", "switches")
 
     def cells(it: EndedThread) -> tuple[str, ...]:
@@ -172,22 +226,23 @@ def _threads(source: Any, options: argparse.Namespace) -> _View:
         figures = map(_time, (_duration(it), it.cpu_seconds, it.run_delay_seconds))
         return (str(it.pid), str(it.tid), it.name, *figures, switches)
 
-    return _View(rows, head, cells, (2,), 2)
+    return _View(rows, len(table), head, cells, (2,), 2)
 
 
-def _operations(source: Any, options: argparse.Namespace) -> _View:
+def _operations(source: JobSource, options: argparse.Namespace) -> _View:
     from joblens.analysis.operations import find_operations
     from joblens.record.ends import EndedProcess
 
-    found = find_operations(_ends(source, options, EndedProcess))
-    rows = sorted(found, key=_SORTS[options.sort or "cpu"])
+    found = find_operations(_table(source, options, EndedProcess))
+    found.sort(key=_OPERATION_SORTS[options.sort or "cpu"])
+    rows = found[: _limit(options, len(found))]
     head = ("tags", "processes", "sum", "busy", "from start to end", "CPU", "memory")
 
     def cells(it: Any) -> tuple[str, ...]:
         durations = map(_time, (it.sum_seconds, it.busy_seconds, it.span_seconds, it.cpu_seconds))
         return (it.tags or "(none)", f"{it.processes:,}", *durations, _bytes(it.memory_peak_bytes))
 
-    return _View(rows, head, cells, (0,), 0)
+    return _View(rows, len(found), head, cells, (0,), 0)
 
 
 _VIEWS = {
@@ -199,14 +254,7 @@ _VIEWS = {
 }
 
 
-def _cpu(row: Any) -> float | None:
-    found: float | None = row.cpu_seconds
-    return found
-
-
 def _duration(row: Any) -> float | None:
-    if hasattr(row, "span_seconds"):
-        return float(row.span_seconds)
     if row.began_seconds is None or row.ended_seconds is None:
         return None
     return float(row.ended_seconds - row.began_seconds)

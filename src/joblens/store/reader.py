@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from joblens.core.errors import OutsideError
 from joblens.core.named_tuple import NamedTuple
 from joblens.record.ends import SETS, TEXTS, EndedProcess, EndedThread, merge_sources
 from joblens.record.report import ProcessUse
+from joblens.store.end_table import ORDER, EndTable, table_of, without_mask
 from joblens.store.lake.columns import identifier
 
 if TYPE_CHECKING:
@@ -279,14 +281,61 @@ class LakeReader:
         around = span._replace(end=span.end + SPAN_MARGIN)
         where, values = _where_ended(around)
         names = kind._fields
-        rows = self.lake.query(
+        found = self.lake.query_columns(
             self._files(SETS[kind], around),
             _SAMPLE | {name: _end_type(name) for name in names},
             f"SELECT {', '.join(_known(kind, name) for name in names)} FROM {{lake}} WHERE {where} "
             "ORDER BY began_seconds, pid, start" + ("" if most is None else f" LIMIT {most}"),
             values,
         )
-        return merge_sources(list(map(kind._make, rows)))
+        return merge_sources(list(map(kind._make, zip(*(column.tolist() for column in found.values())))))
+
+    def end_table(self, span: Span, kind: type[End], most: int | None = None) -> EndTable[End]:
+        """The same as a table, of which only those columns and rows are read that are asked for. `most`: if
+        the agent has recorded some too, which takes making all rows."""
+        files = self._files(SETS[kind], span._replace(end=span.end + SPAN_MARGIN))
+        order, count, has_others = self._order_of_ends(files, span, kind)
+        if has_others or not count:
+            return table_of(self.ends(span, kind, most), kind)
+
+        def columns(names: Sequence[str]) -> dict[str, Any]:
+            found = self._read_ends(files, span, kind, names)
+            if found and len(next(iter(found.values()))) != count:
+                raise OutsideError(f"the files of job {span.job:.100} have changed meanwhile; try again")
+            return {name: without_mask(column)[order] for name, column in found.items()}
+
+        def rows(places: Sequence[int]) -> list[End]:
+            chosen = order[list(places)].tolist()
+            found = self._read_ends(files, span, kind, kind._fields, chosen)
+            made = list(map(kind._make, zip(*(column.tolist() for column in found.values()))))
+            by_place = dict(zip(sorted(chosen), made))
+            return [by_place[place] for place in chosen]
+
+        return EndTable(kind, count, columns, rows)
+
+    def _order_of_ends(self, files: Files, span: Span, kind: type[End]) -> tuple[Any, int, bool]:
+        """Return the places of all rows in order of their start, and whether capture has not written all."""
+        import numpy
+
+        found = self._read_ends(files, span, kind, (*ORDER, "source"))
+        if not found:
+            return numpy.empty(0, dtype=numpy.int64), 0, False
+        keys = [without_mask(found[name]) for name in reversed(ORDER)]
+        return numpy.lexsort(keys), len(keys[0]), bool((found["source"] != "").any())
+
+    def _read_ends(
+        self, files: Files, span: Span, kind: type[End], names: Sequence[str], places: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """Return columns in the order of the files; of these places in it, if some are given."""
+        where, values = _where_ended(span._replace(end=span.end + SPAN_MARGIN))
+        shown = ", ".join(f"{_known(kind, name)} AS {identifier(name)}" for name in names)
+        query = f"SELECT {shown} FROM {{lake}} WHERE {where}"
+        if places:
+            numbers = ", ".join(str(place + 1) for place in sorted(places))
+            query = f"SELECT {shown}, row_number() OVER () AS place FROM {{lake}} WHERE {where}"
+            query = f"SELECT * EXCLUDE (place) FROM ({query}) WHERE place IN ({numbers}) ORDER BY place"
+        kinds = _SAMPLE | {name: _end_type(name) for name in (*names, *ORDER)}
+        return self.lake.query_columns(files, kinds, query, values)
 
     def count_ends(self, span: Span) -> tuple[int, int]:
         """Of several sources, the one with most: to merge them takes all rows."""

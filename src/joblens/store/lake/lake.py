@@ -314,6 +314,20 @@ class Lake:
 
         return self.attempt(files, ask, [])
 
+    def query_columns(
+        self, files: list[Path], columns: Mapping[str, str], text: str, values: Any = None
+    ) -> dict[str, Any]:
+        """The same as NumPy's arrays by name, masked where there is a NULL. Nothing if there is no file."""
+
+        def ask(sound: list[Path]) -> dict[str, Any]:
+            table = _typed(sound, columns, self.schema(sound))
+            found: dict[str, Any] = self.connection.execute(
+                text.replace("{lake}", table), values or {}
+            ).fetchnumpy()
+            return found
+
+        return self.attempt(files, ask, {})
+
     def attempt(
         self,
         files: list[Path],
