@@ -94,6 +94,10 @@ compute rates when you read them.
 `memory` and `vmstat` have one column per line of the kernel's file; this page lists the most useful ones.
 Sets with a row per process, thread or cgroup are exported only with `process_metrics = true`, because of
 their cardinality.
+
+A process of one thread that sleeps is read at every fifth scan. Until then its parent, group, session and
+memory, which others can change, can be five scans old, and so can context switches of any process. Once it
+has run, it is read at the next scan.
 """
 
 

@@ -1,4 +1,4 @@
-"""Processes that sleep are read rarely, and nothing that they did is missed."""
+"""Processes that sleep are read rarely, and nothing that they did is missed: by Python and by C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from joblens.collectors.process.collector import PROCESS, _Process, processes
+from joblens.core import counter_file
 from joblens.core.host import Host
+from native_library import load_native
 from waiting import wait_for
 
 # Computes for as long as it is told by each line, and answers when it has.
@@ -73,8 +75,19 @@ class Scans:
         self.files.clear()
 
 
+@pytest.fixture(params=["Python", "C"])
+def language(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> str:
+    native = load_native(tmp_path_factory.mktemp("native")) if request.param == "C" else None
+    monkeypatch.setattr(counter_file, "native", native)
+    return str(request.param)
+
+
 @pytest.fixture
-def scans(worker: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> Scans:
+def scans(worker: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, language: str) -> Scans:
     if not os.path.exists("/proc/self/schedstat"):
         pytest.skip("a kernel without CONFIG_SCHED_INFO")
     found = Scans(worker.pid, monkeypatch)
@@ -82,10 +95,13 @@ def scans(worker: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> Sca
     return found
 
 
-def test_one_that_sleeps(scans: Scans) -> None:
+def test_one_that_sleeps(scans: Scans, language: str) -> None:
     """Its row is the last one; of five scans one reads all."""
     rows = [scans.next() for _ in range(50)]
     assert all(row == rows[0] for row in rows)
+    if language == "C":
+        assert "schedstat" not in scans.files
+        return
     assert scans.files.count("schedstat") == 50
     assert scans.files.count("stat") == 10
 
@@ -134,6 +150,7 @@ def test_one_that_is_stopped_and_ends(scans: Scans, worker: subprocess.Popen[str
         scans.next()
 
 
+@pytest.mark.usefixtures("language")
 def test_what_others_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is seen after five scans at the latest, though the process has slept all the time."""
     ready, begun = os.pipe()
@@ -157,6 +174,7 @@ def test_what_others_change(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has several is read each time: only the first is known to have slept."""
+    monkeypatch.setattr(counter_file, "native", None)
     code = "import threading, time; threading.Thread(target=time.sleep, args=[60]).start(); print(flush=True)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         try:

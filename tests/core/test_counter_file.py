@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,11 +14,11 @@ from hypothesis import strategies as st
 
 from joblens.collectors.table import COLLECTORS
 from joblens.core import counter_file
-from joblens.core.compile_c import build_native
 from joblens.core.counter_file import CounterFile
 from joblens.core.host import Host
 from joblens.core.model import Rows
 from kernel import DISKSTATS, INTERRUPTS, MEMINFO, NET_DEV, STAT, VMSTAT, make_machine
+from native_library import load_native
 
 OPEN = {collector.name: collector.open for collector in COLLECTORS}
 PATHS = {
@@ -52,13 +50,7 @@ WORDS = (
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The library, built from the source that is tested, in all collectors."""
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    path = str(tmp_path_factory.mktemp("native") / "_native.abi3.so")
-    assert build_native(path) == ""
-    spec = spec_from_file_location("_native", path, loader=ExtensionFileLoader("_native", path))
-    assert spec is not None
-    module = module_from_spec(spec)
+    module = load_native(tmp_path_factory.mktemp("native"))
     before, counter_file.native = counter_file.native, module
     yield module
     counter_file.native = before

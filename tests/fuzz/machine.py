@@ -11,6 +11,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
+from collectors.test_native_scan import SETTLED, Both, make_tree
 from gpu.test_smi import FIRST, HEAD
 from joblens.attribution.devices import parse_devices
 from joblens.attribution.jobfiles import JobFiles, parse_job_file
@@ -23,6 +24,7 @@ from joblens.collectors.gpu.amd import parse_levels
 from joblens.collectors.gpu.smi import parse_smi
 from joblens.collectors.process.pss import read_pss
 from joblens.collectors.table import COLLECTORS, ENDS, Collector
+from joblens.core import counter_file
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.procfs import parse_cgroup
@@ -165,6 +167,28 @@ def _collector_target(collector: Collector) -> Target:
     return Target(f"collector-{collector.name.replace('_', '-')}", run, seeds, (OSError,))
 
 
+def native_scan(data: bytes) -> None:
+    """A file of a process that the C library reads, and then what was there before: as read by Python."""
+    paths, before = make_tree(fresh("native")), counter_file.native
+    path = paths[data[0] % len(paths)] if data else paths[0]
+    try:
+        both = Both(scratch() / "native", before)
+        for _ in range(SETTLED):
+            both.agree()
+        original = (both.root / path).read_bytes()
+        for text in (data[1:], original):
+            both.write(path, text)
+            both.agree()
+            both.agree()
+    finally:
+        counter_file.native = before
+
+
+def _files_of_processes() -> list[bytes]:
+    root = fresh("native")
+    return [bytes([place]) + (root / path).read_bytes() for place, path in enumerate(make_tree(root))]
+
+
 def cgroup_limits(data: bytes) -> None:
     """The files of the group that `joblens run` is in, all with the same in them."""
     group = "sys/fs/cgroup/a/b"
@@ -269,6 +293,7 @@ def _facts() -> list[bytes]:
 
 TARGETS = (
     *(_collector_target(it) for it in COLLECTORS if it.name != ENDS),  # it reads no file
+    Target("native-scan", native_scan, _files_of_processes),
     Target("cgroup-path", cgroup_path, lambda: _PATHS),
     Target(
         "cgroup-limits", cgroup_limits, lambda: [b"100000 50000\n", b"max\n", b"usage_usec 5\noom_kill 7\n"]

@@ -24,7 +24,7 @@ _FLAGS = (
 
 def build_library(target: str = LIBRARY, compiler: str = "") -> str:
     """Compile it, and return why that is impossible, or ""."""
-    return compile_c(SOURCE, target, _FLAGS, compiler)
+    return compile_c([SOURCE], target, _FLAGS, compiler)
 
 
 def find_library() -> Optional[str]:

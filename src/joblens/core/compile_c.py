@@ -8,16 +8,16 @@ import sysconfig
 from typing import Sequence
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-NATIVE_SOURCE = os.path.join(_HERE, "native.c")
+NATIVE_SOURCES = [os.path.join(_HERE, name) for name in ("native.c", "process_scan.c")]
 NATIVE = os.path.join(_HERE, "_native.abi3.so")  # for every Python from 3.9 on (PEP 384)
 _NATIVE_FLAGS = "-std=gnu11 -O2 -fPIC -shared -s -Wall -Wextra -fvisibility=hidden".split()
 _BUILD_SECONDS = 120
 
 
-def compile_c(source: str, target: str, flags: Sequence[str], compiler: str = "") -> str:
+def compile_c(sources: Sequence[str], target: str, flags: Sequence[str], compiler: str = "") -> str:
     """Return why it is impossible, or "". The file is replaced atomically."""
     partial = f"{target}.{os.getpid()}"
-    command = [compiler or os.environ.get("CC", "cc"), *flags, "-o", partial, source]
+    command = [compiler or os.environ.get("CC", "cc"), *flags, "-o", partial, *sources]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_SECONDS)
         if result.returncode == 0:
@@ -30,6 +30,6 @@ def compile_c(source: str, target: str, flags: Sequence[str], compiler: str = ""
 
 
 def build_native(target: str = NATIVE, compiler: str = "") -> str:
-    """Compile the library of joblens.core.counter_file, which needs the headers of Python."""
+    """Compile the library of counter files and processes, which needs the headers of Python."""
     headers = f"-I{sysconfig.get_paths()['include']}"
-    return compile_c(NATIVE_SOURCE, target, [*_NATIVE_FLAGS, headers], compiler)
+    return compile_c(NATIVE_SOURCES, target, [*_NATIVE_FLAGS, headers], compiler)

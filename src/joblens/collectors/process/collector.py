@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import resource
+from itertools import chain
 
+from joblens.collectors.process import native_scan
 from joblens.collectors.process.filter import STEPD, AllProcesses, Descendants, OwnUser
 from joblens.collectors.process.pss import read_shares
 from joblens.collectors.process.run_delay import RunDelay
@@ -149,14 +151,15 @@ class _Process:
     """A process that is followed: its open files, and what is not read at each scan."""
 
     __slots__ = (
-        "again_in", "asleep_in", "delay", "files", "identity", "kernel", "key", "memory", "path", "row",
-        "scheduled", "settled", "stat_name", "status", "status_in", "status_is_old", "texts", "waited",
+        "again_in", "asleep_in", "delay", "files", "identity", "kernel", "key", "memory", "path", "record",
+        "row", "scheduled", "settled", "stat_name", "status", "status_in", "status_is_old", "texts", "waited",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.files: Dict[str, int] = {}
         self.delay = RunDelay()
+        self.record: Optional[bytearray] = None  # while the C library reads it
         self.forget()
 
     def forget(self) -> None:
@@ -191,8 +194,19 @@ class _Process:
         return data if len(data) < _RECORD else read_all(fd)  # unless the user has a thousand groups
 
     def close_all_but(self, kept: Tuple[str, ...]) -> None:
+        self.take_back()
         for name in [name for name in self.files if name not in kept]:
             os.close(self.files.pop(name))
+
+    def hand_over(self, may_sleep: bool) -> None:
+        """Let the C library read it from now on, if it can."""
+        if self.settled and self.row and not self.kernel and not may_be_stepd(self.row[0]):
+            self.record = native_scan.make_record(self, may_sleep and self.row[1][_THREADS] == 1)
+
+    def take_back(self) -> None:
+        record, self.record = self.record, None
+        if record is not None:
+            native_scan.take_back(self, record)
 
     def close(self) -> None:
         self.close_all_but(())
@@ -209,6 +223,7 @@ class _Table:
         self.warning = ""
         self.may_see_io: Optional[bool] = None
         self.scans = 0
+        self.is_native = native_scan.is_available()
         self.thread_files = 0  # open in the last scan
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most_kept = min(_MOST_KEPT_OPEN, allowed // 2) if allowed > 0 else _MOST_KEPT_OPEN
@@ -226,18 +241,36 @@ class _Table:
         for pid in self.known.keys() - set(pids):
             self.known.pop(pid).close()
         self._choose_kept(len(self.keys) or len(pids))
-        keys: List[Key] = []
-        values: List[int] = []
-        for number, pid in enumerate(pids):
-            row = self._read_process(pid, self.kept if number * len(self.kept) < self.most_kept else ())
-            if row is not None:
-                keys.append(row[0])
-                values += row[1]
+        rows = self._read_all(pids)
         # The same tuple as before if only values changed, so that it is encoded only once.
-        found = tuple(keys)
+        found = tuple([key for key, _ in rows])
         if found != self.keys:
             self.keys = found
-        return Rows(PROCESS, self.keys, values)
+        return Rows(PROCESS, self.keys, list(chain.from_iterable([values for _, values in rows])))
+
+    def _read_all(self, pids: List[str]) -> List[_Row]:
+        """Read all in their order, as many as possible by the C library."""
+        rows: List[Optional[_Row]] = []
+        known = [self.known.get(pid) for pid in pids]
+        old = -(-self.most_kept // len(self.kept))  # that many keep their files open
+        records = [process.record if process else None for process in known[:old]]
+        while len(rows) < len(pids):
+            number = len(rows)
+            if number < len(records) and records[number] is not None:
+                end, changed = native_scan.scan(records, number)
+                self._update(known, changed)
+                rows += [process.row if process else None for process in known[number:end]]
+                number = end
+            if number < len(pids):
+                rows.append(self._read_process(pids[number], self.kept if number < old else ()))
+        return [row for row in rows if row is not None]
+
+    def _update(self, known: List[Optional[_Process]], changed: List[int]) -> None:
+        for number in changed:
+            process = known[number]
+            if process and process.row and process.record:
+                process.row = (process.row[0], native_scan.read_row(process.record))
+                self.thread_files += process.delay.open_files
 
     def _choose_kept(self, count: int) -> None:
         """Based on the number of processes without kernel threads, which have no files open."""
@@ -271,9 +304,13 @@ class _Table:
         elif process.kernel and (self.scans + int(pid)) % _KERNEL_AGAIN:
             return None
         try:
-            if _SCHEDULED in kept and self._slept(process):
-                return process.row
-            return self._read_known(process, () if process.kernel else kept)
+            process.take_back()
+            may_sleep = _SCHEDULED in kept
+            row = process.row if may_sleep and self._slept(process) else None
+            row = row or self._read_known(process, () if process.kernel else kept)
+            if kept and self.is_native:
+                process.hand_over(may_sleep)
+            return row
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             process.close()
             del self.known[pid]

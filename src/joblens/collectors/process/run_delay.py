@@ -14,7 +14,7 @@ from joblens.core.model import ABSENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict
+    from typing import Dict, Iterable, List
 
 _RECORD = 256
 _MOST_THREADS = 256  # read per process; with more, the total is extrapolated
@@ -85,6 +85,21 @@ class RunDelay:
             else:
                 os.close(fd)
                 self._files.pop(name, None)
+
+    @property
+    def ended(self) -> int:
+        return self._ended
+
+    def kept(self) -> List[int]:
+        """Return file and delay of each thread, one after the other; nothing unless all files are open."""
+        if not self._threads or self._files.keys() != self._last.keys():
+            return []
+        return [number for name, delay in self._last.items() for number in (self._files[name], delay)]
+
+    def restore(self, delays: Iterable[int], highest: int) -> None:
+        """Set what was read elsewhere, in the order of `kept`."""
+        self._last.update(zip(list(self._last), delays))
+        self._highest = highest
 
     @property
     def open_files(self) -> int:
