@@ -4,10 +4,13 @@ python -m store.crash random FOLDER SEED KILLS     at random moments
 python -m store.crash points FOLDER PART PARTS     before each change of a folder, or every third and so on
 python -m store.crash tiers FOLDER PART PARTS      the same while a hub's files are compacted
 python -m store.crash submit FOLDER PART PARTS     the same while an archive of a captured job is submitted
+python -m store.crash import FOLDER PART PARTS     the same while archives of EPMT are imported
+python -m store.crash retire FOLDER PART PARTS     the same while old jobs are retired
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import random
 import shutil
@@ -23,10 +26,13 @@ from typing import Any
 import duckdb  # noqa: F401 (loaded once, before forking)
 import numpy
 
+from importers.epmt_files import START as EPMT_START
+from importers.epmt_files import job_files, metadata, process, write_tar
 from joblens.api import Store
 from joblens.core.host import Host
 from joblens.core.procfs import read_stat
 from joblens.jobs.complete import complete
+from joblens.jobs.epmt_archives import import_epmt
 from joblens.jobs.submit import submit
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.store import ingest
@@ -61,8 +67,9 @@ def main(mode: str, folder: str, *rest: str) -> None:
         kill_at_random(Path(folder), int(rest[0]), int(rest[1]))
     elif mode == "points":
         kill_at_every_point(Path(folder), int(rest[0]), int(rest[1]))
-    elif mode == "submit":
-        kill_while_submitted(Path(folder), int(rest[0]), int(rest[1]))
+    elif mode in ("submit", "import", "retire"):
+        modes = {"submit": kill_while_submitted, "import": kill_import, "retire": kill_retire}
+        modes[mode](Path(folder), int(rest[0]), int(rest[1]))
     else:
         kill_while_tiers_are_merged(Path(folder), int(rest[0]), int(rest[1]))
 
@@ -167,22 +174,110 @@ def kill_while_tiers_are_merged(top: Path, part: int, parts: int) -> None:
     print(f"{point - 1} points")
 
 
-def kill_while_submitted(top: Path, part: int, parts: int) -> None:
-    archive = make_archive(top, nodes=2)
-
-    def submitting(home: Home) -> None:
-        submit_once(home, archive)
-
+def kill_before_each_change(
+    top: Path,
+    part: int,
+    parts: int,
+    steps: Callable[[Home], None],
+    check: Callable[[Home], None],
+    prepare: Callable[[Home], None] | None = None,
+) -> None:
+    """Kill `steps` before a change of a folder, in a store of its own for each of them; then check that."""
+    made = new_home(top / "made")
+    if prepare is not None:
+        in_a_child(lambda: prepare(made))
     for point in count(1 + part, parts):
-        home = new_home(top / str(point))
-        child, said = forked(lambda home=home, point=point: dying(home, point, submitting))  # type: ignore[misc]
+        home = Home(top / str(point), made.filesystem, made.shared)
+        shutil.copytree(made.path, home.path)
+        child, said = forked(lambda home=home, point=point: dying(home, point, steps))  # type: ignore[misc]
         heard(said)
         _, status = os.waitpid(child, 0)
-        in_a_child(lambda home=home: check_submitted(home, archive))  # type: ignore[misc]
+        in_a_child(lambda home=home: check(home))  # type: ignore[misc]
         shutil.rmtree(home.path)
         if not os.WIFSIGNALED(status):
+            assert os.waitstatus_to_exitcode(status) == 0, "it has failed by itself"
             break
     print(f"{point - 1} points")
+
+
+def kill_while_submitted(top: Path, part: int, parts: int) -> None:
+    archive = make_archive(top, nodes=2)
+    kill_before_each_change(
+        top, part, parts, lambda home: submit_once(home, archive), lambda home: check_submitted(home, archive)
+    )
+
+
+def kill_import(top: Path, part: int, parts: int) -> None:
+    archives = make_epmt_archives(top)
+
+    def check(home: Home) -> None:
+        for again in range(2):
+            result = import_epmt(home, archives)
+            assert not result.problems, result.problems
+            assert result.jobs + result.known == len(archives), result
+            assert not again or not result.jobs, result
+            check_jobs(home, [path.stem for path in archives])
+            compact(home)
+
+    kill_before_each_change(top, part, parts, lambda home: ignore(import_epmt(home, archives)), check)
+
+
+def kill_retire(top: Path, part: int, parts: int) -> None:
+    archives = make_epmt_archives(top)
+    cut = EPMT_START.timestamp() + 1.5 * 86_400  # after two of four jobs
+
+    def prepare(home: Home) -> None:
+        assert import_epmt(home, archives).jobs == 4
+        compact(home)
+        with Store(home) as store:
+            store.tag("0", {"seen": "yes"})
+
+    def retire(home: Home) -> None:
+        with Store(home) as store:
+            store.retire(cut)
+
+    def check(home: Home) -> None:
+        for again in range(2):
+            with Store(home) as store:
+                result = store.retire(cut)
+            assert not result.problems, result
+            assert not again or not result.jobs, result
+            check_jobs(home, ["2", "3"])
+            compact(home)
+
+    kill_before_each_change(top, part, parts, retire, check, prepare)
+
+
+def ignore(_: object) -> None:
+    pass
+
+
+def make_epmt_archives(top: Path) -> list[Path]:
+    """Jobs 0 and 1 of one day, 2 and 3 of the second day after it, with two processes each."""
+    found = []
+    for number in range(4):
+        start = EPMT_START + datetime.timedelta(days=number // 2 * 2, minutes=number)
+        began = {"start": int(start.timestamp() * 1e6), "end": int(start.timestamp() * 1e6) + 10**6}
+        times = {"job_pl_start_ts": start, "job_el_stop_ts": start + datetime.timedelta(minutes=1)}
+        files = job_files([process(1, **began), process(2, {}, {}, **began)], metadata(str(number), **times))
+        found.append(write_tar(top / f"{number}.tgz", files))
+    return found
+
+
+def check_jobs(home: Home, ids: list[str]) -> None:
+    """These jobs are stored, with two processes and three threads each, and there are no other rows."""
+    with Store(home) as store:
+        assert sorted(it.id for it in store.jobs(limit=0)) == ids, store.jobs(limit=0)
+        for id in ids:
+            assert len(store.ends(id, EndedProcess)) == 2
+            assert len(store.ends(id, EndedThread)) == 3
+        assert store.problems == [], store.problems
+    lake = Lake(home.lake)
+    for name, each in (("process_end", 2), ("thread_end", 3)):
+        found = lake.query(
+            lake.files(name), {"jobid": "VARCHAR"}, "SELECT jobid, count(*) FROM {lake} GROUP BY 1 ORDER BY 1"
+        )
+        assert found == [(id, each) for id in ids], (name, found)
 
 
 def submit_once(home: Home, archive: Path) -> None:

@@ -66,6 +66,16 @@ def test_a_kill_while_tiers_are_merged(quick_folder: Path) -> None:
     assert points > 50
 
 
+@pytest.mark.parametrize(("what", "least"), [("import", 20), ("retire", 15)])
+def test_a_kill_while_archives_come_and_jobs_go(quick_folder: Path, what: str, least: int) -> None:
+    """Before each change of an import from EPMT and of `retire`; repeated, each job is there once or gone."""
+    every = 1 if "JOBLENS_CRASHES" in os.environ else 8
+    first = random.SystemRandom().randrange(every)
+    print(f"from {first} on, every {every}")
+    points = int(crash(what, str(quick_folder), str(first), str(every)).split()[0])
+    assert points > least
+
+
 def test_leftovers_stay_for_an_hour(home: Home) -> None:
     """What is half-written may be another's work: it is not read, and removed only when it is old."""
     for number in range(3):

@@ -25,7 +25,7 @@ from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
 from joblens.jobs.epmt_archives import import_epmt
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import Job, JobRecord
-from joblens.store import edit, records
+from joblens.store import records
 from joblens.store.edit import NotAllowedError, parse_pairs
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.memory_reader import SamplesReader
@@ -186,7 +186,7 @@ def test_delete_stopped_halfway_is_completed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, Store(home) as store, pytest.raises(KeyboardInterrupt):
-        patched.setattr(edit, "remove_records", stop)
+        patched.setattr(records, "remove_records", stop)
         store.delete("7")
     with Store(home) as store:
         assert store.job("7").job.id == "7"
@@ -300,11 +300,12 @@ def test_deleted_while_compacted(home: Home, monkeypatch: pytest.MonkeyPatch) ->
 
     def remove() -> None:
         with records.alone(home.records):
-            assert records.remove_records(home.records, ("fox", "42", 1.7e9)) == 1
+            assert records.remove_records(home.records, [("fox", "42", 1.7e9)]) == 1
 
     thread = threading.Thread(target=remove)
 
     def start(unfinished: str, target: str) -> None:
+        monkeypatch.setattr(records, "publish", publish)
         thread.start()
         thread.join(0.5)  # it waits for the end of the compaction
         publish(unfinished, target)

@@ -102,7 +102,7 @@ def test_deletion_leaves_no_head(many: Home) -> None:
     (before,) = files(many, ".heads")
     orphan = before.with_name("compacted.1-aa.heads")
     orphan.write_bytes(before.read_bytes())
-    assert records.remove_records(many.records, ("here", "j7", START + 7)) == 1
+    assert records.remove_records(many.records, [("here", "j7", START + 7)]) == 1
     ((path,), found) = files(many, ".jsonl"), files(many, ".heads")
     assert found == [path.with_suffix(".heads")]
     assert b"j7" not in found[0].read_bytes()

@@ -21,6 +21,7 @@ from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
+    from joblens.jobs.retire import RetireResult
     from joblens.record.report import Job, JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.end_groups import GroupUse
@@ -320,6 +321,24 @@ class Store(JobSource):
         until = began if began > record.job.start else math.inf
         delete(self.home, self._catalog, self._lake, record, until)
         return record
+
+    def retire(
+        self,
+        older_than: str | float,
+        wanted: JobFilter | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        **filters: Any,
+    ) -> RetireResult:
+        """Delete the jobs that ended before a moment, `90d` ago or 2026-01-31, as `delete` does."""
+        from joblens.jobs.retire import retire
+        from joblens.store.catalog.listing import parse_time
+
+        before = parse_time(older_than)
+        if before is None:
+            raise UsageError("older_than is a time")
+        chosen = wanted or make_filter(**filters)
+        return retire(self.home, self._catalog, self._lake, chosen, before, dry_run, progress)
 
     def _change(
         self,

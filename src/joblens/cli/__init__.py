@@ -30,6 +30,7 @@ COMMANDS = (
     ("tag", "change the tags of a stored job"),
     ("annotate", "change the annotations of a stored job"),
     ("delete", "delete stored jobs, with all samples and processes"),
+    ("retire", "delete the jobs that ended before a date, or so many days ago"),
     ("mark", "mark a moment or a phase of the current job"),
     ("fom", "record a figure of merit of the current job"),
     ("db", "maintain the store: info, compact, check, retain"),

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from joblens.cli.table import progress, warn
+from joblens.cli.table import progress, warn, write
 from joblens.core.errors import JoblensError, UsageError, printable
 from joblens.core.units import render_seconds
 
@@ -27,24 +28,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", dest="number", type=int, metavar="N", help="of several with this id")
     parser.add_argument("--yes", action="store_true", help="without asking")
     parser.add_argument("--home", metavar="DIR", help="from the store in this folder")
+    parser.add_argument("--json", action="store_true", help="print what was deleted as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     from joblens.api.store import Store
 
+    deleted: list[Job] = []
     with Store(options.home, progress=progress("days of records")) as store:
         try:
             records = [_resolve(store, name, options.number) for name in options.ids]
             if not options.yes:
                 _ask([_describe(it.job) for it in records])
             for record in records:
-                job = store.delete(record).job
+                deleted.append(job := store.delete(record).job)
                 print(printable(f"deleted job {job.shown_id}@{job.cluster}"), file=sys.stderr)
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
             warn(store.problems)
+            if options.json and (deleted or sys.exc_info()[0] is None):
+                write(json.dumps([_plain(job) for job in deleted], indent=2) + "\n")
     return 0
+
+
+def _plain(job: Job) -> dict[str, object]:
+    return {name: getattr(job, name) for name in ("cluster", "id", "start", "end", "name", "user")}
 
 
 def _resolve(store: Store, name: str, number: int | None) -> JobRecord:

@@ -15,19 +15,32 @@ from joblens.core.units import render_bytes, render_cores, render_exit, render_l
 
 if TYPE_CHECKING:
     from joblens.api.source import Listed
-    from joblens.store.catalog.listing import JobRow
+    from joblens.store.catalog.listing import JobFilter, JobRow
 
 EXAMPLE = """example:
   joblens jobs
   joblens jobs --name 'train*' --since 7d --sort cpu --limit 50
   joblens jobs --tag model:resnet --json
   joblens jobs --partition gpu --state TIMEOUT --since 1d
+  joblens jobs --node c7 --exit 137
   joblens jobs --server /run/joblens/serve.sock"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from joblens.schedulers.slurm.fields import STATES
     from joblens.store.catalog.listing import SORTS
+
+    add_filters(parser)
+    parser.add_argument("--sort", choices=tuple(SORTS), default="start", help="the newest and largest first")
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="0 for all (default 20)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument("--csv", action="store_true", help="as CSV")
+    sources.add_arguments(parser)
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    from joblens.schedulers.slurm.fields import STATES
 
     parser.add_argument("--user", metavar="U", help="of this user")
     parser.add_argument("--name", metavar="PATTERN", help="of such a name, with * and ?")
@@ -38,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STATE",
         help="in Slurm's word; PENDING lists those that wait",
     )
+    parser.add_argument("--exit", type=int, metavar="CODE", help="that ended with this exit code")
     for name, what in (
         ("partition", "in this partition or queue"),
         ("account", "on this account"),
@@ -56,37 +70,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since", metavar="TIME", help="begun at or after: 2026-11-15T13:02, 2026-11-15, 7d ago"
     )
     parser.add_argument("--until", metavar="TIME", help="begun at or before, written in the same way")
-    parser.add_argument("--sort", choices=tuple(SORTS), default="start", help="the newest and largest first")
-    parser.add_argument("--reverse", action="store_true", help="the other way round")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="0 for all (default 20)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON")
-    form.add_argument("--csv", action="store_true", help="as CSV")
-    sources.add_arguments(parser)
+
+
+def filter_of(options: argparse.Namespace) -> JobFilter:
+    """Return what `add_filters` has given. Raises UsageError."""
+    from joblens.store.catalog.listing import JobFilter, parse_time
+
+    names = ("user", "name", "state", "cluster", "partition", "account", "node", "array")
+    return JobFilter(
+        **{name: getattr(options, name) for name in names},
+        since=parse_time(options.since),
+        until=parse_time(options.until),
+        tags=_tags(options.tag),
+        annotations=_tags(options.annotation),
+        exit_code=options.exit,
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     from joblens.api.source import Listed, shown
-    from joblens.store.catalog.listing import JobFilter, parse_time
 
     check_limit(options.limit)
-    wanted = JobFilter(
-        options.user,
-        options.name,
-        options.state,
-        parse_time(options.since),
-        parse_time(options.until),
-        _tags(options.tag),
-        options.sort,
-        options.reverse,
-        options.limit,
-        options.cluster,
-        options.partition,
-        options.account,
-        options.node,
-        options.array,
-        annotations=_tags(options.annotation),
-    )
+    order = {"sort": options.sort, "reverse": options.reverse, "limit": options.limit}
+    wanted = filter_of(options)._replace(**order)
     with open_chosen(choose_source(options)) as source:
         try:
             found = [Listed(shown(job), origin) for job, origin in source.listed(wanted)]

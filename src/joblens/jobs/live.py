@@ -132,6 +132,7 @@ def _is_meant(job: BatchJob, wanted: JobFilter) -> bool:
         and wanted.partition in (None, job.partition)
         and wanted.account in (None, job.account)
         and wanted.array in (None, job.array_job)
+        and wanted.exit_code in (None, job.exit_code if job.end is not None else None)
         and (wanted.node is None or wanted.node in job.nodes)
         and (wanted.name is None or fnmatchcase(job.name, wanted.name.replace("[", "[[]")))
         and (wanted.since is None or start >= wanted.since)

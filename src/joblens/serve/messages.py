@@ -19,6 +19,7 @@ Text = Annotated[str, Meta(max_length=200)]
 Time = Annotated[
     str, Meta(max_length=40, description="seconds since 1970, `2026-11-15`, `2026-11-15T13:02`, or `7d` ago")
 ]
+_MOST_CODE = 2**31  # of an exit code
 JobId = Annotated[str, Meta(min_length=1, max_length=200, description="id, `ID@CLUSTER`, or `last`")]
 
 
@@ -47,6 +48,7 @@ class JobsQuery(Struct, forbid_unknown_fields=True, frozen=True):
     account: Text | None = None
     node: Annotated[Text, about("that ran on this node")] | None = None
     array: Annotated[Text, about("tasks of this array")] | None = None
+    exit_code: Annotated[int, Meta(ge=-_MOST_CODE, le=_MOST_CODE)] | None = None
     cursor: Annotated[str, Meta(max_length=4000, description="`next` of the page before")] | None = None
 
 

@@ -217,6 +217,7 @@ def make_filter(query: JobsQuery) -> JobFilter:
         query.array,
         query.cursor,
         _tags(query.annotation, "annotation"),
+        query.exit_code,
     )
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 import math
 import os
 import pwd
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import JoblensError, UsageError
 from joblens.store import ingest
 from joblens.store.home import Home
 from joblens.store.location import safe_name
-from joblens.store.records import alone, day_of, remove_records, save_record
+from joblens.store.records import alone, save_record
 
 if TYPE_CHECKING:
     from joblens.record.report import Job, JobRecord
     from joblens.store.catalog.index import Catalog
+    from joblens.store.catalog.listing import Identity
     from joblens.store.lake.lake import Lake
 
 _LONGEST_NAME, _LONGEST_VALUE = 256, 65_536
@@ -80,31 +80,70 @@ def delete(home: Home, catalog: Catalog, lake: Lake, record: JobRecord, until: f
     `until`: when a run with the same id began that has no record yet.
     Raises NotAllowedError, OutsideError and OSError.
     """
-    from joblens.store.lake.removal import Removed, remove_job
-
     job = record.job
     check_allowed(home, job)
     if not record.written:
         raise JoblensError(f"job {job.shown_id} has not ended yet")
+    delete_runs(
+        home, catalog, lake, [Stored(job.cluster, job.id, job.start, job.last, bool(job.nodes), until)]
+    )
+
+
+class Stored(NamedTuple):
+    """A run of a job that has a record."""
+
+    cluster: str
+    id: str
+    start: float
+    last: float  # its end, or its start where that is unknown
+    has_nodes: bool = True  # what has none was never sampled under the name of its cluster
+    until: float = math.inf  # the start of a run with the same id that has no record yet
+
+    @property
+    def identity(self) -> Identity:
+        return self.cluster, self.id, self.start
+
+
+def delete_runs(home: Home, catalog: Catalog, lake: Lake, runs: Sequence[Stored]) -> None:
+    """Delete several jobs: each file is rewritten once. The caller knows that this is allowed."""
+    from joblens.store.lake.removal import Removed, remove_jobs
+
     with alone(home.records):
-        pending = ingest.load_job(home.waiting / safe_name(job.id))
-        if pending is not None and (pending.end or pending.facts).start == job.start:
-            ingest.remove(pending.folder)
-        identity = job.cluster, job.id, job.start
-        after, before = catalog.borders(identity, job.last)
-        cluster = job.cluster if job.nodes else ""
-        remove_job(lake, Removed(job.id, job.start, job.last, cluster, after, min(before, until)))
-        remove_records(home.records, identity)
-        catalog.forget(day_of(job.start))
+        removed = []
+        for run in runs:
+            _remove_pending(home, run)
+            after, before = catalog.borders(run.identity, run.last)
+            cluster = run.cluster if run.has_nodes else ""
+            removed.append(Removed(run.id, run.start, run.last, cluster, after, min(before, run.until)))
+        remove_jobs(lake, removed)
+        catalog.remove([run.identity for run in runs])
+
+
+def _remove_pending(home: Home, run: Stored) -> None:
+    pending = ingest.load_job(home.waiting / safe_name(run.id))
+    if pending is not None and (pending.end or pending.facts).start == run.start:
+        ingest.remove(pending.folder)
 
 
 def check_allowed(home: Home, job: Job) -> None:
     """Raises NotAllowedError."""
-    uid = os.geteuid()
-    with suppress(KeyError):
-        if pwd.getpwuid(uid).pw_name == job.user:
-            return
-    if uid not in (0, home.path.stat().st_uid):
+    if not is_allowed(home, job.user):
         raise NotAllowedError(
             f"job {job.shown_id} is {job.user}'s: only they and the owner of the store may change it"
         )
+
+
+def is_allowed(home: Home, user: str) -> bool:
+    """Whether the caller may change jobs of a user."""
+    return is_staff(home) or user == own_name()
+
+
+def is_staff(home: Home) -> bool:
+    return os.geteuid() in (0, home.path.stat().st_uid)
+
+
+def own_name() -> str | None:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return None

@@ -16,7 +16,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from joblens.core.errors import MalformedError
 from joblens.core.files import make_folder, publish, sync_folder, unfinished_name, write_whole
 from joblens.core.json_file import parse_json, render_json
-from joblens.store.catalog.heads import Head, heads_of, remove_heads, remove_orphans, save_heads
+from joblens.store.catalog.heads import Head, are_useful, heads_of, remove_heads, remove_orphans, save_heads
 from joblens.store.location import safe_name
 
 if TYPE_CHECKING:  # a listing that finds no new record does not load them
     from joblens.record.listed import ListedRecord
     from joblens.record.report import JobRecord
+    from joblens.store.catalog.listing import Identity
 
 LARGEST = 1 << 26  # bytes
 _BUFFER = 1 << 20
@@ -356,30 +357,65 @@ def _remove(path: Path) -> None:
         remove_heads(path)
 
 
-def remove_records(folder: Path, identity: tuple[str, str, float]) -> int:
-    """Remove all versions of the record of a job. Return how many there were. Raises MalformedError.
+def remove_records(folder: Path, identities: Collection[Identity]) -> int:
+    """Remove all versions of the records of jobs. Return how many there were. Raises MalformedError.
 
-    A file with records of other jobs is written again without it.
+    A file with records of other jobs is written again without them, line by line.
     """
-    day, removed = day_of(identity[2]), 0
+    days: dict[str, set[Identity]] = {}
+    for identity in identities:
+        days.setdefault(day_of(identity[2]), set()).add(identity)
+    return sum(_remove_of_day(folder, day, leaving) for day, leaving in sorted(days.items()))
+
+
+def _remove_of_day(folder: Path, day: str, leaving: set[Identity]) -> int:
+    prefixes, removed = {safe_name(id) for _, id, _ in leaving}, 0
     for name in list_records(folder, day):
-        path, problems = folder / day / name, list[str]()
-        if name.endswith(".json") and not name.startswith(safe_name(identity[1]) + "."):
+        if name.endswith(".json") and name.rsplit(".", 2)[0] not in prefixes:
             continue
         with suppress(FileNotFoundError):  # another has compacted it
-            found = list(load_records(path, problems))
-            others = [it for it in found if (it.job.cluster, it.job.id, it.job.start) != identity]
-            if len(others) == len(found):
-                continue
-            if problems:
-                raise MalformedError(str(path), "damaged; run `joblens db check` first")
-            if others:
-                _save_many(folder / day / _many_name(), [_render(it, 0) + b"\n" for it in others])
-            _remove(path)
-            removed += len(found) - len(others)
+            removed += _remove_from(folder / day / name, leaving)
     remove_orphans(folder / day)
     sync_folder(str(folder / day / "x"))
     return removed
+
+
+def _remove_from(path: Path, leaving: set[Identity]) -> int:
+    problems: list[str] = []
+    found = [
+        ((job.cluster, job.id, job.start) in leaving, place)
+        for some in load_listed(path, problems)
+        for place, job in ((place, record.job) for place, record in some)
+    ]
+    removed = sum(is_leaving for is_leaving, _ in found)
+    if not removed:
+        return 0
+    if problems:
+        raise MalformedError(str(path), "damaged; run `joblens db check` first")
+    if removed < len(found):
+        _copy_lines(path, [place for is_leaving, place in found if not is_leaving])
+    _remove(path)
+    return removed
+
+
+def _copy_lines(path: Path, places: list[int]) -> None:
+    """Write the lines at these places to a new file of the same day, with their heads."""
+    target = path.parent / _many_name()
+    unfinished = unfinished_name(str(target))
+    heads: list[Head] = []
+    try:
+        with path.open("rb", buffering=_BUFFER) as source, open(unfinished, "wb") as file:
+            for place in places:
+                source.seek(place)
+                line = source.readline(LARGEST + 1)
+                line = line if line.endswith(b"\n") else line + b"\n"
+                if are_useful(len(places)):
+                    heads += heads_of([line], parse_listed, file.tell())
+                file.write(line)
+        publish(unfinished, str(target))
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+    save_heads(target, heads)
 
 
 def _append(path: Path, file: BinaryIO, heads: list[Head]) -> bool:

@@ -72,11 +72,16 @@ def heads_of(
         place += len(line)
 
 
+def are_useful(count: int) -> bool:
+    """Whether heads of a file with so many records are stored."""
+    return _FEWEST <= count <= _MOST
+
+
 def save_heads(records: Path, heads: list[Head]) -> None:
     """Write them beside a file of records, if that saves time. Without room for them there are none."""
     from msgspec import msgpack
 
-    if _FEWEST <= len(heads) <= _MOST:
+    if are_useful(len(heads)):
         with suppress(OSError):
             data = msgpack.encode((_VERSION, records.stat().st_size, heads))
             write_quickly(str(_path_of(records)), data + zlib.crc32(data).to_bytes(_CHECKSUM, "little"))

@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -235,6 +235,12 @@ class Catalog:
                     self._take_day(self.database, transactions, day, changed, seen=False)
         except sqlite3.Error:  # it cannot be written
             self.database = self._opened(":memory:")
+
+    def remove(self, identities: Collection[Identity]) -> None:
+        """Remove the records of jobs, all versions of them. Raises MalformedError and OSError."""
+        records.remove_records(self.home.records, identities)
+        for day in sorted({records.day_of(start) for _, _, start in identities}):
+            self.forget(day)
 
     def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:

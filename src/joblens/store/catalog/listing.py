@@ -74,6 +74,7 @@ class JobFilter(NamedTuple):
     array: str | None = None  # whose tasks they are
     cursor: str | None = None  # where the page before has ended
     annotations: tuple[tuple[str, str], ...] = ()
+    exit_code: int | None = None
 
 
 _TEXTS = ("user", "name", "state", "sort", "cluster", "partition", "account", "node", "array", "cursor")
@@ -91,6 +92,8 @@ def make_filter(**filters: Any) -> JobFilter:
             raise UsageError(f"{name} is a text, and not {value!r:.60}")
     if type(found.limit) is not int or found.limit < 0:
         raise UsageError(f"limit is {found.limit!r:.60}; it can be 0 for all, or more")
+    if found.exit_code is not None and type(found.exit_code) is not int:
+        raise UsageError(f"exit_code is a number, and not {found.exit_code!r:.60}")
     return found._replace(
         since=parse_time(found.since),
         until=parse_time(found.until),

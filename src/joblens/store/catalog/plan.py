@@ -67,6 +67,9 @@ def make_terms(wanted: JobFilter, scope: Scope = ALL) -> list[Term]:
         found.append(prefix_term(storable(f"{wanted.array}_"), " AND shown_id = id"))
     if wanted.node is not None:
         found.append(_node_term(storable(wanted.node)))
+    if wanted.exit_code is not None:
+        code = _Condition("exit_code = ?", [max(-_MOST, min(wanted.exit_code, _MOST))])
+        found.append(_indexed([code, times], "exit_code"))
     user = _single_user(wanted, scope)
     if user is not None:
         found.append(_indexed([_Condition("user = ?", [user]), times], "user"))
@@ -162,6 +165,7 @@ def indexes(wanted: JobFilter, scope: Scope) -> set[str]:
     }
     needed |= {"nodes"} if wanted.node is not None else set()
     needed |= {it for it in ("tags", "annotations") if getattr(wanted, it)}
+    needed |= {"exit"} if wanted.exit_code is not None else set()
     needed |= {"user"} if _single_user(wanted, scope) is not None else set()
     return needed | ({"kind"} if _kinds(wanted, scope).text else set())
 

@@ -149,6 +149,7 @@ INDEXES = {
     "user": "jobs_by_user ON jobs (user, start DESC, kind)",
     "name": "jobs_by_name ON jobs (name, start DESC, kind)",
     "kind": "jobs_by_kind ON jobs (kind, start)",
+    "exit": "jobs_by_exit_code ON jobs (exit_code, start DESC, kind)",
     "node": "jobs_by_node ON jobs (node)",
     "nodes": "job_nodes_by_node ON job_nodes (node)",
     "tags": "tags_by_value ON tags (name, value)",

@@ -26,11 +26,14 @@ class Range(NamedTuple):
     jobs: tuple[str, str] | None = None
     nodes: tuple[str, str] | None = None
     seconds: tuple[int, int] | None = None  # since 1970, both included; rows without a time are in none
-    left_out: str = ""  # a condition as SQL, of a range without columns
+    left_out: tuple[str, str] | None = None  # rows that match one of this table, and the condition as SQL
 
     def of(self, table: str) -> str:
         if not self.columns:
-            return f"(SELECT * FROM {table} WHERE ({self.left_out}) IS NOT TRUE)" if self.left_out else table
+            if self.left_out is None:
+                return table
+            other, condition = self.left_out
+            return f"(SELECT * FROM {table} ANTI JOIN {other} ON {condition})"
         # First conditions that row group statistics can answer, so that other row groups are not read.
         conditions = []
         for column, least, most in zip(self.columns, self.least, self.most):
