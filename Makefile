@@ -17,8 +17,7 @@ CRASHES ?= 100
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(VENV)/.installed: pyproject.toml hatch_build.py src/joblens/capture/preload.c src/joblens/core/native.c \
-		src/joblens/core/process_scan.c
+$(VENV)/.installed: pyproject.toml hatch_build.py src/joblens/capture/preload.c $(wildcard src/joblens/core/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "joblens needs Python 3.11 or newer: run make PYTHON=python3.12 …" >&2; exit 2; }
 	@echo "installing joblens into $(VENV) …"

@@ -1,19 +1,29 @@
-"""Columns of many processes: the same as joblens.capture.processes has, record by record."""
+"""Columns of many processes, in Python and in C: the same as joblens.capture.processes has, by records."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
+import numpy
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.made import make_record
-from joblens.capture.columns import ColumnReader, basename
+from joblens.capture.columns import ColumnReader, NativeReader, basename
 from joblens.capture.processes import Merger
 from joblens.capture.records import FIELDS, UNKNOWN, Records
 from joblens.capture.sets import process_rows, thread_rows
 from joblens.collectors.ends.sets import PROCESS_END
+from joblens.core import counter_file
+from joblens.core.compile_c import build_native
 from joblens.core.model import ABSENT
+
+Kind = Callable[[], ColumnReader]
 
 _ALWAYS = ("time", "pid", "group", "session", "uid")
 _SMALL = ("pid", "parent", "child", "start", "thread", "running")
@@ -37,24 +47,42 @@ def records(draw: st.DrawFn) -> bytes:
     return make_record(kind, *texts, **fields)
 
 
-def by_columns(data: bytes, piece: int) -> tuple[Any, ...]:
-    reader = ColumnReader()
+@pytest.fixture(scope="module", params=[ColumnReader, NativeReader])
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
+    """The reader in Python, and that in C, built from the source that is tested."""
+    if request.param is ColumnReader:
+        yield ColumnReader
+        return
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    path = str(tmp_path_factory.mktemp("native") / "_native.abi3.so")
+    assert build_native(path) == ""
+    spec = spec_from_file_location("_native", path, loader=ExtensionFileLoader("_native", path))
+    assert spec is not None
+    before, counter_file.native = counter_file.native, module_from_spec(spec)
+    yield NativeReader
+    counter_file.native = before
+
+
+def by_columns(kind: Kind, data: bytes, piece: int) -> tuple[Any, ...]:
+    reader = kind()
     for at in range(0, len(data), piece):
         reader.take(data[at : at + piece])
     reader.finish()
     found, threads = reader.merge()
     rows = []
-    for number, program in enumerate(found.programs):
+    for number, place in enumerate(found.program.tolist()):
+        program = found.programs[place]
         key = {name: int(column[number]) for name, column in found.keys.items()}
         rows.append(
             ("c", "j", program.step, "n", *key.values(), basename(program.executable), program.command,
              program.executable, program.folder, program.tags, program.rank, "")
         )  # fmt: skip
     thread_keys = [
-        ("c", "j", "n", *(int(column[number]) for column in threads.keys.values()), name, "")
-        for number, name in enumerate(threads.names)
+        ("c", "j", "n", *(int(column[number]) for column in threads.keys.values()), threads.names[place], "")
+        for number, place in enumerate(threads.name.tolist())
     ]
-    values = found.values.ravel().tolist(), threads.values.ravel().tolist()
+    values = [numpy.stack(it.values, axis=1).ravel().tolist() for it in (found, threads)]
     return tuple(rows), values[0], tuple(thread_keys), values[1], reader.damage
 
 
@@ -67,13 +95,13 @@ def by_records(data: bytes) -> tuple[Any, ...]:
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(records(), records(), st.binary(max_size=20)), max_size=30), st.integers(1, 9000))
-def test_both_have_the_same(parts: list[bytes], piece: int) -> None:
+def test_both_have_the_same(kind: Kind, parts: list[bytes], piece: int) -> None:
     """Whatever the records are, what is damaged between them, and in whatever pieces they are read."""
     data = b"".join(parts)
-    assert by_columns(data, piece) == by_records(data)
+    assert by_columns(kind, data, piece) == by_records(data)
 
 
-def test_processes_of_a_debugger_are_counted_once() -> None:
+def test_processes_of_a_debugger_are_counted_once(kind: Kind) -> None:
     """It waits for them first, and their parents do then; a pid that is used again is another process."""
     ends = {"status": 0, "user": 50, "system": 7, "peak_kib": 9}
     data = b"".join(
@@ -87,15 +115,15 @@ def test_processes_of_a_debugger_are_counted_once() -> None:
             make_record("W", time=9, pid=8, start=4, parent=7, child=9, **{**ends, "user": 51}),
         ]
     )
-    rows, values, *_ = by_columns(data, 100)
+    rows, values, *_ = by_columns(kind, data, 100)
     width = len(values) // len(rows)
     place = [column.name for column in PROCESS_END.columns].index("user_seconds")
     found = [(row[4], values[width * number + place]) for number, row in enumerate(rows)]
     assert sorted(found) == [(1, ABSENT), (7, 5), (8, 0), (9, 50), (9, 51)]
-    assert by_columns(data, 100) == by_records(data)
+    assert by_columns(kind, data, 100) == by_records(data)
 
 
-def test_a_thread_that_is_about_to_end_is_counted_once() -> None:
+def test_a_thread_that_is_about_to_end_is_counted_once(kind: Kind) -> None:
     """Its process ends before it does, and lists it as one that runs; a tid that is used again is another."""
 
     def thread(time: int, tid: int, start: int, running: int) -> bytes:
@@ -105,20 +133,20 @@ def test_a_thread_that_is_about_to_end_is_counted_once() -> None:
 
     ends = [thread(50, 8, 40, 0), thread(50, 9, 40, 0), thread(60, 8, 39, 1), thread(60, 9, 55, 1)]
     data = b"".join([make_record("S", "/bin/a", time=1, pid=7, start=3, parent=1), *ends])
-    _, _, threads, *_ = by_columns(data, 100)
+    _, _, threads, *_ = by_columns(kind, data, 100)
     assert [key[5] for key in threads] == [8, 9, 9]
-    assert by_columns(data, 100) == by_records(data)
+    assert by_columns(kind, data, 100) == by_records(data)
 
 
-def test_numbers_beyond_any_kernel_are_absent() -> None:
+def test_numbers_beyond_any_kernel_are_absent(kind: Kind) -> None:
     """As in the rows of a few processes."""
     data = make_record("E", **{**dict.fromkeys(FIELDS["E"], (1 << 62) + 7), "pid": 7, "time": 5, "start": 3})
-    (row,), values, *_ = by_columns(data, 99)
+    (row,), values, *_ = by_columns(kind, data, 99)
     assert row[4:6] == (7, 3)
     assert values.count(ABSENT) > 10
 
 
-def test_fields_of_an_earlier_version() -> None:
+def test_fields_of_an_earlier_version(kind: Kind) -> None:
     """A record with fewer fields has the others unknown."""
     data = make_record("F", time=5, pid=7, start=3, parent=1, group=7, session=7, uid=9)
     short = bytearray(make_record("E", time=9, pid=7, start=3, status=0, user=4, system=5))
@@ -128,4 +156,4 @@ def test_fields_of_an_earlier_version() -> None:
     count = 7
     rest = struct.pack("<HcB", 12 + 8 * count, b"E", count) + bytes(short[12 : 12 + 8 * count])
     data += b"JLC1" + struct.pack("<I", zlib.adler32(rest)) + rest
-    assert by_columns(data, 10_000) == by_records(data)
+    assert by_columns(kind, data, 10_000) == by_records(data)

@@ -1,8 +1,8 @@
 """The records of a node as columns of NumPy: what joblens.capture.processes does, for jobs of many processes.
 
 Records are read piece by piece. Their numbers go to one matrix for each kind of record; only what says which
-process a record belongs to is looked at one by one. `processes` is the reference: a test holds both to the
-same rows.
+process a record belongs to is looked at one by one: in C (joblens/core/capture_records.c) if that was built.
+`processes` is the reference: a test holds all three to the same rows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +36,7 @@ from joblens.capture.records import (
     WAIT,
     Damage,
 )
+from joblens.core import counter_file
 from joblens.core.model import ABSENT
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<4sIHBB")
 _KINDS = {ord(kind): kind for kind in FIELDS}
+_LETTERS = START + FORK + EXEC + EXEC_FAILED + SPAWN + WAIT + END + LAST + THREAD + COUNTS
+_PLACES = {kind: {name: place for place, name in enumerate(names)} for kind, names in FIELDS.items()}
 _WITH_TEXTS = frozenset(map(ord, (START, EXEC, SPAWN, THREAD)))
 _MOST_PID, _MOST = 1 << 31, 1 << 62
 _TEXTS = 5  # of a start, before the arguments
@@ -60,14 +64,40 @@ class ProcessColumns(NamedTuple):
     """A row for each process, in the order of their first records; ABSENT for what is unknown."""
 
     keys: dict[str, Numbers]  # pid, start, parent, group, session, uid
+    program: Numbers  # its place in `programs`
     programs: list[Program]
-    values: Numbers  # a column for each of PROCESS_END
+    values: list[Numbers]  # a column for each of PROCESS_END
 
 
 class ThreadColumns(NamedTuple):
     keys: dict[str, Numbers]  # pid, start, tid
+    name: Numbers  # its place in `names`
     names: list[str]
-    values: Numbers
+    values: list[Numbers]
+
+
+class _State(NamedTuple):
+    """Processes by their number, and the records that belong to them by their rows."""
+
+    keys: dict[str, Numbers]
+    is_captured: Any
+    program: Numbers
+    programs: list[Program]
+    images: Numbers
+    began: Numbers
+    ended: Numbers
+    end: Numbers  # row of its end, or _NONE
+    is_last: Any  # whether the program restricts its system calls since then
+    wait: Numbers  # row of the wait for it, or _NONE
+    writers: Numbers  # of each wait: the process that waited, or _NONE
+    ends: Numbers
+    waits: Numbers
+    threads: Numbers
+    thread_of: list[Numbers]  # process, its start as it was known then, program, and counts before
+    thread_name: Numbers
+    thread_names: list[str]
+    counts: Numbers
+    counts_of: list[Numbers]  # process and program
 
 
 class _Kind:
@@ -163,7 +193,97 @@ class ColumnReader:
 
     def merge(self) -> tuple[ProcessColumns, ThreadColumns]:
         """Return all of them. To be called once, after `finish`."""
-        return self._merge.processes(), self._merge.threads()
+        state = self._state()
+        return _Processes(state).columns(), _thread_columns(state)
+
+    def _state(self) -> _State:
+        return self._merge.state()
+
+
+class NativeReader(ColumnReader):
+    """The same in C."""
+
+    def __init__(self) -> None:
+        self._records = counter_file.native.new_records(bytes(len(FIELDS[kind]) for kind in _LETTERS))
+        self.damage = Damage(0, 0)
+
+    def take(self, piece: bytes) -> None:
+        self.damage = Damage(*counter_file.native.take_records(self._records, piece, False))
+
+    def finish(self) -> None:
+        self.damage = Damage(*counter_file.native.take_records(self._records, b"", True))
+
+    def _state(self) -> _State:
+        *columns, texts = counter_file.native.merged_records(self._records)
+        found = [numpy.frombuffer(column, dtype=numpy.int64) for column in columns]
+        pid, start, parent, born, group, session, uid, program, following, *found = found
+        images, began, ended, end, is_last, wait, bases, heads, *found = found
+        thread_process, thread_start, thread_image, thread_counts, thread_name, *found = found
+        count_process, count_image, writers, waits, ends, threads, counts, text_ends = found
+        decoder = _Decoder(texts, text_ends.tolist())
+        names, name = decoder.first_texts(thread_name)
+        programs = decoder.programs(bases.tolist(), heads.tolist())
+        return _State(
+            {"pid": pid, "start": start, "parent": parent, "group": group, "session": session, "uid": uid},
+            born != 0, *decoder.replace(program, programs, following), images, began, ended, end,
+            is_last != 0, wait, writers, _rows(END, ends), _rows(WAIT, waits), _rows(THREAD, threads),
+            [thread_process, thread_start, thread_image, thread_counts], name, names, _rows(COUNTS, counts),
+            [count_process, count_image],
+        )  # fmt: skip
+
+
+def new_reader() -> ColumnReader:
+    is_native = hasattr(counter_file.native, "new_records") and sys.byteorder == "little"
+    return NativeReader() if is_native else ColumnReader()
+
+
+def _rows(kind: str, numbers: Numbers) -> Numbers:
+    return numbers.reshape(-1, len(FIELDS[kind]))
+
+
+class _Decoder:
+    """The texts of records; those that are alike are one."""
+
+    def __init__(self, texts: bytes, ends: list[int]) -> None:
+        self._texts, self._ends = texts, ends
+        self._shared: dict[str, str] = {}
+
+    def split(self, number: int) -> list[str]:
+        first = self._ends[number - 1] if number else 0
+        return _split(self._texts[first : self._ends[number]])
+
+    def _share(self, text: str) -> str:
+        return self._shared.setdefault(text, text)
+
+    def first_texts(self, numbers: Numbers) -> tuple[list[str], Numbers]:
+        """Return the first text of each, and where it is among these."""
+        distinct, places = numpy.unique(numbers, return_inverse=True)
+        return [next(iter(self.split(it)), "") for it in distinct.tolist()], places
+
+    def programs(self, bases: list[int], texts: list[int]) -> list[Program]:
+        """Return them by their numbers. A spawned one is another with other texts."""
+        found = [NO_PROGRAM]
+        for base, number in zip(bases, texts):
+            words = self.split(number)
+            if base == _NONE:
+                found.append(_make_program(words, self._share))
+            else:
+                found.append(_spawned(found[base], words, self._share))
+        return found
+
+    def replace(
+        self, program: Numbers, programs: list[Program], following: Numbers
+    ) -> tuple[Numbers, list[Program]]:
+        """A program that was executed and is not captured replaces the one before."""
+        program, made = program.copy(), dict[tuple[int, int], int]()
+        for place in numpy.flatnonzero(following != _NONE).tolist():
+            key = int(program[place]), int(following[place])
+            if key not in made:
+                made[key] = len(programs)
+                text = self._share(self.split(key[1])[0])
+                programs.append(programs[key[0]]._replace(executable=text, command=text))
+            program[place] = made[key]
+        return program, programs
 
 
 class _Merge:
@@ -184,8 +304,9 @@ class _Merge:
         self._end: list[int] = []  # or after all of these a last record
         self._wait: list[int] = []
         self._writers: dict[int, int] = {}  # of waits
-        self._threads: list[tuple[int, int, int, str]] = []  # record, pid, start and name
-        self._thread_of: list[tuple[int, int, int]] = []  # process and program of each, and counts until then
+        # The record, the process, its start and program, and how many counts were written before.
+        self._threads: list[tuple[int, int, int, int, int]] = []
+        self._thread_names: list[str] = []
         self._counts: list[tuple[int, int, int]] = []  # process, program and record
         self._programs: dict[bytes, Program] = {}
         self._shared: dict[str, str] = {}
@@ -257,17 +378,12 @@ class _Merge:
         data = self._texts(START, row)
         program = self._programs.get(data)
         if program is None:
-            program = self._programs[data] = self._make_program(data)
+            program = self._programs[data] = _make_program(_split(data), self._text)
         self._program[number], self._next[number] = program, ""
         self._images[number] += 1
         self._born[number] = row
         self._parent[number] = self._parent[number] or parent
         self._see(number, time)
-
-    def _make_program(self, data: bytes) -> Program:
-        texts = _split(data)
-        shared = [self._text(text) for text in [*texts[:_TEXTS], *[""] * _TEXTS][:_TEXTS]]
-        return Program._make([*shared, " ".join(texts[_TEXTS:])])
 
     def _take_fork(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
         above = self._by_pid.get(parent)
@@ -295,9 +411,8 @@ class _Merge:
         if number is None or (self._wait[number] != _NONE and max(self._ended[number], 0) < before):
             number = self._new(child, 0, pid)
         if not self._program[number].executable:
-            texts = _split(self._texts(SPAWN, row)) or [""]
-            changes = {"executable": self._text(texts[0]), "command": " ".join(texts[1:])}
-            self._program[number] = self._program[number]._replace(**changes)
+            texts = _split(self._texts(SPAWN, row))
+            self._program[number] = _spawned(self._program[number], texts, self._text)
         self._see(number, before)
 
     def _take_wait(self, *record: int) -> None:
@@ -341,94 +456,32 @@ class _Merge:
     def _take_thread(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
         number = self._find(pid, start, parent)
         texts = _split(self._texts(THREAD, row))
-        self._threads.append((row, pid, self._start[number], self._text(texts[0]) if texts else ""))
-        self._thread_of.append((number, self._images[number], len(self._counts)))
+        self._threads.append((row, number, self._start[number], self._images[number], len(self._counts)))
+        self._thread_names.append(self._text(texts[0]) if texts else "")
 
     def _take_counts(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
         number = self._find(pid, start, parent)
         self._counts.append((number, self._images[number], row))
 
-    def _find_counts(
-        self, first: int = 0, last: int | None = None
-    ) -> dict[tuple[int, int, int], dict[str, int]]:
-        """Return them by process, program and thread: of several records, the last one holds."""
-        kind, found = self._kinds[COUNTS], {}
-        for number, image, row in self._counts[first:last]:
-            values = kind.matrix()[row].tolist()
-            fields = {name: values[place] for name, place in kind.places.items() if values[place] != ABSENT}
-            found[number, image, fields.get("thread", 0)] = scale_counts(fields)
-        return found
-
-    def _process_counts(self) -> list[Numbers]:
-        of_process: dict[int, list[dict[str, int]]] = {}
-        for (number, _, _), counts in self._find_counts().items():
-            of_process.setdefault(number, []).append(counts)
-        return _counted(len(self._pid), {number: sum_counts(it) for number, it in of_process.items()})
-
-    def _thread_counts(self, threads: list[int]) -> list[Numbers]:
-        """Those that were written before the end of the thread."""
-        found: dict[tuple[int, int, int], dict[str, int]] = {}
-        known, taken = {}, 0
-        for place, ((number, image, until), thread) in enumerate(zip(self._thread_of, threads)):
-            if until > taken:
-                found.update(self._find_counts(taken, until))
-                taken = until
-            if (number, image, thread) in found:
-                known[place] = found[number, image, thread]
-        return _counted(len(threads), known)
-
-    def processes(self) -> ProcessColumns:
-        end, wait = (
-            _Chosen(self._kinds[END], self._end, self._kinds[LAST]),
-            _Chosen(self._kinds[WAIT], self._wait),
-        )
-        is_waited = wait.column("user") != ABSENT
-        user, system = self._cpu_times(end, wait, is_waited)
-        is_exact = (end.there & (end.rows < _OTHER)) | is_waited
-        code, signal = _how_ended(_first(wait.column("status"), end.column("status")))
-        columns = [
-            _array(self._began), _array(self._ended), is_exact.astype(numpy.int64), code, signal,
-            _array(self._images), end.column("threads"),
-            _first(end.column("peak_kib"), wait.column("peak_kib")), user, system,
-            *(_first(end.column(name), wait.column(name)) for name in _GIVEN), *self._process_counts(),
-        ]  # fmt: skip
-        return ProcessColumns(self._keys(), self._named_programs(), numpy.stack(columns, axis=1))
-
-    def _cpu_times(self, end: _Chosen, wait: _Chosen, is_waited: Numbers) -> list[Numbers]:
-        """Return user and system time. What a parent has waited for includes waited-for children."""
-        outside = self._find_outside(is_waited)
-        found = []
-        for name in ("user", "system"):
-            own, below, whole = end.column(name), end.column(f"children_{name}"), wait.column(name)
-            waited = self._sum_waited(name) + self._sum_unwaited(outside, own, below)
-            children = numpy.where(below == ABSENT, waited, below)
-            exact = numpy.maximum(whole - children, numpy.where(own == ABSENT, 0, own))
-            found.append(numpy.where(is_waited, exact, own))
-        return found
-
-    def _sum_waited(self, name: str) -> Numbers:
-        """Return what each process has waited for."""
-        sums = numpy.zeros(len(self._pid), dtype=numpy.int64)
-        used = self._kinds[WAIT].matrix()[list(self._writers), self._kinds[WAIT].places[name]]
-        numpy.add.at(sums, list(self._writers.values()), numpy.where(used == ABSENT, 0, used))
-        return sums
-
-    def _find_outside(self, is_waited: Numbers) -> Numbers:
-        """Return for each process its parent, if that is without the library and was waited for."""
-        captured = _array(self._born) != _NONE
-        places = {self._pid[number]: number for number in numpy.flatnonzero(is_waited & ~captured).tolist()}
-        found = numpy.full(len(self._pid), _NONE, dtype=numpy.int64)
-        if places:
-            found[:] = [places.get(parent, _NONE) for parent in self._parent]
-        unwaited = (_array(self._wait) == _NONE) & (_array(self._end) != _NONE)
-        return numpy.where(unwaited, found, _NONE)
-
-    def _sum_unwaited(self, outside: Numbers, own: Numbers, below: Numbers) -> Numbers:
-        sums = numpy.zeros(len(self._pid), dtype=numpy.int64)
-        chosen = outside != _NONE
-        used = numpy.where(own == ABSENT, 0, own) + numpy.where(below == ABSENT, 0, below)
-        numpy.add.at(sums, outside[chosen], used[chosen])
-        return sums
+    def state(self) -> _State:
+        ends, lasts = self._kinds[END].matrix(), self._kinds[LAST].matrix()
+        end = _array(self._end)
+        is_last = end >= _OTHER
+        threads = [_array(list(column)) for column in zip(*self._threads)] or [_array([])] * 5
+        names: dict[str, int] = {}
+        name = _array([names.setdefault(it, len(names)) for it in self._thread_names])
+        programs: dict[Program, int] = {}
+        program = [programs.setdefault(it, len(programs)) for it in self._named_programs()]
+        counts = [_array(list(column)) for column in zip(*self._counts)] or [_array([])] * 3
+        writers = numpy.full(self._kinds[WAIT].count, _NONE, dtype=numpy.int64)
+        writers[list(self._writers)] = list(self._writers.values())
+        return _State(
+            self._keys(), _array(self._born) != _NONE, _array(program), list(programs), _array(self._images),
+            _array(self._began), _array(self._ended), numpy.where(is_last, end - _OTHER + len(ends), end),
+            is_last, _array(self._wait), writers, numpy.concatenate([ends, lasts]),
+            self._kinds[WAIT].matrix(), self._kinds[THREAD].matrix()[threads[0]], threads[1:], name,
+            list(names), self._kinds[COUNTS].matrix()[counts[2]], counts[:2],
+        )  # fmt: skip
 
     def _keys(self) -> dict[str, Numbers]:
         chosen = _Chosen(self._kinds[START], self._born, self._kinds[FORK])
@@ -446,30 +499,128 @@ class _Merge:
                 found[number] = found[number]._replace(executable=text, command=text)
         return found
 
-    def threads(self) -> ThreadColumns:
-        kind = self._kinds[THREAD]
-        rows, pids, starts, names = (list(it) for it in zip(*self._threads)) if self._threads else ([],) * 4
-        found = kind.matrix()[rows]
-        tid = found[:, kind.places["thread"]]
-        keys = {
-            "pid": _array(pids),
-            "start": _array(starts),
-            "tid": numpy.where(tid == ABSENT, 0, numpy.minimum(tid, _MOST_PID)),
-        }
-        counts = numpy.stack(self._thread_counts(keys["tid"].tolist()), axis=1)
-        values = found[:, [kind.places[name] for name in _OF_THREAD]]
-        values = numpy.concatenate([values, counts], axis=1)
-        again = _recorded_already(keys, values)
-        if again:
-            keys = {name: numpy.delete(key, again) for name, key in keys.items()}
-            names = [name for place, name in enumerate(names) if place not in again]
-            values = numpy.delete(values, again, axis=0)
-        return ThreadColumns(keys, names, values)
+
+class _Processes:
+    """Makes the columns of all processes."""
+
+    def __init__(self, state: _State) -> None:
+        self._state = state
+        self._count = len(state.began)
+
+    def columns(self) -> ProcessColumns:
+        state, end, wait = self._state, self._of_end, self._of_wait
+        is_waited = wait("user") != ABSENT
+        is_exact = ((state.end != _NONE) & ~state.is_last) | is_waited
+        code, signal = _how_ended(_first(wait("status"), end("status")))
+        values = [
+            state.began, state.ended, is_exact.astype(numpy.int64), code, signal, state.images,
+            end("threads"), _first(end("peak_kib"), wait("peak_kib")), self._cpu_time("user", is_waited),
+            self._cpu_time("system", is_waited), *(_first(end(name), wait(name)) for name in _GIVEN),
+            *self._counts(),
+        ]  # fmt: skip
+        return ProcessColumns(state.keys, state.program, state.programs, values)
+
+    def _of_end(self, name: str) -> Numbers:
+        return _chosen(self._state.ends, self._state.end, _PLACES[END].get(name))
+
+    def _of_wait(self, name: str) -> Numbers:
+        return _chosen(self._state.waits, self._state.wait, _PLACES[WAIT].get(name))
+
+    def _cpu_time(self, name: str, is_waited: Numbers) -> Numbers:
+        """Return user or system time. What a parent has waited for includes waited-for children."""
+        own, below, whole = self._of_end(name), self._of_end(f"children_{name}"), self._of_wait(name)
+        waited = self._sum_waited(name) + self._sum_unwaited(self._find_outside(is_waited), own, below)
+        children = numpy.where(below == ABSENT, waited, below)
+        exact = numpy.maximum(whole - children, numpy.where(own == ABSENT, 0, own))
+        return numpy.where(is_waited, exact, own)
+
+    def _sum_waited(self, name: str) -> Numbers:
+        """Return what each process has waited for."""
+        sums = numpy.zeros(self._count, dtype=numpy.int64)
+        known = self._state.writers != _NONE
+        used = self._state.waits[known, _PLACES[WAIT][name]]
+        numpy.add.at(sums, self._state.writers[known], numpy.where(used == ABSENT, 0, used))
+        return sums
+
+    def _find_outside(self, is_waited: Numbers) -> Numbers:
+        """Return for each process its parent, if that is without the library and was waited for."""
+        state, pid = self._state, self._state.keys["pid"]
+        places = {int(pid[it]): it for it in numpy.flatnonzero(is_waited & ~state.is_captured).tolist()}
+        found = numpy.full(self._count, _NONE, dtype=numpy.int64)
+        if places:
+            found[:] = [places.get(parent, _NONE) for parent in state.keys["parent"].tolist()]
+        unwaited = (state.wait == _NONE) & (state.end != _NONE)
+        return numpy.where(unwaited, found, _NONE)
+
+    def _sum_unwaited(self, outside: Numbers, own: Numbers, below: Numbers) -> Numbers:
+        sums = numpy.zeros(self._count, dtype=numpy.int64)
+        chosen = outside != _NONE
+        used = numpy.where(own == ABSENT, 0, own) + numpy.where(below == ABSENT, 0, below)
+        numpy.add.at(sums, outside[chosen], used[chosen])
+        return sums
+
+    def _counts(self) -> list[Numbers]:
+        of_process: dict[int, list[dict[str, int]]] = {}
+        for (number, _, _), counts in _find_counts(self._state).items():
+            of_process.setdefault(number, []).append(counts)
+        return _counted(self._count, {number: sum_counts(it) for number, it in of_process.items()})
 
 
-def _recorded_already(keys: dict[str, Numbers], values: Numbers) -> list[int]:
+def _find_counts(
+    state: _State, first: int = 0, last: int | None = None
+) -> dict[tuple[int, int, int], dict[str, int]]:
+    """Return them by process, program and thread: of several records, the last one holds."""
+    found = {}
+    for number, image, values in zip(*(it[first:last].tolist() for it in (*state.counts_of, state.counts))):
+        fields = {name: value for name, value in zip(FIELDS[COUNTS], values) if value != ABSENT}
+        found[number, image, fields.get("thread", 0)] = scale_counts(fields)
+    return found
+
+
+def _thread_counts(state: _State, tid: Numbers) -> list[Numbers]:
+    """Those that were written before the end of the thread."""
+    process, _, images, before = state.thread_of
+    found: dict[tuple[int, int, int], dict[str, int]] = {}
+    known, taken = {}, 0
+    if len(state.counts):
+        owners = zip(process.tolist(), images.tolist(), tid.tolist())
+        for place, (owner, until) in enumerate(zip(owners, before.tolist())):
+            if until > taken:
+                found.update(_find_counts(state, taken, until))
+                taken = until
+            if owner in found:
+                known[place] = found[owner]
+    return _counted(len(tid), known)
+
+
+def _thread_columns(state: _State) -> ThreadColumns:
+    places, (process, start, *_) = _PLACES[THREAD], state.thread_of
+    tid = state.threads[:, places["thread"]]
+    keys = {
+        "pid": state.keys["pid"][process],
+        "start": start,
+        "tid": numpy.where(tid == ABSENT, 0, numpy.minimum(tid, _MOST_PID)),
+    }
+    values = [state.threads[:, places[name]] for name in _OF_THREAD] + _thread_counts(state, keys["tid"])
+    names, again = state.thread_name, _recorded_already(keys, values)
+    if again:
+        keys = {name: numpy.delete(key, again) for name, key in keys.items()}
+        names, values = numpy.delete(names, again), [numpy.delete(it, again) for it in values]
+    return ThreadColumns(keys, names, state.thread_names, values)
+
+
+def _chosen(rows: Numbers, places: Numbers, column: int | None) -> Numbers:
+    """Return a field of the record of each process, ABSENT where there is none."""
+    found = numpy.full(len(places), ABSENT, dtype=numpy.int64)
+    if column is not None:
+        there = places != _NONE
+        found[there] = rows[places[there], column]
+    return found
+
+
+def _recorded_already(keys: dict[str, Numbers], values: list[Numbers]) -> list[int]:
     """Return the rows of threads that were about to end when their process did, and have another one."""
-    start, time, running = (values[:, _OF_THREAD.index(name)] for name in ("thread_start", "time", "running"))
+    start, time, running = (values[_OF_THREAD.index(name)] for name in ("thread_start", "time", "running"))
     ran = numpy.flatnonzero((running != 0) & (running != ABSENT) & (start != ABSENT))
     if not len(ran):
         return []
@@ -500,6 +651,17 @@ class _Chosen:
             if kind is not None and name in kind.places:
                 found[chosen] = kind.matrix()[self.rows[chosen] - first, kind.places[name]]
         return found
+
+
+def _make_program(texts: list[str], share: Callable[[str], str]) -> Program:
+    """From the texts of a start."""
+    shared = [share(text) for text in [*texts[:_TEXTS], *[""] * _TEXTS][:_TEXTS]]
+    return Program._make([*shared, " ".join(texts[_TEXTS:])])
+
+
+def _spawned(program: Program, texts: list[str], share: Callable[[str], str]) -> Program:
+    path, *arguments = texts or [""]
+    return program._replace(executable=share(path), command=" ".join(arguments))
 
 
 def _split(data: bytes) -> list[str]:

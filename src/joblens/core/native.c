@@ -1,5 +1,5 @@
-/* What is worth C: reading counter files whose form is known, processes (process_scan.c), and prctl(2) without
- * loading ctypes.
+/* What is worth C: reading counter files whose form is known, processes (process_scan.c), records of captured
+ * processes (capture_records.c), and prctl(2) without loading ctypes.
  *
  * A form describes the text of a file token by token (joblens.core.counter_file makes it). A text that differs
  * from it in anything but the digits of its values is left to the parsers in Python, and so are values that do
@@ -241,17 +241,29 @@ static PyObject *set_title(PyObject *self, PyObject *arguments)
 PyDoc_STRVAR(scan_processes_doc, "scan_processes(records, first, changed): see process_scan.c");
 PyObject *joblens_scan_processes(PyObject *self, PyObject *arguments);
 
+PyDoc_STRVAR(new_records_doc, "new_records(widths): a handle that takes records of processes; see capture_records.c");
+PyObject *joblens_new_records(PyObject *self, PyObject *arguments);
+
+PyDoc_STRVAR(take_records_doc, "take_records(handle, piece, is_last): places and bytes of damage so far");
+PyObject *joblens_take_records(PyObject *self, PyObject *arguments);
+
+PyDoc_STRVAR(merged_records_doc, "merged_records(handle): all columns, and their texts; once");
+PyObject *joblens_merged_records(PyObject *self, PyObject *arguments);
+
 static PyMethodDef methods[] = {
     {"read_values", read_values, METH_VARARGS, read_values_doc},
     {"match_values", match_values, METH_VARARGS, match_values_doc},
     {"scan_processes", joblens_scan_processes, METH_VARARGS, scan_processes_doc},
     {"set_option", set_option, METH_VARARGS, set_option_doc},
     {"set_title", set_title, METH_VARARGS, set_title_doc},
+    {"new_records", joblens_new_records, METH_VARARGS, new_records_doc},
+    {"take_records", joblens_take_records, METH_VARARGS, take_records_doc},
+    {"merged_records", joblens_merged_records, METH_VARARGS, merged_records_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_native", "Counter files, processes and prctl(2) in C; see native.c.", -1, methods,
+    PyModuleDef_HEAD_INIT, "_native", "Counter files, processes, records and prctl(2) in C; see native.c.", -1, methods,
     NULL, NULL, NULL, NULL,
 };
 

@@ -13,7 +13,7 @@ import hashlib
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ import numpy
 
 from joblens.analysis.summary import summarise
 from joblens.analysis.window_report import inputs_of
-from joblens.capture.columns import ColumnReader, ProcessColumns, ThreadColumns, basename
+from joblens.capture.columns import ProcessColumns, ThreadColumns, basename, new_reader
 from joblens.capture.processes import Program
 from joblens.capture.records import describe_damage, describe_full
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
@@ -37,9 +37,9 @@ from joblens.record.report import Job, JobRecord
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
 from joblens.store.home import Home
-from joblens.store.lake.columns import Table, make_table, storable
+from joblens.store.lake.columns import Table, identifier, make_table, storable
 from joblens.store.lake.folder import JobFile, job_file, list_folder
-from joblens.store.lake.lake import Lake
+from joblens.store.lake.lake import Lake, select_text, text_column
 from joblens.store.location import safe_name
 from joblens.store.reader import LakeReader, Span
 from joblens.store.records import day_of, save_record
@@ -60,6 +60,8 @@ _SUMMED = {
     "time": "TIMESTAMP_NS", "jobid": "VARCHAR", "cluster": "VARCHAR", "user_seconds": "DOUBLE",
     "system_seconds": "DOUBLE", "memory_peak_bytes": "BIGINT",
 }  # fmt: skip
+_MOST_DISTINCT = 20_000  # texts of a column that become a type of DuckDB's
+_GROUP_ROWS = 30_720  # of the lake's files: a group is held in memory
 _ROUNDED = 2.0  # seconds: batch systems count in whole ones
 _UNKNOWN = "UNKNOWN"
 _NO_END = "its end was not known when it was submitted; submit it again after its end"
@@ -111,7 +113,7 @@ def _check(archive: Archive) -> Outcome:
 
 def _read(archive: Archive, number: int, problems: list[str]) -> tuple[ProcessColumns, ThreadColumns]:
     """Return the processes and threads of a node, without those of joblens itself."""
-    reader, file = ColumnReader(), archive.manifest.files[number]
+    reader, file = new_reader(), archive.manifest.files[number]
     archive.pass_records(number, reader.take)
     reader.finish()
     problems += describe_damage(f"capture on {file.node}", reader.damage)
@@ -121,12 +123,13 @@ def _read(archive: Archive, number: int, problems: list[str]) -> tuple[ProcessCo
     if not own:
         return processes, threads
     kept, kept_threads = _are_others(own, processes.keys), _are_others(own, threads.keys)
-    programs = [program for program, is_kept in zip(processes.programs, kept) if is_kept]
-    names = [name for name, is_kept in zip(threads.names, kept_threads) if is_kept]
-    return (
-        ProcessColumns(_choose(processes.keys, kept), programs, processes.values[kept]),
-        ThreadColumns(_choose(threads.keys, kept_threads), names, threads.values[kept_threads]),
-    )
+    return _keep(processes, kept), _keep(threads, kept_threads)
+
+
+def _keep(found: Any, kept: Any) -> Any:
+    """Return the rows of processes or threads that are kept."""
+    keys, places, texts, values = found
+    return found._make((_choose(keys, kept), places[kept], texts, [column[kept] for column in values]))
 
 
 def _are_others(own: set[tuple[int, int]], keys: dict[str, Any]) -> Any:
@@ -153,10 +156,8 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
                 archive.pass_records(number, lambda piece: None)
         lake, problems = Lake(home.lake), list(manifest.problems)
         rows = _Rows(lake, manifest, _find_record(home, manifest) is not None)
-        for number, file in enumerate(manifest.files):
-            processes, threads = _read(archive, number, problems)
-            rows.save(file, processes, threads)
-            found = _counted(found, processes, threads)
+        for number in range(len(manifest.files)):
+            found = rows.save(found, number, *_read(archive, number, problems))
         _save_record(home, lake, manifest, accounting, problems)
         make_folder(done.parent)
         write_whole(str(done), render_json({"job": manifest.job.id, "archive": archive.path.name}))
@@ -208,7 +209,7 @@ def _describe(archive: Archive) -> Outcome:
 
 
 def _counted(found: Outcome, processes: ProcessColumns, threads: ThreadColumns) -> Outcome:
-    more = len(processes.programs), len(threads.names)
+    more = len(processes.program), len(threads.name)
     return found._replace(processes=found.processes + more[0], threads=found.threads + more[1])
 
 
@@ -238,15 +239,23 @@ class _Rows:
         self._stored: dict[str, set[Row]] = {}
         self._closed: dict[str, set[int]] = {}  # numbers of files that were compacted
 
-    def save(self, file: NodeRecords, processes: ProcessColumns, threads: ThreadColumns) -> None:
+    def save(self, found: Outcome, number: int, processes: ProcessColumns, threads: ThreadColumns) -> Outcome:
+        self._save(self._manifest.files[number], processes, threads)
+        return _counted(found, processes, threads)
+
+    def _save(self, file: NodeRecords, processes: ProcessColumns, threads: ThreadColumns) -> None:
         for schema, found, texts in (
             (PROCESS_END, processes, _program_texts(processes)),
-            (THREAD_END, threads, {"name": _texts(threads.names)}),
+            (THREAD_END, threads, {"name": _make_text(threads.name, threads.names)}),
         ):
-            keys, values = self._leave_out(schema, file, {**found.keys, **texts}, found.values)
-            if len(values):
-                table = _make_table(self._manifest, file, schema, keys, values)
-                self._lake.save_tables(schema.set, self._date, self._name(schema, file), [table])
+            kept = self._find_new(schema, file, found.keys, found.values[0])
+            if len(kept):
+                cells = {**texts, **_same_texts(self._manifest, file, len(found.values[0]))}
+                table, distinct = _make_table(self._manifest, schema, found, cells, kept)
+                self._lake.save_tables(
+                    schema.set, self._date, self._name(schema, file), [table], ordered=True, texts=distinct,
+                    group_rows=_GROUP_ROWS,
+                )  # fmt: skip
 
     def _name(self, schema: Schema, file: NodeRecords) -> str:
         """Of the same session and node the one with the most records counts, unless others are compacted."""
@@ -267,16 +276,15 @@ class _Rows:
             self._closed[schema.set] = {it.first for it in map(job_file, replaced) if it and it.job == job}
         return self._closed[schema.set]
 
-    def _leave_out(
-        self, schema: Schema, file: NodeRecords, keys: dict[str, Any], values: Any
-    ) -> tuple[dict[str, Any], Any]:
+    def _find_new(self, schema: Schema, file: NodeRecords, keys: dict[str, Any], times: Any) -> Any:
+        """Return the places of rows that no other file has."""
         if not self._again or not (stored := self._find_stored(schema)):
-            return keys, values
-        began = [None if time == ABSENT else time / 1e9 for time in values[:, 0].tolist()]
+            return numpy.arange(len(times))
+        began = [None if time == ABSENT else time / 1e9 for time in times.tolist()]
         threads = keys["tid"].tolist() if "tid" in keys else [None] * len(began)
         rows = zip(began, keys["pid"].tolist(), keys["start"].tolist(), threads)
-        is_new = numpy.array([_row(file.node, *row) not in stored for row in rows], dtype=bool)
-        return _choose(keys, is_new), values[is_new]
+        is_new = [place for place, row in enumerate(rows) if _row(file.node, *row) not in stored]
+        return numpy.array(is_new, dtype=numpy.int64)
 
     def _find_stored(self, schema: Schema) -> set[Row]:
         """Return what files that are not replaced by those of this archive have of the job."""
@@ -310,26 +318,61 @@ def _row(node: str, began: float | None, pid: int, start: int, thread: int | Non
     return storable(node), pid, start, thread, since
 
 
-def _make_table(
-    manifest: Manifest, file: NodeRecords, schema: Schema, keys: dict[str, Any], values: Any
-) -> Table:
-    job, count = manifest.job, len(values)
+class _Text(NamedTuple):
+    """A column of text: the places of its cells among the distinct ones."""
+
+    places: Any
+    distinct: list[str]
+
+    def order(self) -> Any:
+        """Return numbers that are in the order of the texts."""
+        ranks = {text: rank for rank, text in enumerate(sorted(set(self.distinct)))}
+        return numpy.array([ranks[text] for text in self.distinct], dtype=numpy.int64)[self.places]
+
+
+def _same_texts(manifest: Manifest, file: NodeRecords, rows: int) -> dict[str, _Text]:
+    """Return what all rows have in common."""
+    job, places = manifest.job, numpy.zeros(rows, dtype=numpy.int64)
     same = {"cluster": job.cluster, "jobid": job.id, "node": file.node, "source": ""}
-    constant = {name: numpy.full(count, storable(text), dtype=object) for name, text in same.items()}
-    labels = {**constant, **keys}
-    times = numpy.full(count, int(manifest.end * 1e9), dtype=numpy.int64)
-    return make_table(schema, times, {name: labels[name] for name in schema.labels}, values)
+    return {name: _Text(places, [storable(text)]) for name, text in same.items()}
 
 
-def _program_texts(processes: ProcessColumns) -> dict[str, Any]:
-    columns = list(zip(*processes.programs)) if processes.programs else [()] * len(Program._fields)
-    texts = {name: _texts(column) for name, column in zip(Program._fields, columns)}
-    names = {text: basename(text) for text in set(columns[0])}
-    return {**texts, "name": _texts([names[text] for text in columns[0]])}
+def _program_texts(processes: ProcessColumns) -> dict[str, _Text]:
+    columns = [list(it) for it in zip(*processes.programs)] or [[]] * len(Program._fields)
+    texts = dict(zip(Program._fields, columns))
+    texts["name"] = [basename(text) for text in texts["executable"]]
+    return {name: _make_text(processes.program, cells) for name, cells in texts.items()}
 
 
-def _texts(cells: Sequence[str]) -> Any:
-    return numpy.array(cells, dtype=object)
+def _make_text(places: Any, cells: list[str]) -> _Text:
+    numbers: dict[str, int] = {}
+    found = numpy.array([numbers.setdefault(cell, len(numbers)) for cell in cells], dtype=numpy.int64)
+    return _Text(found[places], list(numbers))
+
+
+def _make_table(
+    manifest: Manifest, schema: Schema, found: Any, texts: dict[str, _Text], kept: Any
+) -> tuple[Table, dict[str, list[str]]]:
+    """Return the rows in the order of files of the lake, and the distinct texts of each column. The values
+    of `found` are those of the table then."""
+    keys = {**found.keys, **{name: text.order() for name, text in texts.items() if name == "step"}}
+    sorts = [keys[name][kept] for name in ("tid", "start", "pid", "step") if name in keys]
+    order = kept[numpy.lexsort(sorts)]
+    times = numpy.full(len(order), int(manifest.end * 1e9), dtype=numpy.int64)
+    labels = {name: found.keys[name][order] for name in schema.labels if name in found.keys}
+    for number, column in enumerate(found.values):  # one after the other, as they need much memory
+        found.values[number] = column[order]
+    table = make_table(schema, times, labels, found.values)
+    selected, columns, distinct = [], table.columns, {}
+    for name, text in texts.items():
+        if len(text.distinct) > _MOST_DISTINCT:
+            columns[name] = numpy.array(text.distinct, dtype=object)[text.places[order]]
+            selected.append(identifier(name))
+        else:
+            columns[text_column(name)] = text.places[order]
+            selected.append(f"{select_text(name)} AS {identifier(name)}")
+            distinct[name] = text.distinct
+    return Table(", ".join([table.select, *selected]), columns, schema.labels), distinct
 
 
 def _save_record(

@@ -97,20 +97,23 @@ def _table(samples: list[Sample], job: str, node: str) -> Table:
             labels[name] = numpy.full(len(times), storable(text), dtype=object)
     for number, name in enumerate(schema.labels):
         labels[name] = _label([key[number] for sample in samples for key in sample.rows.keys])
-    return make_table(schema, times, labels, values)
+    return make_table(schema, times, labels, values.T)
 
 
 def make_table(
-    schema: Schema, times: numpy.ndarray[Any, Any], labels: dict[str, Any], values: numpy.ndarray[Any, Any]
+    schema: Schema,
+    times: numpy.ndarray[Any, Any],
+    labels: dict[str, Any],
+    values: Iterable[numpy.ndarray[Any, Any]],
 ) -> Table:
-    """`labels`: an array each, by name. `values`: the numbers of each row, as samples have them."""
+    """`labels`: an array each, by name. `values`: the numbers of each column, as samples have them."""
     import numpy
 
     columns: dict[str, Any] = {TIME: times, **labels}
     selected = [f"make_timestamp_ns({TIME}) AS {TIME}", *map(identifier, labels)]
-    for number, column in enumerate(schema.columns):
+    for number, (column, numbers) in enumerate(zip(schema.columns, values)):
         raw = f"raw {number}"  # names have no blanks in them
-        columns[raw] = numpy.ascontiguousarray(values[:, number])
+        columns[raw] = numpy.ascontiguousarray(numbers)
         selected.append(f"{in_base_units(column, raw, columns[raw])} AS {identifier(stored_name(column))}")
     return Table(", ".join(selected), columns, schema.labels)
 

@@ -163,6 +163,7 @@ class Lake:
         parts: list[Table],
         ordered: bool = False,
         texts: Mapping[str, Collection[str]] | None = None,
+        group_rows: int = _LARGEST_GROUP,
     ) -> None:
         """Write one file. `ordered`: the rows of one thing are together already, in order of time.
 
@@ -187,7 +188,7 @@ class Lake:
         queries = [f"SELECT {select} FROM part{number}" for number, select in enumerate(selects)]
         there = set() if ordered else {"jobid", "node", TIME}.union(*(part.labels for part in parts))
         try:
-            self.copy(f"({' UNION ALL BY NAME '.join(queries)})", there, path, values=values)
+            self.copy(f"({' UNION ALL BY NAME '.join(queries)})", there, path, group_rows, values=values)
         except (duckdb.Error, OSError) as error:
             raise OutsideError(f"{path} cannot be written: {self._reason(error)}") from None
         finally:
