@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from hub.munging import running_munged
 from hub.sending import Hub, running_hub, stored
+from joblens.capture import library
 from joblens.cli import main
 from joblens.cli.agent import hub_url
 from joblens.cli.slurm_check import parse_config
@@ -195,6 +196,63 @@ def test_what_the_node_has_wrong(site: Site) -> None:
     site.settings["collectors.processes.interval"] = 5.0
     del site.settings["push.url"]
     assert {"epilog", "task-epilog", "agent", "job files", "processes", "hub"} <= site.wrong()
+
+
+def test_capture_of_all_jobs(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that not all users can read, a folder that others can write, and a command that is gone."""
+    words = ["--write", "--per-job", "--start", "/bin/sh", "--records", f"{tmp_path}/records", "--capture"]
+    shell = os.path.realpath("/bin/sh")  # a file of root that all users can read
+    monkeypatch.setattr(library, "LIBRARY", shell)
+    monkeypatch.setattr(sys, "argv", [shell])
+    site.install(*words[:-1])
+    assert "library" not in site.check()[1]
+    site.install(*words, "--to", f"{tmp_path}/to", "--store", f"{tmp_path}/a store")
+    found = site.check()[1]
+    assert [found[name]["right"] for name in ("library", "records", "collect")] == [True] * 3
+    collect = str(found["collect"]["said"])
+    assert collect.endswith(
+        f"slurm collect --records {tmp_path}/records --to {tmp_path}/to --store '{tmp_path}/a store'"
+    )
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records").chmod(0o777)
+    (tmp_path / "own.so").write_bytes(b"")
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(library, "LIBRARY", str(tmp_path / "own.so"))
+    site.install(*words)
+    epilog = site.hooks / "epilog"
+    epilog.write_text(epilog.read_text().replace("collect='/", "collect='/nowhere/"))
+    assert {"library", "records", "collect"} <= site.wrong()
+
+
+def test_folders_that_hooks_cannot_have(site: Site) -> None:
+    site.write()
+    where = ["--folder", str(site.hooks), "--config", str(site.config), "--capture"]
+    for folder in ("/a b", "/a'b", "/a$b", "/a\nb", "/a;b"):
+        for option in ("--records", "--to"):
+            assert main(["slurm", "install", *where, option, folder]) == 2
+    assert not site.hooks.exists()
+
+
+def test_collected_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the first time an archive is stored, at the second it is removed."""
+    if os.geteuid() != 0:
+        pytest.skip("the hooks are run by root")
+    job, told = tmp_path / "records/ended/slurm-42.c1.7", {"id": "42", "uid": 0, "start": 5, "cluster": "fox"}
+    (job / "records").mkdir(parents=True)
+    (job / "job.json").write_text(json.dumps({**told, "node": "c1", "source": "slurm"}))
+    (job / "records" / f"{os.uname().nodename}.capture").write_bytes(b"")
+    (tmp_path / "records").chmod(0o711)
+    words = ["slurm", "collect", "--records", f"{tmp_path}/records", "--to", f"{tmp_path}/to"]
+    words += ["--store", f"{tmp_path}/store"]
+    assert main(words) == 0
+    assert not job.exists()
+    assert os.listdir(tmp_path / "to") == ["42.c1.joblens"]
+    assert main(words) == 0
+    assert os.listdir(tmp_path / "to") == []
+    (tmp_path / "records").chmod(0o777)
+    capsys.readouterr()
+    assert main(words) == 3
+    assert "writable by users other than its owner" in capsys.readouterr().err
 
 
 def test_a_dead_hub(site: Site) -> None:

@@ -27,6 +27,7 @@ READERS = ("read", "load")  # these are also methods that read again what is kno
 EXCLUDED = {
     "cli.grammar.read_grammar": "reads joblens' own commands",
     "cli.slurm_check._load_settings": "as the agent's settings, in the target `toml`",
+    "usermode.cluster_capture._load_job": "written by the prolog of root; as in the target `job-file`",
     "cli.usermode._load": "as the record of any job, in the target `record`",
     "cli.agent._load": "the command line on top of settings, which the target `toml` reads",
     "collectors.gpu.smi._Smi._parse": "the program's words, which the target `nvidia-smi` reads",

@@ -2,23 +2,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from joblens.cli.table import warn
 from joblens.core.errors import UsageError
-from joblens.hooks import SLURM, slurm_hook
+from joblens.hooks import NO_CAPTURE, SLURM, Capturing, slurm_hook
 
 EXAMPLE = """example:
   joblens slurm install --write            # as root on each node; then add its lines to slurm.conf
   joblens slurm install --per-job --write  # the agent runs only while there are jobs
+  joblens slurm install --capture --write  # and every process of every job is recorded exactly
   joblens slurm check"""
 
-_WHAT = ("install", "check", *SLURM)
+_WHAT = ("install", "check", "collect", *SLURM)
 _FOLDER = "/etc/slurm/joblens.d"
 _CONFIG = "/etc/joblens/joblens.toml"
+_RECORDS = "/var/spool/joblens-capture"
+_ARCHIVES = "/var/spool/joblens-captured"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=_WHAT,
         metavar="WHAT",
         help="install: the hooks, with the lines for slurm.conf; check: the configuration of this node; "
+        "collect: make archives of the captured jobs that have ended on this node, as the epilog does; "
         f"{', '.join(SLURM)}: run that hook",
     )
     how = parser.add_mutually_exclusive_group()
@@ -43,6 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CMD",
         help="with --per-job: command that starts the agent (default joblens agent …)",
     )
+    parser.add_argument(
+        "--capture", action="store_true", help="with install: capture all programs of all jobs"
+    )
+    parser.add_argument(
+        "--records", default=_RECORDS, metavar="DIR",
+        help="folder of each node for the records of jobs that run, on a local disk (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--to", default=_ARCHIVES, metavar="DIR",
+        help="folder for their archives, for joblens submit; may be shared (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--store", metavar="DIR", help="submit the archives to that store as well")
     out = parser.add_mutually_exclusive_group()
     out.add_argument("--print", action="store_true", help="only print the hooks (default)")
     out.add_argument("--write", action="store_true", help="write the hooks")
@@ -53,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.what in SLURM:
         return _be_hook(options.what)
+    if options.what == "collect":
+        return _collect(options)
     if options.what == "check" or options.check:
         from joblens.cli.slurm_check import check
 
@@ -75,7 +95,8 @@ def _install(options: argparse.Namespace) -> int:
     settings = load_agent(load_layers(named, {}))
     memory = os.path.dirname(trigger_path(settings.attribution.job_files))
     agent = _start_command(options) if options.per_job else ""
-    hooks = {name: slurm_hook(name, memory, agent) for name in SLURM}
+    capturing = _capturing(options) if options.capture else NO_CAPTURE
+    hooks = {name: slurm_hook(name, memory, agent, capturing) for name in SLURM}
     folder = Path(options.folder).absolute()
     if options.write:
         _write(folder, hooks)
@@ -89,11 +110,49 @@ def _install(options: argparse.Namespace) -> int:
 def _start_command(options: argparse.Namespace) -> str:
     if options.start:
         return str(options.start)
+    return _command("agent", "--while-jobs", "--config", options.config)
+
+
+def _command(*words: str) -> str:
     program = shutil.which(sys.argv[0]) or shutil.which("joblens")
     if not program:
-        raise UsageError("cannot find joblens; give its path: --start '/opt/joblens/bin/joblens agent …'")
-    words = [os.path.abspath(program), "agent", "--while-jobs", "--config", options.config]
-    return " ".join(map(shlex.quote, words))
+        raise UsageError("cannot find the command joblens; call it by its path, as /opt/joblens/bin/joblens")
+    return " ".join(map(shlex.quote, [os.path.abspath(program), *words]))
+
+
+def _capturing(options: argparse.Namespace) -> Capturing:
+    from joblens.capture.library import usable_library
+
+    records, archives = (os.path.abspath(folder) for folder in (options.records, options.to))
+    for folder in (records, archives):
+        if not re.fullmatch(r"[\w./+-]+", folder, re.ASCII):
+            raise UsageError(f"{folder!r}: a folder for the hooks can have letters, digits and ._+-/ only")
+    words = ["slurm", "collect", "--records", records, "--to", archives]
+    words += ["--store", os.path.abspath(options.store)] if options.store else []
+    return Capturing(records, usable_library(), _command(*words))
+
+
+def _collect(options: argparse.Namespace) -> int:
+    from joblens.usermode.cluster_capture import collect
+
+    problems = [it.problem for it in collect(Path(options.records), Path(options.to)) if it.problem]
+    problems += _submit(Path(options.to), options.store) if options.store else []
+    warn(problems)
+    return 3 if problems else 0
+
+
+def _submit(archives: Path, store: str) -> list[str]:
+    """Store all, and remove those stored before: at the first time the end of a job may be unknown."""
+    from joblens.jobs.submit import find_archives, submit
+    from joblens.store.home import find_home, make_home
+    from joblens.usermode.facts import ask_about
+
+    home = find_home(store)
+    make_home(home)
+    outcomes = [submit(home, path, ask_about) for path in find_archives([archives])]
+    for known in (it for it in outcomes if it.is_known):
+        known.path.unlink(missing_ok=True)
+    return [it.problem for it in outcomes if it.problem]
 
 
 def _write(folder: Path, hooks: dict[str, str]) -> None:

@@ -52,7 +52,7 @@ def findings(folder: str, config: str) -> Iterator[Finding]:
     slurm, finding = _ask_slurm()
     yield finding
     node = Node(slurm, folder, config, settings, _agent_command(Path(folder)))
-    parts: list[Callable[[Node], Iterator[Finding]]] = [_hooks, _folder, _agent, _hub, _service]
+    parts: list[Callable[[Node], Iterator[Finding]]] = [_hooks, _folder, _capture, _agent, _hub, _service]
     for part in [*([_configured, _flags, _accounting, _cluster] if slurm else []), *parts]:
         yield from part(node)
 
@@ -188,6 +188,52 @@ def _folder(node: Node) -> Iterator[Finding]:
     given = _variable(Path(node.folder) / "prolog", "folder")
     do = "joblens slurm install --write --config F, with the agent's own settings"
     yield Finding("job files", given == wanted, given or "no hooks", do)
+
+
+def _capture(node: Node) -> Iterator[Finding]:
+    """Nothing if the hooks capture no programs."""
+    folder = Path(node.folder)
+    records = _variable(folder / "prolog", "capture")
+    if not records:
+        return
+    library, collect = _variable(folder / "task-prolog", "library"), _variable(folder / "epilog", "collect")
+    problem = why_not_preloaded(library)
+    do = "install joblens where all users can read it, then joblens slurm install --capture --write"
+    yield Finding("library", not problem, problem or f"{library} can be preloaded by all users", do)
+    problem = _why_not_written(records)
+    do = f"as root: rm -rf {shlex.quote(records)}; the next prolog creates it"
+    yield Finding("records", not problem, problem or records, do)
+    program = shlex.split(collect)[0] if collect else ""
+    do = "joblens slurm install --capture --write, with the joblens of the nodes"
+    yield Finding("collect", os.access(program, os.X_OK), collect or "no command in the epilog", do)
+
+
+def why_not_preloaded(library: str) -> str:
+    """Return a problem, or nothing: each program of each job loads it, so that only root may change it."""
+    try:
+        for path in (Path(library), *Path(library).parents):
+            mode, wanted = path.stat().st_mode, 0o004 if path == Path(library) else 0o001
+            if not mode & wanted:
+                return f"{path}: not accessible to all users"
+    except OSError as error:
+        return sentence(error)
+    status = os.stat(library)
+    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{library}: writable by other users than root"
+    return ""
+
+
+def _why_not_written(records: str) -> str:
+    """Return a problem, or nothing, also if no job has been there yet."""
+    from joblens.attribution.jobfiles import distrust
+
+    try:
+        why = distrust(os.lstat(records), 0, stat.S_ISDIR)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return sentence(error)
+    return f"{records}: {why}" if why else ""
 
 
 def _agent(node: Node) -> Iterator[Finding]:

@@ -25,6 +25,10 @@ _MOST_WORKERS = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="ARCHIVE|DIR", help="archives, or folders that have some")
+    parser.add_argument(
+        "--remove", action="store_true",
+        help="remove archives that an earlier submit has stored: the end of their job is known by now",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="read everything, store nothing")
     parser.add_argument(
         "--workers", type=int, default=min(_MOST_WORKERS, os.cpu_count() or 1), metavar="N",
@@ -49,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
     found: list[Outcome] = []
     for outcome in _submit_all(home, archives, options.workers, options.dry_run):
         found.append(outcome)
+        if options.remove and outcome.is_known:
+            outcome.path.unlink(missing_ok=True)
         warn([outcome.problem] if outcome.problem else [])
         if show:
             show(len(found), len(archives))

@@ -231,7 +231,7 @@ def stage(session: CaptureSession, target: Path) -> Staged:
         environment=state.environment,
         problems=problems + _missing(state.hosts, sources),
     )
-    path = _archive_path(target / safe_name(state.job.id), manifest)
+    path = archive_path(target / safe_name(state.job.id), manifest)
     try:
         manifest = write_archive(path, manifest, sources)
     except zipfile.LargeZipFile:
@@ -241,7 +241,7 @@ def stage(session: CaptureSession, target: Path) -> Staged:
     return Staged(path, manifest, bool(problems))
 
 
-def _archive_path(stem: Path, manifest: Manifest) -> Path:
+def archive_path(stem: Path, manifest: Manifest) -> Path:
     """Return the first name that is free, or is that of an earlier archive of the same session.
 
     A job can have several sessions, and jobs of two clusters the same id."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,9 +17,11 @@ import pytest
 import joblens
 from joblens.capture.library import build_library, find_library
 from programs import need
+from waiting import wait_for
 
 from .lab import NODES, Lab
 from .user_mode import UserMode
+from .watch import RESIDENT
 from .work import compile_ranks
 
 RANKS = 6
@@ -79,6 +84,56 @@ def test_all_ranks_of_all_steps_on_all_nodes(lab: Lab, mode: UserMode) -> None:
     steps = {step["id"].rpartition(".")[2]: step for step in record["steps"]}
     _check_ranks(processes, steps["0"])
     _check_codes(processes, steps["1"])
+
+
+@pytest.fixture
+def archives(lab: Lab, mode: UserMode) -> Iterator[Path]:
+    """Hooks that capture every job, and the folder for what they collect."""
+    for name, node in lab.nodes.items():
+        for place, where in (("python", sys.base_prefix), ("packages", sysconfig.get_paths()["purelib"])):
+            if name != "c1":
+                mode._mount(node, f"{lab.folder}/{place}", "--bind", where)
+    words = ["--folder", f"{lab.folder}/hooks", "--config", f"{lab.folder}/etc/joblens.toml"]
+    words += ["--records", f"{lab.folder}/local/capture", "--to", f"{lab.folder}/archives"]
+    path = {"PATH": f"{lab.folder}/bin:{lab.login.variables['PATH']}"}
+    lab.login.run("joblens", "slurm", "install", "--capture", "--write", *words, variables=path)
+    yield lab.path("archives")
+    lab.watch.install_hooks(RESIDENT)
+
+
+def test_every_job_of_the_cluster(lab: Lab, mode: UserMode, archives: Path) -> None:
+    """A job that knows nothing of joblens: all ranks of all steps are stored, and its output is its own."""
+    script = f"srun --mpi=pmix {lab.folder}/bin/ranks {_SECONDS} 1\nsrun sh -c '{_CODES}'\nexit 5"
+    job = lab.submit("userA", script, "-N3", "--ntasks-per-node=2")
+    row = lab.wait_for_end(job)[job]
+    output = lab.output("userA", job)
+    assert (row["State"], row["ExitCode"]) == ("FAILED", "5:0"), output
+    assert f"{RANKS} ranks have" in output
+    assert "ld.so" not in output
+    names = {f"{job}.{name}.joblens" for name in NODES}
+    wait_for("an archive of each node", lambda: archives.exists() and names <= set(os.listdir(archives)))
+    for node in lab.nodes.values():
+        folder = node.path(f"{lab.folder}/local/capture")
+        wait_for("no records that are left", lambda: os.listdir(folder / "ended") == [".log"])  # noqa: B023
+        assert os.listdir(folder) == ["ended"]
+        assert (folder / "ended/.log").read_text() == ""
+    store = {"JOBLENS_HOME": f"{lab.folder}/captured-store", "JOBLENS_CONFIG": os.devnull}
+
+    def joblens(*words: str) -> str:
+        return lab.login.run(f"{lab.folder}/bin/joblens", *words, variables=store).out
+
+    assert joblens("submit", "--remove", f"{lab.folder}/archives").startswith("3 archives stored: ")
+    assert "3 archives already stored" in joblens("submit", "--remove", f"{lab.folder}/archives")
+    assert os.listdir(archives) == []
+    record = json.loads(joblens("job", job, "--json"))
+    assert (record["job"]["state"], record["job"]["exit_code"], record["job"]["user"]) == (
+        "FAILED", 5, "userA",
+    )  # fmt: skip
+    processes = json.loads(joblens("job", job, "--processes", "--limit", "0", "--json"))
+    steps = {step["id"].rpartition(".")[2]: step for step in record["steps"]}
+    _check_ranks(processes, steps["0"])
+    _check_codes(processes, steps["1"])
+    assert {"srun"} <= {it["name"] for it in processes if it["node"] == "c1"}  # of the batch script
 
 
 def _check_ranks(processes: list[dict[str, Any]], step: dict[str, Any]) -> None:

@@ -1,0 +1,131 @@
+"""Capture of all jobs of a cluster: archives of what Slurm's hooks have kept of a node's jobs.
+
+In a folder of root, the prolog creates `slurm-JOB.NODE/job.json`, and `records/` that belongs to the job's
+user. The epilog moves both into `ended/`, which only root can enter, and from there `collect` makes one
+archive per job and node. What is in `records` is the user's and can be anything: only the node's file of
+records is read, by a descriptor that was checked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from joblens.attribution.jobfiles import JobFile, distrust, parse_job_file
+from joblens.capture.session import SUFFIX
+from joblens.core.errors import MalformedError, OutsideError, sentence
+from joblens.core.files import make_folder
+from joblens.jobs.archive import Manifest, Source, write_archive
+from joblens.schedulers.facts import BatchJob
+from joblens.store.location import safe_name
+from joblens.usermode.capture import archive_path
+
+ENDED = "ended"
+_JOB, _RECORDS = "job.json", "records"
+_PREFIX = "slurm-"
+_LARGEST_JOB = 1 << 16
+
+
+class Collected(NamedTuple):
+    """What has become of one job's folder."""
+
+    archive: Path | None = None  # none if no program was captured
+    problem: str = ""
+
+
+def collect(records: Path, target: Path) -> Iterator[Collected]:
+    """Make archives of all jobs that have ended here, and remove their records. Raises OutsideError."""
+    _check_folder(records)
+    make_folder(target)
+    _check_folder(target)
+    with suppress(FileNotFoundError), _locked(records / ENDED) as ended:
+        for name in sorted(it for it in os.listdir(ended) if it.startswith(_PREFIX)):
+            try:
+                yield Collected(_collect_job(ended / name, target))
+            except (OutsideError, OSError, RecursionError) as error:
+                yield Collected(problem=f"{ended / name}: {sentence(error)}")
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        why = distrust(os.lstat(folder), os.geteuid(), stat.S_ISDIR)
+    except OSError as error:
+        raise OutsideError(sentence(error)) from None
+    if why:
+        raise OutsideError(f"{folder}: {why}")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """Wait for another that collects here."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        os.close(fd)
+
+
+def _collect_job(folder: Path, target: Path) -> Path | None:
+    job = _load_job(folder / _JOB)
+    archive = None
+    with suppress(FileNotFoundError), _open_records(folder / _RECORDS, job.uid) as fd:
+        archive = _write(fd, job, os.lstat(folder).st_ctime, target)
+    shutil.rmtree(folder)
+    return archive
+
+
+def _load_job(path: Path) -> JobFile:
+    with path.open("rb") as file:
+        data = file.read(_LARGEST_JOB)
+        made = os.fstat(file.fileno()).st_mtime
+    try:
+        job = parse_job_file(data)
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(str(path), f"{error!s:.200}") from None
+    return job if job.start else job._replace(start=int(made))
+
+
+@contextmanager
+def _open_records(folder: Path, uid: int) -> Iterator[int]:
+    """Open the node's file of records. Raises OSError, and MalformedError if it is not the user's own."""
+    name = os.uname().nodename.replace("/", "_") + SUFFIX
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=inside)
+    finally:
+        os.close(inside)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or status.st_nlink > 1:
+            raise MalformedError(str(folder / name), f"not a file of records of uid {uid}")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write(fd: int, job: JobFile, end: float, target: Path) -> Path:
+    batch = BatchJob(
+        cluster=job.cluster, id=job.id, scheduler="slurm", user=_user_name(job.uid), uid=job.uid,
+        start=job.start, nodes=(job.node,) if job.node else (),
+    )  # fmt: skip
+    manifest = Manifest(job=batch, start=job.start, end=max(end, job.start))
+    node = job.node or os.uname().nodename
+    path = archive_path(target / f"{safe_name(job.id)}.{safe_name(node)}", manifest)
+    write_archive(path, manifest, [Source(node, Path(f"/proc/self/fd/{fd}"))])
+    return path
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
