@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from importers.epmt_files import job_files, metadata, process, write_tar
+from importers.epmt_files import START, build_processes, job_files, metadata, process, write_tar
 from joblens.analysis.comparison import Compared, Comparison
 from joblens.analysis.outliers import Outlier
 from joblens.api.comparing import compare_jobs, find_unusual, name_jobs
+from joblens.api.source import JobSource
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.cli.compare import render
-from joblens.cli.figures import render_count, render_ratio
-from joblens.cli.outliers import _statement
+from joblens.cli.figures import render_count
+from joblens.cli.outliers import _difference
 from joblens.core.errors import UsageError
 from joblens.jobs.epmt_archives import import_epmt
-from joblens.record.ends import EndedProcess
+from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import Job, JobRecord
-from joblens.store.end_groups import _group
+from joblens.reports.figures import render_ratio
+from joblens.store.end_groups import group_processes, group_threads
 from joblens.store.home import Home, find_home, make_home
 
 SHARED = Path(os.environ.get("JOBLENS_SHARED", Path(__file__).parents[3] / "shared")) / "data/epmt"
-SECOND = 1_000_000
-
-
-def processes(build: float, link: float) -> list[dict[str, Any]]:
-    def one(pid: int, cpu: float, **more: Any) -> dict[str, Any]:
-        return process(pid, {"usertime": int(cpu * SECOND), "systemtime": 0}, **more)
-
-    return [
-        one(1, build, exename="cc1", args="a.c"),
-        one(2, build / 2, exename="cc1", args="b.c"),
-        one(3, link, exename="ld", args="", tags="op:link"),
-    ]
 
 
 @pytest.fixture
@@ -46,7 +36,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     home = make_home(find_home())
     for number, (build, link) in enumerate([(100, 20), (101, 20), (180, 21), (102, 20)], 1):
         job = metadata(f"run{number}", job_tags={"exp": "a", "number": str(number)})
-        import_epmt(home, [write_tar(tmp_path / f"{number}.tgz", job_files(processes(build, link), job))])
+        import_epmt(
+            home, [write_tar(tmp_path / f"{number}.tgz", job_files(build_processes(build, link), job))]
+        )
     return home
 
 
@@ -91,7 +83,7 @@ def test_sums_in_the_lake_are_those_of_the_processes(home: Home) -> None:
     with Store(home) as store:
         for by in (("tags",), ("name", "command")):
             there = store.end_groups(store.job("run1"), by)
-            own = _group(store.ends("run1", EndedProcess), by)
+            own = group_processes(store.ends("run1", EndedProcess), by)
             assert [it._replace(elapsed_seconds=0) for it in there] == [
                 it._replace(elapsed_seconds=0) for it in own
             ]
@@ -133,6 +125,9 @@ def test_commands(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
         ["outliers", "--tag", "exp:a", "--limit", "-1"],
     ):
         assert main(words) == 2
+    assert main(["compare", "run1", "--run", "1", "x"]) == 2
+    assert main(["outliers", "--tag", "exp:a", "--run", "1"]) == 2
+    assert main(["outliers", "--tag", "exp:a", "--method", "mahalanobis", "--of", "operations"]) == 2
     assert main(["compare", "run1", "nothing"]) == 1
     assert "there is no job 'nothing'" in capsys.readouterr().err
 
@@ -197,8 +192,82 @@ def test_count() -> None:
 
 def test_usual_value_of_zero() -> None:
     """A ratio to 0 is none."""
-    assert _statement(Outlier(0, "cpu_seconds", 5.0, 0.0, 9.0)) == "CPU time 5 s, usually 0 s"
-    assert _statement(Outlier(0, "cpu_seconds", 5.0, 0.001, 9.0)) == "CPU time 5 s, 5,000 × the usual 1 ms"
+    assert _difference(Outlier(0, "cpu_seconds", 5.0, 0.0, 9.0)) == "CPU time 5 s, usually 0 s"
+    assert _difference(Outlier(0, "cpu_seconds", 5.0, 0.001, 9.0)) == "CPU time 5 s, 5,000 × the usual 1 ms"
+
+
+def test_runs_with_one_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--run` chooses some of the runs of one job, all of them, or one of each of several jobs."""
+    home = tmp_path / "home"
+    for number, build in enumerate((100, 101, 180, 102)):
+        start = START + datetime.timedelta(hours=number)
+        job = metadata("4242", job_pl_start_ts=start, job_el_stop_ts=start + datetime.timedelta(minutes=10))
+        made = [
+            it | {key: it[key] + number * 3600 * 10**6 for key in ("start", "end")}
+            for it in build_processes(build, 20)
+        ]
+        import_epmt(make_home(find_home(home)), [write_tar(tmp_path / f"{number}.tgz", job_files(made, job))])
+    assert main(["outliers", "4242", "--run", "all", "--home", str(home), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["outliers"]
+    assert (found["value"], found["operations"][0]["group"]) == (290.0, ["op:build"])
+    assert main(["compare", "4242", "--run", "1", "3", "--home", str(home), "--json"]) == 0
+    totals = json.loads(capsys.readouterr().out)["totals"]
+    assert [it["values"] for it in totals if it["what"] == ["cpu_seconds"]] == [[170.0, 290.0]]
+    assert main(["compare", "4242", "4242@c1", "--run", "2", "4", "--home", str(home), "--json"]) == 0
+    totals = json.loads(capsys.readouterr().out)["totals"]
+    assert [it["values"] for it in totals if it["what"] == ["cpu_seconds"]] == [[171.5, 173.0]]
+    assert main(["compare", "4242", "4242@c1", "--run", "2", "--home", str(home)]) == 2
+    assert main(["compare", "4242", "--run", "1", "9", "--home", str(home)]) == 1
+    with Store(home) as store:
+        runs = [store.job("4242", number) for number in (1, 2, 3, 4)]
+        assert [JobSource._number_of(store, "4242@c1", it.job.start) for it in runs] == [1, 2, 3, 4]
+        for it in runs:
+            assert JobSource.end_groups(store, it, ("tags",)) == store.end_groups(it, ("tags",))
+
+
+def test_threads(tmp_path: Path) -> None:
+    """Threads are grouped by the program of their process."""
+    home = make_home(find_home(tmp_path / "home"))
+    for number, seconds in enumerate((10, 10, 90, 11)):
+        made = [
+            process(7, {"time_oncpu": 10**9}, {"time_oncpu": seconds * 10**9}, exename="solver"),
+            process(8, {"time_oncpu": 10**9}, exename="sh"),
+        ]
+        job = metadata(f"run{number}", job_tags={"exp": "a"})
+        import_epmt(home, [write_tar(tmp_path / f"{number}.tgz", job_files(made, job))])
+    with Store(home) as store:
+        found = [it.outlier for it in store.outliers(tags={"exp": "a"}, of="threads").found]
+        assert [(it.job, it.metric, it.group) for it in found] == [(2, "cpu_seconds", ("solver", ""))]
+        groups = store.thread_groups(store.job("run0"))
+        assert {it.key[0]: it.processes for it in groups} == {"solver": 2, "sh": 1}
+
+
+def test_threads_of_a_reused_pid() -> None:
+    """A thread belongs to the last process with its pid that had begun."""
+    processes = [
+        EndedProcess(pid=7, name="first", began_seconds=10.0, ended_seconds=20.0),
+        EndedProcess(pid=7, name="second", began_seconds=30.0, ended_seconds=40.0),
+    ]
+    threads = [EndedThread(pid=7, name="t", began_seconds=it) for it in (10.0, 19.0, 30.01, 35.0)]
+    found = group_threads(processes, [*threads, EndedThread(pid=9, name="t")])
+    assert {it.key: it.processes for it in found} == {("first", "t"): 2, ("second", "t"): 2, ("", "t"): 1}
+
+
+def test_frames(home: Home) -> None:
+    """Comparisons and outliers as DataFrames."""
+    with Store(home) as store:
+        frame = store.compare_frame(["run1", "run3"])
+        assert list(frame.columns) == ["part", "what", "run1", "run3", "ratio", "interval"]
+        cpu = frame[frame["what"] == "cpu_seconds"].iloc[0]
+        assert (cpu["run1"], cpu["run3"]) == (170.0, 291.0)
+        frame = store.outliers_frame(tags={"exp": "a"})
+        assert frame[["job", "metric"]].to_numpy().tolist() == [["run3", "cpu_seconds"]]
+        assert frame["operations"].iloc[0] == ["op:build"]
+        assert list(store.outliers_frame(["run1", "run2", "run4"]).columns) == list(frame.columns)
+        with pytest.raises(UsageError, match="name ids of jobs, or filters"):
+            store.outliers()
+        with pytest.raises(UsageError, match="list of ids"):
+            store.outliers("run1")
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="EPMT's archives are not on this machine")

@@ -13,7 +13,8 @@ from functools import cache
 from hub.made import fleet_segment, write_old
 from joblens.agent.gaps import Gaps
 from joblens.agent.spool import Last, Lock, Spool
-from joblens.core.errors import MalformedError, UsageError
+from joblens.analysis.reference import applies, judge
+from joblens.core.errors import JoblensError, MalformedError, UsageError
 from joblens.core.json_file import render_json
 from joblens.core.model import Gap
 from joblens.core.process import parse_ready
@@ -40,6 +41,8 @@ from joblens.jobs.clocks import Clocks
 from joblens.jobs.live_lists import load_all, load_live
 from joblens.jobs.state import State
 from joblens.record.job import Resources, Step
+from joblens.record.model import ReferenceJob, ReferenceModel, Usual
+from joblens.record.report import Job, JobRecord, Used
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
 from joblens.run.clock import start_clock
@@ -52,10 +55,12 @@ from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
 from joblens.store.catalog.schema import migrate
 from joblens.store.catalog.writer import Writer
+from joblens.store.end_groups import GroupUse
 from joblens.store.home import Home
 from joblens.store.lake.damage import load_gaps
 from joblens.store.lake.folder import list_folder
 from joblens.store.lake.lake import Lake
+from joblens.store.models import list_models, load_model, parse_model
 from joblens.store.records import (
     compact_day,
     load_listed,
@@ -439,7 +444,35 @@ def _sessions() -> list[bytes]:
     ]  # fmt: skip
 
 
+def model(data: bytes) -> None:
+    """As a file of a store's folder `models`, and then a new job is judged by it."""
+    home = new_home(fresh("models"))
+    (home.path / "models").mkdir()
+    (home.path / "models" / "m.json").write_bytes(data)
+    list(list_models(home, []))
+    with suppress(JoblensError):
+        load_model(home, "m")
+    with suppress(MalformedError):
+        found = parse_model("m.json", data)
+        job = Job(id="1", cluster="fox", name="train", user="alice", start=0.0, end=9.0, tags={"a": "b"})
+        record = JobRecord(job=job, used=Used(cpu_seconds=9.0, memory_peak_bytes=1 << 40))
+        applies(found, record.job)
+        groups = [GroupUse(("gcc",), 1, 0.0, 5.0)]
+        json.dumps(judge(record, groups, groups, found, 0.0).to_dict(), allow_nan=False)
+
+
+def _models() -> list[bytes]:
+    figures = {"cpu_seconds": Usual(5.0, 0.0, 5.0, 5.0), "memory_peak_bytes": Usual(1 << 30, 1e3, 0, 1 << 31)}
+    made = ReferenceModel(
+        name="m", owner="alice", created=1.7e9, job_name="*", tags={"a": "b"}, totals=figures,
+        jobs=[ReferenceJob("fox", "1", 1.7e9, "alice")], operations={"op:a": figures},
+        programs={"gcc": figures},
+    )  # fmt: skip
+    return [render_json(made.to_dict())]
+
+
 TARGETS = (
+    Target("model", model, _models),
     Target("journal", journal, _segments),
     Target("tail", tail, _segments),
     Target("spool", spool, _batches),

@@ -46,6 +46,19 @@ def process(pid: int, *threads: Mapping[str, int], **more: Any) -> dict[str, Any
     return found | more | {"threads": [usual | dict(it) for it in given]}
 
 
+def build_processes(build: float, link: float) -> list[dict[str, Any]]:
+    """Two compilers and a linker, each an operation, with these seconds of CPU time."""
+
+    def one(pid: int, cpu: float, **more: Any) -> dict[str, Any]:
+        return process(pid, {"usertime": int(cpu * 1e6), "systemtime": 0}, **more)
+
+    return [
+        one(1, build, exename="cc1", args="a.c"),
+        one(2, build / 2, exename="cc1", args="b.c"),
+        one(3, link, exename="ld", args="", tags="op:link"),
+    ]
+
+
 def csv_text(processes: Sequence[Mapping[str, Any]], metrics: Sequence[str] = METRICS) -> str:
     """v1: a row for each thread."""
     lines = [",".join((*PROCESS, "tid", "start", "end", *metrics))]

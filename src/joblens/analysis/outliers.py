@@ -1,8 +1,10 @@
 """Values that are unlike the others, and where they come from.
 
-Three methods: `modified-z` by median and median deviation (Iglewicz and Hoaglin 1993), which few runs are
-enough for; `z` by mean and standard deviation; `iqr` by quartiles (Tukey). A value that differs from the
-median by less than a tenth is never an outlier: runs that are almost equal would make one of any difference.
+Three methods for one metric at a time: `modified-z` by median and median deviation (Iglewicz and Hoaglin
+1993), which few runs are enough for; `z` by mean and standard deviation; `iqr` by quartiles (Tukey). A value
+that differs from the median by less than a tenth is never an outlier: runs that are almost equal would make
+one of any difference.
+A fourth, `mahalanobis` for all metrics of a job together, is in joblens.analysis.mahalanobis.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from joblens.core.named_tuple import NamedTuple
 from joblens.store.end_groups import GroupUse
 
 LEAST_JOBS = 3
+MAHALANOBIS = "mahalanobis"
 LEAST_DIFFERENCE = 0.1  # from the median, relative to it
-_LEAST_SHARE = 0.01  # of the job's usual amount, of what a group must differ by
+LEAST_SHARE = 0.01  # of the job's usual amount, of what a group must differ by
 _LEAST_OF_CAUSE = 0.05  # of the difference that it explains
 _MOST_CAUSES = 5
-_OF_NORMAL = 0.6745  # of a standard deviation is half of a normal distribution
+OF_NORMAL = 0.6745  # of a standard deviation is half of a normal distribution
 METRICS = (
     "duration_seconds", "cpu_seconds", "memory_peak_bytes", "processes", "read_chars_bytes",
     "written_chars_bytes",
@@ -31,7 +34,7 @@ SYMPTOMS = {
     "major_faults": "pages had to be read from storage: memory was short, or files were not cached",
     "read_bytes": "data came from storage instead of the page cache",
 }
-_GROUP_METRICS = ("cpu_seconds", "elapsed_seconds", "processes", "memory_peak_bytes")
+GROUP_METRICS = ("cpu_seconds", "elapsed_seconds", "processes", "memory_peak_bytes")
 
 Values = Sequence[float | None]
 
@@ -66,7 +69,7 @@ def modified_z(values: Sequence[float]) -> list[float]:
     """In median deviations. If most values are equal, any other is infinitely far away."""
     middle = statistics.median(values)
     away = [abs(value - middle) for value in values]
-    spread = statistics.median(away) / _OF_NORMAL
+    spread = statistics.median(away) / OF_NORMAL
     return [_in_units(value - middle, spread) for value in values]
 
 
@@ -131,9 +134,9 @@ def find_group_outliers(
     count = Counter(group.key for groups in jobs for group in groups)
     keys = [key for key, number in count.items() if not only_common or number > len(jobs) / 2]
     found: list[tuple[float, Outlier]] = []
-    for metric in _GROUP_METRICS:
+    for metric in GROUP_METRICS:
         totals = [sum(getattr(group, metric) for group in groups) for groups in jobs]
-        least = _LEAST_SHARE * statistics.median(totals) if totals else 0.0
+        least = LEAST_SHARE * statistics.median(totals) if totals else 0.0
         for key in keys:
             values = [float(getattr(table.get(key, GroupUse(key)), metric)) for table in tables]
             unlike = find_outliers(metric, values, method, least, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from joblens.analysis.comparison import Comparison, compare
 from joblens.analysis.outliers import (
+    LEAST_DIFFERENCE,
     LEAST_JOBS,
+    MAHALANOBIS,
     METHODS,
     METRICS,
     SYMPTOMS,
@@ -22,15 +25,19 @@ from joblens.analysis.outliers import (
 )
 from joblens.core.errors import UsageError
 from joblens.core.named_tuple import NamedTuple
-from joblens.store.catalog.listing import unknown
+from joblens.store.catalog.listing import make_filter, unknown
 
 if TYPE_CHECKING:
+    from joblens.api.source import JobSource
     from joblens.api.store import Store
-    from joblens.record.report import JobRecord
+    from joblens.record.report import JobRecord, Judgement
+    from joblens.store.catalog.listing import JobFilter
+    from joblens.store.end_groups import GroupUse
 
 OPERATION, PROGRAM, PROCESS = ("tags",), ("name",), ("command",)
-LEVELS = {"jobs": (), "operations": OPERATION, "programs": PROGRAM, "processes": PROCESS}
-_MOST_JOBS = 1000
+LEVELS = {"jobs": (), "operations": OPERATION, "programs": PROGRAM, "processes": PROCESS, "threads": ()}
+ALL_METHODS = (*METHODS, MAHALANOBIS)
+MOST_JOBS = 1000
 
 
 class Explained(NamedTuple):
@@ -46,6 +53,7 @@ class Outliers(NamedTuple):
     jobs: list[JobRecord]
     method: str
     found: list[Explained]
+    threshold: float  # of the score
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -58,7 +66,7 @@ class Outliers(NamedTuple):
         return {
             "jobs": plain_jobs(self.jobs),
             "method": self.method,
-            "threshold": METHODS[self.method][1],
+            "threshold": self.threshold,
             "outliers": [
                 {
                     **plain(it.outlier),
@@ -96,7 +104,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
 
 
-def _check_distinct(records: Sequence[JobRecord]) -> None:
+def check_distinct(records: Sequence[JobRecord]) -> None:
     """Raises UsageError."""
     runs = Counter((it.job.cluster, it.job.id, it.job.start) for it in records)
     for (_, id, _), times in runs.items():
@@ -104,38 +112,112 @@ def _check_distinct(records: Sequence[JobRecord]) -> None:
             raise UsageError(f"job {id} is named {times} times; name each job once")
 
 
-def compare_jobs(store: Store, records: Sequence[JobRecord], first: int = 1) -> Comparison:
+def load_named(source: JobSource, names: Sequence[str], runs: Sequence[str] = ()) -> list[JobRecord]:
+    """Return the newest run of each, or with `runs` that of each number: one for each name, several of a
+    single name, or `all`. Raises UsageError and LookupError."""
+    if not runs:
+        return [source.job(name) for name in names]
+    if list(runs) == ["all"]:
+        return [source.job(name, run) for name in names for run in range(1, len(source.runs(name)) + 1)]
+    if not all(run.isascii() and run.isdigit() for run in runs):
+        raise UsageError("--run takes numbers of runs, or all")
+    if len(names) == 1:
+        return [source.job(names[0], int(run)) for run in runs]
+    if len(names) != len(runs):
+        raise UsageError(f"--run takes one number for each of {len(names)} jobs, and not {len(runs)}")
+    return [source.job(name, int(run)) for name, run in zip(names, runs)]
+
+
+def load_filtered(source: JobSource, wanted: JobFilter) -> list[JobRecord]:
+    """Return all that the filter selects, in order of their start."""
+    rows = sorted(source.jobs(wanted._replace(limit=0)), key=lambda row: (row.start or 0.0, row.id))
+    return [source.record_of(row) for row in rows]
+
+
+def load_chosen(source: JobSource, names: Sequence[str] = (), **filters: Any) -> list[JobRecord]:
+    """Return the jobs with these ids, or those that the filters select. Raises UsageError and LookupError."""
+    if isinstance(names, str):
+        raise UsageError(f"names is a list of ids, and not the text {names!r:.60}")
+    if bool(names) == bool(filters):
+        raise UsageError("name ids of jobs, or filters such as name and tags")
+    return load_named(source, names) if names else load_filtered(source, make_filter(**filters))
+
+
+def compare_jobs(store: JobSource, records: Sequence[JobRecord], first: int = 1) -> Comparison:
     """Compare jobs; the first so many are runs of one group. Raises UsageError."""
     if not 0 < first < len(records):
         raise UsageError("a comparison needs two jobs")
-    _check_distinct(records)
+    check_distinct(records)
     operations, programs = ([store.end_groups(it, by) for it in records] for by in (OPERATION, PROGRAM))
     return compare(records, operations, programs, first)
 
 
+def judge_jobs(store: Store, records: Sequence[JobRecord], model: str) -> list[Judgement]:
+    """Compare jobs with a reference model; nothing is stored. Raises JoblensError."""
+    import time
+
+    from joblens.analysis.reference import judge
+
+    reference, now = store.model(model), time.time()
+    return [
+        judge(it, store.end_groups(it, OPERATION), store.end_groups(it, PROGRAM), reference, now)
+        for it in records
+    ]
+
+
 def find_unusual(
-    store: Store, records: Sequence[JobRecord], level: str = "jobs", method: str = "modified-z"
+    store: JobSource, records: Sequence[JobRecord], level: str = "jobs", method: str = "modified-z"
 ) -> Outliers:
     """Find jobs, or parts of them, that are unlike those of the others. Raises UsageError."""
     if level not in LEVELS:
         raise unknown("level", level, LEVELS)
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    if not LEAST_JOBS <= len(records) <= _MOST_JOBS:
-        raise UsageError(
-            f"outliers are found among {LEAST_JOBS} to {_MOST_JOBS} jobs, and not {len(records)}"
-        )
-    _check_distinct(records)
+    if method not in ALL_METHODS:
+        raise unknown("method", method, ALL_METHODS)
+    if method == MAHALANOBIS and level != "jobs":
+        raise UsageError(f"{MAHALANOBIS} compares whole jobs, and not {level}")
+    if not LEAST_JOBS <= len(records) <= MOST_JOBS:
+        raise UsageError(f"outliers are found among {LEAST_JOBS} to {MOST_JOBS} jobs, and not {len(records)}")
+    check_distinct(records)
     jobs = list(records)
+    if method == MAHALANOBIS:
+        unusual, limit = _unlike_together(jobs)
+        return Outliers(jobs, method, _explain(store, jobs, unusual, "modified-z"), limit)
+    limit = METHODS[method][1]
     if level == "jobs":
-        return Outliers(jobs, method, _unusual_jobs(store, jobs, method))
-    groups = [store.end_groups(it, LEVELS[level]) for it in jobs]
+        unlike = [it for name in METRICS for it in find_outliers(name, _values(jobs, name), method)]
+        return Outliers(jobs, method, _explain(store, jobs, unlike, method), limit)
+    groups = [_groups(store, it, level) for it in jobs]
     found = find_group_outliers(groups, method, only_common=level == "processes")
-    return Outliers(jobs, method, [Explained(it) for it in found])
+    return Outliers(jobs, method, [Explained(it) for it in found], limit)
 
 
-def _unusual_jobs(store: Store, jobs: list[JobRecord], method: str) -> list[Explained]:
-    found = [it for name in METRICS for it in find_outliers(name, _values(jobs, name), method)]
+def _groups(store: JobSource, record: JobRecord, level: str) -> list[GroupUse]:
+    return store.thread_groups(record) if level == "threads" else store.end_groups(record, LEVELS[level])
+
+
+def _unlike_together(jobs: Sequence[JobRecord]) -> tuple[list[Outlier], float]:
+    """Return the metrics that differ in jobs that are far away from the others, and the threshold."""
+    from joblens.analysis.mahalanobis import distances, threshold
+
+    known = [name for name in METRICS if None not in _values(jobs, name)]
+    if not known:
+        raise UsageError("no metric is known of all of these jobs")
+    values = [[float(getattr(it.used, name)) for name in known] for it in jobs]
+    limit, found = threshold(len(known)), list[Outlier]()
+    for number, distance in enumerate(distances(values)):
+        if distance <= limit:
+            continue
+        for name in known:
+            others = [row[known.index(name)] for at, row in enumerate(values) if at != number]
+            value, usual = values[number][known.index(name)], statistics.median(others)
+            if abs(value - usual) > LEAST_DIFFERENCE * abs(usual):
+                found.append(Outlier(number, name, value, usual, distance))
+    return found, limit
+
+
+def _explain(
+    store: JobSource, jobs: list[JobRecord], found: Sequence[Outlier], method: str
+) -> list[Explained]:
     if not found:
         return []
     symptoms = [it for name in SYMPTOMS for it in find_outliers(name, _values(jobs, name), method)]

@@ -10,8 +10,11 @@ from joblens.store.catalog.listing import JobRow
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.analysis.comparison import Comparison
     from joblens.analysis.operations import Operation
-    from joblens.record.report import ProcessUse
+    from joblens.analysis.outliers import Cause
+    from joblens.api.comparing import Outliers
+    from joblens.record.report import Judgement, ProcessUse
     from joblens.store.reader import End, Series
 
 _JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory_peak_bytes", "processes")
@@ -60,6 +63,45 @@ def frame_of_operations(operations: Sequence[Operation]) -> pandas.DataFrame:
 
     numbers = [it for it in Operation._fields if it not in ("tags", "began_seconds")]
     return _frame([it._asdict() for it in operations], Operation._fields, ("began_seconds",), numbers)
+
+
+def frame_of_comparison(found: Comparison, jobs: Sequence[str]) -> pandas.DataFrame:
+    rows = [
+        {"part": part, "what": " ".join(it.what), **dict(zip(jobs, it.values)), "ratio": it.ratio,
+         "interval": it.interval}
+        for part in ("totals", "operations", "programs")
+        for it in getattr(found, part)
+    ]  # fmt: skip
+    return _frame(rows, ("part", "what", *jobs, "ratio", "interval"), (), (*jobs, "ratio", "interval"))
+
+
+def frame_of_outliers(found: Outliers) -> pandas.DataFrame:
+    from joblens.api.comparing import name_jobs
+
+    names = name_jobs(found.jobs)
+    rows = [
+        {**it.outlier._asdict(), "job": names[it.outlier.job], "group": " ".join(it.outlier.group),
+         "ratio": it.outlier.ratio, "operations": _causes(it.operations), "programs": _causes(it.programs)}
+        for it in found.found
+    ]  # fmt: skip
+    numbers = ("value", "usual", "ratio", "score")
+    return _frame(rows, ("job", "metric", "group", *numbers, "operations", "programs"), (), numbers)
+
+
+def _causes(causes: Sequence[Cause]) -> list[str]:
+    return [" ".join(it.group) for it in causes]
+
+
+def frame_of_judgements(jobs: Sequence[str], judged: Sequence[Judgement]) -> pandas.DataFrame:
+    """One row for each figure of a job that is unlike its model's, ranked: the job's own first."""
+    rows = [
+        {"job": job, "model": it.model, "kind": part.kind, "group": part.group, "metric": part.metric,
+         "value": part.value, "usual": part.usual, "ratio": part.ratio, "score": part.score}
+        for job, it in zip(jobs, judged)
+        for part in (*it.deviations, *it.causes)
+    ]  # fmt: skip
+    numbers = ("value", "usual", "ratio", "score")
+    return _frame(rows, ("job", "model", "kind", "group", "metric", *numbers), (), numbers)
 
 
 def _frame(

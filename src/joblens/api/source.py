@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,12 +12,15 @@ from joblens.core.named_tuple import NamedTuple
 if TYPE_CHECKING:
     import pandas
 
+    from joblens.analysis.comparison import Comparison
     from joblens.analysis.operations import Operation
+    from joblens.api.comparing import Outliers
     from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.index import Run
     from joblens.store.catalog.listing import JobFilter, JobRow
+    from joblens.store.end_groups import GroupUse
     from joblens.store.end_table import EndTable
     from joblens.store.reader import End, Series
 
@@ -164,6 +167,51 @@ class JobSource(ABC):
 
         return find_operations(self.end_table(name, EndedProcess, run))
 
+    # Comparing
+
+    def record_of(self, row: JobRow) -> JobRecord:
+        """Return the record of a job in a listing. Raises LookupError."""
+        name = f"{row.id}@{row.cluster}"
+        return self.job(name, self._number_of(name, row.start))
+
+    def end_groups(self, record: JobRecord, by: Iterable[str]) -> list[GroupUse]:
+        """Return the processes of a job that are alike, by `tags`, `name` and `command`."""
+        from joblens.record.ends import EndedProcess
+        from joblens.store.end_groups import check_groups, group_processes
+
+        return group_processes(self._ends_of(record, EndedProcess), check_groups(by))
+
+    def thread_groups(self, record: JobRecord) -> list[GroupUse]:
+        """Return the threads of a job that are alike, by the program of their process and their name."""
+        from joblens.record.ends import EndedProcess, EndedThread
+        from joblens.store.end_groups import group_threads
+
+        return group_threads(self._ends_of(record, EndedProcess), self._ends_of(record, EndedThread))
+
+    def _ends_of(self, record: JobRecord, kind: type[End]) -> list[End]:
+        name = f"{record.job.id}@{record.job.cluster}"
+        return self.ends(name, kind, self._number_of(name, record.job.start))
+
+    def _number_of(self, name: str, start: float | None) -> int | None:
+        """Return the number of the run that began then; none of a job with one run."""
+        starts = [run.start for run in self.runs(name)]
+        return starts.index(start) + 1 if len(starts) > 1 and start in starts else None
+
+    def compare(self, names: Sequence[str], others: Sequence[str] = ()) -> Comparison:
+        """Compare the first job with the others, or all of `names` with all of `others`."""
+        from joblens.api.comparing import compare_jobs, load_named
+
+        records = load_named(self, [*names, *others])
+        return compare_jobs(self, records, len(names) if others else 1)
+
+    def outliers(
+        self, names: Sequence[str] = (), of: str = "jobs", method: str = "modified-z", **filters: Any
+    ) -> Outliers:
+        """Find jobs, or parts of them, that are unlike those of the others: by ids, or by filters."""
+        from joblens.api.comparing import find_unusual, load_chosen
+
+        return find_unusual(self, load_chosen(self, names, **filters), of, method)
+
     @abstractmethod
     def close(self) -> None: ...
 
@@ -213,6 +261,22 @@ class JobSource(ABC):
         from joblens.api.frames import frame_of_operations
 
         return frame_of_operations(self.operations(name, run))
+
+    def compare_frame(self, names: Sequence[str], others: Sequence[str] = ()) -> pandas.DataFrame:
+        """One row for each metric, operation and program, with the value of each job."""
+        from joblens.api.comparing import load_named, name_jobs
+        from joblens.api.frames import frame_of_comparison
+
+        jobs = name_jobs(load_named(self, [*names, *others]))
+        return frame_of_comparison(self.compare(names, others), jobs)
+
+    def outliers_frame(
+        self, names: Sequence[str] = (), of: str = "jobs", method: str = "modified-z", **filters: Any
+    ) -> pandas.DataFrame:
+        """One row for each value that is unlike the others."""
+        from joblens.api.frames import frame_of_outliers
+
+        return frame_of_outliers(self.outliers(names, of, method, **filters))
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,9 +20,12 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
+    import pandas
+
     from joblens.api.lookup import Tsdb
     from joblens.jobs.retire import RetireResult
-    from joblens.record.report import Job, JobRecord, ProcessUse
+    from joblens.record.model import ReferenceModel
+    from joblens.record.report import Job, JobRecord, Judgement, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.end_groups import GroupUse
     from joblens.store.end_table import EndTable
@@ -226,14 +229,17 @@ class Store(JobSource):
 
     def end_groups(self, record: JobRecord, by: Iterable[str]) -> list[GroupUse]:
         """Return the processes of a job that are alike, by `tags`, `name` and `command`."""
-        from joblens.store.end_groups import BY, group_ends
+        from joblens.store.end_groups import check_groups, group_ends
 
-        columns = tuple(by)
-        for column in columns:
-            if column not in BY:
-                raise unknown("group", str(column), BY)
         job = record.job
-        return group_ends(self._reader(job.id, job.start), self._span(job), columns)
+        return group_ends(self._reader(job.id, job.start), self._span(job), check_groups(by))
+
+    def record_of(self, row: JobRow) -> JobRecord:
+        return self.report((row.cluster, row.id, row.start or 0.0))
+
+    def _ends_of(self, record: JobRecord, kind: type[End]) -> list[End]:
+        job = record.job
+        return self._reader(job.id, job.start).ends(self._span(job), kind)
 
     def read_samples(self, record: JobRecord, read: Callable[[AnyReader], _Kind]) -> _Kind:
         """Call it with a reader of the samples of a job, by its record."""
@@ -354,6 +360,66 @@ class Store(JobSource):
         if not all(isinstance(it, str) for pair in pairs.items() for it in pair):
             raise UsageError(f"{part} are texts")
         return change(self.home, lambda: self.job(name, run), part, pairs, list(remove), replace)
+
+    # Reference models
+
+    def models(self) -> list[ReferenceModel]:
+        """Return the reference models that this reader may see, in order of their names."""
+        from joblens.api.models import visible
+        from joblens.store.models import list_models
+
+        problems: list[str] = []
+        found = [it for it in list_models(self.home, problems) if visible(it, self.scope)]
+        self.add_problems(problems)
+        return found
+
+    def model(self, name: str) -> ReferenceModel:
+        """Return a reference model. Raises NoModelError."""
+        from joblens.api.models import find_model
+
+        return find_model(self, name)
+
+    def create_model(
+        self, name: str, names: Sequence[str] = (), *, replace: bool = False, **filters: Any
+    ) -> ReferenceModel:
+        """Create a reference model of these jobs, or of those that the filters select."""
+        from joblens.api.comparing import load_chosen
+        from joblens.api.models import create_model
+
+        wanted = make_filter(**filters)
+        return create_model(self, name, load_chosen(self, names, **filters), wanted, replace)
+
+    def enable_model(self, name: str, enabled: bool = True) -> ReferenceModel:
+        """Judge new jobs by a model, or no longer. Raises JoblensError."""
+        from joblens.api.models import find_model
+        from joblens.store.models import check_allowed, save_model
+
+        model = find_model(self, name)
+        check_allowed(self.home, model)
+        if model.enabled != enabled:
+            model.enabled = enabled
+            save_model(self.home, model)
+        return model
+
+    def remove_model(self, name: str) -> None:
+        """Remove a model; what it has judged stays with the jobs. Raises JoblensError."""
+        from joblens.store.models import remove_model
+
+        remove_model(self.home, name)
+
+    def judge(self, names: Sequence[str] = (), *, model: str, **filters: Any) -> list[Judgement]:
+        """Compare jobs with a reference model, and store nothing."""
+        from joblens.api.comparing import judge_jobs, load_chosen
+
+        return judge_jobs(self, load_chosen(self, names, **filters), model)
+
+    def judge_frame(self, names: Sequence[str] = (), *, model: str, **filters: Any) -> pandas.DataFrame:
+        """One row for each figure that is unlike the model's, of jobs, operations and programs."""
+        from joblens.api.comparing import judge_jobs, load_chosen, name_jobs
+        from joblens.api.frames import frame_of_judgements
+
+        records = load_chosen(self, names, **filters)
+        return frame_of_judgements(name_jobs(records), judge_jobs(self, records, model))
 
     # Maintenance
 

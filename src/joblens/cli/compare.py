@@ -5,10 +5,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from joblens.cli.figures import render_group, render_value
-from joblens.cli.job_choice import check_limit, load_named
-from joblens.cli.table import progress, render_table, room, warn, write
+from joblens.cli import source as sources
+from joblens.cli.job_choice import add_runs, check_limit, load_named
+from joblens.cli.source import choose_source, open_chosen
+from joblens.cli.table import render_table, room, warn, write
 from joblens.core.errors import UsageError, printable
+from joblens.reports.figures import render_group, render_value
 
 if TYPE_CHECKING:
     from joblens.analysis.comparison import Compared, Comparison
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = """example:
   joblens compare 4242 4243
-  joblens compare 4242 4243 4244 --with 4250 4251 4252"""
+  joblens compare 4242 4243 4244 --with 4250 4251 4252
+  joblens compare 4242 --run 1 3"""
 
 _MOST_COLUMNS = 6  # jobs that fit beside each other; of more, the two groups
 _LABEL, _RATIO, _SHORTEST = 12, 14, 11  # widths of columns
@@ -29,23 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs to compare with all IDs before: with an interval if both are several",
     )  # fmt: skip
     parser.add_argument("--limit", type=int, default=10, metavar="N", help="programs, 0 for all (default 10)")
-    parser.add_argument("--home", metavar="DIR", help="from the store in this folder")
+    add_runs(parser)
     parser.add_argument("--json", action="store_true", help="as JSON")
+    sources.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from joblens.api.comparing import compare_jobs
-    from joblens.api.store import Store
 
     names = [*options.ids, *options.others]
-    if len(names) < 2:
-        raise UsageError("joblens compare needs two jobs")
+    if len(names) < 2 and not options.numbers:
+        raise UsageError("joblens compare needs two jobs, or --run for two runs of one")
+    if options.others and options.numbers == ["all"]:
+        raise UsageError("write the numbers of the runs: --run all and --with are mutually exclusive")
     check_limit(options.limit)
     first = len(options.ids) if options.others else 1
-    with Store(options.home, progress=progress("days of records")) as store:
-        records = load_named(store, names)
-        found = compare_jobs(store, records, first)
-        warn(store.problems)
+    with open_chosen(choose_source(options)) as source:
+        records = load_named(source, names, options.numbers)
+        found = compare_jobs(source, records, first)
+        warn(source.problems)
     limited = found._replace(programs=found.programs[: options.limit or None])
     write(json.dumps(_plain(limited, records), indent=2) + "\n" if options.json else render(limited, records))
     return 0

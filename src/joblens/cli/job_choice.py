@@ -1,4 +1,4 @@
-"""Jobs that a command compares: by their ids, or by name, tags and time."""
+"""Jobs that a command compares: by their ids, or by the filters of `joblens jobs`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,8 @@ from typing import TYPE_CHECKING
 from joblens.core.errors import JoblensError, UsageError
 
 if TYPE_CHECKING:
-    from joblens.api.store import Store
+    from joblens.api.source import JobSource
     from joblens.record.report import JobRecord
-
-
-def add_filters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", metavar="PATTERN", help="jobs of such a name, with * and ?")
-    parser.add_argument("--user", metavar="U", help="jobs of this user")
-    parser.add_argument(
-        "--tag", action="append", default=[], metavar="K:V", help="with this tag; can be repeated"
-    )
-    parser.add_argument(
-        "--annotation", action="append", default=[], metavar="K:V", help="with this annotation; the same"
-    )
-    parser.add_argument("--since", metavar="TIME", help="begun at or after: 2026-11-15, 7d ago")
-    parser.add_argument("--until", metavar="TIME", help="begun at or before")
 
 
 def check_limit(limit: int) -> None:
@@ -31,33 +18,36 @@ def check_limit(limit: int) -> None:
         raise UsageError(f"--limit is {limit}; it can be 0 for all, or more")
 
 
-def load_named(store: Store, names: list[str]) -> list[JobRecord]:
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run", dest="numbers", nargs="+", default=[], metavar="N",
+        help="of several runs with one ID these, or all; of several IDs one number each",
+    )  # fmt: skip
+
+
+def load_named(source: JobSource, names: list[str], runs: list[str]) -> list[JobRecord]:
     """Raises JoblensError that says which is not there."""
+    from joblens.api.comparing import load_named
+
     try:
-        return [store.job(name) for name in names]
+        return load_named(source, names, runs)
     except LookupError as error:
         raise JoblensError(str(error.args[0])) from None
 
 
-def load_chosen(store: Store, options: argparse.Namespace) -> list[JobRecord]:
+def load_chosen(source: JobSource, options: argparse.Namespace) -> list[JobRecord]:
     """Those with these ids, or all that the filters select, in order of their start."""
-    from joblens.cli.jobs import _tags
-    from joblens.store.catalog.listing import JobFilter, parse_time
+    from joblens.api.comparing import load_filtered
+    from joblens.cli.jobs import filter_of
+    from joblens.store.catalog.listing import JobFilter
 
-    wanted = JobFilter(
-        options.user,
-        options.name,
-        since=parse_time(options.since),
-        until=parse_time(options.until),
-        tags=_tags(options.tag),
-        annotations=_tags(options.annotation),
-        limit=0,
-    )
+    wanted = filter_of(options)
+    if not options.ids and options.numbers:
+        raise UsageError("--run needs ids of jobs")
     if options.ids:
-        if wanted != JobFilter(limit=0):
+        if wanted != JobFilter():
             raise UsageError("write ids of jobs or filters, not both")
-        return load_named(store, options.ids)
-    if wanted == JobFilter(limit=0):
+        return load_named(source, options.ids, options.numbers)
+    if wanted == JobFilter():
         raise UsageError("write ids of jobs, or a filter such as --name or --tag")
-    rows = sorted(store.jobs(wanted), key=lambda row: row.start or 0.0)
-    return [store.report((row.cluster, row.id, row.start or 0.0)) for row in rows]
+    return load_filtered(source, wanted)

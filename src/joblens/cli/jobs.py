@@ -67,6 +67,9 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         "--annotation", action="append", default=[], metavar="K:V", help="with this annotation; the same"
     )
     parser.add_argument(
+        "--judged", choices=("usual", "unusual"), help="that are so by their model, see joblens model"
+    )
+    parser.add_argument(
         "--since", metavar="TIME", help="begun at or after: 2026-11-15T13:02, 2026-11-15, 7d ago"
     )
     parser.add_argument("--until", metavar="TIME", help="begun at or before, written in the same way")
@@ -76,13 +79,14 @@ def filter_of(options: argparse.Namespace) -> JobFilter:
     """Return what `add_filters` has given. Raises UsageError."""
     from joblens.store.catalog.listing import JobFilter, parse_time
 
+    judged = (("judged", options.judged),) if options.judged else ()
     names = ("user", "name", "state", "cluster", "partition", "account", "node", "array")
     return JobFilter(
         **{name: getattr(options, name) for name in names},
         since=parse_time(options.since),
         until=parse_time(options.until),
         tags=_tags(options.tag),
-        annotations=_tags(options.annotation),
+        annotations=(*_tags(options.annotation), *judged),
         exit_code=options.exit,
     )
 

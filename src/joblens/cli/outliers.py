@@ -6,10 +6,20 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from joblens.cli.figures import render_group, render_ratio, render_value
-from joblens.cli.job_choice import add_filters, check_limit, load_chosen
+from joblens.cli import source as sources
+from joblens.cli.job_choice import add_runs, check_limit, load_chosen
+from joblens.cli.jobs import add_filters
+from joblens.cli.source import choose_source, open_chosen
 from joblens.cli.table import progress, render_table, warn, write
-from joblens.core.errors import printable
+from joblens.core.errors import UsageError, printable
+from joblens.reports.figures import (
+    WORDS,
+    render_difference,
+    render_group,
+    render_judgement,
+    render_ratio,
+    render_value,
+)
 
 if TYPE_CHECKING:
     from joblens.analysis.outliers import Cause, Outlier
@@ -18,40 +28,38 @@ if TYPE_CHECKING:
 EXAMPLE = """example:
   joblens outliers --tag exp_name:linux_kernel
   joblens outliers --name 'train*' --since 30d --method iqr
-  joblens outliers 4242 4243 4244 4250 --of operations"""
-
-_WORDS = {
-    "duration_seconds": "took", "cpu_seconds": "CPU time", "memory_peak_bytes": "memory",
-    "processes": "processes", "read_chars_bytes": "read", "written_chars_bytes": "written",
-    "elapsed_seconds": "time of its processes", "run_delay_seconds": "time without a core",
-    "involuntary_switches": "involuntary switches", "major_faults": "major faults",
-    "read_bytes": "read from storage",
-}  # fmt: skip
+  joblens outliers 4242 4243 4244 4250 --of operations
+  joblens outliers 4242 --run all
+  joblens outliers 4250 --model build"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from joblens.analysis.outliers import METHODS
-    from joblens.api.comparing import LEVELS
+    from joblens.api.comparing import ALL_METHODS, LEVELS
 
     parser.add_argument("ids", nargs="*", metavar="ID", help="jobs that should be alike; else by filters")
     add_filters(parser)
     parser.add_argument("--of", choices=tuple(LEVELS), default="jobs", help="what to compare (default jobs)")
     parser.add_argument(
-        "--method", choices=tuple(METHODS), default="modified-z", help="(default modified-z, for few jobs)"
+        "--method", choices=ALL_METHODS, default="modified-z", help="(default modified-z, for few jobs)"
     )
+    parser.add_argument(
+        "--model", metavar="NAME", help="compare each with this model, and not with the others"
+    )
+    add_runs(parser)
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="rows, 0 for all (default 20)")
-    parser.add_argument("--home", metavar="DIR", help="from the store in this folder")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    sources.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from joblens.api.comparing import find_unusual
-    from joblens.api.store import Store
 
     check_limit(options.limit)
-    with Store(options.home, progress=progress("days of records")) as store:
-        found = find_unusual(store, load_chosen(store, options), options.of, options.method)
-        warn(store.problems)
+    if options.model:
+        return _judge(options)
+    with open_chosen(choose_source(options)) as source:
+        found = find_unusual(source, load_chosen(source, options), options.of, options.method)
+        warn(source.problems)
     _warn_of_method(found)
     limited = found._replace(found=found.found[: options.limit or None])
     if options.json:
@@ -60,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
         what = "" if options.of == "jobs" else f"the {options.of} of "
         print(f"joblens: none of {what}{len(found.jobs)} jobs is unlike the others", file=sys.stderr)
     else:
-        lines = render_jobs(limited) if options.of == "jobs" else render_groups(limited)
+        lines = (
+            render_jobs(limited) if options.of == "jobs" else render_groups(limited, options.of == "threads")
+        )
         write("\n".join(lines) + "\n")
         if len(limited.found) < len(found.found):
             print(
@@ -70,12 +80,34 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _judge(options: argparse.Namespace) -> int:
+    """Compare jobs with a model, which only a store on this machine has."""
+    from joblens.api.comparing import judge_jobs, name_jobs, plain_jobs
+    from joblens.api.store import Store
+
+    if options.server:
+        raise UsageError("models are in a store on this machine: --model and --server are mutually exclusive")
+    with Store(options.home, progress=progress("days of records")) as store:
+        records = load_chosen(store, options)
+        judged = judge_jobs(store, records, options.model)
+        warn(store.problems)
+    if options.json:
+        jobs = [{**job, **it.to_dict()} for job, it in zip(plain_jobs(records), judged)]
+        write(json.dumps({"model": options.model, "jobs": jobs}, indent=2) + "\n")
+        return 0
+    most = options.limit or sys.maxsize
+    for name, it in zip(name_jobs(records), judged):
+        first, *rest = render_judgement(it, most)
+        write("\n".join([f"job {printable(name)} is {first}", *rest]) + "\n")
+    return 0
+
+
 def _warn_of_method(found: Outliers) -> None:
-    from joblens.analysis.outliers import METHODS, highest_score
+    from joblens.analysis.outliers import highest_score
 
     count, method = len(found.jobs), found.method
     most = highest_score(method, count)
-    if most <= METHODS[method][1]:
+    if most <= found.threshold:
         warn([f"{method} is at most {most:.1f} among {count} jobs, so it finds none; use modified-z"])
 
 
@@ -89,15 +121,13 @@ def render_jobs(found: Outliers) -> list[str]:
         some = [it for it in found.found if it.outlier.job == job]
         lines += [f"job {printable(names[job])} is unlike {len(found.jobs) - 1} others"]
         for it in some:
-            lines += [f" {_statement(it.outlier)}", *(f"   {line}" for line in _causes(it))]
+            lines += [f" {_difference(it.outlier)}", *(f"   {line}" for line in _causes(it))]
         lines += [f" {line}" for line in _symptoms(some[0])]
     return lines
 
 
-def _statement(it: Outlier) -> str:
-    value, usual = (render_value(it.metric, number) for number in (it.value, it.usual))
-    compared = f"usually {usual}" if it.ratio is None else f"{render_ratio(it.ratio)} × the usual {usual}"
-    return f"{_WORDS[it.metric]} {value}, {compared}"
+def _difference(it: Outlier) -> str:
+    return render_difference(it.metric, it.value, it.usual)
 
 
 def _causes(it: Explained) -> Iterator[str]:
@@ -115,18 +145,19 @@ def _symptoms(it: Explained) -> Iterator[str]:
     from joblens.analysis.outliers import SYMPTOMS
 
     for symptom in it.symptoms:
-        yield f"{_statement(symptom)}: {SYMPTOMS[symptom.metric]}"
+        yield f"{_difference(symptom)}: {SYMPTOMS[symptom.metric]}"
 
 
-def render_groups(found: Outliers) -> list[str]:
+def render_groups(found: Outliers, threads: bool = False) -> list[str]:
     from joblens.api.comparing import name_jobs
 
     names = name_jobs(found.jobs)
+    words = WORDS | ({"processes": "threads", "elapsed_seconds": "time of its threads"} if threads else {})
     rows = [
         (
             names[it.job],
             render_group(it.group),
-            _WORDS[it.metric],
+            words[it.metric],
             render_value(it.metric, it.value),
             render_value(it.metric, it.usual),
             "-" if it.ratio is None else render_ratio(it.ratio),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from joblens.analysis.summary import summarise
 from joblens.core.errors import sentence
 from joblens.core.host import Host
+from joblens.jobs.judge import Judge
 from joblens.record.report import JobRecord
 from joblens.store import ingest
 from joblens.store.home import Home
@@ -42,7 +43,9 @@ def complete(home: Home, found: ingest.Incoming, progress: Progress | None = Non
     except ingest.GoneError:  # another has completed it, and its record is there
         lake, start = _open_lake(home), (found.end or found.facts).start
         return _summarise(found, find_reader(home, lake, job, start), problems, lake)
-    record = _summarise(found, SamplesReader(short, job, node), problems)
+    samples = SamplesReader(short, job, node)
+    record = _summarise(found, samples, problems)
+    Judge(home).judge(record, samples)
     save_record(home.records, record)
     if not let_wait(home, found):
         with suppress(ingest.GoneError):
@@ -57,7 +60,9 @@ def _complete_long(
     lake = _open_lake(home)
     if sampled:
         problems += ingest.save_samples(lake, found, progress)
-    record = _summarise(found, LakeReader(lake), problems, lake)
+    reader = LakeReader(lake)
+    record = _summarise(found, reader, problems, lake)
+    Judge(home).judge(record, reader)
     save_record(home.records, record)
     ingest.remove(found.folder)
     return record

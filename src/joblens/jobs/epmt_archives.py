@@ -26,6 +26,7 @@ from joblens.importers.epmt.process_data import Chunk, read_chunks
 from joblens.importers.epmt.totals import Totals
 from joblens.importers.input_files import ImportResult, Progress, ReadProgress
 from joblens.jobs.facts import INTERVAL
+from joblens.jobs.judge import Judge
 from joblens.record.job import JobEnd, JobFacts
 from joblens.record.report import Finding, Imported, JobRecord, ProcessCounts
 from joblens.store.catalog.index import Catalog
@@ -35,6 +36,7 @@ from joblens.store.home import Home
 from joblens.store.lake.columns import LATEST_NS, storable
 from joblens.store.lake.lake import Lake
 from joblens.store.memory_reader import SamplesReader
+from joblens.store.reader import LakeReader
 from joblens.store.records import save_record
 
 _STEP = 900.0  # seconds: all zones in use are multiples of it from UTC
@@ -114,6 +116,7 @@ class _Importer:
     def __init__(self, home: Home, zone: ZoneInfo | None, cluster: str) -> None:
         self.home, self.zone, self.cluster = home, zone, cluster
         self.catalog, self.lake = Catalog(home), Lake(home.lake)
+        self.judge = Judge(home)
 
     def take(self, path: Path, result: EpmtResult) -> None:
         """Raises MalformedError, OutsideError and OSError."""
@@ -142,6 +145,7 @@ class _Importer:
         made = make_record(path.name, facts, metadata, times, totals)
         for record in earlier:  # people may have changed them
             made.job.tags, made.job.annotations = record.job.tags, record.job.annotations
+        self.judge.judge(made, LakeReader(self.lake))
         save_record(self.home.records, made)
         result.jobs += not earlier
         result.replaced += bool(earlier)

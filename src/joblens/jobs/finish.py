@@ -9,6 +9,7 @@ from typing import NamedTuple
 from joblens.analysis.summary import summarise
 from joblens.core.errors import sentence
 from joblens.jobs.facts import INTERVAL, end_of, facts_of, never_started, start_of
+from joblens.jobs.judge import Judge
 from joblens.record.report import JobRecord, Used
 from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home
@@ -37,10 +38,11 @@ class Failed(NamedTuple):
 def finish(home: Home, folder: Path, ended: Sequence[Ended]) -> list[Failed]:
     """Their records, in the store on return. `folder` is for what is needed meanwhile. Those that failed."""
     failed: list[Failed] = []
+    judge = Judge(home)
     ended = sorted(ended, key=lambda it: start_of(it.job))  # those of the same time together
     for begin in range(0, len(ended), BATCH):
         some = ended[begin : begin + BATCH]
-        records = list(_make_records(home, folder, some, failed))
+        records = list(_make_records(home, folder, some, failed, judge))
         if len(records) == 1:
             save_record(home.records, records[0])
         elif records:
@@ -49,7 +51,7 @@ def finish(home: Home, folder: Path, ended: Sequence[Ended]) -> list[Failed]:
 
 
 def _make_records(
-    home: Home, folder: Path, some: Sequence[Ended], failed: list[Failed]
+    home: Home, folder: Path, some: Sequence[Ended], failed: list[Failed], judge: Judge
 ) -> Iterator[JobRecord]:
     ran = [it.job for it in some if not never_started(it.job)]
     for it in some:
@@ -66,6 +68,7 @@ def _make_records(
                 interval = max(round(intervals.get(it.job.id, INTERVAL), 3), INTERVAL)
                 record = make_record(it.job, reader, it.problems, interval)
                 record.data.problems += excerpt.problems
+                judge.judge(record, reader)
                 yield record
             except Exception as error:  # one job's trouble is not the others'
                 failed.append(Failed(it.job, sentence(error)))

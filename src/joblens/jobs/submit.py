@@ -32,6 +32,7 @@ from joblens.core.json_file import render_json
 from joblens.core.model import ABSENT, Schema
 from joblens.jobs.archive import SUFFIX, Archive, Manifest, NodeRecords, open_archive
 from joblens.jobs.facts import end_of, facts_of
+from joblens.jobs.judge import Judge
 from joblens.record.job import JobEnd, JobFacts, Totals
 from joblens.record.report import Job, JobRecord
 from joblens.schedulers.facts import BatchJob
@@ -381,10 +382,12 @@ def _save_record(
     facts, end = _inputs(home, manifest, accounting)
     if not (end.totals and end.totals.is_known):
         end.totals = _sum_up(lake, Span(facts.id, end.start, end.end + 1.0, facts.cluster))
-    record = summarise(facts, end, LakeReader(lake))
+    reader = LakeReader(lake)
+    record = summarise(facts, end, reader)
     record.data.problems += [*problems, *lake.problems]
     if not record.data.samples:
         record.data.problems.append(_NO_SAMPLES)
+    Judge(home).judge(record, reader)
     save_record(home.records, record)
 
 

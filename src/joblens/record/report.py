@@ -397,6 +397,37 @@ class Data(Part):
     imported: Annotated[Imported | UnsetType, about("what was imported; absent in other records")] = UNSET
 
 
+class Deviation(Part):
+    """A figure of the job, or of some of its processes, that is unlike those of the reference jobs."""
+
+    metric: Annotated[str, about("name of the figure, such as `cpu_seconds`")]
+    value: Annotated[Real, about("value of this job")]
+    usual: Annotated[Real, about("median of the reference jobs")]
+    score: Annotated[
+        Real | None, about("distance from that in their spread; null if all of them have the same value")
+    ] = None
+    kind: Annotated[str, about("`job`, `operation` or `program`")] = "job"
+    group: Annotated[str, about("tags of the operation, or name of the program")] = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times the usual value it is."""
+        return self.value / self.usual if self.usual else None
+
+
+class Judgement(Part):
+    """How the job compares with its reference model, as it was when the job arrived."""
+
+    model: Annotated[str, about("name of the model")]
+    time: Annotated[Moment, about("time of the judgement")]
+    jobs: Annotated[Whole, about("number of reference jobs")]
+    unusual: Annotated[bool, about("whether it is unlike them")]
+    deviations: Annotated[list[Deviation], about("figures of the whole job that are unlike theirs")] = []
+    causes: Annotated[
+        list[Deviation], about("operations and programs that are unlike theirs, the largest difference first")
+    ] = []
+
+
 class Window(Part, rename=_ENDS):
     """The part of a job that a report is limited to."""
 
@@ -443,6 +474,7 @@ class JobRecord(Head, kw_only=True, dict=True):
     foms: Annotated[list[Fom], about("figures of merit that the job has reported")] = []
     gaps: Annotated[list[Gap], about("intervals without data")] = []
     data: Annotated[Data, about("what the record was made from")] = field(default_factory=Data)
+    judged: Annotated[list[Judgement], about("how it compares with its [models](comparing.md#models)")] = []
     cut: Annotated[Window | UnsetType, about("the part that it is limited to; absent in a whole record")] = (
         UNSET
     )

@@ -14,6 +14,7 @@ from joblens.core.units import (
     render_seconds,
 )
 from joblens.record.report import Finding, Gap, Job, JobRecord, ProcessCounts, Run
+from joblens.reports.figures import render_judgement
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.nodes import render_nodes, render_state, render_steps
 from joblens.reports.style import WIDTH, Style
@@ -53,6 +54,7 @@ def render_report(record: JobRecord, style: Style) -> str:
         render_foms(record, style),
         _events(record, style),
         _findings(record, style),
+        _judged(record, style),
         render_steps(record, style),
         _processes(record, style),
         _traffic(record, style),
@@ -86,6 +88,15 @@ def _head(record: JobRecord, style: Style) -> list[str]:
     lines += [style(plain(f"tags{tags}", style.width), "dim")] if tags else []
     notes = [f"{name}: {value}" for name, value in (job.annotations or {}).items()]
     return lines + [style(plain(note, style.width), "dim") for note in notes[:_MOST_NOTES]]
+
+
+def _judged(record: JobRecord, style: Style) -> list[str]:
+    """How it compares with the jobs of its reference models."""
+    lines = [line for it in record.judged for line in render_judgement(it)]
+    if not lines:
+        return []
+    wrapped = (wrap("   " if line.startswith(" ") else " ", line.strip(), style.width) for line in lines)
+    return [style("Compared", "bold"), *(part for some in wrapped for part in some)]
 
 
 def _began(job: Job) -> str:

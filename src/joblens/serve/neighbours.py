@@ -17,8 +17,8 @@ ATTRIBUTED = frozenset(
     " thread_end".split()
 )
 OWN_PARTS = (
-    "version written job asked nodes steps timeline processes gpus events marks foms gaps data cut run runs"
-    " array_tasks".split()
+    "version written job asked nodes steps timeline processes gpus events marks foms gaps data judged cut run"
+    " runs array_tasks".split()
 )
 OWN_USE = (
     "duration_seconds cpu_seconds cpu_seconds_exact user_seconds system_seconds cores_mean cores_peak"

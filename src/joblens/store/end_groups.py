@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from joblens.core.named_tuple import NamedTuple
-from joblens.record.ends import EndedProcess
+from joblens.record.ends import EndedProcess, EndedThread
+from joblens.store.catalog.listing import unknown
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Span
 
 BY = ("tags", "name", "command")  # what processes can be grouped by
+_SAME_START = 0.02  # seconds: starts of processes are in clock ticks
+_End = TypeVar("_End", EndedProcess, EndedThread)
 
 
 class GroupUse(NamedTuple):
-    """Processes that are alike."""
+    """Processes that are alike, or threads."""
 
     key: tuple[str, ...]
-    processes: int = 0
+    processes: int = 0  # or threads
     began_seconds: float | None = None  # of the first
     cpu_seconds: float = 0.0
     elapsed_seconds: float = 0.0  # from start to end, of all processes
@@ -37,13 +42,42 @@ def group_ends(reader: LakeReader | SamplesReader, span: Span, by: Sequence[str]
     if isinstance(reader, LakeReader):
         rows = reader.end_groups(span, by)
         return [GroupUse(tuple(row[: len(by)]), *row[len(by) :]) for row in rows]
-    return _group(reader.ends(span, EndedProcess), by)
+    return group_processes(reader.ends(span, EndedProcess), by)
 
 
-def _group(processes: Iterable[EndedProcess], by: Sequence[str]) -> list[GroupUse]:
+def check_groups(by: Iterable[str]) -> tuple[str, ...]:
+    """Raises UsageError."""
+    for column in (columns := tuple(by)):
+        if column not in BY:
+            raise unknown("group", str(column), BY)
+    return columns
+
+
+def group_processes(processes: Iterable[EndedProcess], by: Sequence[str]) -> list[GroupUse]:
+    return _group((tuple(str(getattr(it, name)) for name in by), it) for it in processes)
+
+
+def group_threads(processes: Iterable[EndedProcess], threads: Iterable[EndedThread]) -> list[GroupUse]:
+    """Group threads by the program of their process and their own name."""
+    owners: dict[tuple[str, int], list[EndedProcess]] = {}
+    for process in processes:
+        owners.setdefault((process.node, process.pid), []).append(process)
+    return _group(((_program(it, owners.get((it.node, it.pid), [])), it.name), it) for it in threads)
+
+
+def _program(thread: EndedThread, owners: Sequence[EndedProcess]) -> str:
+    """Of several processes that had this pid, the last one that had begun when the thread began."""
+    if not owners:
+        return ""
+    begun = [
+        it for it in owners if (it.began_seconds or 0.0) <= (thread.began_seconds or math.inf) + _SAME_START
+    ]
+    return max(begun or owners[:1], key=lambda it: it.began_seconds or 0.0).name
+
+
+def _group(ends: Iterable[tuple[tuple[str, ...], _End]]) -> list[GroupUse]:
     found: dict[tuple[str, ...], GroupUse] = {}
-    for it in processes:
-        key = tuple(str(getattr(it, name)) for name in by)
+    for key, it in ends:
         before = found.get(key, GroupUse(key))
         began = [time for time in (before.began_seconds, it.began_seconds) if time is not None]
         ended = [time for time in (before.ended_seconds, it.ended_seconds) if time is not None]
@@ -57,7 +91,7 @@ def _group(processes: Iterable[EndedProcess], by: Sequence[str]) -> list[GroupUs
             before.cpu_seconds + (it.cpu_seconds or 0.0),
             before.elapsed_seconds + elapsed,
             before.run_delay_seconds + (it.run_delay_seconds or 0.0),
-            max(before.memory_peak_bytes, it.memory_peak_bytes or 0),
+            max(before.memory_peak_bytes, getattr(it, "memory_peak_bytes", None) or 0),
             max(ended, default=None),
         )
     return sorted(found.values(), key=lambda group: (group.began_seconds or 0.0, group.key))

@@ -19,6 +19,7 @@ from joblens.core.process import Child
 from joblens.hub.cursors import read_cursor
 from joblens.hub.segments import OPEN, SEALED
 from joblens.jobs.finish import make_record
+from joblens.jobs.judge import Judge
 from joblens.record.fields import read
 from joblens.record.report import JobRecord
 from joblens.schedulers.facts import BatchJob
@@ -212,6 +213,8 @@ def _make_record(session: Session, job: BatchJob) -> JobRecord:
     problems += _silent_hosts(session, reader, job)
     record = make_record(job, reader, problems, state.interval)
     record.data.problems += lake.problems
+    if state.final:
+        Judge(find_home(state.store)).judge(record, reader)
     state.record = (job.cluster, job.id, record.job.start)
     return record
 

@@ -1,0 +1,133 @@
+"""What reference jobs usually use, and how another job compares with them, with a ranked root cause."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from joblens.analysis.outliers import (
+    GROUP_METRICS,
+    LEAST_DIFFERENCE,
+    LEAST_SHARE,
+    METHODS,
+    METRICS,
+    OF_NORMAL,
+    SYMPTOMS,
+)
+from joblens.record.model import Figures, ReferenceModel, Usual
+from joblens.record.report import Deviation, Job, JobRecord, Judgement
+from joblens.store.end_groups import GroupUse
+
+METHOD = "modified-z"
+MOST_CAUSES = 20
+_KINDS = ("operation", "program")
+
+Groups = Sequence[GroupUse]
+
+
+def measure_totals(records: Sequence[JobRecord]) -> Figures:
+    """Return figures of whole jobs; of a metric that one of them lacks, none."""
+    found: Figures = {}
+    for metric in (*METRICS, *SYMPTOMS):
+        values = [getattr(it.used, metric) for it in records]
+        if all(value is not None for value in values):
+            found[metric] = _usual(values)
+    return found
+
+
+def measure_groups(jobs: Sequence[Groups]) -> dict[str, Figures]:
+    """Return figures of operations or programs, 0 in jobs without them."""
+    tables = [{group.key: group for group in groups} for groups in jobs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return {
+        key[0]: {
+            metric: _usual([float(getattr(table.get(key, GroupUse(key)), metric)) for table in tables])
+            for metric in GROUP_METRICS
+        }
+        for key in keys
+    }
+
+
+def _usual(values: Sequence[float]) -> Usual:
+    centre = statistics.median(values)
+    spread = statistics.median(abs(value - centre) for value in values) / OF_NORMAL
+    return Usual(centre, spread, min(values), max(values))
+
+
+def applies(model: ReferenceModel, job: Job) -> bool:
+    """Whether a new job is judged by the model: of the same name and tags, and of its owner or by staff."""
+    if not model.enabled or (model.job_name is None and not model.tags):
+        return False
+    if not model.everyone and job.user != model.owner:
+        return False
+    if model.job_name is not None and not fnmatchcase(job.name, model.job_name):
+        return False
+    tags = job.tags or {}
+    return all(tags.get(name) == value for name, value in model.tags.items())
+
+
+def judge(
+    record: JobRecord, operations: Groups, programs: Groups, model: ReferenceModel, time: float
+) -> Judgement:
+    """A job is unusual if one of its main metrics is; the others only explain."""
+    deviations = [*_of_job(record, model.totals)]
+    unusual = any(it.metric in METRICS for it in deviations)
+    causes = []
+    if unusual:
+        causes = _rank(
+            (kind, groups, usual)
+            for kind, groups, usual in zip(
+                _KINDS, (operations, programs), (model.operations, model.programs), strict=True
+            )
+            if groups and usual
+        )
+    kept = [it for it in deviations if unusual and (it.metric in METRICS or it.value > it.usual)]
+    return Judgement(model.name, time, len(model.jobs), unusual, kept, causes[:MOST_CAUSES])
+
+
+def _of_job(record: JobRecord, totals: Mapping[str, Usual]) -> Iterator[Deviation]:
+    for metric in (*METRICS, *SYMPTOMS):
+        value, usual = getattr(record.used, metric), totals.get(metric)
+        if value is not None and usual is not None and _is_unlike(value, usual):
+            yield Deviation(metric, value, usual.centre, _score(value, usual))
+
+
+def _rank(parts: Iterator[tuple[str, Groups, Mapping[str, Figures]]]) -> list[Deviation]:
+    """Return what is unlike the reference, the largest difference first, relative to the usual job."""
+    found: list[tuple[float, Deviation]] = []
+    for kind, groups, usual in parts:
+        table = {group.key[0]: group for group in groups}
+        for metric in GROUP_METRICS:
+            whole = _whole(metric, usual)
+            for key in dict.fromkeys((*table, *usual)):
+                value = float(getattr(table.get(key, GroupUse((key,))), metric))
+                reference = usual.get(key, {}).get(metric, Usual(0.0, 0.0, 0.0, 0.0))
+                away = abs(value - reference.centre)
+                if away >= LEAST_SHARE * whole and _is_unlike(value, reference):
+                    made = Deviation(metric, value, reference.centre, _score(value, reference), kind, key)
+                    found.append((away / whole if whole else away, made))
+    return [it for _, it in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _whole(metric: str, usual: Mapping[str, Figures]) -> float:
+    """Return what all groups together have; of memory, the largest: they need not run at the same time."""
+    values = [figures[metric].centre for figures in usual.values() if metric in figures]
+    return max(values, default=0.0) if metric == "memory_peak_bytes" else sum(values)
+
+
+def _is_unlike(value: float, usual: Usual) -> bool:
+    """By the spread of the reference, and outside of all that it has: few jobs say little of a spread."""
+    if usual.low <= value <= usual.high:
+        return False
+    if abs(value - usual.centre) < LEAST_DIFFERENCE * abs(usual.centre):
+        return False
+    score = _score(value, usual)
+    return score is None or abs(score) > METHODS[METHOD][1]
+
+
+def _score(value: float, usual: Usual) -> float | None:
+    """None stands for infinite."""
+    found = (value - usual.centre) / usual.spread if usual.spread else math.inf
+    return found if math.isfinite(found) else None
