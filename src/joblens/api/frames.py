@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from joblens.analysis.segments import parse_segments
 from joblens.store.catalog.listing import JobRow
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from joblens.analysis.comparison import Comparison
     from joblens.analysis.operations import Operation
     from joblens.analysis.outliers import Cause
+    from joblens.api import experiments
     from joblens.api.comparing import Outliers
     from joblens.record.report import Judgement, ProcessUse
     from joblens.store.reader import End, Series
@@ -102,6 +104,22 @@ def frame_of_judgements(jobs: Sequence[str], judged: Sequence[Judgement]) -> pan
     ]  # fmt: skip
     numbers = ("value", "usual", "ratio", "score")
     return _frame(rows, ("job", "model", "kind", "group", "metric", *numbers), (), numbers)
+
+
+def frame_of_segments(series: Sequence[experiments.Series]) -> pandas.DataFrame:
+    from joblens.api.experiments import METRICS, plain_segment
+
+    rows: list[dict[str, Any]] = []
+    for it in series:
+        found = [plain_segment(segment) for segment in it.segments] + [
+            {"segment": name} for name in it.missing
+        ]
+        places = parse_segments(row["segment"] for row in found)
+        found.sort(key=lambda row: places[row["segment"]].place)
+        rows += [{"component": it.component, **row, "missing": "job" not in row} for row in found]
+    numbers = (*METRICS, "ratio")
+    columns = ("component", "segment", "missing", "job", "cluster", "start", "end", "state", *numbers)
+    return _frame(rows, columns, ("start", "end"), numbers)
 
 
 def _frame(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from joblens.analysis.comparison import Comparison
     from joblens.analysis.operations import Operation
+    from joblens.api import experiments
     from joblens.api.comparing import Outliers
     from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
@@ -212,6 +213,15 @@ class JobSource(ABC):
 
         return find_unusual(self, load_chosen(self, names, **filters), of, method)
 
+    def segments(
+        self, experiment: str, by: str = "", component: str | None = None, every: str | None = None
+    ) -> list[experiments.Series]:
+        """Return the segments of an experiment in order, for each component, and those that are missing."""
+        from joblens.analysis.segments import parse_step
+        from joblens.api.experiments import find_series
+
+        return find_series(self, experiment, by, component, parse_step(every) if every else None)
+
     @abstractmethod
     def close(self) -> None: ...
 
@@ -277,6 +287,14 @@ class JobSource(ABC):
         from joblens.api.frames import frame_of_outliers
 
         return frame_of_outliers(self.outliers(names, of, method, **filters))
+
+    def segments_frame(
+        self, experiment: str, by: str = "", component: str | None = None, every: str | None = None
+    ) -> pandas.DataFrame:
+        """One row for each segment; of those that are missing only the name is known."""
+        from joblens.api.frames import frame_of_segments
+
+        return frame_of_segments(self.segments(experiment, by, component, every))
 
     def __enter__(self) -> Self:
         return self
