@@ -106,13 +106,16 @@ def test_command(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retire", "--older-than", "soon"]) == 2
 
 
-def test_reference_jobs_stay(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_jobs_stay(home: Home) -> None:
     """What an enabled model refers to is kept, and counted."""
-    monkeypatch.setattr(retire, "jobs_of_models", lambda home, problems: {("c1", "1", BORN + DAY)})
     with Store(home) as store:
+        store.create_model("m", ["1", "3", "4"])
         result = store.retire(CUT)
-    assert (result.jobs, result.kept) == (2, 1)
-    assert ids(home) == ["1", "3", "4", "5"]
+        assert (result.jobs, result.kept) == (2, 1)
+        assert ids(home) == ["1", "3", "4", "5"]
+        store.enable_model("m", False)
+        assert store.retire(CUT).jobs == 1
+    assert ids(home) == ["3", "4", "5"]
 
 
 def test_users_retire_their_own(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ from joblens.analysis.reference import measure_groups, measure_totals
 from joblens.api.comparing import MOST_JOBS, OPERATION, PROGRAM, check_distinct
 from joblens.core.errors import JoblensError, UsageError
 from joblens.record.model import ReferenceJob, ReferenceModel
+from joblens.store.edit import is_staff
 from joblens.store.models import (
     NoModelError,
     check_allowed,
     exists,
-    is_staff,
     load_model,
     save_model,
     user_name,

@@ -86,7 +86,10 @@ def retire(
 
 def jobs_of_models(home: Home, problems: list[str]) -> set[tuple[str, str, float | None]]:
     """Return cluster, id as people write it and start of each job that an enabled model refers to."""
-    return set()
+    from joblens.store.models import list_models
+
+    enabled = [it for it in list_models(home, problems) if it.enabled]
+    return {(job.cluster, job.id, job.start) for it in enabled for job in it.jobs}
 
 
 def _restrict(home: Home, wanted: JobFilter) -> JobFilter:

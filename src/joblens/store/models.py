@@ -6,7 +6,6 @@ The owner of a model may change it, and so may the staff: root and the owner of 
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from joblens.core.files import list_names, make_folder, write_whole
 from joblens.core.json_file import read_file, render_json
 from joblens.record.fields import checked
 from joblens.record.model import VERSION, ReferenceModel
+from joblens.store.edit import is_staff, own_name
 from joblens.store.home import Home
 from joblens.store.location import safe_name
 
@@ -115,15 +115,8 @@ def check_allowed(home: Home, model: ReferenceModel) -> None:
         )
 
 
-def is_staff(home: Home) -> bool:
-    return os.geteuid() in (0, home.path.stat().st_uid)
-
-
 def user_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+    return own_name() or str(os.geteuid())
 
 
 def _path(home: Home, name: str) -> Path:
