@@ -53,7 +53,8 @@ def mask_secrets(commands: List[str]) -> List[str]:
     """Mask many: only if any of them has one of the words, they are looked at one by one."""
     if not _may_have_secret("\n".join(commands)):
         return commands
-    return [mask_secret(command) for command in commands]
+    masked = {command: mask_secret(command) for command in set(commands)}  # many are alike
+    return [masked[command] for command in commands]
 
 
 def _may_have_secret(text: str) -> bool:
