@@ -65,7 +65,7 @@ fuzz: tools ## fuzz all parsers: make fuzz SECONDS=60 TARGETS=toml,journal
 
 crash: tools services ## kill processes and damage files, a hundred times each
 	@JOBLENS_SEED=$${JOBLENS_SEED:-$$$$} JOBLENS_CRASHES=$(CRASHES) $(BIN)/pytest -s tests/services/test_crashes.py tests/store/test_damage.py \
-		tests/store/test_crashes.py
+		tests/store/test_crashes.py tests/jobs/test_ingest_folder.py::test_killed_at_random_moments
 
 docs: tools ## regenerate docs/metrics.md, the fields in docs/api.md, and default.toml
 	$(BIN)/python docs/generate.py

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from joblens.cli import main
+from joblens.cli.parser import build_parser
 from joblens.cli.slurm import advice
 from joblens.collectors.table import COLLECTORS
 from joblens.core.config import AttributionSettings
@@ -47,6 +48,18 @@ def test_state_folders_differ() -> None:
     folders = [unit["Service"]["StateDirectory"] for unit in units]
     assert len(set(folders)) == 2
     assert units[1]["Service"]["Environment"] == f"JOBLENS_HOME=/var/lib/{folders[1]}"
+
+
+def test_the_ingest_daemon_can_write() -> None:
+    """Its words are those of the command, and it may write to the folder and to the store of the hub."""
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.read_string(UNIT.with_name("joblens-ingest.service").read_text())
+    service = unit["Service"]
+    _, _, *words = service["ExecStart"].split()
+    options = build_parser(["ingest"]).parse_args(words)
+    home = service["Environment"].removeprefix("JOBLENS_HOME=")
+    assert {home, str(Path(options.folder).parent)} == set(service["ReadWritePaths"].split())
+    assert service["ExecStartPre"].endswith(f"install -d -m 1777 {options.folder}")
 
 
 def test_slurm_conf_is_what_install_prints() -> None:

@@ -454,6 +454,34 @@ def test_a_memo_of_billions_needs_no_memory(home: Home, tmp_path: Path) -> None:
     assert import_epmt(home, [bad]).problems == [f"{bad}: job_metadata has no job id; archive skipped"]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_bomb(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    """What expands to hundreds of times its size is not read to its end; a large archive of usual data is."""
+    monkeypatch.setattr(archives, "_SMALL", 1 << 20)
+    zeros = {"c1-papiex-1-0.csv": b"0" * (64 << 20)}
+    files = {**zeros, **job_files(PROCESSES)} if first else {**job_files(PROCESSES), **zeros}
+    bad = write_tar(tmp_path / "bad.tgz", files)
+    read: list[int] = []
+    take = archives._Decompressed.read
+
+    def count(self: archives._Decompressed, size: int | None = -1) -> bytes:
+        read.append(len(data := take(self, size)))
+        return data
+
+    monkeypatch.setattr(archives._Decompressed, "read", count)
+    words = "it expands to more than 250 times its size, and is not read further; archive skipped"
+    done = import_epmt(home, [bad])
+    assert done.problems == [f"{bad}: {words}"]
+    assert sum(read) < 32 << 20
+
+
+def test_large_and_usual(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that compresses well is no bomb."""
+    monkeypatch.setattr(archives, "_SMALL", 0)
+    many = write_tar(tmp_path / "many.tgz", job_files([process(pid) for pid in range(1, 3000)]))
+    assert import_epmt(home, [many]).processes == 2999
+
+
 @pytest.mark.parametrize("cut", [0, 1, 100, -4, -20])
 def test_truncated_archives(home: Home, tmp_path: Path, cut: int) -> None:
     """A cut archive is skipped as a whole, wherever it was cut."""

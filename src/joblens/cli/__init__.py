@@ -23,6 +23,7 @@ COMMANDS = (
     ("stop", "end that: code for the shell"),
     ("stage", "write the captured records of all nodes of a job to one archive"),
     ("submit", "store archives of captured jobs"),
+    ("ingest", "store archives as they arrive in a folder, until it is stopped"),
     ("dump", "print the content of an archive"),
     ("check", "check that jobs can be captured and stored on this machine"),
     ("compare", "compare jobs: totals, operations and programs side by side"),

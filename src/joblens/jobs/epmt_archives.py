@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+import pwd
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ class EpmtResult(ImportResult):
     processes: int = 0  # of new jobs
     threads: int = 0
     broken: int = 0  # records of processes that could not be read
+    outside: int = 0  # of the unusable archives: those that failed because of a disk, a server or the like
 
 
 _Span = tuple[float, float]  # the first start and the last end of a process
@@ -84,10 +86,18 @@ def parse_zone(name: str) -> ZoneInfo | None:
 
 
 def import_epmt(
-    home: Home, paths: list[Path], zone: str = "", cluster: str = "", progress: Progress | None = None
+    home: Home,
+    paths: list[Path],
+    zone: str = "",
+    cluster: str = "",
+    progress: Progress | None = None,
+    check_owner: bool = False,
 ) -> EpmtResult:
-    """Import archives and folders of them. Importing them again changes nothing."""
-    result, importer = EpmtResult(), _Importer(home, parse_zone(zone), cluster)
+    """Import archives and folders of them. Importing them again changes nothing.
+
+    `check_owner`: an archive must belong to the user of its job, or to root.
+    """
+    result, importer = EpmtResult(), _Importer(home, parse_zone(zone), cluster, check_owner)
     archives = list(find_archives(paths, result.skip))
     read = ReadProgress(archives, progress)
     for path in archives:
@@ -95,6 +105,7 @@ def import_epmt(
         try:
             importer.take(path, result)
         except (OutsideError, OSError, NotAllowedError) as error:  # the other archives are imported
+            result.outside += not isinstance(error, (MalformedError, NotAllowedError))
             result.skip_file(path, error, "archive")
         except MemoryError:
             result.skip_file(path, OutsideError(f"{path}: its data do not fit into memory"), "archive")
@@ -113,8 +124,8 @@ def _size(path: Path) -> int:
 
 
 class _Importer:
-    def __init__(self, home: Home, zone: ZoneInfo | None, cluster: str) -> None:
-        self.home, self.zone, self.cluster = home, zone, cluster
+    def __init__(self, home: Home, zone: ZoneInfo | None, cluster: str, check_owner: bool) -> None:
+        self.home, self.zone, self.cluster, self.check_owner = home, zone, cluster, check_owner
         self.catalog, self.lake = Catalog(home), Lake(home.lake)
         self.judge = Judge(home)
 
@@ -122,6 +133,8 @@ class _Importer:
         """Raises MalformedError, OutsideError and OSError."""
         archive = open_archive(path)
         metadata = parse_metadata(str(path), archive.metadata)
+        if self.check_owner:
+            _check_owner(path, metadata.user)
         totals = Totals()
         chunks = self._chunks(archive, totals)
         begin = list(islice(chunks, 2))  # most jobs have one
@@ -190,6 +203,17 @@ class _Importer:
     def _chunks(self, archive: Archive, totals: Totals) -> Iterator[Chunk]:
         files = ((it.name, it.host, it.file) for it in archive.files())
         return read_chunks(files, archive.headers, totals.report)
+
+
+def _check_owner(path: Path, user: str) -> None:
+    """What an archive says about its user proves nothing. Raises MalformedError and OSError."""
+    uid = path.lstat().st_uid
+    try:
+        owner = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        owner = str(uid)
+    if uid != 0 and owner != user:
+        raise MalformedError(str(path), f"a file of {owner} cannot have a job of {user:.100}")
 
 
 def _number(identity: tuple[str, str, float]) -> int:

@@ -79,6 +79,7 @@ class Outcome(NamedTuple):
     threads: int = 0
     is_known: bool = False  # it was stored before
     problem: str = ""  # why it was not stored
+    outside: bool = False  # because of a disk, a server or the like: it can be stored later
 
 
 def find_archives(paths: Iterable[Path]) -> Iterator[Path]:
@@ -99,7 +100,8 @@ def submit(home: Home, path: Path, accounting: Accounting, dry_run: bool = False
             return _check(archive) if dry_run else _submit(home, archive, accounting)
     except (OutsideError, OSError) as error:
         words = sentence(error)
-        return Outcome(path, problem=words if str(path) in words else f"{path}: {words}")
+        outside = not isinstance(error, MalformedError)
+        return Outcome(path, problem=words if str(path) in words else f"{path}: {words}", outside=outside)
     except Exception as error:  # whatever it is: the other archives are stored
         return Outcome(path, problem=f"{path}: {type(error).__name__}: {error!s:.200}")
 

@@ -32,6 +32,9 @@ _LARGEST_MEMBER_HEADER = 1 << 16  # a long name or extended attributes, which ar
 _KEPT = 8 << 20  # bytes of an archive that are kept in memory instead of being decompressed twice
 _PIECE = 1 << 20
 _MOST_MEMBERS = 2_000_000
+# Archives of EPMT are 5 to 20 times their size. What expands to far more is made to fill memory or time.
+_MOST_RATIO, _SMALL = 250, 256 << 20
+_LARGEST = 256 << 30  # bytes, decompressed
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -169,13 +172,29 @@ class _Member(tarfile.TarInfo):
         return found
 
 
+class _Decompressed(gzip.GzipFile):
+    """A compressed file that may not expand without bounds."""
+
+    def __init__(self, path: Path, raw: BinaryIO) -> None:
+        super().__init__(fileobj=raw)
+        self._where, self._raw, self._count = path, raw, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self._count += len(data)
+        if self._count > _SMALL and self._count > min(_MOST_RATIO * self._raw.tell(), _LARGEST):
+            what = f"it expands to more than {_MOST_RATIO} times its size"
+            raise MalformedError(str(self._where), f"{what}, and is not read further")
+        return data
+
+
 @contextmanager
 def _members(path: Path) -> Iterator[Iterator[tuple[tarfile.TarInfo, BinaryIO]]]:
     """Read regular members as a stream, to the end of the file: so its checksum is verified."""
     with _open_any(path) as raw:
         compressed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        stream: BinaryIO = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
+        stream: BinaryIO = _Decompressed(path, raw) if compressed else raw  # type: ignore[assignment]
         try:
             with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
                 yield _regular(path, archive)

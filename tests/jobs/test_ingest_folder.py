@@ -1,0 +1,295 @@
+"""`joblens ingest`: each archive that arrives in a folder is stored once, or set aside with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from importers.epmt_files import job_files, metadata, process, write_tar
+from joblens.api.store import Store
+from joblens.cli import main
+from joblens.core.errors import OutsideError
+from joblens.jobs import ingest_folder
+from joblens.jobs.archive import Manifest, write_archive
+from joblens.jobs.archive import Source as Records
+from joblens.jobs.inbox import Inbox
+from joblens.jobs.ingest_folder import Ingest, Source
+from joblens.record.ends import EndedProcess
+from joblens.schedulers.facts import BatchJob
+from joblens.store.home import Home, find_home, make_home
+from jobs.archives import make_archive, make_job, make_records
+from small_disk import fill, mounted
+from store.made import START
+from waiting import wait_for
+
+COMMAND = [sys.executable, "-m", "joblens", "ingest"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("JOBLENS_HOME", str(tmp_path / "home"))
+    return make_home(find_home())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def put_epmt(folder: Path, id: str, **more: Any) -> Path:
+    return write_tar(folder / f"{id}.tgz", job_files([process(1), process(2)], metadata(id, **more)))
+
+
+def jobs(home: Home) -> dict[str, int]:
+    """The number of processes of each job; a job that is stored twice would have two lines."""
+    with Store(home) as store:
+        found = [it.id for it in store.jobs(limit=0)]
+        assert len(found) == len(set(found))
+        return {id: len(store.ends(id, EndedProcess)) for id in sorted(found)}
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def status(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    main(["ingest", str(folder), "--status", "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def once(folder: Path, *words: str) -> int:
+    return main(["ingest", str(folder), "--once", "--settle", "0", "--workers", "1", *words])
+
+
+def test_each_is_stored_or_set_aside(home: Home, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of both kinds; what is broken has its reason beside it; links, pipes and folders are left alone."""
+    outside = folder.parent / "outside.tgz"
+    put_epmt(folder.parent, "outside")
+    make_archive(folder, "r1")
+    put_epmt(folder, "5")
+    (folder / "evil\n\x1b[31m.tgz").write_bytes(b"x")
+    (folder / "cut.joblens").write_bytes((folder / "r1.joblens").read_bytes()[:-30])
+    (folder / ("long" * 60 + ".tgz")).write_bytes(b"y")
+    (folder / "link.tgz").symlink_to(outside)
+    (folder / "sub").mkdir()
+    os.mkfifo(folder / "pipe.joblens")
+    (folder / "notes.txt").write_text("hello")
+    (folder / "copied.tgz.part").write_bytes(b"z")
+    assert once(folder) == 3
+    err = capsys.readouterr().err
+    assert jobs(home) == {"5": 2, "r1": 2}
+    assert names(folder / "done") == {"r1.joblens", "5.tgz"}
+    failed = names(folder / "failed")
+    assert {"cut.joblens", "cut.joblens.reason", "evil\n\x1b[31m.tgz", "evil\n\x1b[31m.tgz.reason"} < failed
+    assert len(failed) == 6
+    reason = (folder / "failed/cut.joblens.reason").read_text()
+    assert reason == f"{folder}/cut.joblens: truncated, or not an archive of joblens\n"
+    for name in ("link.tgz", "sub", "pipe.joblens", "notes.txt"):
+        assert err.count(f"{folder / name}: ") == 1
+        assert (folder / name).exists()
+    assert "\x1b" not in err
+    assert status(folder, capsys)["archives"]["failed"] == 3
+
+
+def test_the_same_again(home: Home, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An archive that comes again is not stored again; stored ones are deleted if that is asked for."""
+    for expected in ("1 archive stored", "0 archives stored, 1 already stored"):
+        make_archive(folder, "r1")
+        assert once(folder, "--delete") == 0
+        assert expected in capsys.readouterr().err
+    make_archive(folder, "r1")
+    assert once(folder) == 0
+    make_archive(folder, "r1")
+    assert once(folder) == 0
+    assert names(folder) == {".ingest", "done", "failed"}
+    assert names(folder / "done") == {"r1.joblens", "r1.joblens.2"}
+    assert jobs(home) == {"r1": 2}
+
+
+def test_jobs_are_retired(home: Home, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --retire-after, and the result is in the status."""
+    put_epmt(folder, "5")
+    assert once(folder, "--retire-after", "30d") == 0
+    assert "1 archive stored; 1 job retired" in capsys.readouterr().err
+    assert jobs(home) == {}
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as ready:
+        try:
+            command = [
+                *COMMAND,
+                str(folder),
+                "--settle",
+                "0.1",
+                "--interval",
+                "0.1",
+                "--ready-fd",
+                str(writer),
+            ]
+            daemon = subprocess.Popen([*command, *words], pass_fds=(writer,), stderr=subprocess.DEVNULL)
+        finally:
+            os.close(writer)
+        assert json.loads(ready.readline())["ready"] == "ingest"
+    return daemon
+
+
+def test_a_daemon(home: Home, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is ready, takes what is complete, has a status at any time, is alone, and stops when it is asked."""
+    daemon = start(folder, "--workers", "1")
+    try:
+        data = make_archive(folder.parent, "r1").read_bytes()
+        put_epmt(folder, "5")
+        with (folder / "r1.joblens").open("wb") as file:
+            file.write(data[:100])
+            file.flush()
+            wait_for("the other archive", (folder / "done/5.tgz").exists)
+            assert (folder / "r1.joblens").exists()
+            file.write(data[100:])
+        wait_for("the archive", (folder / "done/r1.joblens").exists)
+        assert once(folder) == 3
+        assert f"another joblens ingest watches {folder}" in capsys.readouterr().err
+        wait_for("the status", lambda: status(folder, capsys).get("stored") == 2)
+        found = status(folder, capsys)
+        assert found["running"] is True
+        assert found["archives"] == {"arrived": 0, "work": 0, "done": 2, "failed": 0}
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    found = status(folder, capsys)
+    assert (found["state"], found["running"]) == ("stopped", False)
+    assert main(["ingest", str(folder), "--status"]) == 1
+    assert jobs(home) == {"5": 2, "r1": 2}
+
+
+@pytest.mark.real
+def test_killed_at_random_moments(home: Home, folder: Path) -> None:
+    """Killed again and again, and then not: every archive is stored, once; what is broken is set aside."""
+    kills = int(os.environ.get("JOBLENS_CRASHES", "4"))
+    seed = int(os.environ.get("JOBLENS_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    expected = {}
+    for number in range(2 * kills):
+        expected[f"r{number}"] = expected[str(number)] = 2
+        make_archive(folder, f"r{number}")
+        put_epmt(folder, str(number))
+    for number in range(kills):
+        (folder / f"bad{number}.tgz").write_bytes(b"bad")
+    for _ in range(kills):
+        daemon = start(folder, "--workers", "2")
+        time.sleep(chance.uniform(0.0, 2.5))
+        daemon.kill()
+        daemon.wait()
+    wait_for("the lock of the last worker", lambda: not Inbox(folder, 0).is_watched())
+    assert subprocess.run([*COMMAND, str(folder), "--once", "--settle", "0"], check=False).returncode in (
+        0,
+        3,
+    )
+    assert jobs(home) == expected
+    assert names(folder) == {".ingest", "done", "failed"}
+    assert names(folder / ".ingest/work") == set()
+    assert len(names(folder / "done")) == 4 * kills
+    bad = {f"bad{number}.tgz" for number in range(kills)}
+    assert names(folder / "failed") == bad | {f"{name}.reason" for name in bad}
+
+
+def test_a_full_disk(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be stored for want of room waits, and is stored when there is some."""
+    with mounted(tmp_path / "small") as disk:
+        home = make_home(find_home(disk / "home"))
+        ballast = fill(disk)
+        for number in range(3):
+            make_archive(folder, f"r{number}")
+        assert once(folder, "--home", str(home.path)) == 3
+        assert "No space left on device" in capsys.readouterr().err
+        assert len(names(folder / ".ingest/work")) == 3
+        assert names(folder / "failed") == set()
+        ballast.unlink()
+        assert once(folder, "--home", str(home.path)) == 0
+        assert jobs(home) == {"r0": 2, "r1": 2, "r2": 2}
+
+
+def test_owners(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For root, an archive in a folder of everybody is of the user who has put it there."""
+    if os.geteuid() != 0:
+        pytest.skip("only root stores archives of others")
+    folder.chmod(0o1777)
+    os.chown(put_epmt(folder, "5", job_pl_username="alice"), 65_534, -1)
+    os.chown(put_epmt(folder, "6", job_pl_username="nobody"), 65_534, -1)
+    assert once(folder) == 3
+    assert jobs(home) == {"6": 2}
+    reason = folder / "failed/5.tgz.reason"
+    assert "a file of nobody cannot have a job of alice" in reason.read_text()
+    assert reason.stat().st_uid == 65_534
+
+
+def test_folders_of_others(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who could replace the folders of the daemon could have anything stored: it does not begin."""
+    folder.chmod(0o777)
+    with pytest.raises(OutsideError, match=r"can be changed by other users: chmod \+t"):
+        Inbox(folder, 0).open()
+    folder.chmod(0o755)
+    (folder / "done").symlink_to(folder.parent)
+    with pytest.raises(OutsideError, match="must be a folder that only this user can write to"):
+        Inbox(folder, 0).open()
+    (folder / "done").unlink()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    shutil.rmtree(folder / ".ingest", ignore_errors=True)
+    if os.getuid() != 0:
+        with pytest.raises(OutsideError, match="belongs to another user"):
+            Inbox(folder, 0).open()
+
+
+def die(job: BatchJob) -> BatchJob | None:
+    """In place of a batch system: ends the worker, as an archive does that exhausts memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return None
+
+
+def test_an_archive_that_ends_its_worker(home: Home, folder: Path) -> None:
+    """It is set aside after a second attempt, alone; the others are stored."""
+    path = folder.parent / "c1.source"
+    path.write_bytes(make_records())
+    manifest = Manifest(job=make_job("77", scheduler="slurm"), start=START, end=START + 10)
+    write_archive(folder / "77.joblens", manifest, [Records("c1", path)])
+    for number in range(3):
+        put_epmt(folder, str(number))
+    log: list[str] = []
+    ingest = Ingest(Inbox(folder, 0), Source(home, die), 2, False, 0.1, log.append)
+    ingest.open()
+    assert ingest.run_once() is False
+    assert jobs(home) == {"0": 2, "1": 2, "2": 2}
+    assert names(folder / "failed") == {"77.joblens", "77.joblens.reason"}
+    assert "it has ended the process that read it" in (folder / "failed/77.joblens.reason").read_text()
+
+
+def test_a_failure_of_one_archive_is_final(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails again and again while others are stored is set aside; what fails for all is not."""
+    inbox = Inbox(folder, 0)
+    ingest = Ingest(inbox, Source(home, die), 1, False, 0.0, lambda message: None)
+    inbox.open()
+    monkeypatch.setattr(ingest_folder, "_FIRST_DELAY", 0.0)
+    claimed = ingest_folder._Claimed(put_epmt(inbox.work, "5"))
+    failure = ingest_folder.Taken("the server is away", outside=True)
+    for _ in range(20):
+        ingest._finish(claimed, failure)
+    assert claimed.path.exists()
+    ingest._finish(ingest_folder._Claimed(put_epmt(inbox.work, "6")), ingest_folder.Taken())
+    ingest._finish(claimed, failure)
+    assert names(folder / "failed") == {"5.tgz", "5.tgz.reason"}
+    inbox.close()
