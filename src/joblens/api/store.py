@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotFoundError, not_found
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
     from joblens.api.lookup import Tsdb
+    from joblens.jobs.epmt_archives import EpmtResult
     from joblens.jobs.retire import RetireResult
     from joblens.record.model import ReferenceModel
     from joblens.record.report import Job, JobRecord, Judgement, ProcessUse
@@ -420,6 +422,16 @@ class Store(JobSource):
 
         records = load_chosen(self, names, **filters)
         return frame_of_judgements(name_jobs(records), judge_jobs(self, records, model))
+
+    # Import
+
+    def import_epmt(
+        self, paths: Iterable[str | os.PathLike[str]], zone: str = "", cluster: str = ""
+    ) -> EpmtResult:
+        """Import archives of EPMT and folders of them; those that are stored already are left out."""
+        from joblens.jobs.epmt_archives import import_epmt
+
+        return import_epmt(self.home, [Path(path) for path in paths], zone, cluster)
 
     # Maintenance
 

@@ -30,6 +30,7 @@ COMMANDS = (
     ("outliers", "find jobs that are unlike the others, and where it comes from"),
     ("model", "keep what jobs of one kind usually use, and judge new ones by it"),
     ("series", "list the segments of an experiment in order, and those that are missing"),
+    ("notebook", "start JupyterLab with notebooks about one job, a comparison and an outlier study"),
     ("tag", "change the tags of a stored job"),
     ("annotate", "change the annotations of a stored job"),
     ("delete", "delete stored jobs, with all samples and processes"),

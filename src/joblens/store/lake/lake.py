@@ -60,7 +60,9 @@ def connect(spill: str, memory: str) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect()
-    connection.execute("SET threads = 1; SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+    connection.execute("SET threads = 1; SET TimeZone = 'UTC'")
+    with suppress(duckdb.InvalidInputException):  # in Jupyter without ipywidgets, which needs them for a bar
+        connection.execute("SET enable_progress_bar = false")
     connection.execute(f"SET memory_limit = {literal(memory)}; SET temp_directory = {literal(spill)}")
     return connection
 
