@@ -85,11 +85,12 @@ static Py_ssize_t match(const char *at, const char *end, const char *form, const
             form += 2;
             if ((size_t)(form_end - form) < length)
                 return -1;
-            const char *until = operation == TEXT ? token_end(at, end) : line_end(at, end);
-            if ((size_t)(until - at) != length || memcmp(at, form, length) != 0)
+            if ((size_t)(end - at) < length || memcmp(at, form, length) != 0)
                 return -1;
-            at = until;
+            at += length;
             form += length;
+            if (at < end && *at != '\n' && (operation == REST || !is_blank(*at)))
+                return -1;
         } else if (operation == VALUE || operation == ADD) {
             int64_t number;
             at = parse_number(at, end, &number);
