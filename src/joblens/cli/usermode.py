@@ -6,10 +6,12 @@ import os
 import sys
 import time
 from contextlib import suppress
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from joblens.cli.table import warn, write
+from joblens.cli.table import room, warn, write
 from joblens.core.errors import JoblensError, OutsideError, UsageError, printable
+from joblens.reports import width as screen
 
 if TYPE_CHECKING:
     from joblens.record.report import JobRecord
@@ -26,6 +28,7 @@ EXAMPLE = """example:
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _LONGEST_WAIT = 86_400.0
+_LEAST_NOTE = 24  # columns for a note behind the row of its host
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -298,18 +301,34 @@ def _status(options: argparse.Namespace, home: Home) -> int:
     if options.json:
         write(json.dumps(found, indent=2) + "\n")
         return 0
-    hub = f", hub {found['hub']}" if found["hub"] else ""
-    lines = [f"job {found['job']} of {found['cluster']}: {found['state']}{hub}"]
-    if found["tsdb"] is not None:
-        lines.append(" ".join(f"{name} {text}" for name, text in found["tsdb"].items() if text))
-    rows = [("host", "state", "data age", "note")]
-    for host in found["hosts"]:
-        age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
-        rows.append((host["host"], host["state"], age, host["why"]))
-    width = max(len(row[0]) for row in rows)
-    lines += [f"{name:<{width}}  {state:<8} {age:>8}  {note}".rstrip() for name, state, age, note in rows]
-    write("".join(printable(line) + "\n" for line in lines))
+    write("".join(line + "\n" for line in render_status(found, room())))
     return 0
+
+
+def render_status(found: dict[str, Any], width: int | None) -> list[str]:
+    """Without a width, as in a pipe, no note is wrapped."""
+    lines = [f"job {found['job']} of {found['cluster']}: {found['state']}"]
+    servers = {"hub": found["hub"], **(found["tsdb"] or {})}
+    lines += [f"{name} {text}" for name, text in servers.items() if text]
+    names = [screen.plain(it["host"]) for it in found["hosts"]]
+    longest = max(map(screen.display_width, ("host", *names)))
+    lines.append(f"{'host':<{longest}}  state    data age  note")
+    for name, host in zip(names, found["hosts"]):
+        age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
+        row = f"{screen.left(name, longest)}  {host['state']:<8} {age:>8}"
+        lines += _with_note(row, screen.plain(host["why"]), width)
+    return [printable(line) for line in lines]
+
+
+def _with_note(row: str, note: str, width: int | None) -> list[str]:
+    """Behind the row, if there is some space; else below it. It is the reason, so nothing is cut off."""
+    begin = screen.display_width(row) + 2
+    if width is None or not note:
+        return [f"{row}  {note}".rstrip()]
+    if width - begin < _LEAST_NOTE:
+        return [row, *wrap(note, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)]
+    first, *others = wrap(note, width - begin, break_on_hyphens=False)
+    return [f"{row}  {first}", *(" " * begin + line for line in others)]
 
 
 def _describe(session: Session) -> dict[str, Any]:

@@ -140,11 +140,15 @@ class Catalog:
         An id can be written as the scheduler shows it, 4200_7 and 4300+1, and with its cluster: 4242@lab.
         4242 is the beginning of 4242_7 and of 4242.server, and not of 42420.
         """
+        found = [] if text == "last" else self._with_id(text, scope)[-1:]
+        return [(run.cluster, run.id, run.start) for run in found] or self._without_id(text, scope)
+
+    def _without_id(self, text: str, scope: Scope) -> list[Identity]:
+        """Return the jobs that are meant by something else than a whole id."""
         if text == "last":
             return self._page(_IDENTITY, JobFilter(limit=1), scope)
-        found = self._with_id(text, scope)[-1:]
-        if found or not text:
-            return [(run.cluster, run.id, run.start) for run in found]
+        if not text:
+            return []
         return self._page(_IDENTITY, JobFilter(limit=20), scope, [_begins_with(storable(text))])
 
     def name_of(self, identity: Identity, scope: Scope = ALL) -> str:
@@ -154,7 +158,7 @@ class Catalog:
     def runs(self, text: str, scope: Scope = ALL) -> list[Run]:
         """All with the id of the job that is meant, the oldest first; nothing if it could be several jobs."""
         found = self._with_id(text, scope)
-        if not found and len(meant := self.find(text, scope)) == 1:
+        if not found and len(meant := self._without_id(text, scope)) == 1:
             cluster, id, _ = meant[0]
             found = self._with_id(f"{id}@{cluster}", scope)
         return found
