@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
@@ -115,6 +115,23 @@ def undisturbed() -> Iterator[bool]:
         yield True
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@contextmanager
+def undisturbed_with(pid: int) -> Iterator[None]:
+    """Run this process and a server with real-time priority; threads that it starts get it, too."""
+
+    def schedule(policy: int, priority: int) -> None:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+
+    with undisturbed():
+        schedule(os.SCHED_RR, 1)
+        try:
+            yield
+        finally:
+            schedule(os.SCHED_OTHER, 0)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 
 from bench.catalog import FILTERS, example, jobs_wanted, p95
 from bench.catalog_jobs import make_jobs
-from bench.children import BenchError, cpu_seconds, memory, started
+from bench.children import BenchError, cpu_seconds, memory, started, undisturbed_with
 from bench.interpreters import Interpreter
 from bench.serve_live import measure_live
 from bench.table import Line, Section, at_most, compare
@@ -101,7 +101,8 @@ def measure_serve(pythons: list[Interpreter]) -> list[Section]:
         home = make_home(find_home(folder / "store"))
         ids = make_jobs(home.records, example(python, folder / "example"), jobs)
         with _running(python, folder, home.path, ids) as service:
-            sections = [_listings(service, jobs), _reports(service), _what_time_shows(service)]
+            with undisturbed_with(service.pid):
+                sections = [_listings(service, jobs), _reports(service), _what_time_shows(service)]
             sections.append(_at_once(service))
     return [*sections, measure_live(python)]
 

@@ -104,6 +104,8 @@ def test_listing_as_json_and_csv(two_jobs: Home, joblens: Joblens) -> None:
     assert (found[0]["name"][4:], rows[0]["name"][-10:]) == (" \x1b[31m文", " \\x1b[31m文")
     assert [job["id"] for job in found] == [row["id"] for row in rows] == ["ra2", "ra1"]
     assert tuple(found[0]) == (*rows[0], "tags") == (*COLUMNS, "tags")
+    assert [job["cores"] for job in found] == [float(row["cores"]) for row in rows] == [4.0, 4.0]  # of 0.7/4
+    assert [job["tags"] for job in found] == [{}, {"model": "x"}]
     assert found[1]["memory_peak_bytes"] == int(rows[1]["memory_peak_bytes"]) == 1 << 28
     assert joblens("jobs", "--csv", "--name", "none").stdout == ",".join(COLUMNS) + "\n"
 
