@@ -74,6 +74,10 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         "job captured --threads --csv",
         "job captured --operations --sort memory",
         "job captured --tree --run 1",
+        "compare 4241 captured --json",
+        "compare 4242 --run 1 2",
+        "outliers 4240 4241 captured --json",
+        "outliers 4240 4241 captured --of threads",
     ],
 )
 def test_the_same_output(served: Served, line: str) -> None:
