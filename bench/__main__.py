@@ -18,6 +18,7 @@ from bench.catalog import measure_catalog
 from bench.children import WrongError
 from bench.compaction import measure_compaction
 from bench.ends import measure_ends
+from bench.epmt import measure_epmt
 from bench.exporter import measure_exporter
 from bench.gpus import measure_gpus
 from bench.hooks import measure_hooks
@@ -48,6 +49,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "run": measure_run,
     "capture": measure_capture,
     "submit": measure_submit,
+    "epmt": measure_epmt,
     "ends": measure_ends,
     "store": measure_store,
     "reports": measure_reports,

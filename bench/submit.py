@@ -25,7 +25,7 @@ _MOST_MEMORY, _MOST_BYTES, _MOST_LIST = 200e6, 150.0, 1.0
 _BEGAN = 1_790_000_000
 _LISTS = ("--processes", "--tree", "--operations", "--threads")
 # Print the peak of memory of a command, as the kernel has it.
-_PEAK = (
+PEAK = (
     "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
     "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"
 )
@@ -70,7 +70,7 @@ def _check(python: Interpreter, home: str) -> None:
 def _measure_peak(words: list[str], folder: Path) -> float:
     env = {**environment(), "JOBLENS_HOME": str(folder / "peak")}
     done = subprocess.run(
-        [sys.executable, "-c", _PEAK, *words], env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PEAK, *words], env=env, capture_output=True, text=True, check=True
     )
     return float(done.stdout)
 

@@ -62,7 +62,7 @@ _SUMMED = {
     "system_seconds": "DOUBLE", "memory_peak_bytes": "BIGINT",
 }  # fmt: skip
 _MOST_DISTINCT = 20_000  # texts of a column that become a type of DuckDB's
-_GROUP_ROWS = 30_720  # of the lake's files: a group is held in memory
+_GROUP_ROWS = 14_336  # of the lake's files: a group is held in memory
 _ROUNDED = 2.0  # seconds: batch systems count in whole ones
 _UNKNOWN = "UNKNOWN"
 _NO_END = "its end was not known when it was submitted; submit it again after its end"
