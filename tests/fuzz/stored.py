@@ -55,6 +55,7 @@ from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
 from joblens.store.catalog.schema import migrate
 from joblens.store.catalog.writer import Writer
+from joblens.store.edits import Change, Edits, add_edit, load_edits
 from joblens.store.end_groups import GroupUse
 from joblens.store.home import Home
 from joblens.store.lake.damage import load_gaps
@@ -68,6 +69,7 @@ from joblens.store.records import (
     load_records,
     parse_listed,
     parse_record,
+    save_record,
 )
 from joblens.usermode.agent_group import AgentGroup, parse_end
 from joblens.usermode.launch import Launch
@@ -471,7 +473,28 @@ def _models() -> list[bytes]:
     return [render_json(made.to_dict())]
 
 
+def edits(data: bytes) -> None:
+    """Changes that wait for the record of a job: what is valid changes it, and it can be saved."""
+    home = new_home(fresh("edits"))
+    add_edit(home.path, _RUN, "tags", Change())
+    (path,) = (home.path / "edits").iterdir()
+    path.write_bytes(data)
+    with suppress(MalformedError):
+        load_edits(path)
+    job = Job(id=_RUN[1], cluster=_RUN[0], name="n", user="alice", start=_RUN[2], tags={"a": "b"})
+    save_record(home.records, JobRecord(job=job))
+    with suppress(MalformedError):
+        add_edit(home.path, _RUN, "annotations", Change(add={"a": "b"}))
+
+
+def _edits() -> list[bytes]:
+    change = Change(add={"a": "1"}, remove=["b"], in_place=True)
+    return [render_json(Edits(cluster=_RUN[0], id=_RUN[1], start=_RUN[2], tags=change).to_dict())]
+
+
+_RUN = ("fox", "42", 1.7e9)
 TARGETS = (
+    Target("edits", edits, _edits),
     Target("model", model, _models),
     Target("journal", journal, _segments),
     Target("tail", tail, _segments),

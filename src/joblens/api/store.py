@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from joblens.record.model import ReferenceModel
     from joblens.record.report import Job, JobRecord, Judgement, ProcessUse
     from joblens.schedulers.facts import BatchJob
+    from joblens.store.edits import Change
     from joblens.store.end_groups import GroupUse
     from joblens.store.end_table import EndTable
     from joblens.store.memory_reader import SamplesReader
@@ -358,10 +359,44 @@ class Store(JobSource):
         run: int | None,
     ) -> dict[str, str]:
         from joblens.store.edit import change
+        from joblens.store.edits import Change
 
         if not all(isinstance(it, str) for pair in pairs.items() for it in pair):
             raise UsageError(f"{part} are texts")
-        return change(self.home, lambda: self.job(name, run), part, pairs, list(remove), replace)
+        wanted = Change(add=dict(pairs), remove=list(remove), in_place=replace)
+        now = self._change_session(part, name, wanted) if run is None else None
+        if now is not None and self._live(name) is None:
+            return now
+        return change(self.home, lambda: self._meant(name, run), part, pairs, list(remove), replace)
+
+    def _meant(self, name: str, run: int | None) -> JobRecord:
+        """Return the job that runs now under this name, else the stored one. Raises LookupError."""
+        live = self._live(name) if run is None else None
+        if live is None or live.start is None:
+            return self.job(name, run)
+        from joblens.record.report import Job, JobRecord
+        from joblens.store.edits import find_edits
+
+        edits = find_edits(self.home.path, (live.cluster, live.id, live.start))
+        job = Job(id=live.id, cluster=live.cluster, name=live.name, user=live.user, start=live.start)
+        if edits is not None:
+            job.tags, job.annotations = dict(edits.tags.add), dict(edits.annotations.add)
+        return JobRecord(job=job)
+
+    def _change_session(self, part: str, name: str, wanted: Change) -> dict[str, str] | None:
+        """Change what `joblens stage` writes for a session of `joblens start`; None if there is none."""
+        if not (self.home.path / "capture").is_dir():
+            return None
+        from joblens.store.edit import changed
+        from joblens.usermode.capture import find_started
+
+        session = find_started(self.home, name)
+        if session is None:
+            return None
+        now = changed(getattr(session.state, part), wanted, part)
+        setattr(session.state, part, now)
+        session.save()
+        return now
 
     # Reference models
 

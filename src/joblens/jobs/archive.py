@@ -75,6 +75,7 @@ class Manifest(Part, kw_only=True):
     start: Moment  # of capture
     end: Moment
     tags: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # a sentence each
     own: list[OwnProcess] = field(default_factory=list)
@@ -107,6 +108,30 @@ def write_archive(target: Path, manifest: Manifest, sources: Sequence[Source]) -
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
+    return manifest
+
+
+def change_archive(path: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Write an archive again, with another manifest. Raises MalformedError and OSError."""
+    unfinished = unfinished_name(str(path))
+    with open_archive(path) as source:
+        if source.owner != os.geteuid():
+            raise MalformedError(str(path), "only its owner can change it")
+        manifest = change(source.manifest)
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with (
+                open(fd, "wb") as file,
+                zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, False, 6) as archive,
+            ):
+                for number in range(len(manifest.files)):
+                    with archive.open(_entry(_member(number)), "w") as target:
+                        source.pass_records(number, target.write)
+                archive.writestr(_entry(_MANIFEST), render_json(manifest.to_dict()))
+            publish(unfinished, str(path))
+        except BaseException:
+            Path(unfinished).unlink(missing_ok=True)
+            raise
     return manifest
 
 
@@ -151,7 +176,7 @@ class Archive:
         self.pass_records(number, parts.append)
         return b"".join(parts)
 
-    def pass_records(self, number: int, take: Callable[[bytes], None]) -> None:
+    def pass_records(self, number: int, take: Callable[[bytes], object]) -> None:
         """Pass them in pieces. Only if this returns they were as the manifest says."""
         described, name = self.manifest.files[number], _member(number)
         digest, count = hashlib.sha256(), 0

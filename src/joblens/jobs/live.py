@@ -66,12 +66,12 @@ def _started_here(home: Home, wanted: JobFilter, now: float) -> list[JobRow]:
     """Jobs that `joblens run` runs."""
     if not list_names(str(home.incoming)):
         return []
-    from joblens.jobs.running import as_facts, find_running, has_tags, summarise_running
+    from joblens.jobs.running import as_facts, find_running, is_tagged, summarise_running
 
     rows = []
     for found in find_running(home):
         job = as_facts(found)
-        if _is_meant(job, wanted) and has_tags(found, wanted.tags) and not wanted.annotations:
+        if _is_meant(job, wanted) and is_tagged(found, wanted):
             used, row = summarise_running(found).used, _row(job, now)
             rows.append(
                 row._replace(

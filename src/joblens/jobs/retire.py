@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 BATCH = 2000  # jobs: each file with rows of some of them is rewritten once
 _DAY = 86_400.0
+_FRESH_SECONDS = 2.0  # the index is not compared with all days of records for each job
 
 
 @dataclass
@@ -62,8 +63,24 @@ def retire(
 
     Users who are not staff retire their own jobs only. Raises NotAllowedError.
     """
+    usual, catalog.fresh_seconds = catalog.fresh_seconds, max(catalog.fresh_seconds, _FRESH_SECONDS)
+    try:
+        return _retire(home, catalog, lake, _restrict(home, wanted), before, dry_run, progress, stopped)
+    finally:
+        catalog.fresh_seconds = usual
+
+
+def _retire(
+    home: Home,
+    catalog: Catalog,
+    lake: Lake,
+    wanted: JobFilter,
+    before: float,
+    dry_run: bool,
+    progress: Progress | None,
+    stopped: Callable[[], bool],
+) -> RetireResult:
     result = RetireResult(dry_run=dry_run)
-    wanted = _restrict(home, wanted)
     kept = jobs_of_models(home, result.problems)
     first: float | None = None
     for page in _pages(catalog, wanted, before):

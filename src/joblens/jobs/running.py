@@ -12,6 +12,8 @@ from joblens.record.job import Resources
 from joblens.record.report import JobRecord
 from joblens.schedulers.facts import BatchJob
 from joblens.store import ingest
+from joblens.store.catalog.listing import JobFilter
+from joblens.store.edits import find_edits
 from joblens.store.home import Home
 
 STATE = "RUNNING"
@@ -25,9 +27,21 @@ def find_running(home: Home) -> list[ingest.Incoming]:
     host = Host()
     node, boot = host.name(), host.boot_id()
     found = [
-        it for it in ingest.list_incoming(home) if it.end is None and not ingest.is_abandoned(it, node, boot)
+        _edited(home, it)
+        for it in ingest.list_incoming(home)
+        if it.end is None and not ingest.is_abandoned(it, node, boot)
     ]
     return sorted(found, key=lambda it: it.facts.start)
+
+
+def _edited(home: Home, found: ingest.Incoming) -> ingest.Incoming:
+    """With the tags and annotations that it will have."""
+    facts = found.facts
+    edits = find_edits(home.path, (facts.cluster, facts.id, float(facts.start)))
+    if edits is None:
+        return found
+    tags, notes = edits.tags.of(facts.tags or {}), edits.annotations.of(facts.annotations or {})
+    return found._replace(facts=facts.replace(tags=tags, annotations=notes or None))
 
 
 def as_facts(found: ingest.Incoming) -> BatchJob:
@@ -46,9 +60,11 @@ def as_facts(found: ingest.Incoming) -> BatchJob:
     )
 
 
-def has_tags(found: ingest.Incoming, wanted: tuple[tuple[str, str], ...]) -> bool:
-    tags = found.facts.tags or {}
-    return all(tags.get(name) == value for name, value in wanted)
+def is_tagged(found: ingest.Incoming, wanted: JobFilter) -> bool:
+    """Whether it has all tags and annotations."""
+    tags, notes = found.facts.tags or {}, found.facts.annotations or {}
+    pairs = [*((tags, it) for it in wanted.tags), *((notes, it) for it in wanted.annotations)]
+    return all(known.get(name) == value for known, (name, value) in pairs)
 
 
 def summarise_running(found: ingest.Incoming) -> JobRecord:

@@ -441,8 +441,12 @@ def _as_far_as_known(manifest: Manifest) -> BatchJob:
 
 
 def _tagged(facts: JobFacts, manifest: Manifest) -> JobFacts:
-    tags = {**(facts.tags or {}), **manifest.tags}
-    return facts.replace(tags=tags, environment=facts.environment or dict(manifest.environment))
+    tags, notes = (
+        {**(facts.tags or {}), **manifest.tags},
+        {**(facts.annotations or {}), **manifest.annotations},
+    )
+    environment = facts.environment or dict(manifest.environment)
+    return facts.replace(tags=tags, annotations=notes or None, environment=environment)
 
 
 def _find_record(home: Home, manifest: Manifest) -> JobRecord | None:

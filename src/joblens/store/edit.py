@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import JoblensError, UsageError
 from joblens.store import ingest
+from joblens.store.edits import Change, add_edit, find_edits, remove_edits
 from joblens.store.home import Home
 from joblens.store.location import safe_name
 from joblens.store.records import alone, save_record
@@ -55,22 +56,31 @@ def change(
 ) -> dict[str, str]:
     """Change `tags` or `annotations` of a job: merged with those that it has, or in place of them.
 
+    The record of a job that has not ended is not stored: it gets them when it is.
     Return what it has now. Raises NotAllowedError, LookupError and OSError.
     """
+    wanted = Change(add=dict(pairs), remove=remove, in_place=replace)
     with alone(home.records):
         record = find()
-        check_allowed(home, record.job)
-        if not record.written:
-            raise JoblensError(f"job {record.job.shown_id} has not ended yet: change its {part} afterwards")
-        before: dict[str, str] = getattr(record.job, part) or {}
-        now = {**({} if replace else before), **pairs}
-        now = {name: value for name, value in now.items() if name not in remove}
-        if len(now) > _MOST:
-            raise UsageError(f"a job can have {_MOST} {part}, and not {len(now)}")
-        if now != before:
-            setattr(record.job, part, now)
+        job = record.job
+        check_allowed(home, job)
+        before: dict[str, str] = getattr(job, part) or {}
+        now = changed(before, wanted, part)
+        run = (job.cluster, job.id, job.start)
+        if not record.written or find_edits(home.path, run) is not None:
+            add_edit(home.path, run, part, wanted)
+        if record.written and now != before:
+            setattr(job, part, now)
             record.written = 0  # now
             save_record(home.records, record)
+    return now
+
+
+def changed(before: Mapping[str, str], wanted: Change, part: str) -> dict[str, str]:
+    """Raises UsageError if these are too many."""
+    now = wanted.of(before)
+    if len(now) > _MOST:
+        raise UsageError(f"a job can have {_MOST} {part}, and not {len(now)}")
     return now
 
 
@@ -116,6 +126,7 @@ def delete_runs(home: Home, catalog: Catalog, lake: Lake, runs: Sequence[Stored]
             cluster = run.cluster if run.has_nodes else ""
             removed.append(Removed(run.id, run.start, run.last, cluster, after, min(before, run.until)))
         remove_jobs(lake, removed)
+        remove_edits(home.path, [run.identity for run in runs])
         catalog.remove([run.identity for run in runs])
 
 

@@ -43,6 +43,10 @@ _ID = re.compile(rb'"id": "((?:[^"\\]|\\.){1,200})"')
 
 
 def save_record(folder: Path, record: JobRecord) -> Path:
+    """Changes that people have made before the job had a record are made in it."""
+    from joblens.store.edits import apply_edits
+
+    apply_edits(folder.parent, record)
     now = time.time_ns()
     day = folder / day_of(record.job.start)
     if not day.is_dir():

@@ -72,6 +72,7 @@ class SessionState(Part, kw_only=True):
     start: Moment
     end: Moment | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
     own: list[OwnProcess] = field(default_factory=list)  # start and stop
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -178,6 +179,18 @@ def find_session(home: Home, env: Mapping[str, str]) -> CaptureSession:
     raise OutsideError("no capture was started here: begin with joblens start")
 
 
+def find_started(home: Home, name: str) -> CaptureSession | None:
+    """Return the session of a job by its id, or ID@CLUSTER, that was not staged; only one of this user."""
+    folder = home.path / "capture"
+    for entry in list_names(str(folder)):
+        with suppress(OutsideError, OSError):
+            found = load_session(folder / entry)
+            job = found.state.job
+            if name in (job.id, f"{job.id}@{job.cluster}"):
+                return found
+    return None
+
+
 def load_session(folder: Path) -> CaptureSession:
     """Raises OutsideError. Another user's is refused: it names folders to read and to remove."""
     path = str(folder / _STATE)
@@ -227,6 +240,7 @@ def stage(session: CaptureSession, target: Path) -> Staged:
         start=state.start,
         end=max(state.end or time.time(), state.start),
         tags=state.tags,
+        annotations=state.annotations,
         own=[*state.own, this_process()],
         environment=state.environment,
         problems=problems + _missing(state.hosts, sources),
