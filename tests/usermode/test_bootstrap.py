@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER, Payload, make_input
+from joblens.usermode.hosts import Allocation
+from joblens.usermode.launch import in_a_step
 from joblens.usermode.pack import pack_agent
 from joblens.usermode.state import JobFile
 from joblens.wire.frame import read_header
@@ -233,3 +235,17 @@ def test_what_can_be_wrong(tmp_path: Path) -> None:
         capture_output=True, check=False,
     )  # fmt: skip
     assert (cut.returncode, cut.stderr) == (1, b"joblens: the agent was not received completely\n")
+
+
+def test_what_is_started_is_killed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory runs out: before Python has started, too, so that nothing in the job's own step is."""
+    (tmp_path / "srun").write_text("")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat /proc/self/oom_score_adj >>{tmp_path}/scores\n")
+    python.chmod(0o755)
+    words = in_a_step(Allocation("slurm", "1", "lab", (HOST,), "slurm"), [str(python)])
+    subprocess.run(words[words.index("/bin/sh") :], check=True)
+    subprocess.run(["/bin/sh", "-c", PYTHON_FINDER, "sh", str(python), "", ""], check=True)
+    assert (tmp_path / "scores").read_text().split() == ["1000"] * 3

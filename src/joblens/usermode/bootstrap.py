@@ -17,13 +17,17 @@ from typing import NamedTuple
 from joblens.usermode.state import JobFile
 
 NO_FILE = 66  # an exit code: the file with the address to connect to is not visible there, or nothing answers
+# For sh: where memory runs out, the kernel kills this and what it starts, and not the job. From the start on:
+# while Python starts, it would rather kill another process of ours, which is in the step of the job's script.
+FIRST_TO_BE_KILLED = "{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; "
 # $1 is the Python that runs here, $2 the bootstrap, $3 the address of the hub, and for
 # joblens.usermode.pbs_tasks, which has no input, $4 the host and $5 a file.
-PYTHON_FINDER = """\
+PYTHON_FINDER = f"""\
+{FIRST_TO_BE_KILLED}
 for p in "$1" python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9; do
   command -v "$p" >/dev/null 2>&1 || continue
   "$p" -I -c 'import sys; sys.exit(sys.version_info < (3, 9))' </dev/null >/dev/null 2>&1 || continue
-  exec "$p" -I -c "$2" "$3" ${4:+"$4" "$5"}
+  exec "$p" -I -c "$2" "$3" ${{4:+"$4" "$5"}}
 done
 echo "joblens: no Python 3.9 or newer on this host" >&2
 exit 127

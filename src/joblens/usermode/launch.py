@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
-from joblens.usermode.bootstrap import BOOTSTRAP, PYTHON_FINDER
+from joblens.usermode.bootstrap import BOOTSTRAP, FIRST_TO_BE_KILLED, PYTHON_FINDER
 from joblens.usermode.hosts import Allocation, flux_hosts, flux_job, is_here, short_name
 
 SSH = "JOBLENS_SSH"  # ssh with its options, where those of ~/.ssh/config are not enough
@@ -65,11 +65,13 @@ def in_a_step(allocation: Allocation, words: Sequence[str]) -> list[str]:
     """Return a command that runs `words` on this host as a separate step, or [] outside of Slurm.
 
     A process in the step of the batch script that is killed for lack of memory makes Slurm mark the whole job
-    OUT_OF_MEMORY, and what still runs at the script's end is killed at once."""
+    OUT_OF_MEMORY, and what still runs at the script's end is killed at once. So the kernel must prefer this
+    step from its first instruction on: while Python starts, `joblens usermode start` would be preferred."""
     here = next((host for host in allocation.hosts if is_here(host)), "")
     if allocation.how != "slurm" or not here:
         return []
-    return [*_in_job(allocation.job, (here,)), *words]
+    before = ("/bin/sh", "-c", f'{FIRST_TO_BE_KILLED}exec "$@"', "sh")
+    return [*_in_job(allocation.job, (here,)), *before, *words]
 
 
 def collect_commands(
