@@ -164,7 +164,7 @@ def test_large_files_are_rewritten_once(
     sink: LakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixteen segments exceed one merge here: they are not merged first, but distributed by node at once."""
-    monkeypatch.setattr(compact_module, "MERGE_VALUES", 200)
+    monkeypatch.setattr(compact_module, "MERGE_VALUES", 255)
     for number in range(1, MOST_AT_ONCE + 1):
         store(sink, tmp_path, number, f"n{number % 32:02}")
         if number == MOST_AT_ONCE - 1:

@@ -19,8 +19,7 @@ from pathlib import Path
 from joblens.core.errors import sentence
 from joblens.hub.sink import end_with_the_hub, log
 from joblens.store.home import find_home, make_home
-from joblens.store.lake.compact import MEMORY, compact_small
-from joblens.store.lake.lake import Lake
+from joblens.store.lake.compact import compact_small, open_bounded
 from joblens.store.lake.tiers import FAN_IN, MOST_AT_ONCE
 from joblens.store.maintenance import remove_leftovers
 
@@ -87,7 +86,7 @@ def main(home: str) -> int:
     threading.Thread(target=end_with_the_hub, daemon=True).start()
     os.nice(_LOWEST_PRIORITY)
     store = make_home(find_home(home))
-    lake = Lake(store.lake, MEMORY)
+    lake = open_bounded(store.lake)
     problems: list[str] = []
     try:
         remove_leftovers(store)

@@ -50,7 +50,7 @@ def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress |
     """
     done = 0
     folders = sorted(lake.path.glob("set=*/date=*"))
-    with_bounds = Lake(lake.path, MEMORY)
+    with_bounds = open_bounded(lake.path)
     for number, folder in enumerate(folders, 1):
         with suppress(FileNotFoundError):  # that day was removed meanwhile
             done += compact_folder(with_bounds, folder, unfinished)
@@ -59,6 +59,11 @@ def compact(lake: Lake, unfinished: Callable[[], set[str]], progress: Progress |
             progress(number, len(folders))
     lake.report(*with_bounds.problems)
     return done
+
+
+def open_bounded(path: Path) -> Lake:
+    """Return a lake for compaction. Its process is short: what it reads several times, it keeps."""
+    return Lake(path, MEMORY, keep_metadata=True)
 
 
 def compact_small(lake: Lake) -> int:

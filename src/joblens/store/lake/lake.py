@@ -126,8 +126,9 @@ class Checked(NamedTuple):
 
 
 class Lake:
-    def __init__(self, path: Path, memory: str = "2GB") -> None:
-        self.path, self.memory = path, memory
+    def __init__(self, path: Path, memory: str = "2GB", keep_metadata: bool = False) -> None:
+        """`keep_metadata`: of all files that were read, as long as it lives."""
+        self.path, self.memory, self._keep_metadata = path, memory, keep_metadata
         self.problems: list[str] = []
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._enums: dict[tuple[str, ...], str] = {}  # types of the connection, by their texts; newest last
@@ -141,6 +142,8 @@ class Lake:
         if self._connection is None:
             # What does not fit into memory is the user's too: it goes where only they can read it.
             self._connection = connect(unfinished_name(str(self.path / "spill")), self.memory)
+            if self._keep_metadata:
+                self._connection.execute("SET parquet_metadata_cache = true")
             self._enums.clear()
         return self._connection
 
