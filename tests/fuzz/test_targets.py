@@ -30,6 +30,7 @@ EXCLUDED = {
     "usermode.cluster_capture._load_job": "written by the prolog of root; as in the target `job-file`",
     "cli.usermode._load": "as the record of any job, in the target `record`",
     "cli.agent._load": "the command line on top of settings, which the target `toml` reads",
+    "collectors.process.native_scan.read_row": "what the C library has written, where there is one",
     "collectors.gpu.smi._Smi._parse": "the program's words, which the target `nvidia-smi` reads",
     "collectors.gpu.nvml.load_nvml": "loads NVIDIA's library",
     "hub.kafka.client.load_kafka": "loads Kafka's library",
