@@ -22,6 +22,7 @@ settings.load_profile("patient")
 
 # No settings file of this machine or user counts, here and in the commands that tests start.
 os.environ["JOBLENS_CONFIG"] = os.devnull
+os.environ.pop("JOBLENS_DB_URL", None)
 
 # Whoever starts the tests in the background has these ignored, and every command here would inherit that.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -34,7 +35,7 @@ _left_open = [0]  # files, after the last collection
 _CPU = pytest.StashKey[float]()  # at the test's previous report
 
 # Fixtures of a whole session that are dear: what uses one runs in one worker, so that it is made once.
-DEAR = {"any_broker": "kafka", "scraped": "prometheus"}
+DEAR = {"any_broker": "kafka", "postgres": "postgresql", "scraped": "prometheus"}
 # What takes longest begins first: clusters, one after the other, and then what else waits for servers.
 FIRST = (
     "services/slurm/",

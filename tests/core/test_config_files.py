@@ -183,7 +183,7 @@ def test_last_option_counts(trees: list[dict[str, Any]]) -> None:
 
 def test_every_setting_is_shown() -> None:
     names = {setting.name for setting in find_settings(os.devnull, {})}
-    tables = {"collectors", "attribution", "external", "push", "usermode", "tsdb"}
+    tables = {"collectors", "attribution", "external", "push", "usermode", "tsdb", "store"}
     assert names >= {*Settings._fields} - tables
     assert {name for name in names if name.startswith("hub.")} == {
         f"hub.{name}" for name in HubSettings._fields if name not in ("sinks", "kafka")

@@ -15,6 +15,7 @@ from joblens.serve.audit import Audit
 from joblens.serve.policy import Viewer
 from joblens.serve.routes import JOBS, ROUTES, Question, Route
 from joblens.serve.views import View
+from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.scope import Scope
 from joblens.store.home import find_home, make_home
 
@@ -141,8 +142,10 @@ def _question(route: Route, id: str) -> Question:
 def _asked(store: Store, work: Callable[[], object]) -> list[str]:
     """Return the statements without their values."""
     found: list[str] = []
-    store._catalog.database.set_trace_callback(found.append)
+    assert isinstance(store._catalog, Catalog)
+    database = store._catalog.database
+    database.set_trace_callback(found.append)
     with pytest.raises(LookupError, match="not found, or not yours"):
         work()
-    store._catalog.database.set_trace_callback(None)
+    database.set_trace_callback(None)
     return [re.sub(r"'[^']*'|\b[0-9.]+\b", "?", statement) for statement in found]

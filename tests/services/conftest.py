@@ -3,13 +3,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from programs import need
 
 from .running import Agent, Prometheus, running_agent, running_prometheus
+
+if TYPE_CHECKING:
+    from .postgresql import Postgres
 
 StartAgent = Callable[..., Agent]
 
@@ -24,6 +27,15 @@ def agent(tmp_path: Path) -> Iterator[StartAgent]:
             return stack.enter_context(running_agent(tmp_path / f"agent{next(started)}", config, *words))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One server for all tests that leave it running; each takes a database of its own."""
+    from .postgresql import running_postgres
+
+    with running_postgres() as server:
+        yield server
 
 
 class Scraped(NamedTuple):

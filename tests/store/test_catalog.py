@@ -13,11 +13,13 @@ import pytest
 from joblens.api import Store
 from joblens.core.errors import MalformedError, OutsideError, UsageError
 from joblens.store import records
+from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import SORTS, JobFilter
 from joblens.store.catalog.plan import make_terms, plan
 from joblens.store.catalog.schema import INDEXES, MIGRATIONS, migrate
 from joblens.store.home import Home, find_home, make_home
+from joblens.store.saving import save_record
 
 from .made import START, store_job
 
@@ -45,7 +47,7 @@ def several(home: Home) -> Home:
         facts = {"id": job, "name": name, "user": user, "state": state, "tags": tags, "exit_code": number}
         job_part = made.job.replace(**facts, start=START + number * 3600)
         used = made.used.replace(cpu_seconds=cpu, memory_peak_bytes=100 - number)
-        records.save_record(home.records, made.replace(job=job_part, used=used))
+        save_record(home, made.replace(job=job_part, used=used))
     return home
 
 
@@ -168,7 +170,7 @@ def test_names_that_begin_with_a_text_are_a_range(several: Home) -> None:
 def test_unknown_order_is_one_sentence(home: Home) -> None:
     """A way to sort that there is not is named, with those that there are."""
     with pytest.raises(UsageError, match="sorted by start, duration, cpu"):
-        Catalog(home).jobs(JobFilter(sort="x; DROP TABLE jobs"))
+        open_catalog(home).jobs(JobFilter(sort="x; DROP TABLE jobs"))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_unknown_order_is_one_sentence(home: Home) -> None:
 )
 def test_finding_a_job(several: Home, text: str, expected: list[str]) -> None:
     """By its id, by how that begins, or as the last one; whatever was typed."""
-    assert [identity[1] for identity in Catalog(several).find(text)] == expected
+    assert [identity[1] for identity in open_catalog(several).find(text)] == expected
 
 
 def test_an_id_that_comes_round_again(home: Home) -> None:
@@ -216,7 +218,7 @@ def scheduled(home: Home) -> Home:
         1,
     ):
         job = made.job.replace(**{"node": facts["nodes"][0], **facts, "start": START + number})
-        records.save_record(home.records, made.replace(job=job))
+        save_record(home, made.replace(job=job))
     return home
 
 
@@ -243,7 +245,7 @@ def test_ids_of_schedulers(scheduled: Home, text: str, expected: list[tuple[str,
 
     A number that nobody has is not the beginning of another one: that would be someone else's job.
     """
-    found = [(cluster, job, start - START) for cluster, job, start in Catalog(scheduled).find(text)]
+    found = [(cluster, job, start - START) for cluster, job, start in open_catalog(scheduled).find(text)]
     assert found == expected
 
 
@@ -332,6 +334,7 @@ def test_a_catalog_that_is_wrong_about_places(home: Home) -> None:
     records.compact_day(home.records, DAY)
     for change in ("place = 0", "file = 'compacted.0-0.jsonl'"):
         with Store(home) as store:
+            assert isinstance(store._catalog, Catalog)
             store._catalog.database.execute(f"UPDATE jobs SET {change}")
             assert store.job("j2")["job"]["name"] == "n2"
             assert len(store.jobs()) == 3
@@ -389,7 +392,7 @@ def test_damage_that_only_a_report_would_show(home: Home) -> None:
     made = store_job(home, "j1")
     made.job.id = "j2"
     made.timeline[0].cores = "many"  # type: ignore[assignment]
-    path = records.save_record(home.records, made)
+    path = save_record(home, made)
     with Store(home) as store:
         assert {job["id"] for job in store.jobs()} == {"j1", "j2"}
         assert store.job("j1")["timeline"]
@@ -484,7 +487,7 @@ def test_damaged_catalog(harm: Any, home: Home) -> None:
     """One sentence, all jobs are there, and the next time there is nothing to say."""
     made = store_job(home, "j0", batches=1)
     for number in range(1, 30):
-        records.save_record(home.records, made.replace(job=made.job.replace(id=f"j{number}")))
+        save_record(home, made.replace(job=made.job.replace(id=f"j{number}")))
     with Store(home) as store:
         assert len(store.jobs(limit=0)) == 30
     harm(home.catalog)

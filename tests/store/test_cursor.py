@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from joblens.core.errors import UsageError
 from joblens.record.report import JobRecord
-from joblens.store import records
+from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.cursor import is_after, next_cursor, parse_cursor, sort_rows
-from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import SORTS, JobFilter, JobRow
 from joblens.store.catalog.plan import make_terms, plan
+from joblens.store.catalog.queries import JobCatalog
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home
+from joblens.store.saving import save_records
 
 from .made import START, new_home, store_job
 
@@ -51,10 +52,10 @@ def save(home: Home, made: JobRecord, numbers: range) -> None:
             duration_seconds=float(number % 3),
         )
         many.append(made.replace(job=job, used=used))
-    records.save_records(home.records, many)
+    save_records(home, many)
 
 
-def pages(catalog: Catalog, wanted: JobFilter, scope: Scope = ALL) -> list[list[JobRow]]:
+def pages(catalog: JobCatalog, wanted: JobFilter, scope: Scope = ALL) -> list[list[JobRow]]:
     found = [catalog.jobs(wanted, scope)]
     while found[-1] and len(found[-1]) == wanted.limit:
         following = wanted._replace(cursor=next_cursor(found[-1], wanted))
@@ -70,7 +71,7 @@ def test_pages_are_the_listing(
     """For every order and filter, in both ways to answer: each job once, and in the order of the whole."""
     monkeypatch.setattr("joblens.store.catalog.plan._FEW", few)
     save(home, made, range(60))
-    catalog = Catalog(home)
+    catalog = open_catalog(home)
     filters: list[dict[str, Any]] = [{}, {"user": "bob", "name": "n*"}, {"tags": (("even", "yes"),)}]
     for sort, reverse, scope, more in product(SORTS, (False, True), _SCOPES, filters):
         wanted = JobFilter(sort=sort, reverse=reverse, limit=0, **more)
@@ -85,7 +86,7 @@ def test_pages_are_the_listing(
 def test_jobs_that_arrive_meanwhile(home: Home, made: JobRecord, sort: str) -> None:
     """They move no other job to another page: all that were there at the beginning are listed once."""
     save(home, made, range(0, 60, 2))
-    catalog = Catalog(home)
+    catalog = open_catalog(home)
     wanted = JobFilter(sort=sort, limit=4)
     before = {row.id for row in catalog.jobs(wanted._replace(limit=0))}
     page = catalog.jobs(wanted)
@@ -104,7 +105,7 @@ def test_jobs_that_arrive_meanwhile(home: Home, made: JobRecord, sort: str) -> N
 def test_a_cursor_of_another_listing(home: Home, made: JobRecord) -> None:
     """One sentence, instead of a page that begins anywhere."""
     save(home, made, range(9))
-    catalog = Catalog(home)
+    catalog = open_catalog(home)
     cursor = next_cursor(catalog.jobs(JobFilter(limit=3)), JobFilter(limit=3))
     for other in (JobFilter(sort="cpu"), JobFilter(reverse=True)):
         with pytest.raises(UsageError, match="sorted differently"):

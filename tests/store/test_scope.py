@@ -12,12 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from joblens.store import records
+from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
+from joblens.store.catalog.queries import JobCatalog
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home
 from joblens.store.lake.columns import storable
+from joblens.store.saving import save_record
 
 from .made import START, store_job
 
@@ -75,7 +77,7 @@ def shared(home: Home) -> Home:
     ):
         facts = {"id": id, "user": user, "account": account, "cluster": cluster, "tags": {}}
         job = made.job.replace(**facts, start=START + number)
-        records.save_record(home.records, made.replace(job=job))
+        save_record(home, made.replace(job=job))
     return home
 
 
@@ -85,7 +87,7 @@ def shared(home: Home) -> Home:
 )
 def test_what_is_listed_and_counted(shared: Home, scope: Scope, starts: list[int]) -> None:
     """Only jobs of the scope, whatever is asked for."""
-    catalog = Catalog(shared)
+    catalog = open_catalog(shared)
     assert [(row.start or 0) - START for row in catalog.jobs(JobFilter(), scope)] == starts
     assert [(row.start or 0) - START for row in catalog.jobs(JobFilter(limit=1), scope)] == starts[:1]
     assert catalog.count(scope) == len(starts)
@@ -94,7 +96,7 @@ def test_what_is_listed_and_counted(shared: Home, scope: Scope, starts: list[int
 
 def test_ids_that_others_have_too(shared: Home) -> None:
     """Prefixes, runs of a reused id and their numbers are those of the scope's jobs alone."""
-    catalog = Catalog(shared)
+    catalog = open_catalog(shared)
     assert [it[1] for it in catalog.find("5001", OWN)] == ["5001.a"]
     assert [it[1] for it in catalog.find("5001", MANAGER)] == ["5001.b"]
     assert len(catalog.find("5001")) == 3
@@ -108,7 +110,7 @@ def test_ids_that_others_have_too(shared: Home) -> None:
 
 def test_identities_that_were_guessed(shared: Home) -> None:
     """Another's job and one that does not exist give the same answers."""
-    catalog = Catalog(shared)
+    catalog = open_catalog(shared)
     real, none = ("here", "4242", START + 1), ("here", "4242", START + 99)
     assert catalog.report(real).job.user == "bob"
     answers = []
@@ -132,7 +134,9 @@ def test_every_question_takes_a_scope() -> None:
     # The borders of a run narrow which rows are read for a job that the viewer may see.
     others = ("borders", "close", "check", "forget", "prepare", "remove")
     questions = [
-        getattr(Catalog, name) for name in vars(Catalog) if not name.startswith("_") and name not in others
+        getattr(JobCatalog, name)
+        for name in vars(JobCatalog)
+        if not name.startswith("_") and name not in others
     ]
     assert len(questions) >= 7
     assert all("scope" in inspect.signature(it).parameters for it in questions)

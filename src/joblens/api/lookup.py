@@ -11,8 +11,8 @@ from joblens.api.source import JobQuery, shown
 from joblens.jobs.live import add_live, add_runs, find_live, summarise_live
 from joblens.jobs.live_lists import has_run
 from joblens.store.catalog.cursor import next_cursor
-from joblens.store.catalog.index import Run, choose_run
 from joblens.store.catalog.listing import JobFilter, JobRow
+from joblens.store.catalog.queries import Run, choose_run
 
 if TYPE_CHECKING:
     from joblens.api.store import Store

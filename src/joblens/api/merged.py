@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from joblens.api.store import Progress, Store, StoreInfo
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
-    from joblens.store.catalog.index import Run
+    from joblens.store.catalog.queries import Run
     from joblens.store.end_table import EndTable
     from joblens.store.home import Home
     from joblens.store.reader import End, Series
@@ -135,7 +135,7 @@ class MergedStore(JobSource):
         session: BatchJob | None,
     ) -> JobRecord:
         """Count the runs of both sources together if they are of the same job."""
-        from joblens.store.catalog.index import choose_run
+        from joblens.store.catalog.queries import choose_run
 
         known, theirs = _runs_meant(query.id, own, there)
         runs = _union(known, theirs)
@@ -293,7 +293,7 @@ def _identity_of(record: JobRecord) -> tuple[str, str, float]:
 
 
 def _runs_of(record: JobRecord | LookupError | None) -> list[Run]:
-    from joblens.store.catalog.index import Run
+    from joblens.store.catalog.queries import Run
 
     if record is None or isinstance(record, LookupError) or not isinstance(record.runs, list):
         return []

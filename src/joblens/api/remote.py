@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
-    from joblens.store.catalog.index import Run
+    from joblens.store.catalog.queries import Run
     from joblens.store.reader import End, Series
 
 _MOST_ON_A_PAGE = 1000
@@ -91,7 +91,7 @@ class RemoteStore(JobSource):
         self._connection.begin("/jobs", _first_page(wanted))
 
     def runs(self, name: str) -> list[Run]:
-        from joblens.store.catalog.index import Run
+        from joblens.store.catalog.queries import Run
 
         try:
             found = self.job(name).runs

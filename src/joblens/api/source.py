@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
-    from joblens.store.catalog.index import Run
     from joblens.store.catalog.listing import JobFilter, JobRow
+    from joblens.store.catalog.queries import Run
     from joblens.store.end_groups import GroupUse
     from joblens.store.end_table import EndTable
     from joblens.store.reader import End, Series

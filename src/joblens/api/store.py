@@ -14,8 +14,9 @@ from joblens.api.source import AmbiguousError, JobQuery, JobSource, Listed, NotF
 from joblens.core.errors import UsageError
 from joblens.core.named_tuple import NamedTuple
 from joblens.store import ingest
-from joblens.store.catalog.index import Catalog, Run, choose_run
+from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.listing import Identity, JobFilter, JobRow, make_filter, unknown
+from joblens.store.catalog.queries import Run, choose_run
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
@@ -76,7 +77,7 @@ class Store(JobSource):
         self.home = home if read_only else make_home(home)
         self.scope, self.read_only = scope, read_only
         self._problems = [*([] if read_only else _recover(home)), *ingest.problems(home)]
-        self._catalog = Catalog(self.home, progress)
+        self._catalog = open_catalog(self.home, progress)
         self._catalog.fresh_seconds = fresh_seconds
         self._lake = Lake(self.home.lake, memory)
 
@@ -483,6 +484,8 @@ class Store(JobSource):
         remove_leftovers(self.home)
         self._lake.report(*settle_all(self.home, self._lake))
         done = compact(self._lake, lambda: ingest.unfinished(self.home), progress)
+        if self.home.database is not None:
+            return done
         today = time.strftime("%Y-%m-%d", time.gmtime())
         days = [day for day, _ in records.list_days(self.home.records) if day != today]
         return done + sum(records.compact_day(self.home.records, day) for day in days)

@@ -37,7 +37,10 @@ COMMANDS = (
     ("retire", "delete the jobs that ended before a date, or so many days ago"),
     ("mark", "mark a moment or a phase of the current job"),
     ("fom", "record a figure of merit of the current job"),
-    ("db", "maintain the store: info, compact, check, retain"),
+    (
+        "db",
+        "maintain the store, and a database with its job records",
+    ),
     ("agent", "sample this node, serve metrics to Prometheus, send to a hub"),
     ("hub", "receive and store the samples of many nodes"),
     ("serve", "answer everybody's questions about their own jobs, over a Unix socket or HTTPS"),

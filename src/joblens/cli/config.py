@@ -111,9 +111,16 @@ def _agent(settings: Settings) -> dict[str, Any]:
     found = settings._asdict()
     for name in ("attribution", "push", "usermode", "tsdb"):
         found[name] = found[name]._asdict()
+    found["store"] = {"database": _without_password(settings.store.database)}
     found["external"] = {name: script._asdict() for name, script in settings.external.items()}
     found["collectors"] = {it.name: _collector(it, settings) for it in COLLECTORS}
     return found
+
+
+def _without_password(url: str) -> str:
+    from joblens.store.database import Database
+
+    return str(Database(url)) if url else ""
 
 
 def _collector(collector: Collector, settings: Settings) -> dict[str, Any]:

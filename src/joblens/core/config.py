@@ -68,6 +68,12 @@ class TsdbSettings(NamedTuple):
     write_url: str = ""  # "": url + /api/v1/write
 
 
+class StoreSettings(NamedTuple):
+    """Where a store has its job records, `[store]`."""
+
+    database: str = ""  # "": in files
+
+
 class Settings(NamedTuple):
     interval: float = 1.0
     listen: str = "127.0.0.1:9477"
@@ -84,6 +90,7 @@ class Settings(NamedTuple):
     push: PushSettings = PushSettings()
     usermode: UsermodeSettings = UsermodeSettings()
     tsdb: TsdbSettings = TsdbSettings()
+    store: StoreSettings = StoreSettings()
 
 
 class Url(NamedTuple):
@@ -121,10 +128,11 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     push = as_table(values.pop("push", {}), path, "push")
     usermode = as_table(values.pop("usermode", {}), path, "usermode")
     tsdb = as_table(values.pop("tsdb", {}), path, "tsdb")
+    store = as_table(values.pop("store", {}), path, "store")
     for table in ("hub", "serve"):  # may share the file; each parses its own part
         as_table(values.pop(table, {}), path, table)
     defaults = Settings()._asdict()
-    tables = ("collectors", "attribution", "external", "push", "usermode", "tsdb")
+    tables = ("collectors", "attribution", "external", "push", "usermode", "tsdb", "store")
     check_names(values, [name for name in defaults if name not in tables], path)
     check_names(collectors, known, path, "collectors.")
     settings = Settings(
@@ -141,6 +149,7 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
         push=_push(push, path),
         usermode=_usermode(usermode, path),
         tsdb=_tsdb(tsdb, path),
+        store=_store(store, path),
     )
     _check_interval("interval", settings.interval, path)
     split_address(settings.listen, path)
@@ -221,6 +230,15 @@ def _tsdb(table: Dict[str, Any], path: str) -> TsdbSettings:
         if getattr(found, name):
             split_url(getattr(found, name), path, "tsdb." + name)
     return found
+
+
+def _store(table: Dict[str, Any], path: str) -> StoreSettings:
+    """The URL may contain a password, which no message shows."""
+    check_names(table, StoreSettings._fields, path, "store.")
+    url = table.get("database", "")
+    if not isinstance(url, str) or (url and not url.startswith(("postgresql://", "postgres://"))):
+        raise ConfigError("store.database is not a URL such as postgresql://USER@HOST:5432/NAME", path)
+    return StoreSettings(url)
 
 
 def _names(value: Any, path: str, name: str) -> Tuple[str, ...]:

@@ -20,7 +20,7 @@ from joblens.jobs.inferred import Inferred, Thresholds
 from joblens.jobs.node_size import NodeSizes
 from joblens.jobs.state import State
 from joblens.schedulers.facts import Scheduler
-from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.choice import open_catalog
 from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 from joblens.store.lake.watermarks import Arrivals, Unread
@@ -45,7 +45,7 @@ def _open_scheduler(name: str, home: Home, folder: Path, options: Options) -> Sc
         return Inferred(
             Unread(lake, since),
             Arrivals(lake, since),
-            Catalog(home),
+            open_catalog(home),
             NodeSizes(lake),
             thresholds,
             options.wait_seconds,

@@ -10,7 +10,7 @@ from joblens.jobs.finish import without_samples
 from joblens.record.report import JobRecord
 from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home
-from joblens.store.records import save_records
+from joblens.store.saving import save_records
 
 _NOT_TOLD = "accounting has not reported its end; the end shown is when it was last seen running"
 
@@ -25,7 +25,7 @@ def save_provisional(home: Home, job: BatchJob, seen: float) -> None:
     """Save the record of a job that no longer runs, from what was reported while it ran."""
     end = max(float(int(seen)), start_of(job))  # accounting counts in whole seconds, and it ended after that
     gone = job.replace(end=end, state="UNKNOWN", exit_code=None, signal=None)
-    save_records(home.records, [make_provisional(gone, (_NOT_TOLD,))])
+    save_records(home, [make_provisional(gone, (_NOT_TOLD,))])
 
 
 def written_of(job: BatchJob) -> int:

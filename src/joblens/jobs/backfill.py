@@ -14,9 +14,10 @@ from joblens.importers.sacct import read_sacct
 from joblens.jobs.accounting_only import make_provisional
 from joblens.jobs.facts import identity
 from joblens.schedulers.facts import BatchJob, Scheduler
-from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.choice import open_catalog
+from joblens.store.catalog.queries import JobCatalog
 from joblens.store.home import Home
-from joblens.store.records import save_records
+from joblens.store.saving import save_records
 
 _AT_ONCE = 5000  # jobs whose records are in memory
 _WINDOW = 6 * 3600.0  # seconds of accounting per query
@@ -31,7 +32,7 @@ class JobsResult(ImportResult):
 
 def import_files(home: Home, paths: list[Path], cluster: str, progress: Progress | None = None) -> JobsResult:
     """Import jobs from files of sacct. Importing them again changes nothing."""
-    result, catalog = JobsResult(), Catalog(home)
+    result, catalog = JobsResult(), open_catalog(home)
     read = ReadProgress(paths, progress)
     for path in paths:
         result.files += 1
@@ -52,7 +53,7 @@ def import_live(
     home: Home, scheduler: Scheduler, since: float, cluster: str, progress: Progress | None = None
 ) -> JobsResult:
     """Query the scheduler, some hours at a time."""
-    result, catalog, until = JobsResult(), Catalog(home), time.time()
+    result, catalog, until = JobsResult(), open_catalog(home), time.time()
     windows = max(int((until - since) // _WINDOW) + 1, 1)
     for number in range(windows):
         first = since + number * _WINDOW
@@ -66,13 +67,13 @@ def import_live(
     return result
 
 
-def _save(home: Home, catalog: Catalog, jobs: Iterable[BatchJob], result: JobsResult) -> None:
+def _save(home: Home, catalog: JobCatalog, jobs: Iterable[BatchJob], result: JobsResult) -> None:
     ended = _ended(jobs, result)
     while some := list(islice(ended, _AT_ONCE)):
         new = {identity(job): job for job in some}
         for key in catalog.written(new):
             del new[key]
-        save_records(home.records, (make_provisional(job) for job in new.values()))
+        save_records(home, (make_provisional(job) for job in new.values()))
         result.jobs += len(new)
         result.known += len(some) - len(new)
 

@@ -17,7 +17,7 @@ from joblens.store.home import Home
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.pending import find_reader, let_wait
 from joblens.store.reader import LakeReader, Reader
-from joblens.store.records import save_record
+from joblens.store.saving import save_record
 
 if TYPE_CHECKING:
     from joblens.store.lake.lake import Lake
@@ -46,7 +46,7 @@ def complete(home: Home, found: ingest.Incoming, progress: Progress | None = Non
     samples = SamplesReader(short, job, node)
     record = _summarise(found, samples, problems)
     Judge(home).judge(record, samples)
-    save_record(home.records, record)
+    _save(home, record)
     if not let_wait(home, found):
         with suppress(ingest.GoneError):
             ingest.save_samples(_open_lake(home), found)
@@ -63,9 +63,16 @@ def _complete_long(
     reader = LakeReader(lake)
     record = _summarise(found, reader, problems, lake)
     Judge(home).judge(record, reader)
-    save_record(home.records, record)
+    _save(home, record)
     ingest.remove(found.folder)
     return record
+
+
+def _save(home: Home, record: JobRecord) -> None:
+    """The report says if the record waits for the database; the record itself does not."""
+    waits = save_record(home, record)
+    if waits:
+        record.data.problems.append(waits)
 
 
 def _open_lake(home: Home) -> Lake:

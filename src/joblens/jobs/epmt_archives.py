@@ -30,7 +30,7 @@ from joblens.jobs.facts import INTERVAL
 from joblens.jobs.judge import Judge
 from joblens.record.job import JobEnd, JobFacts
 from joblens.record.report import Finding, Imported, JobRecord, ProcessCounts
-from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.listing import Identity
 from joblens.store.edit import NotAllowedError, delete
 from joblens.store.home import Home
@@ -38,7 +38,7 @@ from joblens.store.lake.columns import LATEST_NS, storable
 from joblens.store.lake.lake import Lake
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader
-from joblens.store.records import save_record
+from joblens.store.saving import save_record
 
 _STEP = 900.0  # seconds: all zones in use are multiples of it from UTC
 _WEST, _EAST = -12 * 3600.0, 14 * 3600.0
@@ -126,7 +126,7 @@ def _size(path: Path) -> int:
 class _Importer:
     def __init__(self, home: Home, zone: ZoneInfo | None, cluster: str, check_owner: bool) -> None:
         self.home, self.zone, self.cluster, self.check_owner = home, zone, cluster, check_owner
-        self.catalog, self.lake = Catalog(home), Lake(home.lake)
+        self.catalog, self.lake = open_catalog(home), Lake(home.lake)
         self.judge = Judge(home)
 
     def take(self, path: Path, result: EpmtResult) -> None:
@@ -159,7 +159,7 @@ class _Importer:
         for record in earlier:  # people may have changed them
             made.job.tags, made.job.annotations = record.job.tags, record.job.annotations
         self.judge.judge(made, LakeReader(self.lake))
-        save_record(self.home.records, made)
+        save_record(self.home, made)
         result.jobs += not earlier
         result.replaced += bool(earlier)
         result.processes += totals.processes

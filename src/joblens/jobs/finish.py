@@ -17,7 +17,7 @@ from joblens.store.lake.job_subset import JobSubset, Wanted
 from joblens.store.lake.lake import Lake
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Reader, Span
-from joblens.store.records import save_record, save_records
+from joblens.store.saving import save_record, save_records
 
 BATCH = 100  # jobs for which the lake is read at once
 
@@ -44,9 +44,9 @@ def finish(home: Home, folder: Path, ended: Sequence[Ended]) -> list[Failed]:
         some = ended[begin : begin + BATCH]
         records = list(_make_records(home, folder, some, failed, judge))
         if len(records) == 1:
-            save_record(home.records, records[0])
+            save_record(home, records[0])
         elif records:
-            save_records(home.records, records)
+            save_records(home, records)
     return failed
 
 

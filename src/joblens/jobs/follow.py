@@ -29,7 +29,7 @@ from joblens.jobs.inferred import Thresholds
 from joblens.jobs.live_lists import load_live, remove_expired, runs, save_live
 from joblens.jobs.state import Gone, Late, State
 from joblens.schedulers.facts import BatchJob, Scheduler
-from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.listing import Identity
 from joblens.store.home import Home
 from joblens.store.lake.lake import Lake
@@ -103,7 +103,7 @@ class Follower:
         self.state = State(folder)
         self.waiting: dict[Identity, Waiting] = {}
         self.done: dict[Identity, str] = {}  # the last data of accounting, by job
-        self.catalog = Catalog(home)
+        self.catalog = open_catalog(home)
         self.counts = dict.fromkeys(("calls", "failed_calls", "finished", "running", "pending"), 0)
         self.answered = 0.0
         self.error = ""

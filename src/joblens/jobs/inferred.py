@@ -20,8 +20,8 @@ from joblens.jobs.sightings import Process, Sighting, Sightings, Usage
 from joblens.record.job import Resources
 from joblens.record.report import JobRecord
 from joblens.schedulers.facts import BatchJob
-from joblens.store.catalog.index import Run
 from joblens.store.catalog.listing import Identity
+from joblens.store.catalog.queries import Run
 from joblens.store.lake.watermarks import Unread
 
 Node = tuple[str, str]  # cluster and name

@@ -12,8 +12,8 @@ from joblens.core.files import list_names
 from joblens.jobs.live_lists import has_run, open_index, runs
 from joblens.schedulers.slurm.fields import ENDED
 from joblens.store.catalog.cursor import Cursor, is_after, parse_cursor, sort_rows
-from joblens.store.catalog.index import Run
 from joblens.store.catalog.listing import Identity, JobFilter, JobRow, name_nodes
+from joblens.store.catalog.queries import Run
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home
 

@@ -20,8 +20,8 @@ from joblens.store.edit import NotAllowedError, Stored, delete_runs, is_staff, o
 from joblens.store.records import day_of
 
 if TYPE_CHECKING:
-    from joblens.store.catalog.index import Catalog
     from joblens.store.catalog.listing import Identity, JobFilter, JobRow
+    from joblens.store.catalog.queries import JobCatalog
     from joblens.store.home import Home
     from joblens.store.lake.lake import Lake
 
@@ -51,7 +51,7 @@ class RetireResult:
 
 def retire(
     home: Home,
-    catalog: Catalog,
+    catalog: JobCatalog,
     lake: Lake,
     wanted: JobFilter,
     before: float,
@@ -118,7 +118,7 @@ def _restrict(home: Home, wanted: JobFilter) -> JobFilter:
     return wanted._replace(user=own)
 
 
-def _pages(catalog: Catalog, wanted: JobFilter, before: float) -> Iterator[list[JobRow]]:
+def _pages(catalog: JobCatalog, wanted: JobFilter, before: float) -> Iterator[list[JobRow]]:
     """Yield what began before, the oldest first."""
     until = before if wanted.until is None else min(wanted.until, before)
     page = wanted._replace(sort="start", reverse=True, limit=BATCH, until=until, cursor=None)
@@ -138,7 +138,9 @@ def _days(first: float, now: float, before: float) -> tuple[int, int]:
     return min(int((now - first) // _DAY) + (now >= before), whole), whole
 
 
-def _remove(home: Home, catalog: Catalog, lake: Lake, chosen: Sequence[JobRow], result: RetireResult) -> None:
+def _remove(
+    home: Home, catalog: JobCatalog, lake: Lake, chosen: Sequence[JobRow], result: RetireResult
+) -> None:
     """All at once; if that fails, day by day, so that a damaged file keeps only its own jobs."""
     if not chosen:
         return
@@ -156,7 +158,7 @@ def _remove(home: Home, catalog: Catalog, lake: Lake, chosen: Sequence[JobRow], 
                 result.problems.append(sentence(error))
 
 
-def _remove_some(home: Home, catalog: Catalog, lake: Lake, chosen: Sequence[JobRow]) -> None:
+def _remove_some(home: Home, catalog: JobCatalog, lake: Lake, chosen: Sequence[JobRow]) -> None:
     live = open_index(home, [])
     stored = []
     for row in chosen:

@@ -36,14 +36,15 @@ from joblens.jobs.judge import Judge
 from joblens.record.job import JobEnd, JobFacts, Totals
 from joblens.record.report import Job, JobRecord
 from joblens.schedulers.facts import BatchJob
-from joblens.store.catalog.index import Catalog
+from joblens.store.catalog.choice import open_catalog
 from joblens.store.home import Home
 from joblens.store.lake.columns import Table, identifier, make_table, storable
 from joblens.store.lake.folder import JobFile, job_file, list_folder
 from joblens.store.lake.lake import Lake, select_text, text_column
 from joblens.store.location import safe_name
 from joblens.store.reader import LakeReader, Span
-from joblens.store.records import day_of, save_record
+from joblens.store.records import day_of
+from joblens.store.saving import save_record
 
 Accounting = Callable[[BatchJob], BatchJob | None]  # returns what the batch system knows of a job now
 
@@ -390,7 +391,7 @@ def _save_record(
     if not record.data.samples:
         record.data.problems.append(_NO_SAMPLES)
     Judge(home).judge(record, reader)
-    save_record(home.records, record)
+    save_record(home, record)
 
 
 def _inputs(home: Home, manifest: Manifest, accounting: Accounting) -> tuple[JobFacts, JobEnd]:
@@ -458,7 +459,7 @@ def _find_record(home: Home, manifest: Manifest) -> JobRecord | None:
 def _find_records(home: Home, manifest: Manifest) -> list[JobRecord]:
     """Return those of all runs of the job that overlap capture, the newest first."""
     identity = storable(manifest.job.cluster), storable(manifest.job.id)
-    found, catalog = [], Catalog(home)
+    found, catalog = [], open_catalog(home)
     try:
         for run in reversed(catalog.runs(f"{manifest.job.id}@{manifest.job.cluster}")):
             last = run.start if run.end is None else run.end

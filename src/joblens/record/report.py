@@ -503,6 +503,11 @@ class JobRecord(Head, kw_only=True, dict=True):
         """Remember the JSON that it was read from, for the parts of it that have no type here."""
         self.__dict__["stored"] = stored
 
+    def restore_order(self) -> None:
+        """Put the JSON that it was read from into the order of the fields, after a database has sorted it."""
+        stored = json.loads(self.__dict__.pop("stored"))
+        self.keep(json.dumps(_over({**self.to_dict(), "written": self.written}, stored)).encode())
+
 
 class _Version(msgspec.Struct):
     version: int = 0

@@ -11,17 +11,17 @@ import pwd
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from joblens.core.errors import JoblensError, UsageError
+from joblens.core.errors import JoblensError, OutsideError, UsageError
 from joblens.store import ingest
 from joblens.store.edits import Change, add_edit, find_edits, remove_edits
 from joblens.store.home import Home
 from joblens.store.location import safe_name
-from joblens.store.records import alone, save_record
+from joblens.store.saving import changing, save_record
 
 if TYPE_CHECKING:
     from joblens.record.report import Job, JobRecord
-    from joblens.store.catalog.index import Catalog
     from joblens.store.catalog.listing import Identity
+    from joblens.store.catalog.queries import JobCatalog
     from joblens.store.lake.lake import Lake
 
 _LONGEST_NAME, _LONGEST_VALUE = 256, 65_536
@@ -60,7 +60,7 @@ def change(
     Return what it has now. Raises NotAllowedError, LookupError and OSError.
     """
     wanted = Change(add=dict(pairs), remove=remove, in_place=replace)
-    with alone(home.records):
+    with changing(home):
         record = find()
         job = record.job
         check_allowed(home, job)
@@ -72,7 +72,9 @@ def change(
         if record.written and now != before:
             setattr(job, part, now)
             record.written = 0  # now
-            save_record(home.records, record)
+            waits = save_record(home, record)
+            if waits:
+                raise OutsideError(waits)
     return now
 
 
@@ -84,7 +86,7 @@ def changed(before: Mapping[str, str], wanted: Change, part: str) -> dict[str, s
     return now
 
 
-def delete(home: Home, catalog: Catalog, lake: Lake, record: JobRecord, until: float = math.inf) -> None:
+def delete(home: Home, catalog: JobCatalog, lake: Lake, record: JobRecord, until: float = math.inf) -> None:
     """Delete a job: its rows in the lake, then all versions of its record. Repeated, it removes the rest.
 
     `until`: when a run with the same id began that has no record yet.
@@ -114,11 +116,11 @@ class Stored(NamedTuple):
         return self.cluster, self.id, self.start
 
 
-def delete_runs(home: Home, catalog: Catalog, lake: Lake, runs: Sequence[Stored]) -> None:
+def delete_runs(home: Home, catalog: JobCatalog, lake: Lake, runs: Sequence[Stored]) -> None:
     """Delete several jobs: each file is rewritten once. The caller knows that this is allowed."""
     from joblens.store.lake.removal import Removed, remove_jobs
 
-    with alone(home.records):
+    with changing(home):
         removed = []
         for run in runs:
             _remove_pending(home, run)

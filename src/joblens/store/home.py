@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
+from joblens.store.database import Database, find_database
 from joblens.store.location import INCOMING, WAITING, digest, locate, make_folders
 
 # Local file systems, on which SQLite's locks and shared memory work. Any other is treated as shared between
@@ -23,6 +24,7 @@ class Home(NamedTuple):
     filesystem: str
     shared: bool
     index_file: Path | None = None  # the catalog, where it is not at its usual place
+    database: Database | None = None  # that has the records, where they are not files
 
     @property
     def incoming(self) -> Path:
@@ -42,6 +44,11 @@ class Home(NamedTuple):
         return self.path / "records"
 
     @property
+    def undelivered(self) -> Path:
+        """Records that wait for the database, as files."""
+        return self.path / "undelivered"
+
+    @property
     def damaged(self) -> Path:
         return self.path / "damaged"
 
@@ -56,6 +63,8 @@ class Home(NamedTuple):
         return local_folder() / f"catalog-{name}.sqlite"
 
     def describe(self) -> str:
+        if self.database is not None:
+            return f"The store {self.path} has the samples; the job records are in {self.database}."
         if not self.shared:
             return (
                 f"The store {self.path} is on {self.filesystem}, a local file system. "
@@ -76,7 +85,10 @@ def _catalog_path(home: Home) -> str:
 
 
 def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None = None) -> Home:
-    """Return the home at a path, by default JOBLENS_HOME or the user's data folder."""
+    """Return the home at a path, by default JOBLENS_HOME or the user's data folder, and its database.
+
+    Raises OutsideError and ConfigError.
+    """
     path = Path(locate(chosen))
     try:
         path.exists()  # triggers an automounter
@@ -85,7 +97,7 @@ def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None =
         why = getattr(error, "strerror", None) or error
         raise OutsideError(f"cannot use the store {str(path)!r}: {why}") from None
     kind = filesystem_of(real, _read_mounts() if mounts is None else mounts)
-    return Home(path, kind, kind not in _LOCAL)
+    return Home(path, kind, kind not in _LOCAL, None, find_database(os.environ))
 
 
 def make_home(home: Home) -> Home:

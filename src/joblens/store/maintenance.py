@@ -44,6 +44,8 @@ def check_lake(lake: Lake, progress: Progress | None = None) -> int:
 def check_records(home: Home) -> list[str]:
     """Move files with damaged records to `damaged`, and keep their intact records. Return the problems."""
     problems: list[str] = []
+    if home.database is not None:  # the catalog checks them
+        return problems
     for day, _ in records.list_days(home.records):
         for name in records.list_records(home.records, day):
             with suppress(FileNotFoundError):  # another process has compacted it
@@ -98,7 +100,12 @@ def retain(home: Home, days: int, now: float | None = None) -> int:
     """Remove samples and records of older days. Return the number of files removed."""
     moment = (time.time() if now is None else now) - days * 86_400
     oldest = time.strftime("%Y-%m-%d", time.gmtime(max(moment, 0)))
-    folders = [*home.lake.glob("set=*/date=*"), *home.records.glob("*-*-*")]
+    of_records = [] if home.database is not None else home.records.glob("*-*-*")
+    folders = [*home.lake.glob("set=*/date=*"), *of_records]
+    if home.database is not None:
+        from joblens.store.catalog.postgresql.admin import remove_older
+
+        remove_older(home.database, moment - moment % 86_400)
     removed = sum(_remove_day(it) for it in sorted(folders) if it.name.removeprefix("date=") < oldest)
     return removed + sum(_remove_pending(folder, oldest) for folder in ingest.folders(home.waiting))
 

@@ -350,12 +350,13 @@ def _compact(folder: Path, day: str, names: list[str]) -> int:
         Path(unfinished).unlink(missing_ok=True)
     save_heads(target, heads)
     for path in taken:
-        _remove(path)
+        remove_file(path)
     remove_orphans(folder / day)
     return len(taken)
 
 
-def _remove(path: Path) -> None:
+def remove_file(path: Path) -> None:
+    """Remove a file of records, with what stands beside it."""
     path.unlink(missing_ok=True)
     if path.suffix == ".jsonl":
         remove_heads(path)
@@ -398,7 +399,7 @@ def _remove_from(path: Path, leaving: set[Identity]) -> int:
         raise MalformedError(str(path), "damaged; run `joblens db check` first")
     if removed < len(found):
         _copy_lines(path, [place for is_leaving, place in found if not is_leaving])
-    _remove(path)
+    remove_file(path)
     return removed
 
 

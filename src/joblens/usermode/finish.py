@@ -26,7 +26,7 @@ from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home, find_home
 from joblens.store.lake.lake import Lake
 from joblens.store.reader import LakeReader, Span
-from joblens.store.records import save_record
+from joblens.store.saving import remove_record, save_record
 from joblens.usermode.companions import sink_of_url
 from joblens.usermode.facts import ask_scheduler, has_ended
 from joblens.usermode.session import HEARTBEAT_SECONDS, Session, find_session, list_sessions
@@ -132,14 +132,14 @@ def _store(session: Session, record: JobRecord) -> str:
     """Return why it failed, or "". After a failure a later call repeats everything."""
     state = session.state
     try:
-        path = save_record(find_home(state.store).records, record)
-        if (
-            state.stored and state.stored[0] != state.record
-        ):  # the batch system has since reported another start
-            Path(state.stored[1]).unlink(missing_ok=True)
-        state.stored = (state.record, str(path)) if state.record else None
+        home = find_home(state.store)
+        waits = save_record(home, record)
+        record.data.problems += [waits] if waits else []
+        if state.stored and state.stored[0] != state.record:  # another start has been reported since
+            remove_record(home, state.stored[0])
+        state.stored = (state.record, "") if state.record else None
         session.save()
-    except OSError as error:
+    except (OutsideError, OSError) as error:
         why = f"this report could not be stored: {sentence(error)}"
         record.data.problems.append(why)
         return why

@@ -109,7 +109,7 @@ class SessionState:
         self.died = False  # the supervisor did not end it
         self.final = False  # the record is of a job that had ended
         self.record: Identity | None = None
-        self.stored: tuple[Identity, str] | None = None  # that record, and its file
+        self.stored: tuple[Identity, str] | None = None  # that record; older versions added its file
 
     def render(self) -> bytes:
         plain = dict(vars(self))

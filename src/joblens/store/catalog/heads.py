@@ -17,6 +17,7 @@ from joblens.store.catalog.listing import SEVERAL
 
 if TYPE_CHECKING:
     from joblens.record.listed import ListedJob, ListedRecord
+    from joblens.record.report import Job, JobRecord
 
 # The columns of a listing, when the record was written, its place in the file, tags and annotations.
 Head = tuple[Any, ...]
@@ -27,7 +28,7 @@ _LARGEST = 1 << 26  # bytes
 _CHECKSUM = 4  # bytes
 
 
-def make_head(place: int, record: ListedRecord) -> Head:
+def make_head(place: int, record: ListedRecord | JobRecord) -> Head:
     job, used, nodes = record.job, record.used, record.job.nodes
     return (
         job.cluster,
@@ -57,7 +58,7 @@ def make_head(place: int, record: ListedRecord) -> Head:
     )
 
 
-def _shown_id(job: ListedJob) -> str:
+def _shown_id(job: ListedJob | Job) -> str:
     from joblens.record.report import shown_id
 
     return shown_id(job)

@@ -6,28 +6,27 @@ Where the file cannot be used, the same index is made in memory.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from joblens.core.errors import OutsideError, sentence
 from joblens.store import records
 from joblens.store.catalog import writer
+from joblens.store.catalog.dialect import SQLITE
 from joblens.store.catalog.heads import Head, load_heads, make_head
-from joblens.store.catalog.listing import SEVERAL, Identity, JobFilter, JobRow, name_nodes
-from joblens.store.catalog.plan import Term, indexes, make_terms, plan, prefix_term
+from joblens.store.catalog.listing import Identity, JobFilter
+from joblens.store.catalog.plan import Term, indexes
+from joblens.store.catalog.queries import IS_IDENTITY, NAMES, JobCatalog, identity_of
 from joblens.store.catalog.schema import INDEXES, NewerError, migrate
 from joblens.store.catalog.scope import ALL, Scope
-from joblens.store.catalog.writer import NAMES
 from joblens.store.home import Home
-from joblens.store.lake.columns import storable
 
 if TYPE_CHECKING:
     from joblens.record.report import JobRecord
@@ -42,51 +41,17 @@ _ANEW = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  #
 _BULK = ("cache_size = -65536", "wal_autocheckpoint = 16384")
 _USUAL = ("cache_size = -16384", "wal_autocheckpoint = 1000")
 _BULK_DAYS = 8
-
-
-class Run(NamedTuple):
-    """One of those that an id has had."""
-
-    cluster: str
-    id: str
-    start: float
-    end: float | None
-    state: str | None
-
-
-def _border(end: float, start: float) -> float:
-    """Of two runs, with a microsecond for a row at the end of the first, which is also the other's start."""
-    return (min(end, start) + start) / 2 + 1e-6
-
-
-def choose_run(runs: Sequence[Run], number: int) -> Run:
-    """Counted from 1. LookupError if there is none."""
-    if not 1 <= number <= len(runs):
-        have = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-        raise LookupError(f"there is no run {number}: this id has {have}")
-    return runs[number - 1]
-
-
-_NEAR = 180.0  # seconds between two runs, whose late and early samples can be mixed
-_DIGITS = "0123456789"
-_IDENTITY = "cluster, id, start"
 _FILE = ", ".join(f"(SELECT {it} FROM files WHERE files.number = file)" for it in ("day", "name"))
-_IS_IDENTITY = f"({_IDENTITY}) = (?, ?, ?)"
 
 
-def _begins_with(text: str) -> Term:
-    """A number goes on with no further digit: that would be another number."""
-    is_number = text[0] in _DIGITS and text[-1] in _DIGITS
-    further = f" AND NOT substr({{0}}, {len(text) + 1}, 1) GLOB '[0-9]'"
-    return prefix_term(text, of_both=further if is_number else "")
+class Catalog(JobCatalog):
+    """The index of the record files."""
 
+    dialect = SQLITE
 
-class Catalog:
     def __init__(self, home: Home, progress: Callable[[int, int], None] | None = None) -> None:
-        self.home, self._progress = home, progress
-        self.problems: list[str] = []
-        # For which new records are not looked for again; another connection to the same file indexes them.
-        self.fresh_seconds = 0.0
+        super().__init__(home)
+        self._progress = progress
         self._refreshed = -math.inf
         self._had_records = False
         # Until a place turns out to be wrong, or all is compared with the records.
@@ -95,30 +60,6 @@ class Catalog:
 
     def close(self) -> None:
         self.database.close()
-
-    # Asking. Each question is restricted to a scope: jobs outside of it do not exist for it.
-
-    def jobs(self, wanted: JobFilter, scope: Scope = ALL) -> list[JobRow]:
-        """Return one page, or all if there is no limit. Raises UsageError."""
-        rows = self._page(f"{NAMES}, tags", wanted, scope)
-        return [_listed(row) for row in rows]
-
-    def shown_ids(self, wanted: JobFilter, scope: Scope = ALL) -> set[str]:
-        """Return the ids as people write them, without the rest of the rows. Raises UsageError."""
-        return {str(row[0]) for row in self._page("shown_id", wanted, scope)}
-
-    def _page(self, columns: str, wanted: JobFilter, scope: Scope, more: Sequence[Term] = ()) -> list[Any]:
-        def count(query: str, values: Sequence[Any]) -> int:
-            return int(self._ask(query, values)[0][0])
-
-        self._prepare(self.database, indexes(wanted, scope))
-        found: list[Any] = []
-        for query in plan(wanted, [*more, *make_terms(wanted, scope)], count):
-            where = f"WHERE {query.condition}" if query.condition else ""
-            found += self._ask(f"SELECT {columns} FROM jobs {where} {query.order}", query.values)
-            if 0 < wanted.limit <= len(found):
-                return found[: wanted.limit]
-        return found
 
     def prepare(self) -> None:
         """Create all indexes, so that no later question has to."""
@@ -131,100 +72,25 @@ class Catalog:
                 database.execute(f"CREATE INDEX IF NOT EXISTS {INDEXES[name]}")
             self._indexes.add(name)
 
-    def count(self, scope: Scope = ALL) -> int:
-        return int(self._select("count(*)", "", (), "", scope)[0][0])
-
-    def find(self, text: str, scope: Scope = ALL) -> list[Identity]:
-        """Jobs with that id, or else whose id begins so, the newest first; `last` is the newest of all.
-
-        An id can be written as the scheduler shows it, 4200_7 and 4300+1, and with its cluster: 4242@lab.
-        4242 is the beginning of 4242_7 and of 4242.server, and not of 42420.
-        """
-        found = [] if text == "last" else self._with_id(text, scope)[-1:]
-        return [(run.cluster, run.id, run.start) for run in found] or self._without_id(text, scope)
-
-    def _without_id(self, text: str, scope: Scope) -> list[Identity]:
-        """Return the jobs that are meant by something else than a whole id."""
-        if text == "last":
-            return self._page(_IDENTITY, JobFilter(limit=1), scope)
-        if not text:
-            return []
-        return self._page(_IDENTITY, JobFilter(limit=20), scope, [_begins_with(storable(text))])
-
-    def name_of(self, identity: Identity, scope: Scope = ALL) -> str:
-        found = self._select("shown_id", _IS_IDENTITY, identity, "", scope)
-        return str(found[0][0]) if found else identity[1]
-
-    def runs(self, text: str, scope: Scope = ALL) -> list[Run]:
-        """All with the id of the job that is meant, the oldest first; nothing if it could be several jobs."""
-        found = self._with_id(text, scope)
-        if not found and len(meant := self._without_id(text, scope)) == 1:
-            cluster, id, _ = meant[0]
-            found = self._with_id(f"{id}@{cluster}", scope)
-        return found
-
-    def _with_id(self, text: str, scope: Scope) -> list[Run]:
-        """Return the runs with this id: jobs are requeued, ids are reused, and clusters have their own."""
-        columns, oldest = f'{_IDENTITY}, "end", state', "ORDER BY start, id"
-        # A separate index serves this condition: most jobs have only one id.
-        either = "(id = ? OR (shown_id = ? AND shown_id != id))"
-        found = self._select(columns, either, [storable(text)] * 2, oldest, scope)
-        name, at, cluster = text.rpartition("@")
-        if not found and at:
-            values = [storable(name), storable(name), storable(cluster)]
-            found = self._select(columns, f"{either} AND +cluster = ?", values, oldest, scope)
-        return [Run(*row) for row in found]
-
-    def borders(self, identity: Identity, last: float) -> tuple[float, float]:
-        """Return the moments halfway to the runs with this id before and after it, which ended `last`.
-
-        A row in between belongs to this run. Where no other run is near, they are infinite.
-        """
-        cluster, id, start = identity
-        columns, named = 'start, coalesce("end", start)', "id = ? AND +cluster = ?"
-        runs = self._select(columns, named, [id, cluster], "ORDER BY start", ALL)
-        ends = [end for begin, end in runs if begin < start < end + _NEAR]
-        starts = [begin for begin, _ in runs if start < begin < last + _NEAR]
-        return (
-            _border(ends[-1], start) if ends else -math.inf,
-            _border(last, starts[0]) if starts else math.inf,
-        )
-
-    def written(self, identities: Iterable[Identity], scope: Scope = ALL) -> dict[Identity, int]:
-        """Return when their records were written, for those that are known."""
-        self._ask("SELECT 1")  # indexes new records
-        allowed, more = scope.condition()
-        query = f"SELECT written FROM jobs WHERE {_IS_IDENTITY} AND {allowed}"
-        found: dict[Identity, int] = {}
-        for identity in identities:
-            row = self.database.execute(query, [*identity, *more]).fetchone()
-            if row:
-                found[identity] = int(row[0])
-        return found
+    def _page(self, columns: str, wanted: JobFilter, scope: Scope, more: Sequence[Term] = ()) -> list[Any]:
+        self._prepare(self.database, indexes(wanted, scope))
+        return super()._page(columns, wanted, scope, more)
 
     def report(self, identity: Identity, scope: Scope = ALL) -> JobRecord:
         """All of it, from its record. LookupError if somebody has just removed that."""
         for _ in range(_ATTEMPTS):
-            found = self._select(f"{_FILE}, place", _IS_IDENTITY, identity, "", scope)
+            found = self._select(f"{_FILE}, place", IS_IDENTITY, identity, "", scope)
             if not found:
                 break
             ((day, name, place),) = found
             try:
                 record = records.load_record(self.home.records / str(day) / str(name), place)
-                if _identity(record) == identity and scope.allows(record.job.user, record.job.account):
+                if identity_of(record) == identity and scope.allows(record.job.user, record.job.account):
                     return record
             except FileNotFoundError:  # compacted since
                 pass
             self.forget(day or records.day_of(identity[2]))
         raise LookupError(f"the record of job {identity[1]} is not there any more")
-
-    def _select(
-        self, columns: str, condition: str, values: Sequence[Any], order: str, scope: Scope
-    ) -> list[Any]:
-        allowed, more = scope.condition(by_index=not condition)
-        conditions = " AND ".join(filter(None, (condition, "" if scope.everything else allowed)))
-        where = f"WHERE {conditions}" if conditions else ""
-        return self._ask(f"SELECT {columns} FROM jobs {where} {order}", [*values, *more])
 
     def forget(self, day: str) -> None:
         """Index a day again, in one transaction: other connections never see the index without the day."""
@@ -412,14 +278,6 @@ class Catalog:
         self.problems += [problem for problem in problems if problem not in self.problems]
 
 
-def _listed(row: Sequence[Any]) -> JobRow:
-    """Make a row of a listing from one of the catalog."""
-    found = JobRow._make((*row[:-1], json.loads(row[-1]) if row[-1] else {}))
-    if found.nodes and SEVERAL in found.nodes:
-        return found._replace(nodes=name_nodes(found.nodes.split(SEVERAL)))
-    return found
-
-
 def _is_same(one: sqlite3.Connection, other: sqlite3.Connection) -> bool:
     """Compare what a listing shows; the file of a record may differ if there are several."""
     jobs = f"SELECT {NAMES}, tags, written FROM jobs ORDER BY id, cluster, start"
@@ -472,7 +330,3 @@ def _bulk(database: sqlite3.Connection, large: bool) -> Iterator[None]:
 def _compacted_last(name: str) -> tuple[bool, str]:
     """Sort so that of two files with the same record, the one that stays is indexed last."""
     return name.endswith(".jsonl"), name
-
-
-def _identity(record: JobRecord) -> Identity:
-    return record.job.cluster, record.job.id, record.job.start

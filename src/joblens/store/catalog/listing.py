@@ -49,6 +49,7 @@ class JobRow(NamedTuple):
 
 
 COLUMNS = JobRow._fields[:-1]
+KIND = ("user", "account", "partition", "state", "cluster")  # what many jobs have in common
 SEVERAL = "\n"  # between the names of nodes in the catalog; a list like c[1-3] is made when it is shown
 SORTS = {
     "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from joblens.core.errors import UsageError
 from joblens.store.catalog.cursor import Cursor, is_upwards, parse_cursor
-from joblens.store.catalog.listing import SORTS, JobFilter
-from joblens.store.catalog.schema import KIND
+from joblens.store.catalog.dialect import SQLITE, Dialect
+from joblens.store.catalog.listing import KIND, SORTS, JobFilter
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.lake.columns import storable
 
@@ -49,6 +49,7 @@ class Query(NamedTuple):
     condition: str
     values: list[Any]
     order: str
+    sorted_by_index: bool = True  # else the rows that are found are to be sorted
 
 
 class _Condition(NamedTuple):
@@ -58,9 +59,9 @@ class _Condition(NamedTuple):
     values: list[Any]
 
 
-def make_terms(wanted: JobFilter, scope: Scope = ALL) -> list[Term]:
+def make_terms(wanted: JobFilter, scope: Scope = ALL, dialect: Dialect = SQLITE) -> list[Term]:
     """Return the conditions of a filter; those that usually hold for the fewest jobs come first."""
-    times, kinds = _times(wanted), _kinds(wanted, scope)
+    times, kinds = _times(wanted), _kinds(wanted, scope, dialect)
     found = [_named("tags", *pair) for pair in wanted.tags]
     found += [_named("annotations", *pair) for pair in wanted.annotations]
     if wanted.array is not None:
@@ -72,9 +73,9 @@ def make_terms(wanted: JobFilter, scope: Scope = ALL) -> list[Term]:
         found.append(_indexed([code, times], "exit_code"))
     user = _single_user(wanted, scope)
     if user is not None:
-        found.append(_indexed([_Condition("user = ?", [user]), times], "user"))
+        found.append(_indexed([_Condition('"user" = ?', [user]), times], "user"))
     if wanted.name is not None:
-        found.append(_name_term(storable(wanted.name), kinds, times))
+        found.append(_name_term(storable(wanted.name), kinds, times, dialect))
     if kinds.text:
         found.append(_indexed([kinds, times]))
     elif times.text:
@@ -95,9 +96,9 @@ def _times(wanted: JobFilter) -> _Condition:
     return _Condition(" AND ".join(text for text, _ in found), [value for _, value in found])
 
 
-def _kinds(wanted: JobFilter, scope: Scope) -> _Condition:
+def _kinds(wanted: JobFilter, scope: Scope, dialect: Dialect) -> _Condition:
     equal = {name: getattr(wanted, name) for name in KIND}
-    conditions = [f"{name} = ?" for name, value in equal.items() if value is not None]
+    conditions = [f'"{name}" = ?' for name, value in equal.items() if value is not None]
     values = [storable(value) for value in equal.values() if value is not None]
     if not scope.everything:
         allowed, names = scope.condition()
@@ -105,7 +106,8 @@ def _kinds(wanted: JobFilter, scope: Scope) -> _Condition:
         values += names
     if not conditions:
         return _Condition("", [])
-    return _Condition(f"kind IN (SELECT number FROM kinds WHERE {' AND '.join(conditions)})", values)
+    numbers = f"SELECT number FROM kinds WHERE {' AND '.join(conditions)}"
+    return _Condition(dialect.one_of.format("kind", numbers), values)
 
 
 def _union(conditions: Iterable[str]) -> str:
@@ -137,18 +139,19 @@ def _linked(table: str, condition: str, values: list[Any]) -> Term:
     return Term(f"SELECT job FROM {table} AS it WHERE {condition}", check, values)
 
 
-def _name_term(pattern: str, kinds: _Condition, times: _Condition) -> Term:
+def _name_term(pattern: str, kinds: _Condition, times: _Condition, dialect: Dialect) -> Term:
     """With * and ?. There are usually far fewer names than jobs. The index of names contains the kind."""
     if "*" not in pattern and "?" not in pattern:
         return _indexed([_Condition("name = ?", [pattern]), times], "name")
-    values = [pattern.replace("[", "[[]"), *kinds.values]
-    more = f" AND +{kinds.text}" if kinds.text else ""
+    values = [dialect.make_pattern(pattern), *kinds.values]
+    more = f" AND {dialect.plus}{kinds.text}" if kinds.text else ""
+    matches = dialect.matches
     if pattern.find("*") == len(pattern) - 1 and "?" not in pattern:
         # A range of the index (https://www.sqlite.org/optoverview.html#the_like_optimization).
-        found = "name GLOB ?" + more
+        found = matches.format("name") + more
         return Term(_union([found]), found, values)
-    rows = f"SELECT jobs.number FROM names CROSS JOIN jobs USING (name) WHERE names.name GLOB ?{more}"
-    return Term(rows, "name GLOB ?" + more, values)
+    of_names = "SELECT jobs.number FROM names CROSS JOIN jobs WHERE jobs.name = names.name AND "
+    return Term(of_names + matches.format("names.name") + more, matches.format("name") + more, values)
 
 
 def prefix_term(text: str, of_id: str = "", of_both: str = "") -> Term:
@@ -167,17 +170,17 @@ def indexes(wanted: JobFilter, scope: Scope) -> set[str]:
     needed |= {it for it in ("tags", "annotations") if getattr(wanted, it)}
     needed |= {"exit"} if wanted.exit_code is not None else set()
     needed |= {"user"} if _single_user(wanted, scope) is not None else set()
-    return needed | ({"kind"} if _kinds(wanted, scope).text else set())
+    return needed | ({"kind"} if _kinds(wanted, scope, SQLITE).text else set())
 
 
-def plan(wanted: JobFilter, terms: Sequence[Term], count: Count) -> list[Query]:
+def plan(wanted: JobFilter, terms: Sequence[Term], count: Count, dialect: Dialect = SQLITE) -> list[Query]:
     """Return queries whose rows, one after the other, are the page. Raises UsageError."""
     if wanted.sort not in SORTS:
         raise UsageError(f"jobs can be sorted by {', '.join(SORTS)}, and not by {wanted.sort!r}")
     cursor = parse_cursor(wanted)
     best = _choose(terms, count, wanted.sort)
     found = "" if best is None else best.find
-    conditions = [found, *(f"+({it.check})" for it in terms if it is not best)]
+    conditions = [found, *(f"{dialect.plus}({it.check})" for it in terms if it is not best)]
     values = [
         *(best.values if best else ()),
         *(it for term in terms if term is not best for it in term.values),
@@ -185,17 +188,19 @@ def plan(wanted: JobFilter, terms: Sequence[Term], count: Count) -> list[Query]:
     parts = _parts(wanted, cursor)
     if best is None or best.is_sorted(wanted.sort):
         return [_query(wanted, [*conditions, part], [*values, *more], "") for part, more in parts]
-    # A plus keeps SQLite from following an index (https://www.sqlite.org/optoverview.html#uplus).
-    either = " OR ".join(f"({part or 1})" for part, _ in parts)
+    either = " OR ".join(f"({part or 'TRUE'})" for part, _ in parts)
     rest = [value for _, more in parts for value in more]
-    return [_query(wanted, [*conditions, f"+({either})"], [*values, *rest], "+")]
+    found_rows = _query(
+        wanted, [*conditions, f"{dialect.plus}({either})"], [*values, *rest], dialect.plus, " NULLS LAST"
+    )
+    return [found_rows._replace(sorted_by_index=False)]
 
 
 def _choose(terms: Sequence[Term], count: Count, sort: str) -> Term | None:
     """Return the condition to find rows by; None if each holds for very many."""
     fewest, best = _FEW, None
     for term in terms:
-        number = count(f"SELECT count(*) FROM ({term.rows} LIMIT {fewest})", term.values)
+        number = count(f"SELECT count(*) FROM ({term.rows} LIMIT {fewest}) AS found", term.values)
         if number < fewest:
             fewest, best = max(number, 1), term
     return best or next((term for term in terms if term.is_sorted(sort)), None)
@@ -203,7 +208,7 @@ def _choose(terms: Sequence[Term], count: Count, sort: str) -> Term | None:
 
 def _parts(wanted: JobFilter, cursor: Cursor | None) -> list[tuple[str, list[Any]]]:
     """Return conditions that cut the order into parts, so that an index can be followed in each of them."""
-    column, after = SORTS[wanted.sort], ">" if wanted.reverse else "<"
+    column, after = f'"{SORTS[wanted.sort]}"', ">" if wanted.reverse else "<"
     unknown: list[tuple[str, list[Any]]] = []
     if wanted.sort not in _NEVER_UNKNOWN:
         unknown = [(f"{column} IS NULL", [])]
@@ -216,17 +221,17 @@ def _parts(wanted: JobFilter, cursor: Cursor | None) -> list[tuple[str, list[Any
     )
     rest = f"{tie} {after} ({', '.join('?' * len(places))})"
     if cursor.value is None:
-        return [(f"{condition} AND {rest}", places) for condition, _ in unknown] or [("0", [])]
+        return [(f"{condition} AND {rest}", places) for condition, _ in unknown] or [("FALSE", [])]
     beyond = f"{column} {'>' if is_upwards(wanted) else '<'} ?"
     return [(f"{column} = ? AND {rest}", [cursor.value, *places]), (beyond, [cursor.value]), *unknown]
 
 
-def _query(wanted: JobFilter, conditions: Sequence[str], values: list[Any], sign: str) -> Query:
+def _query(
+    wanted: JobFilter, conditions: Sequence[str], values: list[Any], sign: str, nulls: str = ""
+) -> Query:
     columns = dict.fromkeys((SORTS[wanted.sort], "start", "id", "cluster"))
     way = "ASC" if wanted.reverse else "DESC"
-    order = [f"{sign}{column} {way}" for column in columns]
-    order[0] = f"{sign}{SORTS[wanted.sort]} {'ASC' if is_upwards(wanted) else 'DESC'}"
-    if sign:
-        order[0] += " NULLS LAST"
+    order = [f'{sign}"{column}" {way}' for column in columns]
+    order[0] = f'{sign}"{SORTS[wanted.sort]}" {"ASC" if is_upwards(wanted) else "DESC"}{nulls}'
     limit = f" LIMIT {min(wanted.limit, _MOST):d}" if wanted.limit > 0 else ""
     return Query(" AND ".join(filter(None, conditions)), values, f"ORDER BY {', '.join(order)}{limit}")

@@ -137,7 +137,6 @@ MIGRATIONS = (
     """,
 )
 
-KIND = ("user", "account", "partition", "state", "cluster")  # columns of kinds
 # By sort and filter. Each is created when it is first needed: to sort many rows once costs a fraction of
 # inserting each, and most stores never need all.
 INDEXES = {

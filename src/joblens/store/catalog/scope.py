@@ -21,26 +21,26 @@ class Scope(NamedTuple):
             or (_is_name(account) and account in self.accounts)
         )
 
-    def condition(self, by_index: bool = True) -> tuple[str, list[str]]:
+    def condition(self, plus: str = "") -> tuple[str, list[str]]:
         """Return what `allows` decides as a condition on the columns `user` and `account`.
 
-        Without `by_index` SQLite does not use an index for it, if another condition selects fewer rows: a
-        term with a plus (https://www.sqlite.org/optoverview.html#uplus).
+        With a plus SQLite does not use an index for it, if another condition selects fewer rows
+        (https://www.sqlite.org/optoverview.html#uplus).
         """
         if self.everything:
-            return "1", []
-        conditions, values, plus = list[str](), list[str](), "" if by_index else "+"
+            return "TRUE", []
+        conditions, values = list[str](), list[str]()
         for column, names in (("user", self.users), ("account", self.accounts)):
             usable = sorted(filter(_is_name, names))
             if usable:
-                conditions.append(f"{plus}{column} IN ({', '.join('?' * len(usable))})")
+                conditions.append(f'{plus}"{column}" IN ({", ".join("?" * len(usable))})')
                 values += usable
-        return f"({' OR '.join(conditions) or '0'})", values
+        return f"({' OR '.join(conditions) or 'FALSE'})", values
 
 
 ALL = Scope(True, frozenset(), frozenset())
 
 
 def _is_name(text: str | None) -> bool:
-    """What is not Unicode matches no job: the stored forms of two such texts can be equal."""
-    return text is not None and text != "" and storable(text) == text
+    """What cannot be stored as it is matches no job: the stored forms of two such texts can be equal."""
+    return text is not None and text != "" and storable(text) == text and "\0" not in text

@@ -11,10 +11,9 @@ from operator import itemgetter
 from typing import Any
 
 from joblens.store.catalog.heads import Head
-from joblens.store.catalog.listing import COLUMNS, SEVERAL, Identity
-from joblens.store.catalog.schema import KIND
+from joblens.store.catalog.listing import COLUMNS, KIND, SEVERAL, Identity
+from joblens.store.catalog.queries import NAMES
 
-NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 _COLUMNS = f"{NAMES}, written, place, kind, file, tags"
 _VALUES = ", ".join("?" * (len(COLUMNS) + 5))
 _ROWS = 20_000  # after which a transaction ends, so that others do not wait long

@@ -1,0 +1,19 @@
+"""The one place where it is decided which catalog a store has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from joblens.store.catalog.queries import JobCatalog
+from joblens.store.home import Home
+
+
+def open_catalog(home: Home, progress: Callable[[int, int], None] | None = None) -> JobCatalog:
+    """Open the index of the record files, or the database that has the records. Raises OutsideError."""
+    if home.database is not None:
+        from joblens.store.catalog.postgresql.catalog import PostgresCatalog
+
+        return PostgresCatalog(home, home.database)
+    from joblens.store.catalog.index import Catalog
+
+    return Catalog(home, progress)

@@ -1,0 +1,74 @@
+"""The address of the database that has the job records, if they are not files.
+
+JOBLENS_DB_URL, else `database` in the table `[store]` of the settings. The password that it may contain is
+never part of a message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from joblens.core.errors import ConfigError
+
+VARIABLE = "JOBLENS_DB_URL"
+_SCHEMES = ("postgresql://", "postgres://")
+_PARTS = re.compile(r"[a-z]+://(?:([^:@/?#]*)(?::([^/?#]*))?@)?([^@?#]*)(.*)", re.DOTALL)
+
+
+class Database:
+    """A URL, as libpq understands it. As a text it has no password and no options."""
+
+    __slots__ = ("url",)
+
+    def __init__(self, url: str, where: str = "") -> None:
+        """`where` it was given. Raises ConfigError."""
+        if not url.startswith(_SCHEMES) or not url.isprintable() or " " in url:
+            raise ConfigError("the database is a URL such as postgresql://USER@HOST:5432/NAME", where)
+        self.url = url
+
+    def __str__(self) -> str:
+        match = _PARTS.fullmatch(self.url)
+        if match is None:
+            return "the database"
+        user, _, place, _ = match.groups()
+        return f"postgresql://{user + '@' if user else ''}{place}"
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Database) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    @property
+    def has_password(self) -> bool:
+        match = _PARTS.fullmatch(self.url)
+        return match is None or match[2] is not None or "password=" in match[4]
+
+
+def find_database(environment: Mapping[str, str]) -> Database | None:
+    """Return None if records are files. Raises ConfigError."""
+    given = environment.get(VARIABLE, "")
+    if given:
+        return Database(given, VARIABLE)
+    return _configured(environment)
+
+
+def _configured(environment: Mapping[str, str]) -> Database | None:
+    """Read only this setting: to check all of them takes longer than to list jobs."""
+    from joblens.core.config_files import find_paths, load_layer
+
+    found: tuple[Any, str] = ("", "")
+    for path in find_paths(None, environment):
+        try:
+            table = load_layer(path).values.get("store")
+        except (ConfigError, OSError):  # whoever reads the other settings reports it
+            continue
+        if isinstance(table, dict) and "database" in table:
+            found = table["database"], path
+    if not isinstance(found[0], str):
+        raise ConfigError("store.database is a text", found[1])
+    return Database(found[0], f"{found[1]}: store.database") if found[0] else None

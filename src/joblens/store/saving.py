@@ -1,0 +1,105 @@
+"""Saving, changing and removing job records, wherever the store has them: in files, or in a database.
+
+While a database cannot be reached or changed, records are saved as files in the folder `undelivered` of the
+store. They are delivered with the next record that is saved, or when the store is next opened.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joblens.store import records
+from joblens.store.home import Home
+
+if TYPE_CHECKING:
+    from joblens.record.report import JobRecord
+    from joblens.store.catalog.listing import Identity
+    from joblens.store.database import Database
+
+
+def save_record(home: Home, record: JobRecord) -> str:
+    """Save one, durable on return. Return why it has to wait for the database, or "". Raises OSError."""
+    if home.database is None:
+        records.save_record(home.records, record)
+        return ""
+    return _save(home, home.database, [record])
+
+
+def save_records(home: Home, many: Iterable[JobRecord]) -> str:
+    """Many at once. The same."""
+    if home.database is None:
+        records.save_records(home.records, many)
+        return ""
+    return _save(home, home.database, list(many))
+
+
+def _save(home: Home, database: Database, many: list[JobRecord]) -> str:
+    from joblens.store.catalog.postgresql.access import save_in
+    from joblens.store.catalog.postgresql.connection import UnavailableError
+    from joblens.store.undelivered import deliver, keep
+
+    now = time.time_ns()
+    try:
+        save_in(database, many, now)
+    except UnavailableError as error:
+        return keep(home, many, now, error)
+    deliver(home)
+    return ""
+
+
+def remove_record(home: Home, identity: Identity) -> None:
+    """Remove all versions of the record of a job. Raises OutsideError and OSError."""
+    from joblens.store.catalog.choice import open_catalog
+
+    catalog = open_catalog(home)
+    try:
+        catalog.remove([identity])
+    finally:
+        catalog.close()
+
+
+@contextmanager
+def changing(home: Home) -> Iterator[None]:
+    """One change of a record at a time: none of two that are merged is lost. Raises OutsideError."""
+    if home.database is None:
+        with records.alone(home.records):
+            yield
+        return
+    from joblens.store.catalog.postgresql.access import alone_in
+
+    with alone_in(home.database):
+        yield
+
+
+def drop_records(home: Home) -> None:
+    """Remove all records, with what was made from them. Samples stay. Raises OutsideError and OSError."""
+    if home.database is not None:
+        from joblens.store.catalog.postgresql.admin import drop
+
+        drop(home.database)
+        return
+    for day, _ in records.list_days(home.records):
+        shutil.rmtree(home.records / day)
+
+
+def record_sizes(home: Home) -> dict[str, int]:
+    """Return the bytes of tables, or of the files and their index. Raises OutsideError."""
+    if home.database is not None:
+        from joblens.store.catalog.postgresql.admin import sizes
+
+        return sizes(home.database)
+    files = [path for path in home.records.rglob("*") if path.is_file()]
+    index = [path for path in home.catalog.parent.glob(home.catalog.name + "*") if path.is_file()]
+    return {"records": sum(map(_size, files)), "index": sum(map(_size, index))}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,393 @@
+"""PostgreSQL as users and administrators see it: the same answers, several writers, faults, roles, copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from joblens.api import Store
+from joblens.cli.jobs import filter_of
+from joblens.cli.parser import build_parser
+from joblens.core.errors import OutsideError
+from joblens.record.report import JobRecord
+from joblens.store.catalog.postgresql.admin import init, upgrade
+from joblens.store.catalog.postgresql.connection import connect
+from joblens.store.catalog.postgresql.schema import MIGRATIONS, check_version, find_version
+from joblens.store.copying import copy_records
+from joblens.store.database import VARIABLE, Database
+from joblens.store.home import Home
+from joblens.store.saving import save_record, save_records
+from store.conftest import run_joblens
+from store.made import START, new_home, store_job
+from waiting import wait_for
+
+from .postgresql import PASSWORD, Postgres, running_postgres
+
+
+@pytest.fixture
+def home(postgres: Postgres, tmp_path: Path) -> Home:
+    return new_home(tmp_path / "store")._replace(database=postgres.without_jobs())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> JobRecord:
+    return store_job(new_home(tmp_path_factory.mktemp("made")), "made", batches=1)
+
+
+def url_of(home: Home) -> str:
+    assert home.database is not None
+    return home.database.url
+
+
+def run(home: Home, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_joblens(home, *words, **{VARIABLE: url_of(home), **variables})
+
+
+def make_jobs(made: JobRecord) -> list[JobRecord]:
+    """Jobs with the same ids of different users, clusters and years, with odd names and unknown figures."""
+    found = []
+    for number in range(40):
+        job = made.job.replace(
+            id=f"{4200 + number % 7}",
+            cluster=("fox", "bear")[number % 2],
+            user=("alice", "bob", "émile", "")[number % 4],
+            account=("maths", None, "physics")[number % 3],
+            partition=("gpu", "long", None)[number % 3],
+            state=("COMPLETED", "FAILED", "UNKNOWN")[number % 3],
+            name=("train_%", "Train-x", "a*b", "é", "t[1]")[number % 5],
+            start=START + number * 40 * 86_400.0 + 0.123456,
+            nodes=[f"c{it}" for it in range(number % 4 + 1)],
+            node="c0",
+            array_job="4200" if number % 5 == 0 else None,
+            array_task=str(number) if number % 5 == 0 else None,
+            tags={"zeta": "1", "model": f"m{number % 3}", "b": "x y"} if number % 2 else {},
+            annotations={"why": "it's 100 %"} if number % 6 == 0 else {},
+        )
+        used = made.used.replace(
+            cpu_seconds=None if number % 7 == 0 else number * 1.1, memory_peak_bytes=number % 5 * 1000
+        )
+        found.append(made.replace(job=job, used=used))
+    return found
+
+
+FILTERS = [
+    (), ("--user", "alice"), ("--user", "émile"), ("--name", "train_%"), ("--name", "*a*"), ("--name", "?"),
+    ("--name", "t[1]"), ("--state", "FAILED"), ("--cluster", "bear"), ("--partition", "gpu"),
+    ("--account", "maths"), ("--node", "c2"), ("--tag", "model:m1"), ("--annotation", "why:it's 100 %"),
+    ("--array", "4200"), ("--exit", "0"), ("--since", "2021-01-01"), ("--until", "2022-06-01"),
+    ("--user", "bob", "--tag", "model:m1", "--state", "FAILED"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def both(postgres: Postgres, made: JobRecord, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, Home]:
+    """The same jobs in files and in a database of their own."""
+    files = new_home(tmp_path_factory.mktemp("files") / "store")
+    tables = new_home(tmp_path_factory.mktemp("tables") / "store")._replace(database=postgres.create())
+    store_job(files, "run1", name="whole", tags={"b": "2", "a": "1"})
+    save_records(files, make_jobs(made))
+    done = copy_records(files, tables)
+    assert (done.copied, done.known, done.problems) == (41, 0, [])
+    return files, tables
+
+
+def test_listings_are_the_same(both: tuple[Home, Home]) -> None:
+    """For every filter and order, as rows with their types, and page by page."""
+    parser = build_parser(["jobs"])
+    with Store(both[0]) as files, Store(both[1]) as tables:
+        for filters, sort, reverse in product(
+            FILTERS, ("start", "duration", "cpu", "memory", "user", "name"), (0, 1)
+        ):
+            words = ["jobs", *filters, "--sort", sort, *(["--reverse"] * reverse)]
+            wanted = filter_of(parser.parse_args(words))
+            for limit in (0, 3):
+                expected = files.jobs(wanted._replace(limit=limit))
+                assert repr(tables.jobs(wanted._replace(limit=limit))) == repr(expected), words
+        assert len(files.jobs(limit=0)) == 41
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("jobs",), ("jobs", "--json"), ("jobs", "--csv", "--limit", "0"), ("job", "last"), ("job", "run1"),
+        ("job", "run1", "--json"), ("job", "4203@fox", "--json"), ("job", "42"),
+        ("job", "4203", "--run", "2"),
+        ("compare", "4201@fox", "4202@bear"),
+    ],
+)  # fmt: skip
+def test_commands_print_the_same(both: tuple[Home, Home], words: tuple[str, ...]) -> None:
+    files, tables = both
+    # Samples are in the folder of the store, which is the same.
+    tables = files._replace(database=tables.database)
+    expected, found = run_joblens(files, *words), run(tables, *words)
+    assert (found.returncode, found.stdout, found.stderr) == (
+        expected.returncode, expected.stdout, expected.stderr,
+    )  # fmt: skip
+
+
+def test_copies_there_and_back(both: tuple[Home, Home], tmp_path: Path) -> None:
+    """A repeated copy copies nothing; one that goes back is the same to the last digit and in its order."""
+    files, tables = both
+    assert copy_records(files, tables)[:2] == (0, 41)
+    back = new_home(tmp_path / "back")
+    assert copy_records(tables, back)[:2] == (41, 0)
+    with Store(files) as before, Store(back) as after:
+        for row in before.jobs(limit=0):
+            identity = row.cluster, row.id, row.start or 0.0
+            one, other = before.report(identity).to_dict(), after.report(identity).to_dict()
+            assert json.dumps(one).replace("\\u0000", "\\ufffd") == json.dumps(other)
+
+
+def test_a_copy_that_is_killed(home: Home, made: JobRecord, tmp_path: Path) -> None:
+    """Repeated, it copies the rest: each job is there once."""
+    files = new_home(tmp_path / "files")
+    many = [made.replace(job=made.job.replace(id=f"j{number}")) for number in range(3000)]
+    save_records(files, many)
+    words = [sys.executable, "-m", "joblens", "db", "copy", str(files.path), "database"]
+    environment = {**os.environ, "JOBLENS_HOME": str(home.path), VARIABLE: url_of(home)}
+    with Store(home) as store:
+        process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
+        wait_for("some jobs", lambda: store._catalog.count() or process.poll() is not None)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        again = run(home, "db", "copy", str(files.path), "database")
+        assert again.returncode == 0, again.stderr
+        assert store._catalog.count() == 3000
+        assert store._catalog.problems == []
+
+
+def test_four_at_once_into_an_empty_database(postgres: Postgres, made: JobRecord, tmp_path: Path) -> None:
+    """Without tables at first. Some jobs are the same for all of them: every job is there, once."""
+    home = new_home(tmp_path / "store")._replace(database=postgres.create())
+    code = (
+        "import sys; from pathlib import Path; from joblens.store.home import find_home\n"
+        "from joblens.store.records import load_records; from joblens.store.saving import save_record\n"
+        "home = find_home()\n"
+        "for record in load_records(Path(sys.argv[1]), []): assert save_record(home, record) == ''"
+    )
+    environment = {**os.environ, "JOBLENS_HOME": str(home.path), VARIABLE: url_of(home)}
+    processes = []
+    for number in range(4):
+        folder = new_home(tmp_path / f"n{number}")
+        ids = [f"shared{it}" for it in range(10)] + [f"own{number}-{it}" for it in range(10)]
+        save_records(folder, [made.replace(job=made.job.replace(id=id, tags={"n": id})) for id in ids])
+        (path,) = folder.records.glob("*/*.jsonl")
+        words = [sys.executable, "-c", code, str(path)]
+        processes.append(subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True))
+    assert [process.communicate()[1] for process in processes] == [""] * 4
+    with Store(home) as store:
+        assert len(store.jobs(limit=0)) == 50
+        assert len(store.jobs(limit=0, tags={"n": "shared3"})) == 1
+        assert store.check() == 0
+        assert store.problems == []
+
+
+def test_changes_by_people(home: Home, made: JobRecord) -> None:
+    """Tags and annotations are merged, filtered by, and go with the job."""
+    save_record(home, made)
+    assert run(home, "tag", "made", "model:x", "run:1").returncode == 0
+    assert run(home, "tag", "made", "run:2").returncode == 0
+    assert run(home, "annotate", "made", "why:slow").returncode == 0
+    with Store(home) as store:
+        assert [row.tags for row in store.jobs(tags={"model": "x"})] == [{"model": "x", "run": "2"}]
+        assert store.job("made").job.annotations == {"why": "slow"}
+        assert len(store.jobs(annotations={"why": "slow"})) == 1
+    assert run(home, "delete", "made", "--yes").returncode == 0
+    with connect(Database(url_of(home))) as connection:
+        for table in ("jobs", "tags", "annotations", "job_nodes"):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchall() == [(0,)]
+
+
+def test_run(home: Home) -> None:
+    """The record is in the database, and no file in the store."""
+    done = run(home, "run", "--name", "real", "--", "true")
+    assert (done.returncode, "waits" in done.stdout + done.stderr) == (0, False)
+    assert [row["name"] for row in json.loads(run(home, "jobs", "--json").stdout)] == ["real"]
+    assert list(home.records.iterdir()) == []
+
+
+# Faults
+
+
+@pytest.fixture
+def own() -> Iterator[Postgres]:
+    """A server that the test stops."""
+    settings = ("max_connections=6", "superuser_reserved_connections=0", "synchronous_commit=on")
+    with running_postgres(*settings) as server:
+        yield server
+
+
+def test_faults(own: Postgres, made: JobRecord, tmp_path: Path) -> None:
+    """Killed, stopped, out of connections, read-only: one sentence, nothing lost, and work goes on."""
+    home = new_home(tmp_path / "store")._replace(database=own.create())
+    save_record(home, made)
+    store = Store(home)
+    expected = ["made"]
+
+    def save(name: str, why: str) -> None:
+        waits = save_record(home, made.replace(job=made.job.replace(id=name)))
+        assert "waits in" in waits, waits
+        assert why in waits
+        assert "\n" not in waits
+        expected.append(name)
+
+    def is_complete() -> bool:
+        return sorted(row.id for row in store.jobs(limit=0)) == sorted(expected)
+
+    for number in (signal.SIGKILL, signal.SIGINT):
+        own.stop(number)
+        save(f"while-stopped-{number}", "Connection refused")
+        failed = run(home, "jobs")
+        assert (failed.returncode, failed.stdout) == (3, "")
+        assert len(failed.stderr.splitlines()) == 1
+        assert "does not answer" in failed.stderr
+        ran = run(home, "run", "--name", f"r{number}", "--", "sh", "-c", "echo output; exit 7")
+        assert (ran.returncode, ran.stdout.splitlines()[0]) == (7, "output")
+        own.start()
+        store.jobs()  # connects again
+        with Store(home) as other:  # delivers
+            assert other.problems == []
+            expected += [row.id for row in other.jobs(name=f"r{number}")]
+        assert is_complete()
+
+    with own.connect() as connection:
+        connection.execute(
+            f"ALTER DATABASE {url_of(home).rpartition('/')[2]} SET default_transaction_read_only = on"
+        )
+    save("while-read-only", "read-only")
+    with Store(home) as other:
+        assert len(other.problems) == 1
+        assert other.job("made").job.id == "made"
+        with pytest.raises(OutsideError, match="read-only"):
+            other.tag("made", {"a": "b"})
+    with own.connect() as connection:
+        connection.execute(
+            f"ALTER DATABASE {url_of(home).rpartition('/')[2]} RESET default_transaction_read_only"
+        )
+
+    held = []
+    with pytest.raises(Exception, match="too many clients"):
+        while True:
+            held.append(own.connect())
+    save("without-connection", "too many clients")
+    for each in held:
+        each.close()
+    wait_for("free connections", own.answers)
+    with Store(home) as other:
+        assert other.problems == []
+    assert is_complete()
+    store.close()
+
+
+# Administration
+
+
+def test_upgrade_that_was_interrupted(postgres: Postgres, made: JobRecord, tmp_path: Path) -> None:
+    """An older database keeps its jobs; a newer one is left alone. Until then records wait."""
+    database = postgres.create()
+    home = new_home(tmp_path / "store")._replace(database=database)
+    save_record(home, made)
+    with connect(database) as connection:
+        connection.execute("DELETE FROM migrations WHERE number = 2")
+        query = "SELECT indexname FROM pg_indexes WHERE schemaname = 'joblens' AND indexname ~ '_by_'"
+        names = [row[0] for row in connection.execute(query) if row[0] != "jobs_by_id"]
+        for name in names:
+            connection.execute(f"DROP INDEX {name}")
+    assert "joblens db upgrade" in save_record(home, made.replace(job=made.job.replace(id="late")))
+    failed = run(home, "jobs")
+    assert (failed.returncode, "joblens db upgrade" in failed.stderr) == (3, True)
+    with connect(database) as connection:
+        # Stopped in the middle: the migration is undone as a whole.
+        connection.execute("CREATE TABLE job_nodes_by_node ()")
+        with pytest.raises(OutsideError, match="already exists"):
+            upgrade(database)
+        assert find_version(connection) == 1
+        connection.execute("DROP TABLE job_nodes_by_node")
+    assert upgrade(database) == 1
+    assert upgrade(database) == 0
+    with Store(home) as store:
+        assert sorted(row.id for row in store.jobs()) == ["late", "made"]
+    with connect(database) as connection:
+        connection.execute("INSERT INTO migrations (number) VALUES (%s)", (len(MIGRATIONS) + 1,))
+        with pytest.raises(OutsideError, match="newer joblens"):
+            check_version(database, connection)
+    assert run(home, "db", "upgrade").returncode == 3
+
+
+def test_commands_of_the_database(postgres: Postgres, made: JobRecord, tmp_path: Path) -> None:
+    home = new_home(tmp_path / "store")._replace(database=postgres.create())
+    failed = run(home, "jobs")
+    assert (failed.returncode, "joblens db init" in failed.stderr) == (3, True)
+    for _ in range(2):
+        assert run(home, "db", "init").returncode == 0
+    save_record(home, made)
+    sizes = json.loads(run(home, "db", "size", "--json").stdout)
+    assert (sizes["jobs"], sizes["bytes"]["jobs"] > 0) == (1, True)
+    assert run(home, "db", "check").returncode == 0
+    with connect(Database(url_of(home))) as connection:
+        connection.execute("UPDATE jobs SET name = 'wrong'")
+    assert run(home, "db", "check").returncode == 1
+    with Store(home) as store:
+        assert store.jobs()[0].name == made.job.name
+    assert run(home, "db", "retain", "--days", "7").returncode == 0
+    assert run(home, "jobs", "--json").stdout == "[]\n"
+    assert run(home, "db", "drop").returncode == 2
+    assert run(home, "db", "drop", "--force").returncode == 0
+    assert "joblens db init" in run(home, "jobs").stderr
+
+
+def test_roles(home: Home, postgres: Postgres, made: JobRecord) -> None:
+    """A writer saves jobs, a reader lists them, and nobody else sees any."""
+    save_record(home, made)
+    name = url_of(home).rpartition("/")[2]
+    with postgres.connect() as connection:
+        for role in ("wendy", "rita", "nobody1"):
+            connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'")
+        connection.execute("GRANT joblens_writer TO wendy")
+        connection.execute("GRANT joblens_reader TO rita")
+    homes = {
+        role: home._replace(database=Database(postgres.url(name, role, PASSWORD)))
+        for role in ("wendy", "rita", "nobody1")
+    }
+    assert save_record(homes["wendy"], made.replace(job=made.job.replace(id="w"))) == ""
+    with Store(homes["rita"]) as store:
+        assert len(store.jobs()) == 2
+    waits = save_record(homes["rita"], made.replace(job=made.job.replace(id="r")))
+    assert "permission denied" in waits
+    with pytest.raises(OutsideError, match="permission denied"):
+        Store(homes["nobody1"])
+
+
+def test_passwords_are_not_shown(home: Home, postgres: Postgres) -> None:
+    """In no message, and not among the words of a command."""
+    wrong = [
+        postgres.url("nowhere", "postgres", PASSWORD), postgres.url("x", "nobody2", PASSWORD),
+        f"postgresql://a:{PASSWORD}@127.0.0.1:x/y", f"postgresql://a:{PASSWORD}@[/y", f"postgresql://a:{PASSWORD}",
+        f"mysql://a:{PASSWORD}@h/y", f"postgresql://h/y?password={PASSWORD}&nonsense=1",
+    ]  # fmt: skip
+    for url in wrong:
+        for words in (("jobs",), ("db", "info"), ("db", "init"), ("config", "show")):
+            found = run(home, *words, **{VARIABLE: url})
+            assert PASSWORD not in found.stdout + found.stderr, url
+            assert len(found.stderr.splitlines()) == 1 or words[0] == "config", found.stderr
+    for url in wrong[:5]:
+        assert PASSWORD not in f"{Database(url)} {Database(url)!r} {[Database(url)]}"
+    refused = run(home, "db", "copy", wrong[0], "database")
+    assert (refused.returncode, "pgpass" in refused.stderr) == (2, True)
+    ran = run(home, "run", "--", "true", **{VARIABLE: wrong[0]})
+    assert ran.returncode == 0
+    assert not [it for it in home.path.rglob("*") if it.is_file() and PASSWORD.encode() in it.read_bytes()]
+
+
+def test_created_twice(postgres: Postgres) -> None:
+    database = postgres.create()
+    assert init(database).migrations == len(MIGRATIONS)
+    assert init(database) == (0, "")
