@@ -72,7 +72,7 @@ def retire(
 
 def _retire(
     home: Home,
-    catalog: Catalog,
+    catalog: JobCatalog,
     lake: Lake,
     wanted: JobFilter,
     before: float,

@@ -41,9 +41,12 @@ def save_records(home: Home, many: Iterable[JobRecord]) -> str:
 def _save(home: Home, database: Database, many: list[JobRecord]) -> str:
     from joblens.store.catalog.postgresql.access import save_in
     from joblens.store.catalog.postgresql.connection import UnavailableError
+    from joblens.store.edits import apply_edits
     from joblens.store.undelivered import deliver, keep
 
     now = time.time_ns()
+    for record in many:
+        apply_edits(home.path, record)
     try:
         save_in(database, many, now)
     except UnavailableError as error:
