@@ -371,7 +371,7 @@ def test_passwords_are_not_shown(home: Home, postgres: Postgres) -> None:
     wrong = [
         postgres.url("nowhere", "postgres", PASSWORD), postgres.url("x", "nobody2", PASSWORD),
         f"postgresql://a:{PASSWORD}@127.0.0.1:x/y", f"postgresql://a:{PASSWORD}@[/y", f"postgresql://a:{PASSWORD}",
-        f"mysql://a:{PASSWORD}@h/y", f"postgresql://h/y?password={PASSWORD}&nonsense=1",
+        f"mysql://a:{PASSWORD}@h/y", f"postgresql://a:12/{PASSWORD}@h/y", f"postgresql://h/y?password={PASSWORD}&nonsense=1",
     ]  # fmt: skip
     for url in wrong:
         for words in (("jobs",), ("db", "info"), ("db", "init"), ("config", "show")):

@@ -16,6 +16,8 @@ VARIABLE = "JOBLENS_DB_URL"
 _SCHEMES = ("postgresql://", "postgres://")
 _PARTS = re.compile(r"[a-z]+://(?:([^:@/?#]*)(?::([^/?#]*))?@)?([^@?#]*)(.*)", re.DOTALL)
 
+_PLACE = re.compile(r"(?:[\w.%-]*|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[^/]*)?")
+
 
 class Database:
     """A URL, as libpq understands it. As a text it has no password and no options."""
@@ -30,10 +32,10 @@ class Database:
 
     def __str__(self) -> str:
         match = _PARTS.fullmatch(self.url)
-        if match is None:
-            return "the database"
-        user, _, place, _ = match.groups()
-        return f"postgresql://{user + '@' if user else ''}{place}"
+        # What is not clearly a host, a port and a name may be a part of a password.
+        if match is None or "@" in match[4] or not _PLACE.fullmatch(match[3]):
+            return "postgresql://…"
+        return f"postgresql://{match[1] + '@' if match[1] else ''}{match[3]}"
 
     __repr__ = __str__
 
