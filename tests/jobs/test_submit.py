@@ -71,6 +71,18 @@ def test_submitted_again_it_is_known(home: Path, tmp_path: Path) -> None:
         assert len(store.jobs()) == 1
 
 
+def test_a_deleted_job_is_stored_again(home: Path, tmp_path: Path) -> None:
+    path = make_archive(tmp_path, nodes=2)
+    submit(new_home(home), path, ask_nobody)
+    with Store(home) as store:
+        store.delete("42")
+        assert store.jobs() == []
+    assert not submit(new_home(home), path, ask_nobody).is_known
+    assert submit(new_home(home), path, ask_nobody).is_known
+    with Store(home) as store:
+        assert len(store.ends("42", EndedProcess)) == 4
+
+
 def test_two_archives_of_one_job_are_one_job(home: Path, tmp_path: Path) -> None:
     """As if a script has staged after each of its phases."""
     for number in (1, 2):

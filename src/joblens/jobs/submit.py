@@ -152,7 +152,7 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
         raise MalformedError(str(archive.path), "its end is in the future")
     done = home.path / _FOLDER / f"{manifest.digest}.json"
     with _in_progress(home, manifest.job.id):
-        if done.exists():
+        if done.exists() and _has_rows(Lake(home.lake), manifest):
             _finish_later(home, manifest, accounting)
             return found._replace(is_known=True)
         if len(manifest.files) > 1:  # of a damaged archive nothing is stored
@@ -484,6 +484,18 @@ def _sum_up(lake: Lake, span: Span) -> Totals:
     )
     user, system, largest = rows[0] if rows else (None, None, None)
     return Totals(user, system, largest_rss_bytes=largest)
+
+
+def _has_rows(lake: Lake, manifest: Manifest) -> bool:
+    """False if the job was deleted after it was submitted."""
+    span = Span(manifest.job.id, manifest.start, manifest.end + _ROUNDED, manifest.job.cluster)
+    rows = lake.query(
+        lake.files("process_end", span.dates(), span.job),
+        {"jobid": "VARCHAR", "cluster": "VARCHAR"},
+        "SELECT 1 FROM {lake} WHERE jobid = $job AND cluster = $cluster LIMIT 1",
+        {"job": storable(span.job), "cluster": storable(span.cluster)},
+    )
+    return bool(rows)
 
 
 def _finish_later(home: Home, manifest: Manifest, accounting: Accounting) -> None:
