@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from importers.epmt_files import job_files, process, write_tar
 from joblens.api import Store
 from joblens.cli.jobs import filter_of
 from joblens.cli.parser import build_parser
 from joblens.core.errors import OutsideError
+from joblens.record.ends import EndedProcess
 from joblens.record.report import JobRecord
 from joblens.store.catalog.postgresql.admin import init, upgrade
 from joblens.store.catalog.postgresql.connection import connect
@@ -25,6 +27,8 @@ from joblens.store.copying import copy_records
 from joblens.store.database import VARIABLE, Database
 from joblens.store.home import Home
 from joblens.store.saving import save_record, save_records
+from jobs.archives import make_archive
+from serve.serving import ADMIN, ALICE, BOB, OWNERS, SUPPORT, Served, make_job
 from store.conftest import run_joblens
 from store.made import START, new_home, store_job
 from waiting import wait_for
@@ -188,6 +192,78 @@ def test_four_at_once_into_an_empty_database(postgres: Postgres, made: JobRecord
         assert len(store.jobs(limit=0, tags={"n": "shared3"})) == 1
         assert store.check() == 0
         assert store.problems == []
+
+
+def test_four_submit_at_once(postgres: Postgres, tmp_path: Path) -> None:
+    """Archives, one of which all of them have, into an empty database; then they are retired."""
+    home = new_home(tmp_path / "store")._replace(database=postgres.create())
+    environment = {**os.environ, "JOBLENS_HOME": str(home.path), VARIABLE: url_of(home)}
+    processes = []
+    for number in range(4):
+        folder = tmp_path / f"n{number}"
+        folder.mkdir()
+        for id in ("shared", f"own{number}", f"other{number}"):
+            make_archive(folder, id, nodes=2)
+            (folder / f"{id}.joblens").chmod(0o600)
+        words = [sys.executable, "-m", "joblens", "submit", "--workers", "1", str(folder)]
+        processes.append(subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True))
+    assert [process.communicate()[1] for process in processes] == [""] * 4
+    with Store(home) as store:
+        rows = store.jobs(limit=0)
+        assert len(rows) == len({row.id for row in rows}) == 9
+        assert {len(store.ends(row.id, EndedProcess)) for row in rows} == {4}
+    assert list(home.records.iterdir()) == []
+    epmt = write_tar(tmp_path / "e.tgz", job_files([process(1), process(2, ppid=1)]))
+    assert run(home, "import", "epmt", str(epmt)).returncode == 0
+    assert len(json.loads(run(home, "jobs", "--json").stdout)) == 10
+    assert run(home, "retire", "--older-than", "1d").returncode == 0
+    assert json.loads(run(home, "jobs", "--json").stdout) == []
+
+
+def test_the_read_service(
+    postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everyone gets what they get from a service over files, and a service outlives its connections."""
+    answers = {}
+    paths = [
+        "/jobs",
+        "/jobs?limit=2&sort=user",
+        "/jobs/1",
+        "/jobs/3",
+        "/jobs/99",
+        "/me",
+        "/jobs?state=FAILED",
+    ]
+    for kind, database in (("files", None), ("database", postgres.create())):
+        top = tmp_path_factory.mktemp(kind)
+        for folder in (top, *top.parents):
+            if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+                folder.chmod(0o755)
+        if database is not None:
+            monkeypatch.setenv(VARIABLE, database.url)
+        served = Served(top)
+        found = [make_job(id, user, START + int(id)) for id, user in OWNERS.items()]
+        for number, record in enumerate(found):
+            record.written = number + 1
+        save_records(served.home._replace(database=database), found)
+        served.start()
+        try:
+            answers[kind] = [
+                (path, user, served.get(path, user).status, served.get(path, user).json)
+                for path in paths
+                for user in (ALICE, BOB, SUPPORT, ADMIN)
+            ]
+            if database is not None:
+                with postgres.connect() as connection:
+                    connection.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE application_name = 'joblens'"
+                    )
+                assert [served.get("/jobs", ADMIN).status for _ in range(3)] == [200] * 3
+        finally:
+            served.stop()
+    assert answers["database"] == answers["files"]
+    assert any(status == 404 for _, _, status, _ in answers["files"])
 
 
 def test_changes_by_people(home: Home, made: JobRecord) -> None:

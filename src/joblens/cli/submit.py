@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         found.append(outcome)
         if options.remove and outcome.is_known:
             outcome.path.unlink(missing_ok=True)
-        warn([outcome.problem] if outcome.problem else [])
+        warn([it for it in (outcome.problem, outcome.waits) if it])
         if show:
             show(len(found), len(archives))
     write(_render(found, options.dry_run, options.json))

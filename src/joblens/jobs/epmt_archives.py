@@ -126,7 +126,7 @@ def _size(path: Path) -> int:
 class _Importer:
     def __init__(self, home: Home, zone: ZoneInfo | None, cluster: str, check_owner: bool) -> None:
         self.home, self.zone, self.cluster, self.check_owner = home, zone, cluster, check_owner
-        self.catalog, self.lake = open_catalog(home), Lake(home.lake)
+        self.catalog, self.lake = open_catalog(home, creates=True), Lake(home.lake)
         self.judge = Judge(home)
 
     def take(self, path: Path, result: EpmtResult) -> None:

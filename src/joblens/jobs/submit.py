@@ -81,6 +81,7 @@ class Outcome(NamedTuple):
     is_known: bool = False  # it was stored before
     problem: str = ""  # why it was not stored
     outside: bool = False  # because of a disk, a server or the like: it can be stored later
+    waits: str = ""  # why its record is not in the database yet
 
 
 def find_archives(paths: Iterable[Path]) -> Iterator[Path]:
@@ -162,7 +163,7 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
         rows = _Rows(lake, manifest, _find_record(home, manifest) is not None)
         for number in range(len(manifest.files)):
             found = rows.save(found, number, *_read(archive, number, problems))
-        _save_record(home, lake, manifest, accounting, problems)
+        found = found._replace(waits=_save_record(home, lake, manifest, accounting, problems))
         make_folder(done.parent)
         write_whole(str(done), render_json({"job": manifest.job.id, "archive": archive.path.name}))
     return found
@@ -381,7 +382,8 @@ def _make_table(
 
 def _save_record(
     home: Home, lake: Lake, manifest: Manifest, accounting: Accounting, problems: list[str]
-) -> None:
+) -> str:
+    """Return why it has to wait for the database, or ""."""
     facts, end = _inputs(home, manifest, accounting)
     if not (end.totals and end.totals.is_known):
         end.totals = _sum_up(lake, Span(facts.id, end.start, end.end + 1.0, facts.cluster))
@@ -391,7 +393,7 @@ def _save_record(
     if not record.data.samples:
         record.data.problems.append(_NO_SAMPLES)
     Judge(home).judge(record, reader)
-    save_record(home, record)
+    return save_record(home, record)
 
 
 def _inputs(home: Home, manifest: Manifest, accounting: Accounting) -> tuple[JobFacts, JobEnd]:
@@ -459,7 +461,7 @@ def _find_record(home: Home, manifest: Manifest) -> JobRecord | None:
 def _find_records(home: Home, manifest: Manifest) -> list[JobRecord]:
     """Return those of all runs of the job that overlap capture, the newest first."""
     identity = storable(manifest.job.cluster), storable(manifest.job.id)
-    found, catalog = [], open_catalog(home)
+    found, catalog = [], open_catalog(home, creates=True)
     try:
         for run in reversed(catalog.runs(f"{manifest.job.id}@{manifest.job.cluster}")):
             last = run.start if run.end is None else run.end

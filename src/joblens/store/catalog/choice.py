@@ -8,12 +8,17 @@ from joblens.store.catalog.queries import JobCatalog
 from joblens.store.home import Home
 
 
-def open_catalog(home: Home, progress: Callable[[int, int], None] | None = None) -> JobCatalog:
-    """Open the index of the record files, or the database that has the records. Raises OutsideError."""
+def open_catalog(
+    home: Home, progress: Callable[[int, int], None] | None = None, *, creates: bool = False
+) -> JobCatalog:
+    """Open the index of the record files, or the database that has the records. Raises OutsideError.
+
+    `creates`: the tables of an empty database, for a caller that is going to save records.
+    """
     if home.database is not None:
         from joblens.store.catalog.postgresql.catalog import PostgresCatalog
 
-        return PostgresCatalog(home, home.database)
+        return PostgresCatalog(home, home.database, creates)
     from joblens.store.catalog.index import Catalog
 
     return Catalog(home, progress)

@@ -7,14 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from joblens.store.catalog.postgresql.connection import connect, sentences
-from joblens.store.catalog.postgresql.schema import (
-    CHANGE_LOCK,
-    LOCK,
-    MIGRATIONS,
-    check_version,
-    create,
-    find_version,
-)
+from joblens.store.catalog.postgresql.schema import CHANGE_LOCK, check_version, create_once
 from joblens.store.catalog.postgresql.writer import save
 
 if TYPE_CHECKING:
@@ -34,11 +27,7 @@ def opened(database: Database) -> Iterator[Connection]:
 def save_in(database: Database, many: Iterable[JobRecord], now: int) -> None:
     """Save records. The first ones create the tables. Raises OutsideError."""
     with connect(database) as connection, sentences(database):
-        if find_version(connection) < len(MIGRATIONS):
-            connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))  # another may be creating them
-            if not find_version(connection):
-                create(database, connection)
-            connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK,))
+        create_once(database, connection)
         check_version(database, connection)
         save(database, connection, many, now)
 

@@ -10,7 +10,7 @@ from joblens.store.catalog.dialect import POSTGRESQL
 from joblens.store.catalog.listing import Identity, JobFilter, JobRow
 from joblens.store.catalog.postgresql.connection import connect, load_driver, sentences
 from joblens.store.catalog.postgresql.reader import parse_stored
-from joblens.store.catalog.postgresql.schema import check_version
+from joblens.store.catalog.postgresql.schema import check_version, create_once
 from joblens.store.catalog.postgresql.writer import as_text, make_rows, save
 from joblens.store.catalog.queries import IS_IDENTITY, NAMES, JobCatalog
 from joblens.store.catalog.scope import ALL, Scope
@@ -27,11 +27,11 @@ _AT_ONCE = 500  # records in memory
 class PostgresCatalog(JobCatalog):
     dialect = POSTGRESQL
 
-    def __init__(self, home: Home, database: Database) -> None:
+    def __init__(self, home: Home, database: Database, creates: bool = False) -> None:
         from joblens.store.undelivered import deliver
 
         super().__init__(home)
-        self.database = database
+        self.database, self._creates = database, creates
         self.problems += deliver(home)
         self.connection = self._connect()
 
@@ -39,6 +39,8 @@ class PostgresCatalog(JobCatalog):
         connection = connect(self.database)
         try:
             with sentences(self.database):
+                if self._creates:
+                    create_once(self.database, connection)
                 check_version(self.database, connection)
         except BaseException:
             connection.close()

@@ -119,6 +119,16 @@ def create(database: Database, connection: Connection) -> str:
     return problem
 
 
+def create_once(database: Database, connection: Connection) -> None:
+    """Create the tables of an empty database, unless another does. Raises errors of the driver."""
+    if find_version(connection) >= len(MIGRATIONS):
+        return
+    connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+    if not find_version(connection):
+        create(database, connection)
+    connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK,))
+
+
 def _migrate_once(database: Database, connection: Connection) -> bool:
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
