@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -131,3 +132,11 @@ def test_other_fields_are_kept() -> None:
         "flux": 13,
         "pbs": 23,
     }
+
+
+@pytest.mark.parametrize("name", ["flux", "pbs"])
+def test_negative_amounts_are_unknown(name: str) -> None:
+    parse, text = TEXTS[name]
+    for wrong in ('"ncores": -1', '"duration": -1.5', '"ncpus": -2'):
+        field = wrong.partition(":")[0]
+        check(parse, re.sub(rf"{field}: *[-\d.]+", wrong, text))

@@ -42,7 +42,7 @@ sys.argv = ["joblens", *sys.argv[3:]]
 import duckdb, encodings.idna, tomllib, shutil, difflib, numpy, _strptime
 import joblens.analysis.summary, joblens.analysis.window_report, joblens.cli.hub, joblens.cli.serve
 import joblens.jobs.complete, joblens.jobs.running, joblens.serve.server, joblens.store.pending
-import joblens.usermode.finish
+import joblens.usermode.finish, joblens.store.catalog.index
 duckdb.connect().execute("SELECT 1").fetchall()
 if inherited != "-1":
     os.dup2(int(inherited), 3)

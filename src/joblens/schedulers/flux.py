@@ -14,7 +14,7 @@ from typing import Any
 from joblens.record.job import Resources
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.json_fields import list_at, load, number_at, text_at, time_at, whole_at
+from joblens.schedulers.json_fields import amount_at, list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import expand
 from joblens.schedulers.parse_result import ParseResult, parse_or
 
@@ -96,7 +96,7 @@ def _job(job: Any, id: str) -> BatchJob:
     cleanup = time_at(job, "t_cleanup")  # its tasks have ended
     has_ended = text_at(job, "state") == "INACTIVE"
     state = text_at(job, "status") or text_at(job, "result") or text_at(job, "state")
-    size = Resources(nodes=whole_at(job, "nnodes") or None, cores=number_at(job, "ncores") or None)
+    size = Resources(nodes=whole_at(job, "nnodes") or None, cores=amount_at(job, "ncores") or None)
     return BatchJob(
         cluster="",
         id=id,
@@ -115,7 +115,7 @@ def _job(job: Any, id: str) -> BatchJob:
         eligible=time_at(job, "t_sched"),
         start=start,
         end=(cleanup if start is not None else None) or time_at(job, "t_inactive") if has_ended else None,
-        time_limit_seconds=number_at(job, "duration") or None,  # 0: no limit
+        time_limit_seconds=amount_at(job, "duration") or None,  # 0: no limit
         nodes=_nodes(text_at(job, "nodelist")),
         asked=size,
         allocated=Resources() if start is None else size.replace(gpus=_gpus(job)),

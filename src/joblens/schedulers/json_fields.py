@@ -55,6 +55,12 @@ def time_at(tree: Any, path: str) -> float | None:
     return None if found is None else clock(found)
 
 
-def whole_at(tree: Any, path: str) -> int | None:
+def amount_at(tree: Any, path: str) -> float | None:
+    """A number that cannot be negative."""
     found = number_at(tree, path)
-    return None if found is None or found < 0 else int(found)
+    return None if found is None or found < 0 else found
+
+
+def whole_at(tree: Any, path: str) -> int | None:
+    found = amount_at(tree, path)
+    return None if found is None else int(found)

@@ -15,7 +15,7 @@ from joblens.core.errors import OutsideError
 from joblens.record.job import Resources
 from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.json_fields import at, load, number_at, whole_at
+from joblens.schedulers.json_fields import amount_at, at, load, number_at, whole_at
 from joblens.schedulers.parse_result import ParseResult, parse_or
 from joblens.schedulers.slurm.fields import clock, parse_duration
 from joblens.schedulers.tres import parse_memory
@@ -169,7 +169,7 @@ def _time(job: Any, path: str) -> float | None:
 
 
 def _duration(job: Any, path: str) -> float | None:
-    number = number_at(job, path)
+    number = amount_at(job, path)
     return number if number is not None else parse_or(parse_duration, _text(job, path), None)
 
 
@@ -195,7 +195,7 @@ def _nodes(hosts: str) -> tuple[str, ...]:
 
 
 def _asked(job: Any) -> Resources:
-    cpus = number_at(job, "Resource_List/ncpus")
+    cpus = amount_at(job, "Resource_List/ncpus")
     return Resources(
         nodes=whole_at(job, "Resource_List/nodect") or None,
         cores=cpus or None,

@@ -27,7 +27,7 @@ import encodings.idna, http.client, shutil, tomllib, difflib, _strptime
 import joblens.api.merged, joblens.api.remote, joblens.api.responses, joblens.api.sources, joblens.cli.job
 import joblens.cli.jobs, joblens.cli.ls, joblens.cli.top, joblens.cli.token, joblens.jobs.live
 import joblens.record.report, joblens.reports.style, joblens.reports.text, joblens.reports.top
-import joblens.usermode.finish, joblens.api.connection, joblens.wire.http_client
+import joblens.usermode.finish, joblens.store.catalog.index, joblens.api.connection, joblens.wire.http_client
 from joblens.cli import main
 found = pwd.getpwnam(sys.argv[1])
 os.setgroups([]); os.setgid(found.pw_gid); os.setuid(found.pw_uid); os.chdir("/")

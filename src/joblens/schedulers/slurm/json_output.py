@@ -12,7 +12,7 @@ from typing import Any
 
 from joblens.record.job import Resources, Step
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.json_fields import at, list_at, load, number_at, text_at, time_at, whole_at
+from joblens.schedulers.json_fields import amount_at, at, list_at, load, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.parse_result import ParseResult, parse_or
 from joblens.schedulers.slurm.fields import ENDED, NO_VALUES, WAITING, State, known, parse_state
@@ -187,7 +187,7 @@ def _limit(tree: Any, path: str) -> float | None:
 
 
 def _seconds(tree: Any, path: str) -> float | None:
-    seconds, micro = number_at(tree, path + "/seconds"), number_at(tree, path + "/microseconds")
+    seconds, micro = amount_at(tree, path + "/seconds"), amount_at(tree, path + "/microseconds")
     return None if seconds is None else seconds + (micro or 0) / 1e6
 
 
