@@ -490,30 +490,95 @@ def test_ended_before_a_gap_was_saved(tmp_path: Path) -> None:
         assert (lost.from_ns, lost.why) == (kept * 1000 + 5, KILLED)
 
 
-def test_a_small_disk(tmp_path: Path) -> None:
-    """A real file system that is full, and then has space again."""
+def test_only_gaps_cannot_be_saved(tmp_path: Path) -> None:
+    """The bound holds: the oldest go, and their gap is in memory until it can be saved."""
+    folder = tmp_path / "s"
+    with opened(folder, most=20_480) as spool:
+        made = put(spool, 5)
+        (folder / "gaps.json").mkdir()  # cannot be replaced by a file
+        for _ in range(10):
+            made += put(spool)
+            assert spool.bytes == on_disk(folder) <= 20_480
+        (folder / "gaps.json").rmdir()
+        made += put(spool)
+        assert [(gap.first, gap.last) for gap in recorded(folder)] == [(made[0], made[10])]
+        assert drain(spool) == [("b1", sequence) for sequence in made[11:]]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
     if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip("only root can mount a small disk")
     try:
-        with opened(folder / "s", most=64 * MIB) as spool:
-            made = put(spool, 20, size=100_000)
-            while spool.dropped < 2:
-                made += put(spool, size=100_000)
-            assert "No space left on device" in spool.disk_error
-            kept = made[: -spool.dropped]
-            item = spool.take()
-            assert item is not None
-            spool.acknowledge(item)
-            found = drain(spool)
-            assert [("b1", sequence) for sequence in kept] == [("b1", item.sequence), *found]
-            put(spool)
-            (recorded,) = json.loads((folder / "s/gaps.json").read_text())
-            assert recorded[:2] == [made[len(kept)], made[-1]]
+        yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all room that is left, as another program does."""
+    path = folder / "other"
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return path
+
+
+def test_a_small_disk(small_disk: Path) -> None:
+    """It is full, and then has space again."""
+    with opened(small_disk / "s", most=64 * MIB) as spool:
+        made = put(spool, 20, size=100_000)
+        while spool.dropped < 2:
+            made += put(spool, size=100_000)
+        assert "No space left on device" in spool.disk_error
+        kept = made[: -spool.dropped]
+        item = spool.take()
+        assert item is not None
+        spool.acknowledge(item)
+        found = drain(spool)
+        assert [("b1", sequence) for sequence in kept] == [("b1", item.sequence), *found]
+        put(spool)
+        (lost,) = recorded(small_disk / "s")
+        assert lost[:2] == (made[len(kept)], made[-1])
+
+
+@pytest.mark.parametrize("size", [0, 10_000], ids=["one block", "several"])
+def test_full_spool_on_a_disk_that_others_fill(small_disk: Path, size: int) -> None:
+    """The oldest go and their gap is saved in their room, again and again; the newest stay, hardly one of
+    them in memory only."""
+    folder, most = small_disk / "s", 131_072
+    with opened(folder, most=most) as spool:
+        made = put(spool, 40, size=size)
+        assert spool.dropped > 0
+        for path in folder.glob("gaps.json*"):  # as where nothing was lost yet
+            path.unlink()
+        other = fill(small_disk)
+        made += put(spool, 60, size=size)
+        assert spool.bytes == on_disk(folder) <= most
+        assert len(spool._held) <= 2
+        assert spool.batches == len(made) - spool.dropped >= most // (size + 8192)
+        (lost,) = recorded(folder)
+        assert (lost.first, lost.last) == (made[0], made[spool.dropped - 1])
+        other.unlink()
+        made += put(spool, 2, size=size)
+        assert (spool._held, spool.disk_error) == ({}, "")
+        assert drain(spool) == [("b1", sequence) for sequence in made[spool.dropped :]]
+
+
+def test_damaged_on_a_disk_that_others_fill(small_disk: Path) -> None:
+    """The gap is saved in the room of the batch that is lost."""
+    with opened(small_disk / "s") as spool:
+        (bad,) = put(spool)
+        fill(small_disk)
+        item = spool.take()
+        assert item == (1, bad)
+        spool.lose(item, "damaged")
+        assert [(gap.first, gap.why) for gap in recorded(small_disk / "s")] == [(bad, "damaged")]
+        assert not list((small_disk / "s").glob("*.batch"))
 
 
 def test_the_folder_is_removed(tmp_path: Path) -> None:

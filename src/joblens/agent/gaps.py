@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -84,17 +85,18 @@ class Gaps:
         self._unsaved |= len(left) < len(self._known)
         self._known = left
 
-    def save(self) -> None:
-        """Write the file. If the disk is full, the next call retries."""
+    def save(self) -> int:
+        """Write the file. Return the number of the error, 0 if there was none; the next call retries."""
         if not self._unsaved:
-            return
+            return 0
         import json
 
         try:
             write_quickly(self._path, json.dumps([it.gap for it in self._known]).encode())
-        except OSError:
-            return
+        except OSError as error:
+            return error.errno or errno.EIO
         self._unsaved, self.are_saved = False, True
+        return 0
 
 
 def _touch(one: Gap, other: Gap) -> bool:

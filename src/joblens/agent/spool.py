@@ -21,7 +21,7 @@ from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from joblens.agent.gaps import Gaps
 from joblens.core.errors import ConfigError, MalformedError, sentence
-from joblens.core.files import UNFINISHED, list_names, write_quickly
+from joblens.core.files import NO_ROOM, UNFINISHED, list_names, write_quickly
 from joblens.core.json_file import parse_json
 from joblens.core.model import Gap
 from joblens.wire.frame import check_whole, read_header
@@ -222,6 +222,7 @@ class Spool:
                     self._sums[item] = zlib.crc32(message)
                 self._append(item)
                 self._changed.notify()
+            self._keep_bound()
             self._save_gaps()
             if not self._held and self.gaps.are_saved:
                 self._kept_ns = to_ns
@@ -275,14 +276,21 @@ class Spool:
         return Item(turn, first)
 
     def _make_room(self, size: int) -> None:
-        """Drop the oldest batches except the one being sent."""
+        """Drop the oldest batches except the one being sent. Those that wait in memory count too, unless
+        files of dropped ones stay: then to drop more would free nothing."""
         left = self.bytes + size - sum(map(self._size, self._going))
+        left += 0 if self._going else sum(map(self._size, self._held))
         while left > self.most_bytes and self._runs and size <= self.most_bytes:
             item = self._pop_oldest()
             left -= self._size(item)
             self._lose(item, self._peek(item), "spool full")
         if self._going:
             self._save_gaps()
+
+    def _keep_bound(self) -> None:
+        """Gaps that cannot be saved while batches can are kept in memory only."""
+        while self._going and self.bytes > self.most_bytes:
+            self._remove(self._going.pop(0))
 
     def take(self) -> Optional[Item]:
         """Return the oldest batch, the same one until its outcome is known. None: closed and empty."""
@@ -325,14 +333,16 @@ class Spool:
             self._settle()
 
     def _lose(self, item: Item, message: bytes, why: str) -> None:
-        """The file goes once the gap is saved: until then only the file tells the next agent of the batch."""
+        """The file goes once the gap is saved: until then only the file tells the next agent of the batch.
+        On a full disk it goes first, if the gap needs its room."""
         self.dropped += 1
         self.gaps.add(self._gap(item, message, why))
         if not self._forget(item):
             self._going.append(item)
 
     def _save_gaps(self) -> None:
-        self.gaps.save()
+        while self.gaps.save() in NO_ROOM and self._going:
+            self._remove(self._going.pop(0))
         if self.gaps.are_saved:
             for item in self._going:
                 self._remove(item)
@@ -398,6 +408,9 @@ class Spool:
             self.bytes = self._count_bytes()
 
     def _size(self, item: Item) -> int:
+        held = self._held.get(item)
+        if held is not None:
+            return _on_disk(len(held))
         try:
             return _on_disk(os.stat(f"{self.folder}/{item.name}").st_size)
         except OSError:
