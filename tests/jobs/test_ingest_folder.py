@@ -127,6 +127,25 @@ def test_jobs_are_retired(home: Home, folder: Path, capsys: pytest.CaptureFixtur
     assert jobs(home) == {}
 
 
+def test_nothing_is_executed_from_the_folder(home: Home, folder: Path) -> None:
+    """Neither by its workers nor by `retire`, if it is the current folder: others may write to it."""
+    evil = folder.parent / "executed"
+    for name in ("joblens", "multiprocessing", "concurrent", "runpy"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(f"open({str(evil)!r}, 'a').write({name!r})")
+    make_archive(folder, "r1")
+    command = [str(Path(sys.executable).with_name("joblens")), "ingest", ".", "--once", "--settle", "0"]
+    result = subprocess.run(
+        [*command, "--workers", "1", "--retire-after", "3650d"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not evil.exists(), evil.read_text()
+    assert "1 archive stored" in result.stderr, result.stderr
+
+
 def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     reader, writer = os.pipe()
     with open(reader, "rb") as ready:

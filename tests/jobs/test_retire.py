@@ -118,6 +118,20 @@ def test_reference_jobs_stay(home: Home) -> None:
     assert ids(home) == ["3", "4", "5"]
 
 
+def test_a_damaged_model_keeps_everything(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its reference jobs are not known: nothing is deleted, with one sentence."""
+    with Store(home) as store:
+        store.create_model("good", ["1", "2", "4"])
+    path = home.path / "models/good.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    capsys.readouterr()
+    for more in (["--dry-run"], []):
+        assert main(["retire", "--older-than", "365d", *more]) == 3
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"joblens: nothing is retired, because a model cannot be read: {path}: ")
+    assert ids(home) == ["0", "1", "2", "3", "4", "5"]
+
+
 def test_users_retire_their_own(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the jobs of others, also if these are asked for."""
     put(home, tmp_path, "9", 0, job_pl_username="bob")

@@ -5,10 +5,10 @@ import ctypes
 import json
 import os
 import platform
+import shlex
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from joblens.cli.findings import Finding, print_findings
 from joblens.core.errors import JoblensError, OutsideError, PrivilegeError, sentence
+from joblens.core.python import python_command
 
 EXAMPLE = """example:
   joblens check
@@ -162,7 +163,7 @@ def _call(folder: Path, *words: str, code: int = 0) -> str:
 
 
 def _joblens(folder: Path, *words: str, code: int = 0) -> str:
-    return _call(folder, sys.executable, "-m", "joblens", *words, code=code)
+    return _call(folder, *python_command("joblens", *words), code=code)
 
 
 def _counts(folder: Path, job: str) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def _captured_run(folder: Path) -> str:
 
 
 def _staging(folder: Path) -> str:
-    joblens = f"{sys.executable} -m joblens"
+    joblens = shlex.join(python_command("joblens"))
     script = f'eval "$({joblens} start --shell sh)" && /bin/true && eval "$({joblens} stop --shell sh)"'
     archive = _call(folder, "/bin/sh", "-c", f"{script} && {joblens} stage").strip()
     _joblens(folder, "submit", archive)

@@ -16,6 +16,7 @@ from joblens.cli.daemon import add_ready_fd, announce, log
 from joblens.cli.figures import render_count
 from joblens.cli.table import write
 from joblens.core.errors import OutsideError, UsageError, printable
+from joblens.core.python import python_command
 
 if TYPE_CHECKING:
     from joblens.jobs.ingest_folder import Ingest
@@ -122,10 +123,9 @@ class _Retiring:
 
     def __init__(self, ingest: Ingest, home: str, age: str | None) -> None:
         self._ingest, self._age = ingest, age
-        self._command = [
-            *(sys.executable, "-m", "joblens", "retire", "--json", "--home", home),
-            *("--older-than", age or ""),
-        ]
+        self._command = python_command(
+            "joblens", "retire", "--json", "--home", home, "--older-than", age or ""
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._next = 0.0
 

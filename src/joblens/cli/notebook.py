@@ -8,6 +8,7 @@ from pathlib import Path
 
 from joblens.core.errors import OutsideError
 from joblens.core.files import write_whole
+from joblens.core.python import python_command
 
 EXAMPLE = """example:
   joblens notebook
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.home:
         os.environ["JOBLENS_HOME"] = os.path.abspath(options.home)
     browser = ["--no-browser"] if options.no_browser else []
-    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *browser, str(folder)])  # noqa: S606
+    os.execv(sys.executable, python_command("jupyterlab", *browser, str(folder)))  # noqa: S606
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,6 +12,7 @@ from types import FrameType
 
 from joblens.core.errors import OutsideError
 from joblens.core.process import Child, dispatch, how_ended
+from joblens.core.python import python_command
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _LIVED = 30.0  # seconds after which the backoff starts again
@@ -34,7 +34,7 @@ class Daemon:
         self.wait = _SHORTEST_WAIT / 2
 
     def start(self, selector: selectors.BaseSelector, say: Say) -> None:
-        command, env = [sys.executable, "-m", "joblens", *self._words()], {**os.environ, **self._env}
+        command, env = python_command("joblens", *self._words()), {**os.environ, **self._env}
         self.child = Child(command, say, selector, announces=True, with_parent=True, env=env, cwd=None)
         self.since = time.monotonic()
 

@@ -73,8 +73,13 @@ def _submit_all(home: Home, archives: list[Path], workers: int, dry_run: bool) -
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(min(workers, len(archives)), get_context("spawn")) as pool:
+    from joblens.core.python import forget_safe_spawning, safe_spawning
+
+    count, context = min(workers, len(archives)), get_context("spawn")
+    with safe_spawning():
+        pool = ProcessPoolExecutor(count, context, initializer=forget_safe_spawning)
         pending = [pool.submit(submit, home, path, ask_about, dry_run) for path in archives]
+    with pool:
         yield from (done.result() for done in as_completed(pending))
 
 

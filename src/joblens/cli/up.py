@@ -24,6 +24,7 @@ from joblens.core.errors import JoblensError, OutsideError, UsageError, printabl
 from joblens.core.files import write_whole
 from joblens.core.json_file import parse_json
 from joblens.core.process import Child
+from joblens.core.python import python_command
 from joblens.hub.settings import INFERRED
 
 EXAMPLE = """example:
@@ -157,7 +158,7 @@ def _detach(options: argparse.Namespace, folder: Path) -> int:
     """Run the same command in a session of its own, with its output in a file."""
     if not _is_running(folder):
         with (folder / "log").open("wb") as log:
-            command = [sys.executable, "-m", "joblens", "up", *_words(options)]
+            command = python_command("joblens", "up", *_words(options))
             child = Child(command, log=log, announces=True, cwd=None)
         if child.wait_until_ready(_START_SECONDS) is None:
             child.end(_END_SECONDS)

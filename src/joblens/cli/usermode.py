@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblens.cli.table import room, warn, write
 from joblens.core.errors import JoblensError, OutsideError, UsageError, printable
+from joblens.core.python import python_command
 from joblens.reports import width as screen
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _start_supervisor(session: Session) -> None:
     from joblens.usermode.launch import environment, in_a_step
 
     allocation = session.state.allocation
-    command = [sys.executable, "-m", "joblens.usermode.supervisor", str(session.folder)]
+    command = python_command("joblens.usermode.supervisor", str(session.folder))
     step = in_a_step(allocation, command)
     env = environment(allocation.how, os.environ) if step else dict(os.environ)
     with (session.folder / "log").open("ab") as log:

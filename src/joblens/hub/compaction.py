@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from joblens.core.errors import sentence
+from joblens.core.python import python_command
 from joblens.hub.sink import end_with_the_hub, log
 from joblens.store.home import find_home, make_home
 from joblens.store.lake.compact import compact_small, open_bounded
@@ -66,7 +67,7 @@ class Compaction:
         return enough or passed > _LONGEST_PAUSE * self.every
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "joblens.hub.compaction", str(self._home)]
+        command = python_command("joblens.hub.compaction", str(self._home))
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def _report(self, process: subprocess.Popen[bytes]) -> None:

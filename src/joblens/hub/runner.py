@@ -9,7 +9,6 @@ import json
 import math
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ import msgspec
 from joblens.core.errors import sentence
 from joblens.core.json_file import parse_json
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
+from joblens.core.python import python_command
 from joblens.hub.identity import load_identity
 from joblens.hub.settings import INFERRED, NONE, HubSettings, JobsSettings, is_loopback
 from joblens.hub.sink import SEALED, FollowTask, Place, SinkStatus, SinkTask, check_options, load_status
@@ -131,7 +131,7 @@ class Child:
         self.starts += 1
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, self.name.rpartition(" ")[2]],
+                python_command(self.module, self.name.rpartition(" ")[2]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C ends the hub, which ends its sinks

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.core.errors import OutsideError, printable, sentence
+from joblens.core.python import forget_safe_spawning, safe_spawning
 from joblens.jobs.epmt_archives import import_epmt
 from joblens.jobs.inbox import Inbox, is_epmt
 from joblens.jobs.submit import Accounting, submit
@@ -191,7 +192,8 @@ class Ingest:
                 continue
             self._pending.remove(claimed)
             try:
-                self._running[self._open_pool().submit(take, self.source, claimed.path)] = claimed
+                with safe_spawning():
+                    self._running[self._open_pool().submit(take, self.source, claimed.path)] = claimed
             except (BrokenProcessPool, RuntimeError, OSError) as error:
                 self._pool = None
                 self._delay(claimed, sentence(error))
@@ -280,6 +282,7 @@ def _begin_worker(parent: int) -> None:
     """The daemon decides when a worker ends; a signal to the whole group is meant for the daemon."""
     import ctypes
 
+    forget_safe_spawning()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -61,7 +61,8 @@ def retire(
 ) -> RetireResult:
     """Remove the jobs that ended before a moment, as far as the filter selects them and the caller may.
 
-    Users who are not staff retire their own jobs only. Raises NotAllowedError.
+    Users who are not staff retire their own jobs only. Raises NotAllowedError, and OutsideError if a model
+    cannot be read.
     """
     usual, catalog.fresh_seconds = catalog.fresh_seconds, max(catalog.fresh_seconds, _FRESH_SECONDS)
     try:
@@ -81,7 +82,7 @@ def _retire(
     stopped: Callable[[], bool],
 ) -> RetireResult:
     result = RetireResult(dry_run=dry_run)
-    kept = jobs_of_models(home, result.problems)
+    kept = jobs_of_models(home)
     first: float | None = None
     for page in _pages(catalog, wanted, before):
         old = [row for row in page if _last(row) < before]
@@ -101,11 +102,17 @@ def _retire(
     return result
 
 
-def jobs_of_models(home: Home, problems: list[str]) -> set[tuple[str, str, float | None]]:
-    """Return cluster, id as people write it and start of each job that an enabled model refers to."""
+def jobs_of_models(home: Home) -> set[tuple[str, str, float | None]]:
+    """Return cluster, id as people write it and start of each job that an enabled model refers to.
+
+    Raises OutsideError if a model cannot be read: its jobs are not known.
+    """
     from joblens.store.models import list_models
 
+    problems: list[str] = []
     enabled = [it for it in list_models(home, problems) if it.enabled]
+    if problems:
+        raise OutsideError(f"nothing is retired, because a model cannot be read: {problems[0]}")
     return {(job.cluster, job.id, job.start) for it in enabled for job in it.jobs}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from joblens.core.errors import JoblensError, MalformedError, OutsideError, sent
 from joblens.core.files import list_names, write_quickly
 from joblens.core.json_file import parse_json
 from joblens.core.process import Child
+from joblens.core.python import python_command
 from joblens.hub.cursors import read_cursor
 from joblens.hub.segments import OPEN, SEALED
 from joblens.jobs.finish import make_record
@@ -307,7 +307,7 @@ def _bring_in(session: Session) -> list[str]:
         return [f"samples that had not arrived could not be stored: {sentence(error)}"]
     problems: list[str] = []
     output: list[str] = []
-    command = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
+    command = python_command("joblens", "hub", "--config", str(config))
     hub = Child(command, output.append, announces=True, with_parent=True)
     try:
         ready = hub.wait_until_ready(_START_SECONDS)

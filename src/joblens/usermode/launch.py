@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
+from joblens.core.python import python_command
 from joblens.usermode.bootstrap import BOOTSTRAP, FIRST_TO_BE_KILLED, PYTHON_FINDER
 from joblens.usermode.hosts import Allocation, flux_hosts, flux_job, is_here, short_name
 
@@ -123,8 +124,8 @@ def _pbs(hosts: tuple[str, ...], env: Mapping[str, str], hub: str, folder: str) 
     """As tasks of the job, which PBS itself starts and ends."""
     program = _program("pbs_tmrsh", _folder_of_pbs(env))
     words = (f"{folder}/call", hub.rpartition(":")[0], program, hub, *hosts)
-    command = (sys.executable, "-m", "joblens.usermode.pbs_tasks", *words)
-    return Launch(command, hosts, labelled=True, labels=hosts)
+    command = python_command("joblens.usermode.pbs_tasks", *words)
+    return Launch(tuple(command), hosts, labelled=True, labels=hosts)
 
 
 def _folder_of_pbs(env: Mapping[str, str]) -> str:

@@ -31,6 +31,7 @@ from joblens.core.process import (
     parse_ready,
     prefer_for_oom_kill,
 )
+from joblens.core.python import python_command
 from joblens.usermode.agent_group import STARTING as AGENT_STARTING
 from joblens.usermode.agent_group import AgentGroup, parse_end
 from joblens.usermode.bootstrap import Payload, make_input
@@ -141,7 +142,7 @@ class Supervisor:
         text += self.extras.hub if self.extras else ""
         text += "".join(companion.hub for companion in self.companions)
         write_quickly(str(config), text.encode())
-        command = [sys.executable, "-m", "joblens", "hub", "--config", str(config)]
+        command = python_command("joblens", "hub", "--config", str(config))
         self.hub_starts += 1
         self.hub = Child(command, _log, self.selector, announces=True, with_parent=True)
 
