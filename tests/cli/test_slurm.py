@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from joblens.cli import main
 from joblens.cli.agent import hub_url
 from joblens.cli.slurm_check import parse_config
 from joblens.hooks import SLURM
+from joblens.schedulers.facts import BatchJob
 from small_hub import small_hub
 
 # As Slurm 22.05 prints it.
@@ -233,8 +235,10 @@ def test_folders_that_hooks_cannot_have(site: Site) -> None:
     assert not site.hooks.exists()
 
 
-def test_collected_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """At the first time an archive is stored, at the second it is removed."""
+def test_collected_and_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive is removed when it is stored, and the end of its job is known."""
     if os.geteuid() != 0:
         pytest.skip("the hooks are run by root")
     job, told = tmp_path / "records/ended/slurm-42.c1.7", {"id": "42", "uid": 0, "start": 5, "cluster": "fox"}
@@ -247,6 +251,10 @@ def test_collected_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(words) == 0
     assert not job.exists()
     assert os.listdir(tmp_path / "to") == ["42.c1.joblens"]
+    assert main(words) == 0
+    assert os.listdir(tmp_path / "to") == ["42.c1.joblens"]
+    ended = BatchJob("fox", "42", "slurm", uid=0, start=5, end=time.time(), state="COMPLETED")
+    monkeypatch.setattr("joblens.usermode.facts.ask_about", lambda job: ended)
     assert main(words) == 0
     assert os.listdir(tmp_path / "to") == []
     (tmp_path / "records").chmod(0o777)

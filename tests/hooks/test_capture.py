@@ -17,6 +17,7 @@ from joblens.core.errors import OutsideError
 from joblens.core.json_file import parse_json
 from joblens.hooks import SLURM, Capturing, slurm_hook
 from joblens.jobs.archive import open_archive
+from joblens.usermode import cluster_capture
 from joblens.usermode.cluster_capture import Collected, collect
 
 UID = 65534
@@ -232,6 +233,20 @@ def test_a_job_that_is_requeued(hooks: CapturingHooks) -> None:
     os.chown(kept / "records" / RECORDS_FILE, UID, -1)
     assert [bool(it.archive) for it in hooks.collect()] == [True]
     assert len(os.listdir(hooks.top / "archives")) == 2
+
+
+def test_archives_cannot_be_written(hooks: CapturingHooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if their folder went away meanwhile: the records stay, and are collected the next time."""
+    hooks.run("prolog")
+    hooks.as_user(f"printf abc >{RECORDS_FILE}")
+    hooks.run("epilog")
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster_capture, "make_folder", lambda path: None)
+        patch.setattr(cluster_capture, "_check_folder", lambda path: None)
+        (found,) = hooks.collect()
+    assert (found.archive, "No such file" in found.problem) == (None, True)
+    (found,) = hooks.collect()
+    assert found.archive == hooks.top / "archives/42.c1.joblens"
 
 
 def test_a_damaged_job_file(hooks: CapturingHooks) -> None:

@@ -128,6 +128,34 @@ def test_accounting_has_the_end(home: Path, tmp_path: Path) -> None:
     assert not any("its end was not known" in problem for problem in record.data.problems)
 
 
+def test_an_archive_stays_until_the_end_is_known(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that cannot be removed stops no other."""
+    folder, ended = tmp_path / "in", make_job(scheduler="slurm", state="COMPLETED", end=START + 20)
+    folder.mkdir()
+    for id in ("41", "42"):
+        change_manifest(make_archive(folder, id), job=make_job(id, scheduler="slurm").to_dict())
+    words = ["submit", "--remove", "--workers", "1", str(folder)]
+    monkeypatch.setattr("joblens.usermode.facts.ask_about", ask_nobody)
+    assert (main(words), main(words)) == (0, 0)
+    assert len(os.listdir(folder)) == 2
+    monkeypatch.setattr("joblens.usermode.facts.ask_about", lambda job: ended.replace(id=job.id))
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "41.joblens":
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        capsys.readouterr()
+        assert main(words) == 0
+    assert "41.joblens: cannot be removed: Permission denied" in capsys.readouterr().err
+    assert os.listdir(folder) == ["41.joblens"]
+
+
 def test_hostile_archives_stop_no_other(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

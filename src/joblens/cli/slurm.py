@@ -142,17 +142,18 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _submit(archives: Path, store: str) -> list[str]:
-    """Store all, and remove those stored before: at the first time the end of a job may be unknown."""
-    from joblens.jobs.submit import find_archives, submit
+    """Store all, and remove those that were stored before, with the end of their job."""
+    from joblens.jobs.submit import find_archives, remove_final, submit
     from joblens.store.home import find_home, make_home
     from joblens.usermode.facts import ask_about
 
     home = find_home(store)
     make_home(home)
-    outcomes = [submit(home, path, ask_about) for path in find_archives([archives])]
-    for known in (it for it in outcomes if it.is_known):
-        known.path.unlink(missing_ok=True)
-    return [it.problem for it in outcomes if it.problem]
+    problems: list[str] = []
+    for path in find_archives([archives]):
+        outcome = submit(home, path, ask_about)
+        problems += filter(None, (outcome.problem, outcome.waits, remove_final(outcome)))
+    return problems
 
 
 def _write(folder: Path, hooks: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="ARCHIVE|DIR", help="archives, or folders that have some")
     parser.add_argument(
         "--remove", action="store_true",
-        help="remove archives that an earlier submit has stored: the end of their job is known by now",
+        help="remove archives that an earlier submit has stored, if the store has the end of their job",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="read everything, store nothing")
     parser.add_argument(
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.jobs.submit import find_archives
+    from joblens.jobs.submit import find_archives, remove_final
     from joblens.store.home import find_home, make_home
 
     if options.workers < 1:
@@ -53,9 +53,8 @@ def run(options: argparse.Namespace) -> int:
     found: list[Outcome] = []
     for outcome in _submit_all(home, archives, options.workers, options.dry_run):
         found.append(outcome)
-        if options.remove and outcome.is_known:
-            outcome.path.unlink(missing_ok=True)
-        warn([it for it in (outcome.problem, outcome.waits) if it])
+        kept = remove_final(outcome) if options.remove else ""
+        warn([it for it in (outcome.problem, outcome.waits, kept) if it])
         if show:
             show(len(found), len(archives))
     write(_render(found, options.dry_run, options.json))

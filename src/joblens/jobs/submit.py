@@ -79,6 +79,7 @@ class Outcome(NamedTuple):
     processes: int = 0
     threads: int = 0
     is_known: bool = False  # it was stored before
+    is_final: bool = False  # and so is the end of its job: the archive is not needed any more
     problem: str = ""  # why it was not stored
     outside: bool = False  # because of a disk, a server or the like: it can be stored later
     waits: str = ""  # why its record is not in the database yet
@@ -153,9 +154,8 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
         raise MalformedError(str(archive.path), "its end is in the future")
     done = home.path / _FOLDER / f"{manifest.digest}.json"
     with _in_progress(home, manifest.job.id):
-        if done.exists() and _has_rows(Lake(home.lake), manifest):
-            _finish_later(home, manifest, accounting)
-            return found._replace(is_known=True)
+        if done.exists() and _is_stored(home, manifest):
+            return found._replace(is_known=True, is_final=_finish_later(home, manifest, accounting))
         if len(manifest.files) > 1:  # of a damaged archive nothing is stored
             for number in range(len(manifest.files)):
                 archive.pass_records(number, lambda piece: None)
@@ -488,8 +488,22 @@ def _sum_up(lake: Lake, span: Span) -> Totals:
     return Totals(user, system, largest_rss_bytes=largest)
 
 
+def remove_final(outcome: Outcome) -> str:
+    """Remove an archive whose job is stored with its end. Return why it cannot be removed, or ""."""
+    try:
+        if outcome.is_final:
+            outcome.path.unlink(missing_ok=True)
+    except OSError as error:
+        return f"{outcome.path}: cannot be removed: {error.strerror}"
+    return ""
+
+
+def _is_stored(home: Home, manifest: Manifest) -> bool:
+    """False if the job was deleted after it was submitted. A job can have no rows, and a record may wait."""
+    return _find_record(home, manifest) is not None or _has_rows(Lake(home.lake), manifest)
+
+
 def _has_rows(lake: Lake, manifest: Manifest) -> bool:
-    """False if the job was deleted after it was submitted."""
     span = Span(manifest.job.id, manifest.start, manifest.end + _ROUNDED, manifest.job.cluster)
     rows = lake.query(
         lake.files("process_end", span.dates(), span.job),
@@ -500,8 +514,12 @@ def _has_rows(lake: Lake, manifest: Manifest) -> bool:
     return bool(rows)
 
 
-def _finish_later(home: Home, manifest: Manifest, accounting: Accounting) -> None:
-    """Make the record again if the end of the job was unknown before, and is known now."""
+def _finish_later(home: Home, manifest: Manifest, accounting: Accounting) -> bool:
+    """Make the record again if the end of the job was unknown before, and is known now. Return whether the
+    store has the end, or nobody else will ever report it."""
     known = _find_record(home, manifest)
-    if known is not None and known.job.state == _UNKNOWN and _ended(manifest, accounting) is not None:
-        _save_record(home, Lake(home.lake), manifest, accounting, list(manifest.problems))
+    if known is None or known.job.state != _UNKNOWN:
+        return known is not None
+    if _ended(manifest, accounting) is None:
+        return manifest.job.scheduler == "run"
+    return not _save_record(home, Lake(home.lake), manifest, accounting, list(manifest.problems))

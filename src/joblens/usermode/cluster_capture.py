@@ -31,6 +31,8 @@ ENDED = "ended"
 _JOB, _RECORDS = "job.json", "records"
 _PREFIX = "slurm-"
 _LARGEST_JOB = 1 << 16
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Collected(NamedTuple):
@@ -65,7 +67,7 @@ def _check_folder(folder: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[Path]:
     """Wait for another that collects here."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(folder, _FOLDER_FLAGS)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield folder
@@ -75,9 +77,11 @@ def _locked(folder: Path) -> Iterator[Path]:
 
 def _collect_job(folder: Path, target: Path) -> Path | None:
     job = _load_job(folder / _JOB)
+    fd = _open_records(folder / _RECORDS, job.uid)
     archive = None
-    with suppress(FileNotFoundError), _open_records(folder / _RECORDS, job.uid) as fd:
-        archive = _write(fd, job, os.lstat(folder).st_ctime, target)
+    if fd is not None:
+        with open(fd, "rb"):
+            archive = _write(fd, job, os.lstat(folder).st_ctime, target)
     shutil.rmtree(folder)
     return archive
 
@@ -93,23 +97,22 @@ def _load_job(path: Path) -> JobFile:
     return job if job.start else job._replace(start=int(made))
 
 
-@contextmanager
-def _open_records(folder: Path, uid: int) -> Iterator[int]:
-    """Open the node's file of records. Raises OSError, and MalformedError if it is not the user's own."""
+def _open_records(folder: Path, uid: int) -> int | None:
+    """Open the node's file of records, if there is one. Raises OSError, and MalformedError if it is not the
+    user's own."""
     name = os.uname().nodename.replace("/", "_") + SUFFIX
-    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    inside = os.open(folder, _FOLDER_FLAGS)
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        fd = os.open(name, flags, dir_fd=inside)
+        fd = os.open(name, _FILE_FLAGS, dir_fd=inside)
+    except FileNotFoundError:
+        return None
     finally:
         os.close(inside)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or status.st_nlink > 1:
-            raise MalformedError(str(folder / name), f"not a file of records of uid {uid}")
-        yield fd
-    finally:
-        os.close(fd)
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == uid and status.st_nlink == 1:
+        return fd
+    os.close(fd)
+    raise MalformedError(str(folder / name), f"not a file of records of uid {uid}")
 
 
 def _write(fd: int, job: JobFile, end: float, target: Path) -> Path:
