@@ -28,7 +28,7 @@ from joblens.store.database import VARIABLE, Database
 from joblens.store.home import Home
 from joblens.store.saving import save_record, save_records
 from jobs.archives import make_archive
-from serve.serving import ADMIN, ALICE, BOB, OWNERS, SUPPORT, Served, make_job
+from serve.serving import ADMIN, ALICE, BOB, OWNERS, SETTINGS, SUPPORT, Served, make_job
 from store.conftest import run_joblens
 from store.made import START, new_home, store_job
 from waiting import wait_for
@@ -220,9 +220,7 @@ def test_four_submit_at_once(postgres: Postgres, tmp_path: Path) -> None:
     assert json.loads(run(home, "jobs", "--json").stdout) == []
 
 
-def test_the_read_service(
-    postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_read_service(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Everyone gets what they get from a service over files, and a service outlives its connections."""
     answers = {}
     paths = [
@@ -239,9 +237,8 @@ def test_the_read_service(
         for folder in (top, *top.parents):
             if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
                 folder.chmod(0o755)
-        if database is not None:
-            monkeypatch.setenv(VARIABLE, database.url)
-        served = Served(top)
+        table = f'[store]\ndatabase = "{database.url}"\n' if database is not None else ""
+        served = Served(top, SETTINGS + table)
         found = [make_job(id, user, START + int(id)) for id, user in OWNERS.items()]
         for number, record in enumerate(found):
             record.written = number + 1

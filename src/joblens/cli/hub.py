@@ -8,6 +8,7 @@ from joblens.cli.daemon import add_ready_fd, allow_open_files, announce, log
 from joblens.core.config_files import Layer, load_layers, merge
 from joblens.core.errors import UsageError
 from joblens.hub.settings import SCHEDULERS, HubSettings, parse_hub_settings
+from joblens.store.database import use_database
 
 EXAMPLE = """example:
   joblens hub --listen 127.0.0.1:9478
@@ -41,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    settings = load_hub(load_layers(options.config, os.environ))
+    layers = load_layers(options.config, os.environ)
+    settings = load_hub(layers)
+    use_database(layers, os.environ)
     if options.home:
         settings = settings._replace(home=options.home)
     if options.what:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from joblens.cli.daemon import add_ready_fd, allow_open_files, announce, log
 from joblens.core.config_files import Layer, load_layers, merge
 from joblens.serve.settings import SOCKET, ServeSettings, parse_serve_settings
+from joblens.store.database import use_database
 
 if TYPE_CHECKING:
     from joblens.hub.settings import HubSettings
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     layers = load_layers(options.config, os.environ)
     settings = load_serve(layers)
+    use_database(layers, os.environ)
     given = {name: getattr(options, name) for name in ("socket", "listen", "home", "hub")}
     settings = settings._replace(**{name: value for name, value in given.items() if value is not None})
     os.umask(0o077)

@@ -7,10 +7,13 @@ never part of a message.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from joblens.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from joblens.core.config_files import Layer
 
 VARIABLE = "JOBLENS_DB_URL"
 _SCHEMES = ("postgresql://", "postgres://")
@@ -57,6 +60,15 @@ def find_database(environment: Mapping[str, str]) -> Database | None:
     if given:
         return Database(given, VARIABLE)
     return _configured(environment)
+
+
+def use_database(layers: Sequence[Layer], environment: MutableMapping[str, str]) -> None:
+    """Have this process and its children use the database of settings that were chosen by an option."""
+    from joblens.core.config_files import merge
+
+    given = merge(list(layers)).get("store")
+    if isinstance(given, dict) and isinstance(given.get("database"), str) and given["database"]:
+        environment.setdefault(VARIABLE, given["database"])
 
 
 def _configured(environment: Mapping[str, str]) -> Database | None:
