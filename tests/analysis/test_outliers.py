@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -132,3 +133,33 @@ def test_a_command_of_one_job_is_not_compared() -> None:
     jobs[3][0] = jobs[3][0]._replace(cpu_seconds=9.0)
     found = find_group_outliers(jobs, "iqr", only_common=True)
     assert {(it.job, it.group) for it in found} == {(3, ("a",))}
+
+
+@pytest.mark.parametrize("count", [3, 5, 8, 20])
+@pytest.mark.parametrize("method", ["modified-z", "iqr"])
+def test_few_jobs_have_no_outlier_by_chance(method: str, count: int) -> None:
+    """Of sets of jobs that differ by chance only, by 15 %, about one in twenty has an outlier in one of six
+    metrics; by quartiles, one in ten."""
+    chance = random.Random(count)
+    found = 0
+    for _ in range(150):
+        metrics = [[chance.gauss(100.0, 15.0) for _ in range(count)] for _ in range(6)]
+        found += any(list(find_outliers("x", values, method)) for values in metrics)
+    assert found <= (15 if method == "modified-z" else 25)
+
+
+def test_two_of_many_do_not_hide_each_other() -> None:
+    """The interval is that of the others, without either."""
+    values = [100.0, 101.0, 99.0, 102.0, 98.0, 100.5, 99.5, 101.5, 180.0, 185.0]
+    assert [it.job for it in find_outliers("cpu_seconds", values, "modified-z")] == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("metric", "small", "large"),
+    [("cpu_seconds", 0.9, 3.0), ("written_chars_bytes", 500_000.0, 5e6), ("processes", 2.0, 9.0)],
+)
+def test_trifles(metric: str, small: float, large: float) -> None:
+    """Milliseconds, some bytes and one process more are no outlier, however many times the usual they are."""
+    base = 0.01 if metric != "processes" else 1.0
+    assert list(find_outliers(metric, [base, base, base, small], "modified-z")) == []
+    assert [it.job for it in find_outliers(metric, [base, base, base, large], "modified-z")] == [3]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.analysis.reference import applies, judge, measure_groups, measure_totals
-from joblens.record.model import ReferenceModel
+from joblens.analysis.reference import applies, is_too_short, judge, measure_groups, measure_totals
+from joblens.record.model import ReferenceJob, ReferenceModel
 from joblens.record.report import Job, JobRecord, Used
 from joblens.store.end_groups import GroupUse
 
 amounts = st.floats(0, 1e12)
+REFERENCE = ReferenceJob("fox", "1", 0.0)
+METRICS = ("duration_seconds", "memory_peak_bytes", "processes", "read_chars_bytes", "written_chars_bytes")
 
 
 def record(cpu: float | None = None, **more: float) -> JobRecord:
@@ -23,7 +28,7 @@ def record(cpu: float | None = None, **more: float) -> JobRecord:
 def model(
     jobs: list[JobRecord], groups: list[list[GroupUse]] | None = None, **more: object
 ) -> ReferenceModel:
-    made = {"name": "m", "owner": "alice", "created": 0.0, "jobs": []}
+    made = {"name": "m", "owner": "alice", "created": 0.0, "jobs": [REFERENCE] * len(jobs)}
     figures = {"totals": measure_totals(jobs), "programs": measure_groups(groups or [])}
     return ReferenceModel(**{**made, **figures, **more})  # type: ignore[arg-type]
 
@@ -94,3 +99,28 @@ def test_which_jobs_it_applies_to() -> None:
         (True, {"job_name": "*", "owner": "bob", "everyone": True}),
     ):
         assert applies(model([record()], **more), job) is expected
+
+
+@pytest.mark.parametrize("count", [3, 5, 12])
+def test_few_jobs_raise_no_false_alarms(count: int) -> None:
+    """Of jobs that differ by chance only, by 15 %, about one in a hundred is judged unusual."""
+    chance = random.Random(count)
+
+    def any_job() -> JobRecord:
+        numbers = [max(chance.gauss(1.0, 0.15), 0.01) * 1e9 for _ in range(6)]
+        return record(numbers[0], **dict(zip(METRICS, numbers[1:])))
+
+    judged = [judge(any_job(), (), (), model([any_job() for _ in range(count)]), 0.0) for _ in range(400)]
+    assert sum(it.unusual for it in judged) <= 12
+
+
+def test_trifles() -> None:
+    """A few bytes and milliseconds decide nothing, and a job that is as short as its reference is not judged;
+    one that ended early is."""
+    reference = model([record(0.004, duration_seconds=0.01, written_chars_bytes=434)] * 3)
+    short = record(0.9, duration_seconds=0.9, written_chars_bytes=5)
+    assert not judge(short, (), (), reference, 0.0).unusual
+    assert is_too_short(short, reference)
+    usual = model([record(50.0, duration_seconds=60.0)] * 3)
+    assert not is_too_short(short, usual)
+    assert judge(short, (), (), usual, 0.0).unusual

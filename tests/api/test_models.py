@@ -231,6 +231,15 @@ def _no_samples() -> Any:
     return SamplesReader([], "r4", "c1")
 
 
+def test_a_reference_job_that_is_unlike_the_others(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named when the model is created, as jobs like it count as usual."""
+    add_job(home, "slow", 900.0)
+    assert main(["model", "create", "all", "--tag", "exp:a"]) == 0
+    assert "model all: job slow is unlike the others" in capsys.readouterr().err
+    assert main(["model", "create", "three", "run1", "run2", "run3"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_too_few_jobs(home: Home) -> None:
     """A model needs three."""
     with Store(home) as store, pytest.raises(UsageError, match="3 to 1000 jobs, and not 2"):

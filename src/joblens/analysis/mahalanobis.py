@@ -21,17 +21,20 @@ Matrix = Any  # of floats
 
 _IN_ONE = METHODS["modified-z"][1]  # the threshold, in standard deviations, of a single metric
 _LEAST_SCALE = LEAST_DIFFERENCE / _IN_ONE
+_OF_FEW = 7.0  # by simulation: one of 3 to 40 like jobs is then found in about a twentieth of the sets
 _LARGEST = 1e6  # relative difference; beyond, sums of squares would lose the others
 
 
-def threshold(metrics: int) -> float:
-    """Return the distance that is as rare as 3.5 standard deviations of one metric.
+def threshold(metrics: int, jobs: float = math.inf) -> float:
+    """Return the distance that is as rare as 3.5 standard deviations of one metric, and of few jobs more:
+    their scales are often small by chance.
 
     The quantile of chi-squared by Wilson and Hilferty (1931).
     """
     one_sided = 3.31  # standard deviations beyond which are as many values as beyond 3.5 on both sides
     part = 2.0 / (9.0 * metrics)
-    return math.sqrt(metrics * (1.0 - part + one_sided * math.sqrt(part)) ** 3)
+    of_few = 1.0 + _OF_FEW / jobs
+    return of_few * math.sqrt(metrics * (1.0 - part + one_sided * math.sqrt(part)) ** 3)
 
 
 def distances(jobs: Sequence[Sequence[float]]) -> list[float]:

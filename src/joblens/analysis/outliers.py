@@ -1,9 +1,10 @@
 """Values that are unlike the others, and where they come from.
 
 Three methods for one metric at a time: `modified-z` by median and median deviation (Iglewicz and Hoaglin
-1993), which few runs are enough for; `z` by mean and standard deviation; `iqr` by quartiles (Tukey). A value
-that differs from the median by less than a tenth is never an outlier: runs that are almost equal would make
-one of any difference.
+1993), which few runs are enough for; `z` by mean and standard deviation; `iqr` by quartiles (Tukey). What
+they find must also be outside of a prediction interval of the others: the spread of few values is often
+small by chance. A value that differs from the median by less than a tenth, or by a trifle, is never an
+outlier: runs that are almost equal would make one of any difference.
 A fourth, `mahalanobis` for all metrics of a job together, is in joblens.analysis.mahalanobis.
 """
 
@@ -14,12 +15,16 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from joblens.analysis.small_samples import prediction
 from joblens.core.named_tuple import NamedTuple
 from joblens.store.end_groups import GroupUse
 
 LEAST_JOBS = 3
 MAHALANOBIS = "mahalanobis"
 LEAST_DIFFERENCE = 0.1  # from the median, relative to it
+_LEAST_SECONDS, _LEAST_BYTES, _LEAST_COUNT = 1.0, float(1 << 20), 2.0  # smaller differences are trifles
+_FALSE = 0.03  # aim for the share of sets of like jobs in which one is found
+_MOST_UNLIKE = 5  # one of so many jobs is left out of the interval of the others, if it is far from them
 LEAST_SHARE = 0.01  # of the job's usual amount, of what a group must differ by
 _LEAST_OF_CAUSE = 0.05  # of the difference that it explains
 _MOST_CAUSES = 5
@@ -106,21 +111,54 @@ def highest_score(method: str, count: int) -> float:
     return 1.0 if method == "iqr" and count == LEAST_JOBS else math.inf
 
 
+def least_difference(metric: str, usual: float) -> float:
+    """Return what a value must differ by: a tenth of the usual one, and more than a trifle."""
+    unit = (
+        _LEAST_SECONDS
+        if metric.endswith("_seconds")
+        else _LEAST_BYTES
+        if metric.endswith("_bytes")
+        else _LEAST_COUNT
+    )
+    return max(LEAST_DIFFERENCE * abs(usual), unit)
+
+
 def find_outliers(
-    metric: str, values: Values, method: str, least: float = 0.0, group: tuple[str, ...] = ()
+    metric: str,
+    values: Values,
+    method: str,
+    least: float = 0.0,
+    group: tuple[str, ...] = (),
+    explains: bool = False,
 ) -> Iterator[Outlier]:
-    """Yield the values that are unlike the others, and differ from the median by `least` or more."""
+    """Yield the values that are unlike the others, and differ from the median by `least` or more.
+
+    `explains`: what only explains another outlier may be within the prediction interval."""
     known = [(job, float(value)) for job, value in enumerate(values) if value is not None]
     if len(known) < LEAST_JOBS:
         return
     score_of, threshold = METHODS[method]
-    middle = statistics.median(value for _, value in known)
-    for place, score in enumerate(score_of([value for _, value in known])):
+    numbers = [value for _, value in known]
+    scores = score_of(numbers)
+    middle = statistics.median(numbers)
+    far = [place for place, score in enumerate(scores) if abs(score) > threshold]
+    needed = max(least_difference(metric, middle), least)
+    for place in far if explains else _outside(numbers, far, middle):
         job, value = known[place]
-        away = abs(value - middle)
-        if abs(score) > threshold and away >= max(LEAST_DIFFERENCE * abs(middle), least) and away > 0:
-            usual = statistics.median(other for at, (_, other) in enumerate(known) if at != place)
-            yield Outlier(job, metric, value, usual, score, group)
+        if abs(value - middle) >= needed:
+            usual = statistics.median(other for at, other in enumerate(numbers) if at != place)
+            yield Outlier(job, metric, value, usual, scores[place], group)
+
+
+def _outside(values: Sequence[float], far: Sequence[int], middle: float) -> list[int]:
+    """Return those of the places whose values are outside of a prediction interval of the others."""
+    most = max(1, len(values) // _MOST_UNLIKE)
+    chosen = sorted(far, key=lambda place: -abs(values[place] - middle))[:most]
+    others = [value for place, value in enumerate(values) if place not in chosen]
+    centre = statistics.fmean(others)
+    probability = _FALSE / len(METRICS) / len(values)
+    limit = prediction(len(others), probability) * statistics.stdev(others)
+    return sorted(place for place in chosen if abs(values[place] - centre) > limit)
 
 
 def find_group_outliers(

@@ -9,19 +9,23 @@ from fnmatch import fnmatchcase
 
 from joblens.analysis.outliers import (
     GROUP_METRICS,
-    LEAST_DIFFERENCE,
+    LEAST_JOBS,
     LEAST_SHARE,
     METHODS,
     METRICS,
     OF_NORMAL,
     SYMPTOMS,
+    least_difference,
 )
+from joblens.analysis.small_samples import prediction, usual_range
 from joblens.record.model import Figures, ReferenceModel, Usual
 from joblens.record.report import Deviation, Job, JobRecord, Judgement
 from joblens.store.end_groups import GroupUse
 
 METHOD = "modified-z"
 MOST_CAUSES = 20
+SHORT_SECONDS = 1.0  # shorter jobs are start and end only
+_FALSE = 0.01  # aim for the share of like jobs that are judged unusual
 _KINDS = ("operation", "program")
 
 Groups = Sequence[GroupUse]
@@ -68,11 +72,18 @@ def applies(model: ReferenceModel, job: Job) -> bool:
     return all(tags.get(name) == value for name, value in model.tags.items())
 
 
+def is_too_short(record: JobRecord, model: ReferenceModel) -> bool:
+    """Whether the job says as little as the reference jobs do: all of them ended as they had begun."""
+    own, usual = record.used.duration_seconds, model.totals.get("duration_seconds")
+    return own is not None and usual is not None and max(own, usual.centre) < SHORT_SECONDS
+
+
 def judge(
     record: JobRecord, operations: Groups, programs: Groups, model: ReferenceModel, time: float
 ) -> Judgement:
     """A job is unusual if one of its main metrics is; the others only explain."""
-    deviations = [*_of_job(record, model.totals)]
+    count = max(len(model.jobs), LEAST_JOBS)
+    deviations = [*_of_job(record, model.totals, count)]
     unusual = any(it.metric in METRICS for it in deviations)
     causes = []
     if unusual:
@@ -87,10 +98,14 @@ def judge(
     return Judgement(model.name, time, len(model.jobs), unusual, kept, causes[:MOST_CAUSES])
 
 
-def _of_job(record: JobRecord, totals: Mapping[str, Usual]) -> Iterator[Deviation]:
+def _of_job(record: JobRecord, totals: Mapping[str, Usual], count: int) -> Iterator[Deviation]:
     for metric in (*METRICS, *SYMPTOMS):
         value, usual = getattr(record.used, metric), totals.get(metric)
-        if value is not None and usual is not None and _is_unlike(value, usual):
+        if (
+            value is not None
+            and usual is not None
+            and _is_unlike(metric, value, usual, count if metric in METRICS else 0)
+        ):
             yield Deviation(metric, value, usual.centre, _score(value, usual))
 
 
@@ -105,7 +120,7 @@ def _rank(parts: Iterator[tuple[str, Groups, Mapping[str, Figures]]]) -> list[De
                 value = float(getattr(table.get(key, GroupUse((key,))), metric))
                 reference = usual.get(key, {}).get(metric, Usual(0.0, 0.0, 0.0, 0.0))
                 away = abs(value - reference.centre)
-                if away >= LEAST_SHARE * whole and _is_unlike(value, reference):
+                if away >= LEAST_SHARE * whole and _is_unlike(metric, value, reference):
                     made = Deviation(metric, value, reference.centre, _score(value, reference), kind, key)
                     found.append((away / whole if whole else away, made))
     return [it for _, it in sorted(found, key=lambda pair: -pair[0])]
@@ -117,14 +132,21 @@ def _whole(metric: str, usual: Mapping[str, Figures]) -> float:
     return max(values, default=0.0) if metric == "memory_peak_bytes" else sum(values)
 
 
-def _is_unlike(value: float, usual: Usual) -> bool:
-    """By the spread of the reference, and outside of all that it has: few jobs say little of a spread."""
+def _is_unlike(metric: str, value: float, usual: Usual, jobs: int = 0) -> bool:
+    """By the spread of the reference, and outside of all that it has. If the number of jobs is given, also
+    outside of a prediction interval: what only explains need not be."""
     if usual.low <= value <= usual.high:
         return False
-    if abs(value - usual.centre) < LEAST_DIFFERENCE * abs(usual.centre):
+    away = abs(value - usual.centre)
+    if away < least_difference(metric, usual.centre) or away <= METHODS[METHOD][1] * usual.spread:
         return False
-    score = _score(value, usual)
-    return score is None or abs(score) > METHODS[METHOD][1]
+    return not jobs or away > _interval(usual, jobs)
+
+
+def _interval(usual: Usual, jobs: int) -> float:
+    """By the median deviation or the range of few jobs, whichever says more: one is often small by chance."""
+    spread = max(usual.spread, (usual.high - usual.low) / usual_range(jobs))
+    return prediction(jobs, _FALSE / len(METRICS)) * spread
 
 
 def _score(value: float, usual: Usual) -> float | None:

@@ -203,7 +203,7 @@ def _unlike_together(jobs: Sequence[JobRecord]) -> tuple[list[Outlier], float]:
     if not known:
         raise UsageError("no metric is known of all of these jobs")
     values = [[float(getattr(it.used, name)) for name in known] for it in jobs]
-    limit, found = threshold(len(known)), list[Outlier]()
+    limit, found = threshold(len(known), len(jobs)), list[Outlier]()
     for number, distance in enumerate(distances(values)):
         if distance <= limit:
             continue
@@ -215,12 +215,21 @@ def _unlike_together(jobs: Sequence[JobRecord]) -> tuple[list[Outlier], float]:
     return found, limit
 
 
+def name_unlike(jobs: Sequence[JobRecord]) -> list[str]:
+    """Name the jobs that are unlike the others in one of the main metrics."""
+    found = {it.job for name in METRICS for it in find_outliers(name, _values(jobs, name), "modified-z")}
+    names = name_jobs(jobs)
+    return [names[job] for job in sorted(found)]
+
+
 def _explain(
     store: JobSource, jobs: list[JobRecord], found: Sequence[Outlier], method: str
 ) -> list[Explained]:
     if not found:
         return []
-    symptoms = [it for name in SYMPTOMS for it in find_outliers(name, _values(jobs, name), method)]
+    symptoms = [
+        it for name in SYMPTOMS for it in find_outliers(name, _values(jobs, name), method, explains=True)
+    ]
     operations, programs = ([store.end_groups(it, by) for it in jobs] for by in (OPERATION, PROGRAM))
     return [
         Explained(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from joblens.analysis.outliers import LEAST_JOBS
 from joblens.analysis.reference import measure_groups, measure_totals
-from joblens.api.comparing import MOST_JOBS, OPERATION, PROGRAM, check_distinct
+from joblens.api.comparing import MOST_JOBS, OPERATION, PROGRAM, check_distinct, name_unlike
 from joblens.core.errors import JoblensError, UsageError
 from joblens.record.model import ReferenceJob, ReferenceModel
 from joblens.store.edit import is_staff
@@ -74,7 +74,16 @@ def create_model(
         programs=measure_groups([store.end_groups(it, PROGRAM) for it in records]),
     )
     save_model(store.home, model)
+    unlike = name_unlike(records)
+    if unlike:
+        store.add_problems([_warning(name, unlike)])
     return model
+
+
+def _warning(model: str, unlike: Sequence[str]) -> str:
+    names = ", ".join(unlike)
+    which = f"job {names} is" if len(unlike) == 1 else f"jobs {names} are"
+    return f"model {model}: {which} unlike the others, and such jobs count as usual"
 
 
 def _common(records: Sequence[JobRecord]) -> tuple[str | None, dict[str, str]]:

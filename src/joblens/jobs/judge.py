@@ -37,10 +37,10 @@ class Judge:
             record.data.problems += problems
         if not self._models:
             return
-        from joblens.analysis.reference import applies, judge
+        from joblens.analysis.reference import applies, is_too_short, judge
         from joblens.store.end_groups import group_ends
 
-        chosen = [it for it in self._models if applies(it, record.job)]
+        chosen = [it for it in self._models if applies(it, record.job) and not is_too_short(record, it)]
         if not chosen:
             return
         span = _span(record)
