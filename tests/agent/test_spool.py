@@ -463,6 +463,27 @@ def test_damaged_on_a_full_disk(tmp_path: Path, refused: bool) -> None:
         assert spool.bytes == 0
 
 
+def test_gap_acknowledged_before_it_was_saved(tmp_path: Path) -> None:
+    """The batch goes with the gap that the hub has: an agent that is killed then does not leave it to be sent
+    by the next one."""
+    folder = tmp_path / "s"
+    with opened(folder) as spool:
+        (bad,) = put(spool)
+        with no_room():
+            item = spool.take()
+            assert item == (1, bad)
+            spool.lose(item, "damaged")
+            put(spool, 3)
+            assert len(list(folder.glob("*.batch"))) == 1
+            put(spool, 2)
+            while len(spool.gaps):
+                item = spool.take()
+                assert item is not None
+                spool.acknowledge(item)
+            assert not list(folder.glob("*.batch"))
+            assert spool.bytes == 0
+
+
 def test_full_spool_on_a_full_disk(tmp_path: Path) -> None:
     """What is dropped to make room stays until its gap is written, and does not push out further ones."""
     folder = tmp_path / "s"

@@ -84,6 +84,10 @@ class Gaps:
         left = [it for it in self._known if not 0 < it.carrier <= sequence]
         self._unsaved |= len(left) < len(self._known)
         self._known = left
+        self.are_saved |= not left
+
+    def has(self, boot: str, sequence: int) -> bool:
+        return any(it.gap.boot == boot and it.gap.first <= sequence <= it.gap.last for it in self._known)
 
     def save(self) -> int:
         """Write the file. Return the number of the error, 0 if there was none; the next call retries."""

@@ -322,9 +322,17 @@ class Spool:
         with self._changed:
             if item >= (self.turn, self._first):
                 self.gaps.acknowledge(item.sequence)
+                self._remove_reported()
             if not self._forget(item):
                 self._remove(item)
             self._settle()
+
+    def _remove_reported(self) -> None:
+        """Remove dropped batches whose gap the hub has: the next agent would send them beside it."""
+        for item in list(self._going):
+            if not self.gaps.has(self._boots.get(item.turn, ""), item.sequence):
+                self._going.remove(item)
+                self._remove(item)
 
     def lose(self, item: Item, why: str) -> None:
         """Drop a batch that cannot be sent, and record the gap."""
