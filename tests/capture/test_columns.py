@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.made import make_record
-from joblens.capture.columns import ColumnReader, NativeReader, basename
+from joblens.capture.columns import _LETTERS, ColumnReader, NativeReader, basename
 from joblens.capture.processes import Merger
 from joblens.capture.records import FIELDS, UNKNOWN, Records
 from joblens.capture.sets import process_rows, thread_rows
 from joblens.collectors.ends.sets import PROCESS_END
 from joblens.core import counter_file
-from joblens.core.compile_c import build_native
+from joblens.core.compile_c import NATIVE_SOURCES, build_native, compile_c
 from joblens.core.model import ABSENT
 
 Kind = Callable[[], ColumnReader]
@@ -99,6 +103,72 @@ def test_both_have_the_same(kind: Kind, parts: list[bytes], piece: int) -> None:
     """Whatever the records are, what is damaged between them, and in whatever pieces they are read."""
     data = b"".join(parts)
     assert by_columns(kind, data, piece) == by_records(data)
+
+
+# How many places in a row a hash table has taken at most.
+_LONGEST_RUN = """
+#include "capture_records.c"
+
+static long longest(const Numbers *slots)
+{
+    long found = 0, run = 0;
+    for (size_t slot = 0; slot < slots->count; slot++) {
+        run = slots->at[slot] ? run + 1 : 0;
+        found = run > found ? run : found;
+    }
+    return found;
+}
+
+long longest_run(PyObject *capsule, int of_texts)
+{
+    Merger *merger = PyCapsule_GetPointer(capsule, "records");
+    return longest(of_texts ? &merger->text_slots : &merger->pid_slots);
+}
+"""
+_MANY = 3000
+
+
+def _are_low(products: Any) -> Any:
+    """Return where a hash with a known key is low: all of those would be in one place of a table."""
+    return numpy.flatnonzero((products ^ products >> numpy.uint64(32)) % (1 << 16) < 256)[:_MANY]
+
+
+def _chosen_pids() -> list[int]:
+    numbers = numpy.arange(1, 1 << 21, dtype=numpy.uint64)
+    return [int(it) + 1 for it in _are_low(numbers * numpy.uint64(0x9E3779B97F4A7C15))]
+
+
+def _chosen_texts() -> list[str]:
+    numbers = numpy.arange(1 << 21)[:, None]
+    letters = (ord("a") + (numbers >> numpy.arange(0, 28, 4) & 15)).astype(numpy.uint8)
+    texts = numpy.hstack([letters, numpy.zeros((len(letters), 1), dtype=numpy.uint8)])
+    products = (texts.view("<u8").ravel() ^ numpy.uint64(0xCBF29CE484222325 ^ 8)) * numpy.uint64(
+        0x9E3779B97F4A7C15
+    )
+    return [bytes(letters[it]).decode() for it in _are_low(products ^ products >> numpy.uint64(29))]
+
+
+def test_chosen_pids_and_texts_are_spread(tmp_path: Path) -> None:
+    """Whoever writes the records cannot make the tables in C slow: their hash has a random key."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    source, library = tmp_path / "run.c", str(tmp_path / "run.so")
+    source.write_text(_LONGEST_RUN)
+    headers = [sysconfig.get_paths()["include"], os.path.dirname(NATIVE_SOURCES[0])]
+    flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", *(f"-I{path}" for path in headers)]
+    assert compile_c([str(source)], library, flags) == ""
+    native = ctypes.PyDLL(library)
+    for name in ("joblens_new_records", "joblens_take_records"):
+        getattr(native, name).restype = ctypes.py_object
+        getattr(native, name).argtypes = [ctypes.py_object] * 2
+    native.longest_run.argtypes = [ctypes.py_object, ctypes.c_int]
+    capsule = native.joblens_new_records(None, (bytes(len(FIELDS[kind]) for kind in _LETTERS),))
+    pids, texts = _chosen_pids(), _chosen_texts()
+    assert len(pids) == len(texts) == _MANY
+    data = b"".join(make_record("S", text, time=1, pid=pid, start=1) for pid, text in zip(pids, texts))
+    native.joblens_take_records(None, (capsule, data, True))
+    for of_texts in (0, 1):
+        assert 0 < native.longest_run(capsule, of_texts) < _MANY // 10
 
 
 def test_processes_of_a_debugger_are_counted_once(kind: Kind) -> None:

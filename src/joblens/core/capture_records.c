@@ -61,6 +61,7 @@ typedef struct {
     size_t pids;
     Bytes rest;
     int64_t widths[KINDS];
+    uint64_t key[2]; /* of the hash tables, random */
     int64_t places, bytes; /* of damage */
     int failed;            /* no memory */
 } Merger;
@@ -99,24 +100,50 @@ static void push_bytes(Merger *merger, Bytes *bytes, const char *data, size_t si
     bytes->count += size;
 }
 
-static uint64_t hash_number(int64_t number)
+static uint64_t rotate(uint64_t value, int by)
 {
-    uint64_t found = (uint64_t)number * UINT64_C(0x9E3779B97F4A7C15);
-    return found ^ found >> 32;
+    return value << by | value >> (64 - by);
 }
 
-static uint64_t hash_text(const char *text, size_t size)
+static void mix(uint64_t state[4])
 {
-    uint64_t found = UINT64_C(0xCBF29CE484222325) ^ size;
-    for (; size >= 8; text += 8, size -= 8) {
-        uint64_t word;
-        memcpy(&word, text, 8);
-        found = (found ^ word) * UINT64_C(0x9E3779B97F4A7C15);
-        found ^= found >> 29;
+    state[0] += state[1];
+    state[2] += state[3];
+    state[1] = rotate(state[1], 13) ^ state[0];
+    state[3] = rotate(state[3], 16) ^ state[2];
+    state[0] = rotate(state[0], 32);
+    state[2] += state[1];
+    state[0] += state[3];
+    state[1] = rotate(state[1], 17) ^ state[2];
+    state[3] = rotate(state[3], 21) ^ state[0];
+    state[2] = rotate(state[2], 32);
+}
+
+/* SipHash-1-3. Records are of any user: who does not know the key cannot choose what falls into one place. */
+static uint64_t hash(const Merger *merger, const void *data, size_t size)
+{
+    const char *at = data;
+    const uint64_t *key = merger->key;
+    uint64_t word, last = (uint64_t)size << 56;
+    uint64_t state[4] = {
+        key[0] ^ UINT64_C(0x736F6D6570736575), key[1] ^ UINT64_C(0x646F72616E646F6D),
+        key[0] ^ UINT64_C(0x6C7967656E657261), key[1] ^ UINT64_C(0x7465646279746573),
+    };
+    for (; size >= 8; at += 8, size -= 8) {
+        memcpy(&word, at, 8);
+        state[3] ^= word;
+        mix(state);
+        state[0] ^= word;
     }
-    for (; size; text++, size--)
-        found = (found ^ (unsigned char)*text) * UINT64_C(0x100000001B3);
-    return found ^ found >> 32;
+    for (size_t place = 0; place < size; place++)
+        last |= (uint64_t)(unsigned char)at[place] << 8 * place;
+    state[3] ^= last;
+    mix(state);
+    state[0] ^= last;
+    state[2] ^= 0xFF;
+    for (int round = 0; round < 3; round++)
+        mix(state);
+    return state[0] ^ state[1] ^ state[2] ^ state[3];
 }
 
 /* Give a hash table room for one more. Slots are 0 where nothing is. Return whether it has to be filled again. */
@@ -152,14 +179,14 @@ static int64_t number_of(Merger *merger, const char *text, size_t size)
     if (grow(merger, slots, known))
         for (size_t number = 0; number < known; number++) {
             const char *other = text_at(merger, (int64_t)number, &length);
-            size_t slot = hash_text(other, length) & (slots->count - 1);
+            size_t slot = hash(merger, other, length) & (slots->count - 1);
             while (slots->at[slot])
                 slot = (slot + 1) & (slots->count - 1);
             slots->at[slot] = (int64_t)number + 1;
         }
     if (merger->failed)
         return 0;
-    size_t slot = hash_text(text, size) & (slots->count - 1);
+    size_t slot = hash(merger, text, size) & (slots->count - 1);
     for (; slots->at[slot]; slot = (slot + 1) & (slots->count - 1)) {
         const char *other = text_at(merger, slots->at[slot] - 1, &length);
         if (length == size && (!size || memcmp(other, text, size) == 0))
@@ -180,7 +207,7 @@ static int has_first(const char *text, size_t size)
 
 static int64_t find_slot(const Merger *merger, int64_t pid)
 {
-    size_t mask = merger->pid_slots.count - 1, slot = hash_number(pid) & mask;
+    size_t mask = merger->pid_slots.count - 1, slot = hash(merger, &pid, sizeof pid) & mask;
     while (merger->pid_slots.at[slot] && merger->pid_keys.at[slot] != pid)
         slot = (slot + 1) & mask;
     return (int64_t)slot;
@@ -521,6 +548,21 @@ static void free_merger(PyObject *capsule)
     free(merger);
 }
 
+/* By os.urandom, which knows what the system has. */
+static int choose_key(Merger *merger)
+{
+    char *bytes;
+    Py_ssize_t size;
+    PyObject *os = PyImport_ImportModule("os"), *found = NULL;
+    int good = os && (found = PyObject_CallMethod(os, "urandom", "i", (int)sizeof merger->key))
+        && PyBytes_AsStringAndSize(found, &bytes, &size) == 0 && size == sizeof merger->key;
+    if (good)
+        memcpy(merger->key, bytes, sizeof merger->key);
+    Py_XDECREF(found);
+    Py_XDECREF(os);
+    return good;
+}
+
 PyObject *joblens_new_records(PyObject *self, PyObject *arguments)
 {
     const char *widths;
@@ -535,6 +577,10 @@ PyObject *joblens_new_records(PyObject *self, PyObject *arguments)
     Merger *merger = calloc(1, sizeof *merger);
     if (!merger)
         return PyErr_NoMemory();
+    if (!choose_key(merger)) {
+        free(merger);
+        return NULL;
+    }
     for (int kind = 0; kind < KINDS; kind++)
         merger->widths[kind] = (unsigned char)widths[kind];
     PyObject *capsule = PyCapsule_New(merger, "records", free_merger);
