@@ -118,6 +118,7 @@ def test_a_job(hooks: CapturingHooks, shell: str) -> None:
         ({"LD_PRELOAD": "/lib/a.so"}, "/lib/a.so:LIBRARY"),
         ({"LD_PRELOAD": "/lib/a.so /lib/b.so"}, "/lib/a.so /lib/b.so:LIBRARY"),
         ({"LD_PRELOAD": ""}, "LIBRARY"),
+        ({"LD_PRELOAD": "/lib/a\\nb\\c.so"}, "/lib/a\\nb\\c.so:LIBRARY"),
         ({"LD_PRELOAD": "LIBRARY"}, None),
         ({"LD_PRELOAD": "/lib/a.so LIBRARY:/lib/b.so"}, None),
         ({"LD_PRELOAD": "LIBRARY.old"}, "LIBRARY.old:LIBRARY"),
@@ -247,6 +248,34 @@ def test_archives_cannot_be_written(hooks: CapturingHooks, monkeypatch: pytest.M
     assert (found.archive, "No such file" in found.problem) == (None, True)
     (found,) = hooks.collect()
     assert found.archive == hooks.top / "archives/42.c1.joblens"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_node_that_failed(hooks: CapturingHooks, shell: str) -> None:
+    """What it left is of an earlier run; a prolog that is run twice changes nothing."""
+    for start in ("1000", "2000", "2000"):
+        hooks.run("prolog", {"SLURM_JOB_START_TIME": start}, shell)
+        hooks.as_user(f"printf {start} >>{RECORDS_FILE}")
+    (found,) = hooks.collect()
+    assert found.archive is not None
+    with open_archive(found.archive) as archive:
+        assert (archive.manifest.start, archive.read_records(0)) == (1000, b"1000")
+    assert (hooks.job / "records" / RECORDS_FILE).read_bytes() == b"20002000"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_full_disk(hooks: CapturingHooks, shell: str) -> None:
+    """Without a description of the job nothing is captured, and nothing is left."""
+    hooks.records.mkdir(mode=0o711)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k,mode=711", "none", str(hooks.records)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("cannot mount")
+    try:
+        (hooks.records / "full").write_bytes(b"x" * 4096)
+        hooks.run("prolog", shell=shell)
+        assert os.listdir(hooks.records) == ["full"]
+    finally:
+        subprocess.run(["umount", str(hooks.records)], check=True)
 
 
 def test_a_damaged_job_file(hooks: CapturingHooks) -> None:

@@ -128,6 +128,24 @@ def test_accounting_has_the_end(home: Path, tmp_path: Path) -> None:
     assert not any("its end was not known" in problem for problem in record.data.problems)
 
 
+def test_nodes_that_start_a_job_one_after_the_other(home: Path, tmp_path: Path) -> None:
+    """One job, whichever archive is first, and also when accounting reports an earlier start."""
+    paths = []
+    for number, delay in ((1, 5), (2, 0)):
+        (tmp_path / str(number)).mkdir()
+        path = make_archive(tmp_path / str(number), records=make_records(1000 * number, 3))
+        job = make_job(scheduler="slurm", start=START + delay).to_dict()
+        paths.append(change_manifest(path, start=START + delay, job=job))
+        submit(new_home(home), path, ask_nobody)
+    ended = make_job(scheduler="slurm", state="COMPLETED", start=START - 1, end=START + 20)
+    for accounting, start in ((ask_nobody, START), (lambda job: ended, START - 1)):
+        for path in paths:
+            assert submit(new_home(home), path, accounting).is_known
+        with Store(home) as store:
+            assert [it.start for it in store.jobs()] == [start]
+            assert store.job("42").used.cpu_seconds == pytest.approx(6 * 2.5)
+
+
 def test_an_archive_stays_until_the_end_is_known(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

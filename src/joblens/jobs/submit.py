@@ -44,7 +44,7 @@ from joblens.store.lake.lake import Lake, select_text, text_column
 from joblens.store.location import safe_name
 from joblens.store.reader import LakeReader, Span
 from joblens.store.records import day_of
-from joblens.store.saving import save_record
+from joblens.store.saving import remove_record, save_record
 
 Accounting = Callable[[BatchJob], BatchJob | None]  # returns what the batch system knows of a job now
 
@@ -393,7 +393,12 @@ def _save_record(
     if not record.data.samples:
         record.data.problems.append(_NO_SAMPLES)
     Judge(home).judge(record, reader)
-    return save_record(home, record)
+    replaced = [it.job for it in _find_records(home, manifest) if it.job.state == _UNKNOWN]
+    waits = save_record(home, record)
+    for job in replaced:
+        if not waits and job.start != record.job.start:
+            remove_record(home, (job.cluster, job.id, job.start))
+    return waits
 
 
 def _inputs(home: Home, manifest: Manifest, accounting: Accounting) -> tuple[JobFacts, JobEnd]:
@@ -407,18 +412,21 @@ def _inputs(home: Home, manifest: Manifest, accounting: Accounting) -> tuple[Job
             end.totals = Totals(known.used.user_seconds, known.used.system_seconds)
         if _NO_SAMPLES in known.data.problems:
             _extend(end, end_of(_as_far_as_known(manifest), []))
+            facts = facts.replace(start=end.start)
         return _tagged(facts, manifest), end
     facts = _tagged(facts_of(job or _as_far_as_known(manifest)), manifest)
     end = end_of(job or _as_far_as_known(manifest), [])
     if job is None and end.state == _UNKNOWN and manifest.job.scheduler != "run":
         end.problems = [_NO_END]
     if known is not None:
+        facts = facts.replace(tags={**(known.job.tags or {}), **(facts.tags or {})})
         facts = facts.replace(interval=known.data.interval_seconds or facts.interval)
     return facts, end
 
 
 def _extend(end: JobEnd, newer: JobEnd) -> None:
-    """Of a job that is known by its archives only, and staged again."""
+    """Of a job that is known by its archives only, and staged again or on another node."""
+    end.start = min(end.start, newer.start)
     end.end = max(end.end, newer.end)
     if end.state == _UNKNOWN:
         end.state, end.exit_code, end.signal = newer.state, newer.exit_code, newer.signal
@@ -453,9 +461,13 @@ def _tagged(facts: JobFacts, manifest: Manifest) -> JobFacts:
 
 
 def _find_record(home: Home, manifest: Manifest) -> JobRecord | None:
-    """Return that of the run during which capture began."""
-    found = (it for it in _find_records(home, manifest) if it.job.start - _ROUNDED <= manifest.start)
-    return next(found, None)
+    """Return that of the run that has most of the capture. Nodes do not start a job at the same moment."""
+
+    def common(record: JobRecord) -> float:
+        last = record.job.start if record.job.end is None else record.job.end
+        return min(last, manifest.end) - max(record.job.start, manifest.start)
+
+    return max(_find_records(home, manifest), key=common, default=None)
 
 
 def _find_records(home: Home, manifest: Manifest) -> list[JobRecord]:
