@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from importers.epmt_files import build_processes, job_files, metadata, write_tar
+from joblens.analysis.reference import applies
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.core.errors import JoblensError, MalformedError, UsageError
@@ -20,7 +21,7 @@ from joblens.record.report import Deviation
 from joblens.reports.figures import render_cause
 from joblens.store.catalog.scope import Scope
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.models import NoModelError, list_models, load_model
+from joblens.store.models import NoModelError, list_models, load_model, save_model
 from store.made import end_job, new_home
 
 SHARED = Path(os.environ.get("JOBLENS_SHARED", Path(__file__).parents[3] / "shared")) / "data/epmt"
@@ -205,8 +206,62 @@ def test_damaged_model(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     os.rename(home.path / "models" / "second.json", home.path / "models" / "third.json")
     with pytest.raises(MalformedError, match="it has the model 'second'"):
         load_model(home, "third")
+    capsys.readouterr()
+    assert main(["model", "list"]) == 3
+    err = capsys.readouterr().err
+    assert "it has the model 'second'" in err
+    assert "there is no model" not in err
+
+
+def test_replaced_model_stays_its_owners(home: Home) -> None:
+    """Also if root makes it anew: it judges the same jobs as before."""
+    model = load_model(home, "build")
+    model.owner, model.everyone, model.enabled = "alice", False, False
+    save_model(home, model)
+    with Store(home) as store:
+        found = store.create_model("build", ["run1", "run2", "run3"], replace=True)
+    assert (found.owner, found.everyone, found.enabled) == ("alice", False, False)
+
+
+def test_names_with_brackets(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are literal in filters, and so for new jobs; * and ? of a name that jobs have are, too."""
+    for number in range(3):
+        add_job(home, f"b{number}", 300, job_jobname="x[1]*")
+    assert main(["model", "create", "f", "--name", "x[1]*"]) == 0
+    with Store(home) as store:
+        by_filter = store.model("f")
+        by_id = store.create_model("i", ["b0", "b1", "b2"])
+        job = store.job("b0").job
+        assert applies(by_filter, job)
+        assert applies(by_id, job)
+        job.name = "x[1]2"
+        assert applies(by_filter, job)
+        assert not applies(by_id, job)
+        job.name = "x1"
+        assert not applies(by_filter, job)
+    capsys.readouterr()
     assert main(["model", "list"]) == 0
-    assert "it has the model 'second'" in capsys.readouterr().err
+    assert capsys.readouterr().out.count("name x[1]*") == 2
+
+
+def test_the_word_of_a_judgement(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody can lose or forge it, and a report has it once."""
+    add_job(home, "slow", 100.0, 400.0)
+    with Store(home) as store:
+        assert store.annotate("slow", {"note": "x"}, replace=True) == {"note": "x", "judged": "unusual"}
+        for notes, remove in (({"judged": "usual"}, []), ({}, ["judged"])):
+            with pytest.raises(UsageError, match="follows from the models"):
+                store.annotate("slow", notes, remove)
+        assert store.tag("slow", {"judged": "yes"})["judged"] == "yes"
+    capsys.readouterr()
+    assert main(["job", "slow"]) == 0
+    assert "judged: " not in capsys.readouterr().out
+
+
+def test_a_model_takes_no_method(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--of", "operations"], ["--method", "iqr"]):
+        assert main(["outliers", "run1", "--model", "build", *words]) == 2
+        assert "--model takes neither" in capsys.readouterr().err
 
 
 def test_jobs_of_run_are_judged(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_the_same_again(home: Home, folder: Path, capsys: pytest.CaptureFixture[
     make_archive(folder, "r1")
     assert once(folder) == 0
     assert names(folder) == {".ingest", "done", "failed"}
-    assert names(folder / "done") == {"r1.joblens", "r1.joblens.2"}
+    assert names(folder / "done") == {"r1.joblens", "r1.2.joblens"}
     assert jobs(home) == {"r1": 2}
 
 
@@ -125,6 +125,50 @@ def test_jobs_are_retired(home: Home, folder: Path, capsys: pytest.CaptureFixtur
     assert once(folder, "--retire-after", "30d") == 0
     assert "1 archive stored; 1 job retired" in capsys.readouterr().err
     assert jobs(home) == {}
+
+
+def test_what_is_not_stored_or_retired(home: Home, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An archive that is left there, or a failure of `retire`, is in the exit status."""
+    (folder / "link.tgz").symlink_to(folder / "nowhere")
+    assert once(folder) == 3
+    (folder / "link.tgz").unlink()
+    assert once(folder) == 0
+    (home.path / "models").mkdir()
+    (home.path / "models/bad.json").write_text("{")
+    assert once(folder, "--retire-after", "30d") == 3
+    assert "nothing is retired" in capsys.readouterr().err
+    assert once(folder, "--retire-after", "2020-01-01") == 2
+
+
+def test_a_second_failure_can_be_tried_again(home: Home, folder: Path) -> None:
+    """Its name is still that of an archive."""
+    for name in ("bad.tgz", "bad.tar.gz"):
+        for _ in range(2):
+            (folder / name).write_bytes(b"x")
+            assert once(folder) == 3
+    archives = {name for name in names(folder / "failed") if not name.endswith(".reason")}
+    assert archives == {"bad.tgz", "bad.2.tgz", "bad.tar.gz", "bad.2.tar.gz"}
+
+
+def test_status_takes_no_lock(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon can start while somebody asks, and two who ask do not see each other."""
+    first, second = Inbox(folder, 0), Inbox(folder, 0)
+    first.open()
+    assert second.is_watched()
+    first.close()
+    close, seen = os.close, []
+
+    def look(fd: int) -> None:
+        monkeypatch.setattr(os, "close", close)
+        seen.append(first.is_watched())
+        first.open()
+        close(fd)
+
+    monkeypatch.setattr(os, "close", look)
+    assert not second.is_watched()
+    assert seen == [False]
+    assert second.is_watched()
+    first.close()
 
 
 def test_nothing_is_executed_from_the_folder(home: Home, folder: Path) -> None:

@@ -106,6 +106,12 @@ def test_command(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retire", "--older-than", "soon"]) == 2
 
 
+def test_not_by_a_moment_in_the_future(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retire", "--older-than", "2100-01-01"]) == 2
+    assert "2100-01-01 is in the future" in capsys.readouterr().err
+    assert len(ids(home)) == 6
+
+
 def test_reference_jobs_stay(home: Home) -> None:
     """What an enabled model refers to is kept, and counted."""
     with Store(home) as store:

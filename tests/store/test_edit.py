@@ -294,6 +294,22 @@ def test_delete_wants_the_run(
         assert [it.start for it in store.runs("5")] == [START.timestamp() + 30]
 
 
+def test_the_question_of_delete(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no output; its end, Ctrl-D, is a no. A job that is named twice is deleted once."""
+    terminal = io.StringIO("")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(["delete", "42", "--json"]) == 1
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.endswith("delete? [y/N] \njoblens: nothing is deleted\n")
+    assert main(["delete", "42", "42@fox", "--yes", "--json"]) == 0
+    (deleted,) = json.loads(capsys.readouterr().out)
+    assert (deleted["id"], deleted["shown_id"]) == ("42", "42")
+
+
 def test_deleted_while_compacted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction under way does not bring the record back."""
     day = records.day_of(1.7e9)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from joblens.api.store import Store
 from joblens.cli import main
-from joblens.jobs.archive import open_archive
+from joblens.jobs.archive import change_archive, open_archive
 from joblens.jobs.live_lists import save_live
 from joblens.jobs.submit import submit
 from joblens.record.report import Job, JobRecord
@@ -125,6 +125,23 @@ def test_a_staged_archive(home: Home, tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_bytes(b"broken" * 100)
     assert main(["tag", str(path), "b:3"]) == 3
     assert [it.name for it in tmp_path.glob("*.joblens*")] == ["r9.joblens"]
+
+
+def test_a_link_to_an_archive(home: Home, tmp_path: Path) -> None:
+    """The archive changes, the link and the mode stay. What its models have judged is not in an archive."""
+    path = make_archive(tmp_path, "r9")
+    path.chmod(0o640)
+    link = tmp_path / "link.joblens"
+    link.symlink_to(path)
+    assert main(["tag", str(link), "b:2"]) == 0
+    assert main(["annotate", str(link), "judged:usual"]) == 2
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    change_archive(path, lambda it: it.replace(annotations={"judged": "usual", "note": "x"}))
+    submit(home, path, lambda job: None)
+    with Store(home) as store:
+        job = store.job("r9").job
+        assert (job.tags, job.annotations) == ({"b": "2"}, {"note": "x"})
 
 
 def test_damaged_edits(home: Home) -> None:

@@ -12,6 +12,7 @@ from joblens.analysis.reference import measure_groups, measure_totals
 from joblens.api.comparing import MOST_JOBS, OPERATION, PROGRAM, check_distinct, name_unlike
 from joblens.core.errors import JoblensError, UsageError
 from joblens.record.model import ReferenceJob, ReferenceModel
+from joblens.store.catalog.dialect import make_glob
 from joblens.store.edit import is_staff
 from joblens.store.models import (
     NoModelError,
@@ -51,18 +52,21 @@ def create_model(
     if not LEAST_JOBS <= len(records) <= MOST_JOBS:
         raise UsageError(f"a model is made of {LEAST_JOBS} to {MOST_JOBS} jobs, and not {len(records)}")
     check_distinct(records)
+    before: ReferenceModel | None = None
     if exists(store.home, name):
         if not replace:
             raise JoblensError(f"there is a model {name!r} already; --replace makes it anew")
-        check_allowed(store.home, load_model(store.home, name))
-    job_name, tags = wanted.name, dict(wanted.tags)
+        check_allowed(store.home, before := load_model(store.home, name))
+    job_name = None if wanted.name is None else make_glob(wanted.name)
+    tags = dict(wanted.tags)
     if job_name is None and not tags:
         job_name, tags = _common(records)
     model = ReferenceModel(
         name=name,
-        owner=user_name(),
+        owner=before.owner if before else user_name(),
         created=time.time(),
-        everyone=is_staff(store.home),
+        enabled=before.enabled if before else True,
+        everyone=before.everyone if before else is_staff(store.home),
         job_name=job_name,
         tags=tags,
         jobs=[

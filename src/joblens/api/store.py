@@ -347,6 +347,8 @@ class Store(JobSource):
         before = parse_time(older_than)
         if before is None:
             raise UsageError("older_than is a time")
+        if before > time.time():
+            raise UsageError(f"{older_than} is in the future: all jobs would be older")
         chosen = wanted or make_filter(**filters)
         return retire(self.home, self._catalog, self._lake, chosen, before, dry_run, progress)
 

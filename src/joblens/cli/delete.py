@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from joblens.cli.table import progress, warn, write
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     deleted: list[Job] = []
     with Store(options.home, progress=progress("days of records")) as store:
         try:
-            records = [_resolve(store, name, options.number) for name in options.ids]
+            records = _distinct(_resolve(store, name, options.number) for name in options.ids)
             if not options.yes:
                 _ask([_describe(it.job) for it in records])
             for record in records:
@@ -53,7 +54,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plain(job: Job) -> dict[str, object]:
-    return {name: getattr(job, name) for name in ("cluster", "id", "start", "end", "name", "user")}
+    return {
+        name: getattr(job, name) for name in ("cluster", "id", "shown_id", "start", "end", "name", "user")
+    }
+
+
+def _distinct(records: Iterable[JobRecord]) -> list[JobRecord]:
+    """A job that is named twice is deleted once."""
+    return list({(it.job.cluster, it.job.id, it.job.start): it for it in records}.values())
 
 
 def _resolve(store: Store, name: str, number: int | None) -> JobRecord:
@@ -81,6 +89,9 @@ def _ask(jobs: list[str]) -> None:
     """Raises UsageError without a terminal, and JoblensError if the answer is no."""
     if not sys.stdin.isatty():
         raise UsageError("nothing is deleted: give --yes, or answer on a terminal")
-    print("\n".join(jobs), file=sys.stderr)
-    if input("delete? [y/N] ").strip().lower() not in ("y", "yes"):
+    print("\n".join(jobs) + "\ndelete? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()  # "" at its end, Ctrl-D
+    if not answer:
+        print(file=sys.stderr)
+    if answer.strip().lower() not in ("y", "yes"):
         raise JoblensError("nothing is deleted")

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
             retiring.stop()
             return 0
         complete = ingest.run_once()
-        retiring.finish()
+        complete = retiring.finish() and complete
     print(f"joblens: {_summary(vars(ingest.status))}", file=sys.stderr)
     return 0 if complete else 3
 
@@ -104,7 +104,7 @@ def _signals(ingest: Ingest) -> Iterator[None]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from joblens.store.catalog.listing import parse_time
+    from joblens.store.catalog.listing import is_age
 
     if options.json and not options.status:
         raise UsageError("--json needs --status")
@@ -113,7 +113,8 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("settle", "interval"):
         if not 0 <= getattr(options, name) <= 86_400:
             raise UsageError(f"--{name} must be 0 to 86400 seconds")
-    parse_time(options.retire_after)
+    if options.retire_after is not None and not is_age(options.retire_after):
+        raise UsageError(f"--retire-after {options.retire_after!r:.60}: write how long ago, as 365d")
     if not os.path.isdir(options.folder):
         raise OutsideError(f"{options.folder}: not a folder")
 
@@ -144,19 +145,20 @@ class _Retiring:
             self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
 
-    def finish(self) -> None:
-        """Wait for its end; with --once it was not begun before."""
+    def finish(self) -> bool:
+        """Wait for its end; with --once it was not begun before. Return whether it has retired all."""
         if self._age is not None and self._process is None:
             self._begin()
         if self._process is None:
-            return
+            return True
         output, words = self._process.communicate()
-        self._process = None
+        code, self._process = self._process.returncode, None
         for line in words.decode("utf-8", "replace").splitlines():
             _log(line.removeprefix("joblens: "))
         with suppress(ValueError, KeyError, TypeError):  # it was killed, or its last words are in the log
             self._ingest.status.retired += int(json.loads(output)["jobs"])
         self._ingest.save()
+        return code == 0
 
     def stop(self) -> None:
         if self._process is not None:

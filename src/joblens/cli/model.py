@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
             _act(store, options)
         finally:
             warn(store.problems)
-    return 0
+        return 3 if options.action == "list" and store.problems else 0
 
 
 def _act(store: Store, options: argparse.Namespace) -> None:
@@ -76,7 +77,7 @@ def _act(store: Store, options: argparse.Namespace) -> None:
         records = load_chosen(store, options)
         _show(create_model(store, options.model, records, filter_of(options), options.replace), options)
     elif options.action == "list":
-        _list(store.models(), options.json)
+        _list(store, options.json)
     elif options.action == "show":
         _show(store.model(options.model), options)
     elif options.action == "remove":
@@ -85,10 +86,13 @@ def _act(store: Store, options: argparse.Namespace) -> None:
         store.enable_model(options.model, options.action == "enable")
 
 
-def _list(models: list[ReferenceModel], as_json: bool) -> None:
+def _list(store: Store, as_json: bool) -> None:
+    models = store.models()
     if as_json:
         write(json.dumps([_head(it) for it in models], indent=2) + "\n")
     elif not models:
+        if store.problems:  # there are some, which cannot be read
+            return
         print("joblens: there is no model yet; begin with: joblens model create NAME ID…", file=sys.stderr)
     else:
         rows = [(it.name, it.owner, _day(it.created), str(len(it.jobs)), _judges(it)) for it in models]
@@ -105,12 +109,17 @@ def _head(model: ReferenceModel) -> dict[str, Any]:
 def _judges(model: ReferenceModel) -> str:
     """Which new jobs."""
     tags = [f"{name}:{value}" for name, value in model.tags.items()]
-    words = [*([f"name {model.job_name}"] if model.job_name is not None else []), *tags]
+    words = [*([f"name {_plain(model.job_name)}"] if model.job_name is not None else []), *tags]
     if not model.enabled:
         return "none: disabled"
     if not words:
         return "none: its jobs have neither a name nor a tag in common"
     return printable(" ".join(words) + ("" if model.everyone else f" of {model.owner}"))
+
+
+def _plain(pattern: str) -> str:
+    """Characters that stand for themselves are shown as such."""
+    return re.sub(r"\[([*?[])\]", r"\1", pattern)
 
 
 def _show(model: ReferenceModel, options: argparse.Namespace) -> None:

@@ -38,10 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("ids", nargs="*", metavar="ID", help="jobs that should be alike; else by filters")
     add_filters(parser)
-    parser.add_argument("--of", choices=tuple(LEVELS), default="jobs", help="what to compare (default jobs)")
-    parser.add_argument(
-        "--method", choices=ALL_METHODS, default="modified-z", help="(default modified-z, for few jobs)"
-    )
+    parser.add_argument("--of", choices=tuple(LEVELS), help="what to compare (default jobs)")
+    parser.add_argument("--method", choices=ALL_METHODS, help="(default modified-z, for few jobs)")
     parser.add_argument(
         "--model", metavar="NAME", help="compare each with this model, and not with the others"
     )
@@ -57,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
     check_limit(options.limit)
     if options.model:
         return _judge(options)
+    options.of, options.method = options.of or "jobs", options.method or "modified-z"
     with open_chosen(choose_source(options)) as source:
         found = find_unusual(source, load_chosen(source, options), options.of, options.method)
         warn(source.problems)
@@ -85,6 +84,8 @@ def _judge(options: argparse.Namespace) -> int:
     from joblens.api.comparing import judge_jobs, name_jobs, plain_jobs
     from joblens.api.store import Store
 
+    if options.of or options.method:
+        raise UsageError("--of and --method compare jobs with each other: --model takes neither")
     if options.server:
         raise UsageError("models are in a store on this machine: --model and --server are mutually exclusive")
     with Store(options.home, progress=progress("days of records")) as store:

@@ -112,12 +112,17 @@ def write_archive(target: Path, manifest: Manifest, sources: Sequence[Source]) -
 
 
 def change_archive(path: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
-    """Write an archive again, with another manifest. Raises MalformedError and OSError."""
+    """Write an archive again, with another manifest; its mode stays, and so does a link to it.
+
+    Raises MalformedError and OSError.
+    """
+    path = path.resolve()
     unfinished = unfinished_name(str(path))
     with open_archive(path) as source:
         if source.owner != os.geteuid():
             raise MalformedError(str(path), "only its owner can change it")
         manifest = change(source.manifest)
+        mode = stat.S_IMODE(path.stat().st_mode)
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with (
@@ -128,6 +133,7 @@ def change_archive(path: Path, change: Callable[[Manifest], Manifest]) -> Manife
                     with archive.open(_entry(_member(number)), "w") as target:
                         source.pass_records(number, target.write)
                 archive.writestr(_entry(_MANIFEST), render_json(manifest.to_dict()))
+            os.chmod(unfinished, mode)
             publish(unfinished, str(path))
         except BaseException:
             Path(unfinished).unlink(missing_ok=True)

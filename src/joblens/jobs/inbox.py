@@ -16,6 +16,7 @@ import fcntl
 import os
 import re
 import stat
+import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +35,7 @@ _UNFINISHED = (".tmp", ".part", ".partial", "~")
 _LONGEST_NAME = 200  # bytes: file systems have 255, and a number and `.reason` may follow
 _LARGEST_STATUS = 1 << 20
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_WHOLE_FILE = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
 _SHARED_MODE = 0o755  # owners of archives may look for them
 
 
@@ -55,6 +57,7 @@ class Seen(NamedTuple):
 
     complete: list[Arrival]  # the oldest first
     unfinished: int  # that are still written, or have just been
+    refused: int  # that are archives by their name, and cannot be read
     problems: list[str]  # of entries that were not there at the scan before
 
 
@@ -104,7 +107,7 @@ class Inbox:
         except FileNotFoundError:
             return False
         try:
-            return not _lock(fd)
+            return _is_locked(fd)
         finally:
             os.close(fd)
 
@@ -148,7 +151,7 @@ class Inbox:
                     unfinished += 1
         self._seen, self._refused = seen, refused
         complete.sort(key=lambda it: (it.changed_ns, it.name))
-        return Seen(complete, unfinished, problems)
+        return Seen(complete, unfinished, sum(map(_is_archive, refused)), problems)
 
     def _refuse(self, name: str, status: os.stat_result) -> str:
         """Return why an entry is no archive, "" if it may be one."""
@@ -268,9 +271,10 @@ def _check_own(folder: Path) -> None:
 
 
 def _lock(fd: int) -> bool:
+    """A lock of the open file (fcntl(2)): unlike that of flock(2), it can be seen without taking it."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+    except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -278,21 +282,35 @@ def _lock(fd: int) -> bool:
     return True
 
 
+def _is_locked(fd: int) -> bool:
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    kind: int = struct.unpack_from("h", found)[0]
+    return kind != fcntl.F_UNLCK
+
+
 def _free(folder: Path, name: str) -> Path:
-    """Return the first name in a folder that is not taken: 42.joblens, 42.joblens.2 and so on."""
-    target, number = folder / name, 1
+    """Return the first name in a folder that is not taken: 42.joblens, 42.2.joblens and so on."""
+    target, number, tail = folder / name, 1, _tail(name)
     while os.path.lexists(target):
         number += 1
-        target = folder / f"{name}.{number}"
+        target = folder / f"{name.removesuffix(tail)}.{number}{tail}"
     return target
 
 
+def _tail(name: str) -> str:
+    """Return the end by which the kind of an archive is known."""
+    return next((it for it in (SUFFIX, ".tgz", ".tar.gz", ".tar") if name.endswith(it)), "")
+
+
 def _short(name: str) -> str:
-    """Keep the end, by which the kind of an archive is known."""
     data = os.fsencode(name)
     if len(data) <= _LONGEST_NAME:
         return name
     from joblens.store.location import digest
 
-    tail = next((it for it in (SUFFIX, ".tgz", ".tar.gz", ".tar") if name.endswith(it)), "")
-    return f"{digest(data)[:32]}{tail}"
+    return f"{digest(data)[:32]}{_tail(name)}"

@@ -113,6 +113,7 @@ class Ingest:
         self._running: dict[Future[Taken], _Claimed] = {}
         self._pending: list[_Claimed] = []
         self._scanned = -1e9
+        self._refused = 0  # archives that are left in the folder
 
     def stop(self, *_: object) -> None:
         """Also as a signal handler: archives that are being stored are completed, others stay."""
@@ -145,7 +146,8 @@ class Ingest:
             time.sleep(self.interval)
             tried_late, self._scanned = True, -1e9
         self._end()
-        return not (self.status.failed or self._pending or self.status.unfinished)
+        left = self._pending or self._refused or self.status.unfinished or self.status.waiting_for
+        return not (self.status.failed or left)
 
     def _end(self) -> None:
         self.status.state = "stopping"
@@ -176,7 +178,7 @@ class Ingest:
             seen = self.inbox.scan()
             for problem in seen.problems:
                 self._report(problem)
-            self.status.unfinished = seen.unfinished
+            self.status.unfinished, self._refused = seen.unfinished, seen.refused
             for found in seen.complete[: _AT_ONCE * self._workers - len(self._pending)]:
                 path = self.inbox.claim(found)
                 if path is not None:

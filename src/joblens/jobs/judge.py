@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from joblens.core.errors import OutsideError, sentence
 from joblens.record.report import JobRecord
+from joblens.store.edits import JUDGED
 from joblens.store.home import Home
 from joblens.store.models import has_models, list_models
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import LakeReader, Span
 
-ANNOTATION = "judged"
 USUAL, UNUSUAL = "usual", "unusual"
 
 
@@ -31,6 +31,8 @@ class Judge:
 
     def judge(self, record: JobRecord, reader: LakeReader | SamplesReader) -> None:
         """Add the judgements to the record. What prevents one is a problem of the record, and no error."""
+        if record.job.annotations:  # of an archive, or of an earlier record
+            record.job.annotations.pop(JUDGED, None)
         if self._models is None:
             problems: list[str] = []
             self._models = list(list_models(self._home, problems)) if has_models(self._home) else []
@@ -52,7 +54,7 @@ class Judge:
         now = time.time()
         record.judged = [judge(record, operations, programs, it, now) for it in chosen]
         word = UNUSUAL if any(it.unusual for it in record.judged) else USUAL
-        record.job.annotations = {**(record.job.annotations or {}), ANNOTATION: word}
+        record.job.annotations = {**(record.job.annotations or {}), JUDGED: word}
 
 
 def _span(record: JobRecord) -> Span:

@@ -40,7 +40,7 @@ class ReferenceModel(Part, kw_only=True):
     created: Annotated[Moment, about("when that was")]
     enabled: Annotated[bool, about("whether new jobs are judged by it")] = True
     everyone: Annotated[bool, about("whether it judges jobs of all users, and not only its owner's")] = False
-    job_name: Annotated[str | None, about("jobs of such a name are judged by it, with * and ?")] = None
+    job_name: Annotated[str | None, about("jobs of such a name are judged by it: with *, ? and [*]")] = None
     tags: Annotated[dict[str, str], about("jobs with all of these tags are judged by it")] = {}
     jobs: Annotated[list[ReferenceJob], about("reference jobs")]
     totals: Annotated[Figures, about("figures of whole jobs")] = {}

@@ -86,7 +86,8 @@ def _head(record: JobRecord, style: Style) -> list[str]:
     queue = _queue(job)
     lines += [style(line, "dim") for line in wrap("", queue, style.width)] if queue else []
     lines += [style(plain(f"tags{tags}", style.width), "dim")] if tags else []
-    notes = [f"{name}: {value}" for name, value in (job.annotations or {}).items()]
+    known = "judged" if record.judged else ""  # is shown with its reasons
+    notes = [f"{name}: {value}" for name, value in (job.annotations or {}).items() if name != known]
     return lines + [style(plain(note, style.width), "dim") for note in notes[:_MOST_NOTES]]
 
 

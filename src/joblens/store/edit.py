@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import JoblensError, OutsideError, UsageError
 from joblens.store import ingest
-from joblens.store.edits import Change, add_edit, find_edits, remove_edits
+from joblens.store.edits import JUDGED, Change, add_edit, apply_change, find_edits, remove_edits
 from joblens.store.home import Home
 from joblens.store.location import safe_name
 from joblens.store.saving import changing, save_record
@@ -79,8 +79,10 @@ def change(
 
 
 def changed(before: Mapping[str, str], wanted: Change, part: str) -> dict[str, str]:
-    """Raises UsageError if these are too many."""
-    now = wanted.of(before)
+    """Raises UsageError if these are too many, or one of them is not for people."""
+    if part == "annotations" and JUDGED in (*wanted.add, *wanted.remove):
+        raise UsageError(f"the annotation {JUDGED!r} follows from the models of a job: choose another name")
+    now = apply_change(before, wanted, part)
     if len(now) > _MOST:
         raise UsageError(f"a job can have {_MOST} {part}, and not {len(now)}")
     return now

@@ -22,6 +22,7 @@ from joblens.store.location import safe_name
 if TYPE_CHECKING:
     from joblens.record.report import JobRecord
 
+JUDGED = "judged"  # the annotation that follows from the judgements of a record, see joblens.jobs.judge
 _FOLDER = "edits"
 _LARGEST = 1 << 26  # bytes
 _SAME_RUN = 60.0  # seconds: who reports a start may round it, or see it late
@@ -45,6 +46,15 @@ class Change(Part, kw_only=True):
         add = {name: text for name, text in {**self.add, **later.add}.items() if name not in later.remove}
         remove = {*(it for it in self.remove if it not in later.add), *later.remove}
         return Change(add=add, remove=sorted(remove), in_place=self.in_place)
+
+
+def apply_change(before: Mapping[str, str], change: Change, part: str) -> dict[str, str]:
+    """Return the tags or annotations that a job has then. What its models have judged stays."""
+    now = change.of(before)
+    if part == "annotations":
+        now.pop(JUDGED, None)
+        now.update({name: text for name, text in before.items() if name == JUDGED})
+    return now
 
 
 class Edits(Part, kw_only=True):
@@ -90,7 +100,7 @@ def apply_edits(home: Path, record: JobRecord) -> None:
     if found is not None:
         for part in ("tags", "annotations"):
             before = getattr(job, part) or {}
-            now = getattr(found, part).of(before)
+            now = apply_change(before, getattr(found, part), part)
             if now != before:
                 setattr(job, part, now)
 

@@ -17,7 +17,8 @@ class Dialect(NamedTuple):
     find_then_sort: str
 
 
-def _make_glob(pattern: str) -> str:
+def make_glob(pattern: str) -> str:
+    """For GLOB and fnmatch: only * and ? are special."""
     return pattern.replace("[", "[[]")
 
 
@@ -31,7 +32,7 @@ SQLITE = Dialect(
     plus="+",
     one_of="{} IN ({})",
     matches="{} GLOB ?",
-    make_pattern=_make_glob,
+    make_pattern=make_glob,
     find_then_sort="SELECT {columns} FROM jobs WHERE {condition} {order}",
 )
 POSTGRESQL = Dialect(

@@ -55,6 +55,7 @@ SORTS = {
     "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
     "user": "user", "name": "name",
 }  # fmt: skip
+_AGO = re.compile(r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -131,13 +132,18 @@ def name_nodes(names: Iterable[str]) -> str:
         return ",".join(found)
 
 
+def is_age(text: str) -> bool:
+    """Whether a text says how long ago something was: 90d."""
+    return _AGO.fullmatch(text) is not None
+
+
 def parse_time(text: str | float | None) -> float | None:
     """Seconds since 1970, from these themselves, a date, a date and time, or how long ago."""
     if text is None or (isinstance(text, (int, float)) and not isinstance(text, bool)):
         return text
     if not isinstance(text, str):
         raise UsageError(f"{text!r:.60} is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d")
-    ago = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])", text)
+    ago = _AGO.fullmatch(text)
     if ago:
         return time.time() - float(ago[1]) * _UNITS[ago[2]]
     for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
