@@ -40,7 +40,7 @@ def mode(lab: Lab) -> Iterator[UserMode]:
         mode = UserMode(lab, stack)
         compile_ranks(lab)
         stack.callback(mode.end_jobs)
-        lab.path("local").mkdir()
+        lab.path("local").mkdir(exist_ok=True)
         for name, node in lab.nodes.items():
             mode._mount(node, f"{lab.folder}/local", "-t", "tmpfs", "-o", "mode=1777", "none")
             if name != "c1":
