@@ -12,7 +12,7 @@ import pytest
 from importers.epmt_files import START, build_processes, job_files, metadata, process, write_tar
 from joblens.analysis.comparison import Compared, Comparison
 from joblens.analysis.outliers import Outlier
-from joblens.api.comparing import compare_jobs, find_unusual, name_jobs
+from joblens.api.comparing import _contributions, compare_jobs, find_unusual, name_jobs
 from joblens.api.source import JobSource
 from joblens.api.store import Store
 from joblens.cli import main
@@ -26,6 +26,7 @@ from joblens.record.report import Job, JobRecord
 from joblens.reports.figures import render_ratio
 from joblens.store.end_groups import group_processes, group_threads
 from joblens.store.home import Home, find_home, make_home
+from store.made import end_job
 
 SHARED = Path(os.environ.get("JOBLENS_SHARED", Path(__file__).parents[3] / "shared")) / "data/epmt"
 
@@ -142,6 +143,47 @@ def test_no_outlier(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert "iqr is at most 1.0 among 3 jobs, so it finds none" in capsys.readouterr().err
 
 
+def test_numbers_of_operations_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """EPMT numbers the operations of a job: those of two jobs are compared by what they do, and --limit holds
+    for them. A job without exact records of its processes is left out."""
+    home = make_home(find_home(tmp_path / "home"))
+    for number, seconds in enumerate((10, 10, 60, 11)):
+        made = [
+            process(
+                7 + at, {"usertime": seconds * 10**6, "systemtime": 0},
+                tags=f"op:{name};op_instance:{number * 9 + at};op_sequence:{number + at}",
+            )
+            for at, name in enumerate(("get", "get", "put"))
+        ]  # fmt: skip
+        job = metadata(f"run{number}", job_tags={"exp": "a"})
+        import_epmt(home, [write_tar(tmp_path / f"{number}.tgz", job_files(made, job))])
+    end_job(home, "plain", tags={"exp": "a"})
+    where = ["--home", str(home.path)]
+    assert main(["compare", "run0", "run2", "--json", *where]) == 0
+    operations = json.loads(capsys.readouterr().out)["operations"]
+    assert {it["what"][0]: it["values"] for it in operations} == {"op:get": [20, 120], "op:put": [10, 60]}
+    assert main(["compare", "run0", "run1", "run2", "--limit", "1", *where]) == 0
+    out, err = capsys.readouterr()
+    assert ("op:get" in out, "op:put" in out) == (True, False)
+    assert "1 of 2 operations are listed" in err
+    assert "the mean of the 2 other jobs to the first" in err
+    assert main(["outliers", "--tag", "exp:a", "--of", "operations", "--json", *where]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert {(it["job"], *it["group"]) for it in found["outliers"]} == {("run2", "op:get"), ("run2", "op:put")}
+    assert found["left_out"] == 1
+    assert "1 job has no exact records of processes, and is left out" in err
+    assert main(["outliers", "run0", "run1", "plain", "--of", "operations", *where]) == 1
+    assert "2 of 3 jobs have exact records" in capsys.readouterr().err
+
+
+def test_a_job_that_is_unlike_in_no_metric_alone() -> None:
+    """It is listed with its distance and the metrics that differ most, though none differs by a tenth."""
+    values = [[100.0 + at, 100.0 + at] for at in range(-5, 6)] + [[104.0, 95.0]]
+    found = _contributions(values, ["cpu_seconds", "duration_seconds"], 11, 9.0)
+    assert [(it.metric, it.score) for it in found] == [("duration_seconds", 9.0), ("cpu_seconds", 9.0)]
+
+
 def test_jobs_with_the_same_id() -> None:
     """They are told apart by their cluster, and runs of one job by their start."""
 
@@ -164,7 +206,7 @@ def test_long_ids_leave_room_for_labels(monkeypatch: pytest.MonkeyPatch) -> None
     head, *rows = render(Comparison(totals, [], [], None), records).splitlines()
     assert len(head) <= 80
     assert "second-of-many" in head
-    assert [row.split()[0] for row in rows] == ["duration", "processes"]
+    assert [row.split()[0] for row in rows] == ["took", "processes"]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_segments(home: Home) -> None:
     ]
     assert (ocean.step, ocean.missing, ocean.problems) == ("5y", ["18640101"], [])
     assert ocean.segments[2].ratio == pytest.approx(4.0)
-    assert (ice.step, ice.missing, ice.problems) == ("5y", [], ["1 jobs have no tag exp_time"])
+    assert (ice.step, ice.missing, ice.problems) == ("5y", [], ["1 job has no tag exp_time"])
     assert frame[["segment", "missing"]].to_numpy().tolist() == [
         ["18540101", False],
         ["18590101", False],
@@ -77,3 +77,35 @@ def test_command(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["series", "cm5"]) == 1
     assert capsys.readouterr().err == "joblens: no job has the tag exp_name:cm5\n"
     assert main(["series", "cm4", "--every", "5w"]) == 2
+    assert main(["series", "cm4", "--first", "x"]) == 2
+    assert "'x' is not a segment" in capsys.readouterr().err
+    assert main(["series", "cm4", "--component", "zz"]) == 1
+    assert (
+        capsys.readouterr().err == "joblens: no job has the tag exp_name:cm4 and the tag exp_component:zz\n"
+    )
+    for step in ("2", "7y"):
+        assert main(["series", "cm4", "--component", "ocean", "--every", step]) == 0
+        assert "it is not known whether one is missing" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_segment_with_two_names(tmp_path: Path) -> None:
+    """`4` and `04` are one segment. Each component has its own tag of segments."""
+    home = make_home(find_home(tmp_path / "home"))
+    jobs = [
+        ("a", {"seqno": "4"}),
+        ("a", {"seqno": "04"}),
+        ("a", {"seqno": "5"}),
+        ("b", {"exp_time": "185401"}),
+    ]
+    for number, (component, tags) in enumerate(jobs):
+        start = START + datetime.timedelta(hours=number)
+        end = start + datetime.timedelta(minutes=9)
+        named = {"exp_name": "x", "exp_component": component, **tags}
+        job = metadata(f"j{number}", job_tags=named, job_pl_start_ts=start, job_el_stop_ts=end)
+        import_epmt(home, [write_tar(tmp_path / f"{number}.tgz", job_files([process(7)], job))])
+    with Store(home) as store:
+        first, second = store.segments("x")
+    assert [(it.segment, it.job.id, it.jobs) for it in first.segments] == [("04", "j1", 2), ("5", "j2", 1)]
+    assert (first.missing, first.problems) == ([], [])
+    assert [it.segment for it in second.segments] == ["185401"]
+    assert not second.complete

@@ -311,6 +311,12 @@ def test_frames(home: Home) -> None:
     assert frame["ratio"].iloc[1] == pytest.approx(20.0)
 
 
+def test_time_of_processes() -> None:
+    """Processes that run at the same time add up to more than the job took: it is not called elapsed time."""
+    longer = Deviation("elapsed_seconds", 5040.0, 2204.0, None, "operation", "op:build")
+    assert render_cause(longer).startswith("time of all processes of op:build is 2.3 × its reference")
+
+
 def test_what_is_new() -> None:
     """A program that no reference job has has no ratio."""
     new = Deviation("cpu_seconds", 5.0, 0.0, None, "program", "ncatted")

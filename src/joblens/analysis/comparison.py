@@ -34,6 +34,13 @@ class Comparison(NamedTuple):
     programs: list[Compared]
     first_change: tuple[str, ...] | None  # the first operation, in order of start, that changed
 
+    def limit(self, most: int, first: int) -> Comparison:
+        """Return it with the operations, in order of start, and the programs that differ most."""
+        chosen = sorted(self.operations, key=lambda it: -_difference(it, first))[:most]
+        names = {it.what for it in chosen}
+        operations = [it for it in self.operations if it.what in names]
+        return self._replace(operations=operations, programs=self.programs[:most])
+
 
 def compare(
     records: Sequence[JobRecord],
@@ -56,7 +63,8 @@ def compare(
 
 
 def _groups(jobs: Sequence[Sequence[GroupUse]], starts: Sequence[float], first: int) -> list[Compared]:
-    """In order of their first start in any job, from the start of this job."""
+    """In order of their first start in any job, from the start of this job. A job with records of its
+    processes has 0 of a group that it lacks."""
     tables = [{group.key: group.cpu_seconds for group in groups} for groups in jobs]
     began: dict[tuple[str, ...], float] = {}
     for start, groups in zip(starts, jobs):
@@ -64,7 +72,9 @@ def _groups(jobs: Sequence[Sequence[GroupUse]], starts: Sequence[float], first: 
             after = math.inf if group.began_seconds is None else group.began_seconds - start
             began[group.key] = min(after, began.get(group.key, math.inf))
     keys = sorted(began, key=lambda key: began[key])
-    return [_compared(key, [table.get(key) for table in tables], first) for key in keys]
+    return [
+        _compared(key, [table.get(key, 0.0) if table else None for table in tables], first) for key in keys
+    ]
 
 
 def _compared(what: tuple[str, ...], values: list[float | None], first: int) -> Compared:
@@ -94,4 +104,5 @@ def _difference(it: Compared, first: int) -> float:
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    return statistics.fmean(value or 0.0 for value in values)
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else 0.0

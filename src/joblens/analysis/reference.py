@@ -20,7 +20,7 @@ from joblens.analysis.outliers import (
 from joblens.analysis.small_samples import prediction, usual_range
 from joblens.record.model import Figures, ReferenceModel, Usual
 from joblens.record.report import Deviation, Job, JobRecord, Judgement
-from joblens.store.end_groups import GroupUse
+from joblens.store.end_groups import GroupUse, name_operation
 
 METHOD = "modified-z"
 MOST_CAUSES = 20
@@ -87,6 +87,7 @@ def judge(
     unusual = any(it.metric in METRICS for it in deviations)
     causes = []
     if unusual:
+        operations = operations if _names_operations(model) else ()
         causes = _rank(
             (kind, groups, usual)
             for kind, groups, usual in zip(
@@ -96,6 +97,11 @@ def judge(
         )
     kept = [it for it in deviations if unusual and (it.metric in METRICS or it.value > it.usual)]
     return Judgement(model.name, time, len(model.jobs), unusual, kept, causes[:MOST_CAUSES])
+
+
+def _names_operations(model: ReferenceModel) -> bool:
+    """Not if they have numbers of single jobs in their names, as in models of earlier versions."""
+    return all(name_operation(it) == it for it in model.operations)
 
 
 def _of_job(record: JobRecord, totals: Mapping[str, Usual], count: int) -> Iterator[Deviation]:

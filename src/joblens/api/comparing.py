@@ -23,7 +23,7 @@ from joblens.analysis.outliers import (
     find_longer,
     find_outliers,
 )
-from joblens.core.errors import UsageError
+from joblens.core.errors import JoblensError, UsageError
 from joblens.core.named_tuple import NamedTuple
 from joblens.store.catalog.listing import make_filter, unknown
 
@@ -38,6 +38,8 @@ OPERATION, PROGRAM, PROCESS = ("tags",), ("name",), ("command",)
 LEVELS = {"jobs": (), "operations": OPERATION, "programs": PROGRAM, "processes": PROCESS, "threads": ()}
 ALL_METHODS = (*METHODS, MAHALANOBIS)
 MOST_JOBS = 1000
+_MOST_SHOWN = 3  # metrics of a job that is unlike the others in none alone
+_RECORDED = {"operations": "processes", "programs": "processes"}
 
 
 class Explained(NamedTuple):
@@ -54,6 +56,8 @@ class Outliers(NamedTuple):
     method: str
     found: list[Explained]
     threshold: float  # of the score
+    left_out: int = 0  # jobs without exact records of what is compared
+    distances: Sequence[float] = ()  # of each job from the others, by mahalanobis
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -67,6 +71,8 @@ class Outliers(NamedTuple):
             "jobs": plain_jobs(self.jobs),
             "method": self.method,
             "threshold": self.threshold,
+            "left_out": self.left_out,
+            "distances": dict(zip(names, self.distances)),
             "outliers": [
                 {
                     **plain(it.outlier),
@@ -143,12 +149,20 @@ def load_chosen(source: JobSource, names: Sequence[str] = (), **filters: Any) ->
     return load_named(source, names) if names else load_filtered(source, make_filter(**filters))
 
 
+def group_operations(store: JobSource, record: JobRecord) -> list[GroupUse]:
+    """Return the operations of a job, without the numbers that EPMT gives to each of them."""
+    from joblens.store.end_groups import merge_operations
+
+    return merge_operations(store.end_groups(record, OPERATION))
+
+
 def compare_jobs(store: JobSource, records: Sequence[JobRecord], first: int = 1) -> Comparison:
     """Compare jobs; the first so many are runs of one group. Raises UsageError."""
     if not 0 < first < len(records):
         raise UsageError("a comparison needs two jobs")
     check_distinct(records)
-    operations, programs = ([store.end_groups(it, by) for it in records] for by in (OPERATION, PROGRAM))
+    operations = [group_operations(store, it) for it in records]
+    programs = [store.end_groups(it, PROGRAM) for it in records]
     return compare(records, operations, programs, first)
 
 
@@ -160,7 +174,7 @@ def judge_jobs(store: Store, records: Sequence[JobRecord], model: str) -> list[J
 
     reference, now = store.model(model), time.time()
     return [
-        judge(it, store.end_groups(it, OPERATION), store.end_groups(it, PROGRAM), reference, now)
+        judge(it, group_operations(store, it), store.end_groups(it, PROGRAM), reference, now)
         for it in records
     ]
 
@@ -180,39 +194,57 @@ def find_unusual(
     check_distinct(records)
     jobs = list(records)
     if method == MAHALANOBIS:
-        unusual, limit = _unlike_together(jobs)
-        return Outliers(jobs, method, _explain(store, jobs, unusual, "modified-z"), limit)
+        unusual, limit, away = _unlike_together(jobs)
+        return Outliers(jobs, method, _explain(store, jobs, unusual, "modified-z"), limit, 0, away)
     limit = METHODS[method][1]
     if level == "jobs":
         unlike = [it for name in METRICS for it in find_outliers(name, _values(jobs, name), method)]
         return Outliers(jobs, method, _explain(store, jobs, unlike, method), limit)
-    groups = [_groups(store, it, level) for it in jobs]
-    found = find_group_outliers(groups, method, only_common=level == "processes")
-    return Outliers(jobs, method, [Explained(it) for it in found], limit)
+    known = [(it, own) for it in jobs if (own := _groups(store, it, level))]
+    if len(known) < LEAST_JOBS:
+        raise JoblensError(
+            f"{len(known)} of {len(jobs)} jobs have exact records of their {_RECORDED.get(level, level)}, "
+            f"and {LEAST_JOBS} are needed"
+        )
+    found = find_group_outliers([it for _, it in known], method, only_common=level == "processes")
+    chosen = [it for it, _ in known]
+    return Outliers(chosen, method, [Explained(it) for it in found], limit, len(jobs) - len(chosen))
 
 
 def _groups(store: JobSource, record: JobRecord, level: str) -> list[GroupUse]:
+    if level == "operations":
+        return group_operations(store, record)
     return store.thread_groups(record) if level == "threads" else store.end_groups(record, LEVELS[level])
 
 
-def _unlike_together(jobs: Sequence[JobRecord]) -> tuple[list[Outlier], float]:
-    """Return the metrics that differ in jobs that are far away from the others, and the threshold."""
+def _unlike_together(jobs: Sequence[JobRecord]) -> tuple[list[Outlier], float, list[float]]:
+    """Return the metrics that differ in jobs that are far away from the others, the threshold, and the
+    distances of all jobs."""
     from joblens.analysis.mahalanobis import distances, threshold
 
     known = [name for name in METRICS if None not in _values(jobs, name)]
     if not known:
         raise UsageError("no metric is known of all of these jobs")
     values = [[float(getattr(it.used, name)) for name in known] for it in jobs]
-    limit, found = threshold(len(known), len(jobs)), list[Outlier]()
-    for number, distance in enumerate(distances(values)):
-        if distance <= limit:
-            continue
-        for name in known:
-            others = [row[known.index(name)] for at, row in enumerate(values) if at != number]
-            value, usual = values[number][known.index(name)], statistics.median(others)
-            if abs(value - usual) > LEAST_DIFFERENCE * abs(usual):
-                found.append(Outlier(number, name, value, usual, distance))
-    return found, limit
+    limit, away = threshold(len(known), len(jobs)), distances(values)
+    found: list[Outlier] = []
+    for number, distance in enumerate(away):
+        if distance > limit:
+            found += _contributions(values, known, number, distance)
+    return found, limit, away
+
+
+def _contributions(
+    values: Sequence[Sequence[float]], names: Sequence[str], number: int, distance: float
+) -> list[Outlier]:
+    """Return the metrics of a job that differ by a tenth; if none does, those that differ most."""
+    found = []
+    for name, column in zip(names, zip(*values)):
+        usual = statistics.median([*column[:number], *column[number + 1 :]])
+        found.append(Outlier(number, name, column[number], usual, distance))
+    much = [it for it in found if abs(it.value - it.usual) > LEAST_DIFFERENCE * abs(it.usual)]
+    found.sort(key=lambda it: -abs(it.value - it.usual) / (abs(it.usual) or 1.0))
+    return much or found[:_MOST_SHOWN]
 
 
 def name_unlike(jobs: Sequence[JobRecord]) -> list[str]:
@@ -230,7 +262,8 @@ def _explain(
     symptoms = [
         it for name in SYMPTOMS for it in find_outliers(name, _values(jobs, name), method, explains=True)
     ]
-    operations, programs = ([store.end_groups(it, by) for it in jobs] for by in (OPERATION, PROGRAM))
+    operations = [group_operations(store, it) for it in jobs]
+    programs = [store.end_groups(it, PROGRAM) for it in jobs]
     return [
         Explained(
             it,

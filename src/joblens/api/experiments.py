@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from joblens.analysis.segments import Step, find_missing, parse_segments
+from joblens.core.errors import UsageError
 from joblens.core.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Series(NamedTuple):
     segments: list[SegmentJob]
     missing: list[str]
     problems: list[str]
+    complete: bool = True  # whether all that are missing are known
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -61,37 +63,42 @@ def find_series(
     expected: Sequence[str] = (),
 ) -> list[Series]:
     """Return one series for each component. `by`: the tag that names a segment. `expected`: names of segments
-    that have to be there, such as the first and the last. Raises LookupError if there is no such job."""
+    that have to be there, such as the first and the last. Raises LookupError if there is no such job, and
+    UsageError if one of these is no segment."""
     tags = {EXPERIMENT: experiment, **({} if component is None else {COMPONENT: component})}
     rows = source.jobs(tags=tags, limit=0)
     if not rows:
-        raise LookupError(f"no job has the tag {EXPERIMENT}:{experiment:.100}")
-    by = by or next((it for it in SEGMENTS if any(it in row.tags for row in rows)), SEGMENTS[0])
-    components = sorted({row.tags.get(COMPONENT, "") for row in rows})
-    return [
-        _series(it, [row for row in rows if row.tags.get(COMPONENT, "") == it], by, step, expected)
-        for it in components
-    ]
+        wanted = " and ".join(f"the tag {name}:{value:.100}" for name, value in tags.items())
+        raise LookupError(f"no job has {wanted}")
+    components: dict[str, list[JobRow]] = {}
+    for row in rows:
+        components.setdefault(row.tags.get(COMPONENT, ""), []).append(row)
+    return [_series(it, components[it], by, step, expected) for it in sorted(components)]
 
 
 def _series(
     component: str, rows: Sequence[JobRow], by: str, step: Step | None, expected: Sequence[str]
 ) -> Series:
-    jobs: dict[str, list[JobRow]] = {}
+    by = by or next((it for it in SEGMENTS if any(it in row.tags for row in rows)), SEGMENTS[0])
+    names = [row.tags.get(by, "") for row in rows]
+    known = parse_segments([*filter(None, names), *expected])
+    unread = next((it for it in expected if it not in known), None)
+    if unread is not None:
+        raise UsageError(f"{unread!r:.60} is not a segment as the others are: a number, or a date")
+    jobs: dict[tuple[int, ...], list[JobRow]] = {}
     for row in sorted(rows, key=lambda row: row.start or 0.0):
-        jobs.setdefault(row.tags.get(by, ""), []).append(row)
-    known = parse_segments([*(it for it in jobs if it), *expected])
-    order = sorted((it for it in jobs if it in known), key=lambda it: known[it].place)
+        if row.tags.get(by, "") in known:
+            jobs.setdefault(known[row.tags[by]].place, []).append(row)
     missing = find_missing(list(known.values()), step)
-    there = {known[it].place for it in order}
-    absent = {known[it].place: it for it in expected if it in known and known[it].place not in there}
-    usual = _median([jobs[it][-1].duration_seconds for it in order])
+    absent = {known[it].place: it for it in expected if known[it].place not in jobs}
+    usual = _median([it[-1].duration_seconds for it in jobs.values()])
     return Series(
         component,
         missing.step.render() if missing.step else None,
-        [_segment(it, jobs[it], usual) for it in order],
+        [_segment(jobs[place][-1].tags[by], jobs[place], usual) for place in sorted(jobs)],
         _ordered([*absent.values(), *missing.names]),
-        [*([missing.problem] if missing.problem else []), *_left_out(jobs, known, by, expected)],
+        [*([missing.problem] if missing.problem else []), *_left_out(names, known, by)],
+        not missing.problem and missing.step is not None,
     )
 
 
@@ -111,14 +118,13 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _left_out(
-    jobs: dict[str, list[JobRow]], known: dict[str, Any], by: str, expected: Sequence[str]
-) -> list[str]:
+def _left_out(names: Sequence[str], known: dict[str, Any], by: str) -> list[str]:
     found = []
-    untagged = len(jobs.get("", []))
+    untagged = names.count("")
     if untagged:
-        found.append(f"{untagged} jobs have no tag {by}")
-    unread = [it for it in (*jobs, *expected) if it and it not in known]
+        found.append(f"{'1 job has' if untagged == 1 else f'{untagged} jobs have'} no tag {by}")
+    unread = list(dict.fromkeys(it for it in names if it and it not in known))
     if unread:
-        found.append(f"{len(unread)} segments are neither numbers nor dates: {unread[0]!r:.60}")
+        which = "1 segment is" if len(unread) == 1 else f"{len(unread)} segments are"
+        found.append(f"{which} neither a number nor a date: {unread[0]!r:.60}")
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from joblens.analysis.outliers import LEAST_JOBS
 from joblens.analysis.reference import measure_groups, measure_totals
-from joblens.api.comparing import MOST_JOBS, OPERATION, PROGRAM, check_distinct, name_unlike
+from joblens.api.comparing import MOST_JOBS, PROGRAM, check_distinct, group_operations, name_unlike
 from joblens.core.errors import JoblensError, UsageError
 from joblens.record.model import ReferenceJob, ReferenceModel
 from joblens.store.catalog.dialect import make_glob
@@ -74,7 +74,7 @@ def create_model(
             for it in records
         ],
         totals=measure_totals(records),
-        operations=measure_groups([store.end_groups(it, OPERATION) for it in records]),
+        operations=measure_groups([group_operations(store, it) for it in records]),
         programs=measure_groups([store.end_groups(it, PROGRAM) for it in records]),
     )
     save_model(store.home, model)

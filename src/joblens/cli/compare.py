@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from joblens.cli.job_choice import add_runs, check_limit, load_named
 from joblens.cli.source import choose_source, open_chosen
 from joblens.cli.table import render_table, room, warn, write
 from joblens.core.errors import UsageError, printable
-from joblens.reports.figures import render_group, render_value
+from joblens.reports.figures import WORDS, render_group, render_value
 
 if TYPE_CHECKING:
     from joblens.analysis.comparison import Compared, Comparison
@@ -31,7 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--with", dest="others", nargs="+", default=[], metavar="ID",
         help="runs to compare with all IDs before: with an interval if both are several",
     )  # fmt: skip
-    parser.add_argument("--limit", type=int, default=10, metavar="N", help="programs, 0 for all (default 10)")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=10,
+        metavar="N",
+        help="operations and programs that differ most, 0 for all (default 10)",
+    )
     add_runs(parser)
     parser.add_argument("--json", action="store_true", help="as JSON")
     sources.add_arguments(parser)
@@ -51,8 +58,18 @@ def run(options: argparse.Namespace) -> int:
         records = load_named(source, names, options.numbers)
         found = compare_jobs(source, records, first)
         warn(source.problems)
-    limited = found._replace(programs=found.programs[: options.limit or None])
+    limited = found.limit(options.limit, first) if options.limit else found
     write(json.dumps(_plain(limited, records), indent=2) + "\n" if options.json else render(limited, records))
+    for name in ("operations", "programs"):
+        listed, known = (len(getattr(it, name)) for it in (limited, found))
+        if listed < known:
+            warn([f"{listed} of {known} {name} are listed, those that differ most; --limit 0 lists all"])
+    if len(records) > 2 and not options.others and not options.json:
+        print(
+            f"joblens: the ratio is that of the mean of the {len(records) - 1} other jobs to the first; "
+            "--with compares groups of runs",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -90,11 +107,7 @@ def _heads(names: Sequence[str]) -> list[str]:
 
 def _row(it: Compared, is_group: bool, has_values: bool) -> tuple[str, ...]:
     metric = "cpu_seconds" if is_group else it.what[0]
-    name = (
-        render_group(it.what)
-        if is_group
-        else metric.replace("_seconds", "").replace("_bytes", "").replace("_", " ")
-    )
+    name = render_group(it.what) if is_group else WORDS[metric]
     values = [render_value(metric, value) for value in it.values] if has_values else []
     ratio = "-" if it.ratio is None else f"{it.ratio:.2f}"
     return (name, *values, ratio if it.interval is None else f"{ratio} ± {it.interval:.2f}")

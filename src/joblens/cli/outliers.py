@@ -60,6 +60,10 @@ def run(options: argparse.Namespace) -> int:
         found = find_unusual(source, load_chosen(source, options), options.of, options.method)
         warn(source.problems)
     _warn_of_method(found)
+    if found.left_out:
+        kind = "threads" if options.of == "threads" else "processes"
+        jobs = "1 job has" if found.left_out == 1 else f"{found.left_out} jobs have"
+        warn([f"{jobs} no exact records of {kind}, and {'is' if found.left_out == 1 else 'are'} left out"])
     limited = found._replace(found=found.found[: options.limit or None])
     if options.json:
         write(json.dumps(limited.to_dict(), indent=2) + "\n")
@@ -120,7 +124,10 @@ def render_jobs(found: Outliers) -> list[str]:
     names = name_jobs(found.jobs)
     for job in dict.fromkeys(it.outlier.job for it in found.found):
         some = [it for it in found.found if it.outlier.job == job]
-        lines += [f"job {printable(names[job])} is unlike {len(found.jobs) - 1} others"]
+        away = (
+            f": distance {found.distances[job]:.1f}, from {found.threshold:.1f} on" if found.distances else ""
+        )
+        lines += [f"job {printable(names[job])} is unlike {len(found.jobs) - 1} others{away}"]
         for it in some:
             lines += [f" {_difference(it.outlier)}", *(f"   {line}" for line in _causes(it))]
         lines += [f" {line}" for line in _symptoms(some[0])]

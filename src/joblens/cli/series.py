@@ -5,6 +5,7 @@ import json
 
 from joblens.api.experiments import Series, find_series
 from joblens.cli import source as sources
+from joblens.cli.figures import render_count
 from joblens.cli.source import choose_source, open_chosen
 from joblens.cli.table import render_table, warn, write
 from joblens.core.errors import JoblensError, printable
@@ -72,8 +73,15 @@ def render(series: Series) -> list[str]:
     rows |= {name: (name, "missing", "-", "-", "-", "-", "-") for name in series.missing}
     known = parse_segments(rows)
     order = sorted(known, key=lambda it: known[it].place)
-    title = f"{series.component or 'experiment'}: {len(series.segments)} segments"
+    title = f"{series.component or 'experiment'}: {render_count(len(series.segments), 'segment')}"
     title += f", one every {series.step}" if series.step else ""
-    title += f", {len(series.missing)} missing" if series.missing else ", none missing" if series.step else ""
+    title += f", {_missing(series)}"
     head = ("segment", "job", "took", "× usual", "CPU time", "memory", "state")
     return [printable(title), *render_table(head, [rows[it] for it in order], left=(0, 1, 6), shrink=1)]
+
+
+def _missing(series: Series) -> str:
+    least = "" if series.complete else "at least "
+    if series.missing:
+        return f"{least}{len(series.missing)} missing"
+    return "none missing" if series.complete else "it is not known whether one is missing"

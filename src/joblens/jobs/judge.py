@@ -40,7 +40,7 @@ class Judge:
         if not self._models:
             return
         from joblens.analysis.reference import applies, is_too_short, judge
-        from joblens.store.end_groups import group_ends
+        from joblens.store.end_groups import group_ends, merge_operations
 
         chosen = [it for it in self._models if applies(it, record.job) and not is_too_short(record, it)]
         if not chosen:
@@ -52,7 +52,7 @@ class Judge:
             record.data.problems.append(f"it was not judged by its model: {sentence(error)}")
             return
         now = time.time()
-        record.judged = [judge(record, operations, programs, it, now) for it in chosen]
+        record.judged = [judge(record, merge_operations(operations), programs, it, now) for it in chosen]
         word = UNUSUAL if any(it.unusual for it in record.judged) else USUAL
         record.job.annotations = {**(record.job.annotations or {}), JUDGED: word}
 

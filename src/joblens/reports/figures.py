@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from joblens.record.report import Deviation, Judgement
 
 WORDS = {
-    "duration_seconds": "took", "cpu_seconds": "CPU time", "memory_peak_bytes": "memory",
-    "processes": "processes", "read_chars_bytes": "read", "written_chars_bytes": "written",
+    "duration_seconds": "took", "cpu_seconds": "CPU time", "user_seconds": "user time",
+    "system_seconds": "system time", "cores_mean": "cores", "memory_peak_bytes": "memory",
+    "processes": "processes", "read_chars_bytes": "read by calls", "written_chars_bytes": "written by calls",
     "elapsed_seconds": "time of its processes", "run_delay_seconds": "time without a core",
     "involuntary_switches": "involuntary switches", "major_faults": "major faults",
-    "read_bytes": "read from storage",
+    "read_bytes": "read from storage", "written_bytes": "written to storage",
 }  # fmt: skip
-_OF_GROUPS = {"elapsed_seconds": "elapsed time", "processes": "number of processes"}
+_OF_GROUPS = {"elapsed_seconds": "time of all processes", "processes": "number of processes"}
 
 
 def render_value(metric: str, value: float | None) -> str:

@@ -37,6 +37,42 @@ class GroupUse(NamedTuple):
         return self.ended_seconds - self.began_seconds
 
 
+_OF_ONE_JOB = ("op_instance:", "op_sequence:")  # tags of EPMT that number what runs in a job
+
+
+def name_operation(tags: str) -> str:
+    """Return the tags without the numbers that differ between jobs that do the same."""
+    return ";".join(it for it in tags.split(";") if not it.strip().startswith(_OF_ONE_JOB))
+
+
+def merge_operations(groups: Iterable[GroupUse]) -> list[GroupUse]:
+    """Return groups by tags, those of one operation together, in order of their first start."""
+    found: dict[tuple[str, ...], GroupUse] = {}
+    for group in groups:
+        key = tuple(map(name_operation, group.key))
+        found[key] = _add(found.get(key, GroupUse(key)), group)
+    return _in_order(found.values())
+
+
+def _add(one: GroupUse, other: GroupUse) -> GroupUse:
+    began = [it.began_seconds for it in (one, other) if it.began_seconds is not None]
+    ended = [it.ended_seconds for it in (one, other) if it.ended_seconds is not None]
+    return GroupUse(
+        one.key,
+        one.processes + other.processes,
+        min(began, default=None),
+        one.cpu_seconds + other.cpu_seconds,
+        one.elapsed_seconds + other.elapsed_seconds,
+        one.run_delay_seconds + other.run_delay_seconds,
+        max(one.memory_peak_bytes, other.memory_peak_bytes),
+        max(ended, default=None),
+    )
+
+
+def _in_order(groups: Iterable[GroupUse]) -> list[GroupUse]:
+    return sorted(groups, key=lambda group: (group.began_seconds or 0.0, group.key))
+
+
 def group_ends(reader: LakeReader | SamplesReader, span: Span, by: Sequence[str]) -> list[GroupUse]:
     """Return the groups in order of their first start. In the lake they are added up without being loaded."""
     if isinstance(reader, LakeReader):
@@ -78,20 +114,18 @@ def _program(thread: EndedThread, owners: Sequence[EndedProcess]) -> str:
 def _group(ends: Iterable[tuple[tuple[str, ...], _End]]) -> list[GroupUse]:
     found: dict[tuple[str, ...], GroupUse] = {}
     for key, it in ends:
-        before = found.get(key, GroupUse(key))
-        began = [time for time in (before.began_seconds, it.began_seconds) if time is not None]
-        ended = [time for time in (before.ended_seconds, it.ended_seconds) if time is not None]
         elapsed = 0.0
         if it.began_seconds is not None and it.ended_seconds is not None:
             elapsed = it.ended_seconds - it.began_seconds
-        found[key] = GroupUse(
+        own = GroupUse(
             key,
-            before.processes + 1,
-            min(began, default=None),
-            before.cpu_seconds + (it.cpu_seconds or 0.0),
-            before.elapsed_seconds + elapsed,
-            before.run_delay_seconds + (it.run_delay_seconds or 0.0),
-            max(before.memory_peak_bytes, getattr(it, "memory_peak_bytes", None) or 0),
-            max(ended, default=None),
+            1,
+            it.began_seconds,
+            it.cpu_seconds or 0.0,
+            elapsed,
+            it.run_delay_seconds or 0.0,
+            getattr(it, "memory_peak_bytes", None) or 0,
+            it.ended_seconds,
         )
-    return sorted(found.values(), key=lambda group: (group.began_seconds or 0.0, group.key))
+        found[key] = _add(found.get(key, GroupUse(key)), own)
+    return _in_order(found.values())
