@@ -273,9 +273,9 @@ def test_delete_wants_the_run(
     """An id of several runs is not enough; what it asks about is what it deletes; all or nothing."""
     requeued(home, tmp_path, 10.0)
     assert main(["tag", "5", "a:b"]) == 0
-    assert "5@c1 has changed, the newest of 2 runs; --run N selects another" in capsys.readouterr().err
+    assert "job 5@c1 (ocean) has changed, the newest of 2 runs; --run N sel" in capsys.readouterr().err
     assert main(["tag", "5", "a:b", "--run", "1"]) == 0
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "joblens: job 5@c1 (ocean) has changed\n"
     assert main(["delete", "42", "5", "--yes"]) == 1
     assert "5 has 2 runs" in capsys.readouterr().err
     assert main(["delete", "42", "44", "--yes"]) == 1

@@ -59,7 +59,7 @@ def test_a_job_of_run_while_it_runs(home: Home, capsys: pytest.CaptureFixture[st
             (id,) = wait_for("the job", store.running)
             wait_for("its row", lambda: [it for it in store.listed(JobFilter()) if it.job.id == id])
         assert main(["tag", id, "b:2", "--remove", "a"]) == 0
-        assert main(["annotate", id, "note:hot"]) == 0
+        assert main(["annotate", "last", "note:hot"]) == 0
         assert main(["annotate", id, "seen:yes", "--json"]) == 0
         assert '"note": "hot",\n  "seen": "yes"' in capsys.readouterr().out
         assert main(["jobs", "--tag", "b:2", "--annotation", "note:hot", "--json"]) == 0
@@ -92,14 +92,40 @@ def test_a_job_that_a_hub_follows(home: Home) -> None:
         assert made.tags == expected
 
 
+def start_session(home: Home, id: str, start: float) -> Path:
+    folder = home.path / "capture" / id
+    folder.mkdir(parents=True)
+    records = os.path.realpath(folder)
+    state = SessionState(job=make_job(id), how="here", hosts=["c1"], records=records, start=start)
+    CaptureSession(folder, state).save()
+    return folder
+
+
+def test_the_last_is_the_newest(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that runs or is captured, if it began after the stored ones; which one it was is said."""
+    start = time.time() - 100
+    made = Job(id="41", cluster="fox", name="old", user="alice", start=start, end=start + 50)
+    save_record(home.records, JobRecord(job=made))
+    assert main(["tag", "last", "a:1"]) == 0
+    job = BatchJob("fox", "42", "slurm", user="alice", name="n", state="RUNNING", start=start + 10)
+    save_live(home, "hub", [job], time.time(), cluster="fox")
+    assert main(["tag", "last", "a:2"]) == 0
+    folder = start_session(home, "r7", start + 20)
+    assert main(["annotate", "last", "a:3"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [it.split(" (")[0] for it in said] == [f"joblens: job {it}@fox" for it in ("41", "42", "r7")]
+    assert said[0].endswith("(old) has changed")
+    with Store(home) as store:
+        assert store.job("41").job.tags == {"a": "1"}
+    edits = find_edits(home.path, ("fox", "42", start + 10))
+    assert edits is not None
+    assert edits.tags.add == {"a": "2"}
+    assert load_session(folder).state.annotations == {"a": "3"}
+
+
 def test_a_session(home: Home, tmp_path: Path) -> None:
     """What `joblens start` began is staged with them."""
-    folder = home.path / "capture" / "x"
-    folder.mkdir(parents=True)
-    job = make_job("r7")
-    records = os.path.realpath(folder)
-    state = SessionState(job=job, how="here", hosts=["c1"], records=records, start=job.start or 0)
-    CaptureSession(folder, state).save()
+    folder = start_session(home, "r7", make_job("r7").start or 0)
     (folder / "c1.capture").write_bytes(make_records())
     assert main(["tag", "r7", "a:1"]) == 0
     assert main(["annotate", "r7@fox", "note:x"]) == 0

@@ -58,6 +58,14 @@ class StoreInfo(NamedTuple):
     problems: list[str]
 
 
+class Changed(NamedTuple):
+    """A job after a change, and all tags or annotations that it has now."""
+
+    id: str  # ID@CLUSTER
+    name: str
+    values: dict[str, str]
+
+
 class Store(JobSource):
     """A store, as `joblens.open` returns it. Jobs outside of its scope do not exist for its reader."""
 
@@ -162,7 +170,9 @@ class Store(JobSource):
             return None
         from joblens.jobs.running import find_running, summarise_running
 
-        found = [it for it in find_running(self.home) if self._sees(it) and it.facts.id.startswith(name)]
+        id, _, cluster = name.partition("@")
+        facts = [(it, it.facts) for it in find_running(self.home) if self._sees(it)]
+        found = [it for it, job in facts if job.id.startswith(id) and cluster in ("", job.cluster)]
         return summarise_running(found[-1]) if found else None
 
     def running(self) -> list[str]:
@@ -308,7 +318,7 @@ class Store(JobSource):
         run: int | None = None,
     ) -> dict[str, str]:
         """Add tags to a job, or replace all of them. Return those that it has now."""
-        return self._change("tags", name, tags, remove, replace, run)
+        return self.change("tags", name, tags, remove, replace, run).values
 
     def annotate(
         self,
@@ -319,7 +329,7 @@ class Store(JobSource):
         run: int | None = None,
     ) -> dict[str, str]:
         """Add annotations to a job, or replace all of them. Return those that it has now."""
-        return self._change("annotations", name, notes, remove, replace, run)
+        return self.change("annotations", name, notes, remove, replace, run).values
 
     def delete(self, name: str | JobRecord, run: int | None = None) -> JobRecord:
         """Delete a job, by its id or its record, with all samples and processes. Return its record."""
@@ -352,25 +362,45 @@ class Store(JobSource):
         chosen = wanted or make_filter(**filters)
         return retire(self.home, self._catalog, self._lake, chosen, before, dry_run, progress)
 
-    def _change(
+    def change(
         self,
         part: str,
         name: str,
         pairs: Mapping[str, str],
-        remove: Iterable[str],
-        replace: bool,
-        run: int | None,
-    ) -> dict[str, str]:
+        remove: Iterable[str] = (),
+        replace: bool = False,
+        run: int | None = None,
+    ) -> Changed:
+        """Change `tags` or `annotations` of a job; `last` is the newest, also if it runs or is captured."""
         from joblens.store.edit import change
         from joblens.store.edits import Change
 
         if not all(isinstance(it, str) for pair in pairs.items() for it in pair):
             raise UsageError(f"{part} are texts")
         wanted = Change(add=dict(pairs), remove=list(remove), in_place=replace)
-        now = self._change_session(part, name, wanted) if run is None else None
-        if now is not None and self._live(name) is None:
-            return now
-        return change(self.home, lambda: self._meant(name, run), part, pairs, list(remove), replace)
+        name = self._newest() if name == "last" else name
+        session = self._change_session(part, name, wanted) if run is None else None
+        if session is not None and self._live(name) is None:
+            return session
+        found: list[JobRecord] = []
+
+        def find() -> JobRecord:
+            found[:] = [self._meant(name, run)]
+            return found[0]
+
+        now = change(self.home, find, part, pairs, wanted.remove, replace)
+        return _changed(found[0].job, now)
+
+    def _newest(self) -> str:
+        """The job that began last, as `joblens jobs` lists it, or that `joblens start` captures."""
+        rows = [it.job for it in self.listed(JobFilter(limit=1))]
+        newest = [(row.start or 0.0, f"{row.id}@{row.cluster}") for row in rows]
+        if (self.home.path / "capture").is_dir():
+            from joblens.usermode.capture import list_started
+
+            sessions = [it.state for it in list_started(self.home)]
+            newest += [(float(it.start), f"{it.job.id}@{it.job.cluster}") for it in sessions]
+        return max(newest, default=(0.0, "last"))[1]
 
     def _meant(self, name: str, run: int | None) -> JobRecord:
         """Return the job that runs now under this name, else the stored one. Raises LookupError."""
@@ -386,7 +416,7 @@ class Store(JobSource):
             job.tags, job.annotations = dict(edits.tags.add), dict(edits.annotations.add)
         return JobRecord(job=job)
 
-    def _change_session(self, part: str, name: str, wanted: Change) -> dict[str, str] | None:
+    def _change_session(self, part: str, name: str, wanted: Change) -> Changed | None:
         """Change what `joblens stage` writes for a session of `joblens start`; None if there is none."""
         if not (self.home.path / "capture").is_dir():
             return None
@@ -399,7 +429,7 @@ class Store(JobSource):
         now = changed(getattr(session.state, part), wanted, part)
         setattr(session.state, part, now)
         session.save()
-        return now
+        return _changed(session.state.job, now)
 
     # Reference models
 
@@ -534,6 +564,10 @@ class Store(JobSource):
 
     def close(self) -> None:
         self._catalog.close()
+
+
+def _changed(job: Job | BatchJob, now: dict[str, str]) -> Changed:
+    return Changed(f"{job.shown_id or job.id}@{job.cluster}", job.name, now)
 
 
 def _columns(span: Span, reader: AnyReader, set_name: str, columns: tuple[str, ...]) -> tuple[str, ...]:

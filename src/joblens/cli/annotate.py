@@ -15,4 +15,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return change(options, "annotations", lambda store: store.annotate)
+    return change(options, "annotations")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from importlib import import_module
-from typing import Any, Container, Iterable, Tuple
+from typing import Any, Container, Iterable, List, Optional, Tuple
 
 from joblens import __version__
 from joblens.cli import COMMANDS
@@ -29,6 +29,29 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, **{"width": _width() - 2, **more})
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes the words of a list, such as NAME:VALUE, also after options, where argparse ends it."""
+
+    _is_inside = False  # Python before 3.12 parses options and the rest by this method too
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Optional[List[str]] = None, namespace: Optional[argparse.Namespace] = None
+    ) -> Tuple[argparse.Namespace, List[str]]:
+        found, left = super().parse_known_args(args, namespace)
+        if self._is_inside or not left or not self._has_list():
+            return found, left
+        self._is_inside = True
+        try:
+            return self.parse_known_intermixed_args(args)
+        finally:
+            self._is_inside = False
+
+    def _has_list(self) -> bool:
+        """Not of `joblens run`: what follows its command are the options of that."""
+        kinds = [action.nargs for action in self._get_positional_actions()]
+        return any(it in ("*", "+") for it in kinds) and argparse.REMAINDER not in kinds
+
+
 def _width() -> int:
     try:
         return int(os.environ.get("COLUMNS", "")) or 80
@@ -44,7 +67,7 @@ def build_parser(
     loaded: Container[str], listed: Iterable[Tuple[str, str]] = COMMANDS
 ) -> argparse.ArgumentParser:
     """Import only the named commands: the others have just their line in the help."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="joblens",
         description="See what a job really did, from one thread to the whole cluster.",
         epilog=_EPILOG,

@@ -3,15 +3,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from joblens.cli.table import progress, warn, write
 from joblens.core.errors import JoblensError, UsageError, printable
-
-if TYPE_CHECKING:
-    from joblens.api.store import Store
 
 EXAMPLE = """example:
   joblens tag last model:resnet lr:0.1
@@ -42,12 +38,10 @@ def add_pairs(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return change(options, "tags", lambda store: store.tag)
+    return change(options, "tags")
 
 
-def change(
-    options: argparse.Namespace, part: str, choose: Callable[[Store], Callable[..., Mapping[str, str]]]
-) -> int:
+def change(options: argparse.Namespace, part: str) -> int:
     from joblens.api.store import Store
     from joblens.jobs.archive import SUFFIX
     from joblens.store.edit import parse_pairs
@@ -56,21 +50,19 @@ def change(
     if not (pairs or options.remove or options.replace):
         raise UsageError("nothing to change: write NAME:VALUE, --remove NAME or --replace")
     if options.id.endswith(SUFFIX) and os.path.isfile(options.id):
-        now: Mapping[str, str] = _change_archive(options, part, pairs)
-        _write(options, now)
+        _write(options, _change_archive(options, part, pairs))
         return 0
     with Store(options.home, progress=progress("days of records")) as store:
         try:
-            now = choose(store)(options.id, pairs, options.remove, options.replace, options.number)
-            runs = store.runs(options.id) if options.number is None else []
-            if len(runs) > 1:
-                what = f"{runs[-1].id}@{runs[-1].cluster} has changed, the newest of {len(runs)} runs"
-                warn([printable(f"{what}; --run N selects another")])
+            done = store.change(part, options.id, pairs, options.remove, options.replace, options.number)
+            runs = store.runs(done.id) if options.number is None else []
         except LookupError as error:
             raise JoblensError(str(error.args[0])) from None
         finally:
             warn(store.problems)
-    _write(options, now)
+    newest = f", the newest of {len(runs)} runs; --run N selects another" if len(runs) > 1 else ""
+    warn([printable(f"job {done.id} ({done.name}) has changed{newest}")])
+    _write(options, done.values)
     return 0
 
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -181,14 +181,19 @@ def find_session(home: Home, env: Mapping[str, str]) -> CaptureSession:
 
 def find_started(home: Home, name: str) -> CaptureSession | None:
     """Return the session of a job by its id, or ID@CLUSTER, that was not staged; only one of this user."""
+    for found in list_started(home):
+        job = found.state.job
+        if name in (job.id, f"{job.id}@{job.cluster}"):
+            return found
+    return None
+
+
+def list_started(home: Home) -> Iterator[CaptureSession]:
+    """The sessions of this user that were not staged."""
     folder = home.path / "capture"
     for entry in list_names(str(folder)):
         with suppress(OutsideError, OSError):
-            found = load_session(folder / entry)
-            job = found.state.job
-            if name in (job.id, f"{job.id}@{job.cluster}"):
-                return found
-    return None
+            yield load_session(folder / entry)
 
 
 def load_session(folder: Path) -> CaptureSession:
