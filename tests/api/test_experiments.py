@@ -55,6 +55,15 @@ def test_segments(home: Home) -> None:
     ]
 
 
+def test_first_and_last(home: Home) -> None:
+    """Those that have to be there are missing if they are not."""
+    with Store(home) as store:
+        (ice,) = store.segments("cm4", component="ice", every="5y", first="18490101", last="18690101")
+        frame = store.segments_frame("cm4", component="ice", first="18490101")
+    assert ice.missing == ["18490101", "18640101", "18690101"]
+    assert frame["segment"].tolist() == ["18490101", "18540101", "18590101"]
+
+
 def test_command(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     """Missing segments have a row; the first and the last that have to be there can be given."""
     assert main(["series", "cm4", "--component", "ocean"]) == 0

@@ -214,13 +214,23 @@ class JobSource(ABC):
         return find_unusual(self, load_chosen(self, names, **filters), of, method)
 
     def segments(
-        self, experiment: str, by: str = "", component: str | None = None, every: str | None = None
+        self,
+        experiment: str,
+        by: str = "",
+        component: str | None = None,
+        every: str | None = None,
+        first: str | None = None,
+        last: str | None = None,
     ) -> list[experiments.Series]:
-        """Return the segments of an experiment in order, for each component, and those that are missing."""
+        """Return the segments of an experiment in order, for each component, and those that are missing.
+
+        `first` and `last` have to be there; without them, these are the first and the last that are.
+        """
         from joblens.analysis.segments import parse_step
         from joblens.api.experiments import find_series
 
-        return find_series(self, experiment, by, component, parse_step(every) if every else None)
+        step, expected = parse_step(every) if every else None, [it for it in (first, last) if it]
+        return find_series(self, experiment, by, component, step, expected)
 
     @abstractmethod
     def close(self) -> None: ...
@@ -289,12 +299,18 @@ class JobSource(ABC):
         return frame_of_outliers(self.outliers(names, of, method, **filters))
 
     def segments_frame(
-        self, experiment: str, by: str = "", component: str | None = None, every: str | None = None
+        self,
+        experiment: str,
+        by: str = "",
+        component: str | None = None,
+        every: str | None = None,
+        first: str | None = None,
+        last: str | None = None,
     ) -> pandas.DataFrame:
         """One row for each segment; of those that are missing only the name is known."""
         from joblens.api.frames import frame_of_segments
 
-        return frame_of_segments(self.segments(experiment, by, component, every))
+        return frame_of_segments(self.segments(experiment, by, component, every, first, last))
 
     def __enter__(self) -> Self:
         return self
