@@ -25,6 +25,7 @@ PARSERS = ("parse", "decode", "unpack")
 READERS = ("read", "load")  # these are also methods that read again what is known, so only functions count
 # What is named so and needs no target, with why.
 EXCLUDED = {
+    "cli.parser._Parser.parse_known_args": "the words of the own command line, which argparse parses",
     "cli.grammar.read_grammar": "reads joblens' own commands",
     "cli.slurm_check._load_settings": "as the agent's settings, in the target `toml`",
     "usermode.cluster_capture._load_job": "written by the prolog of root; as in the target `job-file`",
