@@ -199,7 +199,7 @@ def test_a_folder_of_somebody_else(hooks: CapturingHooks) -> None:
         f"mkfifo {RECORDS_FILE}",
         f"mkdir {RECORDS_FILE}",
         f"echo >a; ln a {RECORDS_FILE}",
-        "mkdir -p " + "d/" * 900,
+        f"mkdir -p {'d/' * 900}; mv d e; mkdir -p {'d/' * 900}; mv e {'d/' * 900}",
         "ln -s / x; ln -s /etc/shadow other.capture",
         "true",
     ],
@@ -219,6 +219,7 @@ def test_what_a_user_puts_there(hooks: CapturingHooks, script: str) -> None:
     assert second.archive == hooks.top / "archives/43.c1.joblens"
     assert os.listdir(hooks.top / "archives") == ["43.c1.joblens"]
     assert Path("/etc/shadow").exists()
+    assert os.listdir(hooks.records / "ended") == []
 
 
 def test_a_job_that_is_requeued(hooks: CapturingHooks) -> None:
@@ -279,13 +280,26 @@ def test_a_full_disk(hooks: CapturingHooks, shell: str) -> None:
 
 
 def test_a_damaged_job_file(hooks: CapturingHooks) -> None:
-    """Is named, and the folder stays."""
+    """Is named once."""
     hooks.run("prolog")
     (hooks.job / "job.json").write_text("[]")
     hooks.run("epilog")
     (found,) = hooks.collect()
     assert "not a JSON object" in found.problem
-    assert len(os.listdir(hooks.records / "ended")) == 1
+    assert hooks.collect() == []
+
+
+def test_one_collects(hooks: CapturingHooks) -> None:
+    """Another leaves at once, and the first takes what came meanwhile."""
+    for id in ("42", "43"):
+        hooks.run("prolog", {"SLURM_JOB_ID": id})
+    hooks.run("epilog")
+    first = collect(hooks.records, hooks.top / "archives")
+    next(first)
+    hooks.run("epilog", {"SLURM_JOB_ID": "43"})
+    assert hooks.collect() == []
+    assert len(list(first)) == 1
+    assert os.listdir(hooks.records / "ended") == []
 
 
 def test_the_epilog_starts_it(hooks: CapturingHooks) -> None:

@@ -8,10 +8,11 @@ records is read, by a descriptor that was checked.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pwd
-import shutil
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -47,12 +48,25 @@ def collect(records: Path, target: Path) -> Iterator[Collected]:
     _check_folder(records)
     make_folder(target)
     _check_folder(target)
-    with suppress(FileNotFoundError), _locked(records / ENDED) as ended:
-        for name in sorted(it for it in os.listdir(ended) if it.startswith(_PREFIX)):
-            try:
-                yield Collected(_collect_job(ended / name, target))
-            except (OutsideError, OSError, RecursionError) as error:
-                yield Collected(problem=f"{ended / name}: {sentence(error)}")
+    ended, tried = records / ENDED, set[str]()
+    # Once more after the lock is released: who came meanwhile has left it to this process.
+    while _list_jobs(ended) - tried:
+        with _locked(ended) as is_ours:
+            if not is_ours:
+                return
+            for name in sorted(_list_jobs(ended) - tried):
+                tried.add(name)
+                try:
+                    yield Collected(_collect_job(ended / name, target))
+                except (OutsideError, OSError) as error:
+                    yield Collected(problem=f"{ended / name}: {sentence(error)}")
+
+
+def _list_jobs(ended: Path) -> set[str]:
+    try:
+        return {it for it in os.listdir(ended) if it.startswith(_PREFIX)}
+    except FileNotFoundError:
+        return set()
 
 
 def _check_folder(folder: Path) -> None:
@@ -65,25 +79,67 @@ def _check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """Wait for another that collects here."""
+def _locked(folder: Path) -> Iterator[bool]:
+    """Yield False if another process collects here."""
     fd = os.open(folder, _FOLDER_FLAGS)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield folder
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(fd)
 
 
 def _collect_job(folder: Path, target: Path) -> Path | None:
-    job = _load_job(folder / _JOB)
-    fd = _open_records(folder / _RECORDS, job.uid)
+    try:
+        job = _load_job(folder / _JOB)
+        fd = _open_records(folder / _RECORDS, job.uid)
+    except MalformedError:  # nobody will ever read it
+        _remove_job(folder)
+        raise
     archive = None
     if fd is not None:
         with open(fd, "rb"):
             archive = _write(fd, job, os.lstat(folder).st_ctime, target)
-    shutil.rmtree(folder)
+    _remove_job(folder)
     return archive
+
+
+def _remove_job(folder: Path) -> None:
+    """Folders in `records` can be nested to any depth: each is moved up before it is removed."""
+    top = os.open(folder, _FOLDER_FLAGS)
+    try:
+        folders = [it for it in os.listdir(top) if it != _JOB]
+        while folders:
+            name = folders.pop()
+            inside = os.open(name, _FOLDER_FLAGS, dir_fd=top)
+            try:
+                folders += _empty(inside, top)
+            finally:
+                os.close(inside)
+            os.rmdir(name, dir_fd=top)
+        with suppress(FileNotFoundError):
+            os.unlink(_JOB, dir_fd=top)
+    finally:
+        os.close(top)
+    folder.rmdir()
+
+
+def _empty(inside: int, top: int) -> list[str]:
+    """Return the names in `top` of the folders that were inside."""
+    moved = []
+    with os.scandir(inside) as found:
+        entries = [(it.name, it.is_dir(follow_symlinks=False)) for it in found]
+    for name, is_folder in entries:
+        if is_folder:
+            moved.append(secrets.token_hex(16))
+            os.rename(name, moved[-1], src_dir_fd=inside, dst_dir_fd=top)
+        else:
+            os.unlink(name, dir_fd=inside)
+    return moved
 
 
 def _load_job(path: Path) -> JobFile:
@@ -106,6 +162,10 @@ def _open_records(folder: Path, uid: int) -> int | None:
         fd = os.open(name, _FILE_FLAGS, dir_fd=inside)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise
+        raise MalformedError(str(folder / name), sentence(error)) from None
     finally:
         os.close(inside)
     status = os.fstat(fd)
