@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +15,12 @@ from capture.made import store_captured
 from joblens.analysis.captured_only import CapturedOnly
 from joblens.analysis.ended import count_processes, merge_ended
 from joblens.analysis.processes import choose_processes
+from joblens.core.errors import OutsideError
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.store.end_table import table_of
+from joblens.store.home import Home
+from joblens.store.lake.lake import Lake
+from joblens.store.pending import settle
 from store.made import new_home
 
 _TIMES = st.one_of(st.none(), st.sampled_from([0.0, 5.0, 5.25, 7.5, 9.0]))
@@ -80,11 +85,34 @@ def test_a_process_with_two_rows_is_not_for_columns() -> None:
     assert CapturedOnly(table_of([unknown, unknown], EndedProcess)).has_one_row_each
 
 
+def captured(path: Path) -> Home:
+    """A job whose samples are in the lake."""
+    home = new_home(path)
+    store_captured(home, "a")
+    lake = Lake(home.lake)
+    assert settle(lake, home.waiting / "a") + lake.problems == []
+    return home
+
+
+def test_a_table_whose_files_have_changed(tmp_path: Path) -> None:
+    """Fewer rows than were counted are an error that says so, for columns and for rows."""
+    home = captured(tmp_path / "store")
+    with joblens.open(home.path) as store:
+        table = store.end_table("a", EndedProcess)
+        assert [row.pid for row in table.rows([1, 0, 1])] == [8, 7, 8]
+        (path,) = home.path.glob("lake/set=process_end/**/*.parquet")
+        duckdb.sql(f"COPY (SELECT * FROM '{path}' LIMIT 1) TO '{path}.less' (FORMAT parquet)")
+        Path(f"{path}.less").replace(path)
+        with pytest.raises(OutsideError, match="changed meanwhile"):
+            table.rows([0, 1, 2])
+        with pytest.raises(OutsideError, match="changed meanwhile"):
+            table.columns("pid")
+
+
 @pytest.mark.parametrize("kind", [EndedProcess, EndedThread])
 def test_a_table_of_the_lake_has_the_rows(kind: Any, tmp_path: Path) -> None:
     """In the same order, each of its columns, and in whatever order rows are asked for."""
-    home = new_home(tmp_path / "store")
-    store_captured(home, "a")
+    home = captured(tmp_path / "store")
     with joblens.open(home.path) as store:
         ends, table = store.ends("a", kind), store.end_table("a", kind)
         places = list(reversed(range(len(ends))))

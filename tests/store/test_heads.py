@@ -126,6 +126,25 @@ def test_heads_that_do_not_fit(many: Home, damage: str, monkeypatch: pytest.Monk
     assert found["tags"] == expected["tags"]
 
 
+def test_heads_of_too_many_are_not_made(many: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not if they are written at once; if their files become one, until they are too many."""
+    made: list[int] = []
+    make = heads.make_head
+
+    def counted(place: int, record: Any) -> heads.Head:
+        made.append(place)
+        return make(place, record)
+
+    monkeypatch.setattr(heads, "make_head", counted)
+    monkeypatch.setattr(heads, "_MOST", JOBS)
+    again = list(records.load_records(files(many, ".jsonl")[0], []))
+    records.save_records(many.records, again * 2)
+    assert made == []
+    assert records.compact_day(many.records, DAY) == 2
+    assert len(made) == JOBS + 1
+    assert files(many, ".heads") == []
+
+
 def test_wrong_places(many: Home) -> None:
     """Intact heads of other records of the same size: a job is found by its record nevertheless."""
     ((path,), _) = files(many, ".jsonl"), files(many, ".heads")

@@ -298,17 +298,22 @@ class LakeReader:
         if has_others or not count:
             return table_of(self.ends(span, kind, most), kind)
 
+        def check(found: int, expected: int) -> None:
+            if found != expected:
+                raise OutsideError(f"the files of job {span.job:.100} have changed meanwhile; try again")
+
         def columns(names: Sequence[str]) -> dict[str, Any]:
             found = self._read_ends(files, span, kind, names)
-            if found and len(next(iter(found.values()))) != count:
-                raise OutsideError(f"the files of job {span.job:.100} have changed meanwhile; try again")
+            if found:
+                check(len(next(iter(found.values()))), count)
             return {name: without_mask(column)[order] for name, column in found.items()}
 
         def rows(places: Sequence[int]) -> list[End]:
             chosen = order[list(places)].tolist()
             found = self._read_ends(files, span, kind, kind._fields, chosen)
             made = list(map(kind._make, zip(*(column.tolist() for column in found.values()))))
-            by_place = dict(zip(sorted(chosen), made))
+            check(len(made), len(set(chosen)))
+            by_place = dict(zip(sorted(set(chosen)), made))
             return [by_place[place] for place in chosen]
 
         return EndTable(kind, count, columns, rows)

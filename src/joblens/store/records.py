@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from joblens.core.errors import MalformedError
 from joblens.core.files import make_folder, publish, sync_folder, unfinished_name, write_whole
 from joblens.core.json_file import parse_json, render_json
-from joblens.store.catalog.heads import Head, are_useful, heads_of, remove_heads, remove_orphans, save_heads
+from joblens.store.catalog.heads import (
+    Head,
+    add_heads,
+    are_useful,
+    heads_of,
+    remove_heads,
+    remove_orphans,
+    save_heads,
+)
 from joblens.store.location import safe_name
 
 if TYPE_CHECKING:  # a listing that finds no new record does not load them
@@ -77,7 +85,8 @@ def save_records(folder: Path, many: Iterable[JobRecord]) -> int:
 
 def _save_many(path: Path, lines: list[bytes]) -> None:
     write_whole(str(path), b"".join(lines))
-    save_heads(path, list(heads_of(lines, parse_listed)))
+    if are_useful(len(lines)):
+        save_heads(path, list(heads_of(lines, parse_listed)))
 
 
 def day_of(start: float) -> str:
@@ -431,6 +440,6 @@ def _append(path: Path, file: BinaryIO, heads: list[Head]) -> bool:
     except (FileNotFoundError, MalformedError):  # another has compacted it, or it cannot be rewritten
         return False
     if not problems:
-        heads += heads_of(lines, parse_listed, file.tell())
+        add_heads(heads, heads_of(lines, parse_listed, file.tell()))
         file.writelines(lines)
     return not problems

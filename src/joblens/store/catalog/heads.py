@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,11 @@ def heads_of(
     for line in lines:
         yield make_head(place, parse("", line))
         place += len(line)
+
+
+def add_heads(heads: list[Head], more: Iterable[Head]) -> None:
+    """Add heads, until they are too many to be stored: the list has one more than that then."""
+    heads += islice(more, _MOST + 1 - len(heads))
 
 
 def are_useful(count: int) -> bool:
