@@ -90,7 +90,7 @@ def test_pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     env["PBS_CONF_FILE"] = str(tmp_path / "pbs.conf")
     (launch,) = plan("pbs", found.job, found.hosts, env, "10.0.0.1:99", "/home/userA/session")
-    assert launch.words[3:] == (
+    assert launch.words[4:] == (
         "/home/userA/session/call", "10.0.0.1", f"{tmp_path}/bin/pbs_tmrsh", "10.0.0.1:99", "c1", "c2",
     )  # fmt: skip
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
