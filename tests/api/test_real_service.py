@@ -85,7 +85,7 @@ def test_the_same_output(served: Served, line: str) -> None:
     there = run(*line.split(), "--server", served.socket)
     here = run(*line.split(), "--home", str(served.home.path))
     assert (there.returncode, there.stdout, there.stderr) == (here.returncode, here.stdout, here.stderr)
-    assert there.returncode == 0
+    assert there.returncode == (1 if "--of threads" in line else 0)  # one of three has any
 
 
 @pytest.mark.parametrize(
