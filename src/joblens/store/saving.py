@@ -6,7 +6,6 @@ store. They are delivered with the next record that is saved, or when the store 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -86,6 +85,8 @@ def drop_records(home: Home) -> None:
 
         drop(home.database)
         return
+    import shutil
+
     for day, _ in records.list_days(home.records):
         shutil.rmtree(home.records / day)
 
