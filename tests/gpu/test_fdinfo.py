@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -232,14 +233,15 @@ def test_a_process_with_very_many_files(machine: Machine) -> None:
 
 def test_files_that_need_not_be_listed() -> None:
     """If the kernel counts them (Linux 6.2), the descriptors to read are known without listing."""
+    host = Host()
+    if not host.stat("proc/self/fd").st_size:
+        pytest.skip("this kernel does not count open files")
     with ExitStack() as stack:
-        for _ in range(30):
-            stack.enter_context(open(os.devnull))
-        host = Host()
-        if not host.stat("proc/self/fd").st_size:
-            pytest.skip("this kernel does not count open files")
+        files = [stack.enter_context(open(os.devnull)).fileno() for _ in range(30)]
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=files)
+        stack.callback(child.communicate)
         clients = Clients(host, ("amdgpu",))
-        assert len(clients._list(os.getpid())) < 2000
+        assert 30 < len(clients._list(child.pid)) < 2000
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("joblens.collectors.gpu.fdinfo._OF_PROCESS", 20)
-            assert clients._list(os.getpid()) == [str(number) for number in range(20)]
+            assert clients._list(child.pid) == [str(number) for number in range(20)]

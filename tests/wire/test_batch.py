@@ -3,7 +3,6 @@ from __future__ import annotations
 import zlib
 from contextlib import suppress
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,7 +76,7 @@ def test_slow_counters_cost_little() -> None:
 def test_any_message(data: bytes) -> None:
     """Whatever arrives, it is a batch or a MalformedError."""
     for message in (data, MAGIC + data, MAGIC + section(data), MAGIC + section(b"{}") + 2 * section(data)):
-        with pytest.raises(MalformedError):
+        with suppress(MalformedError):  # b"{}" is a batch without sets
             decode(message)
 
 
