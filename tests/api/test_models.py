@@ -245,7 +245,7 @@ def test_names_with_brackets(home: Home, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_word_of_a_judgement(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody can lose or forge it, and a report has it once."""
+    """It cannot be lost or forged, and a report has it once."""
     add_job(home, "slow", 100.0, 400.0)
     with Store(home) as store:
         assert store.annotate("slow", {"note": "x"}, replace=True) == {"note": "x", "judged": "unusual"}

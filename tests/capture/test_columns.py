@@ -149,7 +149,7 @@ def _chosen_texts() -> list[str]:
 
 
 def test_chosen_pids_and_texts_are_spread(tmp_path: Path) -> None:
-    """Whoever writes the records cannot make the tables in C slow: their hash has a random key."""
+    """Chosen records cannot make the tables in C slow: their hash has a random key."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     source, library = tmp_path / "run.c", str(tmp_path / "run.so")

@@ -151,7 +151,7 @@ def test_a_second_failure_can_be_tried_again(home: Home, folder: Path) -> None:
 
 
 def test_status_takes_no_lock(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon can start while somebody asks, and two who ask do not see each other."""
+    """A daemon can start while its status is read, and two readers do not see each other."""
     first, second = Inbox(folder, 0), Inbox(folder, 0)
     first.open()
     assert second.is_watched()

@@ -418,7 +418,7 @@ def test_commands_of_the_database(postgres: Postgres, made: JobRecord, tmp_path:
 
 
 def test_roles(home: Home, postgres: Postgres, made: JobRecord) -> None:
-    """A writer saves jobs, a reader lists them, and nobody else sees any."""
+    """A writer saves jobs, a reader lists them, and no other user sees any."""
     save_record(home, made)
     name = url_of(home).rpartition("/")[2]
     with postgres.connect() as connection:

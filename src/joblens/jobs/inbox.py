@@ -1,12 +1,12 @@
 """A folder into which people and programs put archives: which of them are complete, and where they go.
 
-    NAME                 an archive, as somebody has put it there
+    NAME                 an archive, as it was delivered
     .ingest/work/NAME    one that is being stored; after a crash it is stored again, which changes nothing
     done/NAME            one that is stored, unless stored ones are deleted
     failed/NAME          one that cannot be stored; NAME.reason says why
     .ingest/status.json  what `joblens ingest --status` prints
 
-An archive is moved before it is read. So nobody can replace it afterwards, whoever may write to the folder.
+An archive is moved before it is read. Users who may write to the folder cannot replace it afterwards.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Inbox:
         return False
 
     def claim(self, found: Arrival) -> Path | None:
-        """Move an archive to where nobody else can change its name. Return None if it is gone, or if one of
+        """Move an archive to where no other user can rename it. Return None if it is gone, or if one of
         the same name is being stored. Raises OSError."""
         target = self.work / _short(found.name)
         if os.path.lexists(target):
@@ -254,7 +254,7 @@ def _count(folder: Path, is_counted: Callable[[str], bool] = bool) -> int:
 
 
 def _check_shared(path: Path) -> None:
-    """Whoever could rename its folders could have anything stored under any name."""
+    """A user who can rename its folders could store anything under any name."""
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise OutsideError(f"{path}: not a folder")

@@ -248,7 +248,7 @@ class Ingest:
             self.status.stored += not taken.is_known
             self.status.waiting_for = ""
         except FileNotFoundError:
-            self._report(f"{claimed.path}: somebody has removed it")
+            self._report(f"{claimed.path}: it was removed meanwhile")
         except OSError as error:  # a full disk: what is stored is stored again, which changes nothing
             self._delay(claimed, sentence(error))
 

@@ -528,7 +528,7 @@ def _has_rows(lake: Lake, manifest: Manifest) -> bool:
 
 def _finish_later(home: Home, manifest: Manifest, accounting: Accounting) -> bool:
     """Make the record again if the end of the job was unknown before, and is known now. Return whether the
-    store has the end, or nobody else will ever report it."""
+    store has the end, or no other source will ever report it."""
     known = _find_record(home, manifest)
     if known is None or known.job.state != _UNKNOWN:
         return known is not None

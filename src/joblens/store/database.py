@@ -79,7 +79,7 @@ def _configured(environment: Mapping[str, str]) -> Database | None:
     for path in find_paths(None, environment):
         try:
             table = load_layer(path).values.get("store")
-        except (ConfigError, OSError):  # whoever reads the other settings reports it
+        except (ConfigError, OSError):  # reported by the reader of the other settings
             continue
         if isinstance(table, dict) and "database" in table:
             found = table["database"], path

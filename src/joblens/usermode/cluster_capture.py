@@ -97,7 +97,7 @@ def _collect_job(folder: Path, target: Path) -> Path | None:
     try:
         job = _load_job(folder / _JOB)
         fd = _open_records(folder / _RECORDS, job.uid)
-    except MalformedError:  # nobody will ever read it
+    except MalformedError:  # it can never be read
         _remove_job(folder)
         raise
     archive = None

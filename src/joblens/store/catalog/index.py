@@ -77,7 +77,7 @@ class Catalog(JobCatalog):
         return super()._page(columns, wanted, scope, more)
 
     def report(self, identity: Identity, scope: Scope = ALL) -> JobRecord:
-        """All of it, from its record. LookupError if somebody has just removed that."""
+        """All of it, from its record. LookupError if that was just removed."""
         for _ in range(_ATTEMPTS):
             found = self._select(f"{_FILE}, place", IS_IDENTITY, identity, "", scope)
             if not found:

@@ -78,7 +78,7 @@ class JobCatalog(ABC):
 
     @abstractmethod
     def report(self, identity: Identity, scope: Scope = ALL) -> JobRecord:
-        """All of it, from its record. LookupError if somebody has just removed that."""
+        """All of it, from its record. LookupError if that was just removed."""
 
     @abstractmethod
     def prepare(self) -> None:

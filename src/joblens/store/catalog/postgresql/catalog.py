@@ -51,7 +51,7 @@ class PostgresCatalog(JobCatalog):
         self.connection.close()
 
     def __del__(self) -> None:
-        """Of the few connections that a server has, none stays with a catalog that nobody has closed."""
+        """Of the few connections that a server has, none stays with a catalog that was not closed."""
         if "connection" in self.__dict__:
             self.close()
 

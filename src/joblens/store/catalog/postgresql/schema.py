@@ -151,7 +151,7 @@ def _check_encoding(database: Database, connection: Connection) -> None:
 
 
 def grant(connection: Connection) -> None:
-    """Let members of the roles in, as far as these exist. Nobody else can read."""
+    """Let members of the roles in, as far as these exist. No other user can read."""
     found = connection.execute("SELECT rolname FROM pg_roles WHERE rolname IN (%s, %s)", (WRITER, READER))
     roles = {row[0] for row in found}
     for role in roles:
