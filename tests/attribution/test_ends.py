@@ -230,7 +230,8 @@ def test_what_is_read_while_it_runs(tmp_path: Path) -> None:
     made.scan((70, JOB))
     folder = tmp_path / "proc/71"
     folder.mkdir(parents=True)
-    (folder / "cmdline").write_bytes(b"train\0--token\0tiger\0--epochs=3\0")
+    cut = b"\0https://me:hunter2" + 50 * b"y" + b"@host\0"
+    (folder / "cmdline").write_bytes(b"train\0--token\0tiger\0--epochs=3\0" + 980 * b"x" + cut)
     (folder / "exe").symlink_to("/opt/train")
     made.script.fork(70, 71)
     made.script.event(EXEC, 71, 71)
@@ -243,7 +244,8 @@ def test_what_is_read_while_it_runs(tmp_path: Path) -> None:
     made.script.record(72)
     made.ends.read()
     first, second = made.rows()
-    assert (first["command"], first["executable"]) == ("train --token *** --epochs=3", "/opt/train")
+    assert first["command"] == "train --token *** --epochs=3 " + 980 * "x" + " ***"
+    assert first["executable"] == "/opt/train"
     assert (second["command"], second["executable"]) == ("", "")
 
 

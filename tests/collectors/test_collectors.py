@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from joblens.collectors.process.collector import PROCESS
+from joblens.collectors.process.filter import AllProcesses, OwnUser
 from joblens.collectors.table import COLLECTORS
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
@@ -421,6 +422,14 @@ def _process(pid: int, uid: int, name: str, parent: int = 1) -> dict[str, bytes 
     }
 
 
+def test_a_long_command(tmp_path: Path) -> None:
+    """Is cut; a password at the end of which it is cut is not stored."""
+    changes = _process(4000, 0, "a")
+    changes["proc/4000/cmdline"] = b"a\0" + 1000 * b"x" + b"\0https://me:hunter2" + 50 * b"y" + b"@host\0"
+    (processes,) = OPEN["processes"](Host(make_machine(tmp_path, changes)))()
+    assert [key.command for key in processes.keys if key.pid == 4000] == ["a " + 1000 * "x" + " ***"]
+
+
 def test_without_those_of_others(tmp_path: Path) -> None:
     """By the real user, for a program can have its file's; and Slurm's own that these come from."""
     own, other = os.geteuid(), os.geteuid() + 1
@@ -480,23 +489,29 @@ class _UnlistedHost(Host):
         return self.first if path == "proc" else super().list(path)
 
 
-def test_a_new_process_is_found_by_its_number() -> None:
-    """Without a list, unless the machine has given too many numbers meanwhile; then the next one is."""
-    reading = OPEN["processes"](_UnlistedHost(), others=False)
-    reading()
+@pytest.mark.parametrize("chosen", [AllProcesses, OwnUser])
+def test_a_new_process_is_found_by_its_number(chosen: type[AllProcesses]) -> None:
+    """Without a list, unless the machine has given too many numbers meanwhile; then the next one is.
+
+    Once a process has ended, there is a list.
+    """
+    processes = chosen(_UnlistedHost())
+    processes.choose({})
     for _ in range(100):
         with subprocess.Popen(["sleep", "60"]) as child:
-            pids = [key[0] for key in reading()[0].keys]
+            pids = processes.choose({})
             child.kill()
-        if child.pid in pids:
+        if str(child.pid) in pids:
             break
-    assert child.pid in pids
-    assert child.pid not in [key[0] for key in reading()[0].keys]
+    assert str(child.pid) in pids
+    processes.has_ended()
+    assert str(child.pid) not in processes.choose({})
 
 
-def test_a_thread_is_no_process() -> None:
+@pytest.mark.parametrize("others", [True, False])
+def test_a_thread_is_no_process(others: bool) -> None:
     """Though it has a number, and a folder of that name in /proc."""
-    reading = OPEN["processes"](Host(), others=False)
+    reading = OPEN["processes"](Host(), others=others)
     over = threading.Event()
     for _ in range(5):
         reading()

@@ -334,7 +334,7 @@ def test_it_is_ended_with_the_agent(make: Make, started: Callable[..., Script], 
 def test_others_can_write_it(make: Make, started: Callable[..., Script], mode: int) -> None:
     """A script that other users could change is not run."""
     path = make("echo a 1\n", mode=mode)
-    with pytest.raises(OutsideError, match=r"script is not run: it is writable by others"):
+    with pytest.raises(OutsideError, match=r"script is not trusted: it is writable by others"):
         outcome(started(path))
 
 
@@ -349,7 +349,7 @@ def test_others_can_replace_it(make: Make, started: Callable[..., Script], place
     folder.chmod(0o1777)
     assert outcome(started(link)).values == [1_000_000]
     folder.chmod(0o777)
-    with pytest.raises(OutsideError, match="link is not run: .*/folder is writable by others"):
+    with pytest.raises(OutsideError, match="link is not trusted: .*/folder is writable by others"):
         outcome(started(link))
 
 
@@ -365,7 +365,7 @@ def test_it_belongs_to_another(make: Make, started: Callable[..., Script]) -> No
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gone", "gone cannot be run: .*gone: No such file or directory"),
+        ("gone", "gone cannot be used: .*gone: No such file or directory"),
         ("", "is not a file"),
         ("round", "too many links"),
         ("plain", "plain cannot be run: .*: Permission denied"),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from joblens.collectors.process import native_scan
 from joblens.collectors.process.collector import _KEPT, _SCHEDULED, PROCESS, _Process, _Processes, processes
 from joblens.core import counter_file
 from joblens.core.host import Host
@@ -37,6 +38,7 @@ WORDS = (
     b"\r", b"\0", b"\x1c", b"\xff", b"R", b"Z", b"RS", b"(", b")", b") R ", b" kB", b"kB", b"B kB",
     b"\nUid:", b"\nUid:\t7\t", b"\nVmRSS:\t9 kB\n", b"2097152", b"\xd9\xa3", b"x" * 600, b"x" * 9000,
 )  # fmt: skip
+NODES = Path(__file__).parents[1] / "nodes"
 SETTLED = 4  # scans after which the library reads a process
 
 
@@ -60,7 +62,7 @@ def make_tree(root: Path) -> list[str]:
             (folder / path).write_text(text)
             paths.append(f"proc/{pid}/{path}")
     (root / "facts.json").write_text("{}")
-    return sorted(path for path in paths if not path.endswith(("cmdline", "cgroup")))
+    return sorted(path for path in paths if not path.endswith("cmdline"))
 
 
 class Both:
@@ -98,8 +100,19 @@ class Both:
             return type(error), str(error)
         return rows.keys, rows.values
 
+    def close(self) -> None:
+        for read in (self.fast, self.slow):
+            close(read)
+
     def in_library(self) -> int:
         return sum(process.record is not None for process in self.fast._table.known.values())
+
+
+def close(read: object) -> None:
+    """Its files would stay open until the garbage of a failed test is collected."""
+    assert isinstance(read, _Processes)
+    while read._table.known:
+        read._table.known.popitem()[1].close()
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +123,32 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def both(tmp_path: Path, native: ModuleType) -> Both:
+def both(tmp_path: Path, native: ModuleType) -> Iterator[Both]:
     make_tree(tmp_path)
     found = Both(tmp_path, native)
     for _ in range(SETTLED):
         found.agree()
-    return found
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("node", [it.name for it in NODES.iterdir() if (it / "proc").is_dir()])
+def test_recorded_machines(native: ModuleType, tmp_path: Path, node: str) -> None:
+    """As long as nothing changes, when each file of a process is empty or cut off, and when all are gone."""
+    shutil.copytree(NODES / node, tmp_path, dirs_exist_ok=True, symlinks=True)
+    both = Both(tmp_path, native)
+    for _ in range(SETTLED + 2):
+        both.agree()
+    for path in sorted(tmp_path.glob("proc/[0-9]*/*")):
+        if path.is_file() and not path.is_symlink():
+            data = path.read_bytes()
+            for text in (data[: len(data) // 2], b"", data):
+                both.write(str(path.relative_to(tmp_path)), text)
+                both.agree()
+    for folder in tmp_path.glob("proc/[0-9]*"):
+        shutil.rmtree(folder)
+    both.agree()
+    both.close()
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -138,8 +171,8 @@ def test_only_numbers_change(both: Both, monkeypatch: pytest.MonkeyPatch) -> Non
     (before,) = both.fast()
     for pid, (name, threads) in TREE.items():
         stat = STAT.format(pid=pid, name=name, threads=threads, start=5000 + pid)
-        both.write(f"proc/{pid}/schedstat", b"32000001 100000 13\n")
-        both.write(f"proc/{pid}/task/{pid}/schedstat", b"16000000 2000000000 6\n")
+        both.write(f"proc/{pid}/schedstat", b"32000001 2000000000 13\n")  # that of its first thread
+        both.write(f"proc/{pid}/task/{pid}/schedstat", b"32000001 2000000000 13\n")
         both.write(f"proc/{pid}/stat", stat.replace(" 25 7 ", " 1025 8 ").replace(" 120 ", " 121 ").encode())
         both.write(f"proc/{pid}/io", IO.replace("500", "123456789012").encode())
         both.write(
@@ -163,6 +196,42 @@ def test_many_scans_of_the_same(both: Both) -> None:
         if number % 7 == 0:
             both.write("proc/10/schedstat", b"%d 1 1\n" % number)
         both.agree()
+
+
+def test_another_cgroup(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python reads the cgroup, at the same scan with and without the library, and the library the rest."""
+    for number in range(80):
+        if number == 30:
+            both.write("proc/10/cgroup", b"0::/job_2\n")
+        if number == 50:
+            both.write("proc/12/cgroup", b"\xff\n\n::")
+        both.write("proc/10/schedstat", b"%d 1 1\n" % number)  # it is read at each scan
+        both.agree()
+    assert {key[-1] for key in both.fast()[0].keys} == {"/job_2", "/job_1", ""}
+    used = watch(monkeypatch)
+    for number in range(17):
+        both.write("proc/10/schedstat", b"%d 2 2\n" % number)
+        both.fast()
+    assert "proc/10/cgroup" in used
+    assert {path.rpartition("/")[2] for path in used} == {"cgroup"}
+
+
+def test_an_end_before_the_cgroup_is_read(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a process has no row any more, instead of one without its cgroup, and so without its job."""
+    real = native_scan.scan
+
+    def scan(records: list[bytearray | None], first: int) -> tuple[int, list[int], list[int]]:
+        found = real(records, first)
+        for number in found[2]:
+            shutil.rmtree(both.root / "proc" / both.fast._table.pids[number])
+        return found
+
+    monkeypatch.setattr(native_scan, "scan", scan)
+    seen = set()
+    for _ in range(40):
+        seen |= {key[-1] for key in both.fast()[0].keys}
+    assert len(list((both.root / "proc").iterdir())) < len(TREE)
+    assert seen == {"/job_1"}
 
 
 @pytest.mark.parametrize("before_it", [0, 1, 2, 7, 40])
@@ -223,22 +292,23 @@ def test_hostile_texts(
         if data.draw(st.booleans()):
             both.write(path, original)
             both.agree()
+    both.close()
     shutil.rmtree(root)
 
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=1100).map(bytearray)), max_size=5), st.integers(0, 6))
 def test_any_record(native: ModuleType, records: list[bytearray | None], first: int) -> None:
     """What is no record ends the call; a record of zeros has no files."""
-    changed: list[int] = []
-    assert native.scan_processes([*records, None], first, changed) == first
-    assert changed == []
+    changed, due = list[int](), list[int]()
+    assert native.scan_settled([*records, None], first, changed, due) == first
+    assert changed == due == []
 
 
 def test_wrong_arguments(native: ModuleType) -> None:
-    with pytest.raises(TypeError, match="scan_processes"):
-        native.scan_processes((), 0, [])
-    with pytest.raises(TypeError, match="scan_processes"):
-        native.scan_processes([], -1, [])
+    with pytest.raises(TypeError, match="scan_settled"):
+        native.scan_settled((), 0, [], [])
+    with pytest.raises(TypeError, match="scan_settled"):
+        native.scan_settled([], -1, [], [])
 
 
 def test_processes_here(native: ModuleType) -> None:
@@ -275,6 +345,8 @@ def test_processes_here(native: ModuleType) -> None:
         for pid in set(children) - {children[40]}:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        close(slow)
+        close(fast)
 
 
 def rows_of(read: object) -> list[tuple[tuple[object, ...], list[int]]]:

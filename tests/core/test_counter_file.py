@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,10 +17,10 @@ from hypothesis import strategies as st
 
 from joblens.collectors.table import COLLECTORS
 from joblens.core import counter_file
-from joblens.core.counter_file import CounterFile
+from joblens.core.counter_file import CounterFile, read_rounds
 from joblens.core.host import Host
-from joblens.core.model import Rows
-from kernel import DISKSTATS, INTERRUPTS, MEMINFO, NET_DEV, STAT, VMSTAT, make_machine
+from joblens.core.model import COUNTER, NO_KEY, Column, Rows, Schema
+from kernel import DISKSTATS, INTERRUPTS, LOADAVG, MEMINFO, NET_DEV, STAT, VMSTAT, make_machine
 from native_library import load_native
 
 OPEN = {collector.name: collector.open for collector in COLLECTORS}
@@ -26,6 +29,7 @@ PATHS = {
     "memory": ("proc/meminfo", MEMINFO),
     "vmstat": ("proc/vmstat", VMSTAT),
     "interrupts": ("proc/interrupts", INTERRUPTS),
+    "load": ("proc/loadavg", LOADAVG),
     "disk": ("proc/diskstats", DISKSTATS),
     "network": ("proc/net/dev", NET_DEV.replace(b"eth0:100", b"eth0: 100")),  # as since Linux 2.6
 }
@@ -35,6 +39,7 @@ CHANGED = {
     "memory": (b"24100000", b"       7"),
     "vmstat": (b"250001", b"9250001"),
     "interrupts": (b"30764", b"30770"),
+    "load": (b"0.20", b"13.07"),
     "disk": (b"30000", b"31000"),
     "network": (b" 900 ", b" 901 "),
 }
@@ -79,8 +84,8 @@ class Both:
             file.write(data)
             file.truncate()
 
-    def agree(self) -> None:
-        fast = outcome(self.reads[0])
+    def agree(self, fast: Outcome | None = None) -> None:
+        fast = fast or outcome(self.reads[0])
         counter_file.native = None
         try:
             slow = outcome(self.reads[1])
@@ -92,13 +97,13 @@ class Both:
 def count_uses(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Note what the library has returned."""
     found: list[object] = []
-    real = Host.read_values
+    real = native.read_values
 
-    def read_values(self: Host, *words: Any) -> Any:
-        found.append(real(self, *words))
+    def read_values(*given: Any) -> Any:
+        found.append(real(*given))
         return found[-1]
 
-    monkeypatch.setattr(Host, "read_values", read_values)
+    monkeypatch.setattr(native, "read_values", read_values)
     return found
 
 
@@ -145,6 +150,15 @@ def test_hostile_texts(
     both.agree()
 
 
+def test_an_interrupt_that_starts_over(tmp_path: Path, native: ModuleType) -> None:
+    """It has no row until it occurs, as one that has never occurred."""
+    both = Both("interrupts", make_machine(tmp_path), native)
+    for text in (INTERRUPTS, INTERRUPTS.replace(b"30764", b"    0"), INTERRUPTS):
+        both.write(text)
+        both.agree()
+        both.agree()
+
+
 @pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
 @pytest.mark.parametrize("name", PATHS)
 def test_recorded_machines(
@@ -175,34 +189,115 @@ def test_any_form(native: ModuleType, text: bytes, form: bytes, count: int) -> N
     assert found is None or len(found) == count
 
 
+NUMBERS = Schema("counters", (), (Column("number", COUNTER, ""),))
+
+
+def describe_number(number: int, tokens: list[bytes]) -> str:
+    return "TV" if tokens else "L"
+
+
 def test_many_values_in_a_large_file(tmp_path: Path, native: ModuleType) -> None:
     """More than fit into the buffers that it has at hand; a file beyond its limit is left to Python."""
-    numbers = list(range(60_000))
+    numbers, parsed = list(range(60_000)), list[int]()
     path = tmp_path / "counters"
     path.write_bytes(b"".join(b"n%d %d\n" % (number, number) for number in numbers))
-    file, host = CounterFile(Host(str(tmp_path)), "counters"), Host(str(tmp_path))
-    file.host = host
-    file.learn(host.read("counters"), numbers, lambda number, tokens: "TV" if tokens else "L")
-    assert file.read() == numbers
-    path.write_bytes(b"n" * (5 << 20))
-    assert file.read() is None
+
+    def parse(data: bytes) -> tuple[Rows, ...]:
+        parsed.append(len(data))
+        return (Rows(NUMBERS, NO_KEY, [int(line.split()[1]) for line in data.splitlines()]),)
+
+    read = CounterFile(Host(str(tmp_path)), "counters", parse, describe_number)
+    for _ in range(2):
+        assert read()[0].values == numbers
+    assert len(parsed) == 1
+    (found,) = read_rounds(-1, [read], 0.0, 1.0, 1)
+    assert found.values.tolist() == numbers
+    path.write_bytes(b"n 1\n" * (5 << 18))
+    assert read_rounds(-1, [read], 0.0, 1.0, 1) == []
+    assert len(read()[0].values) == 5 << 18
+    assert len(parsed) == 2
 
 
 def test_a_form_that_never_holds(tmp_path: Path, native: ModuleType) -> None:
     """It is made ever more rarely: that takes longer than parsing."""
     (tmp_path / "counters").write_bytes(b"a 1\n")
-    host = Host(str(tmp_path))
-    file, made = CounterFile(host, "counters"), 0
+    made = 0
 
     def describe(number: int, tokens: list[bytes]) -> str:
         nonlocal made
         made += number == 0
-        return "TV" if tokens else "L"
+        return describe_number(number, tokens)
 
+    wrong = (Rows(NUMBERS, NO_KEY, [2]),)  # not what the library finds
+    read = CounterFile(Host(str(tmp_path)), "counters", lambda data: wrong, describe)
     for _ in range(500):
-        assert file.read() is None
-        file.learn(b"a 1\n", [2], describe)  # not what the library finds
+        assert read() == wrong
     assert made < 20
+
+
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
+def test_rounds_of_hostile_texts(
+    data: st.DataObject, native: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A round has the values of all files as each collector parses them, or there is none."""
+    texts: dict[str, bytes | None] = dict(PATHS.values())
+    root = make_machine(tmp_path_factory.mktemp("machine"), texts)
+    both = {name: Both(name, root, native) for name in PATHS}
+    files = [it.reads[0] for it in both.values()]
+    for it in both.values():
+        it.agree()
+    for name in data.draw(st.lists(st.sampled_from(sorted(PATHS)), max_size=2)):
+        text = PATHS[name][1]
+        begin = data.draw(st.integers(0, len(text)))
+        end = min(begin + data.draw(st.sampled_from((0, 1, 2, 5, 40))), len(text))
+        both[name].write(text[:begin] + data.draw(st.sampled_from(WORDS)) + text[end:])
+    rounds = read_rounds(-1, files, 0.0, 1.0, 1)
+    values = [value for found in rounds for value in found.values]
+    for it in both.values():
+        size = it.reads[0].count
+        if rounds:
+            mine = [(rows.schema, rows.keys, rows.values) for rows in it.reads[0].make_rows(values[:size])]
+            it.agree(("rows", mine))
+        values = values[size:]
+        it.agree()
+    assert values == []
+
+
+def test_rounds_come_on_time(tmp_path: Path, native: ModuleType) -> None:
+    """None is earlier than its time; they end when a descriptor is ready, and none is read then."""
+    root = make_machine(tmp_path)
+    files = [OPEN[name](Host(root)) for name in ("cpu", "load")]
+    for read in files:
+        read()
+    begin, interval = time.monotonic(), 0.002
+    rounds = read_rounds(-1, files, begin + interval, interval, 3)
+    assert 1 <= len(rounds) <= 3  # a late one is the last
+    assert time.monotonic() >= begin + len(rounds) * interval
+    assert all(len(found.durations) == len(files) for found in rounds)
+    assert abs(time.time_ns() - rounds[0].time_ns) < 60e9
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"x")
+        assert read_rounds(reader, files, time.monotonic() + 60, 1.0, 3) == []
+    finally:
+        os.close(reader)
+        os.close(writer)
+    files.append(OPEN["interrupts"](Host(root), per_cpu=True))
+    files[-1]()
+    assert read_rounds(-1, files, 0.0, 1.0, 1) == []  # it has no form
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 2), st.binary(max_size=20), st.integers(-1, 1 << 62)), max_size=3),
+    st.integers(-1, 1 << 62),
+    st.integers(-1, 1 << 62),
+    st.integers(-1, 3),
+)
+def test_any_rounds(native: ModuleType, files: list[Any], due: int, interval: int, most: int) -> None:
+    """Arguments out of range are refused. Nothing here is read: the descriptors are bad or not counters."""
+    with suppress(ValueError):
+        assert native.read_rounds(999, tuple(files), due, interval, most) == b""
 
 
 def test_rows_are_not_shared(tmp_path: Path, native: ModuleType) -> None:

@@ -33,6 +33,27 @@ def test_ready_and_lines() -> None:
     assert (lines, child.process.returncode) == (["first   line", "last?line"], 0)
 
 
+def test_messages_to_it() -> None:
+    """They come after its first input, as a whole or not at all."""
+    lines: list[str] = []
+    child = Child(["cat"], lines.append, given=b"task\n")
+    assert not child.send(b"too early\n")
+    while not child.send(b"message\n"):
+        dispatch(child.selector, 0.01)
+    child.close_input()
+    assert not child.send(b"too late\n")
+    child.close()
+    assert lines == ["task", "message"]
+
+
+def test_one_that_does_not_read() -> None:
+    """Nobody waits for it."""
+    child = Child(["sleep", "1000"], given=b"")
+    sent = next(number for number in range(1000) if not child.send(b"x" * 1000))
+    child.end(60.0)
+    assert sent > 1
+
+
 def test_one_that_is_never_ready() -> None:
     """Its end is noticed, and its last output is there."""
     lines: list[str] = []

@@ -26,7 +26,7 @@ class Events:
     def __init__(self, log: Callable[[str], None]) -> None:
         self.failures = 0
         self._log = log
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._reported: Set[Tuple[str, str, int]] = set()
 
     def add(self, file: Any, events: int, handle: Callable[[int], None], failed: Callable[[], None]) -> None:
@@ -41,6 +41,10 @@ class Events:
         """Does nothing if it is not registered."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(file)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when another one is ready."""
+        return self._selector.fileno()
 
     def wait(self, seconds: float) -> int:
         """Call the handlers of ready descriptors, and return how many there were."""

@@ -16,6 +16,7 @@ from joblens.agent.off_grid import OffGrid
 from joblens.agent.sampler import Log, Sampler
 from joblens.agent.scan_trigger import ScanTrigger, trigger_path
 from joblens.core.config import Settings, split_address
+from joblens.core.counter_file import CounterFile, read_rounds
 from joblens.core.errors import ConfigError, JoblensError, sentence
 from joblens.core.host import Host
 from joblens.core.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
@@ -76,6 +77,7 @@ class Grid:
         self.tick += max(behind, 0) + 1
 
 
+_LONGEST_ROUNDS = 2.0  # seconds between two passes of the loop
 _WATCH_SECONDS = 5.0  # after which a removed pipe is created again, and idle connections are closed
 # Sets with a series per process or cgroup, or with names that jobs choose: high cardinality, and other users'
 # command lines among them.
@@ -225,6 +227,7 @@ class Agent:
         gc.freeze()  # objects of the start-up stay: the garbage collector need not visit them
         try:
             while not self._stopping:
+                self._sample_counters(events, min(trigger.wait(), server.wait(), marks.wait()))
                 wait = max(self.grid.next_time() - time.monotonic(), 0.0)
                 wait = min(wait, self.sampler.ends_wait())
                 events.wait(min(wait, trigger.wait(), server.wait(), marks.wait()))
@@ -247,6 +250,30 @@ class Agent:
             signals.close()
             events.close()
             self.close()
+
+    def _sample_counters(self, events: Events, pause: float) -> None:
+        """Let the C library take the next samples, as long as only counter files are due.
+
+        `pause`: seconds until the loop has something else to do.
+        """
+        interval, grid, marks = self.settings.interval, self.grid, self.mark_socket
+        pause = min(pause, self.sampler.ends_wait(), _LONGEST_ROUNDS) + time.monotonic() - grid.next_time()
+        most = int(pause / interval) + 1 if pause > 0 else 0
+        if self.pusher:
+            most = min(most, self.pusher.ticks_left(grid.tick))
+        if most < 2 or not (self.host.live and self.off_grid.is_empty and marks and marks.book.is_empty):
+            return
+        due, most = self.sampler.counters_due(grid.tick, most)
+        files = [it.read for it in due if isinstance(it.read, CounterFile)]
+        rounds = read_rounds(events.fileno(), files, grid.next_time(), interval, most) if files else []
+        for number, found in enumerate(rounds):
+            samples = self.sampler.take_round(grid.tick + number, due, found)
+            if self.pusher:
+                self.pusher.take(grid.tick + number, samples)
+        if rounds:
+            self.ticks += len(rounds)
+            grid.tick += len(rounds) - 1
+            grid.advance(time.monotonic())
 
     def _watch(self, trigger: ScanTrigger) -> None:
         path, now = trigger_path(self.settings.attribution.job_files), time.monotonic()

@@ -60,6 +60,10 @@ class OffGrid:
     def __init__(self) -> None:
         self._sets: Dict[str, _Set] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._sets
+
     def take(self, samples: List[Sample], before: Mapping[str, Sample]) -> List[Sample]:
         """Add samples taken between two ticks; return those to be stored at once.
 

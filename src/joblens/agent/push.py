@@ -139,6 +139,11 @@ class Pusher:
             if not first or self._every == 1:
                 self.flush()
 
+    def ticks_left(self, tick: int) -> int:
+        """Return for how many ticks from this one on the batch is not written yet."""
+        turn, passed = divmod(tick - self._phase, self._every)
+        return self._every - passed if turn == self._turn else 0
+
     def _update_jobs(self) -> None:
         """Add new jobs, also those that end before the batch does."""
         sample = self._sampler.latest.get("job")

@@ -10,6 +10,7 @@ from joblens.attribution.sums import Attribution
 from joblens.collectors.table import COLLECTORS, ENDS, Collector, Read
 from joblens.collectors.timeout import NoAnswerError
 from joblens.core.config import CollectorSettings, Settings
+from joblens.core.counter_file import CounterFile, Round
 from joblens.core.errors import PrivilegeError, sentence
 from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
@@ -270,6 +271,38 @@ class Sampler:
         samples = [Sample(now, rows) for rows in self._attribute(found, tick)]
         self.latest.update((sample.rows.schema.set, sample) for sample in samples)
         self._pass_owners(samples, began)
+        return samples
+
+    def counters_due(self, tick: int, most: int) -> Tuple[List[Running], int]:
+        """Return the collectors that are due at this tick and those after it, and how many ticks that holds.
+
+        None unless all of them read counter files.
+        """
+        due: List[Running] = []
+        for it in self.running:
+            if tick < it.not_before:
+                most = min(most, it.not_before - tick)
+            elif not it.is_due(tick):
+                most = min(most, it.every - tick % it.every)
+            elif it.every == 1 and isinstance(it.read, CounterFile) and not it.error:
+                due.append(it)
+            else:
+                return [], 0
+        return due, most
+
+    def take_round(self, tick: int, due: List[Running], found: Round) -> List[Sample]:
+        """Take what `due` have read at this tick, as `sample` does. They are of no job."""
+        samples: List[Sample] = []
+        begin = 0
+        for it, duration in zip(due, found.durations):
+            if isinstance(it.read, CounterFile):
+                end = begin + it.read.count
+                it.turn, it.duration_ns = tick, duration
+                it.sets = it.read.make_rows(found.values[begin:end].tolist())
+                it.has_succeeded()
+                begin = end
+            samples += [Sample(found.time_ns, rows) for rows in it.sets]
+        self.latest.update((sample.rows.schema.set, sample) for sample in samples)
         return samples
 
     def _pass_owners(self, samples: List[Sample], began_ns: int) -> None:

@@ -22,7 +22,7 @@ from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import NO_KEY, Owner, Rows, Sample
 from joblens.core.procfs import parse_cgroup
-from joblens.core.secrets import mask_arguments
+from joblens.core.secrets import mask_command
 
 _MOST_ENDS, _MOST_EVENTS = 20_000, 100_000  # at a time
 _MOST_PROCESSES = 50_000  # some 300 bytes each
@@ -285,12 +285,11 @@ class Ends:
 
     def _describe(self, process: EndingProcess) -> None:
         try:
-            command = self.host.read_once(f"proc/{process.pid}/cmdline")[:_LONGEST_COMMAND]
+            command = self.host.read_once(f"proc/{process.pid}/cmdline")
             process.executable = os.readlink(f"{self.host.root}proc/{process.pid}/exe")
         except OSError:
             return
-        arguments = command.decode("utf-8", "replace").rstrip("\0").split("\0")
-        process.command = " ".join(mask_arguments(arguments)).strip()
+        process.command = mask_command(command, _LONGEST_COMMAND).strip()
 
     def take_scan(self, began_ns: int, keys: Sequence[ProcessKey], owners: Sequence[Optional[Owner]]) -> None:
         """Take the owners that a scan has found. What it has not found although it should is over: the event

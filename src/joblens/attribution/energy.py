@@ -6,10 +6,11 @@ several jobs, one job's part cannot be measured: it is an estimate, which states
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from joblens.collectors.energy.reading import CPU, DRAM, MEMORY, MODULE, NODE, PACKAGE, PLATFORM
 from joblens.core.model import ABSENT, Rows
+from joblens.core.named_tuple import NamedTuple
 
 # Domains that are more than a part of a processor, and their names in reports.
 _WORDS = {

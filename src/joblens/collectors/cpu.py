@@ -53,23 +53,11 @@ _KERNEL_LINES = [b"ctxt", b"btime", b"processes", b"procs_running", b"procs_bloc
 
 
 def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
-    file = CounterFile(host, _PATH)
     names: List[bytes] = []
     schema = SCHEMA
     keys: Tuple[Key, ...] = ()
 
-    def read() -> Tuple[Rows, ...]:
-        nonlocal names, schema, keys
-        values = file.read()
-        if values is not None:
-            cores = len(values) - len(KERNEL.columns)
-            return (Rows(schema, keys, values[:cores]), Rows(KERNEL, NO_KEY, values[cores:]))
-        data = host.read(_PATH)
-        rows = parse(data)
-        file.learn(data, rows[0].values + rows[1].values, _describe_line)
-        return rows
-
-    def parse(data: bytes) -> Tuple[Rows, Rows]:
+    def parse(data: bytes) -> Tuple[Rows, ...]:
         nonlocal names, schema, keys
         # The line of interrupts has hundreds of numbers, one per possible interrupt: skip it.
         cores, _, rest = data.partition(b"\nintr ")
@@ -82,7 +70,7 @@ def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         del tokens[::width]
         return (Rows(schema, keys, _integers(tokens)), parse_kernel(rest))
 
-    return read
+    return CounterFile(host, _PATH, parse, _describe_line)
 
 
 def _describe_line(number: int, tokens: List[bytes]) -> str:

@@ -43,7 +43,6 @@ _IGNORED = ("ram", "loop", "zram", "fd")
 
 
 def disk(host: Host) -> Callable[[], Tuple[Rows, ...]]:
-    file = CounterFile(host, _PATH)
     names: List[bytes] = []
     width = 3
     schema = Schema("disk", ("device",), ())
@@ -54,12 +53,8 @@ def disk(host: Host) -> Callable[[], Tuple[Rows, ...]]:
     before: Optional[bytes] = None
     rows: Tuple[Rows, ...] = ()
 
-    def read() -> Tuple[Rows, ...]:
+    def parse(data: bytes) -> Tuple[Rows, ...]:
         nonlocal names, width, schema, keys, pick, chosen, before, rows
-        values = file.read()
-        if values is not None:
-            return (Rows(schema, keys, values),)
-        data = host.read(_PATH)
         if data == before:  # most disks are idle most of the time
             return rows
         tokens = data.split()
@@ -74,13 +69,12 @@ def disk(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         except ValueError as error:
             raise MalformedError(_PATH, str(error)) from None
         before = data
-        file.learn(data, rows[0].values, describe_line)
         return rows
 
     def describe_line(number: int, tokens: List[bytes]) -> str:
         return "TTT" + ("V" if number in chosen else "A") * (width - 3) if tokens else "L"
 
-    return read
+    return CounterFile(host, _PATH, parse, describe_line)
 
 
 def _picker(indices: List[int]) -> Callable[[Sequence[bytes]], Tuple[bytes, ...]]:

@@ -5,7 +5,6 @@ An interrupt has rows from its first occurrence on. Many machines have hundreds 
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import compress
 from operator import ne
 from typing import Callable, List, Optional, Tuple
@@ -25,7 +24,6 @@ _NO_LINE = b"\n"  # differs from any line, also from an empty one
 
 def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ...]]:
     schema = PER_CORE if per_cpu else ALL_CORES
-    file = CounterFile(host, _PATH)
     lines: List[bytes] = []
     cpus: List[str] = []
     names: List[Tuple[str, str]] = []
@@ -35,12 +33,8 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
     values: List[int] = []  # of all lines
     width = 1  # values of a line
 
-    def read() -> Tuple[Rows, ...]:
+    def parse(data: bytes) -> Tuple[Rows, ...]:
         nonlocal lines, cpus, names, occurred, chosen, keys, values, width
-        known = file.read()
-        if known is not None and keys is not None:
-            return (Rows(schema, keys, known),)
-        data = host.read(_PATH)
         new = data.split(b"\n")
         if keys is None or len(new) != len(lines) or new[0] != lines[0] or new[-1]:
             cpus, keys, count = parse_header(new), None, len(new) - 2
@@ -59,20 +53,16 @@ def interrupts(host: Host, per_cpu: bool = False) -> Callable[[], Tuple[Rows, ..
             _check_unique(names)
             keys = make_keys(list(compress(names, occurred)), cpus if per_cpu else None)
             chosen = [it for it in occurred for _ in range(width)]
-        found = list(compress(values, chosen))
-        if not per_cpu:
-            file.learn(data, found, partial(_describe_line, len(cpus), occurred))
-        return (Rows(schema, keys, found),)
+        return (Rows(schema, keys, list(compress(values, chosen))),)
 
-    return read
+    def describe_line(number: int, tokens: List[bytes]) -> str:
+        """Once an interrupt occurs for the first time, or its count starts over at 0, the file is parsed."""
+        if not number or not tokens or not occurred[number - 1]:
+            return "L"
+        counts = len(tokens[1 : len(cpus) + 1])
+        return "T" + "V+"[:counts] + "+" * (counts - 2) + "ZL"
 
-
-def _describe_line(cpus: int, occurred: List[bool], number: int, tokens: List[bytes]) -> str:
-    """A line whose interrupt has not occurred is text: once it changes, the file is parsed."""
-    if not number or not tokens or not occurred[number - 1]:
-        return "L"
-    counts = len(tokens[1 : cpus + 1])
-    return "T" + "V+"[:counts] + "+" * (counts - 2) + "L"
+    return CounterFile(host, _PATH, parse, None if per_cpu else describe_line)
 
 
 def parse_header(lines: List[bytes]) -> List[str]:

@@ -19,24 +19,18 @@ if TYPE_CHECKING:
 
 
 def read_keyvalue(host: Host, path: str, set_name: str, describe: Describe) -> Callable[[], Tuple[Rows, ...]]:
-    file = CounterFile(host, path)
     lines: List[bytes] = []
     rows: Optional[Rows] = None
 
-    def read() -> Tuple[Rows, ...]:
+    def parse(data: bytes) -> Tuple[Rows, ...]:
         nonlocal lines, rows
-        values = file.read()
-        if values is not None and rows:
-            return (Rows(rows.schema, NO_KEY, values),)
-        data = host.read(path)
         new = data.split(b"\n")
         updated = _update(rows, lines, new) if rows and len(new) == len(lines) else None
         rows = updated or parse_keyvalue(path, new, set_name, describe)
         lines = new
-        file.learn(data, rows.values, _describe_line)
         return (rows,)
 
-    return read
+    return CounterFile(host, path, parse, _describe_line)
 
 
 def _describe_line(number: int, tokens: List[bytes]) -> str:

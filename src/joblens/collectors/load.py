@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from joblens.core.counter_file import CounterFile
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.model import GAUGE, NO_KEY, Column, Rows, Schema
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional, Tuple
+    from typing import Callable, List, Tuple
 
 _PATH = "proc/loadavg"
 SCHEMA = Schema(
@@ -26,17 +27,11 @@ SCHEMA = Schema(
 
 
 def load(host: Host) -> Callable[[], Tuple[Rows, ...]]:
-    before: Optional[bytes] = None
-    rows: Tuple[Rows, ...] = ()
+    return CounterFile(host, _PATH, lambda data: (parse_load(data),), _describe_line)
 
-    def read() -> Tuple[Rows, ...]:
-        nonlocal before, rows
-        data = host.read(_PATH)
-        if data != before:
-            rows, before = (parse_load(data),), data
-        return rows
 
-    return read
+def _describe_line(number: int, tokens: List[bytes]) -> str:
+    return "DDDSV" if len(tokens) == 5 else "L"
 
 
 def parse_load(data: bytes) -> Rows:

@@ -44,16 +44,11 @@ SCHEMA = Schema(
 
 
 def network(host: Host) -> Callable[[], Tuple[Rows, ...]]:
-    file = CounterFile(host, _PATH)
     names: List[bytes] = []
     keys: Tuple[Key, ...] = ()
 
-    def read() -> Tuple[Rows, ...]:
+    def parse(data: bytes) -> Tuple[Rows, ...]:
         nonlocal names, keys
-        values = file.read()
-        if values is not None:
-            return (Rows(SCHEMA, keys, values),)
-        data = host.read(_PATH)
         tokens = parse_tokens(data)
         found = tokens[:: _FIELDS + 1]
         if found != names:
@@ -66,10 +61,9 @@ def network(host: Host) -> Callable[[], Tuple[Rows, ...]]:
             values = list(map(int, tokens))
         except ValueError as error:
             raise MalformedError(_PATH, str(error)) from None
-        file.learn(data, values, _describe_line)
         return (Rows(SCHEMA, keys, values),)
 
-    return read
+    return CounterFile(host, _PATH, parse, _describe_line)
 
 
 def _describe_line(number: int, tokens: List[bytes]) -> str:

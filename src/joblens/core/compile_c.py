@@ -8,7 +8,8 @@ import sysconfig
 from typing import Sequence
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-NATIVE_SOURCES = [os.path.join(_HERE, name) for name in ("native.c", "process_scan.c", "capture_records.c")]
+_SOURCES = ("native.c", "process_scan.c", "capture_records.c", "csv_rows.c")
+NATIVE_SOURCES = [os.path.join(_HERE, name) for name in _SOURCES]
 NATIVE = os.path.join(_HERE, "_native.abi3.so")  # for every Python from 3.9 on (PEP 384)
 _NATIVE_FLAGS = "-std=gnu11 -O2 -fPIC -shared -s -Wall -Wextra -fvisibility=hidden".split()
 _BUILD_SECONDS = 120
@@ -30,6 +31,6 @@ def compile_c(sources: Sequence[str], target: str, flags: Sequence[str], compile
 
 
 def build_native(target: str = NATIVE, compiler: str = "") -> str:
-    """Compile counter files, processes and records of processes, which need the headers of Python."""
+    """Compile readers of counter files, processes, records and CSV. They need the headers of Python."""
     headers = f"-I{sysconfig.get_paths()['include']}"
     return compile_c(NATIVE_SOURCES, target, [*_NATIVE_FLAGS, headers], compiler)

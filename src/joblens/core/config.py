@@ -6,6 +6,7 @@ import re
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
 
 from joblens.core.errors import ConfigError
+from joblens.core.secrets import check_masks
 
 
 class AttributionSettings(NamedTuple):
@@ -81,6 +82,7 @@ class Settings(NamedTuple):
     cluster: str = ""  # "": the node's name
     node: str = ""  # "": the host's name
     process_metrics: bool = False
+    mask: Tuple[str, ...] = ()  # arguments of command lines that are masked too
     server: str = ""  # "": /run/joblens/serve.sock, if it exists
     server_token_file: str = ""
     server_ca_file: str = ""
@@ -129,6 +131,7 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
     usermode = as_table(values.pop("usermode", {}), path, "usermode")
     tsdb = as_table(values.pop("tsdb", {}), path, "tsdb")
     store = as_table(values.pop("store", {}), path, "store")
+    mask = check_masks(_names(values.pop("mask", []), path, "mask"), path)
     for table in ("hub", "serve"):  # may share the file; each parses its own part
         as_table(values.pop(table, {}), path, table)
     defaults = Settings()._asdict()
@@ -146,6 +149,7 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
             name: _external(as_table(table, path, "external." + name), path, name)
             for name, table in external.items()
         },
+        mask=tuple(mask),
         push=_push(push, path),
         usermode=_usermode(usermode, path),
         tsdb=_tsdb(tsdb, path),

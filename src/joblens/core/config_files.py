@@ -7,11 +7,11 @@ user's own overrides it value by value.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from joblens.core.errors import ConfigError
 from joblens.core.json_file import read_file
-from joblens.core.toml import parse_toml
+from joblens.core.named_tuple import NamedTuple
 
 SYSTEM = "/etc/joblens/joblens.toml"
 VARIABLE = "JOBLENS_CONFIG"
@@ -47,6 +47,8 @@ def load_layers(named: Optional[str], environment: Mapping[str, str], system: st
 
 
 def load_layer(path: str) -> Layer:
+    from joblens.core.toml import parse_toml  # most users have no such file
+
     try:
         text = _read(path).decode("utf-8")
     except UnicodeDecodeError:

@@ -81,11 +81,9 @@ class Host:
             error.filename = self.root + path
             raise
 
-    def read_values(self, path: str, native: Any, form: bytes, count: int) -> Optional[List[int]]:
-        """Return the numbers of a file that has this form, else None (joblens.core.counter_file)."""
-        fd = self._open.get(path)
-        values: Optional[List[int]] = None if fd is None else native.read_values(fd, form, count)
-        return values
+    def descriptor(self, path: str) -> Optional[int]:
+        """Return that of a file which `read` has left open."""
+        return self._open.get(path)
 
     def read_once(self, path: str) -> bytes:
         """Read a whole file and close it, for files that are read rarely or are very many."""

@@ -6,26 +6,35 @@
  * not fit into 63 bits. So nothing here has to judge a text: it is either exactly as expected or not read.
  */
 
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x03090000 /* one library for all later versions of Python */
 #include <Python.h>
 
+#include <poll.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SMALL (1 << 14)
 #define LARGEST (1 << 22) /* bytes: more is left to Python */
 #define MOST_VALUES 512   /* that need no allocation */
+#define MOST_FILES 32     /* of a round */
+#define ROUND_BYTES (1 << 24)
+#define LONGEST_INTERVAL (3600LL * 1000000000)
 
 /* Operations of a form; T and L are followed by a length of two bytes and the text. */
 enum {
     TEXT = 'T',    /* a token that must be the same */
     REST = 'L',    /* the rest of the line, blanks included, that must be the same */
     VALUE = 'V',   /* a number */
+    DECIMAL = 'D', /* a number with two decimals, as hundredths */
+    PAIR = 'S',    /* two numbers, separated by a slash */
     ADD = '+',     /* a number that is added to the value before it */
+    NONZERO = 'Z', /* the value before it must not be 0 */
     ANY = 'A',     /* a token that does not matter */
     IGNORED = 'E', /* the rest of the line, which does not matter */
     NEWLINE = 'N',
@@ -51,7 +60,7 @@ static const char *line_end(const char *at, const char *end)
 }
 
 /* Parse digits only. Return their end, or NULL if it is no such number of at most 63 bits. */
-static const char *parse_number(const char *at, const char *end, int64_t *number)
+static const char *parse_digits(const char *at, const char *end, int64_t *number)
 {
     const char *begin = at;
     uint64_t found = 0;
@@ -60,9 +69,33 @@ static const char *parse_number(const char *at, const char *end, int64_t *number
             return NULL;
         found = found * 10 + (uint64_t)(*at - '0'); /* 19 digits fit into 64 bits */
     }
-    if (at == begin || found > INT64_MAX || (at < end && *at != '\n' && !is_blank(*at)))
+    if (at == begin || found > INT64_MAX)
         return NULL;
     *number = (int64_t)found;
+    return at;
+}
+
+/* Parse a token of digits. */
+static const char *parse_number(const char *at, const char *end, int64_t *number)
+{
+    at = parse_digits(at, end, number);
+    return at && token_end(at, end) == at ? at : NULL;
+}
+
+/* Parse two numbers with this character between them. */
+static const char *parse_two(const char *at, const char *end, char between, int64_t *first, int64_t *second)
+{
+    at = parse_digits(at, end, first);
+    return at && at < end && *at == between ? parse_number(at + 1, end, second) : NULL;
+}
+
+static const char *parse_decimal(const char *at, const char *end, int64_t *hundredths)
+{
+    int64_t decimals;
+    at = parse_two(at, end, '.', hundredths, &decimals);
+    if (!at || at[-3] != '.' || __builtin_mul_overflow(*hundredths, 100, hundredths) ||
+        __builtin_add_overflow(*hundredths, decimals, hundredths))
+        return NULL;
     return at;
 }
 
@@ -73,9 +106,12 @@ static Py_ssize_t match(const char *at, const char *end, const char *form, const
     Py_ssize_t count = 0;
     while (form < form_end) {
         char operation = *form++;
-        while (operation != REST && at < end && is_blank(*at))
+        while (operation != REST && operation != NONZERO && at < end && is_blank(*at))
             at++;
-        if (operation == NEWLINE) {
+        if (operation == NONZERO) {
+            if (count == 0 || values[count - 1] == 0)
+                return -1;
+        } else if (operation == NEWLINE) {
             if (at >= end || *at++ != '\n')
                 return -1;
         } else if (operation == TEXT || operation == REST) {
@@ -103,6 +139,15 @@ static Py_ssize_t match(const char *at, const char *end, const char *form, const
             } else if (count == 0 || __builtin_add_overflow(values[count - 1], number, &values[count - 1])) {
                 return -1;
             }
+        } else if (operation == DECIMAL || operation == PAIR) {
+            Py_ssize_t more = operation == PAIR ? 2 : 1;
+            if (count + more > most)
+                return -1;
+            at = operation == PAIR ? parse_two(at, end, '/', &values[count], &values[count + 1])
+                                   : parse_decimal(at, end, &values[count]);
+            if (at == NULL)
+                return -1;
+            count += more;
         } else if (operation == ANY) {
             const char *until = token_end(at, end);
             if (until == at)
@@ -190,7 +235,7 @@ static PyObject *read_values(PyObject *self, PyObject *arguments)
     Py_BEGIN_ALLOW_THREADS
     size = read_whole(fd, &text, sizeof small);
     Py_END_ALLOW_THREADS
-    PyObject *found = size < 0 ? Py_NewRef(Py_None) : match_list(text, size, form, form_size, most);
+    PyObject *found = size < 0 ? none() : match_list(text, size, form, form_size, most);
     if (text != small)
         free(text);
     return found;
@@ -206,6 +251,116 @@ static PyObject *match_values(PyObject *self, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "y#y#n", &text, &size, &form, &form_size, &most))
         return NULL;
     return match_list(text, size, form, form_size, most);
+}
+
+struct file {
+    int fd;
+    const char *form;
+    Py_ssize_t form_size, count;
+};
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Wait until then. Return 0 if a descriptor is ready or a signal comes first. */
+static int wait_until(int poll_fd, int64_t due)
+{
+    struct pollfd polled = {poll_fd, POLLIN, 0};
+    int64_t left = due - clock_ns(CLOCK_MONOTONIC);
+    left = left > 0 ? left : 0;
+    struct timespec timeout = {left / 1000000000, left % 1000000000};
+    return ppoll(&polled, 1, &timeout, NULL) == 0;
+}
+
+/* Fill a round: its time, how long each file has taken, and the values of all. Return whether all match. */
+static int read_round(const struct file *files, Py_ssize_t count, int64_t *round)
+{
+    int64_t *durations = round + 1, *values = durations + count, begin = clock_ns(CLOCK_MONOTONIC);
+    round[0] = clock_ns(CLOCK_REALTIME);
+    for (Py_ssize_t place = 0; place < count; place++) {
+        const struct file *file = &files[place];
+        char small[SMALL], *text = small;
+        Py_ssize_t size = read_whole(file->fd, &text, sizeof small), found = -1;
+        if (size >= 0)
+            found = match(text, text + size, file->form, file->form + file->form_size, values, file->count);
+        if (text != small)
+            free(text);
+        if (found != file->count)
+            return 0;
+        values += found;
+        int64_t now = clock_ns(CLOCK_MONOTONIC);
+        durations[place] = now - begin;
+        begin = now;
+    }
+    return 1;
+}
+
+/* Return how many rounds were read. A round that is late by an interval is the last one. */
+static Py_ssize_t run_rounds(int poll_fd, const struct file *files, Py_ssize_t count, int64_t due,
+                             int64_t interval, int64_t *rounds, Py_ssize_t width, Py_ssize_t most)
+{
+    Py_ssize_t done = 0;
+    while (done < most && wait_until(poll_fd, due) && read_round(files, count, rounds + done * width)) {
+        done++;
+        due += interval;
+        if (clock_ns(CLOCK_MONOTONIC) >= due)
+            break;
+    }
+    return done;
+}
+
+/* Take the files from a tuple of tuples, which keeps their forms. Return the values of a round, or -1. */
+static Py_ssize_t take_files(PyObject *given, struct file *files)
+{
+    Py_ssize_t count = PyTuple_Size(given), width = 1 + count;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        PyObject *item = PyTuple_GetItem(given, place);
+        struct file *file = &files[place];
+        if (!PyTuple_Check(item) ||
+            !PyArg_ParseTuple(item, "iy#n", &file->fd, &file->form, &file->form_size, &file->count))
+            return -1;
+        if (file->count < 0 || file->count > LARGEST)
+            return -1;
+        width += file->count;
+    }
+    return width;
+}
+
+PyDoc_STRVAR(read_rounds_doc,
+             "read_rounds(poll_fd, files, due_ns, interval_ns, most): rounds of open files (fd, form, count), read "
+             "on time until a descriptor is ready, a signal comes, or a file has another form");
+
+static PyObject *read_rounds(PyObject *self, PyObject *arguments)
+{
+    PyObject *given;
+    struct file files[MOST_FILES];
+    long long due, interval;
+    int poll_fd;
+    Py_ssize_t most, done, width = -1;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "iO!LLn", &poll_fd, &PyTuple_Type, &given, &due, &interval, &most))
+        return NULL;
+    if (PyTuple_Size(given) <= MOST_FILES && due >= 0 && due <= INT64_MAX / 2 && interval > 0 &&
+        interval <= LONGEST_INTERVAL)
+        width = take_files(given, files);
+    if (width < 0)
+        return PyErr_Occurred() ? NULL : (PyErr_SetString(PyExc_ValueError, "read_rounds: out of range"), NULL);
+    Py_ssize_t room = ROUND_BYTES / (width * (Py_ssize_t)sizeof(int64_t));
+    most = most < 0 ? 0 : most < room ? most : room;
+    int64_t *rounds = malloc((size_t)(most * width) * sizeof *rounds + 1);
+    if (!rounds)
+        return PyErr_NoMemory();
+    Py_ssize_t count = PyTuple_Size(given);
+    Py_BEGIN_ALLOW_THREADS
+    done = run_rounds(poll_fd, files, count, due, interval, rounds, width, most);
+    Py_END_ALLOW_THREADS
+    PyObject *found = PyBytes_FromStringAndSize((char *)rounds, done * width * (Py_ssize_t)sizeof *rounds);
+    free(rounds);
+    return found;
 }
 
 PyDoc_STRVAR(set_option_doc, "set_option(option, value): prctl(2) with a number");
@@ -239,8 +394,63 @@ static PyObject *set_title(PyObject *self, PyObject *arguments)
     return PyLong_FromLong(prctl(PR_SET_NAME, title, 0, 0, 0)); /* the kernel takes the first 15 bytes */
 }
 
-PyDoc_STRVAR(scan_processes_doc, "scan_processes(records, first, changed): see process_scan.c");
-PyObject *joblens_scan_processes(PyObject *self, PyObject *arguments);
+static int lower(int letter)
+{
+    return letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter;
+}
+
+static int upper(int letter)
+{
+    return letter >= 'a' && letter <= 'z' ? letter - 'a' + 'A' : letter;
+}
+
+static int begins_with(const char *text, const char *end, const char *word)
+{
+    for (; *word; text++, word++)
+        if (text == end || lower(*text) != *word)
+            return 0;
+    return 1;
+}
+
+PyDoc_STRVAR(find_words_doc, "find_words(texts, words): numbers of the texts with any of the words, upper case or not; "
+                             "a zero byte is after each text and word; words are sorted, in lower case");
+
+static PyObject *find_words(PyObject *self, PyObject *arguments)
+{
+    const char *texts, *words, *first[256] = {NULL}; /* by its first letter */
+    Py_ssize_t size, room;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "y#y#", &texts, &size, &words, &room))
+        return NULL;
+    PyObject *found = PyList_New(0);
+    for (const char *word = words + room; found && word-- > words;)
+        if (*word && (word == words || !word[-1]))
+            first[(unsigned char)*word] = first[(unsigned char)upper(*word)] = word;
+    const char *end = texts + size, *at = texts;
+    for (long number = 0; found && at < end; at++) {
+        const char *word = first[(unsigned char)*at], *head = word;
+        if (!word) {
+            number += !*at;
+            continue;
+        }
+        while (*word == *head && !begins_with(at, end, word))
+            word += strlen(word) + 1; /* the last is followed by a zero byte, as all bytes are */
+        if (*word == *head) {
+            PyObject *it = PyLong_FromLong(number);
+            if (!it || PyList_Append(found, it) < 0)
+                Py_CLEAR(found);
+            Py_XDECREF(it);
+            at = memchr(at, 0, (size_t)(end - at));
+            if (!at)
+                break;
+        }
+        number += !*at;
+    }
+    return found;
+}
+
+PyDoc_STRVAR(scan_settled_doc, "scan_settled(records, first, changed, due): see process_scan.c");
+PyObject *joblens_scan_settled(PyObject *self, PyObject *arguments);
 
 PyDoc_STRVAR(new_records_doc, "new_records(widths): a handle that takes records of processes; see capture_records.c");
 PyObject *joblens_new_records(PyObject *self, PyObject *arguments);
@@ -251,15 +461,21 @@ PyObject *joblens_take_records(PyObject *self, PyObject *arguments);
 PyDoc_STRVAR(merged_records_doc, "merged_records(handle): all columns, and their texts; once");
 PyObject *joblens_merged_records(PyObject *self, PyObject *arguments);
 
+PyDoc_STRVAR(parse_rows_doc, "parse_rows(data, at, until, kinds, most): where they end, and cells; see csv_rows.c");
+PyObject *joblens_parse_rows(PyObject *self, PyObject *arguments);
+
 static PyMethodDef methods[] = {
     {"read_values", read_values, METH_VARARGS, read_values_doc},
+    {"read_rounds", read_rounds, METH_VARARGS, read_rounds_doc},
     {"match_values", match_values, METH_VARARGS, match_values_doc},
-    {"scan_processes", joblens_scan_processes, METH_VARARGS, scan_processes_doc},
+    {"scan_settled", joblens_scan_settled, METH_VARARGS, scan_settled_doc},
     {"set_option", set_option, METH_VARARGS, set_option_doc},
     {"set_title", set_title, METH_VARARGS, set_title_doc},
     {"new_records", joblens_new_records, METH_VARARGS, new_records_doc},
     {"take_records", joblens_take_records, METH_VARARGS, take_records_doc},
     {"merged_records", joblens_merged_records, METH_VARARGS, merged_records_doc},
+    {"find_words", find_words, METH_VARARGS, find_words_doc},
+    {"parse_rows", joblens_parse_rows, METH_VARARGS, parse_rows_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import IO, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import IO, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from joblens.core.json_file import parse_json
 from joblens.core.procfs import Stat, find_stat
@@ -71,7 +71,7 @@ class Child:
         on_line: Optional[Callable[[str], None]] = None,
         selector: Optional[selectors.BaseSelector] = None,
         *,
-        log: Optional[IO[bytes]] = None,  # takes the output instead of `on_line`
+        log: Union[IO[bytes], int, None] = None,  # takes the output instead of `on_line`
         given: Optional[bytes] = None,  # input, which then stays open until `close_input`
         announces: bool = False,  # it understands --ready-fd
         with_parent: bool = False,  # SIGTERM when this process, which has no threads, ends in any way
@@ -83,13 +83,14 @@ class Child:
         self.selector = selector or selectors.DefaultSelector()
         self._owns_selector = selector is None
         self._on_line, self._given, self._line = on_line, memoryview(given or b""), b""
+        output = subprocess.PIPE if on_line else subprocess.DEVNULL
         self._announcement, announcer = os.pipe() if announces else (-1, -1)
         try:
             self.process = subprocess.Popen(
                 [*command, *(["--ready-fd", str(announcer)] if announces else [])],
                 bufsize=0,
                 stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
-                stdout=log or (subprocess.PIPE if on_line else subprocess.DEVNULL),
+                stdout=output if log is None else log,
                 stderr=subprocess.STDOUT,
                 env=None if env is None else dict(env),
                 cwd=cwd,
@@ -174,6 +175,17 @@ class Child:
         self._given = self._given[done:]
         if not self._given:
             self.selector.unregister(input_)
+
+    def send(self, message: bytes) -> bool:
+        """Write a message, at most PIPE_BUF bytes, to its input; False if it does not read, or has ended."""
+        input_ = self.process.stdin
+        if input_ is None or input_.closed or self._given:
+            return False
+        try:
+            os.write(input_.fileno(), message)  # as a whole or not at all
+        except OSError:
+            return False
+        return True
 
     def close_input(self) -> None:
         self._close(self.process.stdin)

@@ -45,7 +45,7 @@ struct record {
     struct thread threads[];
 };
 
-enum outcome { SAME, CHANGED, LEFT };
+enum outcome { SAME = 0, CHANGED = 1, DUE = 2, LEFT = 4 };
 
 static int is_space(char c)
 {
@@ -184,20 +184,22 @@ static int take_status(struct record *new, const char *text, ssize_t size)
     return 1;
 }
 
-/* Read how long each thread has waited for a core, and their sum, which never decreases. */
+/* Read how long each thread has waited for a core, and their sum, which never decreases. That of one that may
+ * sleep has just been read: it has no other thread. */
 static int take_delay(struct record *new, struct thread *threads, const struct thread *old, int64_t count)
 {
     int64_t sum = 0, run, all = new->values[THREADS];
     char text[256];
-    if (count < 1)
+    if (count < 1 || (new->may_sleep && count > 1))
         return 0;
     for (int64_t place = 0; place < count; place++) {
-        ssize_t size = pread((int)old[place].fd, text, sizeof text, 0);
-        const char *at = text;
+        ssize_t size = new->may_sleep ? new->scheduled_size : pread((int)old[place].fd, text, sizeof text, 0);
+        const char *at = new->may_sleep ? new->scheduled : text;
+        const char *limit = at + (size > 0 ? size : 0);
         threads[place] = old[place];
-        if (size <= 0 || !next_number(&at, text + size, &run) ||
-            !next_number(&at, text + size, &threads[place].delay) || at == text + sizeof text ||
-            threads[place].delay < 0 || __builtin_add_overflow(sum, threads[place].delay, &sum))
+        if (size == sizeof text || !next_number(&at, limit, &run) ||
+            !next_number(&at, limit, &threads[place].delay) || threads[place].delay < 0 ||
+            __builtin_add_overflow(sum, threads[place].delay, &sum))
             return 0;
     }
     if (all > MOST_THREADS) {
@@ -238,8 +240,9 @@ static enum outcome read_process(const struct record *old, struct record *new, s
     enum outcome outcome;
     if (old->may_sleep && is_asleep(old, new, &outcome))
         return outcome;
-    if (--new->again_in < 0 || old->stat < 0 || old->io < 0)
+    if (old->stat < 0 || old->io < 0)
         return LEFT;
+    new->again_in--;
     new->text_size = pread((int)old->stat, new->text, sizeof new->text, 0);
     if (new->text_size <= 0 || new->text_size == sizeof new->text)
         return LEFT;
@@ -258,7 +261,8 @@ static enum outcome read_process(const struct record *old, struct record *new, s
     }
     if ((is_new || new->values[STATE] == 'R') && !take_delay(new, threads, old->threads, count))
         return LEFT;
-    return memcmp(new->values, old->values, sizeof new->values) == 0 ? SAME : CHANGED;
+    outcome = memcmp(new->values, old->values, sizeof new->values) == 0 ? SAME : CHANGED;
+    return outcome | (new->again_in < 0 ? DUE : SAME);
 }
 
 /* Replace the record by what was read, unless the process is left to Python. */
@@ -290,7 +294,7 @@ static struct record *as_record(PyObject *object, int64_t *count)
 }
 
 /* Scan up to BLOCK records from `first` on. Return how many are done, -1 for an exception. */
-static Py_ssize_t scan_block(PyObject *records, Py_ssize_t first, PyObject *changed)
+static Py_ssize_t scan_block(PyObject *records, Py_ssize_t first, PyObject *changed, PyObject *due)
 {
     PyObject *held[BLOCK];
     struct record *found[BLOCK];
@@ -311,9 +315,10 @@ static Py_ssize_t scan_block(PyObject *records, Py_ssize_t first, PyObject *chan
         done++;
     Py_END_ALLOW_THREADS
     for (Py_ssize_t place = 0; place < count; place++) {
-        if (place < done && outcomes[place] == CHANGED && !failed) {
+        if (place < done && outcomes[place] != SAME && !failed) {
             PyObject *number = PyLong_FromSsize_t(first + place);
-            failed = !number || PyList_Append(changed, number) < 0;
+            failed = !number || (outcomes[place] & CHANGED && PyList_Append(changed, number) < 0) ||
+                     (outcomes[place] & DUE && PyList_Append(due, number) < 0);
             Py_XDECREF(number);
         }
         Py_DECREF(held[place]);
@@ -321,20 +326,21 @@ static Py_ssize_t scan_block(PyObject *records, Py_ssize_t first, PyObject *chan
     return failed ? -1 : done;
 }
 
-/* scan_processes(records, first, changed): the place at which it stopped; those that changed are appended. */
-PyObject *joblens_scan_processes(PyObject *self, PyObject *arguments)
+/* scan_settled(records, first, changed, due): the place at which it stopped. Appended are the places of those
+ * that changed, and of those whose cgroup has to be read again. */
+PyObject *joblens_scan_settled(PyObject *self, PyObject *arguments)
 {
-    PyObject *records, *changed;
+    PyObject *records, *changed, *due;
     Py_ssize_t first, done;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "OnO", &records, &first, &changed))
+    if (!PyArg_ParseTuple(arguments, "OnOO", &records, &first, &changed, &due))
         return NULL;
-    if (!PyList_Check(records) || !PyList_Check(changed) || first < 0) {
-        PyErr_SetString(PyExc_TypeError, "scan_processes: expected a list, a place in it, and a list");
+    if (!PyList_Check(records) || !PyList_Check(changed) || !PyList_Check(due) || first < 0) {
+        PyErr_SetString(PyExc_TypeError, "scan_settled: expected a list, a place in it, and two lists");
         return NULL;
     }
     do {
-        if ((done = scan_block(records, first, changed)) < 0)
+        if ((done = scan_block(records, first, changed, due)) < 0)
             return NULL;
         first += done;
     } while (done == BLOCK);

@@ -1,17 +1,31 @@
-"""Command lines without the values of passwords, tokens and keys, as capture/preload.c writes them too."""
+"""Command lines without the values of passwords, tokens and keys, as capture/preload.c writes them too.
+
+Further arguments are masked by patterns in JOBLENS_MASK: names of options, whose values are masked, and
+patterns with `*`, of which what they begin with is kept.
+"""
 
 from __future__ import annotations
+
+import os
+
+from joblens.core.errors import ConfigError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
-    from typing import Dict, Iterable, List, Optional, Tuple
+    from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
     Value = Tuple[int, int]  # where it begins and ends in a text
 
-MASK = "***"
+MASKS = "JOBLENS_MASK"  # patterns, separated by blanks; the library reads it too
+_LONGEST_MASK, _MOST_MASKS = 100, 1000  # characters of one, and of all
+_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+_WORD = r"[^ \t\n]+"
+
+MASK, ALL = "***", "*"  # what replaces them; and the variable that masks every argument
 # A command line without any of these has no secret: most have none, and need no regular expression.
 _HINTS = ("pass", "pwd", "secret", "token", "key", "credential", "authorization", "bearer", "://")
+_HINTS_IN_C = "".join(hint + "\0" for hint in sorted(_HINTS)).encode()
 _BLANKS, _QUOTES = " \t\n", "\"'"
 _WORDS = (
     r"passwords?|passwd|passphrase|(?<![a-z])pass|(?<=[-_])pwd|secrets?|token|api[_-]?key|access[_-]?key"
@@ -28,33 +42,175 @@ _VALUES = {  # by the quote that ends it
 }
 _LEADING = r"[\w.=-]+"  # before a name: `--env=`
 _patterns: Dict[str, re.Pattern[str]] = {}  # compiled when they are first needed
+_masks: Dict[str, List[str]] = {}  # the patterns of each value that the variable has had
+
+
+def check_masks(masks: Iterable[str], path: str = "") -> List[str]:
+    """Return each once. Raises ConfigError."""
+    found = list(dict.fromkeys(masks))
+    for mask in found:
+        if not mask.isascii() or not mask.isprintable() or " " in mask or not mask.strip("*"):
+            raise ConfigError(f"mask {mask!r:.60}: expected an option such as --license, or TEXT*", path)
+        if len(mask) > _LONGEST_MASK:
+            raise ConfigError(f"mask {mask!r:.60} has more than {_LONGEST_MASK} characters", path)
+    if len(" ".join(found)) > _MOST_MASKS:
+        raise ConfigError(f"the masks have more than {_MOST_MASKS} characters", path)
+    return found
+
+
+def use_masks(given: Sequence[str] = (), config: Optional[str] = None) -> None:
+    """Mask by these patterns, those of the variable and those of the settings. Raises ConfigError."""
+    add_masks(given)
+    if os.environ.get(MASKS) != ALL and (config or _is_in_settings()):
+        from joblens.core.config_files import load_layers, merge
+
+        layers = load_layers(config, os.environ)
+        named = merge(layers).get("mask", [])
+        if not isinstance(named, list) or not all(isinstance(it, str) for it in named):
+            raise ConfigError("mask is not a list of strings", layers[-1].path)
+        add_masks(check_masks(named, layers[-1].path))
+
+
+def add_masks(masks: Sequence[str], variable: Optional[str] = None) -> None:
+    """Mask by these and those of the variable, as it is or was; here and in what this one starts."""
+    given = (os.environ.get(MASKS, "") if variable is None else variable).split()
+    masks = check_masks(masks)
+    if ALL in given:
+        os.environ[MASKS] = ALL
+    elif given or masks or MASKS in os.environ:
+        os.environ[MASKS] = " ".join(check_masks([*given, *masks], MASKS))
+
+
+def _is_in_settings() -> bool:
+    """Whether a settings file may have some: to parse it takes longer than to start a command."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = folder if folder.startswith("/") else os.path.expanduser("~/.config")
+    named = os.environ.get("JOBLENS_CONFIG")
+    if named and not os.path.isfile(named):
+        return named != os.devnull
+    for path in [named] if named else ["/etc/joblens/joblens.toml", f"{folder}/joblens/joblens.toml"]:
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                if b"mask" in file.read(1 << 18):
+                    return True
+    return False
+
+
+def _find_masks() -> List[str]:
+    given = os.environ.get(MASKS, "")
+    if given not in _masks:
+        _masks[given] = [it if "*" in it else it.rstrip("=") for it in _lower(given).split()]
+    return _masks[given]
 
 
 def mask_arguments(arguments: Iterable[str]) -> List[str]:
     """Replace the secrets in arguments, also the one that follows `--password`."""
-    found = list(arguments)
-    if not any(map(_may_have_secret, found)):
+    found, masks = list(arguments), _find_masks()
+    if not masks and not any(map(_may_have_secret, found)):
         return found
     is_secret = False
     for number, argument in enumerate(found):
         if is_secret and not _is_option(argument, 0):
             found[number], is_secret = MASK, False
         else:
-            found[number], is_secret = _mask(argument, is_argument=True)
+            found[number], is_secret = _mask_argument(argument, masks)
     return found
+
+
+def mask_command(data: bytes, longest: int) -> str:
+    """Join arguments of /proc/PID/cmdline. A word that is cut is masked: its end may tell it is secret."""
+    data = data[:longest]
+    if len(data) == longest and data[-1]:
+        data = data[: 1 + max(map(data.rfind, (b"\0", b" ", b"\t", b"\n")))] + MASK.encode()
+    return " ".join(mask_arguments(data.rstrip(b"\0").decode("utf-8", "replace").split("\0")))
 
 
 def mask_secret(text: str) -> str:
     """Replace the secrets in a command line whose arguments are not known one by one."""
-    return _mask(text, is_argument=False)[0]
+    masks = _find_masks()
+    return _mask(_mask_words(text, masks) if masks else text, is_argument=False)[0]
 
 
 def mask_secrets(commands: List[str]) -> List[str]:
-    """Mask many: only if any of them has one of the words, they are looked at one by one."""
-    if not _may_have_secret("\n".join(commands)):
-        return commands
-    masked = {command: mask_secret(command) for command in set(commands)}  # many are alike
-    return [masked[command] for command in commands]
+    """Mask many. Without further patterns, only those with one of the words are looked at."""
+    different = list(set(commands))  # many are alike
+    suspects = different if _find_masks() else _find_suspects(different)
+    masked = {command: mask_secret(command) for command in suspects}
+    return [masked.get(command, command) for command in commands] if masked else commands
+
+
+def _find_suspects(commands: List[str]) -> List[str]:
+    from joblens.core.counter_file import native
+
+    texts = "".join([command + "\0" for command in commands]).encode("utf-8", "replace")
+    if hasattr(native, "find_words") and texts.count(b"\0") == len(commands):
+        return [commands[number] for number in native.find_words(texts, _HINTS_IN_C)]
+    return list(filter(_may_have_secret, commands))
+
+
+def mask_further(commands: List[str]) -> List[str]:
+    """Mask by the patterns alone what was masked otherwise when it was written."""
+    masks = _find_masks()
+    return [_mask_words(command, masks) for command in commands] if masks else commands
+
+
+def _mask_argument(text: str, masks: List[str]) -> Tuple[str, bool]:
+    """Return the text without secrets, and whether the next argument is one. What follows a masked word is
+    left out, as it may belong to it."""
+    value, is_next = _find_masked(text, masks, 0) if masks else (None, False)
+    if value is not None:
+        return _mask(text[: value[0]], is_argument=True)[0] + MASK, False
+    masked, is_secret = _mask(text, is_argument=True)
+    return masked, is_secret or is_next
+
+
+def _mask_words(text: str, masks: List[str]) -> str:
+    parts: List[str] = []
+    at = 0
+    while True:
+        value, _ = _find_masked(text, masks, at)
+        if value is None:
+            return "".join([*parts, text[at:]])
+        first, last = value
+        parts += [text[at:first], MASK]
+        at = len(text) if any(it in text[first:last] for it in (*_QUOTES, "\\")) else last
+
+
+def _find_masked(text: str, masks: List[str], at: int) -> Tuple[Optional[Value], bool]:
+    """Return where the first word is that a pattern masks, and whether it masks the next argument."""
+    is_next = False
+    words = [word.span() for word in _pattern(_WORD).finditer(text, at)]
+    for (first, last), following in zip(words, [*words[1:], None]):
+        word = _lower(text[first:last])
+        for mask in masks:
+            kept, star, _ = mask.partition("*")
+            if star:
+                if _is_like(word, mask):
+                    return (first + len(kept), last), False
+            elif word.startswith(mask + "="):
+                return (first + len(mask) + 1, last), False
+            elif word == mask and following and not _is_option(text, following[0]):
+                return following, False
+            elif word == mask:
+                is_next = is_next or (first, last) == (0, len(text))
+    return None, is_next
+
+
+def _is_like(word: str, mask: str) -> bool:
+    first, *parts, last = mask.split("*")
+    at, end = len(first), len(word) - len(last)
+    if at > end or not word.startswith(first) or not word.endswith(last):
+        return False
+    for part in parts:
+        at = word.find(part, at, end) + len(part)
+        if at < len(part):
+            return False
+    return True
+
+
+def _lower(text: str) -> str:
+    """As the library does it: letters of ASCII only."""
+    return text.translate(_LOWER)
 
 
 def _may_have_secret(text: str) -> bool:
@@ -138,7 +294,8 @@ def _is_option(text: str, at: int) -> bool:
     stops = ("", *_BLANKS, *_QUOTES)
     if text[at : at + 1] != "-":
         return False
-    return text[at + 1 : at + 2] in (*stops, "-") or text[at + 2 : at + 3] in stops
+    letter = text[at + 1 : at + 2]
+    return letter in (*stops, "-") or (letter.isascii() and text[at + 2 : at + 3] in stops)
 
 
 def _skip_quote(text: str, at: int) -> int:

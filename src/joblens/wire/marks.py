@@ -147,13 +147,13 @@ def clean(text: str, longest: int) -> str:
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
-_NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
+_NUMBER = r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*)"
 
 
 def parse_fom(text: str) -> Fom:
     """Parse `gflops=812`, or with a unit `bandwidth=8.1GB/s`. Raises MalformedError."""
     name, equal, rest = text.partition("=")
-    found = _NUMBER.fullmatch(rest)
+    found = re.fullmatch(_NUMBER, rest, re.DOTALL)
     if not equal or not found:
         raise MalformedError(clean(text, 40) or "fom", "a figure is written NAME=NUMBER, or NAME=NUMBERUNIT")
     value = check_value(clean(text, 40), float(found[1]))

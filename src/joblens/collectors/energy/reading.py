@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, NamedTuple, Tuple
+from typing import Callable, List, Tuple
 
 from joblens.core.model import COUNTER, GAUGE, Column, Key, Schema
+from joblens.core.named_tuple import NamedTuple
 
 # Raw units: energy in µJ, power in µW.
 SCHEMA = Schema(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from joblens.collectors.filesystems import LOCAL, unescape
 from joblens.core.errors import OutsideError, PrivilegeError
@@ -41,11 +41,15 @@ def find_identity(host: Host, user: str) -> Dict[str, Any]:
 
 def check_command(host: Host, path: str) -> None:
     """Raises OutsideError for a script that must not be run, also because of its interpreter."""
-    mounts = parse_mount_types(host.read_once("proc/self/mounts"))
-    check_file(path, host.uid, mounts)
+    check_program(path, host.uid, parse_mount_types(host.read_once("proc/self/mounts")))
+
+
+def check_program(path: str, uid: int, mounts: Sequence[Mount] = ()) -> None:
+    """Raises OutsideError if another user than root and this one could replace it, or its interpreter."""
+    check_file(path, uid, mounts)
     interpreter = read_interpreter(path)
     if interpreter:
-        check_file(interpreter, host.uid, mounts)
+        check_file(interpreter, uid, mounts)
 
 
 class Mount(NamedTuple):
@@ -58,7 +62,7 @@ def parse_mount_types(data: bytes) -> List[Mount]:
     return [Mount(unescape(fields[1]), unescape(fields[2])) for fields in lines if len(fields) > 3]
 
 
-def find_mount(path: str, mounts: List[Mount]) -> Optional[Mount]:
+def find_mount(path: str, mounts: Sequence[Mount]) -> Optional[Mount]:
     found: Optional[Mount] = None
     for mount in mounts:  # of two at the same mount point the later hides the earlier
         inside = mount.point == "/" or (path + "/").startswith(mount.point + "/")
@@ -67,8 +71,14 @@ def find_mount(path: str, mounts: List[Mount]) -> Optional[Mount]:
     return found
 
 
-def check_file(path: str, uid: int, mounts: List[Mount]) -> None:
-    """Raises OutsideError for a file that another user could replace, or that can block the agent.
+def check_file(path: str, uid: int, mounts: Sequence[Mount] = ()) -> None:
+    """Raises OutsideError for a file that another user could replace, or that can block the agent."""
+    if not os.path.isfile(check_path(path, uid, mounts)):
+        raise OutsideError(f"{path} is not a file")
+
+
+def check_path(path: str, uid: int, mounts: Sequence[Mount] = ()) -> str:
+    """Return it without links. Raises OutsideError if another user could replace it or a folder above it.
 
     Each folder of the path is checked before its entries are accessed, so that no remote file is touched.
     """
@@ -86,29 +96,28 @@ def check_file(path: str, uid: int, mounts: List[Mount]) -> None:
             found = os.lstat(here)
             target = os.readlink(here) if stat.S_ISLNK(found.st_mode) else ""
         except OSError as error:
-            raise OutsideError(f"{path} cannot be run: {here}: {error.strerror}") from None
+            raise OutsideError(f"{path} cannot be used: {here}: {error.strerror}") from None
         _check_writers(path, here, found, uid)
         if target:
             links += 1
             if links > _MOST_LINKS:
-                raise OutsideError(f"{path} cannot be run: too many links")
+                raise OutsideError(f"{path} cannot be used: too many links")
             names = target.split("/") + names
             current = "/" if target.startswith("/") else current
         else:
             current = here
-    if not os.path.isfile(current):
-        raise OutsideError(f"{path} is not a file")
+    return current
 
 
 def _check_writers(path: str, here: str, found: os.stat_result, uid: int) -> None:
     what = "it" if here == path else here
     if found.st_uid not in (0, uid):
-        raise OutsideError(f"{path} is not run: {what} belongs to another user")
+        raise OutsideError(f"{path} is not trusted: {what} belongs to another user")
     if stat.S_ISLNK(found.st_mode):
         return
     shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX  # such as /tmp
     if found.st_mode & 0o022 and not shared:
-        raise OutsideError(f"{path} is not run: {what} is writable by others")
+        raise OutsideError(f"{path} is not trusted: {what} is writable by others")
 
 
 def read_interpreter(path: str) -> str:

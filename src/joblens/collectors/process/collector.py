@@ -20,11 +20,11 @@ from joblens.core.host import Host, read_all
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Key, Reader, Rows, Schema
 from joblens.core.named_tuple import NamedTuple
 from joblens.core.procfs import Stat, is_running, parse_cgroup, parse_io, parse_stat, parse_status
-from joblens.core.secrets import mask_arguments
+from joblens.core.secrets import mask_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, FrozenSet, List, Optional, Tuple
+    from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 _LONGEST_COMMAND = 1024
 # Up to four files per process stay open, each with a page of kernel memory, up to this many and to half of
@@ -186,12 +186,11 @@ class _Process:
             fd = host.open(f"{self.path}/{name}")
             if not keep:
                 try:
-                    return read_all(fd)
+                    return _read_record(fd)
                 finally:
                     os.close(fd)
             self.files[name] = fd
-        data = os.pread(fd, _RECORD, 0)  # one read returns these files completely,
-        return data if len(data) < _RECORD else read_all(fd)  # unless the user has a thousand groups
+        return _read_record(fd)
 
     def close_all_but(self, kept: Tuple[str, ...]) -> None:
         self.take_back()
@@ -215,11 +214,20 @@ class _Process:
     __del__ = close  # a table that failed is dropped without closing
 
 
+def _read_record(fd: int) -> bytes:
+    data = os.pread(fd, _RECORD, 0)  # one read returns these files completely,
+    return data if len(data) < _RECORD else read_all(fd)  # unless the user has a thousand groups
+
+
 class _Table:
     def __init__(self, host: Host, processes: AllProcesses) -> None:
         self.host, self.processes = host, processes
         self.known: Dict[str, _Process] = {}
         self.keys: Tuple[Key, ...] = ()
+        self.chosen: List[str] = []
+        self.pids: List[str] = []  # in the order of reading
+        self.kernel: Set[str] = set()
+        self.is_sorted = False
         self.warning = ""
         self.may_see_io: Optional[bool] = None
         self.scans = 0
@@ -235,18 +243,28 @@ class _Table:
     def read(self) -> Rows:
         self.scans += 1
         self.thread_files = 0
-        # Parents before their children, whose usage they accumulate: a child that was read and then ends
-        # before its parent is read would count twice. Ordered by start, as pids wrap around.
-        pids = sorted(self.processes.choose(self.known), key=self._began)
-        for pid in self.known.keys() - set(pids):
-            self.known.pop(pid).close()
-        self._choose_kept(len(self.keys) or len(pids))
-        rows = self._read_all(pids)
+        self._sort(self.processes.choose(self.known))
+        self._choose_kept(len(self.keys) or len(self.pids))
+        rows = self._read_all([*self.pids, *(pid for pid in self.kernel if self._is_due(pid))])
         # The same tuple as before if only values changed, so that it is encoded only once.
         found = tuple([key for key, _ in rows])
         if found != self.keys:
             self.keys = found
         return Rows(PROCESS, self.keys, list(chain.from_iterable([values for _, values in rows])))
+
+    def _sort(self, chosen: List[str]) -> None:
+        """Parents before their children, whose usage they accumulate: a child that was read and then ends
+        before its parent is read would count twice. Ordered by start, as pids wrap around."""
+        if chosen == self.chosen and self.is_sorted:
+            return
+        self.chosen, self.is_sorted = chosen, True
+        for pid in self.known.keys() - set(chosen):
+            self.known.pop(pid).close()
+        self.kernel = {pid for pid in chosen if pid in self.known and self.known[pid].kernel}
+        self.pids = sorted((pid for pid in chosen if pid not in self.kernel), key=self._began)
+
+    def _is_due(self, kernel_thread: str) -> bool:
+        return (self.scans + int(kernel_thread)) % _KERNEL_AGAIN == 0
 
     def _read_all(self, pids: List[str]) -> List[_Row]:
         """Read all in their order, as many as possible by the C library."""
@@ -257,9 +275,12 @@ class _Table:
         while len(rows) < len(pids):
             number = len(rows)
             if number < len(records) and records[number] is not None:
-                end, changed = native_scan.scan(records, number)
+                end, changed, due = native_scan.scan(records, number)
                 self._update(known, changed)
-                rows += [process.row if process else None for process in known[number:end]]
+                found = [process.row if process else None for process in known[number:end]]
+                for place in due:
+                    found[place - number] = self._read_again(pids[place])
+                rows += found
                 number = end
             if number < len(pids):
                 rows.append(self._read_process(pids[number], self.kept if number < old else ()))
@@ -271,6 +292,21 @@ class _Table:
             if process and process.row and process.record:
                 process.row = (process.row[0], native_scan.read_row(process.record))
                 self.thread_files += process.delay.open_files
+
+    def _read_again(self, pid: str) -> Optional[_Row]:
+        """Read the cgroup of a process that the C library has just read, as `_key` does."""
+        process = self.known[pid]
+        return self._unless_ended(pid, lambda: self._check_cgroup(process))
+
+    def _check_cgroup(self, process: _Process) -> Optional[_Row]:
+        cgroup = self._cgroup(process)
+        if process.row and process.record:
+            key, values = process.row
+            if cgroup != key.cgroup:
+                process.key = key._replace(cgroup=cgroup)
+                process.row = (process.key, values)
+            native_scan.postpone(process.record, _READ_AGAIN)
+        return process.row
 
     def _choose_kept(self, count: int) -> None:
         """Based on the number of processes without kernel threads, which have no files open."""
@@ -301,28 +337,36 @@ class _Table:
         process = self.known.get(pid)
         if process is None:
             process = self.known[pid] = _Process("proc/" + pid)
-        elif process.kernel and (self.scans + int(pid)) % _KERNEL_AGAIN:
-            return None
+        found = process
+        return self._unless_ended(pid, lambda: self._read_in_python(found, kept))
+
+    def _unless_ended(self, pid: str, read: Callable[[], Optional[_Row]]) -> Optional[_Row]:
         try:
-            process.take_back()
-            may_sleep = _SCHEDULED in kept
-            row = process.row if may_sleep and self._slept(process) else None
-            row = row or self._read_known(process, () if process.kernel else kept)
-            if kept and self.is_native:
-                process.hand_over(may_sleep)
-            return row
+            return read()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            process.close()
-            del self.known[pid]
+            self.known.pop(pid).close()
+            self.is_sorted = False
             self.processes.has_ended()
             return None
         except ValueError as error:
-            raise MalformedError(process.path, str(error)) from None
+            raise MalformedError(f"proc/{pid}", str(error)) from None
+
+    def _read_in_python(self, process: _Process, kept: Tuple[str, ...]) -> Optional[_Row]:
+        process.take_back()
+        may_sleep = _SCHEDULED in kept
+        if not may_sleep:
+            process.scheduled = b""
+        row = process.row if may_sleep and self._slept(process) else None
+        row = row or self._read_known(process, () if process.kernel else kept)
+        if kept and self.is_native:
+            process.hand_over(may_sleep)
+        return row
 
     def _slept(self, process: _Process) -> bool:
         """Whether it has not run since its row was made. Unknown for threads other than the first."""
         row = process.row
         if row is None or not process.settled or row[1][_THREADS] != 1 or may_be_stepd(row[0]):
+            process.scheduled = b""
             return False
         before, process.scheduled = process.scheduled, process.read(self.host, _SCHEDULED, True)
         process.asleep_in -= 1
@@ -346,6 +390,7 @@ class _Table:
                 process.forget()
             process.kernel = stat.kernel_thread
             if process.kernel:
+                self.is_sorted = False
                 process.close()
                 return None
         # When a process has released its memory, its io is no longer readable: this order keeps both
@@ -359,6 +404,7 @@ class _Table:
             process.again_in -= 1
             return process.row
         stat = stat or parse_stat(process.path, data, _STAT_FIELDS)
+        process.texts = ()  # if it cannot be parsed, the last row is not that of the last texts either
         process.row = self._parse(process, stat, io)
         process.texts = texts
         return process.row
@@ -396,7 +442,8 @@ class _Table:
             threads = process.row[1][_THREADS] if process.row else 1
         before = process.waited
         keep = keep and self.thread_files < self.most_kept // 4
-        process.waited = process.delay.read(self.host, process.path, threads, keep)
+        only = process.scheduled if threads == 1 else b""
+        process.waited = process.delay.read(self.host, process.path, threads, keep, only)
         self.thread_files += process.delay.open_files
         return process.waited != before
 
@@ -444,6 +491,7 @@ class _Table:
         key = ProcessKey(pid, start, parent, group, session, terminal, uid, name, command, cgroup)
         if key != old:
             process.key = old = key
+            self.is_sorted = False
         return old
 
     def _command(self, process: _Process) -> str:
@@ -458,13 +506,17 @@ class _Table:
             return ""
         finally:
             os.close(fd)
-        return " ".join(mask_arguments(data.rstrip(b"\0").decode("utf-8", "replace").split("\0")))
+        return mask_command(data, _LONGEST_COMMAND)
 
     def _cgroup(self, process: _Process) -> str:
         try:
             return parse_cgroup(process.read(self.host, "cgroup", keep=False))
-        except (FileNotFoundError, PermissionError):
-            return ""
+        except PermissionError:
+            return process.key.cgroup if process.key else ""
+        except FileNotFoundError:
+            if not self.host.exists(process.path + "/stat"):
+                raise  # it has ended
+            return ""  # a kernel without cgroups
 
     def read_threads(self) -> Rows:
         keys: List[Key] = []

@@ -25,6 +25,7 @@ _COUNTS = 9 + 6 + 5 + 1 + _VALUES + 3  # as struct record of process_scan.c has 
 _RECORD = struct.Struct(f"={_COUNTS}q16s64s512s")
 _PROGRESS = struct.Struct("=4q")  # again_in, asleep_in, status_in, status_is_old
 _PROGRESS_AT = 4 * 8
+_AGAIN = struct.Struct("=q")
 _MEMORY_AT = 15 * 8
 _VALUES_AT = 21 * 8
 _ROW = struct.Struct(f"={_VALUES}q")
@@ -39,7 +40,7 @@ _AMOUNTS = slice(8, 15)
 
 def is_available() -> bool:
     """Whether the library was built, and not by an older version of joblens."""
-    return hasattr(counter_file.native, "scan_processes")
+    return hasattr(counter_file.native, "scan_settled")
 
 
 def make_record(process: _Process, may_sleep: bool) -> Optional[bytearray]:
@@ -53,7 +54,9 @@ def make_record(process: _Process, may_sleep: bool) -> Optional[bytearray]:
         return None
     if len(scheduled) > _LONGEST_SCHEDULED or not all(map(_is_plain, process.memory)):
         return None
-    threads = process.delay.kept()
+    if may_sleep:
+        process.delay.close()  # its only thread is that of schedstat
+    threads = process.delay.kept(without_files=may_sleep)
     try:
         record = _RECORD.pack(
             *(process.files.get(file, -1) for file in _FILES),
@@ -89,11 +92,18 @@ def take_back(process: _Process, record: bytearray) -> None:
     process.delay.restore(struct.unpack(f"={len(threads) // 8}q", threads)[1::2], values[-1])
 
 
+def postpone(record: bytearray, scans: int) -> None:
+    """Set after how many scans it is due again."""
+    _AGAIN.pack_into(record, _PROGRESS_AT, scans)
+
+
 def read_row(record: bytearray) -> List[int]:
     return list(_ROW.unpack_from(record, _VALUES_AT))
 
 
-def scan(records: List[Optional[bytearray]], first: int) -> Tuple[int, List[int]]:
-    """Return the place of the first record that is left to Python, and the places of those that changed."""
+def scan(records: List[Optional[bytearray]], first: int) -> Tuple[int, List[int], List[int]]:
+    """Return the place of the first record that is left to Python, the places of those that changed, and of
+    those whose cgroup is due."""
     changed: List[int] = []
-    return counter_file.native.scan_processes(records, first, changed), changed
+    due: List[int] = []
+    return counter_file.native.scan_settled(records, first, changed, due), changed, due

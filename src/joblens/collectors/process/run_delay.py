@@ -32,13 +32,16 @@ class RunDelay:
         self._highest = 0  # a counter must not decrease, even if part of it is extrapolated
         self._threads = 0
 
-    def read(self, host: Host, path: str, threads: int, keep: bool) -> int:
-        """`keep`: files stay open. ABSENT if the kernel does not provide it."""
+    def read(self, host: Host, path: str, threads: int, keep: bool, only: bytes = b"") -> int:
+        """`keep`: files stay open. `only`: that of the only thread, if it was read just now.
+
+        ABSENT if the kernel does not provide it.
+        """
         if threads != self._threads or (threads > 1 and not keep):
             self._list(host, path, threads)
         for name in list(self._last):
             try:
-                self._last[name] = self._read_one(host, path, name, keep)
+                self._last[name] = _parse(only) if only else self._read_one(host, path, name, keep)
             except (FileNotFoundError, ProcessLookupError):
                 self._end(name)
                 self._threads = 0  # another may have started: list them again
@@ -78,7 +81,7 @@ class RunDelay:
         if fd is None:
             fd = host.open(f"{path}/{name}")
         try:
-            return int(os.pread(fd, _RECORD, 0).split(None, 2)[1])
+            return _parse(os.pread(fd, _RECORD, 0))
         finally:
             if keep:
                 self._files[name] = fd
@@ -90,11 +93,11 @@ class RunDelay:
     def ended(self) -> int:
         return self._ended
 
-    def kept(self) -> List[int]:
-        """Return file and delay of each thread, one after the other; nothing unless all files are open."""
-        if not self._threads or self._files.keys() != self._last.keys():
+    def kept(self, without_files: bool) -> List[int]:
+        """Return file and delay of each thread, one after the other; nothing if a file is not open."""
+        if not self._threads or (self._files.keys() != self._last.keys() and not without_files):
             return []
-        return [number for name, delay in self._last.items() for number in (self._files[name], delay)]
+        return [number for name, delay in self._last.items() for number in (self._files.get(name, -1), delay)]
 
     def restore(self, delays: Iterable[int], highest: int) -> None:
         """Set what was read elsewhere, in the order of `kept`."""
@@ -109,3 +112,7 @@ class RunDelay:
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
+
+
+def _parse(schedstat: bytes) -> int:
+    return int(schedstat.split(None, 2)[1])
